@@ -1,0 +1,77 @@
+"""Every exception this package raises on purpose, in one place.
+
+All of them derive from :class:`PyllamaMtpError`; the command line turns any of them into one
+line on stderr and exit code 2. Messages say what was given, what is allowed and what to do.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class PyllamaMtpError(Exception):
+    """Base class: ``except PyllamaMtpError`` catches every expected failure of this package."""
+
+
+class UsageError(PyllamaMtpError, ValueError):
+    """A bad argument: negative depth, empty prompt, unknown cache type, existing output file."""
+
+
+class ModelFileError(PyllamaMtpError):
+    """A model file that cannot be used: missing, not a GGUF, truncated, malformed, unknown type.
+
+    Attributes:
+        path: the file as the caller named it, or None when no single file is to blame.
+    """
+
+    def __init__(self, message: str, path: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(message)
+        self.path: str | None = None if path is None else os.fspath(path)
+
+
+class NoMtpHeadError(ModelFileError):
+    """MTP was asked for, but the model file has no MTP head, or only part of one."""
+
+
+class UnsupportedArchitectureError(ModelFileError):
+    """The model's architecture is one whose MTP head this package does not drive."""
+
+
+class InsufficientMemoryError(PyllamaMtpError, MemoryError):
+    """Weights, caches or buffers do not fit into memory; the message gives needed and available."""
+
+
+class LibraryError(PyllamaMtpError):
+    """The native library is missing, has another stamp, or needs CPU features this machine lacks."""
+
+
+class DecodeError(PyllamaMtpError):
+    """``llama_decode`` (or an entry point of ours beside it) failed; subclasses name the code.
+
+    Attributes:
+        code: the native return code, or None when the failure was found before the call.
+    """
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class NoKVSlotError(DecodeError):
+    """Return code 1: the KV cache has no room for the batch; the context is unchanged."""
+
+
+class DecodeAborted(DecodeError):
+    """Return code 2: the abort callback stopped it; ubatches already done stay in the cache."""
+
+
+class InvalidBatchError(DecodeError):
+    """Return code -1: malformed batch (token, position or sequence); the context is unchanged."""
+
+
+class FatalDecodeError(DecodeError):
+    """Return code below -1: allocation or compute failed; close the context, its state is lost."""
+
+
+class ContextClosedError(DecodeError):
+    """A context or model was used after ``close()``, or after the model owning it was closed."""
