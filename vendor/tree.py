@@ -1,0 +1,267 @@
+"""The unpacked tree: which files are needed, safe extraction, and the stamp that seals it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import tarfile
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from sdist import FetchError, Pin
+
+STAMP = ".pyllama-mtp-tree.json"
+IN_ARCHIVE = "vendor/llama.cpp/"
+GIT_FOLDER = ".git/modules/vendor/llama.cpp/"
+
+# What the build reads: the libraries, and the tools that upstream's own figures are measured with.
+KEEP = (
+    "AUTHORS", "CMakeLists.txt", "LICENSE", "cmake/", "common/", "ggml/", "include/", "licenses/",
+    "scripts/ui-assets.cmake", "src/", "tools/", "vendor/",
+)  # fmt: skip
+# Of those, what it does not read: backends that we never build, test data, the web interface.
+DROP = (
+    "ggml/src/ggml-cann/", "ggml/src/ggml-et/", "ggml/src/ggml-hexagon/", "ggml/src/ggml-opencl/",
+    "ggml/src/ggml-openvino/", "ggml/src/ggml-sycl/", "ggml/src/ggml-virtgpu/",
+    "ggml/src/ggml-webgpu/", "ggml/src/ggml-zdnn/", "ggml/src/ggml-zendnn/",
+    "tools/mtmd/test", "tools/server/tests/", "tools/server/themes/", "tools/ui/",
+)  # fmt: skip
+KEEP_ANYWAY = ("tools/ui/CMakeLists.txt", "tools/ui/sources.cmake")
+STALE_AFTER = 3600.0  # seconds after which another run's temporary folder counts as abandoned
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A complete tree of upstream: where it is and what it is."""
+
+    path: Path
+    commit: str
+    requirement: str
+    sha256: str
+    files: int
+    bytes: int
+    content: str
+
+
+def is_needed(name: str) -> bool:
+    """Whether the build reads this file (a path relative to llama.cpp's root)."""
+    if name in KEEP_ANYWAY:
+        return True
+    kept = any(name.startswith(k) if k.endswith("/") else name == k for k in KEEP)
+    return kept and not name.startswith(DROP)
+
+
+def layout() -> str:
+    """Digest of the rules above: changing them makes existing trees out of date."""
+    return hashlib.sha256(repr((KEEP, DROP, KEEP_ANYWAY)).encode()).hexdigest()[:16]
+
+
+def files_below(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Every file below `root` but the stamp, with its path relative to `root`."""
+    pending = [(str(root), "")]
+    while pending:
+        folder, prefix = pending.pop()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = prefix + entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append((entry.path, name + "/"))
+                elif name != STAMP:
+                    yield name, entry
+
+
+def measure(root: Path) -> tuple[int, int]:
+    """Number and total size of the files below `root`: the cheap test for a complete tree."""
+    sizes = [entry.stat(follow_symlinks=False).st_size for _, entry in files_below(root)]
+    return len(sizes), sum(sizes)
+
+
+def read_stamp(root: Path) -> Tree | None:
+    """What the stamp in `root` says, or None without a readable stamp."""
+    try:
+        raw = json.loads((root / STAMP).read_text(encoding="utf-8"))
+        content = raw["content"] if raw["layout"] == layout() else ""
+        names = (raw["commit"], raw["requirement"], raw["sha256"])
+        return Tree(root, *names, int(raw["files"]), int(raw["bytes"]), content)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_tree(root: Path, pin: Pin) -> Tree | None:
+    """The tree in `root` when it is the pinned one and complete, else None."""
+    tree = read_stamp(root)
+    if tree is None or tree.sha256 != pin.sha256 or not tree.content:
+        return None
+    return tree if measure(root) == (tree.files, tree.bytes) else None
+
+
+def check_tree(root: Path, pin: Pin) -> Tree:
+    """Verify `root` against the pin, byte for byte; raises FetchError where they differ."""
+    tree = read_stamp(root)
+    if tree is None:
+        found = (
+            f"{root}: {'no stamp: half unpacked, or not ours' if root.exists() else 'not there'}"
+        )
+    elif tree.sha256 != pin.sha256 or not tree.content:
+        found = f"{root}: {tree.requirement}, sha256 {tree.sha256}, or other unpacking rules"
+    else:
+        hashes = {name: _sha256(Path(entry.path).read_bytes()) for name, entry in files_below(root)}
+        if _content(hashes) == tree.content:
+            return tree
+        found = f"{root}: {len(hashes)} files of {tree.files}, or files edited in place"
+    raise FetchError(
+        "the llama.cpp tree is not the pinned one",
+        expected=f"{pin.requirement}, sha256 {pin.sha256}, unpacked and unchanged",
+        found=found,
+        todo=f"run: rm -rf {root} && python vendor/fetch.py --dest {root}",
+    )
+
+
+def unpack(archive: Path, dest: Path, pin: Pin) -> Tree:
+    """Unpack the needed part of `archive` and put it at `dest` in one rename.
+
+    Whatever stands at `dest` is replaced, if it consists of files of ours only. File times are
+    the time of unpacking: the archive's could be older than objects built from another release.
+    """
+    _refuse_foreign(dest)
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(dest)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{dest.name}.tmp-", dir=dest.parent))
+    try:
+        new = temporary / "new"
+        new.mkdir()
+        tree = _extract(archive, new, pin)
+        document = {k: v for k, v in vars(tree).items() if k != "path"} | {"layout": layout()}
+        write_file(new / STAMP, (json.dumps(document, indent=1) + "\n").encode())
+        if dest.exists():
+            dest.rename(temporary / "old")
+        try:
+            new.rename(dest)
+        except OSError:
+            if read_tree(dest, pin) is None:  # else another run was quicker: its tree will do
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Tree(**(vars(tree) | {"path": dest}))
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write one file of the tree."""
+    path.write_bytes(data)
+
+
+def _extract(archive: Path, root: Path, pin: Pin) -> Tree:
+    """Extract the needed files below `root`, plain files only, and find the commit."""
+    hashes: dict[str, str] = {}
+    git: dict[str, str] = {}
+    total = 0
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                _, _, name = member.name.partition("/")
+                if name.startswith(GIT_FOLDER):
+                    _note_reference(git, name[len(GIT_FOLDER) :], tar, member)
+                    continue
+                if not name.startswith(IN_ARCHIVE) or member.isdir():
+                    continue
+                name = name[len(IN_ARCHIVE) :]
+                if not is_needed(name):
+                    continue
+                _refuse_unsafe(name, member, archive)
+                data = tar.extractfile(member).read()  # type: ignore[union-attr]
+                target = root / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                write_file(target, data)
+                if member.mode & 0o100:
+                    target.chmod(target.stat().st_mode | 0o111)
+                hashes[name] = _sha256(data)
+                total += len(data)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise _bad_archive(archive, f"a damaged archive: {error}") from error
+    commit = _commit(git)
+    if not commit:
+        raise _bad_archive(archive, f"no commit under {GIT_FOLDER}HEAD")
+    if "CMakeLists.txt" not in hashes:
+        raise _bad_archive(archive, f"no CMakeLists.txt under {IN_ARCHIVE}")
+    return Tree(root, commit, pin.requirement, pin.sha256, len(hashes), total, _content(hashes))
+
+
+def _refuse_unsafe(name: str, member: tarfile.TarInfo, archive: Path) -> None:
+    """Links, devices and paths that leave the tree have no business in a source archive."""
+    parts = PurePosixPath(name).parts
+    if not member.isreg() or ".." in parts or name.startswith("/") or "\\" in name or ":" in name:
+        kind = "not a plain file" if not member.isreg() else "a path that leaves the tree"
+        raise _bad_archive(archive, f"{member.name!r}: {kind}")
+
+
+def _bad_archive(archive: Path, found: str) -> FetchError:
+    return FetchError(
+        "the archive cannot be used",
+        expected=f"a source archive with llama.cpp under {IN_ARCHIVE} and its git HEAD",
+        found=f"{found} ({archive})",
+        todo="use the pinned archive; for a newer release, teach vendor/tree.py its layout",
+    )
+
+
+def _note_reference(
+    git: dict[str, str], name: str, tar: tarfile.TarFile, member: tarfile.TarInfo
+) -> None:
+    """Remember the files of the git folder that can name the commit."""
+    wanted = name in ("HEAD", "packed-refs") or name.startswith("refs/")
+    if wanted and member.isreg() and member.size < 1 << 20:
+        git[name] = tar.extractfile(member).read().decode("utf-8", "replace")  # type: ignore[union-attr]
+
+
+def _commit(git: dict[str, str]) -> str:
+    """The commit that HEAD names, directly or through a reference; empty when unknown."""
+    head = git.get("HEAD", "").strip()
+    if head.startswith("ref: "):
+        reference = head[5:]
+        line = rf"^([0-9a-f]{{40}}) {re.escape(reference)}$"
+        packed = re.search(line, git.get("packed-refs", ""), re.M)
+        head = git.get(reference, packed.group(1) if packed else "").strip()
+    return head if re.fullmatch("[0-9a-f]{40}", head) else ""
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _content(hashes: dict[str, str]) -> str:
+    """One digest over the names and bytes of all files."""
+    return _sha256("".join(f"{hashes[n]}  {n}\n" for n in sorted(hashes)).encode())
+
+
+def _refuse_foreign(dest: Path) -> None:
+    """Never delete a folder that somebody else filled."""
+    if not dest.exists() and not dest.is_symlink():
+        return
+    ours = {k.split("/")[0] for k in KEEP} | {STAMP}
+    real = dest.is_dir() and not dest.is_symlink()
+    foreign = sorted(set(os.listdir(dest)) - ours) if real else [dest.name]
+    if foreign:
+        raise FetchError(
+            "the destination holds something else",
+            expected=f"{dest}: absent, empty, or a llama.cpp tree unpacked by this script",
+            found=f"{foreign[0]!r}" + (f" and {len(foreign) - 1} more" if foreign[1:] else ""),
+            todo="move it away, or choose another place with --dest",
+        )
+
+
+def _remove_stale(dest: Path) -> None:
+    """Remove what runs that were killed left beside `dest`."""
+    for old in dest.parent.glob(f".{dest.name}.tmp-*"):
+        try:
+            if time.time() - old.stat().st_mtime > STALE_AFTER:
+                print(f"vendor: removing {old}, left by an interrupted run", file=sys.stderr)
+                shutil.rmtree(old, ignore_errors=True)
+        except OSError:
+            continue
