@@ -41,8 +41,12 @@ class InsufficientMemoryError(PyllamaMtpError, MemoryError):
     """Weights, caches or buffers do not fit into memory; the message gives needed and available."""
 
 
+class DiskFullError(PyllamaMtpError, OSError):
+    """A file cannot be written completely: no space, a quota or a size limit; nothing is left."""
+
+
 class LibraryError(PyllamaMtpError):
-    """The native library is missing, has another stamp, or needs CPU features this machine lacks."""
+    """The native library is missing, has another stamp, or needs CPU features that are absent."""
 
 
 class DecodeError(PyllamaMtpError):
@@ -61,7 +65,7 @@ class NoKVSlotError(DecodeError):
     """Return code 1: the KV cache has no room for the batch; the context is unchanged."""
 
 
-class DecodeAborted(DecodeError):
+class DecodeAborted(DecodeError):  # noqa: N818 - a request that was honoured, not an error
     """Return code 2: the abort callback stopped it; ubatches already done stay in the cache."""
 
 

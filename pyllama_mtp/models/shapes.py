@@ -1,0 +1,247 @@
+"""The dimensions of the models this package can drive, and the published ones among them.
+
+A :class:`ModelShape` is everything that decides tensor names, tensor shapes and cache sizes of a
+Qwen3.5/3.6-style model: a hybrid of Gated DeltaNet (recurrent) and gated full-attention layers,
+with dense or mixture-of-experts feed-forward blocks and an MTP head of ``n_mtp`` decoder blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from pyllama_mtp.errors import UsageError
+
+#: Architectures whose MTP graph this package patches and drives.
+SUPPORTED_ARCHITECTURES = ("qwen35", "qwen35moe")
+
+# Native limits that end the process when exceeded (upstream src/llama-hparams.h).
+MAX_LAYERS = 512
+MAX_EXPERTS = 1024
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Dimensions of one model; all counts are integers, none is derived from a file.
+
+    ``n_layer`` counts the trunk only (the file's ``block_count`` is ``n_layer + n_mtp``). Every
+    ``full_attention_interval``-th trunk layer is full attention, the others are recurrent. Heads
+    of the recurrent layers have ``ssm_head_dim`` columns for keys and values alike. A dense shape
+    has ``n_expert == 0`` and uses ``n_ff``; a MoE shape uses the four expert dimensions instead.
+    """
+
+    name: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_vocab: int
+    ssm_k_heads: int
+    ssm_v_heads: int
+    n_ff: int = 0
+    n_expert: int = 0
+    n_expert_used: int = 0
+    n_ff_exp: int = 0
+    n_ff_shexp: int = 0
+    ssm_head_dim: int = 128
+    ssm_conv_kernel: int = 4
+    full_attention_interval: int = 4
+    n_mtp: int = 1
+    n_ctx_train: int = 262144
+    tied_embeddings: bool = False
+    rope_freq_base: float = 1e7
+    source: str = ""
+
+    @property
+    def architecture(self) -> str:
+        """``general.architecture`` of the file: qwen35 (dense) or qwen35moe."""
+        return "qwen35moe" if self.n_expert else "qwen35"
+
+    @property
+    def n_rot(self) -> int:
+        """Rotated columns per head: a quarter (``partial_rotary_factor`` 0.25)."""
+        return self.head_dim // 4
+
+    @property
+    def rope_sections(self) -> tuple[int, int, int, int]:
+        """M-RoPE sections in pairs; 32 pairs give the published 11, 11, 10, 0."""
+        pairs = self.n_rot // 2
+        first = -(-pairs // 3)
+        second = -(-(pairs - first) // 2)
+        return first, second, pairs - first - second, 0
+
+    @property
+    def ssm_inner(self) -> int:
+        """Columns of all value heads of a recurrent layer (``ssm.inner_size``)."""
+        return self.ssm_v_heads * self.ssm_head_dim
+
+    @property
+    def ssm_conv_dim(self) -> int:
+        """Channels of the causal convolution: queries, keys and values side by side."""
+        return 2 * self.ssm_k_heads * self.ssm_head_dim + self.ssm_inner
+
+    @property
+    def recurrent_layers(self) -> tuple[int, ...]:
+        """Indices of the recurrent trunk layers (upstream src/models/qwen35.cpp)."""
+        step = self.full_attention_interval
+        return tuple(i for i in range(self.n_layer) if (i + 1) % step)
+
+
+# Two sources agree for every figure unless a comment says otherwise:
+#  [card]   the model card on the Hugging Face hub ("Model Overview")
+#  [hf]     defaults of transformers' configuration_qwen3_5.py / configuration_qwen3_5_moe.py
+#  [gguf]   metadata that llama.cpp prints when it loads the published file (pull request 22673)
+_QWEN35_08B = ModelShape(
+    name="qwen3.5-0.8b",
+    n_layer=24,
+    n_embd=1024,
+    n_head=8,
+    n_head_kv=2,
+    head_dim=256,
+    n_vocab=248320,
+    ssm_k_heads=16,
+    ssm_v_heads=16,
+    n_ff=3584,
+    tied_embeddings=True,
+    source="[card] Qwen/Qwen3.5-0.8B; tied embeddings inferred from its parameter count",
+)
+_QWEN36_27B = ModelShape(
+    name="qwen3.6-27b",
+    n_layer=64,
+    n_embd=5120,
+    n_head=24,
+    n_head_kv=4,
+    head_dim=256,
+    n_vocab=248320,
+    ssm_k_heads=16,
+    ssm_v_heads=48,
+    n_ff=17408,
+    source="[card] Qwen/Qwen3.6-27B; [gguf] ssm.inner_size 6144, time_step_rank 48",
+)
+_QWEN36_35B_A3B = ModelShape(
+    name="qwen3.6-35b-a3b",
+    n_layer=40,
+    n_embd=2048,
+    n_head=16,
+    n_head_kv=2,
+    head_dim=256,
+    n_vocab=248320,
+    ssm_k_heads=16,
+    ssm_v_heads=32,
+    n_expert=256,
+    n_expert_used=8,
+    n_ff_exp=512,
+    n_ff_shexp=512,
+    source="[card] Qwen/Qwen3.6-35B-A3B; [hf] Qwen3_5MoeTextConfig",
+)
+_TINY = ModelShape(
+    name="tiny",
+    n_layer=4,
+    n_embd=128,
+    n_head=2,
+    n_head_kv=1,
+    head_dim=64,
+    n_vocab=2048,
+    ssm_k_heads=2,
+    ssm_v_heads=4,
+    n_ff=256,
+    ssm_head_dim=32,
+    n_ctx_train=32768,
+    tied_embeddings=True,
+    source="not published: the smallest model with every kind of tensor, for tests",
+)
+_TINY_MOE = replace(
+    _TINY,
+    name="tiny-moe",
+    n_ff=0,
+    n_expert=8,
+    n_expert_used=2,
+    n_ff_exp=64,
+    n_ff_shexp=64,
+    tied_embeddings=False,
+)
+
+#: Shapes by the name the command line takes.
+SHAPES: dict[str, ModelShape] = {
+    s.name: s for s in (_QWEN35_08B, _QWEN36_27B, _QWEN36_35B_A3B, _TINY, _TINY_MOE)
+}
+
+_FREE_FIELDS = {f.name: f.type for f in fields(ModelShape) if f.name not in ("name", "source")}
+
+
+def get_shape(name: str, **overrides: object) -> ModelShape:
+    """Look up a shape and change some of its dimensions.
+
+    Args:
+        name: a key of :data:`SHAPES`.
+        overrides: field names of :class:`ModelShape` with numbers, or strings holding numbers
+            (``"4"``, ``"true"``), as the command line passes them.
+
+    Raises:
+        UsageError: unknown shape or dimension, a value that is no number, or dimensions that do
+            not fit together (see :func:`check_shape`).
+    """
+    if name not in SHAPES:
+        raise UsageError(f"unknown shape {name!r}; known shapes: {', '.join(SHAPES)}")
+    values: dict[str, object] = {}
+    for key, value in overrides.items():
+        if key not in _FREE_FIELDS:
+            raise UsageError(f"unknown dimension {key!r}; allowed: {', '.join(_FREE_FIELDS)}")
+        values[key] = _convert(key, value)
+    shape = replace(SHAPES[name], **values)  # type: ignore[arg-type]
+    check_shape(shape)
+    return shape
+
+
+def _convert(key: str, value: object) -> object:
+    """``value`` as the type of the field ``key``: bool, float or int."""
+    text = str(value).strip().lower()
+    try:
+        if _FREE_FIELDS[key] == "bool":
+            return {"true": True, "1": True, "false": False, "0": False}[text]
+        if _FREE_FIELDS[key] == "float":
+            return float(text)
+        return int(text)
+    except (KeyError, ValueError):
+        kind = {"bool": "true or false", "float": "a number"}.get(str(_FREE_FIELDS[key]))
+        raise UsageError(f"{key}={value!r}: expected {kind or 'a whole number'}") from None
+
+
+def shape_problems(shape: ModelShape) -> list[str]:
+    """What the native code could not compute with (it would abort); empty when all is well."""
+    s = shape
+    moe = ("n_expert_used", "n_ff_exp", "n_ff_shexp") if s.n_expert else ("n_ff",)
+    need = ("n_layer", "n_embd", "n_head", "n_head_kv", "head_dim", "n_vocab", "n_ctx_train")
+    need += ("ssm_k_heads", "ssm_v_heads", "ssm_head_dim", "full_attention_interval")
+    problems = [
+        f"{key} is {getattr(s, key)}, it must be at least 1"
+        for key in (*need, *moe)
+        if getattr(s, key) < 1
+    ]
+    if problems:
+        return problems
+    rules = (
+        (s.n_expert >= 0, f"n_expert is {s.n_expert}, it must not be negative"),
+        (s.ssm_conv_kernel >= 2, f"ssm_conv_kernel is {s.ssm_conv_kernel}, at least 2 is needed"),
+        (0 <= s.n_mtp <= 1, f"n_mtp is {s.n_mtp}; the MTP graphs take exactly one block"),
+        (s.n_layer + s.n_mtp <= MAX_LAYERS, f"{s.n_layer + s.n_mtp} layers > {MAX_LAYERS}"),
+        (s.n_expert <= MAX_EXPERTS, f"n_expert is {s.n_expert}, at most {MAX_EXPERTS}"),
+        (s.n_expert_used <= max(s.n_expert, 0), f"n_expert_used {s.n_expert_used} > n_expert"),
+        (s.n_head % s.n_head_kv == 0, f"n_head {s.n_head} is no multiple of {s.n_head_kv} kv"),
+        (s.ssm_v_heads % s.ssm_k_heads == 0, "ssm_v_heads is no multiple of ssm_k_heads"),
+        (s.rope_freq_base > 0, f"rope_freq_base is {s.rope_freq_base}, it must be positive"),
+    )
+    return [text for good, text in rules if not good]
+
+
+def check_shape(shape: ModelShape) -> None:
+    """Refuse dimensions the native code could not run.
+
+    Raises:
+        UsageError: lists every problem.
+    """
+    problems = shape_problems(shape)
+    if not problems and (shape.head_dim % 8 or shape.n_rot < 2):
+        problems.append(f"head_dim is {shape.head_dim}, it must be a multiple of 8")
+    if problems:
+        raise UsageError(f"shape {shape.name!r} does not work: " + "; ".join(problems))
