@@ -1,0 +1,57 @@
+// context: caches, memory, state
+struct llama_context;
+typedef struct llama_memory_i * llama_memory_t;
+typedef int32_t llama_pos;
+typedef int32_t llama_seq_id;
+typedef bool (*ggml_abort_callback)(void * data);
+typedef bool (*ggml_backend_sched_eval_callback)(struct ggml_tensor * t, bool ask, void * user_data);
+enum llama_context_type    { LLAMA_CONTEXT_TYPE_DEFAULT = ..., LLAMA_CONTEXT_TYPE_MTP = ..., ... };
+enum llama_flash_attn_type { LLAMA_FLASH_ATTN_TYPE_AUTO = ..., LLAMA_FLASH_ATTN_TYPE_DISABLED = ..., LLAMA_FLASH_ATTN_TYPE_ENABLED = ..., ... };
+
+struct llama_context_params {
+    uint32_t n_ctx;
+    uint32_t n_batch;
+    uint32_t n_ubatch;
+    uint32_t n_seq_max;
+    uint32_t n_rs_seq;
+    uint32_t n_outputs_max;
+    uint32_t n_outputs_max_per_seq;
+    int32_t  n_threads;
+    int32_t  n_threads_batch;
+    enum llama_context_type    ctx_type;
+    enum llama_flash_attn_type flash_attn_type;
+    enum ggml_type type_k;
+    enum ggml_type type_v;
+    ggml_abort_callback abort_callback;
+    void * abort_callback_data;
+    bool embeddings;
+    bool offload_kqv;
+    bool no_perf;
+    bool kv_unified;
+    struct llama_context * ctx_other;
+    ...;
+};
+struct llama_context_params llama_context_default_params(void);
+void     llama_free      (struct llama_context * ctx);
+uint32_t llama_n_ctx     (const struct llama_context * ctx);
+uint32_t llama_n_ctx_seq (const struct llama_context * ctx);
+uint32_t llama_n_batch   (const struct llama_context * ctx);
+uint32_t llama_n_ubatch  (const struct llama_context * ctx);
+uint32_t llama_n_seq_max (const struct llama_context * ctx);
+uint32_t llama_n_rs_seq  (const struct llama_context * ctx);
+void     llama_set_n_threads(struct llama_context * ctx, int32_t n_threads, int32_t n_threads_batch);
+void     llama_synchronize(struct llama_context * ctx);
+float *  llama_get_logits_ith(struct llama_context * ctx, int32_t i);
+
+llama_memory_t llama_get_memory(const struct llama_context * ctx);
+void      llama_memory_clear      (llama_memory_t mem, bool data);
+bool      llama_memory_seq_rm     (llama_memory_t mem, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
+llama_pos llama_memory_seq_pos_min(llama_memory_t mem, llama_seq_id seq_id);
+llama_pos llama_memory_seq_pos_max(llama_memory_t mem, llama_seq_id seq_id);
+
+#define LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY ...
+size_t llama_state_seq_get_size_ext(struct llama_context * ctx, llama_seq_id seq_id, uint32_t flags);
+
+struct llama_batch_ext;
+struct llama_batch_ext * llama_batch_ext_init(struct llama_context * ctx);
+void                     llama_batch_ext_free(struct llama_batch_ext * batch);

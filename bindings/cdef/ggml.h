@@ -1,0 +1,22 @@
+// ggml: what the driver asks of it
+enum ggml_type {
+    GGML_TYPE_F32 = ..., GGML_TYPE_F16 = ..., GGML_TYPE_BF16 = ...,
+    GGML_TYPE_Q4_0 = ..., GGML_TYPE_Q8_0 = ..., GGML_TYPE_IQ4_NL = ..., ...
+};
+enum ggml_log_level {
+    GGML_LOG_LEVEL_NONE = ..., GGML_LOG_LEVEL_DEBUG = ..., GGML_LOG_LEVEL_INFO = ...,
+    GGML_LOG_LEVEL_WARN = ..., GGML_LOG_LEVEL_ERROR = ..., GGML_LOG_LEVEL_CONT = ..., ...
+};
+enum ggml_backend_dev_type {
+    GGML_BACKEND_DEVICE_TYPE_CPU = ..., GGML_BACKEND_DEVICE_TYPE_GPU = ...,
+    GGML_BACKEND_DEVICE_TYPE_IGPU = ..., GGML_BACKEND_DEVICE_TYPE_ACCEL = ..., ...
+};
+typedef struct ggml_backend_device * ggml_backend_dev_t;
+
+void   ggml_backend_load_all_from_path(const char * dir_path);
+size_t ggml_backend_dev_count(void);
+ggml_backend_dev_t         ggml_backend_dev_get(size_t index);
+const char *               ggml_backend_dev_name(ggml_backend_dev_t device);
+const char *               ggml_backend_dev_description(ggml_backend_dev_t device);
+void                       ggml_backend_dev_memory(ggml_backend_dev_t device, size_t * free, size_t * total);
+enum ggml_backend_dev_type ggml_backend_dev_type(ggml_backend_dev_t device);

@@ -1,0 +1,27 @@
+// our shim; see shim/pyllama_shim.h
+#define PYLLAMA_EXCEPTION ...
+#define PYLLAMA_OUT_OF_MEMORY ...
+#define PYLLAMA_BATCH_REFUSED ...
+const char * pyllama_stamp(void);
+struct llama_model * pyllama_model_load(const char * path, struct llama_model_params params, char * message, size_t n_message);
+struct llama_context * pyllama_context_init(struct llama_model * model, struct llama_context_params params, char * message, size_t n_message);
+struct pyllama_batch {
+    int32_t n_tokens;
+    const llama_token * token;
+    const llama_pos * pos;
+    const llama_seq_id * seq_id;
+    const int8_t * output;
+    const float * hidden;
+    int32_t n_embd;
+};
+int32_t pyllama_decode(struct llama_context * ctx, struct llama_batch_ext * batch, const struct pyllama_batch * entries, char * message, size_t n_message);
+size_t pyllama_state_seq_get(struct llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, uint32_t flags, char * message, size_t n_message);
+size_t pyllama_state_seq_set(struct llama_context * ctx, const uint8_t * src, size_t size, llama_seq_id seq_id, uint32_t flags, char * message, size_t n_message);
+struct pyllama_interrupt {
+    int  (*poll)(void * data);
+    void * data;
+    int64_t period_us;
+    int64_t next_us;
+};
+bool pyllama_abort_poll(void * interrupt);
+int32_t pyllama_argmax(const float * row, int32_t n);

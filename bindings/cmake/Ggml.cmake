@@ -1,0 +1,28 @@
+# ggml once, for both variants: every patch that touches it is marked `both` in patches/series.
+set(GGML_BACKEND_DL ON CACHE BOOL "" FORCE)
+set(GGML_BUILD_TESTS OFF CACHE BOOL "" FORCE)
+set(GGML_BUILD_EXAMPLES OFF CACHE BOOL "" FORCE)
+
+file(GLOB_RECURSE _theirs RELATIVE ${PYLLAMA_TREE_upstream} ${PYLLAMA_TREE_upstream}/ggml/*)
+foreach(_file ${_theirs})
+    execute_process(COMMAND ${CMAKE_COMMAND} -E compare_files
+        ${PYLLAMA_TREE_upstream}/${_file} ${PYLLAMA_TREE_patched}/${_file} RESULT_VARIABLE _differs)
+    if(_differs)
+        message(FATAL_ERROR "pyllama-mtp: ${_file} differs between the variants, but they share ggml. "
+            "Mark the patch that touches it `both` in patches/series.")
+    endif()
+endforeach()
+
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/backends)
+add_subdirectory(${PYLLAMA_TREE_upstream}/ggml ${CMAKE_BINARY_DIR}/ggml EXCLUDE_FROM_ALL)
+
+# Backends are loaded by file name, so they carry no version; ggml and ggml-base are installed under
+# the name that other libraries ask for (their SONAME), because a wheel cannot hold links.
+set(PYLLAMA_BACKENDS ${GGML_AVAILABLE_BACKENDS})
+foreach(_target ggml ggml-base)
+    set_property(TARGET ${_target} PROPERTY VERSION)
+endforeach()
+foreach(_target ${PYLLAMA_BACKENDS})
+    set_property(TARGET ${_target} PROPERTY VERSION)
+    set_property(TARGET ${_target} PROPERTY SOVERSION)
+endforeach()

@@ -1,0 +1,16 @@
+# Into the wheel: the extension, the libraries by the names their users ask for, and both licences.
+set(_package pyllama_mtp)
+install(TARGETS _native LIBRARY DESTINATION ${_package})
+install(TARGETS ggml ggml-base LIBRARY DESTINATION ${_package}/lib NAMELINK_SKIP)
+install(TARGETS ${PYLLAMA_BACKENDS} LIBRARY DESTINATION ${_package}/lib)
+foreach(_variant upstream patched)
+    install(TARGETS llama-${_variant} shim-${_variant}
+        LIBRARY DESTINATION ${_package}/lib/${_variant} NAMELINK_SKIP)
+endforeach()
+install(FILES ${PYLLAMA_PRISTINE}/LICENSE DESTINATION ${_package}/licenses RENAME LICENSE-llama.cpp)
+install(FILES ${PYLLAMA_PRISTINE}/licenses/LICENSE-jsonhpp DESTINATION ${_package}/licenses)
+
+# What the bindings expect of a library; see pyllama_mtp/native.py.
+file(WRITE ${CMAKE_BINARY_DIR}/generated/build_info.json
+"{\n \"upstream_commit\": \"${PYLLAMA_UPSTREAM_COMMIT}\",\n \"series\": {\"upstream\": \"${PYLLAMA_SERIES_upstream}\", \"patched\": \"${PYLLAMA_SERIES_patched}\"}\n}\n")
+install(FILES ${CMAKE_BINARY_DIR}/generated/build_info.json DESTINATION ${_package})

@@ -1,0 +1,76 @@
+# libllama per variant. Sources that no patch reaches, directly or through a header, are compiled once.
+set(PYLLAMA_SHIM_DIR ${CMAKE_CURRENT_SOURCE_DIR}/shim)
+
+# The version numbers live in upstream's top-level CMakeLists.txt, which we do not run.
+file(STRINGS ${PYLLAMA_TREE_upstream}/CMakeLists.txt _lines REGEX "^set\\(LLAMA_VERSION_(MAJOR|MINOR|PATCH) +[0-9]+\\)")
+foreach(_line ${_lines})
+    string(REGEX MATCH "(LLAMA_VERSION_[A-Z]+) +([0-9]+)" _ ${_line})
+    set(${CMAKE_MATCH_1} ${CMAKE_MATCH_2})
+endforeach()
+set(LLAMA_VERSION "${LLAMA_VERSION_MAJOR}.${LLAMA_VERSION_MINOR}.${LLAMA_VERSION_PATCH}")
+set(LLAMA_BUILD_COMMIT ${PYLLAMA_UPSTREAM_COMMIT})
+configure_file(${PYLLAMA_TREE_upstream}/src/llama-version.h.in ${CMAKE_BINARY_DIR}/generated/llama-version.h @ONLY)
+
+pyllama_run("comparing the variants" ${CMAKE_CURRENT_SOURCE_DIR}/shared_sources.py
+    ${PYLLAMA_TREE_upstream} ${PYLLAMA_TREE_patched})
+set(PYLLAMA_SHARED_SOURCES ${PYLLAMA_RUN_OUTPUT})
+
+function(llama_target_options target tree)
+    target_include_directories(${target} PRIVATE ${tree}/src ${tree}/include ${CMAKE_BINARY_DIR}/generated)
+    target_compile_features(${target} PRIVATE cxx_std_17)
+    target_compile_definitions(${target} PRIVATE LLAMA_BUILD LLAMA_SHARED)
+    target_link_libraries(${target} PRIVATE ggml Threads::Threads)
+endfunction()
+
+# models/*.cpp are compiled in bundles, as upstream does (UNITY_BUILD): half the build time.
+function(llama_unity target)
+    get_target_property(_sources ${target} SOURCES)
+    foreach(_source ${_sources})
+        if(NOT _source MATCHES "/src/models/")
+            set_source_files_properties(${_source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+        endif()
+    endforeach()
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
+endfunction()
+
+function(llama_shared_objects)
+    find_package(Threads REQUIRED)
+    list(TRANSFORM PYLLAMA_SHARED_SOURCES PREPEND ${PYLLAMA_TREE_upstream}/ OUTPUT_VARIABLE _sources)
+    add_library(llama-shared OBJECT ${_sources})
+    llama_target_options(llama-shared ${PYLLAMA_TREE_upstream})
+    llama_unity(llama-shared)
+    list(LENGTH PYLLAMA_SHARED_SOURCES _n)
+    message(STATUS "pyllama-mtp: ${_n} sources of libllama are compiled once for both variants")
+endfunction()
+
+function(llama_variant variant)
+    set(_tree ${PYLLAMA_TREE_${variant}})
+    file(GLOB _all RELATIVE ${_tree} ${_tree}/src/*.cpp ${_tree}/src/models/*.cpp)
+    list(REMOVE_ITEM _all ${PYLLAMA_SHARED_SOURCES})
+    list(TRANSFORM _all PREPEND ${_tree}/ OUTPUT_VARIABLE _own)
+
+    set(_llama llama-${variant})
+    add_library(${_llama} SHARED ${_own} $<TARGET_OBJECTS:llama-shared>)
+    llama_target_options(${_llama} ${_tree})
+    llama_unity(${_llama})
+    set_target_properties(${_llama} PROPERTIES OUTPUT_NAME llama SOVERSION ${LLAMA_VERSION_MAJOR}
+        LINKER_LANGUAGE CXX LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/${variant})
+
+    # The shim: exceptions stop here, batches are filled here, and the stamp lives here. The upstream
+    # variant lacks llama-mtp.h by definition, so its shim carries the same file that patch 2 adds.
+    set(_shim shim-${variant})
+    add_library(${_shim} SHARED ${PYLLAMA_SHIM_DIR}/shim.cpp)
+    if(variant STREQUAL "upstream")
+        target_sources(${_shim} PRIVATE ${PYLLAMA_TREE_patched}/src/llama-mtp.cpp)
+    endif()
+    target_include_directories(${_shim} PRIVATE ${PYLLAMA_SHIM_DIR}
+        ${_tree}/include ${_tree}/src ${PYLLAMA_TREE_patched}/include)
+    target_compile_definitions(${_shim} PRIVATE LLAMA_BUILD LLAMA_SHARED
+        PYLLAMA_VARIANT="${variant}" PYLLAMA_UPSTREAM_COMMIT="${PYLLAMA_UPSTREAM_COMMIT}"
+        PYLLAMA_SERIES="${PYLLAMA_SERIES_${variant}}" PYLLAMA_CPU_FEATURES="${PYLLAMA_CPU_FEATURES}"
+        PYLLAMA_COMPILER="${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}"
+        PYLLAMA_CUDA=$<BOOL:${GGML_CUDA}>)
+    target_link_libraries(${_shim} PRIVATE ${_llama} ggml)
+    set_target_properties(${_shim} PROPERTIES OUTPUT_NAME pyllama-mtp
+        LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/${variant})
+endfunction()

@@ -1,0 +1,23 @@
+# An optimised build unless told otherwise; ccache when it is there.
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+    set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_STANDARD 17)
+set(BUILD_SHARED_LIBS ON)
+
+# Libraries find each other relative to themselves, so that an installed tree can be moved.
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
+set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/..")
+
+find_program(PYLLAMA_CCACHE ccache)
+if(PYLLAMA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    # The build folder differs from one `pip install` to the next: paths must not reach the hash.
+    set(_launcher ${CMAKE_COMMAND} -E env CCACHE_NOHASHDIR=true
+        CCACHE_BASEDIR=${CMAKE_BINARY_DIR} ${PYLLAMA_CCACHE})
+    foreach(_language C CXX CUDA)
+        set(CMAKE_${_language}_COMPILER_LAUNCHER ${_launcher})
+    endforeach()
+    message(STATUS "pyllama-mtp: using ${PYLLAMA_CCACHE}")
+endif()

@@ -1,0 +1,34 @@
+# One pristine tree (vendor/), then one tree per variant in the build folder, made by the patch queue.
+function(pyllama_run what)
+    execute_process(COMMAND ${Python_EXECUTABLE} ${ARGN}
+        RESULT_VARIABLE _rc OUTPUT_VARIABLE _out ERROR_VARIABLE _err OUTPUT_STRIP_TRAILING_WHITESPACE)
+    if(NOT _rc EQUAL 0)
+        message(FATAL_ERROR "pyllama-mtp: ${what} failed.\n${_out}\n${_err}")
+    endif()
+    set(PYLLAMA_RUN_OUTPUT "${_out}" PARENT_SCOPE)
+endfunction()
+
+set(PYLLAMA_PRISTINE ${PYLLAMA_ROOT}/vendor/llama.cpp)
+set(_archive)
+if(PYLLAMA_SDIST)
+    set(_archive --archive ${PYLLAMA_SDIST})
+endif()
+pyllama_run("fetching the pinned upstream" ${PYLLAMA_ROOT}/vendor/fetch.py
+    --dest ${PYLLAMA_PRISTINE} ${_archive})
+
+foreach(_variant upstream patched)
+    set(PYLLAMA_TREE_${_variant} ${CMAKE_BINARY_DIR}/tree/${_variant})
+    pyllama_run("applying the patch queue (${_variant})" ${PYLLAMA_ROOT}/patches/queue.py
+        apply --tree ${PYLLAMA_PRISTINE} --dest ${PYLLAMA_TREE_${_variant}} --variant ${_variant})
+    pyllama_run("stamping" ${PYLLAMA_ROOT}/patches/queue.py stamp --variant ${_variant})
+    set(PYLLAMA_SERIES_${_variant} ${PYLLAMA_RUN_OUTPUT})
+    message(STATUS "pyllama-mtp: ${_variant} tree, patch series ${PYLLAMA_SERIES_${_variant}}")
+endforeach()
+
+# Reconfigure when the pin or a patch changes.
+file(GLOB _inputs CONFIGURE_DEPENDS ${PYLLAMA_ROOT}/patches/*.patch ${PYLLAMA_ROOT}/patches/series
+    ${PYLLAMA_ROOT}/vendor/*.pin)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_inputs})
+
+file(READ ${PYLLAMA_PRISTINE}/.pyllama-mtp-tree.json _pin)
+string(JSON PYLLAMA_UPSTREAM_COMMIT GET "${_pin}" commit)

@@ -1,0 +1,74 @@
+// What stands between Python and libllama, and cannot be written in Python:
+//   - no C++ exception crosses into C (it would end the interpreter): each call that may throw has a
+//     twin here that returns a code and writes the reason;
+//   - a batch is filled in one call instead of four calls per token;
+//   - a long computation can be interrupted (Ctrl-C) although it runs without the GIL;
+//   - the stamp says what the library beside it was built from.
+#pragma once
+
+#include "llama.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define PYLLAMA_API __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Codes below every code of llama_decode(), which returns 0, 1, 2, -1 and some below -1.
+#define PYLLAMA_EXCEPTION     (-1000)  // a C++ exception was caught; the message says which
+#define PYLLAMA_OUT_OF_MEMORY (-1001)  // std::bad_alloc was caught
+#define PYLLAMA_BATCH_REFUSED (-1002)  // llama_batch_ext refused an entry; the message says which
+
+// JSON object: variant, upstream_commit, series, cpu_features, compiler, cuda. Static storage.
+PYLLAMA_API const char * pyllama_stamp(void);
+
+// The calls of llama.h that may throw. On failure the result is NULL and `message` says why, as far as
+// the exception told; libllama's own reason goes to its log.
+PYLLAMA_API struct llama_model * pyllama_model_load(
+        const char * path, struct llama_model_params params, char * message, size_t n_message);
+PYLLAMA_API struct llama_context * pyllama_context_init(
+        struct llama_model * model, struct llama_context_params params, char * message, size_t n_message);
+
+// The entries of one batch. All arrays have n_tokens entries; the caller keeps them alive during the call.
+struct pyllama_batch {
+    int32_t              n_tokens;
+    const llama_token  * token;
+    const llama_pos    * pos;
+    const llama_seq_id * seq_id;
+    const int8_t       * output;  // 1: an output row is wanted for this token
+    const float        * hidden;  // NULL, or n_tokens rows of n_embd: the state an MTP block pairs with the token
+    int32_t              n_embd;
+};
+
+// Fill `batch` and decode it. Returns a code of llama_decode(), or one of PYLLAMA_*.
+PYLLAMA_API int32_t pyllama_decode(
+        struct llama_context * ctx, struct llama_batch_ext * batch, const struct pyllama_batch * entries,
+        char * message, size_t n_message);
+
+// State of one sequence; like llama_state_seq_{get,set}_data_ext, 0 on failure.
+PYLLAMA_API size_t pyllama_state_seq_get(
+        struct llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, uint32_t flags,
+        char * message, size_t n_message);
+PYLLAMA_API size_t pyllama_state_seq_set(
+        struct llama_context * ctx, const uint8_t * src, size_t size, llama_seq_id seq_id, uint32_t flags,
+        char * message, size_t n_message);
+
+// Interruption: pass pyllama_abort_poll as abort_callback and a pyllama_interrupt as its data. ggml asks
+// between graph nodes, on the thread that called llama_decode(); `poll` is asked every period_us at most.
+struct pyllama_interrupt {
+    int  (*poll)(void * data);  // non-zero: stop
+    void * data;
+    int64_t period_us;
+    int64_t next_us;            // private
+};
+PYLLAMA_API bool pyllama_abort_poll(void * interrupt);
+
+// Largest value of a row and where it is; NaN rows give -1. One pass, no copy.
+PYLLAMA_API int32_t pyllama_argmax(const float * row, int32_t n);
+
+#ifdef __cplusplus
+}
+#endif
