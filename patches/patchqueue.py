@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""The patch queue over llama.cpp: apply it, check it, edit it, export it, try it on a newer release.
+
+    python patches/patchqueue.py apply --dest DIR --variant patched
+    python patches/patchqueue.py check
+    python patches/patchqueue.py edit --work DIR && ... && python patches/patchqueue.py export --work DIR
+    python patches/patchqueue.py latest
+
+Standard library and git. Exit codes: 0 done, 1 `latest` found a patch that does not apply, 2 an error
+whose message names the patch and the next commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from pq.apply import apply_series  # noqa: E402
+from pq.series import PATCHES, VARIANTS, PatchError, read_series  # noqa: E402
+from pq.worktree import check, edit, export  # noqa: E402
+
+TREE = PATCHES.parent / "vendor" / "llama.cpp"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(description="The patch queue over llama.cpp.")
+    top.add_argument("--patches", type=Path, default=PATCHES, help="the queue's folder")
+    commands = top.add_subparsers(dest="command", required=True)
+
+    def command(name: str, text: str, *, tree: bool = False) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        if tree:
+            sub.add_argument("--tree", type=Path, default=TREE, help="the pristine tree")
+        return sub
+
+    sub = command("apply", "copy the pristine tree and apply a variant's patches", tree=True)
+    sub.add_argument("--dest", type=Path, required=True, help="the patched copy")
+    sub.add_argument("--variant", choices=VARIANTS, default="patched")
+    command("check", "the series applies to the pin and exports to the same bytes", tree=True)
+    sub = command("edit", "make a git repository with one commit per patch", tree=True)
+    sub.add_argument("--work", type=Path, required=True, help="an empty or new folder")
+    sub = command("export", "write the patches from the repository that edit made")
+    sub.add_argument("--work", type=Path, required=True)
+    sub = command("stamp", "print the sha256 of a variant's patches")
+    sub.add_argument("--variant", choices=VARIANTS, default="patched")
+    sub = command("latest", "try the series on another release, patch by patch", tree=True)
+    given = sub.add_mutually_exclusive_group()
+    given.add_argument("--version", help="a release of llama-cpp-python; default: the newest")
+    given.add_argument("--archive", type=Path, help="its source archive, already downloaded")
+    return top
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out one command; returns the exit code."""
+    series = read_series(args.patches)
+    if args.command == "apply":
+        done = apply_series(series, args.tree, args.dest, args.variant)
+        change = f"{done.written} files written, {done.removed} removed"
+        state = change if done.written or done.removed else "up to date"
+        print(f"{args.variant}: llama.cpp {done.commit[:12]} + {done.patches} patches: {state}")
+    elif args.command == "check":
+        print(check(series, args.tree))
+    elif args.command == "edit":
+        print(edit(series, args.tree, args.work.resolve()))
+    elif args.command == "export":
+        print(export(series, args.work.resolve()))
+    elif args.command == "stamp":
+        print(series.stamp(args.variant))
+    else:
+        from pq.release import latest
+
+        return latest(series, args.tree, args.version, args.archive)
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        return run(parser().parse_args(argv))
+    except PatchError as error:
+        print(f"patches: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

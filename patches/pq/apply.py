@@ -1,0 +1,174 @@
+"""Make a patched copy of the pristine tree, writing only the files whose content changes.
+
+Files that are already right keep their modification time, so that a build over the copy compiles only
+what a changed patch touches. The pristine tree is only read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import git
+from .series import PATCHES, Patch, PatchError, Series
+
+sys.path.insert(0, str(PATCHES.parent / "vendor"))
+
+from tree import STAMP as TREE_STAMP  # noqa: E402
+from tree import Tree, files_below, measure, read_stamp  # noqa: E402
+
+STAMP = ".pyllama-mtp-patched.json"
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What a patched copy is, and what making it did."""
+
+    stamp: str
+    commit: str
+    patches: int
+    written: int
+    removed: int
+
+
+def pristine(path: Path) -> Tree:
+    """The pristine tree at `path`, or an error that says how to get it."""
+    tree = read_stamp(path)
+    if tree is None:
+        raise PatchError(
+            f"no unpacked llama.cpp in {path}\nnext:\n  python vendor/fetch.py --dest {path}"
+        )
+    return tree
+
+
+def apply_series(series: Series, source: Path, dest: Path, variant: str) -> Applied:
+    """Make `dest` the tree in `source` plus the variant's patches; does nothing when it is that.
+
+    Raises PatchError when a patch does not apply; `dest` is then as it was.
+    """
+    tree = pristine(source)
+    source, dest = Path(os.path.abspath(source)), Path(os.path.abspath(dest))
+    if dest == source or source in dest.parents or dest in source.parents:
+        raise PatchError(
+            f"{dest} and the pristine tree {source} must be apart\nnext:\n  choose --dest"
+        )
+    patches = series.of(variant)
+    stamp = series.stamp(variant)
+    wanted = {"upstream_commit": tree.commit, "content": tree.content, "variant": variant,
+              "series": stamp, "patches": [p.name for p in patches]}  # fmt: skip
+    if _is_current(dest, wanted):
+        return Applied(stamp, tree.commit, len(patches), 0, 0)
+    _refuse_foreign(dest)
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{dest.name}.tmp-", dir=dest.parent) as temporary:
+        staging = Path(temporary) / "tree"
+        stage(patches, source, staging, tree.commit)
+        written, removed = _sync(source, staging, {n for p in patches for n in p.touched()}, dest)
+    files, size = measure(dest)
+    document = wanted | {"files": files, "bytes": size}
+    (dest / STAMP).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return Applied(stamp, tree.commit, len(patches), written, removed)
+
+
+def stage(patches: tuple[Patch, ...], source: Path, staging: Path, commit: str) -> None:
+    """Copy the files that the patches touch from `source` to `staging` and patch them there."""
+    staging.mkdir(parents=True)
+    for name in sorted({n for patch in patches for n in patch.touched()}):
+        if (source / name).is_file():
+            (staging / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, staging / name)
+            shutil.copymode(source / name, staging / name)
+    for patch in patches:
+        result = _apply_one(patch, staging)
+        if result.returncode != 0:
+            raise apply_failure(patch, result.stdout, commit)
+
+
+def _apply_one(patch: Patch, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Apply one patch in `folder`, strictly: with git where there is one, else with patch."""
+    if git.available():
+        return git.run(folder, "apply", "--whitespace=nowarn", str(patch.path))
+    tool = shutil.which("patch")
+    if tool is None:
+        raise PatchError("neither git nor patch was found\nnext:\n  install git, and build again")
+    command = [tool, "-p1", "--batch", "--fuzz=0", "--no-backup-if-mismatch", "-i", str(patch.path)]
+    return subprocess.run(
+        command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def apply_failure(patch: Patch, output: str, commit: str) -> PatchError:
+    """The error of a patch that does not apply: which, where, and what to type next."""
+    where = "\n".join(f"  {line}" for line in output.strip().splitlines()[-8:])
+    return PatchError(
+        f"{patch.name} does not apply to llama.cpp {commit[:12]}:\n{where}\n"
+        "next:\n"
+        "  python vendor/fetch.py --check                      # is the tree the pinned one?\n"
+        "  python patches/patchqueue.py edit --work WORK       # stops at the patch that fails\n"
+        "  cd WORK, mend the files, git add -A, git am --continue\n"
+        "  python patches/patchqueue.py export --work WORK"
+    )
+
+
+def _is_current(dest: Path, wanted: dict[str, object]) -> bool:
+    """Whether `dest` carries the wanted stamp and is complete."""
+    try:
+        stamp = json.loads((dest / STAMP).read_text(encoding="utf-8"))
+        size = (stamp.pop("files"), stamp.pop("bytes"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    own = (dest / STAMP).stat().st_size
+    files, total = measure(dest)
+    return stamp == wanted and (files - 1, total - own) == size
+
+
+def _refuse_foreign(dest: Path) -> None:
+    """Never fill or clean a folder that is not a copy made here."""
+    if not dest.exists() or (dest.is_dir() and (not any(dest.iterdir()) or _ours(dest))):
+        return
+    raise PatchError(
+        f"{dest} exists and is not a patched copy made by this tool\n"
+        f"next:\n  move it away, or choose another --dest"
+    )
+
+
+def _ours(dest: Path) -> bool:
+    """A copy of ours has our stamp, or the marker of a run that was interrupted."""
+    return (dest / STAMP).is_file()
+
+
+def _sync(source: Path, staging: Path, touched: set[str], dest: Path) -> tuple[int, int]:
+    """Bring `dest` to the wanted content; returns how many files were written and removed."""
+    wanted = {n: Path(e.path) for n, e in files_below(source) if n not in touched}
+    wanted |= {n: Path(e.path) for n, e in files_below(staging)}
+    dest.mkdir(parents=True, exist_ok=True)
+    (dest / STAMP).write_text("{}\n", encoding="utf-8")  # an interrupted run is recognised as ours
+    written = removed = 0
+    for name, origin in wanted.items():
+        written += _write_if_changed(origin, dest / name)
+    for name, entry in list(files_below(dest)):
+        if name not in wanted and name not in (STAMP, TREE_STAMP):
+            os.unlink(entry.path)
+            removed += 1
+    return written, removed
+
+
+def _write_if_changed(origin: Path, target: Path) -> bool:
+    """Copy content and mode unless they are already there; the time becomes the present."""
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        raise PatchError(f"{target} is not a plain file\nnext:\n  rm -rf the copy and apply again")
+    try:
+        same = target.stat().st_size == origin.stat().st_size
+        if same and target.read_bytes() == origin.read_bytes():
+            return False
+    except FileNotFoundError:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(origin, target)
+    shutil.copymode(origin, target)
+    return True
