@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""The patch queue over llama.cpp: apply it, check it, edit it, export it, try it on a newer release.
+"""The patch queue over llama.cpp: apply, check, edit, export, or try it on a newer release.
 
     python patches/patchqueue.py apply --dest DIR --variant patched
     python patches/patchqueue.py check
-    python patches/patchqueue.py edit --work DIR && ... && python patches/patchqueue.py export --work DIR
+    python patches/patchqueue.py edit --work DIR      # change, commit, then:
+    python patches/patchqueue.py export --work DIR
     python patches/patchqueue.py latest
 
-Standard library and git. Exit codes: 0 done, 1 `latest` found a patch that does not apply, 2 an error
-whose message names the patch and the next commands.
+Standard library and git. Exit codes: 0 done, 1 `latest` found a patch that does not apply, 2 an
+error whose message names the patch and the next commands.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Make a patched copy of the pristine tree, writing only the files whose content changes.
 
-Files that are already right keep their modification time, so that a build over the copy compiles only
-what a changed patch touches. The pristine tree is only read.
+Files that are already right keep their modification time, so that a build over the copy compiles
+only what a changed patch touches. The pristine tree is only read.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def apply_series(series: Series, source: Path, dest: Path, variant: str) -> Appl
         staging = Path(temporary) / "tree"
         stage(patches, source, staging, tree.commit)
         written, removed = _sync(source, staging, {n for p in patches for n in p.touched()}, dest)
-    files, size = measure(dest)
+    files, size = _size(dest)
     document = wanted | {"files": files, "bytes": size}
     (dest / STAMP).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return Applied(stamp, tree.commit, len(patches), written, removed)
@@ -121,11 +121,15 @@ def _is_current(dest: Path, wanted: dict[str, object]) -> bool:
     try:
         stamp = json.loads((dest / STAMP).read_text(encoding="utf-8"))
         size = (stamp.pop("files"), stamp.pop("bytes"))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, AttributeError):
         return False
-    own = (dest / STAMP).stat().st_size
+    return stamp == wanted and _size(dest) == size
+
+
+def _size(dest: Path) -> tuple[int, int]:
+    """Number and total size of the files of the copy, its own stamp not counted."""
     files, total = measure(dest)
-    return stamp == wanted and (files - 1, total - own) == size
+    return files - 1, total - (dest / STAMP).stat().st_size
 
 
 def _refuse_foreign(dest: Path) -> None:

@@ -1,4 +1,4 @@
-"""Running git so that neither the user's settings nor an enclosing repository change the outcome."""
+"""Running git so that no user setting and no enclosing repository changes the outcome."""
 
 from __future__ import annotations
 

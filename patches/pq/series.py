@@ -1,8 +1,8 @@
 """The series: which patches there are, in which order, and for which build variant.
 
-A line of ``series`` is a file name and ``both`` or ``patched``. ``both`` means that the patch goes into
-the `upstream` variant as well as into the `patched` one; such patches come first, so that the upstream
-variant is always a prefix of the queue.
+A line of ``series`` is a file name and ``both`` or ``patched``. ``both`` means that the patch goes
+into the `upstream` variant as well as into the `patched` one; such patches come first, so that the
+upstream variant is always a prefix of the queue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The queue as a git history: edit it, export it, and prove that the export gives the same bytes."""
+"""The queue as a git history: edit it, export it, and prove that the export is exact."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORMAT = (
 
 
 def edit(series: Series, source: Path, work: Path) -> str:
-    """Make `work` a repository: the pristine tree, tagged ``upstream``, and one commit per patch."""
+    """Make `work` a repository: the pristine tree (tag ``upstream``), one commit per patch."""
     tree = pristine(source)
     if work.exists() and any(work.iterdir()):
         raise PatchError(
@@ -31,7 +31,7 @@ def edit(series: Series, source: Path, work: Path) -> str:
         )
     shutil.copytree(source, work, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".pyllama-*"))
     git.new_repository(work, f"llama.cpp {tree.commit}")
-    _replay(series, work)
+    replay(series, work)
     return (
         f"{work}: llama.cpp {tree.commit[:12]} and {len(series.patches)} patches\nnext:\n"
         f"  cd {work}; change files; git commit --amend, or git rebase -i upstream\n"
@@ -39,7 +39,7 @@ def edit(series: Series, source: Path, work: Path) -> str:
     )
 
 
-def _replay(series: Series, work: Path) -> None:
+def replay(series: Series, work: Path) -> None:
     """Turn the patches into commits; on a conflict git am stops there, to be continued by hand."""
     if not series.patches:
         return
@@ -114,7 +114,7 @@ def check(series: Series, source: Path) -> str:
         work = root / "work"
         stage_untouched(series, source, work)
         git.new_repository(work, f"llama.cpp {tree.commit}")
-        _replay(series, work)
+        replay(series, work)
         exported = {p.name: p.read_bytes() for p in format_patches(work, root / "out")}
     committed = {patch.name: patch.data for patch in series.patches}
     problems += [
@@ -130,7 +130,8 @@ def check(series: Series, source: Path) -> str:
             "  python patches/patchqueue.py edit --work WORK\n"
             "  python patches/patchqueue.py export --work WORK"
         )
-    return f"{len(committed)} patches apply to llama.cpp {tree.commit[:12]} and export to the same bytes"
+    count, commit = len(committed), tree.commit[:12]
+    return f"{count} patches apply to llama.cpp {commit} and export to the same bytes"
 
 
 def stage_untouched(series: Series, source: Path, work: Path) -> None:
