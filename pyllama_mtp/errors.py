@@ -65,7 +65,7 @@ class NoKVSlotError(DecodeError):
     """Return code 1: the KV cache has no room for the batch; the context is unchanged."""
 
 
-class DecodeAborted(DecodeError):  # noqa: N818 - a request that was honoured, not an error
+class DecodeAborted(DecodeError):
     """Return code 2: the abort callback stopped it; ubatches already done stay in the cache."""
 
 

@@ -51,14 +51,14 @@ def model_tensors(
         specs += _block(shape, i, recurrent=i in recurrent)
     for i in range(shape.n_layer, shape.n_layer + shape.n_mtp):
         specs += _block(shape, i, recurrent=False)
-        specs += mtp_tensors(shape, i)
+        specs += _mtp_head(shape, i)
     specs.append(TensorSpec("output_norm.weight", (shape.n_embd,), "norm"))
     if not shape.tied_embeddings:
         specs.append(TensorSpec("output.weight", (shape.n_embd, shape.n_vocab), "matrix"))
     return specs
 
 
-def mtp_tensors(shape: ModelShape, layer: int) -> list[TensorSpec]:
+def _mtp_head(shape: ModelShape, layer: int) -> list[TensorSpec]:
     """What makes block ``layer`` an MTP block: eh_proj over [embedding; hidden], and its norms."""
     prefix = f"blk.{layer}.nextn."
     n = shape.n_embd

@@ -166,6 +166,11 @@ SHAPES: dict[str, ModelShape] = {
     s.name: s for s in (_QWEN35_08B, _QWEN36_27B, _QWEN36_35B_A3B, _TINY, _TINY_MOE)
 }
 
+_POSITIVE_FIELDS = (
+    *("n_layer", "n_embd", "n_head", "n_head_kv", "head_dim", "n_vocab", "n_ctx_train"),
+    *("ssm_k_heads", "ssm_v_heads", "ssm_head_dim", "full_attention_interval"),
+)
+_MOE_FIELDS = ("n_expert_used", "n_ff_exp", "n_ff_shexp")
 _FREE_FIELDS = {f.name: f.type for f in fields(ModelShape) if f.name not in ("name", "source")}
 
 
@@ -210,12 +215,10 @@ def _convert(key: str, value: object) -> object:
 def shape_problems(shape: ModelShape) -> list[str]:
     """What the native code could not compute with (it would abort); empty when all is well."""
     s = shape
-    moe = ("n_expert_used", "n_ff_exp", "n_ff_shexp") if s.n_expert else ("n_ff",)
-    need = ("n_layer", "n_embd", "n_head", "n_head_kv", "head_dim", "n_vocab", "n_ctx_train")
-    need += ("ssm_k_heads", "ssm_v_heads", "ssm_head_dim", "full_attention_interval")
+    ffn = _MOE_FIELDS if s.n_expert else ("n_ff",)
     problems = [
         f"{key} is {getattr(s, key)}, it must be at least 1"
-        for key in (*need, *moe)
+        for key in (*_POSITIVE_FIELDS, *ffn)
         if getattr(s, key) < 1
     ]
     if problems:

@@ -104,9 +104,9 @@ def write_synthetic(
     try:
         _check_space(target, data_bytes)
         _write_header(part, shape, specs, tensor_type, seed)
-        with open(part, "ab") as file:
+        with part.open("ab") as file:
             _write_data(file.write, specs, tensor_type, seed, data_bytes, progress)
-        os.replace(part, target)
+        part.replace(target)
     except OSError as exc:
         raise _explain(exc, target, data_bytes) from exc
     finally:
@@ -222,33 +222,37 @@ def _add_general(writer: GGUFWriter, shape: ModelShape, tensor_type: str, seed: 
 
 
 def _add_dimensions(writer: GGUFWriter, shape: ModelShape) -> None:
-    """Hyper-parameters under the keys upstream's load_arch_hparams reads."""
-    writer.add_block_count(shape.n_layer + shape.n_mtp)
-    writer.add_context_length(shape.n_ctx_train)
-    writer.add_embedding_length(shape.n_embd)
-    writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(shape.rope_freq_base)
-    writer.add_rope_dimension_count(shape.n_rot)
-    writer.add_rope_dimension_sections(shape.rope_sections)
-    writer.add_ssm_conv_kernel(shape.ssm_conv_kernel)
-    writer.add_ssm_state_size(shape.ssm_head_dim)
-    writer.add_ssm_group_count(shape.ssm_k_heads)
-    writer.add_ssm_time_step_rank(shape.ssm_v_heads)
-    writer.add_ssm_inner_size(shape.ssm_inner)
-    writer.add_full_attention_interval(shape.full_attention_interval)
-    if shape.n_mtp:
-        writer.add_nextn_predict_layers(shape.n_mtp)
+    """Hyper-parameters under the keys upstream's load_hparams and load_arch_hparams read."""
+    arch = shape.architecture
+    counts = {
+        "block_count": shape.n_layer + shape.n_mtp,
+        "context_length": shape.n_ctx_train,
+        "embedding_length": shape.n_embd,
+        "attention.head_count": shape.n_head,
+        "attention.head_count_kv": shape.n_head_kv,
+        "attention.key_length": shape.head_dim,
+        "attention.value_length": shape.head_dim,
+        "rope.dimension_count": shape.n_rot,
+        "ssm.conv_kernel": shape.ssm_conv_kernel,
+        "ssm.state_size": shape.ssm_head_dim,
+        "ssm.group_count": shape.ssm_k_heads,
+        "ssm.time_step_rank": shape.ssm_v_heads,
+        "ssm.inner_size": shape.ssm_inner,
+        "full_attention_interval": shape.full_attention_interval,
+        "nextn_predict_layers": shape.n_mtp,
+    }
     if shape.n_expert:
-        writer.add_expert_count(shape.n_expert)
-        writer.add_expert_used_count(shape.n_expert_used)
-        writer.add_expert_feed_forward_length(shape.n_ff_exp)
-        writer.add_expert_shared_feed_forward_length(shape.n_ff_shexp)
+        counts["expert_count"] = shape.n_expert
+        counts["expert_used_count"] = shape.n_expert_used
+        counts["expert_feed_forward_length"] = shape.n_ff_exp
+        counts["expert_shared_feed_forward_length"] = shape.n_ff_shexp
     else:
-        writer.add_feed_forward_length(shape.n_ff)
+        counts["feed_forward_length"] = shape.n_ff
+    for key, value in counts.items():
+        writer.add_uint32(f"{arch}.{key}", value)
+    writer.add_array(f"{arch}.rope.dimension_sections", list(shape.rope_sections))
+    writer.add_float32(f"{arch}.rope.freq_base", shape.rope_freq_base)
+    writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)
 
 
 def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
@@ -311,8 +315,10 @@ def tensor_chunks(spec: TensorSpec, tensor_type: str, seed: int) -> Iterator[byt
         yield _random_chunk(rng, min(step, units - start), tensor_type, deviation)
 
 
-def _small_tensor(spec: TensorSpec, rng: np.random.Generator, count: int) -> npt.NDArray[np.float64]:
-    """F32 tensors other than matrices, flattened with the fast dimension last; ``count`` values."""
+def _small_tensor(
+    spec: TensorSpec, rng: np.random.Generator, count: int
+) -> npt.NDArray[np.float64]:
+    """The ``count`` values of a tensor that is no matrix, in file order."""
     if spec.kind == "norm":
         return np.ones(count)
     if spec.kind == "decay":  # -exp(A_log): the decay per time step is exp(this x softplus(dt))
@@ -329,7 +335,8 @@ def _random_chunk(
     """``units`` elements (f16, f32) or blocks of 32 (quantized) with the given deviation."""
     if tensor_type not in _BLOCK_BYTES:
         values = rng.standard_normal(units, dtype=np.float32) * np.float32(deviation)
-        return values.astype("<f2" if tensor_type == "f16" else "<f4").tobytes()
+        numbers: bytes = values.astype("<f2" if tensor_type == "f16" else "<f4").tobytes()
+        return numbers
     n_quants = _BLOCK_BYTES[tensor_type] - 2
     blocks = np.empty(units, dtype=[("scale", "<f2"), ("quants", "u1", (n_quants,))])
     scale = np.float16(deviation / _LEVEL_RMS[tensor_type])
@@ -343,4 +350,5 @@ def _random_chunk(
         # Levels of the 4-bit types are not symmetric; a random sign per block makes the mean 0.
         sign = 1 - 2 * (rng.integers(0, 2, units, dtype=np.int8))
         blocks["scale"] = scale * sign.astype(np.float16)
-    return blocks.tobytes()
+    raw: bytes = blocks.tobytes()
+    return raw

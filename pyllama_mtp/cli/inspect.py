@@ -1,0 +1,135 @@
+"""``pyllama-mtp inspect``: what a model file is and what memory it needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import Any
+
+from pyllama_mtp.models.ggufinfo import GGUFInfo, read_gguf
+from pyllama_mtp.models.memory import (
+    CACHE_TYPES,
+    MemoryEstimate,
+    available_memory,
+    memory_estimate,
+)
+
+_PARTS = {
+    "weights": "weights",
+    "tied_output": "LM head copy (at most)",
+    "kv_target": "KV cache",
+    "recurrent": "recurrent states",
+    "kv_draft": "draft KV cache",
+    "outputs": "output rows",
+    "compute": "compute (estimate)",
+    "total": "total",
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the ``inspect`` command."""
+    parser = subparsers.add_parser(
+        "inspect",
+        help="show a model's architecture, layers, MTP head, tensor types and memory need",
+        description="Describe a GGUF model file without loading it: architecture, layers, MTP "
+        "head, tensor types, and the memory it needs for a context, against what is available.",
+    )
+    parser.add_argument("model", metavar="FILE", help="a .gguf file")
+    parser.add_argument(
+        "--n-ctx", type=int, default=8192, help="context length in tokens (default: %(default)s)"
+    )
+    for which in ("k", "v"):
+        parser.add_argument(
+            f"--cache-type-{which}",
+            default="f16",
+            metavar="TYPE",
+            help=f"{which.upper()} cache: {', '.join(CACHE_TYPES)} (default: %(default)s)",
+        )
+    parser.add_argument(
+        "--depth",
+        type=int,
+        default=3,
+        help="draft depth; a rollback state is kept per drafted token (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the header, print the description."""
+    info = read_gguf(args.model)
+    types = (args.cache_type_k, args.cache_type_v)
+    without = memory_estimate(info, args.n_ctx, *types, mtp=False)
+    with_mtp = memory_estimate(info, args.n_ctx, *types, n_rs_seq=args.depth, mtp=True)
+    available = available_memory()
+    if args.json:
+        print(json.dumps(_as_json(info, args, without, with_mtp, available), indent=2))
+        return 0
+    _print_model(info)
+    print(f"memory, context {args.n_ctx}, cache {types[0]}/{types[1]}, draft depth {args.depth}:")
+    print(f"  {'':24}{'no MTP':>12}{'MTP':>12}")
+    for part, label in _PARTS.items():
+        figures = [getattr(e, part) / 2**20 for e in (without, with_mtp)]
+        print(f"  {label:24}{figures[0]:8.1f} MiB{figures[1]:8.1f} MiB")
+    verdict = "enough" if with_mtp.total <= available else "NOT ENOUGH"
+    print(f"  {'available here':24}{available / 2**20:8.1f} MiB  ({verdict})")
+    return 0
+
+
+def _mtp_text(info: GGUFInfo) -> str:
+    if not info.has_mtp:
+        return "none"
+    if not info.supported:
+        return "present, but this architecture's head is not driven by this package"
+    if info.mtp_complete:
+        return f"complete ({info.n_mtp_layers} block)"
+    return f"INCOMPLETE, missing {', '.join(info.mtp_missing[:4])}"
+
+
+def _print_model(info: GGUFInfo) -> None:
+    trunk = f"{len(info.attention_layers)} full attention, {len(info.recurrent_layers)} recurrent"
+    types = ", ".join(f"{t} {n / 2**20:.1f} MiB" for t, n in info.tensor_types.items())
+    experts = f", {info.n_expert} experts ({info.n_expert_used} used)" if info.n_expert else ""
+    rows = {
+        "file": f"{info.path} ({info.size / 1e6:.1f} MB, GGUF {info.version})",
+        "name": info.name + (" [synthetic: random weights]" if info.synthetic else ""),
+        "architecture": info.architecture + ("" if info.supported else " (not supported)"),
+        "layers": f"{info.n_layer} ({trunk})",
+        "MTP head": _mtp_text(info),
+        "width": f"{info.n_embd}, {info.n_head} heads ({info.n_head_kv} KV) of "
+        f"{info.head_dim_k}{experts}",
+        "vocabulary": f"{info.n_vocab} ({info.tokenizer_model}, {info.tokenizer_pre})"
+        + (", chat template" if info.has_chat_template else ", no chat template"),
+        "trained context": str(info.context_length),
+        "parameters": f"{info.n_params / 1e6:.1f} million",
+        "tensors": f"{len(info.tensors)} ({types})",
+    }
+    for label, text in rows.items():
+        print(f"{label:16}{text}")
+
+
+def _as_json(
+    info: GGUFInfo,
+    args: argparse.Namespace,
+    without: MemoryEstimate,
+    with_mtp: MemoryEstimate,
+    available: int,
+) -> dict[str, Any]:
+    skipped = ("tensors", "metadata")
+    return {
+        **{k: v for k, v in vars(info).items() if k not in skipped},
+        "supported": info.supported,
+        "has_mtp": info.has_mtp,
+        "mtp_complete": info.mtp_complete,
+        "mtp_missing": info.mtp_missing,
+        "n_tensors": len(info.tensors),
+        "tensor_types": info.tensor_types,
+        "n_params": info.n_params,
+        "memory": {
+            "n_ctx": args.n_ctx,
+            "no_mtp": {**asdict(without), "total": without.total},
+            "mtp": {**asdict(with_mtp), "total": with_mtp.total},
+            "available": available,
+        },
+    }

@@ -1,0 +1,77 @@
+"""``pyllama-mtp synth``: write a model of a published shape with random weights."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.models.shapes import SHAPES, get_shape
+from pyllama_mtp.models.synth import TENSOR_TYPES, synthetic_size, write_synthetic
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the ``synth`` command."""
+    parser = subparsers.add_parser(
+        "synth",
+        help="write a model of a published shape with random weights, for measuring speed",
+        description="Write a GGUF model of a published shape with random weights, MTP head "
+        "included. Nothing is downloaded. Its speed is the real model's, its text is nonsense.",
+    )
+    parser.add_argument("output", nargs="?", metavar="OUT.gguf", help="file to write")
+    parser.add_argument(
+        "--shape",
+        default="qwen3.5-0.8b",
+        metavar="NAME",
+        help="one of: " + ", ".join(SHAPES) + " (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--type",
+        default="q8_0",
+        metavar="TYPE",
+        help="tensor type: " + ", ".join(TENSOR_TYPES) + " (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same file (default: 0)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a dimension, e.g. --set n_layer=4; may be repeated",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
+    parser.add_argument("--list", action="store_true", help="list the shapes and exit")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the file (or list the shapes) and say what was written."""
+    if args.list:
+        for shape in SHAPES.values():
+            size = synthetic_size(shape, "q8_0") / 1e9
+            print(f"{shape.name:16} {shape.architecture:10} {size:7.2f} GB as q8_0  {shape.source}")
+        return 0
+    if args.output is None:
+        raise UsageError("give the file to write, e.g. pyllama-mtp synth model.gguf")
+    shape = get_shape(args.shape, **dict(_assignment(text) for text in args.set))
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(shape.name, total=None)
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        path = write_synthetic(
+            args.output, shape, args.type.lower(), args.seed, progress=progress, force=args.force
+        )
+    print(f"{path}: {shape.name}, {args.type.lower()}, {path.stat().st_size / 1e9:.2f} GB")
+    return 0
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--set {text!r}: expected KEY=VALUE, e.g. n_layer=4")
+    return key.strip().replace("-", "_"), value

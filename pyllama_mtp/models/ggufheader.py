@@ -1,0 +1,256 @@
+"""Read the header of a GGUF file: metadata and tensor table, with every number checked.
+
+This is a parser of our own because the two others do not serve here: ``gguf.GGUFReader`` maps the
+whole file, takes seconds over a large vocabulary and answers a damaged file with an IndexError;
+the native loader prints to a log and returns a null pointer, or ends the process. Nothing here is
+allocated from a number in the file: each count is first compared with the bytes that are there.
+
+Format: ggml's docs/gguf.md; rules and limits as in upstream's ggml/src/gguf.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from gguf import GGML_QUANT_SIZES
+
+from pyllama_mtp.errors import ModelFileError
+
+MAX_HEADER = 512 << 20  # published headers, vocabulary included, stay below 20 MB
+MAX_TENSORS = 1 << 20
+MAX_ENTRIES = 1 << 16
+MAX_NAME = 63  # GGML_MAX_NAME less the terminator
+KEPT_ELEMENTS = 4096
+_CHUNK = 1 << 20
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"} | {
+    12: "d"
+}
+_STRING, _ARRAY = 8, 9
+# Tensor types by number: (name, elements per block, bytes per block). Q2_0 is in the pinned tree
+# but not in every release of the gguf package.
+TENSOR_TYPES: dict[int, tuple[str, int, int]] = {42: ("Q2_0", 64, 18)} | {
+    int(t): (t.name, *size) for t, size in GGML_QUANT_SIZES.items()
+}
+
+
+@dataclass(frozen=True)
+class ArraySummary:
+    """An array that was walked over, not kept: element type number, length, distinct strings."""
+
+    type: int
+    length: int
+    n_distinct: int | None = None
+
+
+#: Metadata value: scalar, string, short number array, or a summary of any other array.
+Value = int | float | bool | str | tuple[int | float | bool, ...] | ArraySummary
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor: ``shape`` in ggml order (fast dimension first), ``offset`` within the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    offset: int
+    nbytes: int
+
+
+@dataclass
+class Header:
+    """What stands before the tensor data of a GGUF file; ``size`` is the file's, in bytes."""
+
+    path: str
+    size: int
+    version: int
+    metadata: dict[str, Value] = field(default_factory=dict)
+    tensors: list[TensorEntry] = field(default_factory=list)
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """Parse a file's header and check that the file is long enough for its tensors.
+
+    Raises:
+        ModelFileError: no such file, a directory, unreadable, not a GGUF, an unsupported version,
+            truncated, or any count, length, type or offset that cannot be right.
+    """
+    file_path = Path(path)
+    if file_path.is_dir():
+        raise ModelFileError(f"{path} is a directory; give the .gguf file in it", path)
+    try:
+        with file_path.open("rb") as file:
+            return _Parser(file, os.fspath(path)).parse()
+    except FileNotFoundError:
+        raise ModelFileError(f"no such model file: {path}", path) from None
+    except OSError as exc:
+        raise ModelFileError(f"cannot read {path}: {exc.strerror or exc}", path) from exc
+
+
+class _Parser:
+    """A cursor over the growing start of a file; reads are bounded by what the file holds."""
+
+    def __init__(self, file: BinaryIO, path: str) -> None:
+        self.file = file
+        self.path = path
+        self.size = os.fstat(file.fileno()).st_size
+        self.buffer = bytearray()
+        self.pos = 0
+
+    def fail(self, message: str) -> ModelFileError:
+        return ModelFileError(f"{self.path}: {message}", self.path)
+
+    def need(self, n: int, what: str) -> int:
+        """Make ``n`` more bytes available, move past them and return where they start."""
+        start, end = self.pos, self.pos + n
+        if end > self.size:
+            raise self.fail(
+                f"truncated: {what} needs {end - self.size} bytes more than the file has"
+                f" ({self.size}); download or copy it again"
+            )
+        if end > MAX_HEADER:
+            raise self.fail(f"{what} ends {end} bytes into the file; no real header is that long")
+        while end > len(self.buffer):
+            piece = self.file.read(_CHUNK)
+            if not piece:
+                raise self.fail(f"{what}: the file became shorter while it was read")
+            self.buffer += piece
+        self.pos = end
+        return start
+
+    def number(self, code: str, what: str) -> int:
+        start = self.need(struct.calcsize(code), what)
+        value: int = struct.unpack_from("<" + code, self.buffer, start)[0]
+        return value
+
+    def raw_string(self, what: str) -> bytes:
+        n = self.number("Q", what)
+        start = self.need(n, what)
+        return bytes(self.buffer[start : start + n])
+
+    def string(self, what: str) -> str:
+        try:
+            return self.raw_string(what).decode()
+        except UnicodeDecodeError:
+            raise self.fail(f"{what} is not valid UTF-8; the file is damaged") from None
+
+    def parse(self) -> Header:
+        if self.size == 0:
+            raise self.fail("the file is empty")
+        magic = self.file.read(4)
+        self.file.seek(0)
+        if magic != b"GGUF":
+            raise self.fail(f"not a GGUF file: it starts with {magic!r}, expected b'GGUF'")
+        self.need(4, "magic")
+        version = self.number("I", "version")
+        if version not in (2, 3):
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+            why = "big-endian files" if swapped in (2, 3) else f"GGUF version {version}"
+            raise self.fail(f"{why} cannot be read; versions 2 and 3 (little-endian) can")
+        n_tensors = self.count("Q", "tensor count", MAX_TENSORS, 24)
+        n_entries = self.count("Q", "metadata count", MAX_ENTRIES, 13)
+        header = Header(self.path, self.size, version)
+        for _ in range(n_entries):
+            key = self.string("metadata key")
+            if key in header.metadata:
+                raise self.fail(f"metadata key {key!r} appears twice")
+            header.metadata[key] = self.value(key, self.number("I", f"type of {key!r}"))
+        self.tensors(header, n_tensors)
+        return header
+
+    def count(self, code: str, what: str, limit: int, least: int) -> int:
+        """A number of items of at least ``least`` bytes each; refused when it cannot be right."""
+        n = self.number(code, what)
+        if n > limit:
+            raise self.fail(f"{what} is {n}, more than {limit}; the file is damaged")
+        if n * least > self.size - self.pos:
+            raise self.fail(
+                f"truncated or damaged: {what} is {n}, which needs at least {n * least} bytes, "
+                f"and {self.size - self.pos} are left"
+            )
+        return n
+
+    def value(self, key: str, kind: int) -> Value:
+        what = f"value of {key!r}"
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind], what)
+        if kind == _STRING:
+            return self.string(what)
+        if kind != _ARRAY:
+            raise self.fail(f"{what} has unknown type {kind}")
+        kind = self.number("I", what)
+        if kind == _STRING:
+            return self.string_array(key, self.count("Q", f"length of {key!r}", 1 << 30, 8))
+        if kind not in _SCALARS:
+            raise self.fail(f"{what} is an array of unknown type {kind}")
+        width = struct.calcsize(_SCALARS[kind])
+        n = self.count("Q", f"length of {key!r}", 1 << 30, width)
+        start = self.need(n * width, what)
+        if n > KEPT_ELEMENTS:
+            return ArraySummary(kind, n)
+        return struct.unpack_from(f"<{n}{_SCALARS[kind]}", self.buffer, start)
+
+    def string_array(self, key: str, n: int) -> ArraySummary:
+        """Walk over ``n`` strings; tokens are counted apart, because duplicates abort natively."""
+        distinct: set[bytes] | None = set() if key == "tokenizer.ggml.tokens" else None
+        what = f"element of {key!r}"
+        for i in range(n):
+            text = self.raw_string(what)
+            if distinct is not None:
+                distinct.add(text or b"[EMPTY_%d]" % i)
+        return ArraySummary(_STRING, n, None if distinct is None else len(distinct))
+
+    def tensors(self, header: Header, n: int) -> None:
+        alignment = header.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise self.fail(f"general.alignment is {alignment!r}, it must be a power of 2")
+        entries = [self.tensor() for _ in range(n)]
+        data = -(-self.pos // alignment) * alignment
+        end, seen = 0, set()
+        for name, shape, kind, offset, nbytes in entries:
+            if name in seen:
+                raise self.fail(f"tensor {name!r} appears twice")
+            seen.add(name)
+            if offset != end:
+                raise self.fail(f"tensor {name!r} starts at {offset}, expected {end}")
+            end += -(-nbytes // alignment) * alignment
+            header.tensors.append(TensorEntry(name, shape, kind, data + offset, nbytes))
+        last = header.tensors[-1] if header.tensors else None
+        missing = last.offset + last.nbytes - self.size if last else 0
+        if last and missing > 0:
+            raise self.fail(
+                f"truncated: {missing} bytes of tensor data are missing (the last tensor, "
+                f"{last.name!r}, ends at {last.offset + last.nbytes}, the file has {self.size} "
+                "bytes); download or copy it again"
+            )
+
+    def tensor(self) -> tuple[str, tuple[int, ...], str, int, int]:
+        name = self.string("tensor name")
+        if not 1 <= len(name.encode()) <= MAX_NAME:
+            raise self.fail(f"tensor name {name[:80]!r} is empty or longer than {MAX_NAME} bytes")
+        what = f"table entry of {name!r}"
+        n_dims = self.number("I", what)
+        if not 1 <= n_dims <= 4:
+            raise self.fail(f"tensor {name!r} has {n_dims} dimensions, 1 to 4 are possible")
+        shape = tuple(self.number("Q", what) for _ in range(n_dims))
+        kind = self.number("I", what)
+        if kind not in TENSOR_TYPES:
+            raise self.fail(
+                f"tensor {name!r} has unknown type {kind}; this version knows "
+                + ", ".join(t[0] for t in TENSOR_TYPES.values())
+            )
+        type_name, block, block_bytes = TENSOR_TYPES[kind]
+        if min(shape) < 1 or math.prod(shape) >= 1 << 62:
+            raise self.fail(f"tensor {name!r} has the impossible shape {shape}")
+        if shape[0] % block:
+            raise self.fail(
+                f"tensor {name!r} has rows of {shape[0]}, {type_name} needs multiples of {block}"
+            )
+        offset = self.number("Q", what)
+        return name, shape, type_name, offset, math.prod(shape) // block * block_bytes

@@ -1,0 +1,376 @@
+"""What a model file is, and whether this package can run it, before the native loader sees it.
+
+``read_gguf`` describes any GGUF model; ``validate_model_file`` insists on what the native code
+needs, because there a missing tensor or an odd number ends the process instead of raising.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+
+from pyllama_mtp.errors import ModelFileError, NoMtpHeadError, UnsupportedArchitectureError
+from pyllama_mtp.models.ggufheader import ArraySummary, Header, TensorEntry, Value, read_header
+from pyllama_mtp.models.layout import model_tensors
+from pyllama_mtp.models.shapes import (
+    MAX_LAYERS,
+    SUPPORTED_ARCHITECTURES,
+    ModelShape,
+    shape_problems,
+)
+
+
+@dataclass(frozen=True)
+class GGUFInfo:
+    """A model file's description. Counts are 0 and names empty where the file says nothing.
+
+    ``n_layer`` is the trunk; ``attention_layers`` and ``recurrent_layers`` split its indices.
+    The MTP blocks follow as layers ``n_layer`` to ``n_layer + n_mtp_layers - 1``.
+    """
+
+    path: str
+    size: int
+    version: int
+    architecture: str
+    name: str
+    n_layer: int
+    n_mtp_layers: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    head_dim_k: int
+    head_dim_v: int
+    n_rot: int
+    n_ff: int
+    n_vocab: int
+    context_length: int
+    n_expert: int
+    n_expert_used: int
+    n_ff_exp: int
+    n_ff_shexp: int
+    full_attention_interval: int
+    attention_layers: tuple[int, ...]
+    recurrent_layers: tuple[int, ...]
+    ssm_conv_kernel: int
+    ssm_inner_size: int
+    ssm_state_size: int
+    ssm_k_heads: int
+    ssm_v_heads: int
+    tokenizer_model: str
+    tokenizer_pre: str
+    has_chat_template: bool
+    synthetic: bool
+    tensors: tuple[TensorEntry, ...] = field(repr=False)
+    metadata: dict[str, Value] = field(repr=False)
+
+    @property
+    def supported(self) -> bool:
+        """Whether this package drives the architecture."""
+        return self.architecture in SUPPORTED_ARCHITECTURES
+
+    @property
+    def n_params(self) -> int:
+        """Number of weights in all tensors."""
+        return sum(math.prod(t.shape) for t in self.tensors)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all tensors, padding left out."""
+        return sum(t.nbytes for t in self.tensors)
+
+    @property
+    def tensor_types(self) -> dict[str, int]:
+        """Bytes by tensor type, largest first."""
+        totals: Counter[str] = Counter()
+        for t in self.tensors:
+            totals[t.type] += t.nbytes
+        return dict(totals.most_common())
+
+    @property
+    def tied_embeddings(self) -> bool:
+        """True when the LM head is the token embedding."""
+        return all(t.name != "output.weight" for t in self.tensors)
+
+    @property
+    def has_mtp(self) -> bool:
+        """True when the file announces an MTP head or holds part of one."""
+        return self.n_mtp_layers > 0 or any(".nextn." in t.name for t in self.tensors)
+
+    @property
+    def mtp_missing(self) -> tuple[str, ...]:
+        """What a usable MTP head needs and this file lacks; () without a head of a known kind."""
+        if not (self.has_mtp and self.supported):
+            return ()
+        if self.n_mtp_layers < 1:
+            return (f"metadata key {self.architecture}.nextn_predict_layers",)
+        names = {t.name for t in self.tensors}
+        prefixes = tuple(f"blk.{self.n_layer + i}." for i in range(self.n_mtp_layers))
+        wanted = [
+            s.name
+            for s in model_tensors(self.to_shape(), self.recurrent_layers)
+            if s.required and s.name.startswith(prefixes)
+        ]
+        return tuple(n for n in wanted if n not in names and not _has_fused(n, names))
+
+    @property
+    def mtp_complete(self) -> bool:
+        """True when the file has an MTP head with all its tensors."""
+        return self.has_mtp and self.supported and not self.mtp_missing
+
+    @property
+    def mtp_weight_bytes(self) -> int:
+        """Bytes of the MTP blocks: what is loaded only with MTP on."""
+        first, last = self.n_layer, self.n_layer + self.n_mtp_layers
+        prefixes = tuple(f"blk.{i}." for i in range(first, last))
+        return sum(t.nbytes for t in self.tensors if prefixes and t.name.startswith(prefixes))
+
+    def to_shape(self) -> ModelShape:
+        """The dimensions as a :class:`ModelShape`, from which the expected tensors follow."""
+        return ModelShape(
+            name=self.name or self.architecture,
+            n_layer=self.n_layer,
+            n_embd=self.n_embd,
+            n_head=self.n_head,
+            n_head_kv=self.n_head_kv,
+            head_dim=self.head_dim_k,
+            n_vocab=self.n_vocab,
+            ssm_k_heads=self.ssm_k_heads,
+            ssm_v_heads=self.ssm_v_heads,
+            n_ff=self.n_ff,
+            n_expert=self.n_expert,
+            n_expert_used=self.n_expert_used,
+            n_ff_exp=self.n_ff_exp,
+            n_ff_shexp=self.n_ff_shexp,
+            ssm_head_dim=self.ssm_state_size,
+            ssm_conv_kernel=self.ssm_conv_kernel,
+            full_attention_interval=self.full_attention_interval,
+            n_mtp=self.n_mtp_layers,
+            n_ctx_train=self.context_length,
+            tied_embeddings=self.tied_embeddings,
+        )
+
+
+def read_gguf(path: str | os.PathLike[str]) -> GGUFInfo:
+    """Describe a GGUF model of any architecture.
+
+    Raises:
+        ModelFileError: see :func:`pyllama_mtp.models.ggufheader.read_header`; also metadata of
+            the wrong type, and one part of a model that is split into several files.
+    """
+    header = read_header(path)
+    arch = _text(header, "general.architecture")
+    if not arch:
+        raise _bad(header, "the key general.architecture is missing; this is no model file")
+    parts = _number(header, "split.count", 1)
+    if parts > 1:
+        raise _bad(
+            header,
+            f"this is one of {parts} parts of a model; join them with "
+            "'llama-gguf-split --merge' first",
+        )
+
+    def dim(key: str, default: int = 0) -> int:
+        return _number(header, f"{arch}.{key}", default)
+
+    n_mtp = dim("nextn_predict_layers")
+    blocks = dim("block_count")
+    if not 0 <= n_mtp <= blocks or blocks > MAX_LAYERS:
+        raise _bad(header, f"{blocks} blocks with {n_mtp} MTP blocks cannot be right")
+    n_layer = blocks - n_mtp
+    head_dim = dim("embedding_length") // max(dim("attention.head_count"), 1)
+    recurrent = _recurrent(header, arch, n_layer)
+    return GGUFInfo(
+        path=header.path,
+        size=header.size,
+        version=header.version,
+        architecture=arch,
+        name=_text(header, "general.name"),
+        n_layer=n_layer,
+        n_mtp_layers=n_mtp,
+        n_embd=dim("embedding_length"),
+        n_head=dim("attention.head_count"),
+        n_head_kv=dim("attention.head_count_kv", dim("attention.head_count")),
+        head_dim_k=dim("attention.key_length", head_dim),
+        head_dim_v=dim("attention.value_length", head_dim),
+        n_rot=dim("rope.dimension_count"),
+        n_ff=dim("feed_forward_length"),
+        n_vocab=_vocab_size(header, arch),
+        context_length=dim("context_length"),
+        n_expert=dim("expert_count"),
+        n_expert_used=dim("expert_used_count"),
+        n_ff_exp=dim("expert_feed_forward_length"),
+        n_ff_shexp=dim("expert_shared_feed_forward_length"),
+        full_attention_interval=dim("full_attention_interval", 4 if recurrent else 1),
+        attention_layers=tuple(i for i in range(n_layer) if i not in set(recurrent)),
+        recurrent_layers=recurrent,
+        ssm_conv_kernel=dim("ssm.conv_kernel"),
+        ssm_inner_size=dim("ssm.inner_size"),
+        ssm_state_size=dim("ssm.state_size"),
+        ssm_k_heads=dim("ssm.group_count"),
+        ssm_v_heads=dim("ssm.time_step_rank"),
+        tokenizer_model=_text(header, "tokenizer.ggml.model"),
+        tokenizer_pre=_text(header, "tokenizer.ggml.pre"),
+        has_chat_template=bool(_text(header, "tokenizer.chat_template")),
+        synthetic=header.metadata.get("pyllama_mtp.synthetic") is True,
+        tensors=tuple(header.tensors),
+        metadata=header.metadata,
+    )
+
+
+def validate_model_file(path: str | os.PathLike[str], require_mtp: bool = True) -> GGUFInfo:
+    """Check that the native code can load and run a file, and describe it.
+
+    Args:
+        path: the model file.
+        require_mtp: also insist on a complete MTP head.
+
+    Raises:
+        ModelFileError: as :func:`read_gguf`; also missing or impossible hyper-parameters, missing
+            tensors, wrong tensor shapes, a vocabulary that cannot be loaded.
+        UnsupportedArchitectureError: the architecture is not one this package drives.
+        NoMtpHeadError: no MTP head, or part of one, and ``require_mtp`` is true.
+    """
+    info = read_gguf(path)
+    if not info.supported:
+        raise UnsupportedArchitectureError(
+            f"{path}: architecture {info.architecture!r} is not supported; this package drives "
+            f"the MTP heads of {' and '.join(SUPPORTED_ARCHITECTURES)} (Qwen3.5, Qwen3.6)",
+            path,
+        )
+    problems = _hyperparameter_problems(info) or _vocabulary_problems(info)
+    if not problems and require_mtp and not info.mtp_complete:
+        raise NoMtpHeadError(f"{path}: {_mtp_complaint(info)}", path)
+    problems = problems or _tensor_problems(info, require_mtp)
+    if problems:
+        shown = "; ".join(problems[:4])
+        more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
+        raise ModelFileError(f"{path}: {shown}{more}", path)
+    return info
+
+
+# --- checks -------------------------------------------------------------------------------------
+
+
+def _hyperparameter_problems(info: GGUFInfo) -> list[str]:
+    arch, keys = info.architecture, info.metadata
+    needed = ["block_count", "context_length", "embedding_length", "attention.head_count"]
+    needed += ["attention.layer_norm_rms_epsilon", "rope.dimension_sections"]
+    needed += [f"ssm.{k}" for k in ("conv_kernel", "inner_size", "state_size", "group_count")]
+    needed += ["ssm.time_step_rank"]
+    missing = [f"{arch}.{k}" for k in needed if f"{arch}.{k}" not in keys]
+    if missing:
+        return ["missing hyper-parameters: " + ", ".join(missing)]
+    rules = (
+        (info.head_dim_k == info.head_dim_v, "key and value heads differ in size"),
+        (0 < info.n_rot <= info.head_dim_k and info.n_rot % 2 == 0, f"n_rot is {info.n_rot}"),
+        (
+            info.ssm_inner_size == info.ssm_state_size * info.ssm_v_heads,
+            f"ssm.inner_size {info.ssm_inner_size} is not state_size x time_step_rank",
+        ),
+        ((arch == "qwen35moe") == (info.n_expert > 0), f"{arch} with {info.n_expert} experts"),
+    )
+    return shape_problems(info.to_shape()) + [text for good, text in rules if not good]
+
+
+def _vocabulary_problems(info: GGUFInfo) -> list[str]:
+    tokens = info.metadata.get("tokenizer.ggml.tokens")
+    n = tokens.length if isinstance(tokens, ArraySummary) else 0
+    if not info.tokenizer_model or not n:
+        return ["the file has no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens)"]
+    if isinstance(tokens, ArraySummary) and tokens.n_distinct not in (None, n):
+        return [f"the vocabulary has {n - (tokens.n_distinct or 0)} duplicate tokens"]
+    if info.tokenizer_model == "gpt2" and "tokenizer.ggml.merges" not in info.metadata:
+        return ["the tokenizer has no merges (tokenizer.ggml.merges)"]
+    return []
+
+
+def _mtp_complaint(info: GGUFInfo) -> str:
+    if not info.has_mtp:
+        return (
+            "the model has no MTP head; convert it with its MTP layer kept, or run without "
+            "speculative decoding (depth 0)"
+        )
+    missing = info.mtp_missing
+    return f"the MTP head is incomplete, {len(missing)} missing: " + ", ".join(missing[:4])
+
+
+def _tensor_problems(info: GGUFInfo, require_mtp: bool) -> list[str]:
+    """Missing tensors and wrong shapes, by the table the writer uses too."""
+    have = {t.name: t for t in info.tensors}
+    problems = []
+    for spec in model_tensors(info.to_shape(), info.recurrent_layers):
+        found = have.get(spec.name)
+        in_mtp = spec.name.startswith(f"blk.{info.n_layer}.")
+        if found is None:
+            optional = not spec.required or (in_mtp and not require_mtp)
+            if not optional and not _has_fused(spec.name, have):
+                problems.append(f"tensor {spec.name} is missing")
+        elif _trimmed(found.shape) != _trimmed(spec.shape):
+            problems.append(f"tensor {spec.name} is {found.shape}, expected {spec.shape}")
+    return problems
+
+
+def _has_fused(name: str, names: dict[str, TensorEntry] | set[str]) -> bool:
+    """Whether a file has ``name`` as part of a fused tensor that the loader accepts instead."""
+    for part, fused in (
+        *((f"attn_{x}.weight", "attn_qkv.weight") for x in "qkv"),
+        *((f"ffn_{x}_exps.weight", "ffn_gate_up_exps.weight") for x in ("gate", "up")),
+    ):
+        if name.endswith("." + part):
+            return name[: -len(part)] + fused in names
+    return False
+
+
+# --- metadata -----------------------------------------------------------------------------------
+
+
+def _bad(header: Header, message: str) -> ModelFileError:
+    return ModelFileError(f"{header.path}: {message}", header.path)
+
+
+def _text(header: Header, key: str) -> str:
+    value = header.metadata.get(key, "")
+    if not isinstance(value, str):
+        raise _bad(header, f"{key} is {value!r}, expected text")
+    return value
+
+
+def _number(header: Header, key: str, default: int) -> int:
+    """A whole number; of a per-layer array, the largest entry."""
+    value = header.metadata.get(key, default)
+    if isinstance(value, tuple) and value:
+        value = max(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _bad(header, f"{key} is {value!r}, expected a whole number")
+    if not 0 <= value < 1 << 40:
+        raise _bad(header, f"{key} is {value}, which cannot be right")
+    return value
+
+
+def _recurrent(header: Header, arch: str, n_layer: int) -> tuple[int, ...]:
+    """Recurrent trunk layers: by the per-layer flags if present, else by the interval."""
+    flags = header.metadata.get(f"{arch}.attention.recurrent_layers")
+    if isinstance(flags, tuple):
+        if len(flags) < n_layer:
+            raise _bad(header, f"{len(flags)} recurrent-layer flags for {n_layer} layers")
+        return tuple(i for i in range(n_layer) if flags[i])
+    if arch not in SUPPORTED_ARCHITECTURES:
+        return ()
+    interval = _number(header, f"{arch}.full_attention_interval", 4)
+    return tuple(i for i in range(n_layer) if interval and (i + 1) % interval)
+
+
+def _vocab_size(header: Header, arch: str) -> int:
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, ArraySummary):
+        return tokens.length
+    return _number(header, f"{arch}.vocab_size", 0)
+
+
+def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Trailing dimensions of 1 say nothing."""
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
