@@ -19,9 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from pq.apply import apply_series  # noqa: E402
-from pq.series import PATCHES, VARIANTS, PatchError, read_series  # noqa: E402
-from pq.worktree import check, edit, export  # noqa: E402
+from pq.apply import apply_series
+from pq.series import PATCHES, VARIANTS, PatchError, read_series
+from pq.worktree import check, edit, export
 
 TREE = PATCHES.parent / "vendor" / "llama.cpp"
 

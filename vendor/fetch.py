@@ -21,8 +21,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from sdist import DISK_FULL, FetchError, Pin, cache_dir, download, read_pin, sha256_of  # noqa: E402
-from tree import Tree, check_tree, read_tree, unpack  # noqa: E402
+from sdist import DISK_FULL, FetchError, Pin, cache_dir, download, read_pin, sha256_of
+from tree import Tree, check_tree, read_tree, unpack
 
 HERE = Path(__file__).resolve().parent
 PIN_FILE = HERE / "llama-cpp.pin"
@@ -38,7 +38,7 @@ def ensure_tree(
     A complete tree is recognised by its stamp, file count and total size (milliseconds, nothing is
     downloaded). Anything less is unpacked again. Raises FetchError with a message for the user.
     """
-    dest = Path(os.path.abspath(dest))
+    dest = dest.resolve()
     pin = read_pin(pin_file)
     tree = read_tree(dest, pin)
     if tree is not None:
@@ -127,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.check:
             tree = check_tree(args.dest, read_pin(PIN_FILE))
         else:
-            tree = ensure_tree(args.dest, args.archive)
+            tree = ensure_tree(args.dest, args.archive, PIN_FILE)
     except FetchError as error:
         print(f"vendor: {error}", file=sys.stderr)
         return 2

@@ -119,7 +119,7 @@ def _pip_download(arguments: list[str], name: str | None, requirement: str, targ
         archives = sorted(folder.glob(name or "*.tar.gz"))
         if result.returncode != 0 or len(archives) != 1:
             raise _pip_error(result.stdout, requirement, target)
-        os.replace(archives[0], target)
+        archives[0].replace(target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return target

@@ -141,13 +141,12 @@ def unpack(archive: Path, dest: Path, pin: Pin) -> Tree:
         tree = _extract(archive, new, pin)
         document = {k: v for k, v in vars(tree).items() if k != "path"} | {"layout": layout()}
         write_file(new / STAMP, (json.dumps(document, indent=1) + "\n").encode())
+        other = read_tree(dest, pin)
+        if other is not None:  # another run was quicker: its tree will do
+            return other
         if dest.exists():
             dest.rename(temporary / "old")
-        try:
-            new.rename(dest)
-        except OSError:
-            if read_tree(dest, pin) is None:  # else another run was quicker: its tree will do
-                raise
+        new.rename(dest)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Tree(**(vars(tree) | {"path": dest}))
@@ -246,7 +245,7 @@ def _refuse_foreign(dest: Path) -> None:
         return
     ours = {k.split("/")[0] for k in KEEP} | {STAMP}
     real = dest.is_dir() and not dest.is_symlink()
-    foreign = sorted(set(os.listdir(dest)) - ours) if real else [dest.name]
+    foreign = sorted({path.name for path in dest.iterdir()} - ours) if real else [dest.name]
     if foreign:
         raise FetchError(
             "the destination holds something else",

@@ -7,7 +7,6 @@ only what a changed patch touches. The pristine tree is only read.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,8 +19,8 @@ from .series import PATCHES, Patch, PatchError, Series
 
 sys.path.insert(0, str(PATCHES.parent / "vendor"))
 
-from tree import STAMP as TREE_STAMP  # noqa: E402
-from tree import Tree, files_below, measure, read_stamp  # noqa: E402
+from tree import STAMP as TREE_STAMP
+from tree import Tree, files_below, measure, read_stamp
 
 STAMP = ".pyllama-mtp-patched.json"
 
@@ -40,11 +39,10 @@ class Applied:
 def pristine(path: Path) -> Tree:
     """The pristine tree at `path`, or an error that says how to get it."""
     tree = read_stamp(path)
-    if tree is None:
-        raise PatchError(
-            f"no unpacked llama.cpp in {path}\nnext:\n  python vendor/fetch.py --dest {path}"
-        )
-    return tree
+    if tree is not None and measure(path) == (tree.files, tree.bytes):
+        return tree
+    state = "no unpacked" if tree is None else "an incomplete or changed"
+    raise PatchError(f"{state} llama.cpp in {path}\nnext:\n  python vendor/fetch.py --dest {path}")
 
 
 def apply_series(series: Series, source: Path, dest: Path, variant: str) -> Applied:
@@ -53,7 +51,7 @@ def apply_series(series: Series, source: Path, dest: Path, variant: str) -> Appl
     Raises PatchError when a patch does not apply; `dest` is then as it was.
     """
     tree = pristine(source)
-    source, dest = Path(os.path.abspath(source)), Path(os.path.abspath(dest))
+    source, dest = source.resolve(), dest.resolve()
     if dest == source or source in dest.parents or dest in source.parents:
         raise PatchError(
             f"{dest} and the pristine tree {source} must be apart\nnext:\n  choose --dest"
@@ -158,7 +156,7 @@ def _sync(source: Path, staging: Path, touched: set[str], dest: Path) -> tuple[i
         written += _write_if_changed(origin, dest / name)
     for name, entry in list(files_below(dest)):
         if name not in wanted and name not in (STAMP, TREE_STAMP):
-            os.unlink(entry.path)
+            Path(entry.path).unlink()
             removed += 1
     return written, removed
 
