@@ -1,0 +1,18 @@
+"""The real pin: the tree it names is laid out, and the comment beside it tells the truth."""
+
+from __future__ import annotations
+
+import re
+
+import fetch
+from sdist import read_pin
+
+
+def test_the_pinned_tree():
+    tree = fetch.ensure_tree()
+    assert fetch.check_tree(tree.path, read_pin(fetch.PIN_FILE)) == tree
+    written = re.search(r"commit ([0-9a-f]{40})", fetch.PIN_FILE.read_text())
+    assert written and written.group(1) == tree.commit
+    for name in ("ggml/CMakeLists.txt", "include/llama.h", "tools/llama-bench/CMakeLists.txt"):
+        assert (tree.path / name).is_file()
+    assert any((tree.path / "licenses").iterdir())

@@ -1,0 +1,248 @@
+"""Unpacking: what is taken, that it is complete or absent, and what is refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+
+import fake_sdist
+import fetch
+import pytest
+import tree as tree_module
+from fake_sdist import COMMIT, NEEDED, make_pin, make_sdist
+from sdist import FetchError, read_pin
+
+
+def names(root: Path) -> set[str]:
+    return {str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()}
+
+
+def test_unpacks_the_needed_files_only(place):
+    tree = fetch.ensure_tree(place.dest, place.archive, place.pin)
+    assert names(place.dest) == set(NEEDED) | {tree_module.STAMP}
+    assert all((place.dest / n).read_text() == text for n, text in NEEDED.items())
+    assert (tree.commit, tree.path, tree.files) == (COMMIT, place.dest, len(NEEDED))
+    assert tree.requirement == "llama-cpp-python==9.9.9"
+    assert place.leftovers == []
+
+
+def test_keeps_the_executable_bit(place, tmp_path):
+    archive = make_sdist(tmp_path / "a.tar.gz", NEEDED | {"cmake/run.sh": "#!/bin/sh\n"})
+    fetch.ensure_tree(place.dest, archive, make_pin(place.pin, archive))
+    assert os.access(place.dest / "cmake/run.sh", os.X_OK)
+    assert not (place.dest / "LICENSE").stat().st_mode & 0o111
+
+
+def test_file_times_are_of_the_unpacking(place):
+    """Times of the archive could be older than objects that were built from another release."""
+    fetch.ensure_tree(place.dest, place.archive, place.pin)
+    assert time.time() - (place.dest / "src/llama.cpp").stat().st_mtime < 60
+
+
+def test_second_run_reads_no_archive_and_writes_nothing(place):
+    first = fetch.ensure_tree(place.dest, place.archive, place.pin)
+    times = {n: (place.dest / n).stat().st_mtime_ns for n in names(place.dest)}
+    place.archive.unlink()
+    assert fetch.ensure_tree(place.dest, None, place.pin) == first
+    assert {n: (place.dest / n).stat().st_mtime_ns for n in names(place.dest)} == times
+
+
+@pytest.mark.parametrize("where", ["refs/heads/master", "packed-refs"])
+def test_commit_behind_a_reference(place, tmp_path, where):
+    line = COMMIT if where.startswith("refs") else f"# pack-refs\n{COMMIT} refs/heads/master"
+    git = {"HEAD": "ref: refs/heads/master\n", where: line + "\n"}
+    archive = make_sdist(tmp_path / "a.tar.gz", git=git)
+    assert fetch.ensure_tree(place.dest, archive, make_pin(place.pin, archive)).commit == COMMIT
+
+
+def half_unpack(how: str, dest: Path) -> None:
+    """Leave `dest` as an interrupted copy or a careless hand would."""
+    if how == "no stamp":
+        (dest / tree_module.STAMP).unlink()
+    elif how == "file missing":
+        (dest / "src/llama.cpp").unlink()
+    elif how == "file cut short":
+        (dest / "src/llama.cpp").write_text("int")
+    elif how == "extra file":
+        (dest / "src/extra.cpp").write_text("int extra;\n")
+    elif how == "broken stamp":
+        (dest / tree_module.STAMP).write_text('{"commit": ')
+    elif how == "empty folder":
+        for name in names(dest):
+            (dest / name).unlink()
+
+
+HALF = ["no stamp", "file missing", "file cut short", "extra file", "broken stamp", "empty folder"]
+
+
+@pytest.mark.parametrize("how", HALF)
+def test_half_unpacked_tree_is_repaired(place, how):
+    fetch.ensure_tree(place.dest, place.archive, place.pin)
+    half_unpack(how, place.dest)
+    fetch.ensure_tree(place.dest, place.archive, place.pin)
+    assert names(place.dest) == set(NEEDED) | {tree_module.STAMP}
+    assert fetch.check_tree(place.dest, read_pin(place.pin)).commit == COMMIT
+    assert place.leftovers == []
+
+
+@pytest.mark.parametrize("how", [*HALF, "edited in place", "absent"])
+def test_check_reports_and_changes_nothing(place, how, monkeypatch, capsys):
+    monkeypatch.setattr(fetch, "PIN_FILE", place.pin)
+    fetch.ensure_tree(place.dest, place.archive, place.pin)
+    assert fetch.main(["--check", "--dest", str(place.dest)]) == 0
+    half_unpack(how, place.dest)
+    if how == "edited in place":
+        file = place.dest / "src/llama.cpp"
+        file.write_text(file.read_text().replace("return 7", "return 8"))
+    if how == "absent":
+        place.dest.rename(place.dest.parent / "elsewhere")
+    before = names(place.dest.parent)
+    assert fetch.main(["--check", "--dest", str(place.dest)]) == 2
+    message = capsys.readouterr().err
+    assert "expected: llama-cpp-python==9.9.9" in message
+    assert "do:       run: rm -rf" in message and str(place.dest) in message
+    assert names(place.dest.parent) == before
+
+
+def test_another_pin_replaces_the_tree(place, tmp_path):
+    fetch.ensure_tree(place.dest, place.archive, place.pin)
+    newer = {"CMakeLists.txt": "project(newer)\n"}
+    archive = make_sdist(tmp_path / "newer.tar.gz", newer)
+    fetch.ensure_tree(place.dest, archive, make_pin(place.pin, archive))
+    assert names(place.dest) == {"CMakeLists.txt", tree_module.STAMP}
+
+
+def test_other_unpacking_rules_replace_the_tree(place, monkeypatch):
+    fetch.ensure_tree(place.dest, place.archive, place.pin)
+    monkeypatch.setattr(tree_module, "DROP", (*tree_module.DROP, "tools/"))
+    fetch.ensure_tree(place.dest, place.archive, place.pin)
+    assert not (place.dest / "tools/server").exists()
+
+
+def fail_at_third_file(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    write, count = tree_module.write_file, iter(range(100))
+
+    def failing(path: Path, data: bytes) -> None:
+        if next(count) == 2:
+            raise error
+        write(path, data)
+
+    monkeypatch.setattr(tree_module, "write_file", failing)
+
+
+def test_no_disk_space(place, monkeypatch, capsys):
+    fail_at_third_file(monkeypatch, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    monkeypatch.setattr(fetch, "PIN_FILE", place.pin)
+    assert fetch.main(["--archive", str(place.archive), "--dest", str(place.dest)]) == 2
+    message = capsys.readouterr().err
+    assert "no space left while unpacking" in message and "50 MB" in message
+    assert "--dest" in message
+    assert not place.dest.exists() and place.leftovers == []
+
+
+def test_no_disk_space_leaves_the_old_tree(place, monkeypatch, tmp_path):
+    old = fetch.ensure_tree(place.dest, place.archive, place.pin)
+    archive = make_sdist(tmp_path / "newer.tar.gz", NEEDED | {"src/newer.cpp": "\n"})
+    newer = make_pin(tmp_path / "newer.pin", archive)
+    fail_at_third_file(monkeypatch, OSError(errno.ENOSPC, "full"))
+    with pytest.raises(FetchError, match="no space"):
+        fetch.ensure_tree(place.dest, archive, newer)
+    assert fetch.check_tree(place.dest, read_pin(place.pin)) == old
+    assert place.leftovers == []
+
+
+def test_interruption_leaves_nothing(place, monkeypatch):
+    fail_at_third_file(monkeypatch, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        fetch.ensure_tree(place.dest, place.archive, place.pin)
+    assert not place.dest.exists() and place.leftovers == []
+
+
+def test_unwritable_destination(place):
+    place.dest.parent.rmdir()
+    place.dest.parent.write_text("a file where the folder should be")
+    with pytest.raises(FetchError, match="cannot be written"):
+        fetch.ensure_tree(place.dest, place.archive, place.pin)
+
+
+def test_what_a_killed_run_left_is_removed_when_old(place):
+    old, young = (place.dest.parent / f".llama.cpp.tmp-{n}" for n in ("old", "young"))
+    old.mkdir()
+    young.mkdir()
+    os.utime(old, (1, 1))
+    fetch.ensure_tree(place.dest, place.archive, place.pin)
+    assert place.leftovers == [young.name]
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_foreign_destination_is_refused(place, kind):
+    if kind == "folder":
+        place.dest.mkdir()
+        (place.dest / "thesis.tex").write_text("precious")
+    else:
+        place.dest.write_text("precious")
+    with pytest.raises(FetchError, match="holds something else") as caught:
+        fetch.ensure_tree(place.dest, place.archive, place.pin)
+    assert ("thesis.tex" if kind == "folder" else "llama.cpp") in caught.value.found
+    assert place.dest.exists() and place.leftovers == []
+
+
+@pytest.mark.parametrize(
+    ("case", "found"),
+    [
+        ("link", "not a plain file"),
+        ("dotdot", "leaves the tree"),
+        ("absolute", "leaves the tree"),
+        ("no commit", "no commit"),
+        ("no tree", "no CMakeLists.txt"),
+        ("cut short", "damaged archive"),
+        ("not gzip", "damaged archive"),
+    ],
+)
+def test_bad_archives_are_refused(place, tmp_path, case, found):
+    archive = tmp_path / "bad.tar.gz"
+    if case == "link":
+        make_sdist(archive, links={"src/evil.cpp": "/etc/passwd"})
+    elif case == "dotdot":
+        make_sdist(archive, NEEDED | {"src/../../../evil": "out\n"})
+    elif case == "absolute":
+        make_sdist(archive, NEEDED | {"src//tmp/evil\\x": "out\n"})
+    elif case == "no commit":
+        make_sdist(archive, git={"HEAD": "ref: refs/heads/gone\n"})
+    elif case == "no tree":
+        make_sdist(archive, {"README.md": "moved\n"})
+    elif case == "cut short":
+        archive.write_bytes(place.archive.read_bytes()[:-200])
+    elif case == "not gzip":
+        archive.write_bytes(b"<html>no such page</html>")
+    with pytest.raises(FetchError, match="cannot be used") as caught:
+        fetch.ensure_tree(place.dest, archive, make_pin(place.pin, archive))
+    assert found in caught.value.found and str(archive) in caught.value.found
+    assert not place.dest.exists() and place.leftovers == []
+    assert not (tmp_path / "evil").exists() and not (place.dest.parent / "evil").exists()
+
+
+def test_two_runs_at_once(place):
+    results: list[object] = []
+
+    def run() -> None:
+        try:
+            results.append(fetch.ensure_tree(place.dest, place.archive, place.pin))
+        except BaseException as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(getattr(r, "commit", r) == COMMIT for r in results)
+    assert names(place.dest) == set(NEEDED) | {tree_module.STAMP}
+    assert place.leftovers == []
+
+
+def test_fake_archive_is_not_trivial():
+    assert fake_sdist.NOT_NEEDED and not any(map(tree_module.is_needed, fake_sdist.NOT_NEEDED))
