@@ -148,7 +148,7 @@ def _padded(n: int) -> int:
 
 
 def _row_bytes(cache_type: str, which: str, n: int) -> int:
-    """Bytes of one cache row of ``n`` elements (upstream src/llama-kv-cache.cpp: one row a cell)."""
+    """Bytes of a cache row of ``n`` elements; a row per cell (upstream src/llama-kv-cache.cpp)."""
     if cache_type not in CACHE_TYPES:
         raise UsageError(f"{which} cache type {cache_type!r}; allowed: {', '.join(CACHE_TYPES)}")
     block, size = GGML_QUANT_SIZES[GGMLQuantizationType[cache_type.upper()]]

@@ -1,0 +1,57 @@
+"""The synth and inspect commands: parse, call, print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from pyllama_mtp.cli import inspect, synth
+from pyllama_mtp.errors import PyllamaMtpError, UsageError
+
+
+def call(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    subparsers = parser.add_subparsers()
+    for command in (synth, inspect):
+        command.add_parser(subparsers)
+    args = parser.parse_args(words)
+    code: int = args.run(args)
+    return code
+
+
+def test_synth_then_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "m.gguf")
+    assert call("synth", "--shape", "tiny-moe", "--type", "Q4_0", "--set", "n_layer=8", path) == 0
+    assert call("inspect", path, "--n-ctx", "512") == 0
+    out = capsys.readouterr().out
+    for text in ("qwen35moe", "8 (2 full attention, 6 recurrent)", "complete", "Q4_0", "synthetic"):
+        assert text in out
+
+
+def test_inspect_json(tiny_dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("inspect", str(tiny_dense), "--json", "--cache-type-k", "q8_0") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["architecture"], found["mtp_complete"]) == ("qwen35", True)
+    assert found["memory"]["mtp"]["total"] > found["memory"]["no_mtp"]["total"]
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("synth", "--list") == 0
+    assert "qwen3.6-35b-a3b" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("synth",), ("synth", "--set", "n_layer", "x.gguf"), ("inspect", "absent.gguf")],
+)
+def test_errors_are_ours(words: tuple[str, ...]) -> None:
+    with pytest.raises(PyllamaMtpError):
+        call(*words)
+
+
+def test_bad_cache_type(tiny_dense: Path) -> None:
+    with pytest.raises(UsageError, match="allowed: f16"):
+        call("inspect", str(tiny_dense), "--cache-type-v", "f8")

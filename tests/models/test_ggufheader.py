@@ -1,0 +1,151 @@
+"""A damaged or foreign file gives a typed error that says what is wrong, and costs no memory."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from pyllama_mtp.errors import ModelFileError
+from pyllama_mtp.models.ggufheader import read_header
+
+
+def text(s: str) -> bytes:
+    raw = s.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def entry(key: str, kind: int, value: bytes) -> bytes:
+    return text(key) + struct.pack("<I", kind) + value
+
+
+def tensor(name: str, shape: tuple[int, ...], kind: int, offset: int = 0) -> bytes:
+    dims = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    return text(name) + dims + struct.pack("<IQ", kind, offset)
+
+
+def gguf(
+    entries: list[bytes],
+    tensors: list[bytes],
+    data: bytes = b"",
+    *,
+    version: int = 3,
+    n_entries: int | None = None,
+    n_tensors: int | None = None,
+) -> bytes:
+    counts = (
+        len(tensors) if n_tensors is None else n_tensors,
+        len(entries) if n_entries is None else n_entries,
+    )
+    head = b"GGUF" + struct.pack("<IQQ", version, *counts) + b"".join(entries + tensors)
+    return head + bytes(-len(head) % 32) + data
+
+
+ARCH = entry("general.architecture", 8, text("llama"))
+HUGE = (1 << 62) + 1
+CASES = {
+    "empty": (b"", "is empty"),
+    "not a GGUF": (b"PK\x03\x04 a zip file", r"not a GGUF.*PK"),
+    "GGUF 1": (gguf([], [], version=1), "version 1"),
+    "GGUF 9": (gguf([], [], version=9), "version 9"),
+    "big-endian": (gguf([], [], version=3 << 24), "big-endian"),
+    "magic only": (b"GGUF", "truncated"),
+    "counts cut": (gguf([], [])[:20], "truncated.*4 bytes more"),
+    "huge tensor count": (gguf([ARCH], [], n_tensors=HUGE), "tensor count is"),
+    "tensors that are not there": (gguf([ARCH], [], n_tensors=1000), "tensor count is 1000"),
+    "huge metadata count": (gguf([ARCH], [], n_entries=HUGE), "metadata count is"),
+    "huge string": (gguf([struct.pack("<Q", HUGE)], [], bytes(64)), "truncated"),
+    "huge string array": (
+        gguf([entry("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, HUGE))], [], bytes(64)),
+        "length of 'tokenizer.ggml.tokens'",
+    ),
+    "huge number array": (
+        gguf([entry("a", 9, struct.pack("<IQ", 5, 1 << 29))], [], bytes(64)),
+        "length of 'a'",
+    ),
+    "array of arrays": (gguf([entry("a", 9, struct.pack("<IQ", 9, 1))], [], bytes(64)), "type 9"),
+    "unknown value type": (gguf([entry("a", 77, bytes(8))], [], bytes(64)), "unknown type 77"),
+    "key twice": (gguf([ARCH, ARCH], []), "appears twice"),
+    "bad UTF-8": (gguf([struct.pack("<Q", 2) + b"\xff\xfe"], [], bytes(64)), "UTF-8"),
+    "alignment 24": (
+        gguf([entry("general.alignment", 4, struct.pack("<I", 24))], []),
+        "power of 2",
+    ),
+    "unknown tensor type": (gguf([ARCH], [tensor("t", (32,), 99)], bytes(64)), "unknown type 99"),
+    "removed tensor type": (gguf([ARCH], [tensor("t", (32,), 4)], bytes(64)), "unknown type 4;"),
+    "rows not of whole blocks": (gguf([ARCH], [tensor("t", (33,), 8)], bytes(64)), "multiples of"),
+    "five dimensions": (gguf([ARCH], [tensor("t", (1,) * 5, 0)], bytes(64)), "5 dimensions"),
+    "no elements": (gguf([ARCH], [tensor("t", (0, 4), 0)], bytes(64)), "impossible shape"),
+    "overflowing shape": (
+        gguf([ARCH], [tensor("t", (1 << 40, 1 << 40), 0)], bytes(64)),
+        "impossible shape",
+    ),
+    "long tensor name": (gguf([ARCH], [tensor("x" * 64, (1,), 0)], bytes(64)), "longer than 63"),
+    "tensor twice": (
+        gguf([ARCH], [tensor("t", (8,), 0), tensor("t", (8,), 0, 32)], bytes(64)),
+        "appears twice",
+    ),
+    "overlapping tensors": (
+        gguf([ARCH], [tensor("a", (8,), 0), tensor("b", (8,), 0, 0)], bytes(64)),
+        "expected 32",
+    ),
+    "tensor data cut": (gguf([ARCH], [tensor("t", (8, 4), 0)], bytes(100)), "28 bytes of tensor"),
+    "tensor far past the end": (
+        gguf([ARCH], [tensor("t", (1 << 30, 1 << 10), 0)], bytes(64)),
+        "bytes of tensor data are missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_damaged_file_is_refused(case: str, tmp_path: Path) -> None:
+    data, message = CASES[case]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelFileError, match=message) as caught:
+            read_header(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert caught.value.path == str(path)
+    assert str(path) in str(caught.value)
+    assert peak < 4 << 20
+
+
+def test_missing_file_and_directory(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="no such model file"):
+        read_header(tmp_path / "absent.gguf")
+    with pytest.raises(ModelFileError, match="is a directory"):
+        read_header(tmp_path)
+
+
+def test_every_truncation_of_a_real_file_is_refused(tiny_dense: Path, tmp_path: Path) -> None:
+    whole = tiny_dense.read_bytes()
+    header = read_header(tiny_dense)
+    end = header.tensors[-1].offset + header.tensors[-1].nbytes
+    path = tmp_path / "cut.gguf"
+    cuts = [*range(0, header.tensors[0].offset, 997), header.tensors[0].offset, end - 1]
+    for cut in cuts:
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ModelFileError, match=r"truncated|empty|not a GGUF"):
+            read_header(path)
+    path.write_bytes(whole[:end])
+    assert len(read_header(path).tensors) == len(header.tensors)
+
+
+def test_values_of_every_type(tmp_path: Path) -> None:
+    scalars = {0: ("B", 200), 1: ("b", -5), 2: ("H", 60000), 3: ("h", -300), 4: ("I", 1 << 31)} | {
+        **{5: ("i", -7), 6: ("f", 0.5), 7: ("?", True), 10: ("Q", 1 << 63), 11: ("q", -1)},
+        12: ("d", 0.1),
+    }
+    entries = [entry(f"k{t}", t, struct.pack("<" + c, v)) for t, (c, v) in scalars.items()]
+    entries.append(entry("array", 9, struct.pack("<IQ3i", 5, 3, 1, -2, 3)))
+    path = tmp_path / "values.gguf"
+    path.write_bytes(gguf(entries, []))
+    metadata = read_header(path).metadata
+    assert {k: metadata[f"k{k}"] for k in scalars} == {k: v for k, (_, v) in scalars.items()}
+    assert metadata["array"] == (1, -2, 3)

@@ -1,0 +1,195 @@
+"""Validation accepts what the native code can run and refuses the rest with the right error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from pyllama_mtp.errors import ModelFileError, NoMtpHeadError, UnsupportedArchitectureError
+from pyllama_mtp.models import layout, synth
+from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
+from pyllama_mtp.models.layout import TensorSpec
+from pyllama_mtp.models.synth import write_synthetic
+
+
+def write_changed(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    keep: Callable[[TensorSpec], bool] = lambda spec: True,
+    metadata: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+    **overrides: object,
+) -> Path:
+    """A tiny model without some tensors, or with other metadata."""
+    dimensions = synth._add_dimensions
+
+    def specs(shape, recurrent=None):  # type: ignore[no-untyped-def]
+        return [s for s in layout.model_tensors(shape, recurrent) if keep(s)]
+
+    def changed(writer, shape):  # type: ignore[no-untyped-def]
+        dimensions(writer, shape)
+        metadata(writer)
+
+    monkeypatch.setattr(synth, "model_tensors", specs)
+    monkeypatch.setattr(synth, "_add_dimensions", changed)
+    return write_synthetic(path, "tiny", "f16", **overrides)
+
+
+def test_tiny_models_are_valid(tiny_dense: Path, tiny_moe: Path) -> None:
+    dense, moe = validate_model_file(tiny_dense), validate_model_file(tiny_moe)
+    assert (dense.architecture, moe.architecture) == ("qwen35", "qwen35moe")
+    for info in (dense, moe):
+        assert (info.n_layer, info.n_mtp_layers, info.n_embd, info.n_vocab) == (4, 1, 128, 2048)
+        assert info.recurrent_layers == (0, 1, 2)
+        assert info.attention_layers == (3,)
+        assert info.mtp_complete
+        assert info.synthetic
+        assert info.has_chat_template
+    assert (moe.n_expert, moe.n_expert_used) == (8, 2)
+    assert set(dense.tensor_types) == {"Q8_0", "F32"}
+
+
+def test_description_agrees_with_the_gguf_package(tiny_moe: Path) -> None:
+    info, reader = read_gguf(tiny_moe), gguf.GGUFReader(tiny_moe)
+    theirs = {
+        t.name: (tuple(int(d) for d in t.shape), t.tensor_type.name, t.data_offset, t.n_bytes)
+        for t in reader.tensors
+    }
+    ours = {t.name: (t.shape, t.type, t.offset, t.nbytes) for t in info.tensors}
+    assert ours == theirs
+    assert info.n_params == sum(int(t.n_elements) for t in reader.tensors)
+
+
+def test_model_without_head(tmp_path: Path) -> None:
+    path = write_synthetic(tmp_path / "plain.gguf", "tiny", "f16", n_mtp=0)
+    with pytest.raises(NoMtpHeadError, match="no MTP head"):
+        validate_model_file(path)
+    assert not validate_model_file(path, require_mtp=False).has_mtp
+
+
+@pytest.mark.parametrize(
+    "part", ["nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "attn_k", "ffn_up"]
+)
+def test_incomplete_head(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"blk.4.{part}.weight"
+    path = write_changed(tmp_path / "m.gguf", monkeypatch, keep=lambda s: s.name != name)
+    with pytest.raises(NoMtpHeadError, match=f"incomplete.*{name}"):
+        validate_model_file(path)
+    assert read_gguf(path).mtp_missing == (name,)
+    validate_model_file(path, require_mtp=False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["blk.0.attn_qkv.weight", "blk.1.ssm_a", "blk.3.attn_q.weight", "output_norm.weight"],
+)
+def test_missing_trunk_tensor(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_changed(tmp_path / "m.gguf", monkeypatch, keep=lambda s: s.name != name)
+    with pytest.raises(ModelFileError, match=f"{name} is missing"):
+        validate_model_file(path)
+
+
+def test_wrong_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_changed(
+        tmp_path / "m.gguf",
+        monkeypatch,
+        metadata=lambda w: w.add_uint32("qwen35.ssm.group_count", 4),
+    )
+    with pytest.raises(ModelFileError, match=r"attn_qkv.weight is \(128, 256\), expected"):
+        validate_model_file(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("full_attention_interval", 0, "full_attention_interval is 0"),
+        ("ssm.time_step_rank", 0, "ssm_v_heads is 0"),
+        ("ssm.inner_size", 96, "ssm.inner_size 96"),
+        ("attention.head_count_kv", 0, "n_head_kv is 0"),
+        ("attention.value_length", 32, "differ in size"),
+        ("rope.dimension_count", 128, "n_rot is 128"),
+        ("block_count", 4000, "4000 blocks"),
+        ("nextn_predict_layers", 6, "6 MTP blocks"),
+        ("expert_count", 8, "n_expert_used is 0"),
+    ],
+)
+def test_numbers_that_would_abort_natively(
+    key: str, value: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_changed(
+        tmp_path / "m.gguf", monkeypatch, metadata=lambda w: w.add_uint32(f"qwen35.{key}", value)
+    )
+    with pytest.raises(ModelFileError, match=message):
+        validate_model_file(path)
+
+
+def test_missing_hyperparameter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_changed(
+        tmp_path / "m.gguf",
+        monkeypatch,
+        metadata=lambda w: w.kv_data[0].pop("qwen35.ssm.state_size"),
+    )
+    with pytest.raises(ModelFileError, match=r"missing hyper-parameters: qwen35.ssm.state_size"):
+        validate_model_file(path)
+
+
+def test_text_where_a_number_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_changed(
+        tmp_path / "m.gguf", monkeypatch, metadata=lambda w: w.add_string("qwen35.block_count", "5")
+    )
+    with pytest.raises(ModelFileError, match="expected a whole number"):
+        validate_model_file(path)
+
+
+def test_duplicate_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = synth.synthetic_vocabulary
+
+    def doubled(n_vocab: int):  # type: ignore[no-untyped-def]
+        vocab = plain(n_vocab)
+        vocab.tokens[300] = vocab.tokens[301]
+        return vocab
+
+    monkeypatch.setattr(synth, "synthetic_vocabulary", doubled)
+    path = write_synthetic(tmp_path / "m.gguf", "tiny", "f16")
+    with pytest.raises(ModelFileError, match="1 duplicate"):
+        validate_model_file(path)
+
+
+@pytest.mark.parametrize("require_mtp", [True, False])
+def test_other_architecture(require_mtp: bool, tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "llama.gguf", "llama")
+    writer.add_block_count(2)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedArchitectureError, match=r"'llama'.*qwen35 and qwen35moe"):
+        validate_model_file(tmp_path / "llama.gguf", require_mtp)
+    info = read_gguf(tmp_path / "llama.gguf")
+    assert (info.supported, info.has_mtp, info.n_layer) == (False, False, 2)
+
+
+def test_part_of_a_split_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_changed(
+        tmp_path / "m.gguf", monkeypatch, metadata=lambda w: w.add_uint16("split.count", 3)
+    )
+    with pytest.raises(ModelFileError, match="one of 3 parts"):
+        validate_model_file(path)
+
+
+def test_fused_projections_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader takes attn_qkv in place of attn_q, attn_k and attn_v (create_tensor_qkv)."""
+    plain = layout.model_tensors
+
+    def fused(shape, recurrent=None):  # type: ignore[no-untyped-def]
+        parts = tuple(f"blk.3.attn_{x}.weight" for x in "qkv")
+        specs = [s for s in plain(shape, recurrent) if s.name not in parts]
+        return [*specs, TensorSpec("blk.3.attn_qkv.weight", (128, 384), "matrix")]
+
+    monkeypatch.setattr(synth, "model_tensors", fused)
+    validate_model_file(write_synthetic(tmp_path / "m.gguf", "tiny", "f16"))

@@ -1,0 +1,193 @@
+"""Synthetic models: valid, deterministic, streamed, and never left half-written."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from pyllama_mtp.errors import DiskFullError, UsageError
+from pyllama_mtp.models import synth
+from pyllama_mtp.models.ggufinfo import validate_model_file
+from pyllama_mtp.models.layout import TensorSpec, model_tensors
+from pyllama_mtp.models.shapes import SHAPES, get_shape
+from pyllama_mtp.models.synth import TENSOR_TYPES, synthetic_size, tensor_chunks, write_synthetic
+from pyllama_mtp.models.vocab import byte_alphabet, synthetic_vocabulary
+
+
+@pytest.mark.parametrize("tensor_type", TENSOR_TYPES)
+@pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])
+def test_every_type_is_valid(shape: str, tensor_type: str, tmp_path: Path) -> None:
+    path = write_synthetic(tmp_path / "m.gguf", shape, tensor_type)
+    info = validate_model_file(path)
+    assert tensor_type.upper() in info.tensor_types
+    reader = gguf.GGUFReader(path)
+    for tensor in reader.tensors:
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        assert np.isfinite(values).all(), tensor.name
+
+
+@pytest.mark.parametrize("tensor_type", TENSOR_TYPES)
+def test_matrices_have_the_stated_statistics(tensor_type: str) -> None:
+    spec = TensorSpec("m.weight", (1024, 1024), "matrix")
+    raw = np.frombuffer(b"".join(tensor_chunks(spec, tensor_type, 0)), dtype=np.uint8)
+    kind = gguf.GGMLQuantizationType[tensor_type.upper()]
+    rows = raw.reshape(1024, -1)
+    values = gguf.dequantize(rows, kind) if tensor_type != "f32" else rows.view("<f4")
+    values = values.astype(np.float64)
+    assert values.shape == (1024, 1024)
+    assert values.std() == pytest.approx(1 / 32, rel=0.01)
+    assert abs(values.mean()) < 0.003 / 32 * 3
+    if tensor_type == "q8_0":
+        assert (rows.reshape(1024, 32, 34)[:, :, 2:] != 0x80).all()
+
+
+def test_small_tensors_keep_states_finite(tiny_dense: Path) -> None:
+    tensors = {t.name: t.data for t in gguf.GGUFReader(tiny_dense).tensors}
+    assert (tensors["blk.0.attn_norm.weight"] == 1).all()
+    assert (tensors["blk.0.ssm_a"] < 0).all()
+    step = np.log1p(np.exp(tensors["blk.0.ssm_dt.bias"]))
+    assert ((step > 0.0009) & (step < 0.11)).all()
+    assert tensors["blk.0.ssm_conv1d.weight"].dtype == np.float32
+
+
+def test_same_seed_same_bytes(tmp_path: Path) -> None:
+    paths = [
+        write_synthetic(tmp_path / f"{i}.gguf", "tiny", "q4_0", seed)
+        for i, seed in enumerate((7, 7, 8))
+    ]
+    first, again, other = (p.read_bytes() for p in paths)
+    assert first == again
+    assert first != other
+
+
+def test_memory_stays_bounded_on_a_large_file(tmp_path: Path) -> None:
+    """A 260 MB file in a process that may map only 150 MB more than it starts with."""
+    code = """
+        import resource, sys
+        from pyllama_mtp.models.synth import write_synthetic
+        mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        limit = mapped + (150 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        write_synthetic(sys.argv[1], "tiny", "f16", n_embd=2048, n_ff=8192, n_layer=2)
+    """
+    path = tmp_path / "large.gguf"
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", textwrap.dedent(code), str(path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert path.stat().st_size > 250 << 20
+
+
+def test_progress_ends_at_the_total(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    write_synthetic(
+        tmp_path / "m.gguf", "tiny", "q8_0", progress=lambda done, total: seen.append((done, total))
+    )
+    assert [d for d, _ in seen] == sorted(d for d, _ in seen)
+    assert seen[-1] == (synthetic_size(get_shape("tiny"), "q8_0"),) * 2
+
+
+def test_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_text("precious")
+    with pytest.raises(UsageError, match="exists"):
+        write_synthetic(path, "tiny", "q8_0")
+    assert path.read_text() == "precious"
+    write_synthetic(path, "tiny", "q8_0", force=True)
+    validate_model_file(path)
+
+
+def test_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr(synth.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(DiskFullError, match="are free"):
+        write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("limit", [1000, 60_000, 500_000])
+def test_disk_that_fills_up(limit: int, tmp_path: Path) -> None:
+    """The file size limit strikes in the header, in the vocabulary, in the weights."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(DiskFullError, match="partial file was removed"):
+            write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
+
+
+def test_interruption_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0", progress=interrupt)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"shape": "gpt-5"}, "unknown shape"),
+        ({"tensor_type": "q3_k"}, "unknown type"),
+        ({"seed": -1}, "seed is -1"),
+        ({"n_layers": 3}, "unknown dimension 'n_layers'"),
+        ({"n_layer": "many"}, "expected a whole number"),
+        ({"n_layer": 0}, "n_layer is 0"),
+        ({"n_layer": 600}, "601 layers"),
+        ({"n_head": 3, "n_head_kv": 2}, "n_head 3"),
+        ({"ssm_v_heads": 3}, "ssm_v_heads"),
+        ({"n_embd": 100, "tensor_type": "q8_0"}, "rows of 100"),
+        ({"n_vocab": 300}, "n_vocab is 300"),
+        ({"n_vocab": 10_000_000}, "n_vocab is 10000000"),
+        ({"head_dim": 4}, "head_dim is 4"),
+        ({"n_mtp": 2}, "n_mtp is 2"),
+        ({"tied_embeddings": "perhaps"}, "true or false"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, object], message: str, tmp_path: Path) -> None:
+    call = {"shape": "tiny", "tensor_type": "f16", **arguments}
+    with pytest.raises(UsageError, match=message):
+        write_synthetic(tmp_path / "m.gguf", **call)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_folder_and_directory(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        write_synthetic(tmp_path / "no" / "m.gguf", "tiny")
+    with pytest.raises(UsageError, match="is a directory"):
+        write_synthetic(tmp_path, "tiny")
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "gb_q4"),
+    [("qwen3.5-0.8b", 0.773, None), ("qwen3.6-27b", 27.3, None), ("qwen3.6-35b-a3b", 35.5, 20.0)],
+)
+def test_published_sizes(name: str, billions: float, gb_q4: float | None) -> None:
+    shape = SHAPES[name]
+    count = sum(int(np.prod(s.shape, dtype=np.int64)) for s in model_tensors(shape))
+    assert count / 1e9 == pytest.approx(billions, rel=0.01)
+    if gb_q4 is not None:
+        assert synthetic_size(shape, "iq4_nl") / 1e9 == pytest.approx(gb_q4, rel=0.02)
+    assert SHAPES["qwen3.6-27b"].rope_sections == (11, 11, 10, 0)
+
+
+def test_vocabulary_spells_any_text() -> None:
+    vocab = synthetic_vocabulary(248320)
+    assert len(vocab.tokens) == len(set(vocab.tokens)) == len(vocab.types) == 248320
+    assert set(byte_alphabet()) <= set(vocab.tokens)
+    assert (vocab.endoftext, vocab.im_start, vocab.im_end) == (248044, 248045, 248046)
+    known = set(vocab.tokens)
+    for merge in vocab.merges:
+        left, right = merge.split(" ")
+        assert {left, right, left + right} <= known
