@@ -119,7 +119,7 @@ def _is_current(dest: Path, wanted: dict[str, object]) -> bool:
     try:
         stamp = json.loads((dest / STAMP).read_text(encoding="utf-8"))
         size = (stamp.pop("files"), stamp.pop("bytes"))
-    except (OSError, ValueError, KeyError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
     return stamp == wanted and _size(dest) == size
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(ROOT / "vendor"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "vendor"))
 
 import fake_sdist
 

@@ -1,0 +1,145 @@
+"""Patch 0001, proven on any x86-64 machine with GCC: all 64 bytes of the AMX configuration arrive.
+
+The function is cut out of the tree and compiled with GCC's own ``_tile_loadconfig``; in the assembly
+that comes out, the ``ldtilecfg`` instruction is then replaced by a copy of the 64 bytes that it would
+have loaded. So the optimizer sees what it sees in a real build, and no AMX is needed to look at what
+it made of it.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from pq.apply import apply_series
+from pq.series import read_series
+
+SOURCE = "ggml/src/ggml-cpu/amx/mmq.cpp"
+
+# From the table above the function: B in tiles 0 and 1 (8 rows of 64 bytes), A in 2 and 3 (16 rows
+# of 32 bytes), C in 4 to 7 (16 rows of 16 int32). Layout: palette, start row, 14 reserved bytes, the
+# bytes per row of 16 tiles as uint16, the rows of 16 tiles as uint8.
+BYTES_PER_ROW = [64, 64, 32, 32, 64, 64, 64, 64] + [0] * 8
+ROWS = [8, 8, 16, 16, 16, 16, 16, 16] + [0] * 8
+EXPECTED = (
+    bytes([1, 0] + [0] * 14)
+    + b"".join(n.to_bytes(2, "little") for n in BYTES_PER_ROW)
+    + bytes(ROWS)
+)
+
+HARNESS = """
+#include <cstdint>
+#include <cstdio>
+#include <immintrin.h>
+extern "C" { unsigned char loaded[64]; unsigned long saved[3]; }
+%s
+static __attribute__((noinline)) void dirty_the_stack() {
+    volatile unsigned char garbage[4096];
+    for (int i = 0; i < 4096; i++) { garbage[i] = 0xAA; }
+}
+static __attribute__((noinline)) void load() { ggml_tile_config_init(); }
+int main() {
+    dirty_the_stack();
+    load();
+    for (unsigned char byte : loaded) { printf("%%02x", byte); }
+}
+"""
+
+# Copies what ldtilecfg would read to `loaded`; every register it uses is put back.
+CAPTURE = """
+\tmovq %rsi, saved(%rip)
+\tmovq %rdi, 8+saved(%rip)
+\tmovq %rcx, 16+saved(%rip)
+\tleaq {operand}, %rsi
+\tleaq loaded(%rip), %rdi
+\tmovl $64, %ecx
+\trep movsb
+\tmovq saved(%rip), %rsi
+\tmovq 8+saved(%rip), %rdi
+\tmovq 16+saved(%rip), %rcx
+"""
+
+
+@pytest.fixture(scope="module")
+def gcc() -> str:
+    """A GCC for x86-64 that knows AMX."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    if platform.machine() != "x86_64":
+        pytest.skip("AMX is of x86-64 only")
+    probe = subprocess.run(
+        [compiler, "-mamx-tile", "-dM", "-E", "-x", "c++", "/dev/null"],
+        text=True,
+        capture_output=True,
+    )
+    if "__AMX_TILE__" not in probe.stdout or "__clang__" in probe.stdout:
+        pytest.skip("g++ is not GCC, or is older than AMX (GCC 11)")
+    return compiler
+
+
+def function_text(tree: Path) -> str:
+    """The configuration struct and the function that loads it, as the tree has them."""
+    text = (tree / SOURCE).read_text()
+    parts = [
+        re.search(rf"^{start}.*?^}};?\n", text, re.S | re.M)
+        for start in ("struct tile_config_t", r"inline void ggml_tile_config_init\(void\)")
+    ]
+    assert all(parts), f"{SOURCE} has changed: teach this test where the function is"
+    return "".join(part.group() for part in parts if part)
+
+
+def loaded_configuration(tree: Path, compiler: str, level: str, folder: Path) -> bytes:
+    """Compile the tree's function, run it, and return the 64 bytes that it would have loaded."""
+    source, assembly, program = (folder / f"amx{suffix}" for suffix in (".cpp", ".s", ".bin"))
+    source.write_text(HARNESS % function_text(tree))
+    flags = ["-std=c++17", level, "-mamx-tile", "-mamx-int8", "-w"]
+    command = [compiler, *flags, "-S", "-o", str(assembly), str(source)]
+    subprocess.run(command, check=True, text=True)
+    text, count = re.subn(
+        r"^\s*ldtilecfg\s+(.+)$",
+        lambda found: CAPTURE.format(operand=found.group(1)),
+        assembly.read_text(),
+        flags=re.M,
+    )
+    assert count >= 1, "the compiler left the load out"
+    assembly.write_text(text)
+    subprocess.run([compiler, "-o", str(program), str(assembly)], check=True)
+    return bytes.fromhex(subprocess.run([program], check=True, capture_output=True).stdout.decode())
+
+
+@pytest.fixture(scope="module")
+def copies(pinned_tree, tmp_path_factory) -> dict[str, Path]:
+    """Patched copies of the pinned tree, one per variant."""
+    root = tmp_path_factory.mktemp("copies")
+    for variant in ("upstream", "patched"):
+        apply_series(read_series(), pinned_tree, root / variant, variant)
+    return {variant: root / variant for variant in ("upstream", "patched")}
+
+
+@pytest.mark.parametrize("level", ["-O1", "-O2", "-O3"])
+def test_patched_function_loads_the_whole_configuration(copies, gcc, tmp_path, level):
+    loaded = loaded_configuration(copies["patched"], gcc, level, tmp_path)
+    assert loaded.hex() == EXPECTED.hex()
+
+
+def test_both_variants_carry_the_fix(copies, pinned_tree):
+    texts = {name: function_text(copy) for name, copy in copies.items()}
+    assert texts["upstream"] == texts["patched"] != function_text(pinned_tree)
+
+
+def test_pristine_function_is_miscompiled(pinned_tree, gcc, tmp_path):
+    """The defect itself; when neither pin nor compiler has it any more, the patch can go."""
+    loaded = loaded_configuration(pinned_tree, gcc, "-O3", tmp_path)
+    if loaded == EXPECTED:
+        pytest.skip("this compiler keeps the stores without the patch")
+    assert loaded[16:] != EXPECTED[16:]
+
+
+def test_the_harness_sees_a_right_configuration(pinned_tree, gcc, tmp_path):
+    """Without optimization the pristine function is right, and the harness must say so."""
+    assert loaded_configuration(pinned_tree, gcc, "-O0", tmp_path) == EXPECTED

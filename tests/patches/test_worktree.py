@@ -1,0 +1,243 @@
+"""Editing and exporting: same commits, same bytes; check and latest tell the truth."""
+
+from __future__ import annotations
+
+import re
+
+import fake_sdist
+import patchqueue
+import pytest
+from pq import git, release, worktree
+from pq.series import PatchError, read_series
+
+PATCH_1 = "0001-ggml-fix-two.patch"
+PATCH_2 = "0002-llama-add-a-file.patch"
+
+
+def bytes_of(queue) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in queue.folder.iterdir()}
+
+
+def test_edit_then_export_changes_nothing(queue):
+    before = bytes_of(queue)
+    work = queue.edit()
+    assert git.must(work, "log", "--format=%s").splitlines()[:2] == [
+        "llama : add a file",
+        "ggml: fix two",
+    ]
+    worktree.export(queue.series, work)
+    assert bytes_of(queue) == before
+
+
+def test_export_does_not_depend_on_settings_or_clock(queue, monkeypatch, tmp_path):
+    settings = tmp_path / "gitconfig"
+    settings.write_text(
+        "[diff]\n noprefix = true\n context = 9\n[format]\n signature = me\n numbered = true\n"
+        "[user]\n name = Somebody\n email = somebody@example.org\n"
+    )
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    monkeypatch.setenv("GIT_AUTHOR_NAME", "Somebody")
+    before = bytes_of(queue)
+    work = queue.edit()
+    git.must(work, "commit", "--quiet", "--amend", "--no-edit", "--date=2001-02-03T04:05:06")
+    worktree.export(queue.series, work)
+    assert bytes_of(queue) == before
+    assert b"Somebody" not in before[PATCH_2] and b"Feb 2001" not in before[PATCH_2]
+
+
+def test_patches_carry_nothing_that_varies(queue):
+    for patch in queue.series.patches:
+        text = patch.data.decode()
+        assert text.startswith("From " + "0" * 40 + " ")
+        assert f"\nDate: {worktree.FIXED_DATE}\n" in text
+        assert not re.search(r"^-- $", text, re.M) and "file changed" not in text
+        assert re.search(r"^index [0-9a-f]{40}\.\.[0-9a-f]{40}", text, re.M)
+
+
+def test_new_changed_and_dropped_commits(queue, capsys):
+    work = queue.edit()
+    queue.commit(work, "third thing", {"src/third.cpp": "int third;\n"})
+    assert f"added {'0003-third-thing.patch'}" in worktree.export(queue.series, work)
+    markers = [(p.name, p.marker) for p in queue.series.patches]
+    assert markers == [
+        (PATCH_1, "both"),
+        (PATCH_2, "patched"),
+        ("0003-third-thing.patch", "patched"),
+    ]
+    git.must(work, "rebase", "--quiet", "--onto", "HEAD~2", "HEAD~1")
+    report = worktree.export(queue.series, work)
+    assert f"removed {PATCH_2}" in report and "added 0002-third-thing.patch" in report
+    markers = [(p.name, p.marker) for p in queue.series.patches]
+    assert markers == [(PATCH_1, "both"), ("0002-third-thing.patch", "patched")]
+
+
+@pytest.mark.parametrize("state", ["uncommitted", "no work tree", "am under way"])
+def test_export_refuses(queue, state):
+    work = queue.edit()
+    if state == "uncommitted":
+        (work / "LICENSE").write_text("mine\n")
+    elif state == "no work tree":
+        work = queue.root
+    else:
+        (work / ".git/rebase-apply").mkdir()
+    before = bytes_of(queue)
+    with pytest.raises(PatchError, match="next:"):
+        worktree.export(queue.series, work)
+    assert bytes_of(queue) == before
+
+
+def test_edit_refuses_a_folder_in_use(queue):
+    work = queue.edit()
+    with pytest.raises(PatchError, match="is not empty") as caught:
+        worktree.edit(queue.series, queue.tree, work)
+    assert f"export --work {work}" in str(caught.value)
+
+
+def test_edit_stops_at_the_patch_that_fails_and_can_be_continued(queue):
+    """What a failed apply tells the maintainer to type, typed."""
+    path = queue.folder / PATCH_2
+    good = path.read_bytes()
+    path.write_text(
+        path.read_text().replace("-int f20() { return 20; }", "-int f20() { return 7; }")
+    )
+    work = queue.root / "work"
+    with pytest.raises(PatchError) as caught:
+        worktree.edit(queue.series, queue.tree, work)
+    message = str(caught.value)
+    assert message.startswith(f"{PATCH_2} does not apply") and "git am --continue" in message
+    source = work / "src/llama.cpp"
+    source.write_text(source.read_text().replace("return 20;", "return 2020;"))
+    (work / "src/mtp.cpp").write_text("int mtp;\n")
+    git.must(work, "add", "--all")
+    git.must(work, "am", "--continue")
+    worktree.export(queue.series, work)
+    assert path.read_bytes() == good
+
+
+def test_check_passes(queue, capsys):
+    arguments = ["--patches", str(queue.folder), "check", "--tree", str(queue.tree)]
+    assert patchqueue.main(arguments) == 0
+    assert capsys.readouterr().out.startswith("2 patches apply to llama.cpp c0ffee")
+
+
+@pytest.mark.parametrize(
+    ("case", "problem"),
+    [
+        ("moved hunk", f"{PATCH_2}: exports to other bytes"),
+        ("date", f"{PATCH_1}: exports to other bytes"),
+        ("renamed", "0002-llama-add-a-file.patch: the name it exports to"),
+        ("readme", f"{PATCH_2}: not in the table"),
+        ("context", f"{PATCH_2} does not apply"),
+    ],
+)
+def test_check_fails(queue, case, problem, capsys):
+    one, two = (queue.folder / n for n in (PATCH_1, PATCH_2))
+    if case == "moved hunk":
+        two.write_text(re.sub(r"@@ -18,7 \+18,7 @@", "@@ -16,7 +16,7 @@", two.read_text()))
+    elif case == "date":
+        one.write_text(
+            one.read_text().replace(worktree.FIXED_DATE, "Fri, 2 Oct 2026 01:00:00 +0000")
+        )
+    elif case == "renamed":
+        two.rename(queue.folder / "0002-other.patch")
+        series = queue.folder / "series"
+        series.write_text(series.read_text().replace(PATCH_2, "0002-other.patch"))
+    elif case == "readme":
+        (queue.folder / "README.md").write_text(f"| `{PATCH_1}` |\n")
+    elif case == "context":
+        two.write_text(two.read_text().replace("return 19", "return 91"))
+    arguments = ["--patches", str(queue.folder), "check", "--tree", str(queue.tree)]
+    assert patchqueue.main(arguments) == 2
+    message = capsys.readouterr().err
+    assert problem in message and "next:" in message
+
+
+def test_git_is_needed(queue, monkeypatch):
+    monkeypatch.setattr(git, "available", lambda: False)
+    with pytest.raises(PatchError, match="git is needed"):
+        worktree.edit(queue.series, queue.tree, queue.root / "work")
+
+
+def newer(queue, changes: dict[str, str | None]):
+    """The archive of a release whose files differ from the pinned ones; None removes a file."""
+    changed = fake_sdist.NEEDED | changes
+    files = {name: text for name, text in changed.items() if text is not None}
+    return fake_sdist.make_sdist(queue.root / "newer.tar.gz", files)
+
+
+LIBRARY = fake_sdist.NEEDED["src/llama.cpp"]
+CASES = {
+    "the same": ({}, 0, "applies\n"),
+    "moved": ({"src/llama.cpp": "// new\n" * 9 + LIBRARY}, 0, "applies (1 hunks moved)"),
+    "near": (
+        {"src/llama.cpp": LIBRARY.replace("int f18()", "long f18()")},
+        0,
+        "applies with a three-way merge",
+    ),
+    "conflict": (
+        {"src/llama.cpp": LIBRARY.replace("return 20", "return 21")},
+        1,
+        "conflicts in src/llama.cpp",
+    ),
+    "file gone": ({"src/llama.cpp": None}, 1, "conflicts in src/llama.cpp"),
+    "file there": ({"src/mtp.cpp": "int theirs;\n"}, 1, "conflicts in src/mtp.cpp"),
+    "taken over": (
+        {
+            "src/llama.cpp": LIBRARY.replace("return 20", "return 2020"),
+            "src/mtp.cpp": "int mtp;\n",
+        },
+        1,
+        "already in this release: drop it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_latest(queue, case, capsys):
+    changes, code, how = CASES[case]
+    archive = newer(queue, changes)
+    before = bytes_of(queue)
+    arguments = ["--patches", str(queue.folder), "latest", "--tree", str(queue.tree)]
+    assert patchqueue.main([*arguments, "--archive", str(archive)]) == code
+    output = capsys.readouterr().out
+    assert "llama-cpp-python==9.9.9, llama.cpp c0ffee" in output
+    assert f"ok   {PATCH_1}: applies\n" in output
+    assert f"{'FAIL' if code else 'ok  '} {PATCH_2}: {how}" in output
+    assert f"2 patches, {code} to mend" in output
+    assert bytes_of(queue) == before
+
+
+def test_latest_goes_on_after_a_conflict(queue, capsys):
+    archive = newer(queue, {"ggml/src/ggml.c": "int rewritten;\n"})
+    assert release.latest(queue.series, queue.tree, None, archive) == 1
+    output = capsys.readouterr().out
+    assert f"FAIL {PATCH_1}: conflicts in ggml/src/ggml.c" in output
+    assert f"ok   {PATCH_2}: applies" in output
+
+
+def test_latest_through_pip(queue, monkeypatch, capsys):
+    index = queue.root / "index"
+    index.mkdir()
+    fake_sdist.make_sdist(index / f"{fake_sdist.TOP}.tar.gz")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    assert release.latest(queue.series, queue.tree, "9.9.9", None) == 0
+    arguments = ["--patches", str(queue.folder), "latest", "--tree", str(queue.tree)]
+    assert patchqueue.main([*arguments, "--version", "1.2.3"]) == 2
+    assert "pip could not download" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [None, b"no archive"])
+def test_latest_with_a_bad_archive(queue, content, capsys):
+    archive = queue.root / "bad.tar.gz"
+    if content:
+        archive.write_bytes(content)
+    arguments = ["--patches", str(queue.folder), "latest", "--tree", str(queue.tree)]
+    assert patchqueue.main([*arguments, "--archive", str(archive)]) == 2
+    assert str(archive) in capsys.readouterr().err
+
+
+def test_the_real_queue(pinned_tree):
+    """The committed series applies to the pin and exports to the same bytes."""
+    assert "export to the same bytes" in worktree.check(read_series(), pinned_tree)
