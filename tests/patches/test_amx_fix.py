@@ -1,9 +1,9 @@
 """Patch 0001, proven on any x86-64 machine with GCC: all 64 bytes of the AMX configuration arrive.
 
-The function is cut out of the tree and compiled with GCC's own ``_tile_loadconfig``; in the assembly
-that comes out, the ``ldtilecfg`` instruction is then replaced by a copy of the 64 bytes that it would
-have loaded. So the optimizer sees what it sees in a real build, and no AMX is needed to look at what
-it made of it.
+The function is cut out of the tree and compiled with GCC's own ``_tile_loadconfig``; in the
+assembly that comes out, the ``ldtilecfg`` instruction is then replaced by a copy of the 64 bytes
+that it would have loaded. So the optimizer sees what it sees in a real build, and no AMX is needed
+to look at what it made of it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pq.series import read_series
 SOURCE = "ggml/src/ggml-cpu/amx/mmq.cpp"
 
 # From the table above the function: B in tiles 0 and 1 (8 rows of 64 bytes), A in 2 and 3 (16 rows
-# of 32 bytes), C in 4 to 7 (16 rows of 16 int32). Layout: palette, start row, 14 reserved bytes, the
-# bytes per row of 16 tiles as uint16, the rows of 16 tiles as uint8.
+# of 32 bytes), C in 4 to 7 (16 rows of 16 int32). Layout: palette, start row, 14 reserved bytes,
+# the bytes per row of 16 tiles as uint16, the rows of 16 tiles as uint8.
 BYTES_PER_ROW = [64, 64, 32, 32, 64, 64, 64, 64] + [0] * 8
 ROWS = [8, 8, 16, 16, 16, 16, 16, 16] + [0] * 8
 EXPECTED = (
