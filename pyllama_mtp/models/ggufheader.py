@@ -21,9 +21,10 @@ from gguf import GGML_QUANT_SIZES
 
 from pyllama_mtp.errors import ModelFileError
 
-MAX_HEADER = 512 << 20  # published headers, vocabulary included, stay below 20 MB
-MAX_TENSORS = 1 << 20
+MAX_HEADER = 128 << 20  # published headers, vocabulary included, stay below 20 MB
+MAX_TENSORS = 1 << 17
 MAX_ENTRIES = 1 << 16
+MAX_STRINGS = 1 << 22  # in one array
 MAX_NAME = 63  # GGML_MAX_NAME less the terminator
 KEPT_ELEMENTS = 4096
 _CHUNK = 1 << 20
@@ -186,7 +187,7 @@ class _Parser:
             raise self.fail(f"{what} has unknown type {kind}")
         kind = self.number("I", what)
         if kind == _STRING:
-            return self.string_array(key, self.count("Q", f"length of {key!r}", 1 << 30, 8))
+            return self.string_array(key, self.count("Q", f"length of {key!r}", MAX_STRINGS, 8))
         if kind not in _SCALARS:
             raise self.fail(f"{what} is an array of unknown type {kind}")
         width = struct.calcsize(_SCALARS[kind])
@@ -200,11 +201,14 @@ class _Parser:
         """Walk over ``n`` strings; tokens are counted apart, because duplicates abort natively."""
         distinct: set[bytes] | None = set() if key == "tokenizer.ggml.tokens" else None
         what = f"element of {key!r}"
-        for i in range(n):
+        n_empty = 0  # the loader gives each empty token a name of its own
+        for _ in range(n):
             text = self.raw_string(what)
-            if distinct is not None:
-                distinct.add(text or b"[EMPTY_%d]" % i)
-        return ArraySummary(_STRING, n, None if distinct is None else len(distinct))
+            if not text:
+                n_empty += 1
+            elif distinct is not None:
+                distinct.add(text)
+        return ArraySummary(_STRING, n, None if distinct is None else len(distinct) + n_empty)
 
     def tensors(self, header: Header, n: int) -> None:
         alignment = header.metadata.get("general.alignment", 32)

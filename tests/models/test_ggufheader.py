@@ -116,6 +116,29 @@ def test_damaged_file_is_refused(case: str, tmp_path: Path) -> None:
     assert peak < 4 << 20
 
 
+SPARSE = {
+    "metadata count": (gguf([], [], n_entries=100_000), "metadata count is 100000, more than"),
+    "tensor count": (gguf([], [], n_tensors=1 << 20), "tensor count is 1048576, more than"),
+    "long string": (gguf([struct.pack("<Q", 1 << 32)], []), "no real header is that long"),
+    "many strings": (
+        gguf([entry("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 1 << 25))], []),
+        "is 33554432, more than",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPARSE)
+def test_large_file_does_not_justify_a_large_header(case: str, tmp_path: Path) -> None:
+    """A sparse file of 8 GB has room for any count; the limits refuse it all the same."""
+    data, message = SPARSE[case]
+    path = tmp_path / "sparse.gguf"
+    with path.open("wb") as file:
+        file.write(data)
+        file.truncate(8 << 30)
+    with pytest.raises(ModelFileError, match=message):
+        read_header(path)
+
+
 def test_missing_file_and_directory(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="no such model file"):
         read_header(tmp_path / "absent.gguf")
