@@ -3,6 +3,7 @@
 #define PYLLAMA_OUT_OF_MEMORY ...
 #define PYLLAMA_BATCH_REFUSED ...
 const char * pyllama_stamp(void);
+void pyllama_log_discard(enum ggml_log_level level, const char * text, void * user_data);
 struct llama_model * pyllama_model_load(const char * path, struct llama_model_params params, char * message, size_t n_message);
 struct llama_context * pyllama_context_init(struct llama_model * model, struct llama_context_params params, char * message, size_t n_message);
 struct pyllama_batch {
@@ -24,4 +25,3 @@ struct pyllama_interrupt {
     int64_t next_us;
 };
 bool pyllama_abort_poll(void * interrupt);
-int32_t pyllama_argmax(const float * row, int32_t n);

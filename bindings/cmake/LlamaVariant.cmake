@@ -33,6 +33,17 @@ function(llama_unity target)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
 endfunction()
 
+# stamp.c is one file in two libraries: its definitions go to the target, next to which they are true.
+function(llama_stamp_definitions variant)
+    set(_cuda $<IF:$<BOOL:${GGML_CUDA}>,true,false>)
+    target_compile_definitions(llama-${variant} PRIVATE
+        PYLLAMA_VARIANT="${variant}" PYLLAMA_UPSTREAM_COMMIT="${PYLLAMA_UPSTREAM_COMMIT}"
+        PYLLAMA_SERIES="${PYLLAMA_SERIES_${variant}}" PYLLAMA_CPU_FEATURES="${PYLLAMA_CPU_FEATURES}"
+        PYLLAMA_COMPILER="${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}"
+        PYLLAMA_CUDA="${_cuda}")
+    target_include_directories(llama-${variant} PRIVATE ${PYLLAMA_SHIM_DIR})
+endfunction()
+
 function(llama_shared_objects)
     find_package(Threads REQUIRED)
     list(TRANSFORM PYLLAMA_SHARED_SOURCES PREPEND ${PYLLAMA_TREE_upstream}/ OUTPUT_VARIABLE _sources)
@@ -50,13 +61,14 @@ function(llama_variant variant)
     list(TRANSFORM _all PREPEND ${_tree}/ OUTPUT_VARIABLE _own)
 
     set(_llama llama-${variant})
-    add_library(${_llama} SHARED ${_own} $<TARGET_OBJECTS:llama-shared>)
+    add_library(${_llama} SHARED ${_own} $<TARGET_OBJECTS:llama-shared> ${PYLLAMA_SHIM_DIR}/stamp.c)
+    llama_stamp_definitions(${variant})
     llama_target_options(${_llama} ${_tree})
     llama_unity(${_llama})
     set_target_properties(${_llama} PROPERTIES OUTPUT_NAME llama SOVERSION ${LLAMA_VERSION_MAJOR}
         LINKER_LANGUAGE CXX LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/${variant})
 
-    # The shim: exceptions stop here, batches are filled here, and the stamp lives here. The upstream
+    # The shim: exceptions stop here, batches are filled here. The upstream
     # variant lacks llama-mtp.h by definition, so its shim carries the same file that patch 2 adds.
     set(_shim shim-${variant})
     add_library(${_shim} SHARED ${PYLLAMA_SHIM_DIR}/shim.cpp)
@@ -65,11 +77,7 @@ function(llama_variant variant)
     endif()
     target_include_directories(${_shim} PRIVATE ${PYLLAMA_SHIM_DIR}
         ${_tree}/include ${_tree}/src ${PYLLAMA_TREE_patched}/include)
-    target_compile_definitions(${_shim} PRIVATE LLAMA_BUILD LLAMA_SHARED
-        PYLLAMA_VARIANT="${variant}" PYLLAMA_UPSTREAM_COMMIT="${PYLLAMA_UPSTREAM_COMMIT}"
-        PYLLAMA_SERIES="${PYLLAMA_SERIES_${variant}}" PYLLAMA_CPU_FEATURES="${PYLLAMA_CPU_FEATURES}"
-        PYLLAMA_COMPILER="${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}"
-        PYLLAMA_CUDA=$<BOOL:${GGML_CUDA}>)
+    target_compile_definitions(${_shim} PRIVATE LLAMA_BUILD LLAMA_SHARED)
     target_link_libraries(${_shim} PRIVATE ${_llama} ggml)
     set_target_properties(${_shim} PROPERTIES OUTPUT_NAME pyllama-mtp
         LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/${variant})

@@ -6,7 +6,7 @@ add_custom_command(OUTPUT ${_generated}
     DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/build_ffi.py ${_cdefs}
     COMMENT "Generating the cffi extension")
 
-Python_add_library(_native MODULE USE_SABI 3.10 ${_generated})
+Python_add_library(_native MODULE USE_SABI 3.10 WITH_SOABI ${_generated})
 target_include_directories(_native PRIVATE ${PYLLAMA_SHIM_DIR} ${PYLLAMA_TREE_patched}/include)
 target_compile_definitions(_native PRIVATE LLAMA_SHARED GGML_SHARED GGML_BACKEND_SHARED)
 target_link_libraries(_native PRIVATE shim-patched llama-patched ggml)

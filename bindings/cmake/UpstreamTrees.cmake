@@ -18,9 +18,9 @@ pyllama_run("fetching the pinned upstream" ${PYLLAMA_ROOT}/vendor/fetch.py
 
 foreach(_variant upstream patched)
     set(PYLLAMA_TREE_${_variant} ${CMAKE_BINARY_DIR}/tree/${_variant})
-    pyllama_run("applying the patch queue (${_variant})" ${PYLLAMA_ROOT}/patches/queue.py
+    pyllama_run("applying the patch queue (${_variant})" ${PYLLAMA_ROOT}/patches/patchqueue.py
         apply --tree ${PYLLAMA_PRISTINE} --dest ${PYLLAMA_TREE_${_variant}} --variant ${_variant})
-    pyllama_run("stamping" ${PYLLAMA_ROOT}/patches/queue.py stamp --variant ${_variant})
+    pyllama_run("stamping" ${PYLLAMA_ROOT}/patches/patchqueue.py stamp --variant ${_variant})
     set(PYLLAMA_SERIES_${_variant} ${PYLLAMA_RUN_OUTPUT})
     message(STATUS "pyllama-mtp: ${_variant} tree, patch series ${PYLLAMA_SERIES_${_variant}}")
 endforeach()

@@ -22,8 +22,12 @@ extern "C" {
 #define PYLLAMA_OUT_OF_MEMORY (-1001)  // std::bad_alloc was caught
 #define PYLLAMA_BATCH_REFUSED (-1002)  // llama_batch_ext refused an entry; the message says which
 
-// JSON object: variant, upstream_commit, series, cpu_features, compiler, cuda. Static storage.
+// JSON object: variant, upstream_commit, series, cpu_features, compiler, cuda. Static storage. It is
+// compiled into libllama itself (stamp.c), where the bindings read it before they load the library.
 PYLLAMA_API const char * pyllama_stamp(void);
+
+// A log callback that drops everything, for the time after Python's logging is gone.
+PYLLAMA_API void pyllama_log_discard(enum ggml_log_level level, const char * text, void * user_data);
 
 // The calls of llama.h that may throw. On failure the result is NULL and `message` says why, as far as
 // the exception told; libllama's own reason goes to its log.
@@ -65,9 +69,6 @@ struct pyllama_interrupt {
     int64_t next_us;            // private
 };
 PYLLAMA_API bool pyllama_abort_poll(void * interrupt);
-
-// Largest value of a row and where it is; NaN rows give -1. One pass, no copy.
-PYLLAMA_API int32_t pyllama_argmax(const float * row, int32_t n);
 
 #ifdef __cplusplus
 }

@@ -4,9 +4,6 @@
 #include <exception>
 #include <new>
 
-#define PYLLAMA_STRING_(x) #x
-#define PYLLAMA_STRING(x) PYLLAMA_STRING_(x)
-
 namespace {
 
 void say(char * message, size_t n_message, const char * text) {
@@ -52,14 +49,7 @@ bool add_entry(llama_batch_ext * batch, const pyllama_batch & e, int32_t i) {
 
 } // namespace
 
-const char * pyllama_stamp(void) {
-    return "{\"variant\": \"" PYLLAMA_VARIANT "\""
-           ", \"upstream_commit\": \"" PYLLAMA_UPSTREAM_COMMIT "\""
-           ", \"series\": \"" PYLLAMA_SERIES "\""
-           ", \"cpu_features\": \"" PYLLAMA_CPU_FEATURES "\""
-           ", \"compiler\": \"" PYLLAMA_COMPILER "\""
-           ", \"cuda\": " PYLLAMA_STRING(PYLLAMA_CUDA) "}";
-}
+void pyllama_log_discard(ggml_log_level, const char *, void *) {}
 
 llama_model * pyllama_model_load(const char * path, llama_model_params params, char * message, size_t n_message) {
     return guarded(message, n_message,
@@ -115,16 +105,4 @@ bool pyllama_abort_poll(void * p) {
     }
     interrupt->next_us = now + interrupt->period_us;
     return interrupt->poll && interrupt->poll(interrupt->data) != 0;
-}
-
-int32_t pyllama_argmax(const float * row, int32_t n) {
-    int32_t best = -1;
-    float   top  = 0.0f;
-    for (int32_t i = 0; i < n; ++i) {
-        if (row[i] == row[i] && (best < 0 || row[i] > top)) {
-            best = i;
-            top  = row[i];
-        }
-    }
-    return best;
 }

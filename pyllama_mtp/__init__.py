@@ -1,0 +1,37 @@
+"""Models with a multi-token-prediction (MTP) head from Python: full prefill speed, speculative decode.
+
+    from pyllama_mtp import Model
+
+    with Model("Qwen3.5-0.8B-Q8_0.gguf") as model:
+        for text in model.stream("Once upon a time", max_tokens=200):
+            print(text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from . import errors, native
+from .errors import PyllamaMtpError
+from .model import Model
+from .session import Generation, Session
+from .settings import Sampling, Settings
+from .telemetry import Pair, Telemetry
+
+try:
+    __version__ = metadata.version("pyllama-mtp")
+except metadata.PackageNotFoundError:
+    __version__ = "0+source"
+
+__all__ = [
+    "Generation",
+    "Model",
+    "Pair",
+    "PyllamaMtpError",
+    "Sampling",
+    "Session",
+    "Settings",
+    "Telemetry",
+    "errors",
+    "native",
+]

@@ -1,0 +1,360 @@
+"""One llama.cpp context: caches, decode, and what a decode left behind (logits, hidden rows)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import native
+from .errors import (
+    ContextClosedError,
+    DecodeAborted,
+    FatalDecodeError,
+    InsufficientMemoryError,
+    InvalidBatchError,
+    NoKVSlotError,
+    PyllamaMtpError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from .model import Model
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+
+#: How often a long computation looks for Ctrl-C.
+POLL_PERIOD_US = 50_000
+SEQ = 0  # the one sequence of this driver
+
+
+@dataclass(frozen=True)
+class ContextOptions:
+    """Parameters of one context, in llama.cpp's terms.
+
+    Attributes:
+        mtp_head: False: the trunk (target); True: the MTP block (draft).
+        tap: hidden rows kept: "off"; "all": one per token, whether output or not; "outputs": one
+            per output row.
+        n_outputs_max: most output rows per decode call.
+        n_rs_seq: recurrent-state snapshots kept for rollback.
+    """
+
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: str = "auto"
+    mtp_head: bool = False
+    tap: str = "off"
+    n_outputs_max: int = 1
+    n_rs_seq: int = 0
+
+
+def decode_error(code: int, message: str) -> PyllamaMtpError:
+    """The exception for a return code of ``llama_decode`` or of our shim (there is no other place).
+
+    Args:
+        code: non-zero; see ``llama_decode`` in llama.h and PYLLAMA_* in pyllama_shim.h.
+        message: what the native side said about it, may be empty.
+    """
+    lib = native.load().lib
+    why = f": {message}" if message else ""
+    if code == 1:
+        return NoKVSlotError(
+            f"no room in the KV cache{why}. Use a longer n_ctx or a shorter prompt.", code
+        )
+    if code == 2:
+        return DecodeAborted("the computation was interrupted", code)
+    if code in (-1, lib.PYLLAMA_BATCH_REFUSED):
+        return InvalidBatchError(f"llama.cpp refused the batch{why}", code)
+    if code == lib.PYLLAMA_OUT_OF_MEMORY:
+        return InsufficientMemoryError(
+            "out of memory during decode: use a smaller n_ctx, n_batch or n_ubatch"
+        )
+    return FatalDecodeError(f"decode failed with code {code}{why}", code)
+
+
+class Context:
+    """A context manager around ``llama_context``. One thread at a time; sequence 0 only."""
+
+    def __init__(
+        self, model: Model, options: ContextOptions, target: Context | None = None
+    ) -> None:
+        """Allocate caches and buffers.
+
+        Args:
+            model: stays open for as long as this context.
+            options: see :class:`ContextOptions`.
+            target: for a draft context, the context whose hidden rows it consumes.
+
+        Raises:
+            InsufficientMemoryError: llama.cpp could not allocate it.
+            UsageError: llama.cpp refused the combination; its reason is given.
+        """
+        self._library = native.load()
+        self._ffi, self._lib = self._library.ffi, self._library.lib
+        self._handle: Any = None
+        self._batch: Any = None
+        self._lock = threading.Lock()
+        self._output = np.zeros(0, dtype=np.int8)
+        self.model, self.options = model, options
+        self._interrupt = self._ffi.new("struct pyllama_interrupt *")
+        self._interrupt.poll = self._lib.pyllama_on_poll
+        self._interrupt.period_us = POLL_PERIOD_US
+        self._handle = self._create(target)
+        model.adopt(self)
+        self._batch = self._lib.llama_batch_ext_init(self._handle)
+        self._memory = self._lib.llama_get_memory(self._handle)
+        self.n_ctx = int(self._lib.llama_n_ctx(self._handle))
+        self.n_batch = int(self._lib.llama_n_batch(self._handle))
+        self.n_ubatch = int(self._lib.llama_n_ubatch(self._handle))
+        self.n_rs_seq = int(self._lib.llama_n_rs_seq(self._handle))
+        if options.tap != "off":
+            masked = options.tap == "outputs"
+            self._lib.llama_mtp_set_embeddings_nextn(self._handle, True, masked)
+
+    def _create(self, target: Context | None) -> Any:
+        lib, options = self._lib, self.options
+        p = lib.llama_context_default_params()
+        p.n_ctx, p.n_batch, p.n_ubatch = options.n_ctx, options.n_batch, options.n_ubatch
+        p.n_seq_max, p.n_rs_seq = 1, options.n_rs_seq
+        p.n_outputs_max = p.n_outputs_max_per_seq = options.n_outputs_max
+        p.n_threads = p.n_threads_batch = options.n_threads
+        p.type_k = getattr(lib, f"GGML_TYPE_{options.type_k.upper()}")
+        p.type_v = getattr(lib, f"GGML_TYPE_{options.type_v.upper()}")
+        p.flash_attn_type = {
+            "auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
+            "on": lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+            "off": lib.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+        }[options.flash_attn]
+        p.abort_callback = lib.pyllama_abort_poll
+        p.abort_callback_data = self._interrupt
+        if options.mtp_head:
+            p.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
+        if target is not None:
+            p.ctx_other = target.handle
+        message = self._ffi.new("char[512]")
+        native.take_recent_errors()
+        handle = lib.pyllama_context_init(self.model.handle, p, message, len(message))
+        native.raise_pending()
+        if handle:
+            return handle
+        reason = "; ".join(filter(None, (self._library.text(message), native.take_recent_errors())))
+        if "alloc" in reason or "memory" in reason:
+            raise InsufficientMemoryError(
+                f"no memory for a context of {options.n_ctx} tokens ({reason}); "
+                "use a smaller n_ctx, n_ubatch or cache type"
+            )
+        raise UsageError(f"llama.cpp refused the context: {reason or 'no reason given'}")
+
+    # -- life ----------------------------------------------------------------------------------
+
+    @property
+    def handle(self) -> Any:
+        """The native handle. Raises ContextClosedError after :meth:`close`."""
+        if not self._handle:
+            raise ContextClosedError("the context is closed")
+        return self._handle
+
+    def close(self) -> None:
+        """Free everything. May be called again; the model closes it too."""
+        if self._batch:
+            self._lib.llama_batch_ext_free(self._batch)
+            self._batch = None
+        if self._handle:
+            self._lib.llama_free(self._handle)
+            self._handle = None
+            self.model.disown(self)
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise UsageError("a context is used by two threads at once; give each thread its own")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    # -- decode --------------------------------------------------------------------------------
+
+    def decode(
+        self,
+        tokens: Ints,
+        start: int,
+        outputs: npt.NDArray[np.int8],
+        hidden: Floats | None = None,
+    ) -> None:
+        """Process tokens at positions start, start + 1, ...
+
+        Args:
+            tokens: [n] int32 ids, n at most n_batch.
+            outputs: [n] int8, 1 where an output row (logits) is wanted; at most n_outputs_max.
+            hidden: [n, n_embd] float32, for a draft context only: row i is the hidden state that
+                pairs with tokens[i], that is the trunk's state at position start + i - 1.
+
+        Raises:
+            UsageError: sizes or ids that llama.cpp would abort on.
+            DecodeError: a subclass that names the failure.
+            KeyboardInterrupt: Ctrl-C; the context must then be cleared.
+        """
+        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+        outputs = np.ascontiguousarray(outputs, dtype=np.int8)
+        self._check(tokens, start, outputs, hidden)
+        n = len(tokens)
+        pos = np.arange(start, start + n, dtype=np.int32)
+        seq = np.full(n, SEQ, dtype=np.int32)
+        view = self._ffi.new("struct pyllama_batch *")
+        pointer = self._ffi.from_buffer
+        view.n_tokens, view.n_embd = n, self.model.n_embd
+        view.token, view.pos = pointer("int32_t[]", tokens), pointer("int32_t[]", pos)
+        view.seq_id, view.output = pointer("int32_t[]", seq), pointer("int8_t[]", outputs)
+        if hidden is not None:
+            hidden = np.ascontiguousarray(hidden, dtype=np.float32)
+            view.hidden = pointer("float[]", hidden)
+        message = self._ffi.new("char[256]")
+        native.take_recent_errors()
+        with self._alone():
+            code = self._lib.pyllama_decode(self.handle, self._batch, view, message, len(message))
+        self._output = outputs
+        native.raise_pending()
+        if code != 0:
+            said = (self._library.text(message), native.take_recent_errors())
+            raise decode_error(code, "; ".join(filter(None, said)))
+
+    def _check(
+        self, tokens: Ints, start: int, outputs: npt.NDArray[np.int8], hidden: Floats | None
+    ) -> None:
+        """Everything that would be a GGML_ASSERT, and end the interpreter, further down."""
+        n = len(tokens)
+        if not 1 <= n <= self.n_batch:
+            raise UsageError(f"a batch of {n} tokens; it must hold 1 to n_batch = {self.n_batch}")
+        if start < 0 or start + n > self.n_ctx:
+            raise UsageError(
+                f"positions {start} to {start + n - 1} do not fit a context of {self.n_ctx} tokens"
+            )
+        self.model.check_tokens(tokens)
+        if outputs.shape != (n,):
+            raise UsageError(f"{outputs.shape} output marks for {n} tokens")
+        rows = int(np.count_nonzero(outputs))
+        if rows > self.options.n_outputs_max:
+            raise UsageError(
+                f"{rows} output rows; this context was made for {self.options.n_outputs_max}"
+            )
+        if self.options.mtp_head != (hidden is not None):
+            raise UsageError("hidden rows belong to a draft context, and to every batch of one")
+        if hidden is not None and hidden.shape != (n, self.model.n_embd):
+            raise UsageError(
+                f"hidden rows of shape {hidden.shape}, expected {(n, self.model.n_embd)}"
+            )
+
+    def synchronize(self) -> None:
+        """Wait until the last decode has finished (a GPU works asynchronously)."""
+        self._lib.llama_synchronize(self.handle)
+
+    # -- results of the last decode ------------------------------------------------------------
+
+    def logits(self, row: int) -> Floats:
+        """Logits of batch entry `row`: [n_vocab] float32, a view that the next decode overwrites.
+
+        Raises:
+            UsageError: no output row was asked for there.
+        """
+        if not (0 <= row < len(self._output) and self._output[row]):
+            raise UsageError(f"entry {row} of the last batch was not marked as an output row")
+        pointer = self._lib.llama_get_logits_ith(self.handle, row)
+        return self._view(pointer, self.model.n_vocab)
+
+    def argmax(self, row: int) -> int:
+        """Token with the largest logit of batch entry `row`; the first one of equals.
+
+        Raises:
+            FatalDecodeError: the row holds a NaN.
+        """
+        logits = self.logits(row)
+        best = int(logits.argmax())
+        if np.isnan(logits[best]):
+            raise FatalDecodeError("the model's logits are NaN: damaged weights, or a kernel bug")
+        return best
+
+    def hidden_rows(self) -> Floats:
+        """Hidden rows of the last batch: [n, n_embd] float32 view, n as `tap` says."""
+        n = len(self._output)
+        if self.options.tap == "outputs":
+            n = int(np.count_nonzero(self._output))
+        pointer = self._lib.llama_mtp_get_embeddings_nextn(self.handle)
+        return self._view(pointer, n * self.model.n_embd).reshape(n, self.model.n_embd)
+
+    def _view(self, pointer: Any, n: int) -> Floats:
+        if not pointer:
+            raise UsageError("the last decode produced no such rows (is the hidden-state tap on?)")
+        return np.frombuffer(self._ffi.buffer(pointer, n * 4), dtype=np.float32)
+
+    # -- cache ---------------------------------------------------------------------------------
+
+    @property
+    def n_past(self) -> int:
+        """Positions in the cache: the next one to fill."""
+        self.handle  # noqa: B018 - raises when closed
+        return int(self._lib.llama_memory_seq_pos_max(self._memory, SEQ)) + 1
+
+    def remove(self, start: int) -> bool:
+        """Remove positions `start` and above; False when a recurrent state cannot go back there."""
+        self.handle  # noqa: B018 - raises when closed
+        return bool(self._lib.llama_memory_seq_rm(self._memory, SEQ, start, -1))
+
+    def clear(self) -> None:
+        """Empty the cache."""
+        self.handle  # noqa: B018 - raises when closed
+        self._lib.llama_memory_clear(self._memory, True)
+
+    def save_state(self, recurrent_only: bool = False) -> bytes:
+        """The cache of the sequence, as bytes for :meth:`load_state`."""
+        flags = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if recurrent_only else 0
+        size = self._lib.llama_state_seq_get_size_ext(self.handle, SEQ, flags)
+        data = bytearray(size)
+        message = self._ffi.new("char[256]")
+        target = self._ffi.from_buffer("uint8_t[]", data)
+        n = self._lib.pyllama_state_seq_get(
+            self.handle, target, size, SEQ, flags, message, len(message)
+        )
+        if n == 0:
+            raise FatalDecodeError(f"the state cannot be saved: {self._library.text(message)}")
+        return bytes(data[:n])
+
+    def load_state(self, data: bytes, recurrent_only: bool = False) -> None:
+        """Put back what :meth:`save_state` gave for a context of the same model and settings."""
+        flags = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if recurrent_only else 0
+        message = self._ffi.new("char[256]")
+        source = self._ffi.from_buffer("uint8_t[]", data)
+        n = self._lib.pyllama_state_seq_set(
+            self.handle, source, len(data), SEQ, flags, message, len(message)
+        )
+        if n == 0:
+            raise FatalDecodeError(f"the state cannot be restored: {self._library.text(message)}")
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: "model" (weights), "context" (caches and snapshots), "compute" (graph buffers)."""
+        found = self._lib.llama_mtp_get_memory(self.handle)
+        return {"model": found.model, "context": found.context, "compute": found.compute}

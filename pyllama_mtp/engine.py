@@ -1,0 +1,224 @@
+"""The two contexts of a generation and what is in them: prefill, draft, verify, keep.
+
+Invariant between calls: the target cache holds exactly ``cached``; the draft cache is in step with
+it; the newest token, which the target has chosen, is in neither.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from .context import Context, ContextOptions
+from .errors import UsageError
+from .model import Model
+from .models.memory import MemoryEstimate, available_memory, check_memory, memory_estimate
+from .settings import Settings
+from .speculative.drafter import Drafter
+from .speculative.rollback import make_rollback
+from .telemetry import Telemetry
+
+log = logging.getLogger("pyllama_mtp")
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading tokens are the same."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+class Engine:
+    """Target context, draft context when `settings.draft_n_max` > 0, and their contents.
+
+    Attributes:
+        cached: tokens in the target cache, position 0 first.
+    """
+
+    def __init__(self, model: Model, settings: Settings) -> None:
+        """Raises UsageError, InsufficientMemoryError: see :class:`Context`."""
+        self.model, self.settings = model, settings
+        self.cached: list[int] = []
+        self._intact = True
+        depth = settings.draft_n_max
+        if depth and not model.has_mtp:
+            raise UsageError(
+                f"{model.path} was loaded without an MTP head (mtp=False); use draft_n_max=0"
+            )
+        if depth and settings.n_ubatch < depth + 1:
+            raise UsageError(
+                f"n_ubatch is {settings.n_ubatch}; verifying {depth} drafts in one graph needs "
+                f"at least {depth + 1}"
+            )
+        n_ctx = self._choose_n_ctx()
+        options = ContextOptions(
+            n_ctx=n_ctx,
+            n_batch=min(settings.n_batch, n_ctx),
+            n_ubatch=min(settings.n_ubatch, settings.n_batch, n_ctx),
+            n_threads=settings.threads,
+            type_k=settings.cache_type_k,
+            type_v=settings.cache_type_v,
+            flash_attn=settings.flash_attn,
+            tap="all" if depth else "off",
+            n_outputs_max=self._n_outputs(min(settings.n_batch, n_ctx)),
+            n_rs_seq=depth if settings.rollback != "replay" else 0,
+        )
+        self.target = Context(model, options)
+        self.drafter: Drafter | None = None
+        if depth:
+            self._add_drafter(options)
+            self.rollback = make_rollback(self.target, depth, settings.rollback)
+
+    def _add_drafter(self, options: ContextOptions) -> None:
+        changes = {"mtp_head": True, "tap": "outputs", "n_outputs_max": 1, "n_rs_seq": 0}
+        try:
+            draft_options = ContextOptions(**{**vars(options), **changes})
+            self.drafter = Drafter(Context(self.model, draft_options, target=self.target))
+        except BaseException:
+            self.target.close()
+            raise
+
+    def _n_outputs(self, n_batch: int) -> int:
+        return n_batch if self.settings.prompt_rows == "all" else self.settings.draft_n_max + 1
+
+    def _estimate(self, n_ctx: int) -> MemoryEstimate:
+        s = self.settings
+        return memory_estimate(
+            self.model.info,
+            n_ctx,
+            s.cache_type_k,
+            s.cache_type_v,
+            n_rs_seq=s.draft_n_max if s.rollback != "replay" else 0,
+            mtp=s.draft_n_max > 0,
+            n_batch=s.n_batch,
+            n_ubatch=s.n_ubatch,
+            n_outputs=self._n_outputs(s.n_batch),
+        )
+
+    def _choose_n_ctx(self) -> int:
+        """The length asked for; for 0 the training length, halved until the caches fit memory."""
+        wanted, loaded = self.settings.n_ctx, self.model.info.weight_bytes
+        if wanted:
+            # The weights are in memory already; on a GPU none of this is known here.
+            if not self.model.on_gpu:
+                check_memory(self._estimate(wanted), available_memory() + loaded)
+            return wanted
+        n_ctx = self.model.n_ctx_train
+        while n_ctx > 4096 and self._estimate(n_ctx).total > available_memory() / 2 + loaded:
+            n_ctx //= 2
+        if n_ctx < self.model.n_ctx_train:
+            log.info("context of %d tokens (of %d): it fits memory", n_ctx, self.model.n_ctx_train)
+        return n_ctx
+
+    def close(self) -> None:
+        """Free both contexts. May be called again."""
+        if self.drafter:
+            self.drafter.context.close()
+        self.target.close()
+
+    def reset(self) -> None:
+        """Empty both caches."""
+        self.target.clear()
+        if self.drafter:
+            self.drafter.reset()
+        self.cached = []
+        self._intact = True
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """A block that an exception leaves half done makes the next use start from empty caches."""
+        self._intact = False
+        yield
+        self._intact = True
+
+    # -- prefill -------------------------------------------------------------------------------
+
+    def prefill(self, prompt: Sequence[int], telemetry: Telemetry) -> int:
+        """Bring both caches to the end of `prompt`; what they hold already is reused.
+
+        Args:
+            prompt: token ids, at least one.
+
+        Returns:
+            The batch entry of the last decode that holds the last token's logits.
+        """
+        if not self._intact:
+            self.reset()
+        with self._all_or_nothing():
+            start = self._reuse(prompt)
+            telemetry.n_prompt, telemetry.n_cached = len(prompt), start
+            for begin in range(start, len(prompt), self.target.n_batch):
+                chunk = np.array(prompt[begin : begin + self.target.n_batch], dtype=np.int32)
+                outputs = np.zeros(len(chunk), dtype=np.int8)
+                outputs[-1] = begin + len(chunk) == len(prompt)
+                if self.settings.prompt_rows == "all":
+                    outputs[:] = 1
+                self.target.decode(chunk, begin, outputs)
+                if self.drafter:
+                    hidden = self.target.hidden_rows()  # waits for the target
+                    with telemetry.timed("prompt_sync"):
+                        self.drafter.sync(chunk, begin, hidden)
+            self.cached = list(prompt)
+        return len(chunk) - 1
+
+    def _reuse(self, prompt: Sequence[int]) -> int:
+        """Cut the caches down to what `prompt` shares with them; the first position to process."""
+        shared = min(common_prefix(self.cached, prompt), len(prompt) - 1)
+        if shared == len(self.cached):
+            return shared
+        # The row that pairs with position `shared` is h_{shared-1}, which only the target can give:
+        # it goes one position further back than the draft cache.
+        start = shared - 1 if self.drafter else shared
+        if start <= 0 or not self.target.remove(start):
+            self.reset()
+            return 0
+        if self.drafter:
+            self.drafter.truncate(shared)
+        return start
+
+    # -- one round -----------------------------------------------------------------------------
+
+    def room(self) -> int:
+        """Tokens that the context can still take, the newest one included."""
+        return self.target.n_ctx - len(self.cached)
+
+    def draft(self, token: int, n_max: int) -> list[int]:
+        """Up to `n_max` drafts for what follows `token`, the newest token."""
+        if not self.drafter or n_max < 1:
+            return []
+        with self._all_or_nothing():
+            return self.drafter.draft(token, n_max, self.settings.p_min)
+
+    def verify(self, token: int, drafts: Sequence[int]) -> None:
+        """One pass of the target over the newest token and the drafts; every entry is an output."""
+        with self._all_or_nothing():
+            if drafts:
+                self.rollback.before()
+            batch = np.array([token, *drafts], dtype=np.int32)
+            self.target.decode(batch, len(self.cached), np.ones(len(batch), dtype=np.int8))
+            self.target.synchronize()
+            self._batch = batch
+
+    def keep(self, n_accepted: int, telemetry: Telemetry) -> None:
+        """Keep the newest token and the first `n_accepted` drafts of the pass; drop the rest."""
+        with self._all_or_nothing(), telemetry.timed("sync"):
+            start, n_keep = len(self.cached), n_accepted + 1
+            if self.drafter:
+                hidden = self.target.hidden_rows()[:n_keep].copy()
+                if len(self._batch) > 1:
+                    self.rollback.after(self._batch, start, n_keep)
+                self.drafter.sync(self._batch[:n_keep], start, hidden)
+            self.cached += self._batch[:n_keep].tolist()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes in use: weights, target_context, target_compute, draft_context, draft_compute."""
+        target = self.target.memory()
+        draft = self.drafter.context.memory() if self.drafter else {"context": 0, "compute": 0}
+        return {
+            "weights": target["model"],
+            "target_context": target["context"],
+            "target_compute": target["compute"],
+            "draft_context": draft["context"],
+            "draft_compute": draft["compute"],
+        }

@@ -1,0 +1,89 @@
+"""THE loop: prefill; then draft, verify, accept, roll back, sync; emit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .engine import Engine
+from .sampling import Sampler
+from .speculative.acceptance import SyntheticAcceptance, accept
+from .telemetry import Pair, Telemetry
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop. `ignore_eos`: generate on after an end token, for speed measurements."""
+
+    max_tokens: int
+    ignore_eos: bool = False
+
+
+def generate(
+    engine: Engine, prompt: Sequence[int], sampler: Sampler, limits: Limits, telemetry: Telemetry
+) -> Iterator[int]:
+    """Yield the tokens that the target chooses after `prompt`, the end token included."""
+    began = time.perf_counter()
+    row = engine.prefill(prompt, telemetry)
+    token = sampler.sample(engine.target, row)
+    telemetry.prefill_s = time.perf_counter() - began
+    telemetry.n_generated = 1
+    yield token
+
+    synthetic = _synthetic(engine)
+    began = time.perf_counter()
+    while not finished(engine, limits, telemetry, token):
+        with telemetry.timed("draft"):
+            drafts = engine.draft(token, _depth(engine, limits, telemetry))
+        with telemetry.timed("verify"):
+            engine.verify(token, drafts)
+        with telemetry.timed("sampling"):
+            verdict = (
+                synthetic.accept(drafts, lambda row: sampler.sample(engine.target, row))
+                if synthetic
+                else accept(
+                    drafts,
+                    lambda row: sampler.sample(engine.target, row),
+                    lambda token: not limits.ignore_eos and engine.model.is_end(token),
+                )
+            )
+        engine.keep(verdict.n_accepted, telemetry)
+
+        telemetry.count_round(len(drafts), verdict.n_accepted)
+        _log_pairs(engine, telemetry, drafts, verdict.tokens)
+        token = verdict.tokens[-1]
+        telemetry.n_generated += len(verdict.tokens)
+        telemetry.decode_s = time.perf_counter() - began
+        yield from verdict.tokens
+
+
+def finished(engine: Engine, limits: Limits, telemetry: Telemetry, token: int) -> bool:
+    """Whether `token`, the newest one, is the last."""
+    return (
+        telemetry.n_generated >= limits.max_tokens
+        or engine.room() < 1
+        or (not limits.ignore_eos and engine.model.is_end(token))
+    )
+
+
+def _depth(engine: Engine, limits: Limits, telemetry: Telemetry) -> int:
+    """Drafts worth making: a round emits one token more than it accepts."""
+    wanted = limits.max_tokens - telemetry.n_generated - 1
+    return min(engine.settings.draft_n_max, wanted, engine.room() - 1)
+
+
+def _synthetic(engine: Engine) -> SyntheticAcceptance | None:
+    rates = engine.settings.synthetic_acceptance
+    return SyntheticAcceptance(rates) if rates and engine.drafter else None
+
+
+def _log_pairs(
+    engine: Engine, telemetry: Telemetry, drafts: Sequence[int], tokens: Sequence[int]
+) -> None:
+    if telemetry.pairs is None:
+        return
+    text = engine.model.detokenize
+    for i, (drafted, actual) in enumerate(zip(drafts, tokens, strict=False)):
+        pair = Pair(i + 1, drafted, actual, text([drafted], True), text([actual], True))
+        telemetry.pairs.append(pair)

@@ -1,0 +1,227 @@
+"""A model file in memory: weights, vocabulary, metadata."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import chat, native
+from .errors import ContextClosedError, InsufficientMemoryError, ModelFileError, UsageError
+from .models.ggufinfo import GGUFInfo, validate_model_file
+from .models.memory import available_memory
+
+if TYPE_CHECKING:
+    from .context import Context
+
+Tokens = npt.NDArray[np.int32]
+
+
+class Model:
+    """Weights and vocabulary of a GGUF file. A context manager; closing it closes its contexts."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        n_gpu_layers: int = -1,
+        mtp: bool = True,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """Validate the file, then load it.
+
+        Args:
+            path: a GGUF file (the first part of a split one).
+            n_gpu_layers: layers kept on a GPU; -1 is all, 0 none. Without a GPU it has no effect.
+            mtp: load the MTP head; False saves its memory and accepts models without one.
+            progress: called with the share loaded, 0 to 1; an exception from it stops loading.
+
+        Raises:
+            ModelFileError: no such file, not a GGUF, truncated, malformed; NoMtpHeadError and
+                UnsupportedArchitectureError among its subclasses.
+            InsufficientMemoryError: the weights do not fit into memory.
+            LibraryError: the native library cannot be used.
+        """
+        self._handle: Any = None
+        self.path = Path(path)
+        self.info: GGUFInfo = validate_model_file(path, require_mtp=mtp)
+        self._library = native.load()
+        self._ffi, self._lib = self._library.ffi, self._library.lib
+        self._contexts: list[Context] = []
+        self.on_gpu = n_gpu_layers != 0 and any(
+            device.kind == "gpu" for device in self._library.devices()
+        )
+        self._check_memory()
+        self._handle = self._load(n_gpu_layers, mtp, progress)
+        self.has_mtp = mtp and self._lib.llama_model_n_layer_nextn(self._handle) > 0
+        self._vocab = self._lib.llama_model_get_vocab(self._handle)
+        self.n_vocab = int(self._lib.llama_vocab_n_tokens(self._vocab))
+        self.n_embd = int(self._lib.llama_model_n_embd_out(self._handle))
+        self.n_ctx_train = int(self._lib.llama_model_n_ctx_train(self._handle))
+        self.n_params = int(self._lib.llama_model_n_params(self._handle))
+        self.size_bytes = int(self._lib.llama_model_size(self._handle))
+        self.is_recurrent = bool(
+            self._lib.llama_model_is_hybrid(self._handle)
+            or self._lib.llama_model_is_recurrent(self._handle)
+        )
+        self.eos = int(self._lib.llama_vocab_eos(self._vocab))
+        self.name = self.info.name or self.path.stem
+        self.architecture = self.info.architecture
+
+    def _check_memory(self) -> None:
+        if not self.on_gpu and self.info.weight_bytes > available_memory():
+            raise InsufficientMemoryError(
+                f"{self.path}: the weights take {self.info.weight_bytes / 1e9:.1f} GB and "
+                f"{available_memory() / 1e9:.1f} GB are available; use a smaller model or quantization"
+            )
+
+    def _load(self, n_gpu_layers: int, mtp: bool, progress: Callable[[float], None] | None) -> Any:
+        ffi, lib = self._ffi, self._lib
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        params.load_mtp = mtp
+        keep_alive = ffi.new_handle(progress) if progress else ffi.NULL
+        params.progress_callback = lib.pyllama_on_load_progress
+        params.progress_callback_user_data = keep_alive
+        message = ffi.new("char[512]")
+        native.take_recent_errors()
+        handle = lib.pyllama_model_load(os.fsencode(self.path), params, message, len(message))
+        native.raise_pending()
+        if not handle:
+            reason = self._library.text(message) or native.take_recent_errors() or "no reason given"
+            raise ModelFileError(f"{self.path}: llama.cpp cannot load it: {reason}", self.path)
+        return handle
+
+    # -- life ----------------------------------------------------------------------------------
+
+    @property
+    def handle(self) -> Any:
+        """The native handle. Raises ContextClosedError after :meth:`close`."""
+        if not self._handle:
+            raise ContextClosedError(f"the model {self.path} is closed")
+        return self._handle
+
+    def close(self) -> None:
+        """Free contexts, then weights. May be called again."""
+        for context in list(self._contexts):
+            context.close()
+        if getattr(self, "_handle", None):
+            self._lib.llama_model_free(self._handle)
+            self._handle = None
+
+    def adopt(self, context: Context) -> None:
+        """Contexts must be freed before their model: remember them."""
+        self._contexts.append(context)
+
+    def disown(self, context: Context) -> None:
+        """The context is freed."""
+        if context in self._contexts:
+            self._contexts.remove(context)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.close()
+
+    @property
+    def description(self) -> str:
+        """llama.cpp's one-line description, e.g. "qwen35 0.8B Q8_0"."""
+        buffer = self._ffi.new("char[256]")
+        self._lib.llama_model_desc(self.handle, buffer, len(buffer))
+        return self._library.text(buffer)
+
+    # -- text ----------------------------------------------------------------------------------
+
+    def tokenize(
+        self, text: str, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of `text`.
+
+        Args:
+            add_special: add BOS if the model wants one.
+            parse_special: read ``<|im_start|>`` and the like as control tokens, not as text.
+        """
+        self.handle  # noqa: B018 - raises when closed
+        data = text.encode("utf-8", "surrogatepass")
+        capacity = len(data) + 8
+        while True:
+            out = self._ffi.new("llama_token[]", capacity)
+            n = self._lib.llama_tokenize(
+                self._vocab, data, len(data), out, capacity, add_special, parse_special
+            )
+            if n >= 0:
+                return list(out[0:n])
+            if -n <= capacity:
+                raise UsageError(f"a text of {len(data)} bytes is too long to tokenize")
+            capacity = -n
+
+    def piece(self, token: int, special: bool = False) -> bytes:
+        """The bytes of one token; control tokens are empty unless `special`."""
+        self.check_tokens(np.asarray([token], dtype=np.int32))
+        capacity = 32
+        while True:
+            out = self._ffi.new("char[]", capacity)
+            n = self._lib.llama_token_to_piece(self._vocab, token, out, capacity, 0, special)
+            if n >= 0:
+                return bytes(self._ffi.buffer(out, n))
+            capacity = -n
+
+    def detokenize(self, tokens: Sequence[int], special: bool = False) -> str:
+        """Text of `tokens`; bytes that are not UTF-8 become U+FFFD."""
+        return b"".join(self.piece(int(t), special) for t in tokens).decode("utf-8", "replace")
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends a generation (end of text, end of turn)."""
+        return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
+
+    def check_tokens(self, tokens: Tokens) -> None:
+        """Raises UsageError when an id is not in the vocabulary."""
+        self.handle  # noqa: B018 - raises when closed
+        bad = tokens[(tokens < 0) | (tokens >= self.n_vocab)]
+        if bad.size:
+            raise UsageError(
+                f"token id {int(bad[0])} is not in the vocabulary (0 to {self.n_vocab - 1})"
+            )
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], **variables: Any
+    ) -> str:
+        """The prompt text of a conversation, by the template in the file.
+
+        Raises:
+            UsageError: the file has no template, or it refuses the messages.
+        """
+        pointer = self._lib.llama_model_chat_template(self.handle, self._ffi.NULL)
+        template = self._library.text(pointer)
+        if not template:
+            raise UsageError(f"{self.path} has no chat template; give the prompt as plain text")
+        bos = self._lib.llama_vocab_bos(self._vocab)
+        tokens = {
+            "bos_token": self.detokenize([bos], special=True) if bos >= 0 else "",
+            "eos_token": self.detokenize([self.eos], special=True) if self.eos >= 0 else "",
+        }
+        return chat.render(template, messages, **{**tokens, **variables})
+
+    def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[str]:
+        """Stream the continuation of `prompt` as text; MTP is on if the model has a head.
+
+        Args:
+            prompt: text or token ids.
+            options: arguments of :class:`Settings`, :class:`Sampling` and
+                :meth:`Session.generate`, by name.
+        """
+        from .session import stream
+
+        yield from stream(self, prompt, **options)

@@ -1,0 +1,340 @@
+"""The only importer of the cffi extension: finds a variant's libraries, checks the stamp, loads them.
+
+One process holds one variant. Both variants have the same SONAMEs, so whichever is loaded first is
+the one that the extension binds to; that is why the libraries are loaded here, by path, before the
+extension is imported.
+
+Callbacks. C calls three Python functions (``cdef/callbacks.h``). None of them may raise into C: each
+catches everything, and what must reach the caller (a ``KeyboardInterrupt``) is parked in
+:data:`pending` and raised by :func:`raise_pending` after the native call has returned.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib.util
+import json
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import LibraryError
+
+#: Names a folder with a variant's libraries, or a variant; the default is "patched".
+ENVIRONMENT_VARIABLE = "PYLLAMA_MTP_LIB"
+VARIANTS = ("patched", "upstream")
+SHIM = "libpyllama-mtp.so"
+STAMP = re.compile(rb'\{"pyllama_stamp": 1[^{}]*\}')
+
+log = logging.getLogger("pyllama_mtp.native")
+
+#: Exceptions raised inside callbacks, to be raised again once the native call is over.
+pending: list[BaseException] = []
+
+
+@dataclass(frozen=True)
+class Device:
+    """A ggml device. `kind` is "cpu", "gpu", "igpu" or "accel"; `free` and `total` are bytes."""
+
+    name: str
+    description: str
+    kind: str
+    free: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Library:
+    """The loaded variant.
+
+    Attributes:
+        variant: "upstream" or "patched", as the stamp says.
+        folder: where its libllama lies; the ggml libraries lie there too, or one level up.
+        stamp: variant, upstream_commit, series (sha256 of its patches), cpu_features, compiler, cuda.
+    """
+
+    variant: str
+    folder: Path
+    stamp: dict[str, Any]
+    ffi: Any
+    lib: Any
+
+    def devices(self) -> list[Device]:
+        """All devices of all loaded backends, in ggml's order."""
+        kinds = {
+            self.lib.GGML_BACKEND_DEVICE_TYPE_CPU: "cpu",
+            self.lib.GGML_BACKEND_DEVICE_TYPE_GPU: "gpu",
+            self.lib.GGML_BACKEND_DEVICE_TYPE_IGPU: "igpu",
+        }
+        found = []
+        for index in range(self.lib.ggml_backend_dev_count()):
+            device = self.lib.ggml_backend_dev_get(index)
+            free, total = self.ffi.new("size_t *"), self.ffi.new("size_t *")
+            self.lib.ggml_backend_dev_memory(device, free, total)
+            found.append(
+                Device(
+                    name=self.text(self.lib.ggml_backend_dev_name(device)),
+                    description=self.text(self.lib.ggml_backend_dev_description(device)),
+                    kind=kinds.get(self.lib.ggml_backend_dev_type(device), "accel"),
+                    free=int(free[0]),
+                    total=int(total[0]),
+                )
+            )
+        return found
+
+    def backend(self) -> str:
+        """Names of the devices that compute, e.g. "CPU" or "CUDA0+CPU"."""
+        return "+".join(device.name for device in self.devices()) or "none"
+
+    def system_info(self) -> str:
+        """One line of llama.cpp about the backends and their features."""
+        return self.text(self.lib.llama_print_system_info())
+
+    def text(self, pointer: Any) -> str:
+        """A C string as str; the empty string for NULL."""
+        return self.ffi.string(pointer).decode("utf-8", "replace") if pointer else ""
+
+
+_loaded: Library | None = None
+
+
+def _extension_path() -> Path | None:
+    spec = importlib.util.find_spec("pyllama_mtp._native")
+    return Path(spec.origin) if spec and spec.origin else None
+
+
+def _package_folders() -> list[Path]:
+    """Folders that may hold ``lib/`` and ``build_info.json``: beside the extension, beside us."""
+    extension = _extension_path()
+    folders = [extension.parent] if extension else []
+    here = Path(__file__).resolve().parent
+    return folders if here in folders else [*folders, here]
+
+
+def _candidates(choice: str) -> list[Path]:
+    if choice in VARIANTS:
+        return [folder / "lib" / choice for folder in _package_folders()]
+    return [Path(choice).expanduser().resolve()]
+
+
+def find_libraries() -> list[tuple[str, Path, str]]:
+    """Where the variants would be loaded from: (label, folder, "ok" or what is missing)."""
+    rows = []
+    chosen = os.environ.get(ENVIRONMENT_VARIABLE)
+    for label in [*VARIANTS, *([chosen] if chosen and chosen not in VARIANTS else [])]:
+        for folder in _candidates(label):
+            status = "ok" if (folder / SHIM).is_file() else f"no {SHIM} there"
+            rows.append((label, folder, status))
+    return rows
+
+
+def expected_stamp() -> dict[str, Any]:
+    """What this package was built with: upstream_commit and the series hash of each variant."""
+    for folder in _package_folders():
+        path = folder / "build_info.json"
+        if path.is_file():
+            return dict(json.loads(path.read_text()))
+    raise LibraryError(
+        "this copy of pyllama_mtp was never built: no build_info.json in "
+        + ", ".join(str(folder) for folder in _package_folders())
+        + ". Run `pip install .` in the project folder; if that is done, run from another folder, "
+        "so that the installed package is imported and not the sources."
+    )
+
+
+def read_stamp(folder: Path) -> dict[str, Any]:
+    """The stamp in the folder's libllama, read from the file's bytes: nothing is loaded.
+
+    Raises:
+        LibraryError: no libllama there, or one without a stamp (not built by this package).
+    """
+    libraries = sorted(folder.glob("libllama.so*"))
+    if not libraries:
+        raise LibraryError(f"{folder} holds {SHIM} but no libllama.so*: an incomplete build.")
+    found = STAMP.search(libraries[0].read_bytes())
+    if not found:
+        raise LibraryError(
+            f"{libraries[0]} carries no stamp: it was not built by this package. Build one with "
+            f"`pip install --force-reinstall .`, or unset {ENVIRONMENT_VARIABLE}."
+        )
+    return dict(json.loads(found[0]))
+
+
+def check_stamp(stamp: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:
+    """Refuse libraries built from another upstream commit or another patch series.
+
+    Raises:
+        LibraryError: says which of the two differs, and what to do.
+    """
+    variant = stamp.get("variant")
+    pairs = [
+        ("upstream commit", stamp.get("upstream_commit"), expected["upstream_commit"]),
+        ("patch series", stamp.get("series"), expected["series"].get(variant)),
+    ]
+    for what, found, wanted in pairs:
+        if found != wanted:
+            raise LibraryError(
+                f"the libraries in {folder} (variant {variant!r}) do not belong to this package: "
+                f"{what} {found}, but the bindings were built for {wanted}. Build both together: "
+                f"`pip install --force-reinstall .`, and unset {ENVIRONMENT_VARIABLE} if it points "
+                "to an older build."
+            )
+
+
+def missing_cpu_features(stamp: dict[str, Any]) -> list[str]:
+    """Features the CPU backend was built for and this machine lacks (``/proc/cpuinfo`` names)."""
+    needed = set(str(stamp.get("cpu_features", "")).split())
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return []
+    flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return sorted(needed - set(flags.split())) if flags else []
+
+
+def _resolve(choice: str) -> Path:
+    tried = _candidates(choice)
+    for folder in tried:
+        if (folder / SHIM).is_file():
+            return folder
+    lines = "\n".join(f"  {folder / SHIM}" for folder in tried)
+    raise LibraryError(
+        f"no native library for {choice!r}. Tried:\n{lines}\n"
+        "Build the package with `pip install .`, or point "
+        f"{ENVIRONMENT_VARIABLE} (or --lib) to a folder that holds {SHIM} and libllama."
+    )
+
+
+def load(library: str | os.PathLike[str] | None = None) -> Library:
+    """Load a variant, once per process.
+
+    Args:
+        library: "patched", "upstream", or a folder; default: the variable PYLLAMA_MTP_LIB, else
+            "patched".
+
+    Raises:
+        LibraryError: nothing found (all paths tried are listed), stamp mismatch, CPU features that
+            this machine lacks, or another variant is loaded already.
+    """
+    global _loaded
+    wanted = os.fspath(library) if library else os.environ.get(ENVIRONMENT_VARIABLE) or "patched"
+    if _loaded is not None:
+        if library is not None and _resolve(wanted) != _loaded.folder:
+            raise LibraryError(
+                f"this process has loaded {_loaded.folder} and cannot load {wanted!r} as well: both "
+                "carry the same library names. Use a second process."
+            )
+        return _loaded
+    expected = expected_stamp()
+    folder = _resolve(wanted)
+    stamp = read_stamp(folder)
+    check_stamp(stamp, expected, folder)
+    missing = missing_cpu_features(stamp)
+    if missing:
+        raise LibraryError(
+            f"the libraries in {folder} were built for CPU features that this machine lacks: "
+            f"{', '.join(missing)}. Build them here (`pip install --force-reinstall .`), or build a "
+            "wheel for every x86-64 CPU with `-C cmake.define.PYLLAMA_CPU_ALL=ON`."
+        )
+    _load_shim(folder)
+    extension = _import_extension()
+    _loaded = Library(str(stamp["variant"]), folder, stamp, extension.ffi, extension.lib)
+    _start(_loaded)
+    return _loaded
+
+
+def _load_shim(folder: Path) -> None:
+    """Load the variant by path; the extension finds the same SONAMEs in memory afterwards."""
+    try:
+        ctypes.CDLL(str(folder / SHIM))
+    except OSError as reason:
+        raise LibraryError(
+            f"the libraries in {folder} cannot be loaded: {reason}. "
+            "Build them again with `pip install --force-reinstall .` on this machine."
+        ) from None
+
+
+def _import_extension() -> ModuleType:
+    try:
+        from . import _native
+    except ImportError as reason:
+        raise LibraryError(f"the extension cannot be imported: {reason}") from None
+    module: ModuleType = _native
+    return module
+
+
+def _start(library: Library) -> None:
+    """Route logs, load the backends that lie with the library, check that there is a CPU backend."""
+    ffi, lib = library.ffi, library.lib
+    ffi.def_extern(onerror=on_callback_error)(pyllama_on_log)
+    ffi.def_extern(onerror=on_callback_error, error=False)(pyllama_on_load_progress)
+    ffi.def_extern(onerror=on_callback_error, error=1)(pyllama_on_poll)
+    lib.llama_log_set(lib.pyllama_on_log, ffi.NULL)
+    # Logging must not reach Python while the interpreter goes down.
+    atexit.register(lib.llama_log_set, lib.pyllama_log_discard, ffi.NULL)
+    lib.llama_backend_init()
+    for folder in (library.folder, library.folder.parent):
+        lib.ggml_backend_load_all_from_path(str(folder).encode())
+        if any(device.kind == "cpu" for device in library.devices()):
+            return
+    raise LibraryError(
+        f"no CPU backend (libggml-cpu*.so) in {library.folder} or {library.folder.parent} that runs "
+        "on this machine. Build the package again with `pip install --force-reinstall .`."
+    )
+
+
+# -- callbacks: C -> Python ------------------------------------------------------------------------
+
+_LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
+#: The last error lines of libllama, for the message of the exception that follows them.
+recent_errors: list[str] = []
+
+
+def pyllama_on_log(level: int, text: Any, user_data: Any) -> None:
+    """libllama's log lines go to the logger "pyllama_mtp.native" (its INFO is our DEBUG)."""
+    assert _loaded is not None
+    line = _loaded.text(text).rstrip("\n")
+    number = _LEVELS.get(level, logging.DEBUG)
+    if number >= logging.ERROR and line:
+        recent_errors.append(line)
+        del recent_errors[:-4]
+    if line:
+        log.log(number, "%s", line)
+
+
+def pyllama_on_load_progress(progress: float, user_data: Any) -> bool:
+    """Called while weights are read; False stops loading."""
+    assert _loaded is not None
+    if user_data:
+        _loaded.ffi.from_handle(user_data)(float(progress))
+    return not pending
+
+
+def pyllama_on_poll(data: Any) -> int:
+    """Called now and then during a long computation: entering Python runs signal handlers."""
+    return 1 if pending else 0
+
+
+def on_callback_error(kind: Any, value: BaseException, traceback: Any) -> None:
+    """An exception inside a callback (Ctrl-C among them): park it; C is told to stop."""
+    pending.append(value)
+
+
+def raise_pending() -> None:
+    """Raise what a callback parked, if anything; call it after every native call that may be long."""
+    if pending:
+        first = pending[0]
+        pending.clear()
+        raise first
+
+
+def take_recent_errors() -> str:
+    """libllama's last error lines, joined; forgets them."""
+    text = "; ".join(recent_errors)
+    recent_errors.clear()
+    return text

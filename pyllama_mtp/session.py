@@ -1,0 +1,226 @@
+"""A conversation with a model: prompts in, streamed text out, the processed prefix kept."""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from .engine import Engine
+from .errors import UsageError
+from .generate import Limits, generate
+from .model import Model
+from .sampling import Sampler
+from .settings import Sampling, Settings
+from .telemetry import Telemetry
+
+
+class TextStream:
+    """Token bytes to text: holds back half characters, and what may become a stop string."""
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stop = [s for s in stop if s]
+        self._held = ""
+        self.stopped = False
+
+    def feed(self, data: bytes, final: bool = False) -> str:
+        """Text that is safe to emit; sets `stopped` when a stop string has come (it is dropped)."""
+        self._held += self._decoder.decode(data, final)
+        cuts = [at for s in self._stop if (at := self._held.find(s)) >= 0]
+        if cuts:
+            self.stopped = True
+            out, self._held = self._held[: min(cuts)], ""
+            return out
+        keep = 0 if final else self._possible_stop()
+        cut = len(self._held) - keep
+        out, self._held = self._held[:cut], self._held[cut:]
+        return out
+
+    def _possible_stop(self) -> int:
+        """Length of the longest tail that a stop string begins with."""
+        longest = 0
+        for s in self._stop:
+            for n in range(1, min(len(s), len(self._held) + 1)):
+                if self._held.endswith(s[:n]):
+                    longest = max(longest, n)
+        return longest
+
+
+class Generation:
+    """One generation; iterate over it for text as it comes, or :meth:`run` it.
+
+    Attributes:
+        text, tokens: what was generated so far; tokens include the end token, text does not.
+        finish_reason: "length" (max_tokens or a full context), "eos", "stop", "interrupted" (an
+            exception or the consumer ended it), or None while it runs.
+        telemetry: see :class:`Telemetry`; complete when the generation is.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: list[int],
+        sampling: Sampling,
+        limits: Limits,
+        stop: Sequence[str],
+        log_pairs: bool,
+    ) -> None:
+        self.text = ""
+        self.finish_reason: str | None = None
+        self.tokens: list[int] = []
+        self.telemetry = Telemetry(
+            synthetic_acceptance=engine.settings.synthetic_acceptance,
+            pairs=[] if log_pairs else None,
+        )
+        self._engine, self._prompt, self._limits = engine, prompt, limits
+        self._sampling, self._stop = sampling, stop
+        self._pieces = self._generate()
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def run(self) -> Generation:
+        """Generate to the end."""
+        for _ in self:
+            pass
+        return self
+
+    def _generate(self) -> Iterator[str]:
+        model, stream = self._engine.model, TextStream(self._stop)
+        sampler = Sampler(model, self._sampling, self._prompt)
+        reason = "interrupted"
+        try:
+            tokens = generate(self._engine, self._prompt, sampler, self._limits, self.telemetry)
+            for token in tokens:
+                self.tokens.append(token)
+                ended = model.is_end(token) and not self._limits.ignore_eos
+                piece = stream.feed(b"" if ended else model.piece(token))
+                if piece:
+                    self.text += piece
+                    yield piece
+                if ended or stream.stopped:
+                    reason = "eos" if ended else "stop"
+                    break
+            else:
+                reason = "length"
+            rest = "" if stream.stopped else stream.feed(b"", final=True)
+            if rest:
+                self.text += rest
+                yield rest
+        finally:
+            self.finish_reason = reason
+            sampler.close()
+
+
+class Session:
+    """Contexts for one conversation on a model. A context manager.
+
+    A prompt that continues what was processed before (the previous prompt with its answer) is
+    processed from there on only.
+    """
+
+    def __init__(self, model: Model, settings: Settings | None = None) -> None:
+        """Make the contexts.
+
+        Args:
+            settings: default :class:`Settings`; without an MTP head, ``draft_n_max=0``.
+
+        Raises:
+            UsageError: settings that do not go together, or not with this model.
+            InsufficientMemoryError: caches and buffers do not fit into memory.
+        """
+        if settings is None:
+            settings = Settings(draft_n_max=Settings.draft_n_max if model.has_mtp else 0)
+        self.model, self.settings = model, settings
+        self._engine = Engine(model, settings)
+
+    @property
+    def n_ctx(self) -> int:
+        """Context length in tokens."""
+        return self._engine.target.n_ctx
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = 256,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        log_pairs: bool = False,
+    ) -> Generation:
+        """Start a generation; nothing is computed until it is iterated or run.
+
+        Args:
+            prompt: text (control tokens such as ``<|im_start|>`` are recognised) or token ids.
+            max_tokens: most tokens to generate, at least 1.
+            sampling: default greedy.
+            stop: strings that end the generation; not part of the text.
+            ignore_eos: go on after an end token (speed measurements).
+            log_pairs: keep every (drafted, actual) pair in the telemetry.
+
+        Raises:
+            UsageError: empty prompt, one that is longer than the context, or a bad argument.
+        """
+        if max_tokens < 1:
+            raise UsageError(f"max_tokens is {max_tokens}, it must be at least 1")
+        if isinstance(stop, str):
+            stop = [stop]
+        tokens = self._tokens(prompt)
+        limits = Limits(max_tokens, ignore_eos)
+        return Generation(
+            self._engine, tokens, sampling or Sampling(), limits, list(stop), log_pairs
+        )
+
+    def _tokens(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            tokens = self.model.tokenize(prompt, add_special=True, parse_special=True)
+        else:
+            tokens = [int(token) for token in prompt]
+        if not tokens:
+            raise UsageError("the prompt is empty; give at least one token of text")
+        if len(tokens) > self.n_ctx:
+            raise UsageError(
+                f"the prompt has {len(tokens)} tokens and the context {self.n_ctx}; "
+                "shorten it or use a longer n_ctx"
+            )
+        return tokens
+
+    def reset(self) -> None:
+        """Forget what was processed."""
+        self._engine.reset()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes in use: weights, target_context, target_compute, draft_context, draft_compute."""
+        return self._engine.memory()
+
+    def close(self) -> None:
+        """Free the contexts. May be called again."""
+        self._engine.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def stream(model: Model, prompt: str | Sequence[int], **options: Any) -> Iterator[str]:
+    """See :meth:`Model.stream`: sort the options by where they belong, and generate once."""
+
+    def take(kind: type[Any]) -> dict[str, Any]:
+        names = {field.name for field in dataclasses.fields(kind)} & options.keys()
+        return {name: options.pop(name) for name in names}
+
+    settings, sampling = take(Settings), Sampling(**take(Sampling))
+    settings.setdefault("draft_n_max", Settings.draft_n_max if model.has_mtp else 0)
+    if "n_ctx" not in settings:
+        tokens = model.tokenize(prompt, parse_special=True) if isinstance(prompt, str) else prompt
+        settings["n_ctx"] = len(tokens) + int(options.get("max_tokens", 256)) + 1
+    with Session(model, Settings(**settings)) as session:
+        yield from session.generate(prompt, sampling=sampling, **options)

@@ -1,0 +1,157 @@
+"""What a user can set: how contexts are made (`Settings`) and how tokens are chosen (`Sampling`)."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+from .errors import UsageError
+
+CACHE_TYPES = ("f16", "q8_0", "q4_0", "bf16", "f32")
+FLASH_ATTENTION = ("auto", "on", "off")
+PROMPT_ROWS = ("last", "all")
+ROLLBACK = ("auto", "snapshot", "replay")
+#: Most drafts per round. Beyond it the chance that a further draft is reached is negligible.
+DRAFT_LIMIT = 64
+
+
+def available_threads() -> int:
+    """CPUs this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _require(ok: bool, name: str, value: object, allowed: str) -> None:
+    if not ok:
+        raise UsageError(f"{name} is {value!r}, it must be {allowed}")
+
+
+def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    _require(value in allowed, name, value, "one of " + ", ".join(allowed))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the target and the draft context are made. Raises UsageError for a value out of range.
+
+    Attributes:
+        n_ctx: context length in tokens; 0 means the model's training length.
+        n_batch: most tokens per decode call.
+        n_ubatch: most tokens per graph (the physical batch).
+        n_threads: CPU threads; None means all CPUs this process may use.
+        cache_type_k, cache_type_v: type of the K and V caches, one of CACHE_TYPES. A quantized V
+            cache needs flash attention.
+        flash_attn: "auto", "on" or "off".
+        draft_n_max: most drafts per round; 0 turns MTP off.
+        p_min: drafting stops at a draft less probable than this, in [0, 1]. The probability is the
+            one among the head's ten best candidates, as in upstream's draft-mtp.
+        prompt_rows: "last": the LM head runs on the last prompt row only. "all": on every row, which
+            is the defect that this project removes, kept for before/after measurements.
+        rollback: how rejected drafts leave the recurrent state: "snapshot" (`n_rs_seq`), "replay"
+            (checkpoint, then decode the accepted tokens again), or "auto" (snapshot if possible).
+        synthetic_acceptance: unconditional acceptance per draft position, imposed for speed
+            measurements; the text is then not the model's. None: real acceptance.
+    """
+
+    n_ctx: int = 0
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_threads: int | None = None
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    flash_attn: str = "auto"
+    draft_n_max: int = 3
+    p_min: float = 0.0
+    prompt_rows: str = "last"
+    rollback: str = "auto"
+    synthetic_acceptance: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.n_ctx >= 0, "n_ctx", self.n_ctx, "0 (the model's own length) or more tokens")
+        _require(self.n_batch >= 1, "n_batch", self.n_batch, "at least 1")
+        _require(self.n_ubatch >= 1, "n_ubatch", self.n_ubatch, "at least 1")
+        _require(
+            self.n_threads is None or self.n_threads >= 1, "n_threads", self.n_threads, "at least 1"
+        )
+        _choice("cache_type_k", self.cache_type_k, CACHE_TYPES)
+        _choice("cache_type_v", self.cache_type_v, CACHE_TYPES)
+        _choice("flash_attn", self.flash_attn, FLASH_ATTENTION)
+        _choice("prompt_rows", self.prompt_rows, PROMPT_ROWS)
+        _choice("rollback", self.rollback, ROLLBACK)
+        depth = self.draft_n_max
+        _require(
+            0 <= depth <= DRAFT_LIMIT,
+            "draft_n_max",
+            depth,
+            f"a draft depth from 0 (no MTP) to {DRAFT_LIMIT}",
+        )
+        _require(0.0 <= self.p_min <= 1.0, "p_min", self.p_min, "a probability from 0 to 1")
+        if self.cache_type_v in ("q8_0", "q4_0") and self.flash_attn == "off":
+            raise UsageError(
+                f"a {self.cache_type_v} V cache needs flash attention: "
+                "use flash_attn 'auto' or 'on', or cache_type_v 'f16'"
+            )
+        self._check_synthetic()
+
+    def _check_synthetic(self) -> None:
+        rates = self.synthetic_acceptance
+        if rates is None:
+            return
+        name, allowed = "synthetic_acceptance", "rates from 0 to 1 that do not increase"
+        falling = all(a >= b for a, b in zip(rates, rates[1:], strict=False))
+        _require(all(0.0 <= r <= 1.0 for r in rates) and falling, name, rates, allowed)
+        _require(
+            len(rates) >= self.draft_n_max,
+            name,
+            rates,
+            f"one rate for each of the {self.draft_n_max} draft positions",
+        )
+
+    @property
+    def threads(self) -> int:
+        """`n_threads`, resolved."""
+        return self.n_threads or available_threads()
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen from the target's logits. Raises UsageError when out of range.
+
+    Applied in this order: repetition penalty, top-k, top-p, min-p, temperature, draw: the order of
+    llama.cpp, whose samplers do the work.
+
+    Attributes:
+        temperature: 0 is greedy (the other filters then have no effect, the penalty has).
+        top_k: keep the k best; 0 keeps all.
+        top_p: keep the smallest set with this probability mass; 1 keeps all.
+        min_p: drop tokens less probable than this share of the best one's; 0 keeps all.
+        repeat_penalty: divides positive (multiplies negative) logits of recent tokens; 1 is off.
+        repeat_last_n: how many recent tokens it looks at; 0 is off.
+        seed: of the random draw, 0 to 2**32 - 2; None draws one.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        heat = self.temperature
+        _require(math.isfinite(heat) and heat >= 0, "temperature", heat, "0 (greedy) or above")
+        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or above")
+        _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0, at most 1")
+        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "from 0 to 1")
+        penalty = self.repeat_penalty
+        _require(math.isfinite(penalty) and penalty > 0, "repeat_penalty", penalty, "above 0")
+        _require(self.repeat_last_n >= 0, "repeat_last_n", self.repeat_last_n, "0 (off) or above")
+        _require(
+            self.seed is None or 0 <= self.seed < 2**32 - 1, "seed", self.seed, "from 0 to 2**32 - 2"
+        )
+
+    @property
+    def plain_greedy(self) -> bool:
+        """True when the next token is the argmax of the raw logits."""
+        return self.temperature == 0 and (self.repeat_penalty == 1.0 or self.repeat_last_n == 0)

@@ -1,0 +1,118 @@
+"""The MTP head as a drafter: keeps its cache in step with the target, and drafts.
+
+Which row pairs with which token. The MTP block at position p takes the embedding of token x_p and
+the trunk's hidden state h_{p-1} (after the final norm for Qwen3.5/3.6); position 0 takes a zero
+vector. Its output predicts x_{p+1}. The hidden state of the last position of one batch is therefore
+carried over to the first token of the next one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..context import Context, Floats, Ints
+from ..errors import UsageError
+
+#: Candidates among which a draft's probability is taken, as in upstream's draft-mtp (top_k = 10).
+P_MIN_CANDIDATES = 10
+
+
+def top_probability(logits: Floats, k: int = P_MIN_CANDIDATES) -> float:
+    """Probability of the best token among the k best ones: softmax over their logits.
+
+    Args:
+        logits: [n_vocab] float32.
+    """
+    k = min(k, len(logits))
+    best = np.partition(logits, len(logits) - k)[-k:].astype(np.float64)
+    return float(1.0 / np.exp(best - best.max()).sum())
+
+
+class Drafter:
+    """Owns the draft context's contents: which positions are in step with the target.
+
+    Attributes:
+        n_past: positions 0 .. n_past-1 of the draft cache were written from the target's hidden
+            states. Anything above is left over from drafting and is removed before the next write.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.n_past = 0
+        # h_{n_past-1}; None when the target has decoded that position but we were not told its row.
+        self._carry: Floats | None = np.zeros(context.model.n_embd, dtype=np.float32)
+
+    def reset(self) -> None:
+        """Forget everything: the next token is at position 0 and pairs with the zero vector."""
+        self.context.clear()
+        self.n_past = 0
+        self._carry = np.zeros(self.context.model.n_embd, dtype=np.float32)
+
+    def truncate(self, n_past: int) -> None:
+        """Keep positions below `n_past`. The row that pairs with the next token is then unknown
+        (unless nothing was cut), so the next :meth:`sync` must start one position earlier."""
+        if n_past == 0:
+            self.reset()
+        elif n_past < self.n_past:
+            self.n_past = n_past
+            self._carry = None
+
+    def sync(self, tokens: Ints, start: int, hidden: Floats) -> None:
+        """Write the positions that the target has just decoded and that are not in step yet.
+
+        Args:
+            tokens: [n] ids that the target decoded at positions start .. start+n-1.
+            hidden: [n, n_embd] float32: row i is the target's h_{start+i}.
+
+        Raises:
+            UsageError: a gap: `start` lies above `n_past`, or the row for `n_past` is not known.
+        """
+        n = len(tokens)
+        skip = self.n_past - start  # already in step: decided by an earlier sync or draft step
+        if skip < 0 or (skip == 0 and self._carry is None):
+            raise UsageError(
+                f"the draft cache ends at position {self.n_past}; it cannot continue at {start}"
+            )
+        if skip < n:
+            # Token start+i pairs with h_{start+i-1}: row i-1 of this batch, the carry for i = 0.
+            paired = hidden[skip - 1 : n - 1] if skip else self._shifted(hidden)
+            self.context.remove(self.n_past)
+            outputs = np.zeros(n - skip, dtype=np.int8)
+            self.context.decode(tokens[skip:], self.n_past, outputs, paired)
+        self.n_past = start + n
+        self._carry = hidden[-1].copy()
+
+    def _shifted(self, hidden: Floats) -> Floats:
+        assert self._carry is not None
+        return np.concatenate([self._carry[None, :], hidden[:-1]])
+
+    def draft(self, token: int, n_max: int, p_min: float = 0.0) -> list[int]:
+        """Greedy drafts for the tokens after `token`, which the target has chosen for position
+        `n_past` and not decoded yet.
+
+        Args:
+            n_max: most drafts, at least 1.
+            p_min: stop at a draft less probable than this; see :func:`top_probability`.
+
+        Returns:
+            0 to n_max token ids.
+        """
+        if self._carry is None:
+            raise UsageError("the hidden state of the last position is not known; sync first")
+        first = position = self.n_past
+        hidden, drafts, ones = self._carry, [], np.ones(1, dtype=np.int8)
+        self.context.remove(first)
+        while len(drafts) < n_max:
+            batch = np.array([token], dtype=np.int32)
+            self.context.decode(batch, position, ones, hidden[None, :])
+            if position == first:
+                # This entry pairs `token` with the target's own row: it is already in step.
+                self.n_past, self._carry = first + 1, None
+            token = self.context.argmax(0)
+            if p_min > 0 and top_probability(self.context.logits(0)) < p_min:
+                break
+            drafts.append(token)
+            # From here on the block is fed its own state, after its head norm.
+            hidden = self.context.hidden_rows()[0].copy()
+            position += 1
+        return drafts

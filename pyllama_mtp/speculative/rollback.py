@@ -1,0 +1,84 @@
+"""Taking rejected drafts back out of the target's caches.
+
+Attention caches can drop positions. A recurrent state (Gated DeltaNet) cannot: it needs either
+snapshots, which llama.cpp keeps per token when the context was made with ``n_rs_seq``, or a
+checkpoint from before the round, after which the accepted tokens are decoded once more.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from ..context import Context, Ints
+from ..errors import FatalDecodeError, UsageError
+
+
+class Rollback(Protocol):
+    """Brackets one verification pass on the target."""
+
+    def before(self) -> None:
+        """The caches hold exactly the accepted positions; a verification pass follows."""
+
+    def after(self, tokens: Ints, start: int, n_keep: int) -> None:
+        """`tokens` were decoded at `start`; keep the first `n_keep` of them."""
+
+
+class SnapshotRollback:
+    """By removal; recurrent layers go back to one of llama.cpp's per-token snapshots."""
+
+    def __init__(self, target: Context) -> None:
+        self._target = target
+
+    def before(self) -> None:
+        """Nothing: the snapshots are made during the pass."""
+
+    def after(self, tokens: Ints, start: int, n_keep: int) -> None:
+        """Remove the rejected positions; the state goes back to the snapshot of the last kept one."""
+        if n_keep < len(tokens) and not self._target.remove(start + n_keep):
+            raise FatalDecodeError(
+                f"llama.cpp cannot take back {len(tokens) - n_keep} positions: "
+                f"the context keeps {self._target.n_rs_seq} snapshots"
+            )
+
+
+class ReplayRollback:
+    """By a checkpoint of the recurrent state before the pass, and decoding the kept tokens again."""
+
+    def __init__(self, target: Context) -> None:
+        self._target = target
+        self._checkpoint = b""
+
+    def before(self) -> None:
+        """Copy the recurrent state to the host."""
+        self._checkpoint = self._target.save_state(recurrent_only=True)
+
+    def after(self, tokens: Ints, start: int, n_keep: int) -> None:
+        """Restore the checkpoint and decode the kept tokens once more, without output rows."""
+        if n_keep == len(tokens):
+            return
+        self._target.load_state(self._checkpoint, recurrent_only=True)
+        if not self._target.remove(start):
+            raise FatalDecodeError("llama.cpp refused to go back to its own checkpoint")
+        self._target.decode(tokens[:n_keep], start, np.zeros(n_keep, dtype=np.int8))
+
+
+def make_rollback(target: Context, n_max: int, method: str) -> Rollback:
+    """The rollback for up to `n_max` drafts per round.
+
+    Args:
+        method: "snapshot", "replay", or "auto": snapshot when the context keeps enough of them, or
+            needs none because the model has no recurrent layers.
+
+    Raises:
+        UsageError: "snapshot" was asked for and the architecture keeps fewer than `n_max`.
+    """
+    enough = target.n_rs_seq >= n_max or not target.model.is_recurrent
+    if method == "snapshot" and not enough:
+        raise UsageError(
+            f"{target.n_rs_seq} state snapshots per sequence are available for this architecture, "
+            f"{n_max} are needed; use rollback='replay'"
+        )
+    use_replay = method == "replay" or not enough
+    return ReplayRollback(target) if use_replay else SnapshotRollback(target)

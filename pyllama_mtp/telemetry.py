@@ -1,0 +1,108 @@
+"""What a generation measured: times apart, drafts and acceptance per position."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+PHASES = ("draft", "verify", "sync", "sampling")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One draft and what the target chose there. `position` counts from 1 within its round."""
+
+    position: int
+    drafted: int
+    actual: int
+    drafted_text: str
+    actual_text: str
+
+
+@dataclass
+class Telemetry:
+    """Figures of one generation. Times are seconds of wall clock.
+
+    Attributes:
+        n_prompt: prompt tokens; `n_cached` of them were in the cache already.
+        n_generated: tokens emitted.
+        prefill_s: from the start to the moment the first token is known (draft cache included).
+        decode_s: from then to the end.
+        drafted: drafts offered to verification, per position 1..n.
+        accepted: drafts accepted, per position; unconditional: all earlier ones were accepted too.
+        rounds: verification passes, those without a draft included.
+        time_s: decode time by phase: draft, verify, sync (draft cache catch-up), sampling. The sync
+            of the prompt is part of prefill_s and is given as "prompt_sync".
+        synthetic_acceptance: the imposed rates, or None.
+        pairs: every verified draft with what the target chose, when asked for.
+    """
+
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_generated: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    rounds: int = 0
+    time_s: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys((*PHASES, "prompt_sync"), 0.0)
+    )
+    synthetic_acceptance: tuple[float, ...] | None = None
+    pairs: list[Pair] | None = None
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time of the block to `time_s[phase]`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.time_s[phase] += time.perf_counter() - start
+
+    def count_round(self, n_drafted: int, n_accepted: int) -> None:
+        """One verification pass with `n_drafted` drafts, the first `n_accepted` of them accepted."""
+        self.rounds += 1
+        for counts, n in ((self.drafted, n_drafted), (self.accepted, n_accepted)):
+            counts.extend([0] * (n_drafted - len(counts)))
+            for position in range(n):
+                counts[position] += 1
+
+    @property
+    def prefill_tps(self) -> float:
+        """Prompt tokens processed per second; cached ones do not count. 0 when nothing was."""
+        return (self.n_prompt - self.n_cached) / self.prefill_s if self.prefill_s > 0 else 0.0
+
+    @property
+    def decode_tps(self) -> float:
+        """Tokens per second after the first, which belongs to the prefill."""
+        return (self.n_generated - 1) / self.decode_s if self.decode_s > 0 else 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Prefill and decode together."""
+        return self.prefill_s + self.decode_s
+
+    @property
+    def acceptance_per_position(self) -> list[float]:
+        """accepted / drafted at each position; the probability that the draft there is used."""
+        return [a / d if d else 0.0 for a, d in zip(self.accepted, self.drafted, strict=True)]
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Accepted drafts per round."""
+        return sum(self.accepted) / self.rounds if self.rounds else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens gained per verification pass: accepted drafts and the target's own one."""
+        return self.mean_accepted_length + 1.0 if self.rounds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and derived figures, ready for JSON."""
+        names = ("prefill_tps", "decode_tps", "elapsed_s", "acceptance_per_position")
+        derived = {n: getattr(self, n) for n in (*names, "mean_accepted_length", "tokens_per_round")}
+        return {**asdict(self), **derived}
