@@ -176,7 +176,10 @@ def _output_bytes(info: GGUFInfo, n_batch: int, n_outputs: int, mtp: bool) -> in
 
 def _compute_bytes(info: GGUFInfo, n_ubatch: int, n_outputs: int, cells: int, mtp: bool) -> int:
     """An estimate: the widest intermediate rows of one layer for a whole ubatch, the attention
-    mask, and the logits of the output rows. The allocator reuses buffers between layers."""
+    mask, and the logits of the output rows. The allocator reuses buffers between layers.
+
+    An upper bound: on a CPU, target contexts of the 0.8B shape and of a tiny MoE model with 64 to
+    2048 tokens per ubatch and up to 65,536 cells used 0.63 to 0.98 of it."""
     experts = info.n_expert_used * info.n_ff_exp + info.n_ff_shexp
     channels = info.ssm_inner_size + 2 * info.ssm_k_heads * info.ssm_state_size
     attention = 3 * info.n_head * info.head_dim_k

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from gguf import GGUF_DEFAULT_ALIGNMENT as ALIGNMENT
-from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 
 from pyllama_mtp.errors import DiskFullError, UsageError
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
@@ -260,9 +260,7 @@ def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen35")
     writer.add_token_list(vocab.tokens)
-    writer.add_key_value(
-        "tokenizer.ggml.token_type", vocab.types, GGUFValueType.ARRAY, GGUFValueType.INT32
-    )
+    writer.add_token_types(vocab.types)
     writer.add_token_merges(vocab.merges)
     writer.add_eos_token_id(vocab.im_end)
     writer.add_pad_token_id(vocab.endoftext)
