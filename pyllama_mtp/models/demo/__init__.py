@@ -1,0 +1,10 @@
+"""The bundled demo model: a miniature Qwen3.5 with an MTP head (see MODEL_CARD.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def demo_path() -> Path:
+    """Path of the shipped GGUF file (architecture qwen35, F16)."""
+    return Path(__file__).with_name("demo.gguf")

@@ -1,0 +1,107 @@
+"""Make the demo model: `python -m pyllama_mtp.models.demo.recipe --help`.
+
+Stages: corpus -> tokenizer -> train -> export -> evaluate -> reference -> card. Training resumes
+from the checkpoint in the work folder; `--stages` runs a part (export of a running training, say).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import card, corpus, evaluate, export, reference, tokenizer, train
+from .net import Config, Model
+
+HERE = Path(__file__).resolve().parent.parent
+STAGES = ("corpus", "train", "export", "evaluate", "reference", "card")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m pyllama_mtp.models.demo.recipe")
+    parser.add_argument("--minutes", type=float, default=60.0, help="training time (default 60)")
+    parser.add_argument("--steps", type=int, default=0, help="bound by steps instead of minutes")
+    parser.add_argument(
+        "--work", type=Path, default=Path("demo-work"), help="downloads, checkpoint"
+    )
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of demo.gguf and the card")
+    parser.add_argument("--reference", type=Path, default=None, help="reference file to write")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--compile", action="store_true", help="torch.compile the training pass")
+    parser.add_argument("--smoke", action="store_true", help="3 steps: does everything run?")
+    parser.add_argument("--stages", default=",".join(STAGES), help="comma list (default: all)")
+    return parser.parse_args()
+
+
+def trained(work: Path) -> tuple[Model, dict[str, Any]]:
+    """The model in the checkpoint and its record (plan, step, tokens, seconds)."""
+    saved = torch.load(work / "checkpoint.pt", weights_only=True)
+    model = Model(Config(**saved["config"]))
+    model.load_state_dict(saved["model"])
+    return model, {key: saved[key] for key in ("plan", "step", "tokens", "seconds")}
+
+
+def write_card(work: Path, out: Path, n_train: int, n_heldout: int) -> None:
+    """Gather every measured fact and write MODEL_CARD.md."""
+    gguf_file = out / "demo.gguf"
+    model = export.load(gguf_file)
+    _, run = trained(work)
+    parameters = sum(p.numel() for p in model.parameters())
+    facts = {
+        "sources": card.load_json(work / "sources.json"),
+        "characters": card.load_json(work / "characters.json"),
+        "tokens": {"train": n_train, "heldout": n_heldout},
+        "plan": run["plan"],
+        "run": run,
+        "weights": (train.HEAD_WEIGHT, train.SECOND_WEIGHT),
+        "evaluation": card.load_json(work / "evaluation.json"),
+        "file": {
+            "millions": f"{parameters / 1e6:.1f}",
+            "parameters": parameters,
+            "head_parameters": sum(p.numel() for p in model.head.parameters()),
+            "size": gguf_file.stat().st_size,
+            "sha256": hashlib.sha256(gguf_file.read_bytes()).hexdigest(),
+        },
+    }
+    card.write(out / "MODEL_CARD.md", facts, model.c)
+
+
+def main() -> None:
+    """Run the stages that were asked for."""
+    args = arguments()
+    stages = args.stages.split(",")
+    work, out = args.work, args.out
+    work.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    if "corpus" in stages or not (work / "train.jsonl").exists():
+        (work / "characters.json").write_text(json.dumps(corpus.build(work), indent=1) + "\n")
+    config = Config()
+    words, stream, heldout = tokenizer.prepare(work, config.n_vocab, args.seed)
+    if "train" in stages:
+        steps = 3 if args.smoke else args.steps
+        plan = train.Plan(args.minutes, steps, args.seed, compile=args.compile)
+        print(json.dumps(asdict(plan)))
+        train.Run(work, config, plan).loop(stream, heldout)
+    gguf_file = out / "demo.gguf"
+    if "export" in stages:
+        model, run = trained(work)
+        record = {"steps": run["step"], "tokens": run["tokens"], "seed": run["plan"]["seed"]}
+        export.export(model, words, gguf_file, record)
+    if "evaluate" in stages:
+        model = export.load(gguf_file)
+        evaluate.evaluate(model, words, work, HERE / "prompts.jsonl", small=args.smoke)
+    if "reference" in stages:
+        path = args.reference or work / "demo_reference.npz"
+        print("largest differences:", reference.write(gguf_file, heldout, path))
+    if "card" in stages:
+        write_card(work, out, len(stream), len(heldout))
+
+
+if __name__ == "__main__":
+    main()

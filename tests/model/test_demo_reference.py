@@ -1,0 +1,149 @@
+"""The shipped demo model, its card, its prompts and its reference file belong together.
+
+Needs neither llama.cpp nor PyTorch. That llama.cpp computes what the reference file says is
+checked elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFReader
+
+from pyllama_mtp.models.demo import demo_path
+from pyllama_mtp.models.upcast import upcast_gguf
+
+REFERENCE = Path(__file__).parents[1] / "data" / "demo_reference.npz"
+CARD = demo_path().with_name("MODEL_CARD.md")
+PROMPTS = demo_path().with_name("prompts.jsonl")
+CLASSES = ("factual", "thinking", "code", "instruction")
+
+
+@pytest.fixture(scope="module")
+def reader() -> GGUFReader:
+    return GGUFReader(demo_path())
+
+
+@pytest.fixture(scope="module")
+def digest() -> str:
+    return hashlib.sha256(demo_path().read_bytes()).hexdigest()
+
+
+def value(reader: GGUFReader, key: str):
+    assert key in reader.fields, f"the file lacks {key}"
+    return reader.fields[key].contents()
+
+
+def test_the_file_is_at_most_16_mb() -> None:
+    assert 1_000_000 < demo_path().stat().st_size <= 16_000_000
+
+
+def test_reference_and_card_are_about_this_very_file(digest: str) -> None:
+    with np.load(REFERENCE) as reference:
+        assert str(reference["sha256"]) == digest
+    assert digest in CARD.read_text()
+
+
+def test_metadata_is_complete(reader: GGUFReader) -> None:
+    assert value(reader, "general.architecture") == "qwen35"
+    assert value(reader, "general.license") == "mit"
+    assert value(reader, "qwen35.nextn_predict_layers") == 1
+    sections = value(reader, "qwen35.rope.dimension_sections")
+    assert 2 * sum(sections) == value(reader, "qwen35.rope.dimension_count")
+    groups = value(reader, "qwen35.ssm.group_count")
+    assert groups == value(reader, "qwen35.ssm.time_step_rank")
+    inner = value(reader, "qwen35.ssm.inner_size")
+    assert inner == groups * value(reader, "qwen35.ssm.state_size")
+    for key in ("context_length", "full_attention_interval", "attention.key_length"):
+        assert value(reader, f"qwen35.{key}") > 0
+
+
+def test_tokenizer_metadata(reader: GGUFReader) -> None:
+    tokens = value(reader, "tokenizer.ggml.tokens")
+    assert len(tokens) == len(set(tokens)) == value(reader, "qwen35.vocab_size")
+    assert len(value(reader, "tokenizer.ggml.token_type")) == len(tokens)
+    assert value(reader, "tokenizer.ggml.model") == "gpt2"
+    assert value(reader, "tokenizer.ggml.pre") == "qwen35"
+    assert tokens[value(reader, "tokenizer.ggml.eos_token_id")] == "<|im_end|>"
+    assert tokens[value(reader, "tokenizer.ggml.padding_token_id")] == "<|endoftext|>"
+    assert value(reader, "tokenizer.ggml.add_bos_token") is False
+    assert "<|im_start|>" in value(reader, "tokenizer.chat_template")
+    known = set(tokens)
+    for merge in value(reader, "tokenizer.ggml.merges"):
+        left, right = merge.split(" ")
+        assert {left, right, left + right} <= known
+
+
+def test_every_layer_and_the_mtp_block_are_there(reader: GGUFReader) -> None:
+    names = {t.name for t in reader.tensors}
+    blocks = value(reader, "qwen35.block_count")
+    interval = value(reader, "qwen35.full_attention_interval")
+    for layer in range(blocks - 1):
+        attention = (layer + 1) % interval == 0
+        wanted = "attn_q.weight" if attention else "ssm_out.weight"
+        assert f"blk.{layer}.{wanted}" in names
+    head = f"blk.{blocks - 1}."
+    for part in ("eh_proj", "enorm", "hnorm", "shared_head_norm"):
+        assert f"{head}nextn.{part}.weight" in names
+    assert head + "attn_q.weight" in names
+
+
+def test_rows_can_be_quantized_to_q8_0_and_values_are_finite(reader: GGUFReader) -> None:
+    for tensor in reader.tensors:
+        assert np.isfinite(tensor.data).all(), tensor.name
+        if tensor.tensor_type == GGMLQuantizationType.F16:
+            assert tensor.shape[0] % 32 == 0, tensor.name
+
+
+def test_reference_file_has_the_documented_form() -> None:
+    assert REFERENCE.stat().st_size < 1_000_000
+    with np.load(REFERENCE) as reference:
+        tokens, positions = reference["tokens"], reference["positions"]
+        sequences, rows = len(tokens), len(positions)
+        assert tokens.dtype == np.int32
+        assert positions.max() < tokens.shape[1]
+        vocabulary = reference["trunk_logits"].shape[2]
+        assert tokens.max() < vocabulary
+        for key in ("trunk_logits", "head_logits", "second_logits"):
+            assert reference[key].shape == (sequences, rows, vocabulary)
+            assert np.isfinite(reference[key]).all()
+        assert reference["hidden"].shape == reference["head_hidden"].shape
+        assert reference["hidden"].shape[:2] == (sequences, rows)
+
+
+def test_card_states_the_training_and_the_figures(reader: GGUFReader) -> None:
+    card = CARD.read_text()
+    for key in ("steps", "tokens", "seed"):
+        assert f"{value(reader, f'demo.training.{key}'):,}" in card
+    assert f"{demo_path().stat().st_size:,} bytes" in card
+    for text in ("PSF-2.0", "BSD-3-Clause", "greedy", "temperature 0.8", "agreement", "held-out"):
+        assert text in card
+    for name in CLASSES:
+        assert card.count(f"| {name} |") >= 2, name
+
+
+def test_prompts_cover_the_four_classes() -> None:
+    records = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
+    for name in CLASSES:
+        assert sum(r["class"] == name for r in records) >= 5
+    for record in records:
+        assert set(record) == {"class", "chat", "prompt"}
+        assert record["prompt"].isascii()
+        assert "<|" not in record["prompt"]
+
+
+def test_upcast_keeps_every_value_and_key(reader: GGUFReader, tmp_path: Path) -> None:
+    wide = GGUFReader(upcast_gguf(demo_path(), tmp_path / "f32.gguf"))
+    assert list(wide.fields) == list(reader.fields)
+    for key, field in reader.fields.items():
+        if key != "general.file_type" and not key.startswith("GGUF."):
+            assert wide.fields[key].contents() == field.contents(), key
+    for before, after in zip(reader.tensors, wide.tensors, strict=True):
+        assert before.name == after.name
+        assert after.tensor_type == GGMLQuantizationType.F32
+        assert list(before.shape) == list(after.shape)
+        assert np.array_equal(before.data.astype(np.float32), after.data)
