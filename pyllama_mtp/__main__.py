@@ -1,0 +1,10 @@
+"""``python -m pyllama_mtp`` is ``pyllama-mtp``."""
+
+from __future__ import annotations
+
+import sys
+
+from pyllama_mtp.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

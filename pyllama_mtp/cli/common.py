@@ -1,0 +1,296 @@
+"""Options that several commands share, and what becomes of them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pyllama_mtp.errors import NoMtpHeadError
+from pyllama_mtp.settings import (
+    CACHE_TYPES,
+    FLASH_ATTENTION,
+    PROMPT_ROWS,
+    ROLLBACK,
+    Sampling,
+    Settings,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyllama_mtp import Model
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Adds the default to every option that has one, and keeps the line breaks of the epilog."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Wrap a description; keep an epilog, which has lines of its own, as it is."""
+        if "\n" in text:
+            return super()._fill_text(text, width, indent)
+        return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        silent = any(action.default is value for value in (None, False, argparse.SUPPRESS))
+        if not silent and action.default != [] and "default" not in text:
+            text += " (default: %(default)s)"
+        return text
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """An argparse type: a whole number of at least `least`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is not allowed; give {least} or more")
+        return value
+
+    return parse
+
+
+def real(least: float, most: float = math.inf) -> Callable[[str], float]:
+    """An argparse type: a number from `least` to `most`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not least <= value <= most or math.isinf(value):
+            bounds = f"from {least:g}" + (f" to {most:g}" if math.isfinite(most) else " upwards")
+            raise argparse.ArgumentTypeError(f"{text} is not allowed; give a number {bounds}")
+        return value
+
+    return parse
+
+
+def comma_list(item: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """An argparse type: items separated by commas."""
+
+    def parse(text: str) -> tuple[Any, ...]:
+        parts = [part.strip() for part in text.split(",")]
+        if not all(parts):
+            raise argparse.ArgumentTypeError(
+                f"{text!r} has an empty item; separate items with single commas, as in 1,2,3"
+            )
+        return tuple(item(part) for part in parts)
+
+    return parse
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """--model, --lib, --n-gpu-layers."""
+    group = parser.add_argument_group("model and library")
+    group.add_argument("--model", metavar="FILE", help="a .gguf file (default: bundled demo model)")
+    group.add_argument(
+        "--lib",
+        metavar="upstream|patched|DIR",
+        help="native library: llama.cpp as it is, with our patches, or a folder that holds one "
+        "(default: PYLLAMA_MTP_LIB from the environment, else patched)",
+    )
+    group.add_argument(
+        "--n-gpu-layers",
+        type=whole(-1),
+        default=-1,
+        metavar="N",
+        help="layers to put on the GPU; -1 is all, 0 is none; without a GPU it has no effect",
+    )
+
+
+def add_settings_options(parser: argparse.ArgumentParser) -> None:
+    """Every switch of `Settings` but the draft depth, which each command names its own way."""
+    group = parser.add_argument_group("context and speed")
+    group.add_argument(
+        "--n-ctx",
+        type=whole(0),
+        default=0,
+        metavar="TOKENS",
+        help="context in tokens; 0 is as much as prompt and --max-tokens need",
+    )
+    group.add_argument(
+        "--n-batch", type=whole(1), default=2048, metavar="TOKENS", help="tokens per decode call"
+    )
+    group.add_argument(
+        "--n-ubatch", type=whole(1), default=512, metavar="TOKENS", help="tokens per graph"
+    )
+    group.add_argument(
+        "--threads", type=whole(1), metavar="N", help="CPU threads (default: as many as cores)"
+    )
+    for which in ("k", "v"):
+        group.add_argument(
+            f"--cache-type-{which}",
+            default="f16",
+            choices=CACHE_TYPES,
+            help=f"type of the {which.upper()} cache",
+        )
+    group.add_argument(
+        "--flash-attn", default="auto", choices=FLASH_ATTENTION, help="flash attention"
+    )
+    group.add_argument(
+        "--p-min",
+        type=real(0, 1),
+        default=0.0,
+        metavar="P",
+        help="stop drafting at a token the head gives less probability than this, 0 to 1",
+    )
+    group.add_argument(
+        "--prompt-rows",
+        default="last",
+        choices=PROMPT_ROWS,
+        help="output rows of a prompt with MTP on; 'all' brings back the slow prefill that this "
+        "package exists to avoid, for before-and-after measurements",
+    )
+    group.add_argument(
+        "--rollback",
+        default="auto",
+        choices=ROLLBACK,
+        help="how rejected drafts leave the recurrent state: kept snapshots, or a checkpoint and "
+        "a replay; 'auto' is snapshots where possible",
+    )
+    group.add_argument(
+        "--synthetic-acceptance",
+        type=comma_list(real(0, 1)),
+        metavar="P1,P2,...",
+        help="impose these acceptance rates, 0 to 1, on draft 1, 2, ... whatever the model says "
+        "(0.8,0.7,0.6), to measure speed at a chosen rate. Text and acceptance then mean nothing, "
+        "and every output says so",
+    )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Every switch of `Sampling`."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "--temperature",
+        type=real(0),
+        default=0.0,
+        metavar="T",
+        help="0 always takes the likeliest token (greedy); higher is more varied",
+    )
+    group.add_argument(
+        "--top-k", type=whole(0), default=40, metavar="K", help="keep the K likeliest; 0 is all"
+    )
+    group.add_argument(
+        "--top-p",
+        type=real(0, 1),
+        default=0.95,
+        metavar="P",
+        help="keep the likeliest that sum up to P; 1 is all",
+    )
+    group.add_argument(
+        "--min-p",
+        type=real(0, 1),
+        default=0.05,
+        metavar="P",
+        help="keep those with at least P times the probability of the likeliest; 0 is all",
+    )
+    group.add_argument(
+        "--repeat-penalty",
+        type=real(0),
+        default=1.0,
+        metavar="X",
+        help="divide the logits of recent tokens by X; 1 is no penalty",
+    )
+    group.add_argument(
+        "--repeat-last-n",
+        type=whole(0),
+        default=64,
+        metavar="TOKENS",
+        help="how many tokens back the penalty looks",
+    )
+    group.add_argument(
+        "--seed", type=whole(0), metavar="N", help="same seed, same text (default: random)"
+    )
+
+
+def settings_from(args: argparse.Namespace, draft_n_max: int) -> Settings:
+    """The `Settings` of the options."""
+    return Settings(
+        n_ctx=args.n_ctx,
+        n_batch=args.n_batch,
+        n_ubatch=args.n_ubatch,
+        n_threads=args.threads,
+        cache_type_k=args.cache_type_k,
+        cache_type_v=args.cache_type_v,
+        flash_attn=args.flash_attn,
+        draft_n_max=draft_n_max,
+        p_min=args.p_min,
+        prompt_rows=args.prompt_rows,
+        rollback=args.rollback,
+        synthetic_acceptance=args.synthetic_acceptance if draft_n_max else None,
+    )
+
+
+def sampling_from(args: argparse.Namespace) -> Sampling:
+    """The `Sampling` of the options."""
+    return Sampling(
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        repeat_penalty=args.repeat_penalty,
+        repeat_last_n=args.repeat_last_n,
+        seed=args.seed,
+    )
+
+
+# -- model -----------------------------------------------------------------------------------------
+
+
+def model_path(args: argparse.Namespace) -> str | Path:
+    """The file of --model, or the bundled demo model."""
+    if args.model is not None:
+        return str(args.model)
+    from pyllama_mtp.models.demo import demo_path
+
+    return demo_path()
+
+
+@contextmanager
+def open_model(args: argparse.Namespace, *, mtp: bool, without: str) -> Iterator[Model]:
+    """The model of the options, with a progress bar on stderr while a big one loads.
+
+    Args:
+        mtp: whether the MTP head is wanted.
+        without: the option that does without MTP, to be named when the file has no head.
+    """
+    from pyllama_mtp import Model
+
+    path = model_path(args)
+    try:
+        with _loading_bar() as progress:
+            model = Model(path, n_gpu_layers=args.n_gpu_layers, mtp=mtp, progress=progress)
+    except NoMtpHeadError as error:
+        raise NoMtpHeadError(f"{error}\nto use this model without MTP, give {without}") from None
+    with model:
+        yield model
+
+
+@contextmanager
+def _loading_bar() -> Iterator[Callable[[float], None]]:
+    """A bar that vanishes when the model is loaded; nothing where stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda fraction: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loading the model", total=1.0)
+        yield lambda fraction: bar.update(task, completed=fraction)

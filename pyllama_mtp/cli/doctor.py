@@ -1,0 +1,272 @@
+"""``pyllama-mtp doctor``: what was built, what this machine has, what is wrong, how to mend it.
+
+Every check stands alone and reports instead of raising, so that the ones that do work still say
+what they found when the native library cannot be loaded at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pyllama_mtp.errors import PyllamaMtpError
+
+_EPILOG = """\
+Exit code: 0 everything is in order, 1 something is wrong. Lines marked 'note' are not faults.
+
+examples:
+  pyllama-mtp doctor
+  pyllama-mtp doctor --lib upstream
+  pyllama-mtp doctor --json > report.json      (contains folder names of this machine)
+"""
+_REBUILD = "build it on this machine: pip install --force-reinstall --no-cache-dir ."
+_WITH_CUDA = "pip install --force-reinstall --no-cache-dir . -C cmake.define.GGML_CUDA=ON"
+_SELF_TEST_SECONDS = 120
+
+
+@dataclass
+class Finding:
+    """One line of the report; `remedy` says what to do, unless `detail` does already."""
+
+    name: str
+    state: Literal["ok", "note", "wrong"]
+    detail: str
+    remedy: str = ""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the ``doctor`` command."""
+    from pyllama_mtp.cli import common
+
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check build, backend, CPU, GPU and demo model; say what is wrong",
+        description="Check the installation: build variant, upstream commit and patches, devices, "
+        "CPU features, GPU, demo model, and a short generation. Says what is wrong and how to mend "
+        "it.",
+        epilog=_EPILOG,
+        formatter_class=common.HelpFormatter,
+    )
+    parser.add_argument(
+        "--lib",
+        metavar="upstream|patched|DIR",
+        help="native library to check (default: PYLLAMA_MTP_LIB from the environment, else "
+        "patched)",
+    )
+    parser.add_argument(
+        "--no-self-test",
+        action="store_true",
+        help="leave out the short generation with the demo model (a few seconds)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON array of findings")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run every check and print what it found."""
+    findings: list[Finding] = []
+    for finding in check(args.lib, self_test=not args.no_self_test):
+        findings.append(finding)
+        if not args.json:
+            _print(finding)
+    wrong = [finding.name for finding in findings if finding.state == "wrong"]
+    if args.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        print(f"wrong: {', '.join(wrong)}" if wrong else "everything is in order")
+    return 1 if wrong else 0
+
+
+def _print(finding: Finding) -> None:
+    print(f"{finding.state:6}{finding.name:15}{finding.detail}", flush=True)
+    if finding.remedy:
+        print(f"{'':21}-> {finding.remedy}", flush=True)
+
+
+def check(lib: str | None, *, self_test: bool) -> Iterator[Finding]:
+    """Every check in turn; one that fails unexpectedly becomes a finding of its own."""
+    yield from _guarded("machine", check_machine)
+    yield from _guarded("libraries", check_libraries)
+    library: Any = None
+    try:
+        from pyllama_mtp import native
+
+        library = native.load(lib)
+    except Exception as error:
+        yield _failure("library", error)
+    if library is not None:
+        yield from _guarded("library", lambda: check_library(library))
+        yield from _guarded("CPU features", lambda: check_cpu_features(library.stamp))
+        yield from _guarded("devices", lambda: check_devices(library))
+    yield from _guarded("GPU", lambda: check_gpu(None if library is None else library.stamp))
+    demo = list(_guarded("demo model", check_demo))
+    yield from demo
+    if self_test and library is not None and all(f.state == "ok" for f in demo):
+        yield from _guarded("self-test", lambda: check_generation(lib))
+
+
+def _guarded(name: str, checks: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from checks()
+    except Exception as error:
+        yield _failure(name, error)
+
+
+def _failure(name: str, error: Exception) -> Finding:
+    """Our own errors say what to do; of any other the type is worth knowing."""
+    if isinstance(error, PyllamaMtpError):
+        return Finding(name, "wrong", str(error))
+    return Finding(name, "wrong", f"{type(error).__name__}: {error}", _REBUILD)
+
+
+def check_machine() -> Iterator[Finding]:
+    """Package, Python, CPU, memory."""
+    from pyllama_mtp.cli import version
+    from pyllama_mtp.measure.machine import describe_machine
+
+    machine = describe_machine()
+    memory = machine["memory_bytes"]
+    gibibytes = f", {memory / 2**30:.1f} GiB" if memory else ""
+    yield Finding("package", "ok", f"pyllama-mtp {version()}, Python {machine['python']}")
+    yield Finding(
+        "machine",
+        "ok",
+        f"{machine['cpu']}, {machine['cores']} cores{gibibytes}, {machine['os']} {machine['arch']}",
+    )
+
+
+def check_libraries() -> Iterator[Finding]:
+    """Where libraries were looked for."""
+    from pyllama_mtp import native
+
+    for label, path, status in native.find_libraries():
+        state: Literal["ok", "note"] = "ok" if status == "ok" else "note"
+        yield Finding(
+            "found", state, f"{label}: {path}" + ("" if status == "ok" else f" ({status})")
+        )
+
+
+def check_library(library: Any) -> Iterator[Finding]:
+    """What the loaded library was built from; that it belongs to the package is checked."""
+    stamp = library.stamp
+    yield Finding("library", "ok", f"{library.variant}, loaded from {library.folder}")
+    yield Finding("upstream", "ok", f"llama.cpp {stamp.get('upstream_commit')}")
+    yield Finding("patches", "ok", f"series {str(stamp.get('series'))[:12]}")
+    cuda = stamp.get("cuda")
+    yield Finding(
+        "build", "ok", f"{stamp.get('compiler')}; CUDA {'no' if not is_on(cuda) else cuda}"
+    )
+
+
+def is_on(switch: Any) -> bool:
+    """A switch as CMake or JSON writes it."""
+    return str(switch).strip().lower() not in ("", "none", "null", "off", "no", "false", "0")
+
+
+def check_cpu_features(stamp: dict[str, Any]) -> Iterator[Finding]:
+    """What the build needs of the CPU, against what the CPU has."""
+    from pyllama_mtp.measure.machine import cpu_flags
+
+    listed = stamp.get("cpu_features") or ""
+    needed = listed.split() if isinstance(listed, str) else list(listed)
+    flags = cpu_flags()
+    if not needed:
+        yield Finding("CPU features", "ok", "built for any CPU of this kind, chosen when loaded")
+    elif flags is None:
+        yield Finding("CPU features", "ok", f"built for {' '.join(needed)}")
+    elif missing := [feature for feature in needed if feature not in flags]:
+        detail = f"the build needs {' '.join(missing)}, which this CPU lacks"
+        yield Finding("CPU features", "wrong", detail, _REBUILD)
+    else:
+        yield Finding("CPU features", "ok", f"{' '.join(needed)}: this CPU has them all")
+
+
+def check_devices(library: Any) -> Iterator[Finding]:
+    """What llama.cpp can compute on."""
+    devices = library.devices()
+    for device in devices:
+        memory = f", {device.free / 2**30:.1f} of {device.total / 2**30:.1f} GiB free"
+        yield Finding(
+            "device",
+            "ok",
+            f"{device.name} ({device.kind}): {device.description}"
+            + (memory if device.total else ""),
+        )
+    if not devices:
+        yield Finding("device", "wrong", "no backend could be loaded", _REBUILD)
+    yield Finding("llama.cpp", "ok", library.system_info())
+
+
+def check_gpu(stamp: dict[str, Any] | None) -> Iterator[Finding]:
+    """Whether an NVIDIA GPU stands idle."""
+    folder = Path("/proc/driver/nvidia/gpus")
+    present = Path("/dev/nvidia0").exists() or (folder.is_dir() and any(folder.iterdir()))
+    if not present:
+        yield Finding("GPU", "ok", "no NVIDIA GPU here; the CPU computes")
+    elif stamp is None:
+        yield Finding("GPU", "note", "an NVIDIA GPU is here", "see to the library first")
+    elif not is_on(stamp.get("cuda")):
+        detail = "an NVIDIA GPU is here, but this build cannot use it"
+        yield Finding("GPU", "note", detail, f"with nvcc installed: {_WITH_CUDA}")
+    else:
+        yield Finding("GPU", "ok", "an NVIDIA GPU is here and the build has CUDA")
+
+
+def check_demo() -> Iterator[Finding]:
+    """Whether the demo model came with the package."""
+    from pyllama_mtp.models.demo import demo_path
+
+    path = Path(demo_path())
+    if not path.is_file():
+        remedy = "install the package again: the model comes with it"
+        yield Finding("demo model", "wrong", f"{path} is missing", remedy)
+        return
+    with path.open("rb") as file:
+        magic = file.read(4)
+    size = path.stat().st_size
+    if magic == b"GGUF":
+        yield Finding("demo model", "ok", f"{path.name}, {size / 2**20:.1f} MiB")
+    else:
+        yield Finding("demo model", "wrong", f"{path} is not a GGUF file ({size} bytes)", _REBUILD)
+
+
+def check_generation(lib: str | None) -> Iterator[Finding]:
+    """A short generation with MTP, in a process of its own: a native crash must not end ours."""
+    command = [sys.executable, "-m", "pyllama_mtp", "generate", "--json", "--max-tokens", "16"]
+    if lib is not None:
+        command += ["--lib", lib]
+    try:
+        done = subprocess.run(
+            [*command, "def add(a, b):"],
+            capture_output=True,
+            text=True,
+            timeout=_SELF_TEST_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        detail = f"no end after {_SELF_TEST_SECONDS} s"
+        yield Finding(
+            "self-test", "wrong", detail, "run it by hand: pyllama-mtp -vv generate hello"
+        )
+        return
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        yield Finding("self-test", "wrong", f"the native library ended with {name}", _REBUILD)
+    elif done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        yield Finding("self-test", "wrong", last, "run it by hand: pyllama-mtp -vv generate hello")
+    else:
+        telemetry = json.loads(done.stdout)["telemetry"]
+        yield Finding(
+            "self-test",
+            "ok",
+            f"{telemetry['n_generated']} tokens with MTP, "
+            f"{sum(telemetry['accepted'])} of {sum(telemetry['drafted'])} drafts accepted",
+        )

@@ -1,0 +1,248 @@
+"""``pyllama-mtp generate``: continue a prompt, streaming the text as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from pyllama_mtp.cli import INTERRUPTED, common
+from pyllama_mtp.errors import DecodeAborted, UsageError
+
+if TYPE_CHECKING:
+    from pyllama_mtp import Generation, Model, Settings
+
+_EPILOG = """\
+The text goes to stdout, everything else to stderr. Ctrl-C keeps the text so far, prints the
+statistics that were asked for, and exits with 130.
+
+examples:
+  pyllama-mtp generate "def fibonacci(n):"
+  pyllama-mtp generate --stats --draft-n-max 3 --prompt-file question.txt
+  pyllama-mtp generate --model Qwen3.5-4B-Q8_0.gguf --chat "Why is the sky blue?"
+  pyllama-mtp generate --stop $'\\n\\n' --temperature 0.8 --seed 1 "Once upon a time"
+  git diff | pyllama-mtp generate --model FILE --chat --system "Review this patch." -
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the ``generate`` command."""
+    parser = subparsers.add_parser(
+        "generate",
+        help="continue a prompt, streaming the text as it comes",
+        description="Continue a prompt. With a draft depth above 0 the model's MTP head drafts "
+        "tokens that the model then verifies in one pass; the text is the model's own either way.",
+        epilog=_EPILOG,
+        formatter_class=common.HelpFormatter,
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text; '-' reads stdin")
+    source.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a UTF-8 file")
+    parser.add_argument(
+        "--chat", action="store_true", help="put the prompt into the model's chat template"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="system message; needs --chat")
+    parser.add_argument(
+        "--max-tokens", type=common.whole(1), default=256, metavar="N", help="tokens to generate"
+    )
+    parser.add_argument(
+        "--draft-n-max",
+        type=common.whole(0),
+        default=3,
+        metavar="N",
+        help="most tokens drafted per round; 0 is no MTP",
+    )
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text appears; may be repeated",
+    )
+    parser.add_argument(
+        "--ignore-eos", action="store_true", help="go on after the model says it is done"
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--stats",
+        action="store_true",
+        help="print to stderr: tokens, seconds, tokens per second, acceptance per draft position",
+    )
+    output.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object at the end instead of the text (times in seconds, memory in "
+        "bytes)",
+    )
+    output.add_argument(
+        "--log-pairs",
+        metavar="FILE.jsonl",
+        help="write each drafted token with the token the model chose, one JSON object per line; "
+        "the file must not exist",
+    )
+    common.add_model_options(parser)
+    common.add_settings_options(parser)
+    common.add_sampling_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate, stream, and report."""
+    text = read_prompt(args)
+    _check(args)
+    settings, sampling = common.settings_from(args, args.draft_n_max), common.sampling_from(args)
+    with _new_file(args.log_pairs) as pairs_file:
+        from pyllama_mtp import Session, native
+
+        library = native.load(args.lib)
+        with common.open_model(args, mtp=args.draft_n_max > 0, without="--draft-n-max 0") as model:
+            prompt = tokenize(model, text, args)
+            settings = fit_context(settings, model, len(prompt), args.max_tokens)
+            with Session(model, settings) as session:
+                generation = session.generate(
+                    prompt,
+                    max_tokens=args.max_tokens,
+                    sampling=sampling,
+                    stop=tuple(args.stop),
+                    ignore_eos=args.ignore_eos,
+                    log_pairs=args.log_pairs is not None,
+                )
+                interrupted = stream(generation, show=not args.json)
+                report = _report(generation, settings, session.memory(), library, model)
+        if pairs_file:
+            _write_pairs(generation, pairs_file)
+        if args.json:
+            print(json.dumps(report, ensure_ascii=False))
+        _say(args, generation)
+    return INTERRUPTED if interrupted else 0
+
+
+def read_prompt(args: argparse.Namespace) -> str:
+    """The prompt from the argument, the file or stdin.
+
+    Raises:
+        UsageError: none was given, it is empty, or it is not UTF-8.
+    """
+    from pyllama_mtp.measure.workload import decode_text, read_text
+
+    if args.prompt_file is not None:
+        return read_text(args.prompt_file)
+    if args.prompt is None:
+        raise UsageError("no prompt: give it as an argument, with --prompt-file, or '-' for stdin")
+    if args.prompt == "-":
+        return decode_text(sys.stdin.buffer.read(), "the prompt on stdin")
+    return decode_text(os.fsencode(args.prompt), "the prompt")
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse options that contradict each other."""
+    if args.system is not None and not args.chat:
+        raise UsageError("--system needs --chat: only a chat template has a system message")
+    if "" in args.stop:
+        raise UsageError("--stop with an empty text would end every generation at once")
+    if args.draft_n_max == 0 and (args.log_pairs or args.synthetic_acceptance):
+        name = "--log-pairs" if args.log_pairs else "--synthetic-acceptance"
+        raise UsageError(f"{name} needs drafts, but --draft-n-max is 0")
+
+
+def tokenize(model: Model, text: str, args: argparse.Namespace) -> list[int]:
+    """The prompt's tokens; a chat template's own special tokens become special tokens."""
+    if not args.chat:
+        return model.tokenize(text)
+    messages = [{"role": "user", "content": text}]
+    if args.system is not None:
+        messages.insert(0, {"role": "system", "content": args.system})
+    rendered = model.apply_chat_template(messages)
+    return model.tokenize(rendered, add_special=False, parse_special=True)
+
+
+def fit_context(settings: Settings, model: Model, n_prompt: int, max_tokens: int) -> Settings:
+    """Where n_ctx is 0, ask for what the generation needs instead of the model's maximum."""
+    needed = n_prompt + max_tokens + settings.draft_n_max + 1
+    n_ctx = settings.n_ctx or min(-(-needed // 256) * 256, model.n_ctx_train)
+    return dataclasses.replace(settings, n_ctx=n_ctx)
+
+
+def stream(generation: Generation, *, show: bool) -> bool:
+    """Write the pieces to stdout as they come; True if the user interrupted.
+
+    The loop ends in the same way whether the driver raises or stops by itself.
+    """
+    try:
+        for piece in generation:
+            if show:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+    except (KeyboardInterrupt, DecodeAborted):
+        return True
+    finally:
+        if show:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    return generation.finish_reason == "interrupted"
+
+
+def _report(
+    generation: Generation, settings: Settings, memory: dict[str, int], library: Any, model: Model
+) -> dict[str, Any]:
+    telemetry = generation.telemetry.to_dict()
+    telemetry.pop("pairs", None)
+    return {
+        "model": Path(model.path).name,
+        "variant": library.variant,
+        "upstream_commit": library.stamp.get("upstream_commit"),
+        "text": generation.text,
+        "tokens": list(generation.tokens),
+        "finish_reason": generation.finish_reason or "interrupted",
+        "synthetic_acceptance": settings.synthetic_acceptance,
+        "telemetry": telemetry,
+        "settings": dataclasses.asdict(settings),
+        "memory": memory,
+    }
+
+
+def _say(args: argparse.Namespace, generation: Generation) -> None:
+    """What goes to stderr after the text."""
+    from pyllama_mtp.measure.table import synthetic_warning, telemetry_lines
+
+    if args.synthetic_acceptance:
+        print(synthetic_warning(args.synthetic_acceptance[: args.draft_n_max]), file=sys.stderr)
+    if args.stats:
+        print("\n".join(telemetry_lines(generation.telemetry)), file=sys.stderr)
+
+
+def _write_pairs(generation: Generation, file: TextIO) -> None:
+    for pair in generation.telemetry.pairs or ():
+        record = {
+            "position": pair.position,
+            "drafted": pair.drafted,
+            "actual": pair.actual,
+            "accepted": pair.drafted == pair.actual,
+            "drafted_text": pair.drafted_text,
+            "actual_text": pair.actual_text,
+        }
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def _new_file(name: str | None) -> Iterator[TextIO | None]:
+    """Create a file that must not exist yet; a failure before anything is written removes it."""
+    if name is None:
+        yield None
+        return
+    try:
+        file = Path(name).open("x", encoding="utf-8")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise UsageError(f"cannot create {name}: {error.strerror}; name another file") from None
+    try:
+        with file:
+            yield file
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

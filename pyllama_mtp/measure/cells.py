@@ -1,0 +1,220 @@
+"""The record of a measurement: one `Cell` per prompt size and draft depth, one JSON line each.
+
+Timings are medians of the raw samples, which are kept beside them. Counts (drafted, accepted,
+rounds) are summed over the samples, and every rate is a total over a total.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from pyllama_mtp.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyllama_mtp import Telemetry
+
+#: Raised when the meaning of a field changes.
+SCHEMA = 1
+NO_MTP = "no-mtp"
+DRAFT_MTP = "draft-mtp"
+
+
+@dataclass
+class Sample:
+    """One generation as it was measured: seconds, tokens per second, tokens.
+
+    `drafted` and `accepted` hold one count per draft position 1..n_max.
+    """
+
+    n_prompt: int
+    n_generated: int
+    prefill_s: float
+    decode_s: float
+    elapsed_s: float
+    prefill_tps: float
+    decode_tps: float
+    drafted: list[int]
+    accepted: list[int]
+    rounds: int
+    tokens_per_round: float
+    time_s: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_telemetry(cls, telemetry: Telemetry) -> Sample:
+        """Take from the driver's telemetry what a cell keeps."""
+        return cls(
+            n_prompt=telemetry.n_prompt,
+            n_generated=telemetry.n_generated,
+            prefill_s=telemetry.prefill_s,
+            decode_s=telemetry.decode_s,
+            elapsed_s=telemetry.elapsed_s,
+            prefill_tps=telemetry.prefill_tps,
+            decode_tps=telemetry.decode_tps,
+            drafted=list(telemetry.drafted),
+            accepted=list(telemetry.accepted),
+            rounds=telemetry.rounds,
+            tokens_per_round=telemetry.tokens_per_round,
+            time_s=dict(telemetry.time_s),
+        )
+
+
+@dataclass
+class Cell:
+    """One cell of a matrix; the fields are the keys of its JSON object.
+
+    Rates and times are None when nothing was measured (`skipped` then says why). `series` is the
+    hash of the patch series; `repeat` is how many samples were planned, so an interrupted cell has
+    fewer in `samples`; `memory` is in bytes, by use; `model` is a file name without its folder.
+    """
+
+    model: str
+    variant: str
+    upstream_commit: str
+    series: str
+    backend: str
+    mode: str
+    n_max: int
+    n_prompt: int
+    max_tokens: int
+    repeat: int
+    prefill_tps: float | None = None
+    decode_tps: float | None = None
+    elapsed_s: float | None = None
+    samples: list[Sample] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    rounds: int = 0
+    acceptance_per_position: list[float | None] = field(default_factory=list)
+    mean_accepted_length: float | None = None
+    tokens_per_round: float | None = None
+    synthetic_acceptance: list[float] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    time: str = ""
+    skipped: str | None = None
+    schema: int = SCHEMA
+
+    def summarize(self) -> None:
+        """Set medians, sums and rates from `samples`."""
+        if not self.samples:
+            return
+        self.prefill_tps = median(sample.prefill_tps for sample in self.samples)
+        self.decode_tps = median(sample.decode_tps for sample in self.samples)
+        self.elapsed_s = median(sample.elapsed_s for sample in self.samples)
+        self.drafted = sum_positions(sample.drafted for sample in self.samples)
+        self.accepted = sum_positions(sample.accepted for sample in self.samples)
+        self.rounds = sum(sample.rounds for sample in self.samples)
+        self.acceptance_per_position = pooled_rates(self.accepted, self.drafted)
+        if self.rounds:
+            emitted = sum(sample.tokens_per_round * sample.rounds for sample in self.samples)
+            self.tokens_per_round = emitted / self.rounds
+            self.mean_accepted_length = sum(self.accepted) / self.rounds
+
+    def to_json(self) -> str:
+        """The cell as one line of JSON, without the newline."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Cell:
+        """The inverse of :meth:`to_json`; keys of a later schema are ignored.
+
+        Raises:
+            UsageError: the record lacks a field that a cell must have.
+        """
+        known = _known(cls, record)
+        known["samples"] = [Sample(**_known(Sample, sample)) for sample in known.get("samples", ())]
+        try:
+            return cls(**known)
+        except TypeError as error:
+            raise UsageError(f"not a cell of a matrix: {error}") from None
+
+
+def _known(record_type: type, record: dict[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in dataclasses.fields(record_type)}
+    return {key: value for key, value in record.items() if key in names}
+
+
+def sum_positions(counts: Iterable[Sequence[int]]) -> list[int]:
+    """Sum counts position by position; shorter sequences count as 0 beyond their end."""
+    return [sum(column) for column in zip_longest(*counts, fillvalue=0)]
+
+
+def pooled_rates(accepted: Sequence[int], drafted: Sequence[int]) -> list[float | None]:
+    """accepted[i] / drafted[i]; None where nothing was drafted."""
+    return [hits / tries if tries else None for hits, tries in zip(accepted, drafted, strict=True)]
+
+
+def check_output(path: str | os.PathLike[str]) -> None:
+    """Refuse, before anything is measured, a file that cells cannot be appended to.
+
+    Raises:
+        UsageError: the file cannot be written, or it exists and does not hold cells.
+    """
+    path = Path(path)
+    existed = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if not existed:
+            path.unlink()
+            return
+        with path.open("rb") as file:
+            first = file.readline()
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}; name another file with --output"
+        ) from None
+    if first.strip() and b'"prefill_tps"' not in first:
+        raise UsageError(
+            f"{path} exists and does not hold cells of a matrix (JSON lines); "
+            "name another file with --output"
+        )
+
+
+def append_cell(path: str | os.PathLike[str], cell: Cell) -> None:
+    """Append one line in a single write and bring it to the disk.
+
+    A line that an earlier run left half-written is closed first, so it cannot spoil this one.
+    """
+    line = (cell.to_json() + "\n").encode("utf-8")
+    with Path(path).open("a+b", buffering=0) as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = b"\n" + line
+        file.write(line)  # O_APPEND: always at the end, whatever was read before
+        os.fsync(file.fileno())
+
+
+def read_cells(path: str | os.PathLike[str]) -> list[Cell]:
+    """Read every cell of a file; half-written lines (a run was killed) are left out.
+
+    Raises:
+        UsageError: the file cannot be read, or a complete line is JSON but not a cell.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    cells = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(record, dict):
+            raise UsageError(f"{path}, line {number}: not a cell of a matrix")
+        try:
+            cells.append(Cell.from_dict(record))
+        except UsageError as error:
+            raise UsageError(f"{path}, line {number}: {error}") from None
+    return cells

@@ -1,0 +1,300 @@
+"""The speed matrix: prompt sizes x draft depths, interleaved, one fresh session per sample.
+
+For each size the depths take turns (A B C D A B C D), so that a machine that grows slower or
+busier in the meantime slows all of them alike. All depths of one repeat get the same text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
+from pyllama_mtp.measure.cells import DRAFT_MTP, NO_MTP, Cell, Sample
+from pyllama_mtp.measure.machine import describe_machine
+from pyllama_mtp.measure.workload import Tokenizer
+
+if TYPE_CHECKING:
+    from pyllama_mtp import Sampling, Settings, Telemetry
+
+#: Tokens of the prompt, and tokens generated, of the warm-up before each sample.
+WARM_UP_PROMPT = 32
+WARM_UP_TOKENS = 8
+_CONTEXT_STEP = 256  # llama.cpp pads contexts to this many tokens
+
+
+class GenerationLike(Protocol):
+    """What is read of the driver's `Generation`."""
+
+    finish_reason: str | None
+    telemetry: Telemetry
+
+    def run(self) -> Any:
+        """Generate to the end."""
+        ...
+
+
+class SessionLike(Protocol):
+    """What is used of the driver's `Session`."""
+
+    def generate(self, prompt: Sequence[int], **options: Any) -> GenerationLike:
+        """Start a generation."""
+        ...
+
+    def reset(self) -> None:
+        """Forget the cached prompt."""
+        ...
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by use."""
+        ...
+
+
+class ModelLike(Tokenizer, Protocol):
+    """What is read of the driver's `Model`."""
+
+    @property
+    def path(self) -> str | os.PathLike[str]:
+        """The model file."""
+        ...
+
+    @property
+    def n_ctx_train(self) -> int:
+        """Context of the model in tokens."""
+        ...
+
+
+class Prompts(Protocol):
+    """What is used of :class:`~pyllama_mtp.measure.workload.Workload`."""
+
+    def prompt(self, n_tokens: int, repeat: int = 0) -> list[int]:
+        """A prompt of exactly `n_tokens`."""
+        ...
+
+
+#: Opens a session with the settings of one cell; it is closed before the next one is opened.
+OpenSession = Callable[["Settings"], AbstractContextManager[SessionLike]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure: prompt sizes and generated tokens in tokens, depths in drafts per round."""
+
+    sizes: tuple[int, ...]
+    depths: tuple[int, ...]
+    max_tokens: int
+    repeat: int
+
+    def __post_init__(self) -> None:
+        """Refuse plans that measure nothing, or the same cell twice."""
+        for name, values, least in (("prompt sizes", self.sizes, 1), ("depths", self.depths, 0)):
+            if not values:
+                raise UsageError(f"no {name} given")
+            if min(values) < least:
+                raise UsageError(f"{name} must be {least} or more, not {min(values)}")
+            if len(set(values)) != len(values):
+                raise UsageError(f"{name} {', '.join(map(str, values))} name one value twice")
+        if self.max_tokens < 1 or self.repeat < 1:
+            raise UsageError(
+                f"max_tokens ({self.max_tokens}) and repeat ({self.repeat}) must be 1 or more"
+            )
+
+    def schedule(self) -> list[tuple[int, int]]:
+        """(repeat, depth) of every sample of one size, in the order they are measured."""
+        return [(repeat, depth) for repeat in range(self.repeat) for depth in self.depths]
+
+    def context_needed(self, size: int) -> int:
+        """Tokens of context of the cells of one size; the same for all depths."""
+        return size + self.max_tokens + max(self.depths) + 1
+
+    def work(self, size: int) -> int:
+        """Rough weight of one sample, for progress: a decoded token costs about 10 of prefill."""
+        return size + 10 * self.max_tokens
+
+
+@dataclass(frozen=True)
+class Build:
+    """What the cells say of the library and the machine it ran on."""
+
+    variant: str
+    upstream_commit: str
+    series: str
+    backend: str
+    machine: dict[str, Any]
+
+    @classmethod
+    def of(cls, library: Any, n_gpu_layers: int) -> Build:
+        """Read it from the loaded `Library`; without GPU layers the backend is the CPU."""
+        stamp = library.stamp
+        accelerators = [d for d in library.devices() if n_gpu_layers and "gpu" in str(d.kind)]
+        names = sorted({device.name.rstrip("0123456789") for device in accelerators})
+        return cls(
+            variant=str(library.variant),
+            upstream_commit=str(stamp.get("upstream_commit", "")),
+            series=str(stamp.get("series", "")),
+            backend="+".join(names) or "CPU",
+            machine=describe_machine([device.description for device in accelerators]),
+        )
+
+
+@dataclass(frozen=True)
+class Event:
+    """Progress: a sample begins, a sample is done (or left out), a size is done."""
+
+    kind: Literal["start", "done", "size"]
+    size: int
+    depth: int = 0
+    repeat: int = 0
+    cell: Cell | None = None
+
+
+class _InterruptedError(Exception):
+    """The driver ended a generation because the user asked for it."""
+
+
+class Matrix:
+    """Runs a plan.
+
+    Args:
+        model: the model; sessions come from `open_session`, so it is only tokenized and named.
+        plan: what to measure.
+        settings: settings of every cell; `draft_n_max` is set to the cell's depth, `n_ctx` 0 to
+            what the cells of a size need, and synthetic rates are cut to the depth.
+        sampling: sampling of every cell.
+        open_session: opens a session with given settings.
+        prompts: where prompts come from.
+        build: library and machine, for the record.
+        on_event: told of every step; must not raise.
+    """
+
+    def __init__(
+        self,
+        model: ModelLike,
+        plan: Plan,
+        *,
+        settings: Settings,
+        sampling: Sampling,
+        open_session: OpenSession,
+        prompts: Prompts,
+        build: Build,
+        on_event: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        self.plan = plan
+        #: True once the user interrupted the run; `run` then ends after what it had.
+        self.interrupted = False
+        self._model = model
+        self._settings = settings
+        self._sampling = sampling
+        self._open = open_session
+        self._prompts = prompts
+        self._build = build
+        self._on_event = on_event
+
+    def run(self) -> Iterator[Cell]:
+        """Yield the cells of a size as soon as they are finished, in the order of the depths.
+
+        After an interruption (Ctrl-C) the cells that have at least one sample still come, then
+        the run ends and `interrupted` is true.
+        """
+        for size in self.plan.sizes:
+            cells = {depth: self._cell(size, depth) for depth in self.plan.depths}
+            try:
+                self._measure_size(size, cells)
+            except (KeyboardInterrupt, DecodeAborted, _InterruptedError):
+                self.interrupted = True
+            for cell in cells.values():
+                cell.summarize()
+                if cell.samples or cell.skipped:
+                    yield cell
+            if self.interrupted:
+                return
+
+    def _measure_size(self, size: int, cells: dict[int, Cell]) -> None:
+        reason = self._too_long(size)
+        for repeat, depth in self.plan.schedule():
+            cell = cells[depth]
+            self._on_event(Event("start", size, depth, repeat))
+            if reason:
+                cell.skipped = reason
+            if not cell.skipped:
+                try:
+                    self._measure(cell, self._cell_settings(size, depth), repeat)
+                except InsufficientMemoryError as error:
+                    if not cell.samples:
+                        cell.skipped = str(error)
+            self._on_event(Event("done", size, depth, repeat, cell))
+        self._on_event(Event("size", size))
+
+    def _measure(self, cell: Cell, settings: Settings, repeat: int) -> None:
+        """Add one sample: fresh session, warm-up, prefill and decode, close."""
+        prompt = self._prompts.prompt(cell.n_prompt, repeat)
+        with self._open(settings) as session:
+            self._generate(session, prompt[:WARM_UP_PROMPT], WARM_UP_TOKENS)
+            session.reset()
+            telemetry = self._generate(session, prompt, self.plan.max_tokens)
+            cell.memory = dict(session.memory())
+        cell.samples.append(Sample.from_telemetry(telemetry))
+        cell.time = datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+    def _generate(self, session: SessionLike, prompt: list[int], max_tokens: int) -> Telemetry:
+        generation = session.generate(
+            prompt, max_tokens=max_tokens, sampling=self._sampling, ignore_eos=True
+        )
+        generation.run()
+        if generation.finish_reason == "interrupted":
+            raise _InterruptedError
+        return generation.telemetry
+
+    def _too_long(self, size: int) -> str | None:
+        """Why a prompt of this size cannot be measured at all, if so."""
+        needed = size + self.plan.max_tokens
+        limit, whose = self._model.n_ctx_train, "the model's context"
+        if 0 < self._settings.n_ctx < limit:
+            limit, whose = self._settings.n_ctx, "the context asked for"
+        if needed <= limit:
+            return None
+        return (
+            f"prompt {size} + {self.plan.max_tokens} generated = {needed} tokens "
+            f"exceed {whose}, {limit}"
+        )
+
+    def _cell_settings(self, size: int, depth: int) -> Settings:
+        """The settings of one cell; see the class for what is changed."""
+        needed = -(-self.plan.context_needed(size) // _CONTEXT_STEP) * _CONTEXT_STEP
+        rates = self._settings.synthetic_acceptance
+        return dataclasses.replace(
+            self._settings,
+            n_ctx=self._settings.n_ctx or min(needed, self._model.n_ctx_train),
+            draft_n_max=depth,
+            synthetic_acceptance=rates[:depth] if rates and depth else None,
+        )
+
+    def _cell(self, size: int, depth: int) -> Cell:
+        settings = self._cell_settings(size, depth)
+        rates = settings.synthetic_acceptance
+        return Cell(
+            model=os.path.basename(self._model.path),  # noqa: PTH119 - also takes plain strings
+            variant=self._build.variant,
+            upstream_commit=self._build.upstream_commit,
+            series=self._build.series,
+            backend=self._build.backend,
+            mode=DRAFT_MTP if depth else NO_MTP,
+            n_max=depth,
+            n_prompt=size,
+            max_tokens=self.plan.max_tokens,
+            repeat=self.plan.repeat,
+            synthetic_acceptance=list(rates) if rates else None,
+            settings={**_record(settings), "sampling": _record(self._sampling)},
+            machine=self._build.machine,
+            time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        )
+
+
+def _record(options: Any) -> dict[str, Any]:
+    """The fields of a dataclass of settings."""
+    return dict(dataclasses.asdict(options))

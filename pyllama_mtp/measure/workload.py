@@ -1,0 +1,159 @@
+"""Prompts of an exact number of tokens, cut from real text, another text for every repeat.
+
+Random tokens would do for prefill, but acceptance of drafts means nothing on them. The text is a
+file of the user's or, by default, the source code and docstrings of Python's standard library,
+read through the running interpreter: it is always there, and it is the same on every machine with
+the same Python.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from pyllama_mtp.errors import UsageError
+
+#: Where the default text comes from, in this order: much prose in docstrings, no tables of data.
+STDLIB_MODULES = (
+    "argparse", "dataclasses", "contextlib", "pathlib", "statistics", "logging", "tempfile",
+    "subprocess", "textwrap", "json.decoder", "json.encoder", "collections", "functools", "shutil",
+    "threading", "queue", "asyncio.tasks", "asyncio.streams", "asyncio.base_events", "csv",
+    "configparser", "random", "fractions", "heapq", "bisect", "difflib", "doctest", "unittest.case",
+    "unittest.mock", "urllib.parse", "urllib.request", "http.client", "http.server",
+    "http.cookiejar", "socketserver", "selectors", "zipfile", "tarfile", "gzip", "pickle", "copy",
+    "enum", "typing", "inspect", "ast", "dis", "traceback", "warnings", "weakref", "types",
+    "concurrent.futures.process", "concurrent.futures.thread", "multiprocessing.pool",
+    "multiprocessing.managers", "multiprocessing.connection", "email.message", "email.generator",
+    "email.feedparser", "xml.dom.minidom", "xml.etree.ElementTree", "sqlite3.dump", "sched",
+    "smtplib", "imaplib", "ftplib", "ssl", "socket", "datetime", "calendar", "decimal", "string",
+    "gettext", "getopt", "cmd", "pdb", "profile", "pstats", "timeit", "trace", "uuid", "ipaddress",
+    "importlib.resources", "plistlib", "optparse", "shelve", "filecmp", "fileinput", "glob",
+)  # fmt: skip
+
+
+class Tokenizer(Protocol):
+    """What is needed of a model."""
+
+    def tokenize(
+        self, text: str, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of `text`."""
+        ...
+
+
+def stdlib_texts() -> Iterator[str]:
+    """The sources of :data:`STDLIB_MODULES` that this interpreter has, in order."""
+    for name in STDLIB_MODULES:
+        try:
+            spec = importlib.util.find_spec(name)
+        except ImportError:
+            continue  # modules come and go between Python versions
+        get_source: Callable[[str], str | None] | None = getattr(
+            spec.loader if spec else None, "get_source", None
+        )
+        try:
+            source = get_source(name) if get_source else None
+        except (ImportError, OSError):
+            continue
+        if source:
+            yield source
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """A prompt file as text.
+
+    Raises:
+        UsageError: no such file, not UTF-8 (the message gives the byte offset), or empty.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read the prompt file {path}: {error.strerror}") from None
+    return decode_text(data, f"the prompt file {path}")
+
+
+def decode_text(data: bytes, source: str) -> str:
+    """Bytes as text; `source` names them in the error.
+
+    Raises:
+        UsageError: not UTF-8, or nothing but white space.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{source} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start} "
+            f"({error.reason}); convert it first, for example with iconv -t UTF-8"
+        ) from None
+    if not text.strip():
+        raise UsageError(f"{source} is empty; a prompt needs at least one token of text")
+    return text
+
+
+class Workload:
+    """Cuts prompts out of one long, endless stream of tokens.
+
+    Repeat r of an n-token prompt is what follows repeat r - 1, so that texts do not overlap as
+    long as there is enough text; then the stream begins anew, never at the same token.
+
+    Args:
+        model: tokenizes the text.
+        texts: the text, document by document; None takes the standard library's sources.
+    """
+
+    def __init__(self, model: Tokenizer, texts: Iterable[str] | None = None) -> None:
+        self._model = model
+        self._texts = iter(stdlib_texts() if texts is None else texts)
+        self._tokens: list[int] = []
+        self._exhausted = False
+        self._prefix = _special_prefix(model)
+
+    def prompt(self, n_tokens: int, repeat: int = 0) -> list[int]:
+        """Exactly `n_tokens` token ids, a leading BOS of the model included.
+
+        Raises:
+            UsageError: there is no text at all, or `n_tokens` leaves no room for any.
+        """
+        n_text = n_tokens - len(self._prefix)
+        if n_text < 1:
+            raise UsageError(
+                f"a prompt of {n_tokens} tokens is too short; give at least {len(self._prefix) + 1}"
+            )
+        start = self._start(n_text, repeat)
+        self._fill(start + n_text)
+        size = len(self._tokens)
+        return self._prefix + [self._tokens[(start + i) % size] for i in range(n_text)]
+
+    def _start(self, n_text: int, repeat: int) -> int:
+        """Where repeat number `repeat` begins; no two repeats at the same token of the text."""
+        taken: set[int] = set()
+        start = 0
+        for number in range(repeat + 1):
+            start = number * n_text
+            self._fill(start + n_text)
+            size = len(self._tokens)
+            while start % size in taken and len(taken) < size:
+                start += 1
+            taken.add(start % size)
+        return start
+
+    def _fill(self, n_tokens: int) -> None:
+        """Tokenize documents until there are `n_tokens`, or no more text."""
+        while len(self._tokens) < n_tokens and not self._exhausted:
+            text = next(self._texts, None)
+            if text is None:
+                self._exhausted = True
+            else:
+                self._tokens += self._model.tokenize(text, add_special=False, parse_special=False)
+        if not self._tokens:
+            raise UsageError("no text to make prompts of; give some with --prompt-file")
+
+
+def _special_prefix(model: Tokenizer) -> list[int]:
+    """The tokens the model wants before any text (BOS), usually none for Qwen."""
+    plain = model.tokenize("a", add_special=False)
+    full = model.tokenize("a", add_special=True)
+    return full[: len(full) - len(plain)] if full[-len(plain) :] == plain else []

@@ -1,0 +1,68 @@
+"""Running the command line: in this process with the fake driver, or as a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import pyllama_mtp
+from pyllama_mtp.cli import main
+
+
+def _load_fake() -> ModuleType:
+    name = "pyllama_mtp_fake_driver"
+    if name not in sys.modules:
+        path = Path(__file__).parents[1] / "measure" / "fake_driver.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
+    """The fake driver in place of the real one; the current folder is empty."""
+    module = _load_fake()
+    module.reset()
+    for name in ("Model", "Session"):
+        monkeypatch.setattr(pyllama_mtp, name, getattr(module, name), raising=False)
+    native = module.Native()
+    monkeypatch.setattr(pyllama_mtp, "native", native, raising=False)
+    monkeypatch.chdir(tmp_path)
+    module.native = native
+    yield module
+    module.reset()
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
+    """`cli("matrix", "--repeat", "1")` -> code, out, err."""
+
+    def run(*arguments: str) -> SimpleNamespace:
+        capsys.readouterr()
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
+
+
+@pytest.fixture
+def program() -> Callable[..., subprocess.CompletedProcess[bytes]]:
+    """Run ``python -m pyllama_mtp`` and wait for it."""
+
+    def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+        command = [sys.executable, "-m", "pyllama_mtp", *arguments]
+        environment = {**os.environ, "COLUMNS": "80"}
+        return subprocess.run(command, capture_output=True, env=environment, timeout=120, **options)
+
+    return run

@@ -1,0 +1,203 @@
+"""A driver without a library: the driver's own records, results computed from the inputs.
+
+A "model" whose tokens are the bytes of the text. Speeds are exact: prefill takes 1 ms per token,
+a decode round 10 ms plus 1 ms per draft, so tests can say what a table must hold. `log` lists what
+was done, in order; `script` lets a test raise at the n-th generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyllama_mtp.errors import LibraryError, NoMtpHeadError
+from pyllama_mtp.settings import Sampling, Settings
+from pyllama_mtp.telemetry import Pair, Telemetry
+
+STAMP = {
+    "variant": "patched",
+    "upstream_commit": "0123456789abcdef",
+    "series": "feedc0dedeadbeef",
+    "cpu_features": "",
+    "compiler": "fake 1.0",
+    "cuda": "OFF",
+}
+
+log: list[tuple[Any, ...]] = []
+#: Number of the generation (from 0, warm-ups included) -> what happens instead of it.
+script: dict[int, Callable[[Generation], None]] = {}
+#: Like `script`, for opening a session; the key is (n_ctx, draft_n_max).
+refuse_session: dict[tuple[int, int], Exception] = {}
+state = {"generations": 0, "open_sessions": 0, "has_mtp": True}
+
+
+def reset() -> None:
+    """Forget what an earlier test did."""
+    log.clear()
+    script.clear()
+    refuse_session.clear()
+    state.update(generations=0, open_sessions=0, has_mtp=True)
+
+
+class Generation:
+    """Emits 'abcabc...', one byte per token; of each round's drafts all but the last are taken."""
+
+    def __init__(self, session: Session, prompt: Any, max_tokens: int, log_pairs: bool) -> None:
+        self._session, self._max_tokens = session, max_tokens
+        self._n_prompt = len(prompt)
+        self.text = ""
+        self.tokens: list[int] = []
+        self.finish_reason: str | None = None
+        self.telemetry = Telemetry(pairs=[] if log_pairs else None)
+
+    def __iter__(self) -> Iterator[str]:
+        number = state["generations"]
+        state["generations"] += 1
+        depth = self._session.settings.draft_n_max
+        t = self.telemetry
+        t.n_prompt, t.prefill_s = self._n_prompt, self._n_prompt / 1000
+        while len(self.tokens) < self._max_tokens:
+            if number in script and self.tokens:
+                script[number](self)
+                if self.finish_reason:
+                    return
+            t.decode_s += 0.010 + 0.001 * depth
+            t.count_round(depth, max(depth - 1, 0))
+            if t.pairs is not None:
+                t.pairs += [Pair(1, 97, 97, "ä", "ä"), Pair(2, 98, 99, "b", "c")]
+            for _ in range(max(depth, 1)):
+                if len(self.tokens) < self._max_tokens:
+                    piece = "abc"[len(self.tokens) % 3]
+                    self.tokens.append(ord(piece))
+                    self.text += piece
+                    t.n_generated = len(self.tokens)
+                    yield piece
+        self.finish_reason = "length"
+
+    def run(self) -> Generation:
+        for _ in self:
+            pass
+        return self
+
+
+class Session:
+    """As in the driver."""
+
+    def __init__(self, model: Model, settings: Settings) -> None:
+        refused = refuse_session.get((settings.n_ctx, settings.draft_n_max))
+        if refused is not None:
+            raise refused
+        self.settings = settings
+        state["open_sessions"] += 1
+        log.append(("open", settings.draft_n_max, settings.n_ctx, state["open_sessions"]))
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        state["open_sessions"] -= 1
+        log.append(("close", self.settings.draft_n_max))
+
+    def generate(
+        self,
+        prompt: Any,
+        *,
+        max_tokens: int = 256,
+        sampling: Sampling | None = None,
+        stop: tuple[str, ...] = (),
+        ignore_eos: bool = False,
+        log_pairs: bool = False,
+    ) -> Generation:
+        log.append(("generate", tuple(prompt), max_tokens, ignore_eos, stop, sampling))
+        return Generation(self, prompt, max_tokens, log_pairs)
+
+    def reset(self) -> None:
+        log.append(("reset",))
+
+    def memory(self) -> dict[str, int]:
+        return {"weights": 1000, "draft_context": 10 * self.settings.draft_n_max}
+
+
+class Model:
+    """One token per byte; no BOS unless `bos` is set."""
+
+    n_ctx_train = 4096
+
+    def __init__(
+        self,
+        path: Any,
+        *,
+        n_gpu_layers: int = -1,
+        mtp: bool = True,
+        progress: Any = None,
+        bos: int | None = None,
+    ) -> None:
+        self.path, self.has_mtp, self._bos = Path(path), mtp, bos
+        if mtp and not state["has_mtp"]:
+            raise NoMtpHeadError(f"{path} has no MTP head", path)
+        if progress:
+            progress(1.0)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        log.append(("model closed",))
+
+    def tokenize(
+        self, text: str, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        log.append(("tokenize", text, add_special, parse_special))
+        head = [self._bos] if add_special and self._bos is not None else []
+        return head + list(text.encode())
+
+    def apply_chat_template(self, messages: list[dict[str, str]]) -> str:
+        return "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>"
+
+
+@dataclass(frozen=True)
+class Device:
+    """As in the driver."""
+
+    name: str = "CPU"
+    description: str = "a fake CPU"
+    kind: str = "cpu"
+    free: int = 0
+    total: int = 0
+
+
+class Library:
+    """As in the driver."""
+
+    variant = "patched"
+    folder = Path("somewhere")
+
+    def __init__(self, devices: tuple[Device, ...] = (Device(),), **stamp: Any) -> None:
+        self.stamp = {**STAMP, **stamp}
+        self._devices = list(devices)
+
+    def devices(self) -> list[Device]:
+        return self._devices
+
+    def system_info(self) -> str:
+        return "FAKE = 1"
+
+
+class Native:
+    """Stands in for the module `pyllama_mtp.native`."""
+
+    library: Library | None = Library()
+
+    def load(self, library: Any = None) -> Library:
+        log.append(("load", library))
+        if self.library is None:
+            raise LibraryError("no native library; tried: here and there")
+        return self.library
+
+    def find_libraries(self) -> list[tuple[str, Path, str]]:
+        return [("patched", Path("somewhere"), "ok"), ("upstream", Path("there"), "not there")]

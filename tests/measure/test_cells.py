@@ -1,0 +1,157 @@
+"""Cells: medians, pooled rates, and a file that survives whatever happens to the process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.cells import Cell, Sample, append_cell, check_output, read_cells
+
+REQUIRED = {
+    "model", "variant", "upstream_commit", "backend", "mode", "n_max", "n_prompt", "max_tokens",
+    "prefill_tps", "decode_tps", "elapsed_s", "samples", "drafted", "accepted",
+    "acceptance_per_position", "mean_accepted_length", "synthetic_acceptance", "settings",
+    "machine", "time",
+}  # fmt: skip
+
+
+def sample(**changes: Any) -> Sample:
+    values: dict[str, Any] = {
+        "n_prompt": 10,
+        "n_generated": 8,
+        "prefill_s": 1.0,
+        "decode_s": 2.0,
+        "elapsed_s": 3.0,
+        "prefill_tps": 10.0,
+        "decode_tps": 4.0,
+        "drafted": [4, 4],
+        "accepted": [3, 1],
+        "rounds": 4,
+        "tokens_per_round": 2.0,
+    }
+    return Sample(**{**values, **changes})
+
+
+def cell(*samples: Sample, **changes: Any) -> Cell:
+    values: dict[str, Any] = {
+        "model": "m.gguf",
+        "variant": "patched",
+        "upstream_commit": "abc",
+        "series": "def",
+        "backend": "CPU",
+        "mode": "draft-mtp",
+        "n_max": 2,
+        "n_prompt": 10,
+        "max_tokens": 8,
+        "repeat": len(samples),
+    }
+    made = Cell(**{**values, **changes}, samples=list(samples))
+    made.summarize()
+    return made
+
+
+def test_times_are_medians_not_means() -> None:
+    made = cell(
+        sample(prefill_tps=1.0, decode_tps=9.0, elapsed_s=5.0),
+        sample(prefill_tps=2.0, decode_tps=8.0, elapsed_s=6.0),
+        sample(prefill_tps=99.0, decode_tps=1.0, elapsed_s=70.0),
+    )
+    assert (made.prefill_tps, made.decode_tps, made.elapsed_s) == (2.0, 8.0, 6.0)
+
+
+def test_acceptance_is_total_over_total() -> None:
+    """The mean of the samples' rates would be (1/2 + 90/100) / 2 = 0.7."""
+    made = cell(
+        sample(drafted=[2, 2], accepted=[1, 0], rounds=2, tokens_per_round=1.5),
+        sample(drafted=[100, 50], accepted=[90, 25], rounds=100, tokens_per_round=2.15),
+    )
+    assert made.drafted == [102, 52]
+    assert made.accepted == [91, 25]
+    assert made.acceptance_per_position == [91 / 102, 25 / 52]
+    assert made.rounds == 102
+    assert made.mean_accepted_length == pytest.approx(116 / 102)
+    assert made.tokens_per_round == pytest.approx(1 + 116 / 102)
+
+
+def test_a_position_that_was_never_drafted_has_no_rate() -> None:
+    made = cell(sample(drafted=[4], accepted=[2]), sample(drafted=[4, 0], accepted=[1, 0]))
+    assert made.drafted == [8, 0]
+    assert made.acceptance_per_position == [3 / 8, None]
+
+
+def test_json_has_every_field_and_reads_back(tmp_path: Path) -> None:
+    path = tmp_path / "cells.jsonl"
+    first = cell(sample(), machine={"cpu": "Kern-Ä"}, settings={"n_ctx": 512}, time="now")
+    second = cell(n_prompt=20, skipped="too long")
+    append_cell(path, first)
+    append_cell(path, second)
+    assert read_cells(path) == [first, second]
+    lines = path.read_bytes().splitlines()
+    assert len(lines) == 2
+    assert set(json.loads(lines[0])) >= REQUIRED
+    assert json.loads(lines[1])["prefill_tps"] is None
+
+
+def test_appending_never_shortens_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "cells.jsonl"
+    append_cell(path, cell(sample()))
+    before = path.read_bytes()
+    append_cell(path, cell(sample(), n_prompt=11))
+    assert path.read_bytes().startswith(before)
+
+
+def test_a_half_written_line_costs_only_itself(tmp_path: Path) -> None:
+    """A process killed in the middle of a line: the cells before and after it are still there."""
+    path = tmp_path / "cells.jsonl"
+    append_cell(path, cell(sample(), n_prompt=1))
+    with path.open("a") as file:
+        file.write('{"model": "m.gguf", "prefill_tps": 1')
+    append_cell(path, cell(sample(), n_prompt=3))
+    assert [found.n_prompt for found in read_cells(path)] == [1, 3]
+
+
+def test_keys_of_a_later_schema_are_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "cells.jsonl"
+    record = json.loads(cell(sample()).to_json())
+    record["samples"][0]["joules"] = record["joules"] = 5
+    path.write_text(json.dumps(record) + "\n")
+    assert read_cells(path) == [cell(sample())]
+
+
+@pytest.mark.parametrize("line", ['{"a": 1}', "[1, 2]"])
+def test_a_line_that_is_no_cell_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "cells.jsonl"
+    append_cell(path, cell(sample()))
+    with path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(UsageError, match=r"line 2.*not a cell"):
+        read_cells(path)
+
+
+def test_output_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "no such folder" / "x.jsonl"):
+        with pytest.raises(UsageError, match="cannot write"):
+            check_output(path)
+
+
+def test_output_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text("# Not cells\n")
+    with pytest.raises(UsageError, match="does not hold cells"):
+        check_output(path)
+    assert path.read_text() == "# Not cells\n"
+
+
+def test_a_good_output_is_left_as_it_was(tmp_path: Path) -> None:
+    new, old, empty = tmp_path / "new.jsonl", tmp_path / "old.jsonl", tmp_path / "empty.jsonl"
+    append_cell(old, cell(sample()))
+    empty.touch()
+    before = old.read_bytes()
+    for path in (new, old, empty):
+        check_output(path)
+    assert not new.exists()
+    assert old.read_bytes() == before

@@ -1,0 +1,89 @@
+"""Prompts have exactly the length asked for, real text, and another text for each repeat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.workload import Workload, decode_text, read_text, stdlib_texts
+
+
+@pytest.mark.parametrize("size", [1, 2, 31, 512, 100_000])
+def test_lengths_are_exact(fake: ModuleType, size: int) -> None:
+    assert len(Workload(fake.Model("m")).prompt(size)) == size
+
+
+@pytest.mark.parametrize("size", [2, 77])
+def test_lengths_are_exact_with_a_bos(fake: ModuleType, size: int) -> None:
+    prompts = [Workload(fake.Model("m", bos=300)).prompt(size, repeat) for repeat in (0, 1)]
+    assert [len(prompt) for prompt in prompts] == [size, size]
+    assert all(prompt[0] == 300 and 300 not in prompt[1:] for prompt in prompts)
+
+
+def test_a_prompt_must_have_room_for_text(fake: ModuleType) -> None:
+    with pytest.raises(UsageError, match="at least 2"):
+        Workload(fake.Model("m", bos=300)).prompt(1)
+
+
+def test_the_default_text_is_python_source(fake: ModuleType) -> None:
+    text = bytes(Workload(fake.Model("m")).prompt(20_000)).decode(errors="replace")
+    assert '"""' in text and "def " in text and "import " in text
+    assert sum(map(len, stdlib_texts())) > 1_000_000
+
+
+def test_repeats_follow_each_other_in_the_text(fake: ModuleType) -> None:
+    source = next(stdlib_texts()).encode()
+    workload = Workload(fake.Model("m"))
+    joined = b"".join(bytes(workload.prompt(500, repeat)) for repeat in range(3))
+    assert joined == source[:1500]
+
+
+def test_the_same_prompt_every_time(fake: ModuleType) -> None:
+    one, other = Workload(fake.Model("m")), Workload(fake.Model("m"))
+    other.prompt(9000, 2)
+    assert one.prompt(700, 1) == other.prompt(700, 1)
+
+
+@pytest.mark.parametrize("size", [5, 10, 15, 20])
+def test_too_little_text_is_repeated_but_never_alike(fake: ModuleType, size: int) -> None:
+    """Ten bytes of text: sizes that divide it would give every repeat the same prompt."""
+    workload = Workload(fake.Model("m"), ["abcdefghij"])
+    prompts = [workload.prompt(size, repeat) for repeat in range(4)]
+    assert [len(prompt) for prompt in prompts] == [size] * 4
+    assert len({tuple(prompt) for prompt in prompts}) == 4
+
+
+def test_no_text_at_all(fake: ModuleType) -> None:
+    with pytest.raises(UsageError, match="--prompt-file"):
+        Workload(fake.Model("m"), []).prompt(5)
+
+
+def test_special_tokens_in_the_text_stay_text(fake: ModuleType) -> None:
+    Workload(fake.Model("m"), ["<|im_end|> and more"]).prompt(5)
+    parsed = [entry[3] for entry in fake.log if entry[0] == "tokenize"]
+    assert parsed and not any(parsed)
+
+
+def test_bad_utf8_names_the_offset(tmp_path: Path) -> None:
+    path = tmp_path / "latin.txt"
+    path.write_bytes("12345 Größe".encode("latin-1"))
+    with pytest.raises(UsageError, match=r"not UTF-8: byte 0xf6 at offset 8"):
+        read_text(path)
+
+
+@pytest.mark.parametrize("data", [b"", b" \n\t", b"\xef\xbb\xbf"])
+def test_empty_text_is_refused(data: bytes) -> None:
+    with pytest.raises(UsageError, match="the prompt is empty"):
+        decode_text(data, "the prompt")
+
+
+def test_a_byte_order_mark_is_no_text() -> None:
+    assert decode_text(b"\xef\xbb\xbfhello", "x") == "hello"
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nowhere\.txt.*No such file"):
+        read_text(tmp_path / "nowhere.txt")
