@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 INCLUDE = re.compile(rb'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
@@ -22,7 +22,7 @@ SEARCH = ("src", "src/models", "include")
 def shared_sources(tree_a: Path, tree_b: Path) -> list[str]:
     """Paths, relative to the trees, of the sources that both variants can share."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def same_text(path: str) -> bool:
         other = tree_b / path
         return other.is_file() and (tree_a / path).read_bytes() == other.read_bytes()

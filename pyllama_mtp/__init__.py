@@ -1,4 +1,6 @@
-"""Models with a multi-token-prediction (MTP) head from Python: full prefill speed, speculative decode.
+"""Models with a multi-token-prediction (MTP) head: full prefill speed, speculative decode speed.
+
+Stream text, with MTP on::
 
     from pyllama_mtp import Model
 

@@ -44,4 +44,6 @@ def render(
             messages=list(messages), add_generation_prompt=add_generation_prompt, **variables
         )
     except jinja2.TemplateError as reason:
-        raise UsageError(f"the model's chat template cannot render these messages: {reason}") from None
+        raise UsageError(
+            f"the model's chat template cannot render these messages: {reason}"
+        ) from None

@@ -26,7 +26,9 @@ log = logging.getLogger("pyllama_mtp")
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many leading tokens are the same."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 class Engine:

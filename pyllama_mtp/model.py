@@ -76,8 +76,8 @@ class Model:
     def _check_memory(self) -> None:
         if not self.on_gpu and self.info.weight_bytes > available_memory():
             raise InsufficientMemoryError(
-                f"{self.path}: the weights take {self.info.weight_bytes / 1e9:.1f} GB and "
-                f"{available_memory() / 1e9:.1f} GB are available; use a smaller model or quantization"
+                f"{self.path}: the weights take {self.info.weight_bytes / 1e9:.1f} GB, "
+                f"and {available_memory() / 1e9:.1f} GB are available; use a smaller or more quantized model"
             )
 
     def _load(self, n_gpu_layers: int, mtp: bool, progress: Callable[[float], None] | None) -> Any:
@@ -127,7 +127,10 @@ class Model:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -195,9 +198,7 @@ class Model:
                 f"token id {int(bad[0])} is not in the vocabulary (0 to {self.n_vocab - 1})"
             )
 
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], **variables: Any
-    ) -> str:
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """The prompt text of a conversation, by the template in the file.
 
         Raises:

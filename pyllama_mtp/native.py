@@ -1,11 +1,11 @@
-"""The only importer of the cffi extension: finds a variant's libraries, checks the stamp, loads them.
+"""The only importer of the cffi extension: finds a variant's libraries, checks the stamp, loads.
 
 One process holds one variant. Both variants have the same SONAMEs, so whichever is loaded first is
 the one that the extension binds to; that is why the libraries are loaded here, by path, before the
 extension is imported.
 
-Callbacks. C calls three Python functions (``cdef/callbacks.h``). None of them may raise into C: each
-catches everything, and what must reach the caller (a ``KeyboardInterrupt``) is parked in
+Callbacks. C calls three Python functions (``cdef/callbacks.h``). None of them may raise into C: cffi
+catches everything for them, and what must reach the caller (a ``KeyboardInterrupt``) is parked in
 :data:`pending` and raised by :func:`raise_pending` after the native call has returned.
 """
 
@@ -55,7 +55,8 @@ class Library:
     Attributes:
         variant: "upstream" or "patched", as the stamp says.
         folder: where its libllama lies; the ggml libraries lie there too, or one level up.
-        stamp: variant, upstream_commit, series (sha256 of its patches), cpu_features, compiler, cuda.
+        stamp: variant, upstream_commit, series (sha256 of its patches), cpu_features, compiler,
+            cuda.
     """
 
     variant: str
@@ -226,8 +227,8 @@ def load(library: str | os.PathLike[str] | None = None) -> Library:
     if _loaded is not None:
         if library is not None and _resolve(wanted) != _loaded.folder:
             raise LibraryError(
-                f"this process has loaded {_loaded.folder} and cannot load {wanted!r} as well: both "
-                "carry the same library names. Use a second process."
+                f"this process has loaded {_loaded.folder} and cannot load {wanted!r} as well: "
+                "both carry the same library names. Use a second process."
             )
         return _loaded
     expected = expected_stamp()
@@ -238,8 +239,8 @@ def load(library: str | os.PathLike[str] | None = None) -> Library:
     if missing:
         raise LibraryError(
             f"the libraries in {folder} were built for CPU features that this machine lacks: "
-            f"{', '.join(missing)}. Build them here (`pip install --force-reinstall .`), or build a "
-            "wheel for every x86-64 CPU with `-C cmake.define.PYLLAMA_CPU_ALL=ON`."
+            f"{', '.join(missing)}. Build them here (`pip install --force-reinstall .`), or build "
+            "a wheel for every x86-64 CPU with `-C cmake.define.PYLLAMA_CPU_ALL=ON`."
         )
     _load_shim(folder)
     extension = _import_extension()
@@ -269,7 +270,7 @@ def _import_extension() -> ModuleType:
 
 
 def _start(library: Library) -> None:
-    """Route logs, load the backends that lie with the library, check that there is a CPU backend."""
+    """Route logs, load the backends that lie with the library, make sure of a CPU backend."""
     ffi, lib = library.ffi, library.lib
     ffi.def_extern(onerror=on_callback_error)(pyllama_on_log)
     ffi.def_extern(onerror=on_callback_error, error=False)(pyllama_on_load_progress)
@@ -283,8 +284,8 @@ def _start(library: Library) -> None:
         if any(device.kind == "cpu" for device in library.devices()):
             return
     raise LibraryError(
-        f"no CPU backend (libggml-cpu*.so) in {library.folder} or {library.folder.parent} that runs "
-        "on this machine. Build the package again with `pip install --force-reinstall .`."
+        f"no CPU backend (libggml-cpu*.so) in {library.folder} or {library.folder.parent} that "
+        "runs on this machine. Build the package again with `pip install --force-reinstall .`."
     )
 
 
@@ -326,7 +327,7 @@ def on_callback_error(kind: Any, value: BaseException, traceback: Any) -> None:
 
 
 def raise_pending() -> None:
-    """Raise what a callback parked, if anything; call it after every native call that may be long."""
+    """Raise what a callback parked, if anything; called after every native call that may be long."""
     if pending:
         first = pending[0]
         pending.clear()

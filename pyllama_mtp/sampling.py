@@ -1,8 +1,8 @@
 """The next token from the target's logits, by llama.cpp's own samplers.
 
 Speculative decoding never samples from the head: each verified row is sampled like a plain decode
-step would sample it, and a draft is accepted when it is what came out. The emitted text is therefore
-a draw from the target's distribution, whatever the drafts were.
+step would sample it, and a draft is accepted when it is what came out. The emitted text is
+therefore a draw from the target's distribution, whatever the drafts were.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Sampler:
         return chain
 
     def sample(self, context: Context, row: int) -> int:
-        """Draw from batch entry `row` of the last decode, and remember it. Rows must come in order."""
+        """Draw from batch entry `row` of the last decode, and remember it; rows come in order."""
         if self._chain is None:
             return context.argmax(row)
         context.logits(row)  # raises if the row was not an output

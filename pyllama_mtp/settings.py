@@ -1,7 +1,8 @@
-"""What a user can set: how contexts are made (`Settings`) and how tokens are chosen (`Sampling`)."""
+"""What a user can set: how contexts are made (`Settings`), how tokens are chosen (`Sampling`)."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from dataclasses import dataclass
@@ -45,8 +46,8 @@ class Settings:
         draft_n_max: most drafts per round; 0 turns MTP off.
         p_min: drafting stops at a draft less probable than this, in [0, 1]. The probability is the
             one among the head's ten best candidates, as in upstream's draft-mtp.
-        prompt_rows: "last": the LM head runs on the last prompt row only. "all": on every row, which
-            is the defect that this project removes, kept for before/after measurements.
+        prompt_rows: "last": the LM head runs on the last prompt row only. "all": on every row,
+            which is the defect that this project removes, kept for before/after measurements.
         rollback: how rejected drafts leave the recurrent state: "snapshot" (`n_rs_seq`), "replay"
             (checkpoint, then decode the accepted tokens again), or "auto" (snapshot if possible).
         synthetic_acceptance: unconditional acceptance per draft position, imposed for speed
@@ -98,7 +99,7 @@ class Settings:
         if rates is None:
             return
         name, allowed = "synthetic_acceptance", "rates from 0 to 1 that do not increase"
-        falling = all(a >= b for a, b in zip(rates, rates[1:], strict=False))
+        falling = all(a >= b for a, b in itertools.pairwise(rates))
         _require(all(0.0 <= r <= 1.0 for r in rates) and falling, name, rates, allowed)
         _require(
             len(rates) >= self.draft_n_max,
@@ -148,7 +149,10 @@ class Sampling:
         _require(math.isfinite(penalty) and penalty > 0, "repeat_penalty", penalty, "above 0")
         _require(self.repeat_last_n >= 0, "repeat_last_n", self.repeat_last_n, "0 (off) or above")
         _require(
-            self.seed is None or 0 <= self.seed < 2**32 - 1, "seed", self.seed, "from 0 to 2**32 - 2"
+            self.seed is None or 0 <= self.seed < 2**32 - 1,
+            "seed",
+            self.seed,
+            "from 0 to 2**32 - 2",
         )
 
     @property

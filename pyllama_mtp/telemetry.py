@@ -64,7 +64,7 @@ class Telemetry:
             self.time_s[phase] += time.perf_counter() - start
 
     def count_round(self, n_drafted: int, n_accepted: int) -> None:
-        """One verification pass with `n_drafted` drafts, the first `n_accepted` of them accepted."""
+        """One verification pass over `n_drafted` drafts, of which the first `n_accepted` held."""
         self.rounds += 1
         for counts, n in ((self.drafted, n_drafted), (self.accepted, n_accepted)):
             counts.extend([0] * (n_drafted - len(counts)))
@@ -104,5 +104,7 @@ class Telemetry:
     def to_dict(self) -> dict[str, Any]:
         """All fields and derived figures, ready for JSON."""
         names = ("prefill_tps", "decode_tps", "elapsed_s", "acceptance_per_position")
-        derived = {n: getattr(self, n) for n in (*names, "mean_accepted_length", "tokens_per_round")}
+        derived = {
+            n: getattr(self, n) for n in (*names, "mean_accepted_length", "tokens_per_round")
+        }
         return {**asdict(self), **derived}

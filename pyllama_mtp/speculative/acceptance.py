@@ -68,7 +68,7 @@ class SyntheticAcceptance:
         self._random = random.Random(seed)
 
     def accept(self, drafts: Sequence[int], sample_row: Callable[[int], int]) -> Verdict:
-        """As :func:`accept`, but the outcome is drawn; the same rows are sampled, at the same cost."""
+        """As :func:`accept`, with a drawn outcome; as many rows are sampled, at the same cost."""
         level = self._random.random()
         n = sum(1 for rate in self.rates[: len(drafts)] if level < rate)
         last = [sample_row(row) for row in range(n + 1)][-1]

@@ -100,7 +100,8 @@ class Drafter:
         if self._carry is None:
             raise UsageError("the hidden state of the last position is not known; sync first")
         first = position = self.n_past
-        hidden, drafts, ones = self._carry, [], np.ones(1, dtype=np.int8)
+        drafts: list[int] = []
+        hidden, ones = self._carry, np.ones(1, dtype=np.int8)
         self.context.remove(first)
         while len(drafts) < n_max:
             batch = np.array([token], dtype=np.int32)

@@ -35,7 +35,7 @@ class SnapshotRollback:
         """Nothing: the snapshots are made during the pass."""
 
     def after(self, tokens: Ints, start: int, n_keep: int) -> None:
-        """Remove the rejected positions; the state goes back to the snapshot of the last kept one."""
+        """Remove the rejected positions; the state goes back to the last kept one's snapshot."""
         if n_keep < len(tokens) and not self._target.remove(start + n_keep):
             raise FatalDecodeError(
                 f"llama.cpp cannot take back {len(tokens) - n_keep} positions: "
@@ -44,7 +44,7 @@ class SnapshotRollback:
 
 
 class ReplayRollback:
-    """By a checkpoint of the recurrent state before the pass, and decoding the kept tokens again."""
+    """By a checkpoint of the recurrent state before the pass; kept tokens are decoded again."""
 
     def __init__(self, target: Context) -> None:
         self._target = target
