@@ -77,7 +77,8 @@ class Model:
         if not self.on_gpu and self.info.weight_bytes > available_memory():
             raise InsufficientMemoryError(
                 f"{self.path}: the weights take {self.info.weight_bytes / 1e9:.1f} GB, "
-                f"and {available_memory() / 1e9:.1f} GB are available; use a smaller or more quantized model"
+                f"and {available_memory() / 1e9:.1f} GB are available; "
+                "use a smaller or more quantized model"
             )
 
     def _load(self, n_gpu_layers: int, mtp: bool, progress: Callable[[float], None] | None) -> Any:

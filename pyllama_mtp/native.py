@@ -4,7 +4,7 @@ One process holds one variant. Both variants have the same SONAMEs, so whichever
 the one that the extension binds to; that is why the libraries are loaded here, by path, before the
 extension is imported.
 
-Callbacks. C calls three Python functions (``cdef/callbacks.h``). None of them may raise into C: cffi
+Callbacks. C calls three Python functions (``cdef/callbacks.h``). None may raise into C: cffi
 catches everything for them, and what must reach the caller (a ``KeyboardInterrupt``) is parked in
 :data:`pending` and raised by :func:`raise_pending` after the native call has returned.
 """
@@ -327,7 +327,7 @@ def on_callback_error(kind: Any, value: BaseException, traceback: Any) -> None:
 
 
 def raise_pending() -> None:
-    """Raise what a callback parked, if anything; called after every native call that may be long."""
+    """Raise what a callback parked, if anything; call it after any long native call."""
     if pending:
         first = pending[0]
         pending.clear()
