@@ -45,6 +45,18 @@ def test_export_does_not_depend_on_settings_or_clock(queue, monkeypatch, tmp_pat
     assert b"Somebody" not in before[PATCH_2] and b"Feb 2001" not in before[PATCH_2]
 
 
+def test_a_repository_named_by_the_environment_is_left_alone(queue, monkeypatch):
+    """As inside a git hook, where GIT_DIR names the repository that runs the hook."""
+    outer = queue.root / "outer"
+    outer.mkdir()
+    git.must(outer, "init", "--quiet")
+    monkeypatch.setenv("GIT_DIR", str(outer / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(outer))
+    work = queue.edit()
+    assert (work / ".git").is_dir()
+    assert git.must(outer, "tag") == ""
+
+
 def test_patches_carry_nothing_that_varies(queue):
     for patch in queue.series.patches:
         text = patch.data.decode()

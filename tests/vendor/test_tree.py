@@ -244,5 +244,23 @@ def test_two_runs_at_once(place):
     assert place.leftovers == []
 
 
+def test_a_run_that_was_quicker_wins(place, monkeypatch):
+    """The tree of the run that finished first may be in use already, so it stays."""
+    write = tree_module.write_file
+    quicker: list[int] = []
+
+    def let_another_run_finish(path: Path, data: bytes) -> None:
+        if path.name == tree_module.STAMP and not quicker:
+            quicker.append(0)
+            fetch.ensure_tree(place.dest, place.archive, place.pin)
+            quicker[0] = place.dest.stat().st_ino
+        write(path, data)
+
+    monkeypatch.setattr(tree_module, "write_file", let_another_run_finish)
+    assert fetch.ensure_tree(place.dest, place.archive, place.pin).commit == COMMIT
+    assert [place.dest.stat().st_ino] == quicker
+    assert place.leftovers == []
+
+
 def test_fake_archive_is_not_trivial():
     assert fake_sdist.NOT_NEEDED and not any(map(tree_module.is_needed, fake_sdist.NOT_NEEDED))
