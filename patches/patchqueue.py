@@ -84,7 +84,10 @@ def main(argv: list[str] | None = None) -> int:
         return run(parser().parse_args(argv))
     except PatchError as error:
         print(f"patches: {error}", file=sys.stderr)
-        return 2
+    except OSError as error:
+        hint = "next:\n  free some space or mend the permissions, and run the same command again"
+        print(f"patches: files cannot be written: {error}\n{hint}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -137,7 +137,8 @@ def _pip_environment() -> dict[str, str]:
 def _pip_error(output: str, requirement: str, target: Path) -> FetchError:
     """Say in our words why pip failed, with the lines of its output that tell."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    telling = [line for line in lines if "ERROR" in line or "No module named" in line]
+    signs = ("ERROR", "Error: ", "No module named")
+    telling = [line for line in lines if any(sign in line for sign in signs)]
     found = " | ".join((telling or lines or ["no output"])[-3:])
     by_hand = (
         f"fetch it elsewhere (pip download --no-deps --no-binary {PACKAGE} {requirement}) "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -117,6 +118,20 @@ def test_interrupted_copy_is_completed(queue, monkeypatch):
     apply_series(queue.series, queue.tree, dest, "patched")
     assert contents(dest).keys() == contents(queue.tree).keys() | {"src/mtp.cpp"}
     assert [p.name for p in queue.root.glob(".copy*")] == []
+
+
+def test_no_disk_space_is_told_and_the_next_run_completes(queue, monkeypatch, capsys):
+    def full(origin, target):
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    arguments = ["--patches", str(queue.folder), "apply", "--tree", str(queue.tree)]
+    arguments += ["--dest", str(queue.root / "copy")]
+    with monkeypatch.context() as patched:
+        patched.setattr("pq.apply.shutil.copyfile", full)
+        assert patchqueue.main(arguments) == 2
+    message = capsys.readouterr().err
+    assert "No space left on device" in message and "next:" in message
+    assert patchqueue.main(arguments) == 0
 
 
 def test_executable_bit_is_kept(queue):

@@ -113,7 +113,11 @@ def test_no_network(place, monkeypatch, capsys):
     ("output", "problem", "todo"),
     [
         ("/usr/bin/python: No module named pip", "pip is missing", "install pip"),
-        ("ERROR: [Errno 28] No space left on device", "no space left while downloading", "350 MB"),
+        (
+            "OSError: [Errno 28] No space left on device",
+            "no space left while downloading",
+            "350 MB",
+        ),
         ("Killed", "pip could not download", "--archive"),
         ("", "pip could not download", "--archive"),
     ],
