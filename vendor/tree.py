@@ -34,7 +34,9 @@ DROP = (
     "ggml/src/ggml-webgpu/", "ggml/src/ggml-zdnn/", "ggml/src/ggml-zendnn/",
     "tools/mtmd/test", "tools/server/tests/", "tools/server/themes/", "tools/ui/",
 )  # fmt: skip
-KEEP_ANYWAY = ("tools/ui/CMakeLists.txt", "tools/ui/sources.cmake")
+KEEP_ANYWAY = tuple(  # the server links a library of the interface, empty when there is none
+    f"tools/ui/{name}" for name in ("CMakeLists.txt", "sources.cmake", "ui.cpp.in", "ui.h.in")
+)
 STALE_AFTER = 3600.0  # seconds after which another run's temporary folder counts as abandoned
 
 

@@ -15,4 +15,7 @@ def test_the_pinned_tree():
     assert written and written.group(1) == tree.commit
     for name in ("ggml/CMakeLists.txt", "include/llama.h", "tools/llama-bench/CMakeLists.txt"):
         assert (tree.path / name).is_file()
+    # llama-server's build generates an empty web interface from these
+    for name in ("scripts/ui-assets.cmake", "tools/ui/ui.h.in", "tools/ui/ui.cpp.in"):
+        assert (tree.path / name).is_file()
     assert any((tree.path / "licenses").iterdir())
