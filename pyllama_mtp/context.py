@@ -108,6 +108,12 @@ class Context:
         self._lock = threading.Lock()
         self._output = np.zeros(0, dtype=np.int8)
         self.model, self.options = model, options
+        n_ubatch = min(options.n_ubatch, options.n_batch, options.n_ctx)
+        if model.is_recurrent and options.n_rs_seq > 0 and n_ubatch < options.n_rs_seq + 2:
+            raise UsageError(
+                f"n_ubatch is {n_ubatch}; {options.n_rs_seq} state snapshots need at least "
+                f"{options.n_rs_seq + 2}"
+            )
         self._interrupt = self._ffi.new("struct pyllama_interrupt *")
         self._interrupt.poll = self._lib.pyllama_on_poll
         self._interrupt.period_us = POLL_PERIOD_US

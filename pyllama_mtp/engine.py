@@ -48,22 +48,25 @@ class Engine:
             raise UsageError(
                 f"{model.path} was loaded without an MTP head (mtp=False); use draft_n_max=0"
             )
-        if depth and settings.n_ubatch < depth + 1:
+        # llama.cpp keeps a sequence's last depth + 1 tokens in one graph, and asserts room for one.
+        least = depth + 2 if depth else 1
+        if min(settings.n_batch, settings.n_ubatch) < least:
             raise UsageError(
-                f"n_ubatch is {settings.n_ubatch}; verifying {depth} drafts in one graph needs "
-                f"at least {depth + 1}"
+                f"n_batch is {settings.n_batch} and n_ubatch {settings.n_ubatch}; "
+                f"verifying {depth} drafts in one graph needs at least {least} of both"
             )
-        n_ctx = self._choose_n_ctx()
+        n_ctx = max(self._choose_n_ctx(), least)  # llama.cpp cuts n_batch down to n_ctx
+        n_batch = min(settings.n_batch, n_ctx)
         options = ContextOptions(
             n_ctx=n_ctx,
-            n_batch=min(settings.n_batch, n_ctx),
-            n_ubatch=min(settings.n_ubatch, settings.n_batch, n_ctx),
+            n_batch=n_batch,
+            n_ubatch=min(settings.n_ubatch, n_batch),
             n_threads=settings.threads,
             type_k=settings.cache_type_k,
             type_v=settings.cache_type_v,
             flash_attn=settings.flash_attn,
             tap="all" if depth else "off",
-            n_outputs_max=self._n_outputs(min(settings.n_batch, n_ctx)),
+            n_outputs_max=self._n_outputs(n_batch),
             n_rs_seq=depth if settings.rollback != "replay" else 0,
         )
         self.target = Context(model, options)
