@@ -14,6 +14,8 @@ foreach(_file ${_theirs})
 endforeach()
 
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/backends)
+# ggml asks git for its commit; the answer would be ours, and change with every commit of ours.
+set(ENV{GIT_CEILING_DIRECTORIES} ${CMAKE_BINARY_DIR})
 add_subdirectory(${PYLLAMA_TREE_upstream}/ggml ${CMAKE_BINARY_DIR}/ggml EXCLUDE_FROM_ALL)
 
 # Backends are loaded by file name, so they carry no version; ggml and ggml-base are installed under

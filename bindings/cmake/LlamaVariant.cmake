@@ -30,7 +30,8 @@ function(llama_unity target)
             set_source_files_properties(${_source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
         endif()
     endforeach()
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16
+        UNITY_BUILD_RELOCATABLE ON)  # relative includes: ccache then hits from any build folder
 endfunction()
 
 # stamp.c is one file in two libraries: its definitions go to the target, next to which they are true.
