@@ -301,11 +301,18 @@ class Context:
         Raises:
             FatalDecodeError: the row holds a NaN.
         """
-        logits = self.logits(row)
-        best = int(logits.argmax())
-        if np.isnan(logits[best]):
-            raise FatalDecodeError("the model's logits are NaN: damaged weights, or a kernel bug")
+        best = int(self.logits(row).argmax())  # numpy: the first NaN, if there is one
+        self._refuse_nan(self.logits(row)[best])
         return best
+
+    def check_finite(self, row: int) -> None:
+        """Raises FatalDecodeError when the logits of batch entry `row` hold a NaN."""
+        self._refuse_nan(self.logits(row).max())
+
+    @staticmethod
+    def _refuse_nan(largest: np.float32) -> None:
+        if np.isnan(largest):
+            raise FatalDecodeError("the model's logits are NaN: damaged weights, or a kernel bug")
 
     def hidden_rows(self) -> Floats:
         """Hidden rows of the last batch: [n, n_embd] float32 view, n as `tap` says."""

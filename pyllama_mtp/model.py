@@ -158,17 +158,23 @@ class Model:
             parse_special: read ``<|im_start|>`` and the like as control tokens, not as text.
         """
         self.handle  # noqa: B018 - raises when closed
-        data = text.encode("utf-8", "surrogatepass")
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError as reason:
+            raise UsageError(f"the text is not valid Unicode: {reason}") from None
+        message = self._ffi.new("char[256]")
         capacity = len(data) + 8
         while True:
             out = self._ffi.new("llama_token[]", capacity)
-            n = self._lib.llama_tokenize(
-                self._vocab, data, len(data), out, capacity, add_special, parse_special
+            flags = (add_special, parse_special)
+            n = self._lib.pyllama_tokenize(
+                self._vocab, data, len(data), out, capacity, *flags, message, len(message)
             )
             if n >= 0:
                 return list(out[0:n])
-            if -n <= capacity:
-                raise UsageError(f"a text of {len(data)} bytes is too long to tokenize")
+            if -n <= capacity or n == -(2**31):
+                why = self._library.text(message) or "too long"
+                raise UsageError(f"a text of {len(data)} bytes cannot be tokenized: {why}")
             capacity = -n
 
     def piece(self, token: int, special: bool = False) -> bytes:
@@ -188,6 +194,7 @@ class Model:
 
     def is_end(self, token: int) -> bool:
         """Whether the token ends a generation (end of text, end of turn)."""
+        self.handle  # noqa: B018 - raises when closed
         return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
 
     def check_tokens(self, tokens: Tokens) -> None:

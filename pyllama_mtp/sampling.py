@@ -39,7 +39,7 @@ class Sampler:
             add(chain, lib.llama_sampler_init_greedy())
         else:
             if s.top_k > 0:
-                add(chain, lib.llama_sampler_init_top_k(s.top_k))
+                add(chain, lib.llama_sampler_init_top_k(min(s.top_k, model.n_vocab)))
             if s.top_p < 1:
                 add(chain, lib.llama_sampler_init_top_p(s.top_p, 1))
             if s.min_p > 0:
@@ -54,7 +54,7 @@ class Sampler:
         """Draw from batch entry `row` of the last decode, and remember it; rows come in order."""
         if self._chain is None:
             return context.argmax(row)
-        context.logits(row)  # raises if the row was not an output
+        context.check_finite(row)  # the samplers would end the process on a NaN
         return int(self._lib.llama_sampler_sample(self._chain, context.handle, row))
 
     def close(self) -> None:

@@ -13,6 +13,8 @@ CACHE_TYPES = ("f16", "q8_0", "q4_0", "bf16", "f32")
 FLASH_ATTENTION = ("auto", "on", "off")
 PROMPT_ROWS = ("last", "all")
 ROLLBACK = ("auto", "snapshot", "replay")
+MOST_TOKENS = 2**31 - 1
+MOST_THREADS = 512  # GGML_MAX_N_THREADS
 #: Most drafts per round. Beyond it the chance that a further draft is reached is negligible.
 DRAFT_LIMIT = 64
 
@@ -68,12 +70,13 @@ class Settings:
     synthetic_acceptance: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        _require(self.n_ctx >= 0, "n_ctx", self.n_ctx, "0 (the model's own length) or more tokens")
-        _require(self.n_batch >= 1, "n_batch", self.n_batch, "at least 1")
-        _require(self.n_ubatch >= 1, "n_ubatch", self.n_ubatch, "at least 1")
-        _require(
-            self.n_threads is None or self.n_threads >= 1, "n_threads", self.n_threads, "at least 1"
-        )
+        length = f"0 (the model's own length) to {MOST_TOKENS} tokens"
+        _require(0 <= self.n_ctx <= MOST_TOKENS, "n_ctx", self.n_ctx, length)
+        for name in ("n_batch", "n_ubatch"):
+            value = getattr(self, name)
+            _require(1 <= value <= MOST_TOKENS, name, value, f"from 1 to {MOST_TOKENS} tokens")
+        threads = 1 if self.n_threads is None else self.n_threads
+        _require(1 <= threads <= MOST_THREADS, "n_threads", threads, f"from 1 to {MOST_THREADS}")
         _choice("cache_type_k", self.cache_type_k, CACHE_TYPES)
         _choice("cache_type_v", self.cache_type_v, CACHE_TYPES)
         _choice("flash_attn", self.flash_attn, FLASH_ATTENTION)

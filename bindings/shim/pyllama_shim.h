@@ -36,6 +36,11 @@ PYLLAMA_API struct llama_model * pyllama_model_load(
 PYLLAMA_API struct llama_context * pyllama_context_init(
         struct llama_model * model, struct llama_context_params params, char * message, size_t n_message);
 
+// llama_tokenize(); INT32_MIN when an exception was caught.
+PYLLAMA_API int32_t pyllama_tokenize(
+        const struct llama_vocab * vocab, const char * text, int32_t n_text, llama_token * tokens, int32_t n_tokens_max,
+        bool add_special, bool parse_special, char * message, size_t n_message);
+
 // The entries of one batch. All arrays have n_tokens entries; the caller keeps them alive during the call.
 struct pyllama_batch {
     int32_t              n_tokens;

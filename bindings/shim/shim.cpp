@@ -64,6 +64,14 @@ llama_context * pyllama_context_init(
             [](int32_t) { return (llama_context *) nullptr; });
 }
 
+int32_t pyllama_tokenize(
+        const llama_vocab * vocab, const char * text, int32_t n_text, llama_token * tokens, int32_t n_tokens_max,
+        bool add_special, bool parse_special, char * message, size_t n_message) {
+    return guarded(message, n_message,
+            [&] { return llama_tokenize(vocab, text, n_text, tokens, n_tokens_max, add_special, parse_special); },
+            [](int32_t) { return INT32_MIN; });
+}
+
 int32_t pyllama_decode(
         llama_context * ctx, llama_batch_ext * batch, const pyllama_batch * entries, char * message, size_t n_message) {
     return guarded(message, n_message, [&]() -> int32_t {
