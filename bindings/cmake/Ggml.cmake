@@ -23,6 +23,7 @@ add_subdirectory(${PYLLAMA_TREE_upstream}/ggml ${CMAKE_BINARY_DIR}/ggml EXCLUDE_
 set(PYLLAMA_BACKENDS ${GGML_AVAILABLE_BACKENDS})
 foreach(_target ggml ggml-base)
     set_property(TARGET ${_target} PROPERTY VERSION)
+    set_property(TARGET ${_target} PROPERTY PUBLIC_HEADER)
 endforeach()
 foreach(_target ${PYLLAMA_BACKENDS})
     set_property(TARGET ${_target} PROPERTY VERSION)
