@@ -19,12 +19,13 @@ from typing import Any, Literal
 from pyllama_mtp.errors import PyllamaMtpError
 
 _EPILOG = """\
-Exit code: 0 everything is in order, 1 something is wrong. Lines marked 'note' are not faults.
+Exit code: 0 everything is in order, 1 something is wrong. Lines marked 'note'
+are not faults.
 
 examples:
   pyllama-mtp doctor
   pyllama-mtp doctor --lib upstream
-  pyllama-mtp doctor --json > report.json      (contains folder names of this machine)
+  pyllama-mtp doctor --json > report.json    (has folder names of this machine)
 """
 _REBUILD = "build it on this machine: pip install --force-reinstall --no-cache-dir ."
 _WITH_CUDA = "pip install --force-reinstall --no-cache-dir . -C cmake.define.GGML_CUDA=ON"

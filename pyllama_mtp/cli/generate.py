@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from pyllama_mtp import Generation, Model, Settings
 
 _EPILOG = """\
-The text goes to stdout, everything else to stderr. Ctrl-C keeps the text so far, prints the
-statistics that were asked for, and exits with 130.
+The text goes to stdout, everything else to stderr. Ctrl-C keeps the text so
+far, prints the statistics that were asked for, and exits with 130.
 
 examples:
   pyllama-mtp generate "def fibonacci(n):"
   pyllama-mtp generate --stats --draft-n-max 3 --prompt-file question.txt
-  pyllama-mtp generate --model Qwen3.5-4B-Q8_0.gguf --chat "Why is the sky blue?"
-  pyllama-mtp generate --stop $'\\n\\n' --temperature 0.8 --seed 1 "Once upon a time"
-  git diff | pyllama-mtp generate --model FILE --chat --system "Review this patch." -
+  pyllama-mtp generate --model Qwen3.5-4B-Q8_0.gguf --chat "Why is it dark?"
+  pyllama-mtp generate --stop $'\\n\\n' --temperature 0.8 --seed 1 "Once upon"
+  git diff | pyllama-mtp generate --model FILE --chat --system "Review this." -
 """
 
 

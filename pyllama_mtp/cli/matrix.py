@@ -19,19 +19,22 @@ if TYPE_CHECKING:
 DEPTHS = (0, 2, 3, 4)
 
 _EPILOG = """\
-Every sample is a fresh session: a short warm-up, then one prompt (prefill) and --max-tokens tokens
-of continuation (decode), the end-of-text token ignored. The depths take turns, so that a machine
-growing slower slows all alike; figures are medians over the repeats. Each repeat has a text of its
-own, the same for all depths. Times are in seconds, speeds in tokens per second.
+Every sample is a fresh session: a short warm-up, then one prompt (prefill) and
+--max-tokens tokens of continuation (decode), the end-of-text token ignored.
+The depths take turns, so that a machine growing slower slows all alike; figures
+are medians over the repeats. Each repeat has a text of its own, the same for
+all depths. Times are in seconds, speeds in tokens per second.
 
-The table goes to stdout, progress to stderr, and every finished cell as one JSON object to
---output, which is appended to, never overwritten. Ctrl-C keeps what was measured (exit code 130).
+The table goes to stdout, progress to stderr, and every finished cell as one
+JSON object to --output, which is appended to, never overwritten. Ctrl-C keeps
+what was measured and exits with 130.
 
 examples:
   pyllama-mtp matrix
-  pyllama-mtp matrix --model Qwen3.5-4B-Q8_0.gguf --prompt-sizes 1024,8192 --depths 0,3
+  pyllama-mtp matrix --model Qwen3.5-4B-Q8_0.gguf --prompt-sizes 1024,8192
+  pyllama-mtp matrix --depths 0,3 --repeat 5 --format markdown
   pyllama-mtp matrix --lib upstream --output upstream.jsonl
-  pyllama-mtp matrix --model random.gguf --synthetic-acceptance 0.8,0.7,0.6 --depths 0,2,3
+  pyllama-mtp matrix --model random.gguf --synthetic-acceptance 0.8,0.7,0.6
 """
 
 

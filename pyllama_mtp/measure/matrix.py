@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
 from pyllama_mtp.measure.cells import DRAFT_MTP, NO_MTP, Cell, Sample
 from pyllama_mtp.measure.machine import describe_machine
-from pyllama_mtp.measure.workload import Tokenizer
+from pyllama_mtp.measure.workload import Workload
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Sampling, Settings, Telemetry
+    from pyllama_mtp import Model, Sampling, Session, Settings, Telemetry
+    from pyllama_mtp.native import Library
 
 #: Tokens of the prompt, and tokens generated, of the warm-up before each sample.
 WARM_UP_PROMPT = 32
@@ -28,57 +28,8 @@ WARM_UP_TOKENS = 8
 _CONTEXT_STEP = 256  # llama.cpp pads contexts to this many tokens
 
 
-class GenerationLike(Protocol):
-    """What is read of the driver's `Generation`."""
-
-    finish_reason: str | None
-    telemetry: Telemetry
-
-    def run(self) -> Any:
-        """Generate to the end."""
-        ...
-
-
-class SessionLike(Protocol):
-    """What is used of the driver's `Session`."""
-
-    def generate(self, prompt: Sequence[int], **options: Any) -> GenerationLike:
-        """Start a generation."""
-        ...
-
-    def reset(self) -> None:
-        """Forget the cached prompt."""
-        ...
-
-    def memory(self) -> dict[str, int]:
-        """Bytes by use."""
-        ...
-
-
-class ModelLike(Tokenizer, Protocol):
-    """What is read of the driver's `Model`."""
-
-    @property
-    def path(self) -> str | os.PathLike[str]:
-        """The model file."""
-        ...
-
-    @property
-    def n_ctx_train(self) -> int:
-        """Context of the model in tokens."""
-        ...
-
-
-class Prompts(Protocol):
-    """What is used of :class:`~pyllama_mtp.measure.workload.Workload`."""
-
-    def prompt(self, n_tokens: int, repeat: int = 0) -> list[int]:
-        """A prompt of exactly `n_tokens`."""
-        ...
-
-
 #: Opens a session with the settings of one cell; it is closed before the next one is opened.
-OpenSession = Callable[["Settings"], AbstractContextManager[SessionLike]]
+OpenSession = Callable[["Settings"], "Session"]
 
 
 @dataclass(frozen=True)
@@ -128,13 +79,13 @@ class Build:
     machine: dict[str, Any]
 
     @classmethod
-    def of(cls, library: Any, n_gpu_layers: int) -> Build:
+    def of(cls, library: Library, n_gpu_layers: int) -> Build:
         """Read it from the loaded `Library`; without GPU layers the backend is the CPU."""
         stamp = library.stamp
-        accelerators = [d for d in library.devices() if n_gpu_layers and "gpu" in str(d.kind)]
+        accelerators = [d for d in library.devices() if n_gpu_layers and "gpu" in d.kind]
         names = sorted({device.name.rstrip("0123456789") for device in accelerators})
         return cls(
-            variant=str(library.variant),
+            variant=library.variant,
             upstream_commit=str(stamp.get("upstream_commit", "")),
             series=str(stamp.get("series", "")),
             backend="+".join(names) or "CPU",
@@ -174,13 +125,13 @@ class Matrix:
 
     def __init__(
         self,
-        model: ModelLike,
+        model: Model,
         plan: Plan,
         *,
         settings: Settings,
         sampling: Sampling,
         open_session: OpenSession,
-        prompts: Prompts,
+        prompts: Workload,
         build: Build,
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
@@ -241,7 +192,7 @@ class Matrix:
         cell.samples.append(Sample.from_telemetry(telemetry))
         cell.time = datetime.now(timezone.utc).isoformat(timespec="seconds")
 
-    def _generate(self, session: SessionLike, prompt: list[int], max_tokens: int) -> Telemetry:
+    def _generate(self, session: Session, prompt: list[int], max_tokens: int) -> Telemetry:
         generation = session.generate(
             prompt, max_tokens=max_tokens, sampling=self._sampling, ignore_eos=True
         )

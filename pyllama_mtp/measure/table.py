@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Literal
 
 from pyllama_mtp.measure.cells import Cell
 
@@ -12,18 +12,19 @@ if TYPE_CHECKING:
 
     from pyllama_mtp import Telemetry
 
+#: One heading per column; the line breaks are for the terminal.
 HEADINGS = (
-    "prompt tokens",
+    "prompt\ntokens",
     "mode",
-    "prefill tok/s",
-    "vs no-MTP",
-    "decode tok/s",
-    "vs no-MTP",
-    "elapsed s",
-    "accepted % at 1, 2, ...",
-    "tokens per round",
+    "prefill\ntok/s",
+    "vs\nno-MTP",
+    "decode\ntok/s",
+    "vs\nno-MTP",
+    "elapsed\ns",
+    "accepted %\nat 1, 2, ...",
+    "tokens\n/round",
 )
-_TEXT_COLUMNS = {"mode", "accepted % at 1, 2, ..."}
+_TEXT_COLUMNS = {1, 7}
 _NONE = "-"
 _UNLIMITED = 1000
 
@@ -119,24 +120,17 @@ def matrix_table(cells: Sequence[Cell]) -> Table:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
-    rows = matrix_rows(cells)
     for number, heading in enumerate(HEADINGS):
-        values = [row[number] for row in rows]
-        if heading == "mode":  # "MTP 3 SYNTHETIC" may break between words, figures may not
-            values = " ".join(values).split()
-        table.add_column(
-            heading,
-            justify="left" if heading in _TEXT_COLUMNS else "right",
-            overflow="fold",
-            min_width=max(map(len, [*heading.split(), *values])),
-        )
+        justify: Literal["left", "right"] = "left" if number in _TEXT_COLUMNS else "right"
+        table.add_column(heading, justify=justify, no_wrap=True)
+    rows = matrix_rows(cells)
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         table.add_row(*row, end_section=following is not None and following[0] != row[0])
     return table
 
 
 def print_matrix(cells: Sequence[Cell], file: IO[str], width: int | None = None) -> None:
-    """Print table and notes; no figure is ever cut, however narrow the terminal.
+    """Print table and notes; nothing is cut, in a narrow terminal lines run over its edge.
 
     Args:
         cells: what to show.
@@ -150,17 +144,17 @@ def print_matrix(cells: Sequence[Cell], file: IO[str], width: int | None = None)
     console = Console(file=file, width=width, highlight=False, markup=False)
     if cells:
         table = matrix_table(cells)
-        least = Console(width=_UNLIMITED).measure(table).minimum
-        console.width = max(console.width, least)
-        console.print(table)
+        needed = Console(width=_UNLIMITED).measure(table).maximum
+        Console(file=file, width=max(console.width, needed)).print(table)
     for note in matrix_notes(cells):
         console.print(note)
 
 
 def markdown_table(cells: Sequence[Cell]) -> str:
     """The matrix as a Markdown table with its notes below."""
-    rule = [":--" if heading in _TEXT_COLUMNS else "--:" for heading in HEADINGS]
-    lines = [HEADINGS, rule, *matrix_rows(cells)]
+    headings = [heading.replace("\n", " ") for heading in HEADINGS]
+    rule = [":--" if number in _TEXT_COLUMNS else "--:" for number in range(len(HEADINGS))]
+    lines = [headings, rule, *matrix_rows(cells)]
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return table + "\n\n" + "\n".join(f"- {note}" for note in matrix_notes(cells))
 

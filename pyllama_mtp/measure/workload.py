@@ -12,9 +12,12 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from pyllama_mtp.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyllama_mtp import Model
 
 #: Where the default text comes from, in this order: much prose in docstrings, no tables of data.
 STDLIB_MODULES = (
@@ -32,16 +35,6 @@ STDLIB_MODULES = (
     "gettext", "getopt", "cmd", "pdb", "profile", "pstats", "timeit", "trace", "uuid", "ipaddress",
     "importlib.resources", "plistlib", "optparse", "shelve", "filecmp", "fileinput", "glob",
 )  # fmt: skip
-
-
-class Tokenizer(Protocol):
-    """What is needed of a model."""
-
-    def tokenize(
-        self, text: str, add_special: bool = True, parse_special: bool = False
-    ) -> list[int]:
-        """Token ids of `text`."""
-        ...
 
 
 def stdlib_texts() -> Iterator[str]:
@@ -104,7 +97,7 @@ class Workload:
         texts: the text, document by document; None takes the standard library's sources.
     """
 
-    def __init__(self, model: Tokenizer, texts: Iterable[str] | None = None) -> None:
+    def __init__(self, model: Model, texts: Iterable[str] | None = None) -> None:
         self._model = model
         self._texts = iter(stdlib_texts() if texts is None else texts)
         self._tokens: list[int] = []
@@ -152,7 +145,7 @@ class Workload:
             raise UsageError("no text to make prompts of; give some with --prompt-file")
 
 
-def _special_prefix(model: Tokenizer) -> list[int]:
+def _special_prefix(model: Model) -> list[int]:
     """The tokens the model wants before any text (BOS), usually none for Qwen."""
     plain = model.tokenize("a", add_special=False)
     full = model.tokenize("a", add_special=True)

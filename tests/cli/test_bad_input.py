@@ -1,0 +1,162 @@
+"""Bad input: exit code 2 and one message that says what was wrong; never a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from pyllama_mtp.errors import InsufficientMemoryError
+
+Cli = Callable[..., SimpleNamespace]
+
+GENERATE = [
+    (["--draft-n-max", "-1", "x"], "--draft-n-max: -1 is not allowed; give 0 or more"),
+    (["--draft-n-max", "two", "x"], "'two' is not a whole number"),
+    (["--draft-n-max", "65", "x"], "draft_n_max is 65"),
+    (["--max-tokens", "0", "x"], "--max-tokens: 0 is not allowed; give 1 or more"),
+    (["--n-ctx", "-5", "x"], "--n-ctx: -5 is not allowed"),
+    (["--n-batch", "0", "x"], "--n-batch: 0 is not allowed"),
+    (["--n-ubatch", "0", "x"], "--n-ubatch: 0 is not allowed"),
+    (["--threads", "0", "x"], "--threads: 0 is not allowed"),
+    (["--n-gpu-layers", "-2", "x"], "--n-gpu-layers: -2 is not allowed"),
+    (["--temperature", "-0.1", "x"], "--temperature: -0.1 is not allowed"),
+    (["--temperature", "nan", "x"], "--temperature: nan is not allowed"),
+    (["--temperature", "inf", "x"], "--temperature: inf is not allowed"),
+    (["--top-k", "-1", "x"], "--top-k: -1 is not allowed"),
+    (["--top-p", "1.1", "x"], "--top-p: 1.1 is not allowed; give a number from 0 to 1"),
+    (["--top-p", "0", "x"], "top_p is 0.0"),
+    (["--min-p", "2", "x"], "--min-p: 2 is not allowed"),
+    (["--repeat-penalty", "0", "x"], "repeat_penalty is 0.0"),
+    (["--repeat-last-n", "-1", "x"], "--repeat-last-n: -1 is not allowed"),
+    (["--seed", "-1", "x"], "--seed: -1 is not allowed"),
+    (["--seed", "4294967296", "x"], "seed is 4294967296"),
+    (["--p-min", "1.5", "x"], "--p-min: 1.5 is not allowed"),
+    (["--cache-type-k", "q3", "x"], "--cache-type-k: invalid choice: 'q3'"),
+    (["--cache-type-v", "q4_0", "--flash-attn", "off", "x"], "needs flash attention"),
+    (["--flash-attn", "maybe", "x"], "--flash-attn: invalid choice"),
+    (["--prompt-rows", "first", "x"], "--prompt-rows: invalid choice"),
+    (["--rollback", "never", "x"], "--rollback: invalid choice"),
+    (["--synthetic-acceptance", "0.8,1.7,0.6", "x"], "1.7 is not allowed"),
+    (["--synthetic-acceptance", "0.8;0.7", "x"], "'0.8;0.7' is not a number"),
+    (["--synthetic-acceptance", "0.8,,0.7", "x"], "has an empty item"),
+    (["--synthetic-acceptance", "", "x"], "has an empty item"),
+    (["--synthetic-acceptance", "0.6,0.7,0.8", "x"], "do not increase"),
+    (["--synthetic-acceptance", "0.8,0.7", "x"], "one rate for each of the 3 draft positions"),
+    (["--synthetic-acceptance", "0.8", "--draft-n-max", "0", "x"], "--draft-n-max is 0"),
+    (["--log-pairs", "p.jsonl", "--draft-n-max", "0", "x"], "--draft-n-max is 0"),
+    (["--log-pairs", "no/such/folder/p.jsonl", "x"], "cannot create no/such/folder/p.jsonl"),
+    (["--log-pairs", ".", "x"], "cannot create ."),
+    (["--stop", "", "x"], "--stop with an empty text"),
+    (["--system", "Be kind.", "x"], "--system needs --chat"),
+    ([], "no prompt"),
+    ([""], "the prompt is empty"),
+    (["  \n"], "the prompt is empty"),
+    (["\udcff"], "the prompt is not UTF-8: byte 0xff at offset 0"),
+    (["--prompt-file", "nowhere.txt"], "cannot read the prompt file nowhere.txt: No such file"),
+    (["--prompt-file", "."], "cannot read the prompt file .: Is a directory"),
+    (["--prompt-file", "a.txt", "x"], "not allowed with argument"),
+    (["--no-such-option", "x"], "unrecognized arguments: --no-such-option"),
+]
+
+MATRIX = [
+    (["--depths", "0,-2"], "-2 is not allowed; give 0 or more"),
+    (["--depths", "0,x"], "'x' is not a whole number"),
+    (["--depths", ""], "has an empty item"),
+    (["--depths", "2,2"], "depths 2, 2 name one value twice"),
+    (["--depths", "0,99"], "draft_n_max is 99"),
+    (["--prompt-sizes", "0"], "0 is not allowed; give 1 or more"),
+    (["--prompt-sizes", "512,,1024"], "has an empty item"),
+    (["--prompt-sizes", "1k"], "'1k' is not a whole number"),
+    (["--prompt-sizes", "64,64"], "name one value twice"),
+    (["--max-tokens", "0"], "--max-tokens: 0 is not allowed"),
+    (["--repeat", "0"], "--repeat: 0 is not allowed"),
+    (["--synthetic-acceptance", "0.8,0.7", "--depths", "0,3"], "depth 3 needs one for each draft"),
+    (["--synthetic-acceptance", "0.8", "--depths", "0"], "needs a depth above 0"),
+    (["--synthetic-acceptance", "2"], "2 is not allowed"),
+    (["--prompt-file", "nowhere.txt"], "cannot read the prompt file nowhere.txt"),
+    (["--output", "."], "cannot write .: Is a directory"),
+    (["--output", "no/such/folder/m.jsonl"], "cannot write no/such/folder/m.jsonl"),
+    (["--output", "a.jsonl", "--no-output"], "not allowed with argument"),
+    (["--format", "html"], "--format: invalid choice: 'html'"),
+    (["512"], "unrecognized arguments: 512"),
+]
+
+
+def refused(result: SimpleNamespace, message: str) -> None:
+    assert result.code == 2
+    assert result.err.startswith("pyllama-mtp: error: ")
+    assert message in result.err
+    assert "Traceback" not in result.err
+    assert result.out == ""
+
+
+@pytest.mark.parametrize(("arguments", "message"), GENERATE)
+def test_generate(fake: ModuleType, cli: Cli, arguments: list[str], message: str) -> None:
+    refused(cli("generate", *arguments), message)
+    assert not fake.log, "nothing may be loaded before the options are checked"
+
+
+@pytest.mark.parametrize(("arguments", "message"), MATRIX)
+def test_matrix(fake: ModuleType, cli: Cli, arguments: list[str], message: str) -> None:
+    refused(cli("matrix", *arguments), message)
+    assert not fake.log, "nothing may be loaded before the options are checked"
+
+
+@pytest.mark.parametrize("command", ["generate", "matrix"])
+def test_invalid_utf8_in_a_prompt_file(fake: ModuleType, cli: Cli, command: str) -> None:
+    Path("latin.txt").write_bytes(b"abc \xe9t\xe9")
+    refused(
+        cli(command, "--prompt-file", "latin.txt"),
+        "the prompt file latin.txt is not UTF-8: byte 0xe9 at offset 4",
+    )
+
+
+@pytest.mark.parametrize("command", ["generate", "matrix"])
+def test_an_empty_prompt_file(fake: ModuleType, cli: Cli, command: str) -> None:
+    Path("empty.txt").touch()
+    refused(cli(command, "--prompt-file", "empty.txt"), "the prompt file empty.txt is empty")
+
+
+def test_no_such_command(cli: Cli) -> None:
+    refused(cli("generat", "x"), "invalid choice: 'generat'")
+
+
+def test_a_model_without_an_mtp_head_names_the_way_out(fake: ModuleType, cli: Cli) -> None:
+    fake.state["has_mtp"] = False
+    refused(cli("generate", "--model", "m.gguf", "x"), "give --draft-n-max 0")
+    refused(cli("matrix", "--model", "m.gguf"), "give --depths 0")
+    assert cli("generate", "--model", "m.gguf", "--draft-n-max", "0", "x").code == 0
+
+
+def test_a_library_that_cannot_be_loaded(fake: ModuleType, cli: Cli) -> None:
+    fake.native.library = None
+    for command in (["generate", "x"], ["matrix"]):
+        refused(cli(*command), "no native library; tried: here and there")
+
+
+def test_a_context_larger_than_memory(fake: ModuleType, cli: Cli) -> None:
+    fake.refuse_session[(1 << 20, 3)] = InsufficientMemoryError("needs 99 GiB, 1 GiB available")
+    result = cli("generate", "--model", "m.gguf", "--n-ctx", str(1 << 20), "x")
+    refused(result, "needs 99 GiB")
+
+
+def test_log_pairs_never_overwrites(fake: ModuleType, cli: Cli) -> None:
+    Path("old.jsonl").write_text("precious")
+    refused(cli("generate", "--log-pairs", "old.jsonl", "x"), "File exists")
+    assert Path("old.jsonl").read_text() == "precious"
+
+
+def test_matrix_does_not_append_to_something_else(fake: ModuleType, cli: Cli) -> None:
+    Path("notes.md").write_text("# precious\n")
+    refused(cli("matrix", "--output", "notes.md"), "does not hold cells")
+    assert Path("notes.md").read_text() == "# precious\n"
+
+
+def test_a_failure_leaves_no_empty_files(fake: ModuleType, cli: Cli) -> None:
+    fake.native.library = None
+    cli("generate", "--log-pairs", "pairs.jsonl", "x")
+    cli("matrix")
+    assert not list(Path.cwd().iterdir())

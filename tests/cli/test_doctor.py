@@ -1,0 +1,132 @@
+"""doctor: says what is there and what is wrong, also when nothing can be loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pyllama_mtp.cli import doctor
+from pyllama_mtp.measure import machine
+from pyllama_mtp.models import demo
+
+Cli = Callable[..., SimpleNamespace]
+
+
+@pytest.fixture
+def demo_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    path = tmp_path / "demo.gguf"
+    path.write_bytes(b"GGUF and so on")
+    monkeypatch.setattr(demo, "demo_path", lambda: path)
+    return path
+
+
+def line(result: SimpleNamespace, name: str) -> str:
+    return next(text for text in result.out.splitlines() if text[6:21].strip() == name)
+
+
+def test_all_is_well(fake: ModuleType, cli: Cli, demo_model: Path) -> None:
+    result = cli("doctor", "--no-self-test", "--lib", "upstream")
+    assert result.code == 0 and result.out.endswith("everything is in order\n")
+    assert ("load", "upstream") in fake.log
+    assert line(result, "upstream").startswith("ok") and "0123456789abcdef" in result.out
+    assert "feedc0dedead" in line(result, "patches")
+    assert "CUDA no" in line(result, "build")
+    assert "CPU (cpu): a fake CPU" in line(result, "device")
+
+
+def test_without_a_library_the_rest_is_still_checked(
+    fake: ModuleType, cli: Cli, demo_model: Path
+) -> None:
+    fake.native.library = None
+    result = cli("doctor")
+    assert result.code == 1 and result.out.endswith("wrong: library\n")
+    assert "no native library; tried: here and there" in line(result, "library")
+    assert line(result, "machine").startswith("ok")
+    assert line(result, "demo model").startswith("ok")
+    assert "self-test" not in result.out
+
+
+def test_an_unexpected_failure_is_a_finding(
+    fake: ModuleType, cli: Cli, demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise ImportError("libstdc++.so.6: no such file")
+
+    monkeypatch.setattr(fake.native, "find_libraries", broken, raising=False)
+    result = cli("doctor", "--no-self-test")
+    assert result.code == 1
+    assert "ImportError: libstdc++.so.6" in line(result, "libraries")
+
+
+def test_missing_cpu_features_are_named(
+    fake: ModuleType, cli: Cli, demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "cpu_flags", lambda: frozenset({"avx2", "fma"}))
+    fake.native.library = fake.Library(cpu_features="avx2 fma amx_tile avx512bw")
+    result = cli("doctor", "--no-self-test")
+    assert result.code == 1
+    assert "needs amx_tile avx512bw, which this CPU lacks" in line(result, "CPU features")
+    assert "-> build it on this machine" in result.out
+
+
+@pytest.mark.parametrize("content", [None, b"not a model"])
+def test_a_demo_model_that_is_missing_or_broken(
+    fake: ModuleType, cli: Cli, demo_model: Path, content: bytes | None
+) -> None:
+    demo_model.unlink()
+    if content:
+        demo_model.write_bytes(content)
+    result = cli("doctor")
+    assert result.code == 1 and "wrong: demo model" in result.out
+
+
+def test_an_idle_gpu_is_a_note_not_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda self: True)
+    assert [f.state for f in doctor.check_gpu({"cuda": "OFF"})] == ["note"]
+    assert [f.state for f in doctor.check_gpu({"cuda": "13.0"})] == ["ok"]
+    assert [f.state for f in doctor.check_gpu(None)] == ["note"]
+
+
+def test_no_backend_is_a_fault(fake: ModuleType) -> None:
+    states = [f.state for f in doctor.check_devices(fake.Library(()))]
+    assert "wrong" in states
+
+
+@pytest.mark.parametrize(
+    ("code", "out", "err", "state", "detail"),
+    [
+        (0, '{"telemetry": {"n_generated": 16, "accepted": [3, 1], "drafted": [4, 4]}}', "", "ok",
+         "16 tokens with MTP, 4 of 8 drafts accepted"),
+        (-4, "", "", "wrong", "SIGILL"),
+        (2, "", "noise\npyllama-mtp: error: no head\n", "wrong", "error: no head"),
+    ],
+)  # fmt: skip
+def test_the_self_test_survives_a_crash(
+    monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: str, state: str, detail: str
+) -> None:
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        assert command[-3:-1] == ["--lib", "upstream"]
+        return subprocess.CompletedProcess(command, code, out, err)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    (finding,) = doctor.check_generation("upstream")
+    assert finding.state == state and detail in finding.detail
+    assert bool(finding.remedy) == (state == "wrong")
+
+
+def test_json(fake: ModuleType, cli: Cli, demo_model: Path) -> None:
+    findings = json.loads(cli("doctor", "--no-self-test", "--json").out)
+    assert {finding["state"] for finding in findings} <= {"ok", "note"}
+    assert {"name", "state", "detail", "remedy"} == set(findings[0])
+
+
+@pytest.mark.parametrize("value", [None, "", "OFF", "off", False, "no", "None", "0"])
+def test_what_counts_as_off(value: Any) -> None:
+    assert not doctor.is_on(value)
+    assert doctor.is_on("ON") and doctor.is_on("13.0") and doctor.is_on(True)

@@ -1,0 +1,182 @@
+"""generate: what goes to stdout, what to stderr, and what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pyllama_mtp.errors import DecodeAborted, FatalDecodeError
+
+Cli = Callable[..., SimpleNamespace]
+
+
+def options_of_the_generation(fake: ModuleType) -> tuple[Any, ...]:
+    return next(entry for entry in fake.log if entry[0] == "generate")
+
+
+def test_text_to_stdout_and_nothing_else(fake: ModuleType, cli: Cli) -> None:
+    result = cli("generate", "--model", "m.gguf", "--max-tokens", "5", "hello")
+    assert (result.code, result.out, result.err) == (0, "abcab\n", "")
+    assert options_of_the_generation(fake)[1] == tuple(b"hello")
+    assert fake.state["open_sessions"] == 0
+    assert fake.log[-1] == ("model closed",)
+
+
+def test_pieces_are_flushed_as_they_come(
+    fake: ModuleType, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    class Watched(io.StringIO):
+        def flush(self) -> None:
+            seen.append(self.getvalue())
+
+    monkeypatch.setattr(sys, "stdout", Watched())
+    cli("generate", "--model", "m.gguf", "--max-tokens", "3", "x")
+    assert seen[:3] == ["a", "ab", "abc"]
+
+
+def test_every_switch_arrives(fake: ModuleType, cli: Cli) -> None:
+    fake.log.clear()
+    result = cli(
+        *("generate", "--model", "m.gguf", "--json", "--lib", "upstream", "--max-tokens", "4"),
+        *("--draft-n-max", "2", "--p-min", "0.25", "--n-ctx", "1024", "--n-batch", "64"),
+        *("--n-ubatch", "32", "--threads", "1", "--cache-type-k", "q8_0", "--cache-type-v", "q4_0"),
+        *("--flash-attn", "on", "--prompt-rows", "all", "--rollback", "replay"),
+        *("--temperature", "0.5", "--top-k", "7", "--top-p", "0.5", "--min-p", "0.1"),
+        *("--repeat-penalty", "1.1", "--repeat-last-n", "9", "--seed", "3"),
+        *("--stop", "END", "--stop", "\n\n", "--ignore-eos", "x"),
+    )
+    report = json.loads(result.out)
+    assert report["settings"] == {
+        "n_ctx": 1024,
+        "n_batch": 64,
+        "n_ubatch": 32,
+        "n_threads": 1,
+        "cache_type_k": "q8_0",
+        "cache_type_v": "q4_0",
+        "flash_attn": "on",
+        "draft_n_max": 2,
+        "p_min": 0.25,
+        "prompt_rows": "all",
+        "rollback": "replay",
+        "synthetic_acceptance": None,
+    }
+    _, _, max_tokens, ignore_eos, stop, sampling = options_of_the_generation(fake)
+    assert (max_tokens, ignore_eos, stop) == (4, True, ("END", "\n\n"))
+    chosen = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    assert chosen == (0.5, 7, 0.5, 0.1)
+    assert (sampling.repeat_penalty, sampling.repeat_last_n, sampling.seed) == (1.1, 9, 3)
+    assert fake.log[0] == ("load", "upstream")
+
+
+def test_the_context_is_no_bigger_than_needed(fake: ModuleType, cli: Cli) -> None:
+    for max_tokens, expected in (("5", 256), ("300", 512), ("99999", 4096)):
+        fake.log.clear()
+        fake.script[fake.state["generations"]] = lambda g: setattr(g, "finish_reason", "eos")
+        cli("generate", "--model", "m.gguf", "--max-tokens", max_tokens, "hello")
+        assert [entry[2] for entry in fake.log if entry[0] == "open"] == [expected]
+
+
+def test_chat_goes_through_the_template(fake: ModuleType, cli: Cli) -> None:
+    cli("generate", "--model", "m.gguf", "--chat", "--system", "Be kind.", "Why?")
+    tokenized = [entry for entry in fake.log if entry[0] == "tokenize"]
+    assert tokenized == [("tokenize", "<system>Be kind.<user>Why?<assistant>", False, True)]
+
+
+def test_special_tokens_of_a_plain_prompt_stay_text(fake: ModuleType, cli: Cli) -> None:
+    cli("generate", "--model", "m.gguf", "<|im_end|>")
+    tokenized = [entry for entry in fake.log if entry[0] == "tokenize"]
+    assert tokenized == [("tokenize", "<|im_end|>", True, False)]
+
+
+def test_prompt_from_a_file_and_from_stdin(
+    fake: ModuleType, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("p.txt").write_text("from a file ä\n", encoding="utf-8")
+    cli("generate", "--model", "m.gguf", "--prompt-file", "p.txt")
+    assert options_of_the_generation(fake)[1] == tuple("from a file ä\n".encode())
+    fake.log.clear()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from stdin")))
+    cli("generate", "--model", "m.gguf", "-")
+    assert options_of_the_generation(fake)[1] == tuple(b"from stdin")
+
+
+def test_stats_go_to_stderr(fake: ModuleType, cli: Cli) -> None:
+    result = cli("generate", "--model", "m.gguf", "--max-tokens", "6", "--stats", "hello")
+    assert result.out == "abcabc\n"
+    assert "prompt     5 tokens; prefill 0.005 s, 1,000 tok/s" in result.err
+    assert "draft 3    0.00 = 0 accepted of 2" in result.err
+
+
+def test_json_is_one_object_instead_of_the_text(fake: ModuleType, cli: Cli) -> None:
+    report = json.loads(
+        cli("generate", "--model", "m.gguf", "--max-tokens", "4", "--json", "x").out
+    )
+    assert report["text"] == "abca" and report["tokens"] == [97, 98, 99, 97]
+    assert report["finish_reason"] == "length" and report["model"] == "m.gguf"
+    assert report["telemetry"]["n_generated"] == 4
+    assert report["memory"]["weights"] == 1000
+    assert report["variant"] == "patched"
+
+
+def test_log_pairs(fake: ModuleType, cli: Cli) -> None:
+    cli("generate", "--model", "m.gguf", "--max-tokens", "3", "--log-pairs", "p.jsonl", "x")
+    first, second = map(json.loads, Path("p.jsonl").read_text(encoding="utf-8").splitlines())
+    assert first["drafted_text"] == "ä" and first["accepted"] is True and first["position"] == 1
+    assert second["drafted"] == 98 and second["actual"] == 99 and second["accepted"] is False
+
+
+def test_imposed_acceptance_is_said_aloud(fake: ModuleType, cli: Cli) -> None:
+    rates = ["--synthetic-acceptance", "0.8,0.7,0.6"]
+    result = cli("generate", "--model", "m.gguf", *rates, "x")
+    assert result.err.startswith("SYNTHETIC ACCEPTANCE 0.8, 0.7, 0.6: ")
+    report = json.loads(cli("generate", "--model", "m.gguf", "--json", *rates, "x").out)
+    assert report["synthetic_acceptance"] == [0.8, 0.7, 0.6]
+
+
+def raise_interrupt(generation: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def raise_aborted(generation: Any) -> None:
+    raise DecodeAborted("stopped", 2)
+
+
+def stop_quietly(generation: Any) -> None:
+    generation.finish_reason = "interrupted"
+
+
+@pytest.mark.parametrize("how", [raise_interrupt, raise_aborted, stop_quietly])
+def test_ctrl_c_keeps_the_text_and_the_figures(fake: ModuleType, cli: Cli, how: Any) -> None:
+    fake.script[0] = how
+    result = cli("generate", "--model", "m.gguf", "--stats", "--log-pairs", "p.jsonl", "x")
+    assert (result.code, result.out) == (130, "abc\n")
+    assert "generated  3 tokens" in result.err and "Traceback" not in result.err
+    assert len(Path("p.jsonl").read_text().splitlines()) == 2
+    assert fake.state["open_sessions"] == 0 and fake.log[-1] == ("model closed",)
+
+
+def test_ctrl_c_with_json(fake: ModuleType, cli: Cli) -> None:
+    fake.script[0] = raise_interrupt
+    result = cli("generate", "--model", "m.gguf", "--json", "x")
+    report = json.loads(result.out)
+    assert (result.code, report["text"], report["finish_reason"]) == (130, "abc", "interrupted")
+
+
+def test_a_failure_while_generating_keeps_the_text(fake: ModuleType, cli: Cli) -> None:
+    def fail(generation: Any) -> None:
+        raise FatalDecodeError("llama_decode failed with -3", -3)
+
+    fake.script[0] = fail
+    result = cli("generate", "--model", "m.gguf", "--log-pairs", "p.jsonl", "x")
+    assert (result.code, result.out) == (2, "abc\n")
+    assert result.err == "pyllama-mtp: error: llama_decode failed with -3\n"
+    assert fake.state["open_sessions"] == 0

@@ -1,0 +1,149 @@
+"""matrix: the file of cells, the three formats, interruption, progress."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pyllama_mtp.errors import FatalDecodeError
+from pyllama_mtp.measure.cells import read_cells
+
+Cli = Callable[..., SimpleNamespace]
+SMALL = (
+    *("matrix", "--model", "folder/m.gguf", "--prompt-sizes", "64,128"),
+    *("--depths", "0,2", "--max-tokens", "8", "--repeat", "2"),
+)
+
+
+def raise_interrupt(generation: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_table_and_cells(fake: ModuleType, cli: Cli) -> None:
+    result = cli(*SMALL)
+    assert result.code == 0
+    cells = read_cells("matrix.jsonl")
+    assert [(c.n_prompt, c.n_max, len(c.samples)) for c in cells] == [
+        (64, 0, 2), (64, 2, 2), (128, 0, 2), (128, 2, 2),
+    ]  # fmt: skip
+    for word in ("MTP 2", "no-MTP", "1,000", "1.00x", "medians of 2 samples", "m.gguf"):
+        assert word in result.out, word
+    assert "cells appended to matrix.jsonl: 4" in result.err
+    assert fake.log[-1] == ("model closed",)
+
+
+def test_defaults_cover_what_the_manual_promises(fake: ModuleType, cli: Cli) -> None:
+    assert cli("matrix", "--model", "m.gguf").code == 0
+    cells = read_cells("matrix.jsonl")
+    assert {(c.n_prompt, c.n_max) for c in cells} == {
+        (size, depth) for size in (512, 1024, 2048) for depth in (0, 2, 3, 4)
+    }
+    assert all(len(c.samples) == 3 and c.max_tokens == 128 for c in cells)
+
+
+def test_a_second_run_appends(fake: ModuleType, cli: Cli) -> None:
+    cli(*SMALL)
+    before = Path("matrix.jsonl").read_bytes()
+    cli(*SMALL)
+    after = Path("matrix.jsonl").read_bytes()
+    assert after.startswith(before) and after.count(b"\n") == 8
+
+
+def test_no_output_writes_nothing(fake: ModuleType, cli: Cli) -> None:
+    assert cli(*SMALL, "--no-output").code == 0
+    assert not list(Path.cwd().iterdir())
+
+
+def test_no_path_of_this_machine_in_the_file(fake: ModuleType, cli: Cli, tmp_path: Path) -> None:
+    cli("matrix", "--model", str(tmp_path / "m.gguf"), *SMALL[3:])
+    text = Path("matrix.jsonl").read_text()
+    assert str(tmp_path) not in text and '"model": "m.gguf"' in text
+
+
+def test_json_and_markdown(fake: ModuleType, cli: Cli) -> None:
+    cells = json.loads(cli(*SMALL, "--format", "json").out)
+    assert [cell["n_max"] for cell in cells] == [0, 2, 0, 2]
+    markdown = cli(*SMALL, "--format", "markdown").out
+    assert markdown.startswith("| prompt tokens | mode |")
+    assert "| 128 | MTP 2 |" in markdown
+
+
+def test_piped_output_is_plain_and_whole(fake: ModuleType, cli: Cli) -> None:
+    out = cli(*SMALL[:6], "0,1,2,3,4,5,6,7,8", *SMALL[7:8], "64").out
+    assert "\x1b" not in out and "…" not in out
+    assert "100 100 100 100 100 100 100 0" in out
+    (note,) = [line for line in out.splitlines() if "tokens generated" in line]
+    assert note.endswith("totals over totals")
+
+
+def test_progress_without_a_terminal_is_one_line_per_sample(fake: ModuleType, cli: Cli) -> None:
+    lines = cli(*SMALL).err.splitlines()
+    assert lines[0].startswith("[1/8] prompt 64, no MTP, repeat 1: prefill 1000.0 tok/s, decode ")
+    assert lines[7].startswith("[8/8] prompt 128, depth 2, repeat 2: prefill")
+
+
+def test_ctrl_c_keeps_what_was_measured(fake: ModuleType, cli: Cli) -> None:
+    fake.script[11] = raise_interrupt  # the sixth sample: size 128, repeat 1, depth 2
+    result = cli(*SMALL)
+    assert result.code == 130
+    kept = [(c.n_prompt, c.n_max, len(c.samples)) for c in read_cells("matrix.jsonl")]
+    assert kept == [(64, 0, 2), (64, 2, 2), (128, 0, 1)]
+    assert "interrupted" in result.err and "medians of 1 or 2 samples" in result.out
+    assert fake.state["open_sessions"] == 0 and fake.log[-1] == ("model closed",)
+
+
+def test_ctrl_c_before_the_first_sample(fake: ModuleType, cli: Cli) -> None:
+    fake.script[0] = raise_interrupt
+    result = cli(*SMALL)
+    assert (result.code, result.out) == (130, "")
+    assert not Path("matrix.jsonl").exists()
+
+
+def test_a_failure_keeps_finished_sizes(fake: ModuleType, cli: Cli) -> None:
+    def fail(generation: Any) -> None:
+        raise FatalDecodeError("llama_decode failed with -3", -3)
+
+    fake.script[11] = fail
+    result = cli(*SMALL)
+    assert result.code == 2
+    assert "pyllama-mtp: error: llama_decode failed with -3" in result.err
+    assert [c.n_prompt for c in read_cells("matrix.jsonl")] == [64, 64]
+    assert "MTP 2" in result.out
+
+
+def test_too_long_prompts_are_skipped_with_the_reason(fake: ModuleType, cli: Cli) -> None:
+    result = cli("matrix", "--model", "m.gguf", "--prompt-sizes", "64,5000", "--depths", "0")
+    assert result.code == 0
+    assert "skipped: 5000 no-MTP: prompt 5000 + 128 generated = 5128 tokens" in result.out
+    assert "prompt 5000, no MTP, repeat 3: skipped" in result.err
+    assert [bool(c.skipped) for c in read_cells("matrix.jsonl")] == [False, True]
+
+
+def test_imposed_acceptance_is_said_everywhere(fake: ModuleType, cli: Cli) -> None:
+    result = cli("matrix", "--model", "m.gguf", "--synthetic-acceptance", "0.8,0.7,0.6")
+    cells = read_cells("matrix.jsonl")
+    assert [c.n_max for c in cells[:3]] == [0, 2, 3], "there is no rate for a fourth draft"
+    assert [c.synthetic_acceptance for c in cells[:3]] == [None, [0.8, 0.7], [0.8, 0.7, 0.6]]
+    assert "MTP 3 SYNTHETIC" in result.out and "SYNTHETIC ACCEPTANCE 0.8, 0.7, 0.6" in result.out
+
+
+def test_prompts_come_from_the_file(fake: ModuleType, cli: Cli) -> None:
+    Path("p.txt").write_text("0123456789" * 50)
+    cli(*SMALL, "--prompt-file", "p.txt")
+    prompts = [entry[1] for entry in fake.log if entry[0] == "generate"][1::2]
+    assert {len(prompt) for prompt in prompts} == {64, 128}
+    assert all(set(bytes(prompt)) <= set(b"0123456789") for prompt in prompts)
+
+
+@pytest.mark.parametrize("depths", ["0", "0,2"])
+def test_the_head_is_loaded_only_when_a_depth_needs_it(
+    fake: ModuleType, cli: Cli, depths: str
+) -> None:
+    fake.state["has_mtp"] = False
+    result = cli(*SMALL[:5], "--depths", depths, "--no-output")
+    assert result.code == (0 if depths == "0" else 2)
