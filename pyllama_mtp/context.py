@@ -107,6 +107,7 @@ class Context:
         self._batch: Any = None
         self._lock = threading.Lock()
         self._output = np.zeros(0, dtype=np.int8)
+        self._rewind = 0  # positions that the recurrent state can go back
         self.model, self.options = model, options
         n_ubatch = min(options.n_ubatch, options.n_batch, options.n_ctx)
         if model.is_recurrent and options.n_rs_seq > 0 and n_ubatch < options.n_rs_seq + 2:
@@ -244,6 +245,7 @@ class Context:
             view.hidden = pointer("float[]", hidden)
         message = self._ffi.new("char[256]")
         native.take_recent_errors()
+        self._rewind = 0
         with self._alone():
             code = self._lib.pyllama_decode(self.handle, self._batch, view, message, len(message))
         self._output = outputs
@@ -251,6 +253,9 @@ class Context:
         if code != 0:
             said = (self._library.text(message), native.take_recent_errors())
             raise decode_error(code, "; ".join(filter(None, said)))
+        # A decode of n tokens makes n snapshots at most, the last one being the state itself; older
+        # ones are left from earlier decodes, and llama.cpp would go back to them all the same.
+        self._rewind = min(n - 1, self.n_rs_seq)
 
     def _check(
         self, tokens: Ints, start: int, outputs: npt.NDArray[np.int8], hidden: Floats | None
@@ -338,7 +343,14 @@ class Context:
     def remove(self, start: int) -> bool:
         """Remove positions `start` and above; False when a recurrent state cannot go back there."""
         self.handle  # noqa: B018 - raises when closed
-        return bool(self._lib.llama_memory_seq_rm(self._memory, SEQ, start, -1))
+        back = self.n_past - start
+        recurrent = self.model.is_recurrent and not self.options.mtp_head
+        if recurrent and start > 0 and back > self._rewind:
+            return False
+        removed = bool(self._lib.llama_memory_seq_rm(self._memory, SEQ, start, -1))
+        if removed and back > 0:
+            self._rewind = 0
+        return removed
 
     def clear(self) -> None:
         """Empty the cache."""
@@ -364,6 +376,7 @@ class Context:
         flags = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if recurrent_only else 0
         message = self._ffi.new("char[256]")
         source = self._ffi.from_buffer("uint8_t[]", data)
+        self._rewind = 0
         n = self._lib.pyllama_state_seq_set(
             self.handle, source, len(data), SEQ, flags, message, len(message)
         )
