@@ -2,11 +2,10 @@
 
 Stream text, with MTP on::
 
-    from pyllama_mtp import Model
+    from pyllama_mtp import stream
 
-    with Model("Qwen3.5-0.8B-Q8_0.gguf") as model:
-        for text in model.stream("Once upon a time", max_tokens=200):
-            print(text, end="", flush=True)
+    for text in stream("Qwen3.5-0.8B-Q8_0.gguf", "Once upon a time", max_tokens=200):
+        print(text, end="", flush=True)
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from importlib import metadata
 from . import errors, native
 from .errors import PyllamaMtpError
 from .model import Model
-from .session import Generation, Session
+from .session import Generation, Session, stream
 from .settings import Sampling, Settings
 from .telemetry import Pair, Telemetry
 
@@ -36,4 +35,5 @@ __all__ = [
     "Telemetry",
     "errors",
     "native",
+    "stream",
 ]

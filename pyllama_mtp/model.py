@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,14 @@ from .errors import ContextClosedError, InsufficientMemoryError, ModelFileError,
 from .models.ggufinfo import GGUFInfo, validate_model_file
 from .models.memory import available_memory
 
-if TYPE_CHECKING:
-    from .context import Context
-
 Tokens = npt.NDArray[np.int32]
+
+
+class Closeable(Protocol):
+    """What a model asks of the contexts made from it."""
+
+    def close(self) -> None:
+        """Free what it holds; may be called again."""
 
 
 class Model:
@@ -52,7 +56,7 @@ class Model:
         self.info: GGUFInfo = validate_model_file(path, require_mtp=mtp)
         self._library = native.load()
         self._ffi, self._lib = self._library.ffi, self._library.lib
-        self._contexts: list[Context] = []
+        self._contexts: list[Closeable] = []
         self.on_gpu = n_gpu_layers != 0 and any(
             device.kind == "gpu" for device in self._library.devices()
         )
@@ -115,11 +119,11 @@ class Model:
             self._lib.llama_model_free(self._handle)
             self._handle = None
 
-    def adopt(self, context: Context) -> None:
+    def adopt(self, context: Closeable) -> None:
         """Contexts must be freed before their model: remember them."""
         self._contexts.append(context)
 
-    def disown(self, context: Context) -> None:
+    def disown(self, context: Closeable) -> None:
         """The context is freed."""
         if context in self._contexts:
             self._contexts.remove(context)
@@ -222,15 +226,3 @@ class Model:
             "eos_token": self.detokenize([self.eos], special=True) if self.eos >= 0 else "",
         }
         return chat.render(template, messages, **{**tokens, **variables})
-
-    def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[str]:
-        """Stream the continuation of `prompt` as text; MTP is on if the model has a head.
-
-        Args:
-            prompt: text or token ids.
-            options: arguments of :class:`Settings`, :class:`Sampling` and
-                :meth:`Session.generate`, by name.
-        """
-        from .session import stream
-
-        yield from stream(self, prompt, **options)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -12,6 +14,7 @@ from .engine import Engine
 from .errors import UsageError
 from .generate import Limits, generate
 from .model import Model
+from .models.ggufinfo import read_gguf
 from .sampling import Sampler
 from .settings import Sampling, Settings
 from .telemetry import Telemetry
@@ -213,17 +216,36 @@ class Session:
         self.close()
 
 
-def stream(model: Model, prompt: str | Sequence[int], **options: Any) -> Iterator[str]:
-    """See :meth:`Model.stream`: sort the options by where they belong, and generate once."""
+def stream(
+    model: Model | str | os.PathLike[str], prompt: str | Sequence[int], **options: Any
+) -> Iterator[str]:
+    """Stream the continuation of `prompt` as text; MTP is on if the model has a head.
+
+    Args:
+        model: an open model, or the path of a GGUF file, which is then loaded for this call.
+        prompt: text or token ids.
+        options: arguments of :class:`Settings`, :class:`Sampling` and :meth:`Session.generate`, by
+            name. The context is made just long enough unless ``n_ctx`` is given.
+
+    Raises:
+        UsageError: an unknown or a bad option. For the rest see :class:`Model`, :class:`Session`.
+    """
 
     def take(kind: type[Any]) -> dict[str, Any]:
         names = {field.name for field in dataclasses.fields(kind)} & options.keys()
         return {name: options.pop(name) for name in names}
 
     settings, sampling = take(Settings), Sampling(**take(Sampling))
-    settings.setdefault("draft_n_max", Settings.draft_n_max if model.has_mtp else 0)
-    if "n_ctx" not in settings:
-        tokens = model.tokenize(prompt, parse_special=True) if isinstance(prompt, str) else prompt
-        settings["n_ctx"] = len(tokens) + int(options.get("max_tokens", 256)) + 1
-    with Session(model, Settings(**settings)) as session:
+    unknown = options.keys() - {"max_tokens", "stop", "ignore_eos"}
+    if unknown:
+        raise UsageError(f"unknown option {sorted(unknown)[0]!r}")
+    with contextlib.ExitStack() as stack:
+        if not isinstance(model, Model):
+            mtp = settings.get("draft_n_max") != 0 and read_gguf(model).has_mtp
+            model = stack.enter_context(Model(model, mtp=mtp))
+        settings.setdefault("draft_n_max", Settings.draft_n_max if model.has_mtp else 0)
+        if "n_ctx" not in settings:
+            tokens = model.tokenize(prompt, True, True) if isinstance(prompt, str) else prompt
+            settings["n_ctx"] = len(tokens) + int(options.get("max_tokens", 256)) + 1
+        session = stack.enter_context(Session(model, Settings(**settings)))
         yield from session.generate(prompt, sampling=sampling, **options)

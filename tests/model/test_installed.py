@@ -15,9 +15,8 @@ PROGRAM = """
 import sys, pyllama_mtp
 from pyllama_mtp.models.demo import demo_path
 assert pyllama_mtp.__file__.startswith(sys.argv[1]), pyllama_mtp.__file__
-with pyllama_mtp.Model(demo_path()) as model:
-    assert str(pyllama_mtp.native.load().folder).startswith(sys.argv[1])
-    print("".join(model.stream("def main", max_tokens=8)))
+print("".join(pyllama_mtp.stream(demo_path(), "def main", max_tokens=8)))
+assert str(pyllama_mtp.native.load().folder).startswith(sys.argv[1])
 """
 
 
