@@ -1,0 +1,1 @@
+"""What the scripts of bench/ share: running both sides, parsing, statistics, writing results."""

@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+"""Peak memory of our driver with MTP off and on, and what the difference is made of.
+
+    python bench/memory.py                            # 0.8B shape, Q8_0, synthetic weights
+    python bench/memory.py --model FILE.gguf --n-ctx 32768 --n-prompt 8192
+    python bench/memory.py --dry-run                  # a few tokens, nothing is written
+
+Every configuration runs in a fresh process: load, make the contexts, generate; then the process
+reads its own high-water mark. Writes bench/results/NAME.json and .md. Needs Linux (/proc).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchkit import results
+from benchkit.model import model_file, vocabulary_size
+from benchkit.ours import Answer, DriverError, Request, measure
+from benchkit.paths import ensure_driver
+from benchkit.plan import random_prompt
+
+MIB = 2**20
+#: name | is the MTP head loaded | draft depth (None: the --depth option)
+CONFIGURATIONS: dict[str, tuple[bool, int | None]] = {
+    "MTP off": (False, 0),
+    "head loaded, depth 0": (True, 0),
+    "MTP on": (True, None),
+}
+DRY_RUN = {"repeat": 1, "n_ctx": 512, "n_prompt": 16, "n_decode": 8}
+
+DEFINITIONS = """\
+## How to read this
+
+- `peak RSS` is the high-water mark of resident memory (VmHWM) of the whole process: Python, the
+  libraries, weights (the pages of the mapped file that were touched, and repacked copies), caches
+  and buffers. `anonymous` is the part at the end that is not mapped from a file (RssAnon).
+- The lines below `anonymous` are what llama.cpp allocated, from `session.memory()`.
+- The second table takes "MTP on" minus "MTP off" apart: the head's weights, the draft context's
+  cache, the rollback states (what the target's caches grow by with state snapshots for {depth}
+  drafts) and both compute buffers. `not explained` is what remains of the difference in peak RSS:
+  hidden-state rows, output rows for more positions, the second context's bookkeeping, allocator
+  noise. Cache pages count as resident only once they are written, so a context that is longer than
+  prompt and answer makes this line negative.
+- Every value is a median of {repeat} processes."""
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    ensure_driver()
+    from pyllama_mtp.settings import CACHE_TYPES, available_threads
+
+    parser = argparse.ArgumentParser(description="Peak memory with MTP off and on.")
+    add = parser.add_argument
+    add(
+        "--model", type=Path, metavar="FILE", help="GGUF file with an MTP head (default: synthetic)"
+    )
+    add("--depth", type=int, default=3, metavar="K", help="drafts per round (default: %(default)s)")
+    add("--n-ctx", type=int, default=4096, metavar="N", help="context (default: %(default)s)")
+    add("--n-prompt", type=int, default=4000, metavar="N", help="default: %(default)s")
+    add("--n-decode", type=int, default=64, metavar="N", help="default: %(default)s")
+    add("--n-batch", type=int, default=2048, metavar="N")
+    add("--n-ubatch", type=int, default=512, metavar="N")
+    add("--cache-type-k", choices=CACHE_TYPES, default="f16")
+    add("--cache-type-v", choices=CACHE_TYPES, default="f16")
+    add("--threads", type=int, default=available_threads(), metavar="N")
+    add("--lib", default="patched", help="our library: patched, upstream, or a folder")
+    add("--repeat", type=int, default=3, metavar="N", help="processes each (default: %(default)s)")
+    add("--name", default="memory", help="of the result files")
+    add("--dry-run", action="store_true", help="a few tokens, once each, nothing is written")
+    args = parser.parse_args(argv)
+    if args.dry_run:
+        vars(args).update(DRY_RUN)
+    return args
+
+
+def request(args: argparse.Namespace, model: Path, n_vocab: int, name: str) -> Request:
+    """What the process of a configuration does."""
+    mtp, depth = CONFIGURATIONS[name]
+    settings = {
+        "n_ctx": args.n_ctx,
+        "n_batch": args.n_batch,
+        "n_ubatch": args.n_ubatch,
+        "n_threads": args.threads,
+        "cache_type_k": args.cache_type_k,
+        "cache_type_v": args.cache_type_v,
+        "draft_n_max": args.depth if depth is None else depth,
+    }
+    prompt = random_prompt(args.n_prompt, n_vocab)
+    return Request(str(model), args.lib, mtp, settings, prompt, args.n_decode + 1)
+
+
+def figures(answer: Answer) -> dict[str, int]:
+    """Bytes of one process, flat: peak_rss, anonymous, file, and the parts llama.cpp allocated."""
+    end = answer.resident["end"]
+    return {
+        "peak_rss": end["VmHWM"],
+        "anonymous": end["RssAnon"],
+        "file": end["RssFile"],
+        **answer.memory,
+    }
+
+
+def medians(samples: list[dict[str, int]]) -> dict[str, int]:
+    """Per figure."""
+    return {key: int(median(sample[key] for sample in samples)) for key in samples[0]}
+
+
+def explain(on: dict[str, int], off: dict[str, int]) -> dict[str, int]:
+    """Take the difference in peak RSS apart; see DEFINITIONS."""
+    grown = {key: on[key] - off[key] for key in on}
+    parts = {
+        "head_weights": grown["weights"],
+        "draft_cache": on["draft_context"],
+        "rollback_states": grown["target_context"],
+        "draft_compute": on["draft_compute"],
+        "target_compute": grown["target_compute"],
+    }
+    rest = grown["peak_rss"] - sum(parts.values())
+    return {"peak_rss": grown["peak_rss"], **parts, "not_explained": rest}
+
+
+def collect(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure all configurations, taking turns; the result file's contents."""
+    from pyllama_mtp.measure.machine import describe_machine
+
+    model = model_file(args.model)
+    n_vocab = vocabulary_size(model)
+    samples: dict[str, list[dict[str, int]]] = {name: [] for name in CONFIGURATIONS}
+    for repeat in range(args.repeat):
+        for name in CONFIGURATIONS:
+            answer = measure(request(args, model, n_vocab, name))
+            if not answer.resident["end"]:
+                raise DriverError(
+                    "this system has no /proc/self/status; resident memory is unknown"
+                )
+            samples[name].append(figures(answer))
+            peak = samples[name][-1]["peak_rss"] / MIB
+            print(f"[{repeat + 1}/{args.repeat}] {name}: peak {peak:.1f} MiB", file=sys.stderr)
+    middle = {name: medians(given) for name, given in samples.items()}
+    names = ("depth", "n_ctx", "n_prompt", "n_decode", "n_batch", "n_ubatch", "threads")
+    names += ("cache_type_k", "cache_type_v", "repeat")
+    build = {key: value for key, value in answer.stamp.items() if key != "pyllama_stamp"}
+    return {
+        **results.header(describe_machine(), build),
+        "plan": {"model": model.name, **{name: getattr(args, name) for name in names}},
+        "bytes": middle,
+        "difference": explain(middle["MTP on"], middle["MTP off"]),
+        "samples": samples,
+    }
+
+
+def tables(result: dict[str, Any]) -> list[str]:
+    """Both tables, in MiB."""
+    middle: dict[str, dict[str, int]] = result["bytes"]
+    keys = next(iter(middle.values()))
+    rows = [
+        [key.replace("_", " "), *(f"{given[key] / MIB:.1f}" for given in middle.values())]
+        for key in keys
+    ]
+    parts = [
+        [key.replace("_", " "), f"{value / MIB:.1f}"] for key, value in result["difference"].items()
+    ]
+    return [
+        *results.markdown_table(["MiB", *middle], rows),
+        "",
+        *results.markdown_table(["MTP on minus MTP off", "MiB"], parts),
+    ]
+
+
+def render(result: dict[str, Any]) -> str:
+    """The Markdown file."""
+    plan = result["plan"]
+    settings = ", ".join(f"{key} {value}" for key, value in plan.items() if key != "model")
+    lines = [
+        "# Peak memory with MTP off and on",
+        "",
+        *results.header_lines(result),
+        f"- Model: {plan['model']}",
+        f"- Settings: {settings}",
+        "",
+        *tables(result),
+        "",
+        DEFINITIONS.format(**plan),
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    args = parse_arguments(argv)
+    from pyllama_mtp import PyllamaMtpError
+
+    try:
+        result = collect(args)
+    except (DriverError, PyllamaMtpError) as error:
+        print(f"memory: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    if not args.dry_run:
+        results.write(result, render(result), args.name)
+    print("\n".join(tables(result)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+"""Build upstream's own llama-bench and llama-server, to measure this project against them.
+
+    python bench/peers.py                 # builds into build/peers, or says that it is up to date
+    python bench/peers.py --check         # only reports
+
+The sources are the pinned tree with the `upstream` patches (the AMX fix alone); compiler flags, CPU
+features and ggml options are chosen by the same CMake modules as for this project's libraries
+(bindings/cmake), so a difference in speed is not a difference of the build. Programs and backends
+(GGML_BACKEND_DL) lie in one folder, where the programs look for them. The server is built without
+its web interface and without TLS.
+
+Exit codes: 0 both programs are there, 1 one is missing, and the message says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+DEFAULT_FOLDER = ROOT / "build" / "peers"
+SOURCE = ROOT / "bench" / "cmake"
+PROGRAMS = ("llama-bench", "llama-server")
+
+
+class PeerError(Exception):
+    """A program of upstream is missing or failed; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Peers:
+    """A build of upstream's programs.
+
+    Attributes:
+        folder: the build folder.
+        programs: those that are built, by name.
+        info: upstream_commit, series, compiler, build_type, cpu_features, ggml (options), defines.
+    """
+
+    folder: Path
+    programs: dict[str, Path]
+    info: dict[str, Any]
+
+    @property
+    def missing(self) -> list[str]:
+        """Programs that are not built."""
+        return [name for name in PROGRAMS if name not in self.programs]
+
+    def program(self, name: str) -> Path:
+        """Path of a program. Raises PeerError when it is not built."""
+        if name not in self.programs:
+            raise PeerError(
+                f"{name} is not built in {self.folder}: run `python bench/peers.py`; "
+                f"if it fails, the compiler's output is in {self.folder / 'build.log'}"
+            )
+        return self.programs[name]
+
+
+def find(folder: Path = DEFAULT_FOLDER) -> Peers:
+    """What is built in `folder`, complete or not; changes nothing."""
+    built = {name: folder / "bin" / name for name in PROGRAMS}
+    programs = {name: path for name, path in built.items() if os.access(path, os.X_OK)}
+    try:
+        info = json.loads((folder / "peers.json").read_text())
+        info["defines"] = json.loads((folder / "defines.json").read_text())
+    except (OSError, ValueError):
+        programs, info = {}, {}  # half configured: nothing is known about what lies there
+    return Peers(folder, programs, info)
+
+
+def series_stamp() -> str:
+    """Hash of the patches that the upstream variant of this checkout gets."""
+    tool = ROOT / "patches" / "patchqueue.py"
+    command = [sys.executable, str(tool), "stamp", "--variant", "upstream"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise PeerError(done.stderr.strip())
+    return done.stdout.strip()
+
+
+def is_current(peers: Peers, defines: Sequence[str]) -> bool:
+    """Whether both programs are there, built from this checkout's patches with these defines."""
+    return (
+        not peers.missing
+        and peers.info.get("series") == series_stamp()
+        and peers.info.get("defines") == list(defines)
+    )
+
+
+def build(
+    folder: Path = DEFAULT_FOLDER,
+    jobs: int | None = None,
+    defines: Sequence[str] = (),
+    archive: Path | None = None,
+) -> Peers:
+    """Build what is missing or out of date in `folder`; a current build is taken as it is.
+
+    Args:
+        jobs: compiler processes at a time; default: the build tool's own.
+        defines: CMake definitions, e.g. "GGML_LLAMAFILE=ON".
+        archive: source archive of the pin, for a machine without network.
+
+    Returns:
+        The build; a program that did not compile is in `missing`.
+
+    Raises:
+        PeerError: CMake is missing, or configuring failed.
+    """
+    present = find(folder)
+    if is_current(present, defines):
+        return present
+    _configure(folder, defines, archive)
+    (folder / "defines.json").write_text(json.dumps(list(defines)))
+    log = folder / "build.log"
+    log.write_text("")
+    for program in PROGRAMS:
+        command = [_cmake(), "--build", str(folder), "--target", program]
+        command += ["--parallel", str(jobs)] if jobs else []
+        if not _run_logged(command, log):
+            (folder / "bin" / program).unlink(missing_ok=True)  # an older one would mislead
+    return find(folder)
+
+
+def _configure(folder: Path, defines: Sequence[str], archive: Path | None) -> None:
+    command = [_cmake(), "-S", str(SOURCE), "-B", str(folder)]
+    if shutil.which("ninja") and not (folder / "CMakeCache.txt").exists():
+        command += ["-G", "Ninja"]
+    command += [f"-DPython_EXECUTABLE={sys.executable}"]
+    command += [f"-D{define}" for define in defines]
+    command += [f"-DPYLLAMA_SDIST={archive.resolve()}"] if archive else []
+    print("configuring upstream's programs ...", file=sys.stderr, flush=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise PeerError("configuring failed:\n" + done.stdout.strip()[-3000:])
+
+
+def _cmake() -> str:
+    found = shutil.which("cmake")
+    if not found:
+        raise PeerError("cmake is not on PATH; `pip install cmake ninja` provides it")
+    return found
+
+
+def _run_logged(command: list[str], log: Path) -> bool:
+    """Run a build command, its output on stderr and in `log`; whether it succeeded."""
+    with (
+        log.open("a") as file,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            sys.stderr.write(line)
+            file.write(line)
+    return process.returncode == 0
+
+
+def report(peers: Peers) -> str:
+    """What is built and how, for the screen."""
+    lines = []
+    for name in PROGRAMS:
+        lines.append(f"{name:13} {peers.programs.get(name, 'not built')}")
+    info = peers.info
+    if info:
+        options = [name for name, on in info["ggml"].items() if on]
+        lines += [
+            f"upstream      {info['upstream_commit'][:12]}, patches {info['series'][:12]}",
+            f"compiler      {info['compiler']}, {info['build_type']}",
+            f"CPU features  {info['cpu_features']}",
+            f"ggml          {' '.join(options)}",
+        ]
+        if info["defines"]:
+            lines.append(f"defines       {' '.join(info['defines'])}")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Build upstream's llama-bench and llama-server.")
+    parser.add_argument("--folder", type=Path, default=DEFAULT_FOLDER, help="build folder")
+    parser.add_argument("--jobs", type=int, metavar="N", help="compiler processes at a time")
+    parser.add_argument(
+        "--define", action="append", default=[], metavar="NAME=VALUE", help="for CMake; repeatable"
+    )
+    parser.add_argument("--archive", type=Path, metavar="FILE", help="source archive of the pin")
+    parser.add_argument("--check", action="store_true", help="only report what is built")
+    args = parser.parse_args(argv)
+    try:
+        if args.check:
+            peers = find(args.folder)
+        else:
+            peers = build(args.folder.resolve(), args.jobs, args.define, args.archive)
+    except PeerError as error:
+        print(f"peers: {error}", file=sys.stderr)
+        return 1
+    print(report(peers))
+    return 1 if peers.missing else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
