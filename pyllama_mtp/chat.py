@@ -43,7 +43,7 @@ def render(
         return environment.from_string(template).render(
             messages=list(messages), add_generation_prompt=add_generation_prompt, **variables
         )
-    except jinja2.TemplateError as reason:
+    except Exception as reason:  # a template is a program: it may fail in any way
         raise UsageError(
             f"the model's chat template cannot render these messages: {reason}"
         ) from None
