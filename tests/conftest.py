@@ -1,0 +1,96 @@
+"""What tests share: the demo model, a tiny mixture-of-experts model, and a second interpreter.
+
+Nothing here is loaded unless a test asks for it: tests of the sources alone need no native library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyllama_mtp import Model
+
+#: Runs `code` in a new interpreter: (code, *arguments, env={...}) -> the finished process.
+RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def demo_file() -> Path:
+    """The demo model that the package ships."""
+    from pyllama_mtp.models.demo import demo_path
+
+    return demo_path()
+
+
+@pytest.fixture(scope="session")
+def demo(demo_file: Path) -> Iterator[Model]:
+    """The demo model, loaded once."""
+    from pyllama_mtp import Model
+
+    with Model(demo_file) as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def moe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture-of-experts model with random weights."""
+    from pyllama_mtp.models.synth import write_synthetic
+
+    return write_synthetic(tmp_path_factory.mktemp("moe") / "moe.gguf", "tiny-moe", "f16")
+
+
+@pytest.fixture(scope="session")
+def moe(moe_file: Path) -> Iterator[Model]:
+    """The mixture-of-experts model, loaded once."""
+    from pyllama_mtp import Model
+
+    with Model(moe_file) as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def demo_prompts(demo: Model) -> list[str]:
+    """The shipped prompts of all four classes, chat ones rendered by the model's template."""
+    from pyllama_mtp.models.demo import demo_path
+
+    prompts = []
+    for line in demo_path().with_name("prompts.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        text = record["prompt"]
+        if record["chat"]:
+            text = demo.apply_chat_template([{"role": "user", "content": text}])
+        prompts.append(text)
+    return prompts
+
+
+@pytest.fixture(scope="session")
+def run_python(tmp_path_factory: pytest.TempPathFactory) -> RunPython:
+    """For what must not happen in this process: odd loads, crashes, a second variant."""
+    folder = tmp_path_factory.mktemp("run")
+
+    def run(
+        code: str, *arguments: object, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        script = folder / f"script{len(list(folder.iterdir()))}.py"
+        # The package that is tested here, wherever it was imported from.
+        import pyllama_mtp
+
+        root = str(Path(pyllama_mtp.__file__).parents[1])
+        script.write_text(code)
+        return subprocess.run(
+            [sys.executable, str(script), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "PYTHONPATH": root, **(env or {})},
+        )
+
+    return run

@@ -1,0 +1,144 @@
+"""Owned handles: closing twice, closing in any order, use after close, no close at all."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.errors import ContextClosedError, ModelFileError
+
+RunPython = Callable[..., "CompletedProcess[str]"]
+SMALL = ContextOptions(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1)
+SETTINGS = Settings(n_ctx=64, n_threads=1, draft_n_max=2)
+ONE, OUT = np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int8)
+
+
+def test_closing_twice(demo_file: Path) -> None:
+    model = Model(demo_file)
+    context = Context(model, SMALL)
+    session = Session(model, SETTINGS)
+    for thing in (context, session, model):
+        thing.close()
+        thing.close()
+
+
+def test_closing_the_model_closes_its_contexts(demo_file: Path) -> None:
+    with Model(demo_file) as model:
+        context = Context(model, SMALL)
+        session = Session(model, SETTINGS)
+    with pytest.raises(ContextClosedError):
+        context.decode(ONE, 0, OUT)
+    with pytest.raises(ContextClosedError):
+        session.generate([1], max_tokens=2).run()
+    context.close()
+    session.close()
+
+
+def test_closing_contexts_in_either_order(demo: Model) -> None:
+    """A draft context refers to its target; whichever goes first, the other can still be closed."""
+    head = ContextOptions(**{**vars(SMALL), "mtp_head": True})
+    for target_first in (True, False):
+        target = Context(demo, SMALL)
+        draft = Context(demo, head, target)
+        for context in (target, draft) if target_first else (draft, target):
+            context.close()
+
+
+def test_using_a_closed_context(demo: Model) -> None:
+    context = Context(demo, SMALL)
+    context.decode(ONE, 0, OUT)
+    context.close()
+    uses: list[Callable[[], object]] = [
+        lambda: context.handle,
+        lambda: context.decode(ONE, 1, OUT),
+        lambda: context.logits(0),
+        lambda: context.argmax(0),
+        lambda: context.hidden_rows(),
+        lambda: context.n_past,
+        lambda: context.remove(0),
+        lambda: context.clear(),
+        lambda: context.synchronize(),
+        lambda: context.save_state(),
+        lambda: context.load_state(b""),
+        lambda: context.memory(),
+    ]
+    for use in uses:
+        with pytest.raises(ContextClosedError):
+            use()
+
+
+def test_using_a_closed_model(demo_file: Path) -> None:
+    model = Model(demo_file)
+    model.close()
+    uses: list[Callable[[], object]] = [
+        lambda: model.handle,
+        lambda: model.description,
+        lambda: model.tokenize("a"),
+        lambda: model.piece(1),
+        lambda: model.detokenize([1]),
+        lambda: model.is_end(1),
+        lambda: model.apply_chat_template([]),
+        lambda: Context(model, SMALL),
+        lambda: Session(model, SETTINGS),
+    ]
+    for use in uses:
+        with pytest.raises(ContextClosedError):
+            use()
+
+
+def test_using_a_closed_session(demo: Model) -> None:
+    session = Session(demo, SETTINGS)
+    generation = iter(session.generate([1, 2], max_tokens=9, ignore_eos=True))
+    next(generation)
+    session.close()
+    with pytest.raises(ContextClosedError):
+        list(generation)
+    for use in (session.reset, session.memory, session.generate([1]).run):
+        with pytest.raises(ContextClosedError):
+            use()
+
+
+def test_a_model_that_failed_to_load_frees_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "no.gguf"
+    path.write_bytes(b"not a model")
+    for name in (path, tmp_path / "absent.gguf"):
+        with pytest.raises(ModelFileError):
+            Model(name)
+    gc.collect()
+
+
+def test_never_closed(run_python: RunPython, demo_file: Path) -> None:
+    """Deleted, collected in a cycle, or alive when the interpreter ends: no crash, no message."""
+    code = """
+import gc, sys
+from pyllama_mtp import Model, Session, Settings
+
+def use():
+    model = Model(sys.argv[1])
+    session = Session(model, Settings(n_ctx=64, n_threads=1, draft_n_max=2))
+    generation = session.generate("one two", max_tokens=4, ignore_eos=True)
+    next(iter(generation))
+    return model, session, generation
+
+model, session, generation = use()
+del model
+gc.collect()
+generation.run()
+del session, generation
+gc.collect()
+model, session, generation = use()
+model.cycle = [model, session, generation]
+del model, session, generation
+gc.collect()
+kept = use()
+print("end")
+"""
+    done = run_python(code, demo_file)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")

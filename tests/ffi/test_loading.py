@@ -1,0 +1,209 @@
+"""Finding, checking and loading a variant: what does not fit is refused before it is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from pyllama_mtp import native
+from pyllama_mtp.errors import LibraryError
+
+RunPython = Callable[..., "CompletedProcess[str]"]
+EXPECTED = {"upstream_commit": "abc", "series": {"patched": "p1", "upstream": "u1"}}
+
+
+def stamp(**changes: str) -> dict[str, str]:
+    """A stamp that fits EXPECTED, but for `changes`."""
+    return {"variant": "patched", "upstream_commit": "abc", "series": "p1", **changes}
+
+
+def test_a_stamp_that_fits() -> None:
+    native.check_stamp(stamp(), EXPECTED, Path("lib"))
+    native.check_stamp(stamp(variant="upstream", series="u1"), EXPECTED, Path("lib"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"upstream_commit": "old"}, "upstream commit old"),
+        ({"series": "p0"}, "patch series p0"),
+        ({"variant": "upstream"}, "patch series p1"),
+        ({"variant": "other"}, "patch series"),
+    ],
+)
+def test_a_stamp_that_does_not_fit(changes: dict[str, str], what: str) -> None:
+    with pytest.raises(LibraryError, match=what) as caught:
+        native.check_stamp(stamp(**changes), EXPECTED, Path("some/lib"))
+    assert "some/lib" in str(caught.value) and "pip install" in str(caught.value)
+
+
+def write_library(folder: Path, content: bytes) -> Path:
+    """A folder that looks like a variant's, with `content` in place of libllama."""
+    (folder / native.SHIM).write_bytes(b"")
+    (folder / "libllama.so.0").write_bytes(content)
+    return folder
+
+
+def test_read_stamp(tmp_path: Path) -> None:
+    text = json.dumps({"pyllama_stamp": 1, "variant": "patched", "series": "x"})
+    folder = write_library(tmp_path, b"\x7fELF\0\0" + text.encode() + b"\0more")
+    assert native.read_stamp(folder) == {"pyllama_stamp": 1, "variant": "patched", "series": "x"}
+
+
+def test_a_library_without_stamp(tmp_path: Path) -> None:
+    with pytest.raises(LibraryError, match="carries no stamp"):
+        native.read_stamp(write_library(tmp_path, b"\x7fELF"))
+
+
+def test_an_incomplete_folder(tmp_path: Path) -> None:
+    with pytest.raises(LibraryError, match="incomplete build"):
+        native.read_stamp(tmp_path)
+
+
+def test_missing_cpu_features() -> None:
+    assert native.missing_cpu_features({"cpu_features": ""}) == []
+    assert native.missing_cpu_features({}) == []
+    found = native.missing_cpu_features({"cpu_features": "zz_no_such avx9000"})
+    assert found in (["avx9000", "zz_no_such"], [])  # [] where the machine does not say
+
+
+def test_the_loaded_variant_fits_its_package() -> None:
+    library = native.load()
+    assert native.load() is library, "loading again gives the same"
+    native.check_stamp(library.stamp, native.expected_stamp(), library.folder)
+    assert library.stamp == native.read_stamp(library.folder)
+    assert (
+        library.text(library.lib.pyllama_stamp())
+        in native.STAMP.search(next(library.folder.glob("libllama.so*")).read_bytes())[0].decode()
+    )
+    assert any(device.kind == "cpu" and device.total > 0 for device in library.devices())
+    assert "CPU" in library.backend()
+    assert library.system_info()
+
+
+def test_find_libraries_lists_both_variants() -> None:
+    rows = native.find_libraries()
+    assert {label for label, _, _ in rows} >= set(native.VARIANTS)
+    loaded = native.load().folder
+    assert any(folder == loaded and status == "ok" for _, folder, status in rows)
+
+
+REFUSED = """
+import sys
+from pathlib import Path
+
+from pyllama_mtp import native
+from pyllama_mtp.errors import LibraryError
+
+{before}
+try:
+    native.load({argument})
+except LibraryError as error:
+    print(error)
+    sys.exit(7)
+"""
+
+
+def refused(run: RunPython, before: str = "", argument: str = "", **env: str) -> str:
+    """The message of the LibraryError that loading ends with."""
+    done = run(REFUSED.format(before=before, argument=argument), env=env)
+    assert done.returncode == 7, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_path_tried_is_listed(run_python: RunPython, tmp_path: Path) -> None:
+    message = refused(run_python, PYLLAMA_MTP_LIB=str(tmp_path))
+    assert str(tmp_path / native.SHIM) in message
+    assert "PYLLAMA_MTP_LIB" in message and "pip install" in message
+    variants = refused(
+        run_python,
+        "native._package_folders = lambda: [Path('/a'), Path('/b')]\nnative.expected_stamp = dict",
+    )
+    for folder in ("/a", "/b"):
+        assert f"{folder}/lib/patched/{native.SHIM}" in variants
+
+
+def test_never_built(run_python: RunPython, tmp_path: Path) -> None:
+    message = refused(run_python, f"native._package_folders = lambda: [Path({str(tmp_path)!r})]")
+    assert "no build_info.json" in message and str(tmp_path) in message
+
+
+def test_tampered_build_info(run_python: RunPython) -> None:
+    """The package's own record names another commit than the libraries carry."""
+    before = """
+real = native.expected_stamp()
+native.expected_stamp = lambda: {**real, "upstream_commit": "0123456"}
+"""
+    assert "0123456" in refused(run_python, before)
+
+
+def test_features_that_this_machine_lacks(run_python: RunPython) -> None:
+    before = """
+real = native.read_stamp
+native.read_stamp = lambda folder: {**real(folder), "cpu_features": "avx9000 zz_no_such"}
+native._load_shim = None  # nothing may be loaded
+"""
+    message = refused(run_python, before)
+    assert "avx9000, zz_no_such" in message and "PYLLAMA_CPU_ALL" in message
+
+
+def test_a_library_that_cannot_be_loaded(run_python: RunPython, tmp_path: Path) -> None:
+    before = """
+stamp = native.read_stamp(native._resolve("patched"))
+native.read_stamp = lambda folder: {**stamp, "cpu_features": ""}
+"""
+    folder = write_library(tmp_path, b"not a library")
+    assert "cannot be loaded" in refused(run_python, before, repr(str(folder)))
+
+
+@pytest.mark.parametrize(("first", "second"), [("patched", "upstream"), ("upstream", "patched")])
+def test_a_second_variant_in_one_process(run_python: RunPython, first: str, second: str) -> None:
+    before = f"assert native.load({first!r}).variant == {first!r}\nnative.load()"
+    message = refused(run_python, before, repr(second))
+    assert second in message and "second process" in message
+
+
+def test_the_variable_chooses(run_python: RunPython) -> None:
+    code = "from pyllama_mtp import native; print(native.load().variant)"
+    for variant in native.VARIANTS:
+        done = run_python(code, env={"PYLLAMA_MTP_LIB": variant})
+        assert done.stdout.strip() == variant, done.stderr
+    folder = native.load().folder.parent / "upstream"
+    done = run_python(code, env={"PYLLAMA_MTP_LIB": str(folder)})
+    assert done.stdout.strip() == "upstream", done.stderr
+
+
+def test_logs_go_to_logging(run_python: RunPython, demo_file: Path) -> None:
+    """All of libllama's lines, and nothing of them on stderr."""
+    code = """
+import logging, sys
+from pyllama_mtp import Model
+
+records = []
+class Keep(logging.Handler):
+    def emit(self, record):
+        records.append(record)
+
+log = logging.getLogger("pyllama_mtp.native")
+log.addHandler(Keep())
+log.propagate = False
+log.setLevel(logging.DEBUG)
+Model(sys.argv[1]).close()
+print(len(records), {record.name for record in records}, {record.levelname for record in records})
+"""
+    done = run_python(code, demo_file)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    n, rest = done.stdout.split(" ", 1)
+    assert int(n) > 10
+    assert "pyllama_mtp.native" in rest and "DEBUG" in rest
+
+
+def test_quiet_by_default(run_python: RunPython, demo_file: Path) -> None:
+    code = "import sys; from pyllama_mtp import Model; Model(sys.argv[1]).close()"
+    done = run_python(code, demo_file)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,121 @@
+"""What the regression tests share: prompts at batch edges, plain logits, a rule for divergences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_mtp import Generation, Model, Session, Settings, Telemetry
+from pyllama_mtp.context import Context, ContextOptions
+
+Floats = npt.NDArray[np.float32]
+
+#: Small batches, so that short prompts cross their edges.
+N_BATCH, N_UBATCH = 48, 16
+EDGES = (1, N_UBATCH - 1, N_UBATCH, N_UBATCH + 1, N_BATCH, N_BATCH + 1, 2 * N_BATCH + 1)
+N_CTX = 512
+
+
+def settings(depth: int, **options: object) -> Settings:
+    """Small batches; one thread, which a small model on a shared machine likes best."""
+    chosen = {"n_ctx": N_CTX, "n_batch": N_BATCH, "n_ubatch": N_UBATCH, "n_threads": 1, **options}
+    return Settings(draft_n_max=depth, **chosen)  # type: ignore[arg-type]
+
+
+def long_text(model: Model, prompts: Sequence[str]) -> list[int]:
+    """Token ids of real text, longer than every edge."""
+    text = "\n\n".join(prompt for prompt in prompts if "<|" not in prompt)
+    tokens = model.tokenize(text)
+    assert len(tokens) > max(EDGES) + 64
+    return tokens
+
+
+def plain_context(model: Model, **options: object) -> Context:
+    """A target context without MTP."""
+    chosen = {"n_ctx": N_CTX, "n_batch": N_CTX, "n_ubatch": N_CTX, "n_threads": 1, **options}
+    return Context(model, ContextOptions(**chosen))  # type: ignore[arg-type]
+
+
+def logits_in_batches(model: Model, tokens: Sequence[int], size: int) -> Floats:
+    """Logits of every position, [n, n_vocab], evaluated `size` tokens at a time."""
+    with plain_context(model, n_batch=size, n_ubatch=size, n_outputs_max=size) as context:
+        rows = []
+        for start in range(0, len(tokens), size):
+            batch = np.array(tokens[start : start + size], dtype=np.int32)
+            context.decode(batch, start, np.ones(len(batch), dtype=np.int8))
+            rows += [context.logits(row).copy() for row in range(len(batch))]
+    return np.stack(rows)
+
+
+def last_logits(model: Model, tokens: Sequence[int]) -> Floats:
+    """Logits after `tokens`, one batch in a fresh context."""
+    with plain_context(model) as context:
+        outputs = np.zeros(len(tokens), dtype=np.int8)
+        outputs[-1] = 1
+        context.decode(np.array(tokens, dtype=np.int32), 0, outputs)
+        return context.logits(len(tokens) - 1).copy()
+
+
+def rounding(model: Model, tokens: Sequence[int]) -> float:
+    """How far two logits may move apart between batch sizes without anything being wrong.
+
+    The largest difference of one logit over batch sizes 1 to 97, twice because the two best may
+    move in opposite directions, and four times that because `tokens` is a sample. On an AVX-512
+    machine sizes 1 to 48 agree to the bit, and 97, where flash attention takes another kernel,
+    differs by 0.004 (logits have a standard deviation of 3), so the tolerance is 0.03 there.
+    """
+    one = logits_in_batches(model, tokens, 1)
+    sizes = (2, 4, 7, N_UBATCH, N_BATCH, 97)
+    worst = max(float(np.abs(logits_in_batches(model, tokens, n) - one).max()) for n in sizes)
+    assert worst < 0.01 * float(np.ptp(one)), f"batch sizes disagree by {worst}: not rounding"
+    return 8 * max(worst, 1e-4)
+
+
+def assert_same_tokens(
+    model: Model, prompt: Sequence[int], got: Sequence[int], plain: Sequence[int], gap: float
+) -> bool:
+    """Greedy outputs are equal, or part where the two best logits are closer than `gap`.
+
+    Returns:
+        True when they are equal.
+    """
+    if list(got) == list(plain):
+        return True
+    pairs = zip(got, plain, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(got), len(plain)))
+    assert at < min(len(got), len(plain)), f"one output goes on: {got} and {plain}"
+    logits = last_logits(model, [*prompt, *plain[:at]])
+    best, second = (int(t) for t in np.argsort(logits)[::-1][:2])
+    what = f"token {at}: {got[at]} with MTP, {plain[at]} without"
+    assert {got[at], plain[at]} == {best, second}, f"{what}; the best two are {best}, {second}"
+    found = float(logits[best] - logits[second])
+    assert found < gap, f"{what}; they differ by {found}, rounding is {gap}"
+    return False
+
+
+@dataclass
+class Rounds:
+    """Verification passes by outcome."""
+
+    all_accepted: int = 0
+    first_rejected: int = 0
+
+    def count(self, telemetry: Telemetry, depth: int) -> None:
+        """Add the rounds of a generation made with ``log_pairs=True``: full-depth ones that were
+        accepted to the end, and those whose first draft was rejected."""
+        assert telemetry.pairs is not None
+        run = 0
+        for pair in telemetry.pairs:
+            same = pair.drafted == pair.actual
+            run = (run if pair.position > 1 else 0) + same
+            self.all_accepted += run == depth
+            self.first_rejected += pair.position == 1 and not same
+
+
+def greedy(session: Session, prompt: Sequence[int], n: int) -> Generation:
+    """A fresh greedy generation."""
+    session.reset()
+    return session.generate(prompt, max_tokens=n, log_pairs=True).run()

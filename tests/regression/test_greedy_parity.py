@@ -1,0 +1,130 @@
+"""Greedy output with MTP is plain greedy output, token for token.
+
+A divergence is allowed only where the two best logits are within rounding; see
+:func:`support.assert_same_tokens`, which checks exactly that in a fresh context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from pyllama_mtp import Model, Session
+
+from .support import (
+    EDGES,
+    Rounds,
+    assert_same_tokens,
+    greedy,
+    long_text,
+    rounding,
+    settings,
+)
+
+N_TOKENS = 16
+Prompts = list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def text(demo: Model, demo_prompts: list[str]) -> list[int]:
+    return long_text(demo, demo_prompts)
+
+
+@pytest.fixture(scope="module")
+def prompts(demo: Model, demo_prompts: list[str], text: list[int]) -> Prompts:
+    """Real prompts of all classes, and one for each edge of a batch."""
+    real = [demo.tokenize(prompt, parse_special=True) for prompt in demo_prompts]
+    edges = [text[:n] for n in EDGES]
+    assert len(real) + len(edges) >= 20
+    return real + edges
+
+
+@pytest.fixture(scope="module")
+def gap(demo: Model, text: list[int]) -> float:
+    return rounding(demo, text[:97])
+
+
+@pytest.fixture(scope="module")
+def plain(demo: Model, prompts: Prompts) -> Prompts:
+    with Session(demo, settings(0)) as session:
+        return [greedy(session, prompt, N_TOKENS).tokens for prompt in prompts]
+
+
+@pytest.mark.parametrize("rollback", ["snapshot", "replay"])
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 6])
+def test_demo_model(
+    demo: Model, prompts: Prompts, plain: Prompts, gap: float, depth: int, rollback: str
+) -> None:
+    rounds = Rounds()
+    equal = 0
+    with Session(demo, settings(depth, rollback=rollback)) as session:
+        for prompt, wanted in zip(prompts, plain, strict=True):
+            run = greedy(session, prompt, N_TOKENS)
+            rounds.count(run.telemetry, depth)
+            equal += assert_same_tokens(demo, prompt, run.tokens, wanted, gap)
+    assert rounds.all_accepted > 0, "no round with all drafts accepted: it was not tested"
+    assert rounds.first_rejected > 0, "no round with the first draft rejected: it was not tested"
+    assert equal >= 0.9 * len(prompts), "rounding may part a rare pair, not one in ten"
+
+
+def test_default_batches(demo: Model, prompts: Prompts, gap: float) -> None:
+    """Batches larger than the prompt, where other kernels run."""
+    big = {"n_batch": 2048, "n_ubatch": 512}
+    with Session(demo, settings(0, **big)) as off, Session(demo, settings(3, **big)) as on:
+        for prompt in prompts[::2]:
+            wanted = greedy(off, prompt, N_TOKENS).tokens
+            assert_same_tokens(demo, prompt, greedy(on, prompt, N_TOKENS).tokens, wanted, gap)
+
+
+def test_smallest_batches(demo: Model, text: list[int], gap: float) -> None:
+    """The smallest n_ubatch that each depth admits."""
+    prompt = text[:33]
+    with Session(demo, settings(0)) as session:
+        wanted = greedy(session, prompt, N_TOKENS).tokens
+    for depth in (1, 3, 6):
+        tight = settings(depth, n_batch=depth + 2, n_ubatch=depth + 2)
+        with Session(demo, tight) as session:
+            got = greedy(session, prompt, N_TOKENS).tokens
+        assert_same_tokens(demo, prompt, got, wanted, gap)
+
+
+def test_threshold(demo: Model, prompts: Prompts, plain: Prompts, gap: float) -> None:
+    """p_min shortens rounds; rounds without any draft among them."""
+    with Session(demo, settings(4, p_min=0.6)) as session:
+        without = 0
+        for prompt, wanted in zip(prompts[::3], plain[::3], strict=True):
+            run = greedy(session, prompt, N_TOKENS)
+            assert_same_tokens(demo, prompt, run.tokens, wanted, gap)
+            without += run.telemetry.rounds - (run.telemetry.drafted or [0])[0]
+    assert without > 0, "no round was without a draft"
+
+
+def test_up_to_the_end_of_the_context(demo: Model, text: list[int], gap: float) -> None:
+    """The context is filled to its last position, drafts or not."""
+    with Session(demo, settings(0, n_ctx=256)) as off, Session(demo, settings(5, n_ctx=256)) as on:
+        prompt = text[: on.n_ctx - 9]
+        wanted = greedy(off, prompt, 64)
+        got = greedy(on, prompt, 64)
+        assert_same_tokens(demo, prompt, got.tokens, wanted.tokens, gap)
+        assert got.finish_reason == wanted.finish_reason
+        if wanted.finish_reason == "length":
+            assert len(got.tokens) == len(wanted.tokens) == 10
+
+
+@pytest.mark.parametrize("rollback", ["snapshot", "replay"])
+def test_mixture_of_experts(moe: Model, rollback: str) -> None:
+    """Random weights: hardly a draft is right, so this is about rejection; edges included."""
+    text = [(7 * i * i + 13 * i + 5) % moe.n_vocab for i in range(max(EDGES))]
+    gap = rounding(moe, text)
+    prompts: Sequence[list[int]] = [text[:n] for n in EDGES]
+    with Session(moe, settings(0)) as session:
+        plain = [greedy(session, prompt, N_TOKENS).tokens for prompt in prompts]
+    rounds = Rounds()
+    for depth in (1, 3, 6):
+        with Session(moe, settings(depth, rollback=rollback)) as session:
+            for prompt, wanted in zip(prompts, plain, strict=True):
+                run = greedy(session, prompt, N_TOKENS)
+                rounds.count(run.telemetry, depth)
+                assert_same_tokens(moe, prompt, run.tokens, wanted, gap)
+    assert rounds.first_rejected > 0

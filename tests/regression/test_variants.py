@@ -1,0 +1,81 @@
+"""The patched variant, with everything switched off, is upstream to the last bit.
+
+Each variant computes in a process of its own, because a process loads one of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import numpy as np
+import pytest
+
+from .support import EDGES
+
+RunPython = Callable[..., "CompletedProcess[str]"]
+
+#: model file, output folder; settings are the same in both variants.
+CODE = f"""
+import json, sys
+from pathlib import Path
+
+import numpy as np
+
+from pyllama_mtp import Model, Session, Settings, native
+from pyllama_mtp.engine import Engine
+from pyllama_mtp.telemetry import Telemetry
+
+EDGES = {EDGES!r}
+small = dict(n_ctx=512, n_batch=48, n_ubatch=16, n_threads=1)
+rows, tokens = [], {{}}
+with Model(sys.argv[1]) as model:
+    text = [(7 * i * i + 13 * i + 5) % model.n_vocab for i in range(max(EDGES))]
+    for n in EDGES:
+        engine = Engine(model, Settings(draft_n_max=0, prompt_rows="all", **small))
+        engine.prefill(text[:n], Telemetry())
+        rows += [engine.target.logits(row).copy() for row in range((n - 1) % 48 + 1)]
+        token = int(rows[-1].argmax())
+        for _ in range(5):  # decode steps
+            engine.verify(token, [])
+            rows.append(engine.target.logits(0).copy())
+            engine.keep(0, Telemetry())
+            token = int(rows[-1].argmax())
+        engine.close()
+    for rollback in ("snapshot", "replay"):
+        with Session(model, Settings(draft_n_max=3, rollback=rollback, **small)) as session:
+            for n in EDGES:
+                run = session.generate(text[:n], max_tokens=12, ignore_eos=True).run()
+                tokens[f"{{rollback}} {{n}}"] = run.tokens, run.telemetry.accepted
+np.save(Path(sys.argv[2]) / "rows.npy", np.stack(rows))
+print(json.dumps([native.load().variant, tokens]))
+"""
+
+
+def outcome(
+    run: RunPython, model: Path, folder: Path, variant: str
+) -> tuple[bytes, dict[str, object]]:
+    """The bytes of the logits, and the tokens with MTP on."""
+    target = folder / variant
+    target.mkdir()
+    done = run(CODE, model, target, env={"PYLLAMA_MTP_LIB": variant})
+    assert done.returncode == 0, done.stderr
+    loaded, tokens = json.loads(done.stdout)
+    assert loaded == variant
+    rows = np.load(target / "rows.npy")
+    assert np.isfinite(rows).all() and np.ptp(rows) > 0
+    return rows.tobytes(), tokens
+
+
+@pytest.mark.parametrize("name", ["demo_file", "moe_file"])
+def test_same_logits_and_same_tokens(
+    run_python: RunPython, tmp_path: Path, name: str, request: pytest.FixtureRequest
+) -> None:
+    """Plain logits bit by bit, of prompt rows and decode steps; with MTP, tokens and acceptance."""
+    model = request.getfixturevalue(name)
+    upstream = outcome(run_python, model, tmp_path, "upstream")
+    patched = outcome(run_python, model, tmp_path, "patched")
+    assert patched[0] == upstream[0], "logits differ between the variants"
+    assert patched[1] == upstream[1], "tokens or acceptance with MTP differ between the variants"

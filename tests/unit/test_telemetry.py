@@ -1,0 +1,72 @@
+"""Arithmetic of the figures that everything else reports."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pyllama_mtp import Telemetry
+
+
+def test_rounds_are_counted_per_position() -> None:
+    telemetry = Telemetry()
+    for drafted, accepted in ((3, 3), (3, 0), (2, 1), (0, 0), (3, 2)):
+        telemetry.count_round(drafted, accepted)
+    assert telemetry.rounds == 5
+    assert telemetry.drafted == [4, 4, 3]
+    assert telemetry.accepted == [3, 2, 1]
+    assert telemetry.acceptance_per_position == pytest.approx([3 / 4, 2 / 4, 1 / 3])
+    assert telemetry.mean_accepted_length == pytest.approx(6 / 5)
+    assert telemetry.tokens_per_round == pytest.approx(11 / 5)
+
+
+def test_a_longer_round_after_shorter_ones() -> None:
+    telemetry = Telemetry()
+    telemetry.count_round(1, 0)
+    telemetry.count_round(3, 3)
+    assert (telemetry.drafted, telemetry.accepted) == ([2, 1, 1], [1, 1, 1])
+
+
+def test_rates() -> None:
+    telemetry = Telemetry(n_prompt=120, n_cached=20, n_generated=11, prefill_s=0.5, decode_s=2.0)
+    assert telemetry.prefill_tps == 200, "cached tokens were not processed"
+    assert telemetry.decode_tps == 5, "the first token belongs to the prefill"
+    assert telemetry.elapsed_s == 2.5
+
+
+def test_nothing_done_yet() -> None:
+    telemetry = Telemetry()
+    assert telemetry.prefill_tps == telemetry.decode_tps == telemetry.elapsed_s == 0
+    assert telemetry.mean_accepted_length == telemetry.tokens_per_round == 0
+    assert telemetry.acceptance_per_position == []
+
+
+def test_phases_add_up_and_survive_an_exception() -> None:
+    telemetry = Telemetry()
+    with telemetry.timed("draft"):
+        pass
+    first = telemetry.time_s["draft"]
+    with pytest.raises(RuntimeError), telemetry.timed("draft"):
+        raise RuntimeError
+    assert telemetry.time_s["draft"] > first > 0
+    assert telemetry.time_s["verify"] == 0
+
+
+def test_to_dict_is_json_and_has_derived_figures() -> None:
+    telemetry = Telemetry(synthetic_acceptance=(0.5,), pairs=[])
+    telemetry.count_round(1, 1)
+    found = json.loads(json.dumps(telemetry.to_dict()))
+    assert found["acceptance_per_position"] == [1.0]
+    assert found["tokens_per_round"] == 2.0
+    assert found["synthetic_acceptance"] == [0.5]
+    for name in (
+        "prefill_tps",
+        "decode_tps",
+        "elapsed_s",
+        "drafted",
+        "accepted",
+        "time_s",
+        "pairs",
+    ):
+        assert name in found
