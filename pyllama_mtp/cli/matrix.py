@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from pyllama_mtp.cli import FAILED, INTERRUPTED, PROGRAM, common
@@ -13,7 +15,7 @@ from pyllama_mtp.errors import PyllamaMtpError, UsageError
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.cells import Cell
-    from pyllama_mtp.measure.matrix import Event, Plan
+    from pyllama_mtp.measure.matrix import Event, Matrix, Plan
     from pyllama_mtp.settings import Sampling, Settings
 
 DEPTHS = (0, 2, 3, 4)
@@ -187,9 +189,30 @@ def _measure(
             build=Build.of(library, args.n_gpu_layers),
             on_event=on_event,
         )
-        yield from matrix.run()
+        with finished_cells_first(matrix):
+            yield from matrix.run()
     if matrix.interrupted:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def finished_cells_first(matrix: Matrix) -> Iterator[None]:
+    """Let Ctrl-C cut a sample short, but never the writing of the cells that are finished."""
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is not signal.default_int_handler:  # ignored, or somebody else's
+        yield
+        return
+
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        if matrix.measuring:
+            raise KeyboardInterrupt
+        matrix.interrupted = True
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 @contextmanager

@@ -136,8 +136,10 @@ class Matrix:
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self.plan = plan
-        #: True once the user interrupted the run; `run` then ends after what it had.
+        #: True once the run is interrupted, here or by the caller; it then ends after this size.
         self.interrupted = False
+        #: True while a KeyboardInterrupt costs a sample and no more.
+        self.measuring = False
         self._model = model
         self._settings = settings
         self._sampling = sampling
@@ -155,9 +157,11 @@ class Matrix:
         for size in self.plan.sizes:
             cells = {depth: self._cell(size, depth) for depth in self.plan.depths}
             try:
+                self.measuring = True
                 self._measure_size(size, cells)
+                self.measuring = False
             except (KeyboardInterrupt, DecodeAborted, _InterruptedError):
-                self.interrupted = True
+                self.measuring, self.interrupted = False, True
             for cell in cells.values():
                 cell.summarize()
                 if cell.samples or cell.skipped:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.errors import FatalDecodeError
+from pyllama_mtp.measure import cells
 from pyllama_mtp.measure.cells import read_cells
 
 Cli = Callable[..., SimpleNamespace]
@@ -94,6 +97,29 @@ def test_ctrl_c_keeps_what_was_measured(fake: ModuleType, cli: Cli) -> None:
     kept = [(c.n_prompt, c.n_max, len(c.samples)) for c in read_cells("matrix.jsonl")]
     assert kept == [(64, 0, 2), (64, 2, 2), (128, 0, 1)]
     assert "interrupted" in result.err and "medians of 1 or 2 samples" in result.out
+    assert fake.state["open_sessions"] == 0 and fake.log[-1] == ("model closed",)
+
+
+def test_ctrl_c_between_two_cells_loses_neither(
+    fake: ModuleType, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes when the first cell of a size is in the file and the second is not yet."""
+    append = cells.append_cell
+
+    def append_and_interrupt(path: str, cell: cells.Cell) -> None:
+        append(path, cell)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(cells, "append_cell", append_and_interrupt)
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = cli(*SMALL)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert result.code == 130
+    assert [(c.n_prompt, c.n_max) for c in read_cells("matrix.jsonl")] == [(64, 0), (64, 2)]
+    assert "MTP 2" in result.out
     assert fake.state["open_sessions"] == 0 and fake.log[-1] == ("model closed",)
 
 
