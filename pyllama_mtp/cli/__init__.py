@@ -63,7 +63,7 @@ def build_parser(command: str | None) -> Parser:
         "--verbose",
         action="count",
         default=0,
-        help="log more to stderr; -vv adds llama.cpp's own log; goes before the command",
+        help="log to stderr: -v llama.cpp's warnings, -vv all it says; goes before the command",
     )
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands", dest="command")
     for name, summary in COMMANDS.items():
@@ -106,9 +106,7 @@ def _run(arguments: list[str]) -> int:
     command = next((word for word in arguments if not word.startswith("-")), None)
     parser = build_parser(command)
     args = parser.parse_args(arguments)
-    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(args.verbose, 2)]
-    logging.basicConfig(stream=sys.stderr, format="%(name)s: %(levelname)s: %(message)s")
-    logging.getLogger("pyllama_mtp").setLevel(level)
+    _set_log_levels(args.verbose)
     if args.version:
         print(f"{PROGRAM} {version()}")
         return 0
@@ -118,7 +116,16 @@ def _run(arguments: list[str]) -> int:
     return int(args.run(args))
 
 
+def _set_log_levels(verbose: int) -> None:
+    """Ours from warnings up, llama.cpp's from errors up; -v: its warnings; -vv: all."""
+    levels = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
+    logging.basicConfig(stream=sys.stderr, format="%(name)s: %(levelname)s: %(message)s")
+    logging.getLogger("pyllama_mtp").setLevel(levels[min(verbose + 1, 3)])
+    native = logging.DEBUG if verbose > 1 else levels[verbose]
+    logging.getLogger("pyllama_mtp.native").setLevel(native)
+
+
 def _reader_is_gone() -> int:
-    """Leave quietly; what is still buffered goes nowhere, or the interpreter would complain."""
+    """Leave quietly: what is still buffered goes nowhere (see SIGPIPE in Python's manual)."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return BROKEN_PIPE

@@ -131,6 +131,12 @@ def test_a_reader_that_goes_away_is_no_error(model: str, tmp_path: Path) -> None
     process.stderr.close()
 
 
+def test_logs_of_the_library_come_when_asked_for(program: Program, model: str) -> None:
+    command = ("generate", *ONE_THREAD, "--model", model, "--draft-n-max", "0", "--max-tokens", "2")
+    assert program(*command, PROMPT).stderr == b""
+    assert b"pyllama_mtp.native: DEBUG: " in program("-vv", *command, PROMPT).stderr
+
+
 # -- bad input -------------------------------------------------------------------------------------
 
 
