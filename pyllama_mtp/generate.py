@@ -52,10 +52,10 @@ def generate(
 
         telemetry.count_round(len(drafts), verdict.n_accepted)
         _log_pairs(engine, telemetry, drafts, verdict.tokens)
-        token = verdict.tokens[-1]
-        telemetry.n_generated += len(verdict.tokens)
         telemetry.decode_s = time.perf_counter() - began
-        yield from verdict.tokens
+        for token in verdict.tokens:
+            telemetry.n_generated += 1
+            yield token
 
 
 def finished(engine: Engine, limits: Limits, telemetry: Telemetry, token: int) -> bool:
