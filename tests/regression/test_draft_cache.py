@@ -139,6 +139,18 @@ def test_after_prefix_reuse_and_truncation(demo: Model, text: list[int], rollbac
             check(session)
 
 
+@pytest.mark.parametrize("cut", [1, 2])
+def test_after_going_back_within_the_snapshots(demo: Model, text: list[int], cut: int) -> None:
+    """The trunk goes back one position further than the draft cache, which is cut and continued."""
+    exact = settings(3, rollback="snapshot", cache_type_k="f32", cache_type_v="f32")
+    with Session(demo, exact) as session:
+        session.generate(text[:33], max_tokens=1).run()
+        prompt = [*text[: 33 - cut], *text[70:80]]
+        run = session.generate(prompt, max_tokens=5, ignore_eos=True).run()
+        assert run.telemetry.n_cached == 33 - cut - 1, "the snapshots were not used"
+        check(session)
+
+
 # -- the checks have teeth -------------------------------------------------------------------------
 
 

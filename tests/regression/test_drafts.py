@@ -1,0 +1,99 @@
+"""Drafts are what the contract gives: the head fed with the trunk's state, then with its own.
+
+The text does not show it when they are not, so the drafts themselves are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import Model, Session
+from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.engine import Engine
+from pyllama_mtp.speculative.drafter import top_probability
+from pyllama_mtp.telemetry import Telemetry
+
+from .support import N_CTX, long_text, settings
+
+DEPTH = 5
+ONE = np.ones(1, dtype=np.int8)
+
+
+@pytest.fixture(scope="module")
+def text(demo: Model, demo_prompts: list[str]) -> list[int]:
+    return long_text(demo, demo_prompts)
+
+
+def contract(model: Model, tokens: Sequence[int]) -> tuple[list[int], list[float], list[float]]:
+    """Drafts after `tokens`, whose last one the trunk has not seen.
+
+    Returns:
+        The drafts, the probability of each, and how far each was ahead of the second.
+    """
+    n = len(tokens) - 1
+    common = {"n_ctx": N_CTX, "n_batch": 128, "n_ubatch": 128, "n_threads": 1}
+    with (
+        Context(model, ContextOptions(**common, tap="all")) as target,
+        Context(model, ContextOptions(**common, mtp_head=True, tap="outputs"), target) as draft,
+    ):
+        none = np.zeros(n, dtype=np.int8)
+        prompt = np.array(tokens[:n], dtype=np.int32)
+        target.decode(prompt, 0, none)
+        trunk = target.hidden_rows()
+        before = np.concatenate([np.zeros((1, model.n_embd), dtype=np.float32), trunk[:-1]])
+        draft.decode(prompt, 0, none, before)
+        hidden, token = trunk[-1:].copy(), tokens[n]
+        found, shares, leads = [], [], []
+        for position in range(n, n + DEPTH):
+            draft.decode(np.array([token], dtype=np.int32), position, ONE, hidden)
+            logits = draft.logits(0)
+            second, best = np.sort(logits)[-2:]
+            token, hidden = int(logits.argmax()), draft.hidden_rows().copy()
+            found.append(token)
+            shares.append(top_probability(logits))
+            leads.append(float(best - second))
+    return found, shares, leads
+
+
+@pytest.mark.parametrize("n", [1, 2, 17, 40, 49])
+def test_a_chain_of_drafts(demo: Model, text: list[int], n: int) -> None:
+    """Equal up to the first place where the two best are as close as rounding."""
+    for start in range(0, 50, 10):
+        tokens = text[start : start + n + 1]
+        wanted, shares, leads = contract(demo, tokens)
+        engine = Engine(demo, settings(DEPTH))
+        engine.prefill(tokens[:n], Telemetry())
+        assert engine.drafter is not None
+        sure = next((i for i, lead in enumerate(leads) if lead < 0.03), DEPTH)
+        for _ in range(2):  # a second time, over what the first has left in the cache
+            assert engine.draft(tokens[n], DEPTH)[:sure] == wanted[:sure]
+            engine.drafter.n_past, engine.drafter._carry = n, engine.target.hidden_rows()[-1]
+        middle = sorted(shares)[DEPTH // 2]
+        confident = next((i for i, p in enumerate(shares) if p < middle - 0.01), DEPTH)
+        if sure == DEPTH:
+            engine.settings = settings(DEPTH, p_min=middle - 0.01)
+            assert engine.draft(tokens[n], DEPTH) == wanted[:confident]
+        engine.close()
+
+
+def test_drafts_in_the_middle_of_a_generation(demo: Model, text: list[int]) -> None:
+    """The first draft of every round is the contract's, whatever was accepted before."""
+    prompt, rounds = text[:20], 0
+    with Session(demo, settings(3)) as session:
+        run = session.generate(prompt, max_tokens=24, log_pairs=True, ignore_eos=True).run()
+        assert run.telemetry.pairs is not None
+        known = [*prompt, *run.tokens[:1]]
+        for pair in run.telemetry.pairs:
+            if pair.position == 1:
+                wanted, _, leads = contract(demo, known)
+                rounds += 1
+            assert pair.drafted == wanted[pair.position - 1] or min(leads[: pair.position]) < 0.03
+            assert pair.actual == run.tokens[len(known) - len(prompt)]
+            known.append(pair.actual)
+            last = pair.drafted == pair.actual and pair.position == 3
+            if last:  # the target's own token after an accepted round has no pair
+                known.append(run.tokens[len(known) - len(prompt)])
+    assert rounds >= 4
