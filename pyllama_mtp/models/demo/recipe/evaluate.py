@@ -44,7 +44,10 @@ def choices(model: Model, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 @torch.no_grad()
 def on_text(model: Model, stream: np.ndarray, row: int = 256, limit: int = 0) -> dict[str, Any]:
-    """Losses (nats per token) and agreement per draft step, teacher-forced over `stream`."""
+    """Losses (nats per token) and agreement per draft step, teacher-forced over rows of `stream`.
+
+    `limit` rows are drawn from all of it (0: every row).
+    """
     rows = Rows(stream, row, 0)
     size = 16
     batches = max(1, min(limit or rows.n, rows.n) // size)
@@ -173,7 +176,7 @@ def evaluate(
     """All figures of the model card; also written to work/evaluation.json."""
     torch.set_num_threads(2)
     heldout = read(work / "heldout.jsonl")
-    limit = 16 if small else 0
+    limit, class_limit = (16, 16) if small else (320, 64)  # rows, drawn from all the text
     result: dict[str, Any] = {
         "heldout": on_text(model, np.load(work / "heldout.npy"), limit=limit),
         "by_class": {},
@@ -181,9 +184,9 @@ def evaluate(
     for kind in ("prose", "code", "factual", "instruction", "thinking"):
         chosen = [r for r in heldout if r["class"] == kind]
         stream = encode(tokenizer, chosen, 0)
-        result["by_class"][kind] = on_text(model, stream, limit=limit or 160)
+        result["by_class"][kind] = on_text(model, stream, limit=class_limit)
     records = [json.loads(line) for line in prompts.read_text().splitlines()]
-    n_new = 24 if small else 96
+    n_new = 16 if small else 64
     result["greedy"] = acceptance(model, tokenizer, records, 0.0, n_new) | {"n_new": n_new}
     result["sampled"] = acceptance(model, tokenizer, records, 0.8, n_new) | {"n_new": n_new}
     (work / "evaluation.json").write_text(json.dumps(result, indent=1) + "\n")
