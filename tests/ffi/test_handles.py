@@ -33,6 +33,9 @@ def test_closing_the_model_closes_its_contexts(demo_file: Path) -> None:
     with Model(demo_file) as model:
         context = Context(model, SMALL)
         session = Session(model, SETTINGS)
+    for closed in (context, session._engine.target, session._engine.drafter.context):
+        with pytest.raises(ContextClosedError, match="context is closed"):
+            closed.handle  # noqa: B018 - raises
     with pytest.raises(ContextClosedError):
         context.decode(ONE, 0, OUT)
     with pytest.raises(ContextClosedError):

@@ -156,6 +156,21 @@ def test_repetition_penalty(demo: Model, text: list[int], depth: int) -> None:
     assert changed, "the penalty changed nothing: it was not tested"
 
 
+def test_what_the_penalty_looks_at(demo: Model, text: list[int]) -> None:
+    """The last n tokens of prompt and output, each once: against numpy."""
+    prompt, window = text[:20], 12
+    sampling = Sampling(repeat_penalty=1.5, repeat_last_n=window)
+    with Session(demo, settings(3)) as session:
+        run = session.generate(prompt, max_tokens=16, sampling=sampling, ignore_eos=True).run()
+    for at, token in enumerate(run.tokens):
+        so_far = [*prompt, *run.tokens[:at]]
+        logits = last_logits(demo, so_far)
+        recent = sorted(set(so_far[-window:]))
+        before = logits[recent]
+        logits[recent] = np.where(before > 0, before / 1.5, before * 1.5)
+        assert logits[token] > logits.max() - 0.03, f"token {at}"
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 9])
 def test_max_tokens(demo: Model, text: list[int], n: int) -> None:
     """Exactly so many, however they fall into rounds."""
@@ -168,14 +183,15 @@ def test_max_tokens(demo: Model, text: list[int], n: int) -> None:
 def test_stop_strings(demo: Model, text: list[int]) -> None:
     """Text ends before the first stop string, wherever it lies in a round or across tokens."""
     with Session(demo, settings(4)) as on:
-        whole = on.generate(text[:20], max_tokens=24, ignore_eos=True).run().text
+        options = {"max_tokens": 24, "ignore_eos": True}
+        whole = on.generate(text[:20], **options).run().text
         assert len(whole) > 20
         for at, length in itertools.product((0, 1, 5, 11, 17), (1, 2, 6)):
             stop = whole[at : at + length]
-            run = on.generate(text[:20], max_tokens=24, stop=[stop, "\0never"]).run()
+            run = on.generate(text[:20], stop=[stop, "\0never"], **options).run()
             assert run.text == whole[: whole.index(stop)]
             assert run.finish_reason == "stop"
-            pieces = on.generate(text[:20], max_tokens=24, stop=[stop])
+            pieces = on.generate(text[:20], stop=[stop], **options)
             assert "".join(pieces) == run.text
 
 
