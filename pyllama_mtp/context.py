@@ -268,6 +268,9 @@ class Context:
             raise UsageError(
                 f"positions {start} to {start + n - 1} do not fit a context of {self.n_ctx} tokens"
             )
+        if not self.options.mtp_head and start > self.n_past:
+            # llama.cpp warns only, for M-RoPE models; for a draft context the Drafter sees to it.
+            raise UsageError(f"a batch at position {start}; the cache ends at {self.n_past}")
         self.model.check_tokens(tokens)
         if outputs.shape != (n,):
             raise UsageError(f"{outputs.shape} output marks for {n} tokens")

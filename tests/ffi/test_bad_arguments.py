@@ -206,3 +206,8 @@ def test_each_code_has_its_exception(code: int | str, kind: type[PyllamaMtpError
         assert error.code == number
     if kind in (NoKVSlotError, InvalidBatchError, FatalDecodeError):
         assert "what was said" in str(error)
+
+
+def test_a_gap_in_the_positions_is_refused(context: Context) -> None:
+    with pytest.raises(UsageError, match="position 5; the cache ends at 0"):
+        decode(context, [1], start=5)
