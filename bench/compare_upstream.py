@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import peers as peers_module
 from benchkit import measures, report, results
-from benchkit.model import model_file, vocabulary_size
+from benchkit.model import dimensions, model_file
 from benchkit.ours import DriverError
 from benchkit.paths import ensure_driver
 from benchkit.plan import RATES, Plan
@@ -29,6 +30,12 @@ from benchkit.sample import Sample
 from benchkit.upstream_output import parse_system_info
 
 Samples = dict[str, dict[str, list[Sample]]]
+#: ggml options that decide the speed of the CPU backend, and how its description names them.
+BACKEND_OPTIONS = {
+    "GGML_LLAMAFILE": "LLAMAFILE",
+    "GGML_OPENMP": "OPENMP",
+    "GGML_CPU_REPACK": "REPACK",
+}
 DRY_RUN = {"rounds": 1, "n_prefill": 32, "n_prompt": 16, "n_decode": 8}
 
 
@@ -62,6 +69,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--name", default="compare-upstream", help="of the result files")
     add("--dry-run", action="store_true", help="a few tokens, one round, nothing is written")
     args = parser.parse_args(argv)
+    if args.rounds < 1:
+        parser.error("--rounds must be at least 1")
     if args.dry_run:
         vars(args).update(DRY_RUN)
     return args
@@ -79,10 +88,9 @@ def make_bench(args: argparse.Namespace) -> measures.Bench:
     """Build or find the programs, make or find the model."""
     built = peers_module.build(args.peers.resolve(), defines=args.define)
     model = model_file(args.model)
-    names = ("n_prefill", "n_prompt", "n_decode", "rates", "n_batch", "n_ubatch", "threads")
-    names += ("flash_attn", "cache_type_k", "cache_type_v")
+    names = {field.name for field in fields(Plan)} - {"model"}
     plan = Plan(model, **{name: getattr(args, name) for name in names})
-    return measures.Bench(plan, built, args.lib, vocabulary_size(model))
+    return measures.Bench(plan, built, args.lib, dimensions(model).n_vocab)
 
 
 def run(bench: measures.Bench, args: argparse.Namespace) -> int:
@@ -149,7 +157,7 @@ def assemble(
     from pyllama_mtp.measure.machine import describe_machine
 
     stamp, info = bench.stamp, bench.peers.info
-    build = {**stamp, "peers": info, "system_info": parse_system_info(bench.our_features)}
+    build = {**stamp, "peers": info, "system_info": parse_system_info(bench.system_info)}
     build.pop("pyllama_stamp", None)
     return {
         **results.header(describe_machine(), build),
@@ -167,10 +175,15 @@ def build_notes(bench: measures.Bench, missing: list[str]) -> list[str]:
         theirs, own = bench.peers.info.get(key), bench.stamp.get(key)
         if theirs != own:
             notes.append(f"the builds differ in {key}: upstream's {theirs!r}, ours {own!r}")
-    own_features = parse_system_info(bench.our_features)
-    if bench.their_features and own_features != bench.their_features:
-        differ = {k for k, _ in own_features.items() ^ bench.their_features.items()}
-        notes.append(f"the CPU backends differ in {', '.join(sorted(differ))}")
+    backend = parse_system_info(bench.system_info)
+    for option, feature in BACKEND_OPTIONS.items():
+        theirs, own = bench.peers.info["ggml"][option], feature in backend
+        if theirs != own:
+            state = {True: "on", False: "off"}
+            notes.append(
+                f"the builds differ in {option}: {state[theirs]} in upstream's programs (its "
+                f"default), {state[own]} in our library"
+            )
     return notes
 
 

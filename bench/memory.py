@@ -13,23 +13,26 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchkit import results
-from benchkit.model import model_file, vocabulary_size
+from benchkit.model import Dimensions, dimensions, model_file, synthetic
 from benchkit.ours import Answer, DriverError, Request, measure
 from benchkit.paths import ensure_driver
 from benchkit.plan import random_prompt
 
 MIB = 2**20
+OFF, ON = "MTP off", "MTP on"
 #: name | is the MTP head loaded | draft depth (None: the --depth option)
 CONFIGURATIONS: dict[str, tuple[bool, int | None]] = {
-    "MTP off": (False, 0),
+    OFF: (False, 0),
     "head loaded, depth 0": (True, 0),
-    "MTP on": (True, None),
+    ON: (True, None),
 }
+MINIATURE = "tiny"
 DRY_RUN = {"repeat": 1, "n_ctx": 512, "n_prompt": 16, "n_decode": 8}
 
 DEFINITIONS = """\
@@ -37,14 +40,21 @@ DEFINITIONS = """\
 
 - `peak RSS` is the high-water mark of resident memory (VmHWM) of the whole process: Python, the
   libraries, weights (the pages of the mapped file that were touched, and repacked copies), caches
-  and buffers. `anonymous` is the part at the end that is not mapped from a file (RssAnon).
-- The lines below `anonymous` are what llama.cpp allocated, from `session.memory()`.
-- The second table takes "MTP on" minus "MTP off" apart: the head's weights, the draft context's
-  cache, the rollback states (what the target's caches grow by with state snapshots for {depth}
-  drafts) and both compute buffers. `not explained` is what remains of the difference in peak RSS:
-  hidden-state rows, output rows for more positions, the second context's bookkeeping, allocator
-  noise. Cache pages count as resident only once they are written, so a context that is longer than
-  prompt and answer makes this line negative.
+  and buffers. `anonymous` and `file` are its parts at the end (RssAnon, RssFile).
+- The lines below are what llama.cpp allocated, by `session.memory()`. `weights` is the size of the
+  mapped file, which is the same when the head is not loaded; its pages are then not touched.
+- The second table takes "MTP on" minus "MTP off" apart:
+  - draft cache: the draft context's KV cache;
+  - rollback states: what the target's caches grow by with state snapshots for {depth} drafts;
+  - draft compute, target compute: graph buffers, the target's as a difference;
+  - output rows: computed; hidden rows of a batch, logits of {depth} rows more and of a draft row;
+  - graph objects: llama.cpp's descriptions of graphs, up to three per context, whose size follows
+    from n_ubatch and not from the model; measured as what remains of the same difference on a
+    miniature model ({miniature}), where everything else is next to nothing;
+  - not explained: the rest. It holds what is copied on the hidden rows' way into the draft context
+    (a few times n_batch rows), head weights that become resident, and what is freed but not given
+    back to the system. Cache pages count once they are written, so a context longer than prompt and
+    answer makes this line smaller.
 - Every value is a median of {repeat} processes."""
 
 
@@ -96,6 +106,8 @@ def request(args: argparse.Namespace, model: Path, n_vocab: int, name: str) -> R
 def figures(answer: Answer) -> dict[str, int]:
     """Bytes of one process, flat: peak_rss, anonymous, file, and the parts llama.cpp allocated."""
     end = answer.resident["end"]
+    if not end:
+        raise DriverError("this system has no /proc/self/status; resident memory is unknown")
     return {
         "peak_rss": end["VmHWM"],
         "anonymous": end["RssAnon"],
@@ -109,46 +121,80 @@ def medians(samples: list[dict[str, int]]) -> dict[str, int]:
     return {key: int(median(sample[key] for sample in samples)) for key in samples[0]}
 
 
-def explain(on: dict[str, int], off: dict[str, int]) -> dict[str, int]:
+def output_rows(size: Dimensions, n_batch: int, depth: int) -> int:
+    """Bytes of rows that only MTP keeps on the host, all float32.
+
+    The target's hidden state of every token of a batch; its logits for `depth` verified drafts; one
+    hidden row and one row of logits of the draft context. (llama_context::output_reserve)
+    """
+    return 4 * ((n_batch + 1) * size.n_embd + (depth + 1) * size.n_vocab)
+
+
+def explain(
+    on: dict[str, int], off: dict[str, int], rows: int, graph_objects: int
+) -> dict[str, int]:
     """Take the difference in peak RSS apart; see DEFINITIONS."""
     grown = {key: on[key] - off[key] for key in on}
     parts = {
-        "head_weights": grown["weights"],
         "draft_cache": on["draft_context"],
         "rollback_states": grown["target_context"],
         "draft_compute": on["draft_compute"],
         "target_compute": grown["target_compute"],
+        "output_rows": rows,
+        "graph_objects": graph_objects,
     }
     rest = grown["peak_rss"] - sum(parts.values())
     return {"peak_rss": grown["peak_rss"], **parts, "not_explained": rest}
 
 
+def sample_all(
+    args: argparse.Namespace, model: Path, names: Sequence[str]
+) -> tuple[dict[str, list[dict[str, int]]], dict[str, Any]]:
+    """Samples of the configurations, which take turns; and the library's stamp."""
+    n_vocab = dimensions(model).n_vocab
+    samples: dict[str, list[dict[str, int]]] = {name: [] for name in names}
+    stamp: dict[str, Any] = {}
+    for repeat in range(args.repeat):
+        for name in names:
+            answer = measure(request(args, model, n_vocab, name))
+            stamp = answer.stamp
+            samples[name].append(figures(answer))
+            peak = samples[name][-1]["peak_rss"] / MIB
+            label = f"[{repeat + 1}/{args.repeat}] {model.name}, {name}"
+            print(f"{label}: peak {peak:.1f} MiB", file=sys.stderr, flush=True)
+    return samples, stamp
+
+
+def graph_objects(args: argparse.Namespace) -> int:
+    """What MTP costs beyond everything that is known, on a miniature model."""
+    model = synthetic(MINIATURE)
+    samples, _ = sample_all(args, model, (OFF, ON))
+    rows = output_rows(dimensions(model), min(args.n_batch, args.n_ctx), args.depth)
+    parts = explain(medians(samples[ON]), medians(samples[OFF]), rows, 0)
+    return parts["not_explained"]
+
+
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure all configurations, taking turns; the result file's contents."""
+    """Measure everything; the result file's contents."""
     from pyllama_mtp.measure.machine import describe_machine
 
     model = model_file(args.model)
-    n_vocab = vocabulary_size(model)
-    samples: dict[str, list[dict[str, int]]] = {name: [] for name in CONFIGURATIONS}
-    for repeat in range(args.repeat):
-        for name in CONFIGURATIONS:
-            answer = measure(request(args, model, n_vocab, name))
-            if not answer.resident["end"]:
-                raise DriverError(
-                    "this system has no /proc/self/status; resident memory is unknown"
-                )
-            samples[name].append(figures(answer))
-            peak = samples[name][-1]["peak_rss"] / MIB
-            print(f"[{repeat + 1}/{args.repeat}] {name}: peak {peak:.1f} MiB", file=sys.stderr)
+    fixed = graph_objects(args)
+    samples, stamp = sample_all(args, model, tuple(CONFIGURATIONS))
     middle = {name: medians(given) for name, given in samples.items()}
-    names = ("depth", "n_ctx", "n_prompt", "n_decode", "n_batch", "n_ubatch", "threads")
-    names += ("cache_type_k", "cache_type_v", "repeat")
-    build = {key: value for key, value in answer.stamp.items() if key != "pyllama_stamp"}
+    rows = output_rows(dimensions(model), min(args.n_batch, args.n_ctx), args.depth)
+    names = ["depth", "n_ctx", "n_prompt", "n_decode", "n_batch", "n_ubatch", "threads"]
+    names += ["cache_type_k", "cache_type_v", "repeat"]
+    build = {key: value for key, value in stamp.items() if key != "pyllama_stamp"}
     return {
         **results.header(describe_machine(), build),
-        "plan": {"model": model.name, **{name: getattr(args, name) for name in names}},
+        "plan": {
+            "model": model.name,
+            "miniature": MINIATURE,
+            **{name: getattr(args, name) for name in names},
+        },
         "bytes": middle,
-        "difference": explain(middle["MTP on"], middle["MTP off"]),
+        "difference": explain(middle[ON], middle[OFF], rows, fixed),
         "samples": samples,
     }
 

@@ -4,11 +4,11 @@
     python bench/peers.py                 # builds into build/peers, or says that it is up to date
     python bench/peers.py --check         # only reports
 
-The sources are the pinned tree with the `upstream` patches (the AMX fix alone); compiler flags, CPU
-features and ggml options are chosen by the same CMake modules as for this project's libraries
-(bindings/cmake), so a difference in speed is not a difference of the build. Programs and backends
-(GGML_BACKEND_DL) lie in one folder, where the programs look for them. The server is built without
-its web interface and without TLS.
+The sources are the pinned tree with the `upstream` patches (the AMX fix alone); compiler flags and
+CPU features are chosen by the same CMake modules as for this project's libraries (bindings/cmake),
+and ggml's options are upstream's defaults for its programs. Programs and backends (GGML_BACKEND_DL)
+lie in one folder, where the programs look for them. The server is built without its web interface
+and without TLS.
 
 Exit codes: 0 both programs are there, 1 one is missing, and the message says why.
 """
@@ -16,6 +16,7 @@ Exit codes: 0 both programs are there, 1 one is missing, and the message says wh
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -43,7 +44,8 @@ class Peers:
     Attributes:
         folder: the build folder.
         programs: those that are built, by name.
-        info: upstream_commit, series, compiler, build_type, cpu_features, ggml (options), defines.
+        info: upstream_commit, series, compiler, build_type, cpu_features, ggml (options), defines,
+            recipe (see `recipe`).
     """
 
     folder: Path
@@ -71,7 +73,7 @@ def find(folder: Path = DEFAULT_FOLDER) -> Peers:
     programs = {name: path for name, path in built.items() if os.access(path, os.X_OK)}
     try:
         info = json.loads((folder / "peers.json").read_text())
-        info["defines"] = json.loads((folder / "defines.json").read_text())
+        info |= json.loads((folder / "request.json").read_text())
     except (OSError, ValueError):
         programs, info = {}, {}  # half configured: nothing is known about what lies there
     return Peers(folder, programs, info)
@@ -87,13 +89,17 @@ def series_stamp() -> str:
     return done.stdout.strip()
 
 
+def recipe() -> str:
+    """Hash of the CMake files that decide how the programs are built, and of the pin."""
+    files = [SOURCE / "CMakeLists.txt", *sorted((ROOT / "bindings" / "cmake").glob("*.cmake"))]
+    files += sorted((ROOT / "vendor").glob("*.pin"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
 def is_current(peers: Peers, defines: Sequence[str]) -> bool:
-    """Whether both programs are there, built from this checkout's patches with these defines."""
-    return (
-        not peers.missing
-        and peers.info.get("series") == series_stamp()
-        and peers.info.get("defines") == list(defines)
-    )
+    """Whether both programs are there, built from this checkout with these defines."""
+    wanted = {"series": series_stamp(), "recipe": recipe(), "defines": list(defines)}
+    return not peers.missing and all(peers.info.get(key) == wanted[key] for key in wanted)
 
 
 def build(
@@ -118,8 +124,9 @@ def build(
     present = find(folder)
     if is_current(present, defines):
         return present
+    request = {"defines": list(defines), "recipe": recipe()}
+    (folder / "request.json").unlink(missing_ok=True)  # until it is done, nothing is known
     _configure(folder, defines, archive)
-    (folder / "defines.json").write_text(json.dumps(list(defines)))
     log = folder / "build.log"
     log.write_text("")
     for program in PROGRAMS:
@@ -127,13 +134,14 @@ def build(
         command += ["--parallel", str(jobs)] if jobs else []
         if not _run_logged(command, log):
             (folder / "bin" / program).unlink(missing_ok=True)  # an older one would mislead
+    (folder / "request.json").write_text(json.dumps(request))
     return find(folder)
 
 
 def _configure(folder: Path, defines: Sequence[str], archive: Path | None) -> None:
-    command = [_cmake(), "-S", str(SOURCE), "-B", str(folder)]
-    if shutil.which("ninja") and not (folder / "CMakeCache.txt").exists():
-        command += ["-G", "Ninja"]
+    # Fresh: options remembered from an earlier run would outlive a changed recipe.
+    command = [_cmake(), "--fresh", "-S", str(SOURCE), "-B", str(folder)]
+    command += ["-G", "Ninja" if shutil.which("ninja") else "Unix Makefiles"]
     command += [f"-DPython_EXECUTABLE={sys.executable}"]
     command += [f"-D{define}" for define in defines]
     command += [f"-DPYLLAMA_SDIST={archive.resolve()}"] if archive else []
@@ -151,7 +159,7 @@ def _cmake() -> str:
 
 
 def _run_logged(command: list[str], log: Path) -> bool:
-    """Run a build command, its output on stderr and in `log`; whether it succeeded."""
+    """Run a build command, its output in `log` and its steps on stderr; whether it succeeded."""
     with (
         log.open("a") as file,
         subprocess.Popen(
@@ -160,8 +168,11 @@ def _run_logged(command: list[str], log: Path) -> bool:
     ):
         assert process.stdout is not None
         for line in process.stdout:
-            sys.stderr.write(line)
             file.write(line)
+            if line.startswith("["):  # [steps done/all], or a percentage; the rest is warnings
+                print(line.rstrip()[:100], file=sys.stderr, flush=True)
+    if process.returncode:
+        print("\n".join(log.read_text().splitlines()[-30:]), file=sys.stderr)
     return process.returncode == 0
 
 

@@ -20,7 +20,7 @@ from benchkit.llama_bench import common_options
 from benchkit.paths import child_environment
 from benchkit.plan import Plan
 from benchkit.sample import Sample
-from benchkit.upstream_output import OutputError, parse_system_info, parse_timings
+from benchkit.upstream_output import OutputError, parse_timings
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 300.0
@@ -29,14 +29,14 @@ ANSWER_TIMEOUT_S = 3600.0
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def server_options(plan: Plan, mtp: bool = True) -> list[str]:
+def server_options(plan: Plan) -> list[str]:
     """Options for one slot, equal to ours; what costs upstream time and is not measured is off.
 
     Off are the prompt cache in RAM, context checkpoints and the adjustment of sizes to memory.
     Drafts are sampled in the graph (`--spec-draft-backend-sampling`), upstream's default.
     """
     n_ctx = plan.n_ctx(plan.n_prompt + plan.n_decode + 1)
-    options = [
+    return [
         *common_options(plan),
         *("-tb", str(plan.threads)),
         *("-c", str(n_ctx)),
@@ -45,19 +45,15 @@ def server_options(plan: Plan, mtp: bool = True) -> list[str]:
         *("--ctx-checkpoints", "0"),
         *("--fit", "off"),
         "--no-cache-prompt",
+        *("--spec-type", "draft-mtp"),
+        *("--spec-draft-n-max", str(plan.depth)),
+        *("--spec-draft-p-min", "0"),
+        *("--spec-synth-rates", ",".join(map(str, plan.rates))),
+        *("--spec-draft-threads", str(plan.threads)),
+        *("--spec-draft-threads-batch", str(plan.threads)),
+        *("--spec-draft-type-k", plan.cache_type_k),
+        *("--spec-draft-type-v", plan.cache_type_v),
     ]
-    if mtp:
-        options += [
-            *("--spec-type", "draft-mtp"),
-            *("--spec-draft-n-max", str(plan.depth)),
-            *("--spec-draft-p-min", "0"),
-            *("--spec-synth-rates", ",".join(map(str, plan.rates))),
-            *("--spec-draft-threads", str(plan.threads)),
-            *("--spec-draft-threads-batch", str(plan.threads)),
-            *("--spec-draft-type-k", plan.cache_type_k),
-            *("--spec-draft-type-v", plan.cache_type_v),
-        ]
-    return options
 
 
 def completion_request(prompt: Sequence[int], n_predict: int, seed: int) -> dict[str, Any]:
@@ -154,19 +150,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def measure(
-    peers: Peers, plan: Plan, prompt: Sequence[int], seed: int, mtp: bool = True
-) -> tuple[Sample, dict[str, str]]:
-    """One completion by a fresh server, after a short one that warms it up.
-
-    Returns:
-        The sample, and llama.cpp's features as the server's log names them.
-    """
-    with Server(peers, server_options(plan, mtp)) as server:
+def measure(peers: Peers, plan: Plan, prompt: Sequence[int], seed: int) -> Sample:
+    """One completion by a fresh server, after a short one that warms it up."""
+    with Server(peers, server_options(plan)) as server:
         server.complete(completion_request(prompt, min(8, plan.n_decode), seed))
         response = server.complete(completion_request(prompt, plan.n_decode + 1, seed))
-        log = server.log()
     try:
-        return parse_timings(response), parse_system_info(log)
+        return parse_timings(response)
     except OutputError as error:
         raise PeerError(str(error)) from error

@@ -16,15 +16,18 @@ from benchkit.statistics import Ratio, Spread, expected_tokens_per_round
 
 @dataclass
 class Bench:
-    """Everything that a measurement needs; collects what the processes say about their builds."""
+    """Everything that a measurement needs.
+
+    Attributes:
+        stamp, system_info: what our library says about its build, once it was measured.
+    """
 
     plan: Plan
     peers: Peers
     lib: str
     n_vocab: int
     stamp: dict[str, Any] = field(default_factory=dict)
-    our_features: str = ""
-    their_features: dict[str, str] = field(default_factory=dict)
+    system_info: str = ""
 
     def drive(self, n_prompt: int, n_decode: int, mtp: bool, warmup: int) -> Sample:
         """One measurement of our driver."""
@@ -44,16 +47,14 @@ class Bench:
                 warmup_tokens=min(8, n_decode + 1),
             )
         )
-        self.stamp, self.our_features = answer.stamp, answer.system_info
+        self.stamp, self.system_info = answer.stamp, answer.system_info
         return answer.sample()
 
     def serve(self, round_number: int) -> Sample:
         """One measurement of llama-server."""
         prompt = random_prompt(self.plan.n_prompt, self.n_vocab)
         seed = round_number + 1
-        sample, features = llama_server.measure(self.peers, self.plan, prompt, seed)
-        self.their_features = features
-        return sample
+        return llama_server.measure(self.peers, self.plan, prompt, seed)
 
 
 @dataclass(frozen=True)

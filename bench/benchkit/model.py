@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchkit.paths import ROOT, ensure_driver
 
 SHAPE, TYPE = "qwen3.5-0.8b", "q8_0"
-SYNTHETIC = ROOT / "build" / "bench" / f"synth-{SHAPE}-{TYPE}.gguf"
+FOLDER = ROOT / "build" / "bench"
 
 
 def model_file(given: Path | None) -> Path:
-    """`given`, or the synthetic model, which `pyllama-mtp synth` would write the same."""
-    if given is not None:
-        return given.resolve()
-    if not SYNTHETIC.exists():
+    """`given`, or the synthetic model."""
+    return given.resolve() if given is not None else synthetic(SHAPE)
+
+
+def synthetic(shape: str) -> Path:
+    """A synthetic model of a shape, the same as `pyllama-mtp synth` writes; made once."""
+    path = FOLDER / f"synth-{shape}-{TYPE}.gguf"
+    if not path.exists():
         ensure_driver()
         from pyllama_mtp.models.synth import write_synthetic
 
-        print(f"writing the synthetic model {SYNTHETIC.name} ...", flush=True)
-        SYNTHETIC.parent.mkdir(parents=True, exist_ok=True)
-        write_synthetic(SYNTHETIC, SHAPE, TYPE)
-    return SYNTHETIC
+        print(f"writing the synthetic model {path.name} ...", file=sys.stderr, flush=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_synthetic(path, shape, TYPE)
+    return path
 
 
-def vocabulary_size(path: Path) -> int:
-    """Tokens in the file's vocabulary. Raises the driver's ModelFileError for a bad file."""
+@dataclass(frozen=True)
+class Dimensions:
+    """What of a model's shape the measurements need."""
+
+    n_vocab: int
+    n_embd: int
+
+
+def dimensions(path: Path) -> Dimensions:
+    """Read from the file's header. Raises the driver's ModelFileError for a bad file."""
     ensure_driver()
     from pyllama_mtp.models.ggufinfo import validate_model_file
 
-    return validate_model_file(path, require_mtp=True).n_vocab
+    info = validate_model_file(path, require_mtp=True)
+    return Dimensions(int(info.n_vocab), int(info.n_embd))
