@@ -85,12 +85,16 @@ def _rates(text: str) -> tuple[float, ...]:
 
 
 def make_bench(args: argparse.Namespace) -> measures.Bench:
-    """Build or find the programs, make or find the model."""
-    built = peers_module.build(args.peers.resolve(), defines=args.define)
-    model = model_file(args.model)
+    """Check the settings, build or find the programs, make or find the model."""
+    from pyllama_mtp import Settings
+
     names = {field.name for field in fields(Plan)} - {"model"}
-    plan = Plan(model, **{name: getattr(args, name) for name in names})
-    return measures.Bench(plan, built, args.lib, dimensions(model).n_vocab)
+    plan = Plan(model_file(args.model), **{name: getattr(args, name) for name in names})
+    rates, settings = plan.rates, plan.driver_settings(plan.n_prompt + plan.n_decode + 1)
+    Settings(**settings, draft_n_max=plan.depth, synthetic_acceptance=rates)  # refuses bad values
+    n_vocab = dimensions(plan.model).n_vocab
+    built = peers_module.build(args.peers.resolve(), defines=args.define)
+    return measures.Bench(plan, built, args.lib, n_vocab)
 
 
 def run(bench: measures.Bench, args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from benchkit import measures
 from benchkit.plan import Plan
 
 INFO = {"upstream_commit": "0c1e", "compiler": "GNU 12", "cpu_features": "avx2", "series": "ef"}
+INFO |= {"build_type": "Release"}
 
 
 @pytest.fixture
