@@ -57,12 +57,14 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
 
 
 @pytest.fixture
-def program() -> Callable[..., subprocess.CompletedProcess[bytes]]:
-    """Run ``python -m pyllama_mtp`` and wait for it."""
+def program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[bytes]]:
+    """Run ``python -m pyllama_mtp`` and wait for it; not in the checkout, whose sources it would
+    import in place of the installed package."""
 
     def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
         command = [sys.executable, "-m", "pyllama_mtp", *arguments]
         environment = {**os.environ, "COLUMNS": "80"}
-        return subprocess.run(command, capture_output=True, env=environment, timeout=120, **options)
+        options = {"cwd": tmp_path, "timeout": 120, **options}
+        return subprocess.run(command, capture_output=True, env=environment, **options)
 
     return run

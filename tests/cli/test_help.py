@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -89,13 +90,15 @@ def test_without_a_command_the_help_comes(cli: Callable[..., SimpleNamespace]) -
 
 
 @pytest.mark.parametrize("command", OWN)
-def test_help_loads_nothing_heavy(command: str) -> None:
+def test_help_loads_nothing_heavy(command: str, tmp_path: Path) -> None:
     """That is what makes it quick."""
     code = (
         "import sys\nfrom pyllama_mtp.cli import main\n"
         f"try: main([{command!r}, '--help'])\nexcept SystemExit: pass\n"
         "print(*sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
     heavy = {"pyllama_mtp._native", "rich.progress", "rich.table"}
     assert not heavy & set(done.stderr.split())

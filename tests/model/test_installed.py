@@ -30,9 +30,11 @@ def test_licences_travel_with_the_libraries() -> None:
 
 def test_a_moved_copy_works(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "pyllama_mtp")
-    command = [sys.executable, "-P", "-c", PROGRAM, str(tmp_path)]
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     environment = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 

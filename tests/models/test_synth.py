@@ -82,7 +82,9 @@ def test_memory_stays_bounded_on_a_large_file(tmp_path: Path) -> None:
     path = tmp_path / "large.gguf"
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-c", textwrap.dedent(code), str(path)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert path.stat().st_size > 250 << 20
 
