@@ -2,6 +2,9 @@
 set(GGML_BACKEND_DL ON CACHE BOOL "" FORCE)
 set(GGML_BUILD_TESTS OFF CACHE BOOL "" FORCE)
 set(GGML_BUILD_EXAMPLES OFF CACHE BOOL "" FORCE)
+# What upstream's own top-level CMakeLists.txt, which we do not run, turns on in ggml.
+set(GGML_LLAMAFILE_DEFAULT ON)
+set(GGML_CUDA_GRAPHS_DEFAULT ON)
 
 file(GLOB_RECURSE _theirs RELATIVE ${PYLLAMA_TREE_upstream} ${PYLLAMA_TREE_upstream}/ggml/*)
 foreach(_file ${_theirs})

@@ -76,11 +76,18 @@ class Drafter:
         if skip < n:
             # Token start+i pairs with h_{start+i-1}: row i-1 of this batch, the carry for i = 0.
             paired = hidden[skip - 1 : n - 1] if skip else self._shifted(hidden)
-            self.context.remove(self.n_past)
-            outputs = np.zeros(n - skip, dtype=np.int8)
-            self.context.decode(tokens[skip:], self.n_past, outputs, paired)
+            self._write(tokens[skip:], paired)
         self.n_past = start + n
         self._carry = hidden[-1].copy()
+
+    def _write(self, tokens: Ints, paired: Floats) -> None:
+        """Decode at n_past, one graph at a time: llama.cpp copies a batch's rows several times."""
+        self.context.remove(self.n_past)
+        step = self.context.n_ubatch
+        for begin in range(0, len(tokens), step):
+            part = slice(begin, begin + step)
+            outputs = np.zeros(len(tokens[part]), dtype=np.int8)
+            self.context.decode(tokens[part], self.n_past + begin, outputs, paired[part])
 
     def _shifted(self, hidden: Floats) -> Floats:
         assert self._carry is not None
