@@ -50,21 +50,22 @@ def test_an_end_token_that_was_not_drafted() -> None:
     assert accept([1, 2], Rows(99, 2, 3), lambda token: token == 99).tokens == [99]
 
 
-def test_imposed_rates() -> None:
-    """Unconditional, per position; 20000 rounds put four standard deviations at 0.014 or less."""
-    rates = (0.8, 0.5, 0.1)
-    imposed = SyntheticAcceptance(rates, seed=3)
-    counts = [0, 0, 0]
-    for _ in range(20_000):
-        rows = Rows(10, 11, 12, 13)
-        verdict = imposed.accept([1, 2, 3], rows)
+@pytest.mark.parametrize("rounds", [50, 1000])
+def test_imposed_rates(rounds: int) -> None:
+    """Unconditional, per position, and met within a few rounds however short the run is."""
+    rates = (0.84, 0.76, 0.67, 0.1)
+    imposed = SyntheticAcceptance(rates)
+    counts = [0] * len(rates)
+    for _ in range(rounds):
+        rows = Rows(10, 11, 12, 13, 14)
+        verdict = imposed.accept([1, 2, 3, 4], rows)
         n = verdict.n_accepted
-        assert verdict.tokens == [*[1, 2, 3][:n], 10 + n]
+        assert verdict.tokens == [*[1, 2, 3, 4][:n], 10 + n]
         assert rows.asked == list(range(n + 1)), "the cost of a real round"
         for position in range(n):
             counts[position] += 1
     for count, rate in zip(counts, rates, strict=True):
-        assert count / 20_000 == pytest.approx(rate, abs=0.0145)
+        assert abs(count - rounds * rate) <= 3
 
 
 def test_imposed_rates_at_the_ends() -> None:
@@ -73,11 +74,3 @@ def test_imposed_rates_at_the_ends() -> None:
     assert SyntheticAcceptance((1.0, 1.0)).accept([], Rows(5)).tokens == [5]
     fewer = SyntheticAcceptance((1.0, 1.0)).accept([1], Rows(0, 5))
     assert fewer.tokens == [1, 5], "fewer drafts than rates"
-
-
-def test_a_seed_repeats() -> None:
-    def run(seed: int) -> list[int]:
-        imposed = SyntheticAcceptance((0.5,), seed)
-        return [imposed.accept([1], Rows(0, 0)).n_accepted for _ in range(64)]
-
-    assert run(1) == run(1) != run(2)
