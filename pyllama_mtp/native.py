@@ -32,6 +32,8 @@ SHIM = "libpyllama-mtp.so"
 STAMP = re.compile(rb'\{"pyllama_stamp": 1[^{}]*\}')
 
 log = logging.getLogger("pyllama_mtp.native")
+# A library says nothing unless the program asks: configure logging to see llama.cpp's messages.
+logging.getLogger("pyllama_mtp").addHandler(logging.NullHandler())
 
 #: Exceptions raised inside callbacks, to be raised again once the native call is over.
 pending: list[BaseException] = []
