@@ -84,9 +84,9 @@ class Engine:
         n_ubatch = options.n_ubatch
         if not self.model.on_gpu:
             n_ubatch = min(n_ubatch, DRAFT_UBATCH_CPU)
-        sizes = {"n_batch": n_ubatch, "n_ubatch": n_ubatch, "n_outputs_max": 1, "n_rs_seq": 0}
+        head = replace(options, mtp_head=True, tap="outputs", n_outputs_max=1, n_rs_seq=0)
         try:
-            draft_options = replace(options, mtp_head=True, tap="outputs", **sizes)
+            draft_options = replace(head, n_batch=n_ubatch, n_ubatch=n_ubatch)
             self.drafter = Drafter(Context(self.model, draft_options, target=self.target))
         except BaseException:
             self.target.close()
