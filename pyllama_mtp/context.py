@@ -119,7 +119,7 @@ class Context:
         self._interrupt.poll = self._lib.pyllama_on_poll
         self._interrupt.period_us = POLL_PERIOD_US
         self._handle = self._create(target)
-        model.adopt(self)
+        model.contexts.add(self)
         self._batch = self._lib.llama_batch_ext_init(self._handle)
         self._memory = self._lib.llama_get_memory(self._handle)
         self.n_ctx = int(self._lib.llama_n_ctx(self._handle))
@@ -153,6 +153,8 @@ class Context:
         message = self._ffi.new("char[512]")
         native.take_recent_errors()
         handle = lib.pyllama_context_init(self.model.handle, p, message, len(message))
+        if native.pending.exception and handle:
+            lib.llama_free(handle)
         native.raise_pending()
         if handle:
             return handle
@@ -175,13 +177,14 @@ class Context:
 
     def close(self) -> None:
         """Free everything. May be called again; the model closes it too."""
-        if self._batch:
-            self._lib.llama_batch_ext_free(self._batch)
-            self._batch = None
-        if self._handle:
-            self._lib.llama_free(self._handle)
-            self._handle = None
-            self.model.disown(self)
+        with self._alone():
+            # Forget first, free then: Ctrl-C in between leaks at worst, and never frees twice.
+            batch, self._batch = self._batch, None
+            handle, self._handle = self._handle, None
+        if batch:
+            self._lib.llama_batch_ext_free(batch)
+        if handle:
+            self._lib.llama_free(handle)
 
     def __enter__(self) -> Context:
         return self

@@ -7,8 +7,7 @@ it; the newest token, which the target has chosen, is in neither.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,14 +38,21 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 class Engine:
     """Target context, draft context when `settings.draft_n_max` > 0, and their contents.
 
+    An exception (Ctrl-C among them) may break it anywhere between the start of a prefill or round
+    and its end. Until then the engine does not count as intact, and the next prefill starts from
+    empty caches.
+
     Attributes:
         cached: tokens in the target cache, position 0 first.
+        turn: changes with every prefill and reset; a generation that finds another one has been
+            overtaken.
     """
 
     def __init__(self, model: Model, settings: Settings) -> None:
         """Raises UsageError, InsufficientMemoryError: see :class:`Context`."""
         self.model, self.settings = model, settings
         self.cached: list[int] = []
+        self.turn = 0
         self._intact = True
         depth = settings.draft_n_max
         if depth and not model.has_mtp:
@@ -76,27 +82,28 @@ class Engine:
         )
         self.target = Context(model, options)
         self.drafter: Drafter | None = None
-        if depth:
-            self._add_drafter(options)
-            self.rollback = make_rollback(self.target, depth, settings.rollback)
+        try:
+            if depth:
+                self.drafter = self._make_drafter(options)
+                self.rollback = make_rollback(self.target, depth, settings.rollback)
+        except BaseException:
+            self.close()
+            raise
 
-    def _add_drafter(self, options: ContextOptions) -> None:
+    def _make_drafter(self, options: ContextOptions) -> Drafter:
         n_ubatch = options.n_ubatch
         if not self.model.on_gpu:
             n_ubatch = min(n_ubatch, DRAFT_UBATCH_CPU)
-        head = replace(options, mtp_head=True, tap="outputs", n_outputs_max=1, n_rs_seq=0)
-        try:
-            draft_options = replace(head, n_batch=n_ubatch, n_ubatch=n_ubatch)
-            self.drafter = Drafter(Context(self.model, draft_options, target=self.target))
-        except BaseException:
-            self.target.close()
-            raise
+        options = replace(options, mtp_head=True, tap="outputs", n_outputs_max=1, n_rs_seq=0)
+        options = replace(options, n_batch=n_ubatch, n_ubatch=n_ubatch)
+        return Drafter(Context(self.model, options, target=self.target))
 
     def _n_outputs(self, n_batch: int) -> int:
         return n_batch if self.settings.prompt_rows == "all" else self.settings.draft_n_max + 1
 
     def _estimate(self, n_ctx: int) -> MemoryEstimate:
         s = self.settings
+        n_batch = min(s.n_batch, n_ctx)
         return memory_estimate(
             self.model.info,
             n_ctx,
@@ -104,9 +111,9 @@ class Engine:
             s.cache_type_v,
             n_rs_seq=s.draft_n_max if s.rollback != "replay" else 0,
             mtp=s.draft_n_max > 0,
-            n_batch=s.n_batch,
-            n_ubatch=s.n_ubatch,
-            n_outputs=self._n_outputs(s.n_batch),
+            n_batch=n_batch,
+            n_ubatch=min(s.n_ubatch, n_batch),
+            n_outputs=self._n_outputs(n_batch),
         )
 
     def _choose_n_ctx(self) -> int:
@@ -137,13 +144,7 @@ class Engine:
             self.drafter.reset()
         self.cached = []
         self._intact = True
-
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """A block that an exception leaves half done makes the next use start from empty caches."""
-        self._intact = False
-        yield
-        self._intact = True
+        self.turn += 1
 
     # -- prefill -------------------------------------------------------------------------------
 
@@ -158,21 +159,23 @@ class Engine:
         """
         if not self._intact:
             self.reset()
-        with self._all_or_nothing():
-            start = self._reuse(prompt)
-            telemetry.n_prompt, telemetry.n_cached = len(prompt), start
-            for begin in range(start, len(prompt), self.target.n_batch):
-                chunk = np.array(prompt[begin : begin + self.target.n_batch], dtype=np.int32)
-                outputs = np.zeros(len(chunk), dtype=np.int8)
-                outputs[-1] = begin + len(chunk) == len(prompt)
-                if self.settings.prompt_rows == "all":
-                    outputs[:] = 1
-                self.target.decode(chunk, begin, outputs)
-                if self.drafter:
-                    hidden = self.target.hidden_rows()  # waits for the target
-                    with telemetry.timed("prompt_sync"):
-                        self.drafter.sync(chunk, begin, hidden)
-            self.cached = list(prompt)
+        self.turn += 1
+        self._intact = False
+        start = self._reuse(prompt)
+        telemetry.n_prompt, telemetry.n_cached = len(prompt), start
+        for begin in range(start, len(prompt), self.target.n_batch):
+            chunk = np.array(prompt[begin : begin + self.target.n_batch], dtype=np.int32)
+            outputs = np.zeros(len(chunk), dtype=np.int8)
+            outputs[-1] = begin + len(chunk) == len(prompt)
+            if self.settings.prompt_rows == "all":
+                outputs[:] = 1
+            self.target.decode(chunk, begin, outputs)
+            if self.drafter:
+                hidden = self.target.hidden_rows()  # waits for the target
+                with telemetry.timed("prompt_sync"):
+                    self.drafter.sync(chunk, begin, hidden)
+        self.cached = list(prompt)
+        self._intact = True
         return len(chunk) - 1
 
     def _reuse(self, prompt: Sequence[int]) -> int:
@@ -200,22 +203,22 @@ class Engine:
         """Up to `n_max` drafts for what follows `token`, the newest token."""
         if not self.drafter or n_max < 1:
             return []
-        with self._all_or_nothing():
-            return self.drafter.draft(token, n_max, self.settings.p_min)
+        self._intact = False
+        return self.drafter.draft(token, n_max, self.settings.p_min)
 
     def verify(self, token: int, drafts: Sequence[int]) -> None:
         """One pass of the target over the newest token and the drafts; every entry is an output."""
-        with self._all_or_nothing():
-            if drafts:
-                self.rollback.before()
-            batch = np.array([token, *drafts], dtype=np.int32)
-            self.target.decode(batch, len(self.cached), np.ones(len(batch), dtype=np.int8))
-            self.target.synchronize()
-            self._batch = batch
+        self._intact = False
+        if drafts:
+            self.rollback.before()
+        self._batch = np.array([token, *drafts], dtype=np.int32)
+        outputs = np.ones(len(self._batch), dtype=np.int8)
+        self.target.decode(self._batch, len(self.cached), outputs)
+        self.target.synchronize()
 
     def keep(self, n_accepted: int, telemetry: Telemetry) -> None:
         """Keep the newest token and the first `n_accepted` drafts of the pass; drop the rest."""
-        with self._all_or_nothing(), telemetry.timed("sync"):
+        with telemetry.timed("sync"):
             start, n_keep = len(self.cached), n_accepted + 1
             if self.drafter:
                 hidden = self.target.hidden_rows()[:n_keep].copy()
@@ -223,6 +226,7 @@ class Engine:
                     self.rollback.after(self._batch, start, n_keep)
                 self.drafter.sync(self._batch[:n_keep], start, hidden)
             self.cached += self._batch[:n_keep].tolist()
+            self._intact = True
 
     def memory(self) -> dict[str, int]:
         """Bytes in use: weights, target_context, target_compute, draft_context, draft_compute."""

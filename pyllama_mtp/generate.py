@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .engine import Engine
+from .errors import UsageError
 from .sampling import Sampler
 from .speculative.acceptance import SyntheticAcceptance, accept
 from .telemetry import Pair, Telemetry
@@ -26,14 +27,16 @@ def generate(
     """Yield the tokens that the target chooses after `prompt`, the end token included."""
     began = time.perf_counter()
     row = engine.prefill(prompt, telemetry)
+    synthetic, turn = _synthetic(engine), engine.turn
     token = sampler.sample(engine.target, row)
     telemetry.prefill_s = time.perf_counter() - began
     telemetry.n_generated = 1
     yield token
 
-    synthetic = _synthetic(engine)
-    began = time.perf_counter()
     while not finished(engine, limits, telemetry, token):
+        if engine.turn != turn:
+            raise UsageError("the session has been used for something else since; start again")
+        began = time.perf_counter()  # the consumer's time between rounds does not count
         with telemetry.timed("draft"):
             drafts = engine.draft(token, _depth(engine, limits, telemetry))
         with telemetry.timed("verify"):
@@ -52,7 +55,7 @@ def generate(
 
         telemetry.count_round(len(drafts), verdict.n_accepted)
         _log_pairs(engine, telemetry, drafts, verdict.tokens)
-        telemetry.decode_s = time.perf_counter() - began
+        telemetry.decode_s += time.perf_counter() - began
         for token in verdict.tokens:
             telemetry.n_generated += 1
             yield token

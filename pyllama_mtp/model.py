@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -40,7 +41,7 @@ class Model:
         """Validate the file, then load it.
 
         Args:
-            path: a GGUF file (the first part of a split one).
+            path: a GGUF file; one that is split into parts must be merged first.
             n_gpu_layers: layers kept on a GPU; -1 is all, 0 none. Without a GPU it has no effect.
             mtp: load the MTP head; False saves its memory and accepts models without one.
             progress: called with the share loaded, 0 to 1; an exception from it stops loading.
@@ -53,10 +54,13 @@ class Model:
         """
         self._handle: Any = None
         self.path = Path(path)
+        if not -1 <= n_gpu_layers < 2**31:
+            raise UsageError(f"n_gpu_layers is {n_gpu_layers}, it must be -1 (all), 0 or above")
         self.info: GGUFInfo = validate_model_file(path, require_mtp=mtp)
         self._library = native.load()
         self._ffi, self._lib = self._library.ffi, self._library.lib
-        self._contexts: list[Closeable] = []
+        #: Contexts must be freed before their model; those alive add themselves.
+        self.contexts: weakref.WeakSet[Closeable] = weakref.WeakSet()
         self.on_gpu = n_gpu_layers != 0 and any(
             device.kind == "gpu" for device in self._library.devices()
         )
@@ -96,6 +100,8 @@ class Model:
         message = ffi.new("char[512]")
         native.take_recent_errors()
         handle = lib.pyllama_model_load(os.fsencode(self.path), params, message, len(message))
+        if native.pending.exception and handle:
+            lib.llama_model_free(handle)
         native.raise_pending()
         if not handle:
             reason = self._library.text(message) or native.take_recent_errors() or "no reason given"
@@ -113,20 +119,11 @@ class Model:
 
     def close(self) -> None:
         """Free contexts, then weights. May be called again."""
-        for context in list(self._contexts):
-            context.close()
-        if getattr(self, "_handle", None):
-            self._lib.llama_model_free(self._handle)
-            self._handle = None
-
-    def adopt(self, context: Closeable) -> None:
-        """Contexts must be freed before their model: remember them."""
-        self._contexts.append(context)
-
-    def disown(self, context: Closeable) -> None:
-        """The context is freed."""
-        if context in self._contexts:
-            self._contexts.remove(context)
+        handle, self._handle = self._handle, None
+        if handle:
+            for context in list(self.contexts):
+                context.close()
+            self._lib.llama_model_free(handle)
 
     def __enter__(self) -> Model:
         return self
@@ -201,14 +198,13 @@ class Model:
         self.handle  # noqa: B018 - raises when closed
         return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
 
-    def check_tokens(self, tokens: Tokens) -> None:
+    def check_tokens(self, tokens: Sequence[int] | Tokens) -> None:
         """Raises UsageError when an id is not in the vocabulary."""
         self.handle  # noqa: B018 - raises when closed
-        bad = tokens[(tokens < 0) | (tokens >= self.n_vocab)]
-        if bad.size:
-            raise UsageError(
-                f"token id {int(bad[0])} is not in the vocabulary (0 to {self.n_vocab - 1})"
-            )
+        ids = np.asarray(tokens)
+        if ids.size and (ids.min() < 0 or ids.max() >= self.n_vocab):
+            bad = next(int(token) for token in tokens if not 0 <= token < self.n_vocab)
+            raise UsageError(f"token id {bad} is not in the vocabulary (0 to {self.n_vocab - 1})")
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """The prompt text of a conversation, by the template in the file.

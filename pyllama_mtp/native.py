@@ -6,7 +6,7 @@ extension is imported.
 
 Callbacks. C calls three Python functions (``cdef/callbacks.h``). None may raise into C: cffi
 catches everything for them, and what must reach the caller (a ``KeyboardInterrupt``) is parked in
-:data:`pending` and raised by :func:`raise_pending` after the native call has returned.
+`pending` and raised by :func:`raise_pending` after the native call has returned.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import re
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -35,8 +36,14 @@ log = logging.getLogger("pyllama_mtp.native")
 # A library says nothing unless the program asks: configure logging to see llama.cpp's messages.
 logging.getLogger("pyllama_mtp").addHandler(logging.NullHandler())
 
-#: Exceptions raised inside callbacks, to be raised again once the native call is over.
-pending: list[BaseException] = []
+
+class Pending(threading.local):
+    """The exception that a callback parked, on the thread that made the native call."""
+
+    exception: BaseException | None = None
+
+
+pending = Pending()
 
 
 @dataclass(frozen=True)
@@ -247,7 +254,11 @@ def load(library: str | os.PathLike[str] | None = None) -> Library:
     _load_shim(folder)
     extension = _import_extension()
     _loaded = Library(str(stamp["variant"]), folder, stamp, extension.ffi, extension.lib)
-    _start(_loaded)
+    try:
+        _start(_loaded)
+    except BaseException:
+        _loaded = None
+        raise
     return _loaded
 
 
@@ -315,25 +326,24 @@ def pyllama_on_load_progress(progress: float, user_data: Any) -> bool:
     assert _loaded is not None
     if user_data:
         _loaded.ffi.from_handle(user_data)(float(progress))
-    return not pending
+    return pending.exception is None
 
 
 def pyllama_on_poll(data: Any) -> int:
     """Called now and then during a long computation: entering Python runs signal handlers."""
-    return 1 if pending else 0
+    return 0 if pending.exception is None else 1
 
 
 def on_callback_error(kind: Any, value: BaseException, traceback: Any) -> None:
     """An exception inside a callback (Ctrl-C among them): park it; C is told to stop."""
-    pending.append(value)
+    pending.exception = pending.exception or value
 
 
 def raise_pending() -> None:
     """Raise what a callback parked, if anything; call it after any long native call."""
-    if pending:
-        first = pending[0]
-        pending.clear()
-        raise first
+    exception, pending.exception = pending.exception, None
+    if exception is not None:
+        raise exception
 
 
 def take_recent_errors() -> str:

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from .errors import FatalDecodeError
 from .settings import Sampling
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Sampler:
         if s.repeat_penalty != 1.0 and s.repeat_last_n > 0:
             args = (model.n_vocab, s.repeat_last_n, s.repeat_penalty, 0.0, 0.0)
             add(chain, lib.llama_sampler_init_penalties(*args))
-        if s.temperature == 0:
+        if s.greedy:
             add(chain, lib.llama_sampler_init_greedy())
         else:
             if s.top_k > 0:
@@ -55,13 +56,16 @@ class Sampler:
         if self._chain is None:
             return context.argmax(row)
         context.check_finite(row)  # the samplers would end the process on a NaN
-        return int(self._lib.llama_sampler_sample(self._chain, context.handle, row))
+        token = int(self._lib.pyllama_sample(self._chain, context.handle, row))
+        if token < 0:
+            raise FatalDecodeError("sampling failed: out of memory, or a fault in llama.cpp")
+        return token
 
     def close(self) -> None:
         """Free the chain. May be called again."""
-        if self._chain is not None:
-            self._lib.llama_sampler_free(self._chain)
-            self._chain = None
+        chain, self._chain = self._chain, None
+        if chain is not None:
+            self._lib.llama_sampler_free(chain)
 
     def __del__(self) -> None:
         if getattr(self, "_chain", None) is not None:

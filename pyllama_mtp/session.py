@@ -183,6 +183,7 @@ class Session:
             tokens = self.model.tokenize(prompt, add_special=True, parse_special=True)
         else:
             tokens = [int(token) for token in prompt]
+            self.model.check_tokens(tokens)
         if not tokens:
             raise UsageError("the prompt is empty; give at least one token of text")
         if len(tokens) > self.n_ctx:
@@ -241,7 +242,8 @@ def stream(
         raise UsageError(f"unknown option {sorted(unknown)[0]!r}")
     with contextlib.ExitStack() as stack:
         if not isinstance(model, Model):
-            mtp = settings.get("draft_n_max") != 0 and read_gguf(model).has_mtp
+            depth = settings.get("draft_n_max")
+            mtp = read_gguf(model).has_mtp if depth is None else depth > 0
             model = stack.enter_context(Model(model, mtp=mtp))
         settings.setdefault("draft_n_max", Settings.draft_n_max if model.has_mtp else 0)
         if "n_ctx" not in settings:

@@ -150,7 +150,8 @@ class Sampling:
         _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "from 0 to 1")
         penalty = self.repeat_penalty
         _require(math.isfinite(penalty) and penalty > 0, "repeat_penalty", penalty, "above 0")
-        _require(self.repeat_last_n >= 0, "repeat_last_n", self.repeat_last_n, "0 (off) or above")
+        window = self.repeat_last_n
+        _require(0 <= window <= 2**20, "repeat_last_n", window, "from 0 (off) to 1048576 tokens")
         _require(
             self.seed is None or 0 <= self.seed < 2**32 - 1,
             "seed",
@@ -159,6 +160,11 @@ class Sampling:
         )
 
     @property
+    def greedy(self) -> bool:
+        """True for temperature 0, and for one so small that dividing by it overflows."""
+        return self.temperature < 1e-5
+
+    @property
     def plain_greedy(self) -> bool:
         """True when the next token is the argmax of the raw logits."""
-        return self.temperature == 0 and (self.repeat_penalty == 1.0 or self.repeat_last_n == 0)
+        return self.greedy and (self.repeat_penalty == 1.0 or self.repeat_last_n == 0)

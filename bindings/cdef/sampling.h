@@ -22,4 +22,3 @@ struct llama_sampler * llama_sampler_init_penalties(int32_t n_vocab, int32_t pen
 void        llama_sampler_accept(struct llama_sampler * smpl, llama_token token);
 void        llama_sampler_reset (struct llama_sampler * smpl);
 void        llama_sampler_free  (struct llama_sampler * smpl);
-llama_token llama_sampler_sample(struct llama_sampler * smpl, struct llama_context * ctx, int32_t idx);

@@ -19,6 +19,7 @@ struct pyllama_batch {
 int32_t pyllama_decode(struct llama_context * ctx, struct llama_batch_ext * batch, const struct pyllama_batch * entries, char * message, size_t n_message);
 size_t pyllama_state_seq_get(struct llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, uint32_t flags, char * message, size_t n_message);
 size_t pyllama_state_seq_set(struct llama_context * ctx, const uint8_t * src, size_t size, llama_seq_id seq_id, uint32_t flags, char * message, size_t n_message);
+llama_token pyllama_sample(struct llama_sampler * chain, struct llama_context * ctx, int32_t row);
 struct pyllama_interrupt {
     int  (*poll)(void * data);
     void * data;

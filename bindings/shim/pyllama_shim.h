@@ -65,6 +65,9 @@ PYLLAMA_API size_t pyllama_state_seq_set(
         struct llama_context * ctx, const uint8_t * src, size_t size, llama_seq_id seq_id, uint32_t flags,
         char * message, size_t n_message);
 
+// llama_sampler_sample(); LLAMA_TOKEN_NULL when an exception was caught.
+PYLLAMA_API llama_token pyllama_sample(struct llama_sampler * chain, struct llama_context * ctx, int32_t row);
+
 // Interruption: pass pyllama_abort_poll as abort_callback and a pyllama_interrupt as its data. ggml asks
 // between graph nodes, on the thread that called llama_decode(); `poll` is asked every period_us at most.
 struct pyllama_interrupt {

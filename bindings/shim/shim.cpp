@@ -105,6 +105,12 @@ size_t pyllama_state_seq_set(
             [](int32_t) { return (size_t) 0; });
 }
 
+llama_token pyllama_sample(llama_sampler * chain, llama_context * ctx, int32_t row) {
+    return guarded(nullptr, 0,
+            [&] { return llama_sampler_sample(chain, ctx, row); },
+            [](int32_t) { return (llama_token) LLAMA_TOKEN_NULL; });
+}
+
 bool pyllama_abort_poll(void * p) {
     auto * interrupt = static_cast<pyllama_interrupt *>(p);
     const int64_t now = llama_time_us();

@@ -59,7 +59,7 @@ def describe_machine(devices: list[str] | None = None) -> dict[str, Any]:
         "cores": usable_cores(),
         "memory_bytes": memory_bytes(),
         "devices": list(devices or ()),
-        "os": f"{platform.system()} {platform.release()}",
+        "os": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         "arch": platform.machine(),
         "python": platform.python_version(),
     }

@@ -281,7 +281,11 @@ def _vocabulary_problems(info: GGUFInfo) -> list[str]:
         return ["the file has no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens)"]
     if isinstance(tokens, ArraySummary) and tokens.n_distinct not in (None, n):
         return [f"the vocabulary has {n - (tokens.n_distinct or 0)} duplicate tokens"]
-    if info.tokenizer_model == "gpt2" and "tokenizer.ggml.merges" not in info.metadata:
+    if info.tokenizer_model != "gpt2":
+        return [
+            f"tokenizer {info.tokenizer_model!r}; these architectures have byte-level BPE (gpt2)"
+        ]
+    if "tokenizer.ggml.merges" not in info.metadata:
         return ["the tokenizer has no merges (tokenizer.ggml.merges)"]
     return []
 
@@ -309,7 +313,18 @@ def _tensor_problems(info: GGUFInfo, require_mtp: bool) -> list[str]:
                 problems.append(f"tensor {spec.name} is missing")
         elif _trimmed(found.shape) != _trimmed(spec.shape):
             problems.append(f"tensor {spec.name} is {found.shape}, expected {spec.shape}")
+        elif not _type_fits(found):
+            problems.append(
+                f"tensor {spec.name} has type {found.type}, which no kernel takes there"
+            )
     return problems
+
+
+def _type_fits(tensor: TensorEntry) -> bool:
+    """llama.cpp's converter keeps vectors and the convolution in F32; its kernels rely on it."""
+    if len(_trimmed(tensor.shape)) == 1 or tensor.name.endswith("ssm_conv1d.weight"):
+        return tensor.type == "F32"
+    return tensor.type not in ("I8", "I16", "I32", "I64", "F64")
 
 
 def _has_fused(name: str, names: dict[str, TensorEntry] | set[str]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from pyllama_mtp import Model, Session, Settings, native, stream
+from pyllama_mtp import Model, Sampling, Session, Settings, native, stream
 from pyllama_mtp.context import Context, ContextOptions, decode_error
 from pyllama_mtp.errors import (
     DecodeAborted,
@@ -211,3 +211,19 @@ def test_each_code_has_its_exception(code: int | str, kind: type[PyllamaMtpError
 def test_a_gap_in_the_positions_is_refused(context: Context) -> None:
     with pytest.raises(UsageError, match="position 5; the cache ends at 0"):
         decode(context, [1], start=5)
+
+
+def test_numbers_beyond_what_c_can_hold(demo: Model) -> None:
+    with pytest.raises(UsageError, match="n_gpu_layers"):
+        Model(demo.path, n_gpu_layers=2**40)
+    with pytest.raises(UsageError, match="repeat_last_n"):
+        Sampling(repeat_penalty=1.1, repeat_last_n=2**31 - 1)
+    with Session(demo, Settings(n_ctx=64, n_threads=1)) as session:
+        for token in (2**40, 2**70, -1):
+            with pytest.raises(UsageError, match=f"token id {token} "):
+                session.generate([1, token])
+
+
+def test_a_short_context_with_a_huge_batch_is_not_a_matter_of_memory(demo: Model) -> None:
+    with Session(demo, Settings(n_ctx=256, n_batch=10**9, n_threads=1)) as session:
+        assert session.n_ctx == 256

@@ -47,7 +47,7 @@ BAD_SAMPLING = [
     ("min_p", 2.0, "from 0 to 1"),
     ("repeat_penalty", 0.0, "above 0"),
     ("repeat_penalty", math.inf, "above 0"),
-    ("repeat_last_n", -1, "0 (off) or above"),
+    ("repeat_last_n", -1, "from 0 (off) to 1048576"),
     ("seed", -1, "0 to 2**32 - 2"),
     ("seed", 2**32 - 1, "0 to 2**32 - 2"),
 ]

@@ -1,0 +1,82 @@
+"""After an interruption or a second generation a session is sound: no mixture of two texts."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from pyllama_mtp import Model, Sampling, Session, Settings
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.sampling import Sampler
+
+PROMPT = "def read_lines(path):\n"
+
+
+def settings(depth: int) -> Settings:
+    return Settings(n_ctx=256, n_threads=1, draft_n_max=depth)
+
+
+def text_of(session: Session, prompt: str = PROMPT) -> str:
+    return session.generate(prompt, max_tokens=24, ignore_eos=True).run().text
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("where", ["sampling", "draft", "verify", "keep"])
+def test_a_session_is_usable_after_an_interruption(
+    demo: Model, monkeypatch: pytest.MonkeyPatch, depth: int, where: str
+) -> None:
+    with Session(demo, settings(depth)) as session:
+        owner = Sampler if where == "sampling" else session._engine
+        name = "sample" if where == "sampling" else where
+        original, calls = getattr(owner, name), 0
+
+        def interrupted(*arguments: object) -> object:
+            nonlocal calls
+            calls += 1
+            result = original(*arguments)
+            if calls == 4:
+                raise KeyboardInterrupt
+            return result
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(owner, name, interrupted)
+            broken = session.generate(PROMPT, max_tokens=64, ignore_eos=True)
+            broken.run()
+        assert broken.text and broken.finish_reason == "interrupted"
+        # The worst case for what is left in the caches: a prompt that continues all of it.
+        longer = [*demo.tokenize(PROMPT), *broken.tokens, *demo.tokenize("    return 0\n")]
+        after = session.generate(longer, max_tokens=24, ignore_eos=True).run().text
+    with Session(demo, settings(depth)) as fresh:
+        assert after == fresh.generate(longer, max_tokens=24, ignore_eos=True).run().text
+
+
+def test_an_overtaken_generation_says_so(demo: Model) -> None:
+    with Session(demo, settings(3)) as session:
+        first = session.generate(PROMPT, max_tokens=200, ignore_eos=True)
+        next(iter(first))
+        text_of(session, "class Reader:\n")
+        with pytest.raises(UsageError, match="used for something else"):
+            first.run()
+        second = session.generate(PROMPT, max_tokens=200, ignore_eos=True)
+        next(iter(second))
+        session.reset()
+        with pytest.raises(UsageError, match="used for something else"):
+            second.run()
+
+
+def test_a_dropped_session_is_freed(demo: Model) -> None:
+    gc.collect()
+    before = len(demo.contexts)
+    session = Session(demo, settings(3))
+    assert len(demo.contexts) == before + 2
+    del session
+    gc.collect()
+    assert len(demo.contexts) == before
+
+
+def test_a_temperature_next_to_zero_is_greedy(demo: Model) -> None:
+    cold = Sampling(temperature=1e-42, top_k=0, top_p=1.0, min_p=0.0)
+    with Session(demo, settings(0)) as session:
+        greedy = session.generate(PROMPT, max_tokens=8).run().tokens
+        assert session.generate(PROMPT, max_tokens=8, sampling=cold).run().tokens == greedy
