@@ -27,9 +27,9 @@ the highest ratio of a round.
   samples with the cheapest greedy chain (top-k 1) and drafts with sampling in the graph (its
   default); its prompt cache and context checkpoints are off.
 - Acceptance is imposed on both sides at {rates} (unconditional, per position), so the text means
-  nothing. Each side draws for itself, so the achieved tokens per round differ by chance; the line
-  "at equal acceptance" removes that: verification passes per second times {expected:.2f}, the
-  tokens per pass that these rates give on average.
+  nothing. The server draws at random and ours follows a fixed sequence, so the achieved tokens per
+  round differ by chance; the line "at equal acceptance" removes that: verification passes per
+  second times {expected:.2f}, the tokens per pass that these rates give on average.
 - MTP prefill: the prompt of the draft-MTP runs, with the draft cache filled."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -23,6 +24,16 @@ def _without_folder(word: str) -> str:
     return f"{option}{equals}{Path(value).name}" if "/" in value else word
 
 
+def project_commit() -> str:
+    """`git describe` of this checkout, "-dirty" when it has changes; "unknown" outside git."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
 def header(machine: dict[str, Any], build: dict[str, Any]) -> dict[str, Any]:
     """What every result file begins with."""
     now = datetime.now(timezone.utc)
@@ -30,6 +41,7 @@ def header(machine: dict[str, Any], build: dict[str, Any]) -> dict[str, Any]:
         "schema": 1,
         "date": now.strftime("%Y-%m-%d"),
         "command": command_line(),
+        "project_commit": project_commit(),
         "machine": machine,
         "build": build,
     }
@@ -47,7 +59,8 @@ def header_lines(result: dict[str, Any]) -> list[str]:
         *(f"- Accelerator: {device}" for device in machine["devices"]),
         f"- llama.cpp {build['upstream_commit'][:12]}, compiled by {build['compiler']}; "
         f"CPU features: {build['cpu_features']}",
-        f"- Our library: {build['variant']}, patch series {build['series'][:12]}",
+        f"- Our library: {build['variant']}, patch series {build['series'][:12]}, "
+        f"commit {result['project_commit']}",
     ]
 
 
