@@ -74,24 +74,22 @@ class Drafter:
                 f"the draft cache ends at position {self.n_past}; it cannot continue at {start}"
             )
         if skip < n:
-            # Token start+i pairs with h_{start+i-1}: row i-1 of this batch, the carry for i = 0.
-            paired = hidden[skip - 1 : n - 1] if skip else self._shifted(hidden)
-            self._write(tokens[skip:], paired)
+            self.context.remove(self.n_past)
+        # One graph at a time: llama.cpp copies the rows of a batch several times.
+        for begin in range(skip, n, self.context.n_ubatch):
+            end = min(begin + self.context.n_ubatch, n)
+            outputs = np.zeros(end - begin, dtype=np.int8)
+            paired = self._paired(hidden, begin, end)
+            self.context.decode(tokens[begin:end], start + begin, outputs, paired)
         self.n_past = start + n
         self._carry = hidden[-1].copy()
 
-    def _write(self, tokens: Ints, paired: Floats) -> None:
-        """Decode at n_past, one graph at a time: llama.cpp copies a batch's rows several times."""
-        self.context.remove(self.n_past)
-        step = self.context.n_ubatch
-        for begin in range(0, len(tokens), step):
-            part = slice(begin, begin + step)
-            outputs = np.zeros(len(tokens[part]), dtype=np.int8)
-            self.context.decode(tokens[part], self.n_past + begin, outputs, paired[part])
-
-    def _shifted(self, hidden: Floats) -> Floats:
+    def _paired(self, hidden: Floats, begin: int, end: int) -> Floats:
+        """Token start+i pairs with h_{start+i-1}: row i-1 of the batch, the carry for i = 0."""
+        if begin > 0:
+            return hidden[begin - 1 : end - 1]
         assert self._carry is not None
-        return np.concatenate([self._carry[None, :], hidden[:-1]])
+        return np.concatenate([self._carry[None, :], hidden[: end - 1]])
 
     def draft(self, token: int, n_max: int, p_min: float = 0.0) -> list[int]:
         """Greedy drafts for the tokens after `token`, which the target has chosen for position
