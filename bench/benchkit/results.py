@@ -25,13 +25,18 @@ def _without_folder(word: str) -> str:
 
 
 def project_commit() -> str:
-    """`git describe` of this checkout, "-dirty" when it has changes; "unknown" outside git."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    """The commit of this checkout, "-dirty" if more than results changed; "unknown" without git."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(RESULTS.parent.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
     try:
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+        commit = git("rev-parse", "--short=12", "HEAD")
+        changes = git("status", "--porcelain", "-uno", "--", ".", ":(exclude)bench/results")
     except OSError:
         return "unknown"
-    return done.stdout.strip() or "unknown"
+    return f"{commit}{'-dirty' if changes else ''}" if commit else "unknown"
 
 
 def header(machine: dict[str, Any], build: dict[str, Any]) -> dict[str, Any]:
