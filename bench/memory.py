@@ -52,7 +52,7 @@ DEFINITIONS = """\
     from n_ubatch and not from the model; measured as what remains of the same difference on a
     miniature model ({miniature}), where everything else is next to nothing;
   - not explained: the rest. It holds what is copied on the hidden rows' way into the draft context
-    (a few times n_batch rows), head weights that become resident, and what is freed but not given
+    (a few times n_ubatch rows), head weights that become resident, and what is freed but not given
     back to the system. Cache pages count once they are written, so a context longer than prompt and
     answer makes this line smaller.
 - Every value is a median of {repeat} processes."""
