@@ -32,9 +32,9 @@ COMMANDS = {
 
 _EPILOG = """\
 examples:
-  pyllama-mtp doctor                          is everything in order?
-  pyllama-mtp generate "def fibonacci(n):"    the bundled demo model continues
-  pyllama-mtp matrix                          with and without MTP, demo model
+  pyllama-mtp doctor             is everything in order?
+  pyllama-mtp generate --chat "Write a Python function called read_lines."
+  pyllama-mtp matrix             with and without MTP, on the bundled demo model
   pyllama-mtp matrix --model Qwen3.5-4B-Q8_0.gguf --prompt-sizes 1024,8192
 
 pyllama-mtp COMMAND --help explains a command.
