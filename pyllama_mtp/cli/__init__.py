@@ -33,7 +33,7 @@ COMMANDS = {
 _EPILOG = """\
 examples:
   pyllama-mtp doctor             is everything in order?
-  pyllama-mtp generate --chat "Write a Python function called read_lines."
+  pyllama-mtp generate --chat "What does str.split() do?"
   pyllama-mtp matrix             with and without MTP, on the bundled demo model
   pyllama-mtp matrix --model Qwen3.5-4B-Q8_0.gguf --prompt-sizes 1024,8192
 

@@ -23,7 +23,7 @@ The text goes to stdout, everything else to stderr. Ctrl-C keeps the text so
 far, prints the statistics that were asked for, and exits with 130.
 
 examples:
-  pyllama-mtp generate --chat "Write a Python function called read_lines."
+  pyllama-mtp generate --chat "What does str.split() do?"
   pyllama-mtp generate --stats --draft-n-max 3 --prompt-file question.txt
   pyllama-mtp generate --model Qwen3.5-4B-Q8_0.gguf --chat "Why is it dark?"
   pyllama-mtp generate --stop $'\\n\\n' --temperature 0.8 --seed 1 "Once upon"

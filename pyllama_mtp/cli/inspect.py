@@ -8,12 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from pyllama_mtp.models.ggufinfo import GGUFInfo, read_gguf
-from pyllama_mtp.models.memory import (
-    CACHE_TYPES,
-    MemoryEstimate,
-    available_memory,
-    memory_estimate,
-)
+from pyllama_mtp.models.memory import MemoryEstimate, available_memory, memory_estimate
+from pyllama_mtp.settings import CACHE_TYPES
 
 _PARTS = {
     "weights": "weights",

@@ -5,11 +5,12 @@ No host name, user name or path is ever read.
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from pathlib import Path
 from typing import Any
+
+from pyllama_mtp.settings import available_threads
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
@@ -35,13 +36,6 @@ def cpu_flags() -> frozenset[str] | None:
     return frozenset(flags.split()) if flags else None
 
 
-def usable_cores() -> int:
-    """Cores this process may run on (logical)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def memory_bytes() -> int | None:
     """Physical memory in bytes."""
     kibibytes = _first_match(_MEMINFO, r"^MemTotal:\s*(\d+) kB")
@@ -56,7 +50,7 @@ def describe_machine(devices: list[str] | None = None) -> dict[str, Any]:
     """
     return {
         "cpu": cpu_model(),
-        "cores": usable_cores(),
+        "cores": available_threads(),
         "memory_bytes": memory_bytes(),
         "devices": list(devices or ()),
         "os": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",

@@ -15,9 +15,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from pyllama_mtp.errors import InsufficientMemoryError, UsageError
 from pyllama_mtp.models.ggufinfo import GGUFInfo
+from pyllama_mtp.settings import CACHE_TYPES
 
 #: Types the KV cache can have here, as the command line spells them.
-CACHE_TYPES = ("f16", "q8_0", "q4_0", "f32", "bf16")
 _CTX_PADDING = 256  # upstream src/llama-context.cpp: cparams.n_ctx = GGML_PAD(cparams.n_ctx, 256)
 _F32 = 4
 
@@ -68,7 +68,7 @@ def memory_estimate(
     Args:
         info: the model.
         n_ctx: context length in tokens, over all sequences.
-        type_k: type of the K cache, one of :data:`CACHE_TYPES`.
+        type_k: type of the K cache, one of :data:`pyllama_mtp.settings.CACHE_TYPES`.
         type_v: type of the V cache.
         n_seq: sequences (``n_seq_max``).
         n_rs_seq: recurrent-state snapshots kept per sequence for rollback.
