@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from .errors import (
     PyllamaMtpError,
     UsageError,
 )
+from .owned import Owned
 
 if TYPE_CHECKING:
     from .model import Model
@@ -84,7 +84,7 @@ def decode_error(code: int, message: str) -> PyllamaMtpError:
     return FatalDecodeError(f"decode failed with code {code}{why}", code)
 
 
-class Context:
+class Context(Owned):
     """A context manager around ``llama_context``. One thread at a time; sequence 0 only."""
 
     def __init__(
@@ -185,17 +185,6 @@ class Context:
             self._lib.llama_batch_ext_free(batch)
         if handle:
             self._lib.llama_free(handle)
-
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

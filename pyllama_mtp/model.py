@@ -6,8 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,18 +15,12 @@ from . import chat, native
 from .errors import ContextClosedError, InsufficientMemoryError, ModelFileError, UsageError
 from .models.ggufinfo import GGUFInfo, validate_model_file
 from .models.memory import available_memory
+from .owned import Owned
 
 Tokens = npt.NDArray[np.int32]
 
 
-class Closeable(Protocol):
-    """What a model asks of the contexts made from it."""
-
-    def close(self) -> None:
-        """Free what it holds; may be called again."""
-
-
-class Model:
+class Model(Owned):
     """Weights and vocabulary of a GGUF file. A context manager; closing it closes its contexts."""
 
     def __init__(
@@ -60,7 +53,7 @@ class Model:
         self._library = native.load()
         self._ffi, self._lib = self._library.ffi, self._library.lib
         #: Contexts must be freed before their model; those alive add themselves.
-        self.contexts: weakref.WeakSet[Closeable] = weakref.WeakSet()
+        self.contexts: weakref.WeakSet[Owned] = weakref.WeakSet()
         self.on_gpu = n_gpu_layers != 0 and any(
             device.kind == "gpu" for device in self._library.devices()
         )
@@ -124,17 +117,6 @@ class Model:
             for context in list(self.contexts):
                 context.close()
             self._lib.llama_model_free(handle)
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

@@ -196,15 +196,21 @@ def check_stamp(stamp: dict[str, Any], expected: dict[str, Any], folder: Path) -
             )
 
 
+def cpu_flags() -> frozenset[str] | None:
+    """The CPU's feature flags (/proc/cpuinfo), or None where the system does not list them."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    return frozenset(found[1].split()) if found else None
+
+
 def missing_cpu_features(stamp: dict[str, Any]) -> list[str]:
     """Features the CPU backend was built for and this machine lacks (``/proc/cpuinfo`` names)."""
     needed = set(str(stamp.get("cpu_features", "")).split())
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return []
-    flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return sorted(needed - set(flags.split())) if flags else []
+    flags = cpu_flags()
+    return [] if flags is None else sorted(needed - flags)
 
 
 def _resolve(choice: str) -> Path:

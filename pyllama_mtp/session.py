@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 from .engine import Engine
@@ -15,6 +14,7 @@ from .errors import UsageError
 from .generate import Limits, generate
 from .model import Model
 from .models.ggufinfo import read_gguf
+from .owned import Owned
 from .sampling import Sampler
 from .settings import Sampling, Settings
 from .telemetry import Telemetry
@@ -118,7 +118,7 @@ class Generation:
             sampler.close()
 
 
-class Session:
+class Session(Owned):
     """Contexts for one conversation on a model. A context manager.
 
     A prompt that continues what was processed before (the previous prompt with its answer) is
@@ -204,17 +204,6 @@ class Session:
     def close(self) -> None:
         """Free the contexts. May be called again."""
         self._engine.close()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def stream(

@@ -5,12 +5,14 @@ Nothing here is loaded unless a test asks for it: tests of the sources alone nee
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +22,20 @@ if TYPE_CHECKING:
 
 #: Runs `code` in a new interpreter: (code, *arguments, env={...}) -> the finished process.
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def fake_driver() -> ModuleType:
+    """The module ``tests/measure/fake_driver.py``; its users reset it."""
+    name = "pyllama_mtp_fake_driver"
+    spec = importlib.util.spec_from_file_location(
+        name, Path(__file__).parent / "measure" / "fake_driver.py"
+    )
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

@@ -173,7 +173,7 @@ def is_on(switch: Any) -> bool:
 
 def check_cpu_features(stamp: dict[str, Any]) -> Iterator[Finding]:
     """What the build needs of the CPU, against what the CPU has."""
-    from pyllama_mtp.measure.machine import cpu_flags
+    from pyllama_mtp.native import cpu_flags
 
     listed = stamp.get("cpu_features") or ""
     needed = listed.split() if isinstance(listed, str) else list(listed)

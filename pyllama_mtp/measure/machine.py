@@ -30,12 +30,6 @@ def cpu_model() -> str:
     return name or platform.processor() or platform.machine()
 
 
-def cpu_flags() -> frozenset[str] | None:
-    """The CPU's feature flags (/proc/cpuinfo), or None where the system does not list them."""
-    flags = _first_match(_CPUINFO, r"^(?:flags|Features)\s*:\s*(.+)$")
-    return frozenset(flags.split()) if flags else None
-
-
 def memory_bytes() -> int | None:
     """Physical memory in bytes."""
     kibibytes = _first_match(_MEMINFO, r"^MemTotal:\s*(\d+) kB")

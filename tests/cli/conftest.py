@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -16,22 +15,12 @@ import pyllama_mtp
 from pyllama_mtp.cli import main
 
 
-def _load_fake() -> ModuleType:
-    name = "pyllama_mtp_fake_driver"
-    if name not in sys.modules:
-        path = Path(__file__).parents[1] / "measure" / "fake_driver.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # dataclasses look their module up
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
+def fake(
+    fake_driver: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[ModuleType]:
     """The fake driver in place of the real one; the current folder is empty."""
-    module = _load_fake()
+    module = fake_driver
     module.reset()
     for name in ("Model", "Session"):
         monkeypatch.setattr(pyllama_mtp, name, getattr(module, name), raising=False)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from pyllama_mtp import native
 from pyllama_mtp.cli import doctor
-from pyllama_mtp.measure import machine
 from pyllama_mtp.models import demo
 
 Cli = Callable[..., SimpleNamespace]
@@ -67,7 +67,7 @@ def test_an_unexpected_failure_is_a_finding(
 def test_missing_cpu_features_are_named(
     fake: ModuleType, cli: Cli, demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "cpu_flags", lambda: frozenset({"avx2", "fma"}))
+    monkeypatch.setattr(native, "cpu_flags", lambda: frozenset({"avx2", "fma"}))
     fake.native.library = fake.Library(cpu_features="avx2 fma amx_tile avx512bw")
     result = cli("doctor", "--no-self-test")
     assert result.code == 1
