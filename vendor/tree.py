@@ -22,10 +22,14 @@ STAMP = ".pyllama-mtp-tree.json"
 IN_ARCHIVE = "vendor/llama.cpp/"
 GIT_FOLDER = ".git/modules/vendor/llama.cpp/"
 
-# What the build reads: the libraries, and the tools that upstream's own figures are measured with.
+# What the build reads: the libraries, the tools that upstream's own figures are measured with, and
+# those of upstream's tests that concern what the patches touch (tests/upstream runs them).
 KEEP = (
     "AUTHORS", "CMakeLists.txt", "LICENSE", "cmake/", "common/", "ggml/", "include/", "licenses/",
     "scripts/ui-assets.cmake", "src/", "tools/", "vendor/",
+    "tests/test-backend-sampler.cpp", "tests/test-batch-alloc.cpp", "tests/test-llama-archs.cpp",
+    "tests/test-recurrent-state-rollback.cpp", "tests/test-save-load-state.cpp",
+    "tests/test-state-restore-fragmented.cpp", "tests/test-thread-safety.cpp", "tests/testing.h",
 )  # fmt: skip
 # Of those, what it does not read: backends that we never build, test data, the web interface.
 DROP = (
