@@ -1,0 +1,164 @@
+"""Checkpoints of the recurrent state along a prompt, and where a prompt is cut to take them.
+
+Attention caches drop positions; the recurrent state of a hybrid model cannot go back. A later
+prompt that shares only part of what was processed continues from the closest checkpoint instead of
+token 0. This module keeps the books; saving and restoring states is the engine's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .hidden import Hidden
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """The recurrent state after the first `n_past` tokens of a text.
+
+    Attributes:
+        n_past: tokens that the state has seen, at least 1; the next position to process.
+        state: what ``Context.save_state(recurrent_only=True)`` gave there.
+        carry: the hidden row of position n_past - 1, which pairs with the token at `n_past` in the
+            draft cache; None when it is not known or MTP is off.
+        slot: of the tap, where `carry` is kept.
+    """
+
+    n_past: int
+    state: bytes
+    carry: Hidden | None = None
+    slot: int = 0
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of host memory."""
+        return len(self.state)
+
+
+class Checkpoints:
+    """At most `limit` checkpoints of one text, thinned out away from its end.
+
+    When one too many comes, the one goes without which the relative gap stays smallest:
+    ``(next - previous) / (newest - previous)``, where position 0 comes before the first one; the
+    newest always stays. What this gives the three ways a chat goes on:
+
+    - The next prompt extends this one: the newest serves.
+    - It leaves shortly before the end (templates drop the thinking part): the last one before the
+      newest has the ratio 1, the largest there is, so it goes last, and those before it are dense.
+    - An early message was edited, d tokens before the end: d tokens must be processed again in any
+      case. Gaps that grow with the distance from the end keep what comes on top in proportion to
+      that, at every d; even spacing would waste its checkpoints on where they save little.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """Raises UsageError for a negative `limit`; with 0 nothing is kept."""
+        if limit < 0:
+            raise UsageError(f"limit is {limit}; it must be 0 (no checkpoints) or more")
+        self.limit = limit
+        self._kept: list[Checkpoint] = []  # by n_past
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def positions(self) -> list[int]:
+        """`n_past` of every checkpoint, in ascending order."""
+        return [checkpoint.n_past for checkpoint in self._kept]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of host memory that the checkpoints take."""
+        return sum(checkpoint.n_bytes for checkpoint in self._kept)
+
+    def free_slot(self) -> int:
+        """A slot from 1 to `limit` + 1 that no checkpoint uses: one more than can be kept, because
+        the next one is made before another goes."""
+        used = {checkpoint.slot for checkpoint in self._kept}
+        return next(slot for slot in range(1, self.limit + 2) if slot not in used)
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """Keep a checkpoint of where the cache ends now.
+
+        One with the same `n_past` is replaced. Those further on go too: the cache no longer holds
+        their tokens, and what it will hold there may be another text.
+
+        Raises:
+            UsageError: `n_past` below 1; the empty cache needs no checkpoint.
+        """
+        if checkpoint.n_past < 1:
+            raise UsageError(f"a checkpoint at n_past {checkpoint.n_past}; it must be at least 1")
+        self.drop_above(checkpoint.n_past - 1)
+        if not self.limit:
+            return
+        self._kept.append(checkpoint)
+        if len(self._kept) > self.limit:
+            del self._kept[self._most_dispensable()]
+
+    def _most_dispensable(self) -> int:
+        at = [0, *self.positions]
+        newest = at[-1]
+
+        def relative_gap(i: int) -> float:  # of the checkpoint at[i], were it gone
+            return (at[i + 1] - at[i - 1]) / (newest - at[i - 1])
+
+        return min(range(1, len(at) - 1), key=relative_gap) - 1
+
+    def closest(self, n_past: int, need_carry: bool) -> Checkpoint | None:
+        """The checkpoint from which the least is left to process, or None: start at token 0.
+
+        Args:
+            n_past: tokens that the new prompt shares with the text.
+            need_carry: leave out those whose hidden state is not known.
+        """
+        for checkpoint in reversed(self._kept[: bisect_right(self.positions, n_past)]):
+            if checkpoint.carry is not None or not need_carry:
+                return checkpoint
+        return None
+
+    def drop_above(self, n_past: int) -> None:
+        """The text was cut to its first `n_past` tokens: drop the checkpoints of what followed."""
+        del self._kept[bisect_right(self.positions, n_past) :]
+
+    def clear(self) -> None:
+        """Drop all: the text is gone."""
+        self._kept.clear()
+
+
+def boundaries(start: int, stop: int, n_batch: int, n_ubatch: int) -> list[int]:
+    """Where the prefill of positions [start, stop) is cut into decode calls, for a checkpoint each.
+
+    One cut is the last graph boundary before `stop`, so that a prompt that leaves just before the
+    end of this one finds a checkpoint at most n_ubatch tokens back. All cuts but `stop` are whole
+    graphs away from `start`: llama.cpp cuts a call into graphs of n_ubatch tokens anyway, so the
+    graphs are as few as in a single call. (n_batch is rounded down to whole graphs for that. For a
+    rollback, llama.cpp keeps the last n_rs_seq + 1 tokens of a call in one graph; that moves a
+    boundary within a call, and adds none.)
+
+    Args:
+        start: first position to process.
+        stop: one past the last.
+        n_batch: most tokens per call.
+        n_ubatch: tokens per graph; llama.cpp takes n_batch if that is less.
+
+    Returns:
+        The ends of the calls, ascending; the last is `stop`. Empty when there is nothing to do.
+
+    Raises:
+        UsageError: start > stop, or a size below 1.
+    """
+    if start > stop:
+        raise UsageError(f"prefill from {start} to {stop}: the end lies before the start")
+    if min(n_batch, n_ubatch) < 1:
+        raise UsageError(f"n_batch is {n_batch} and n_ubatch {n_ubatch}; both must be at least 1")
+    if start == stop:
+        return []
+    n_ubatch = min(n_ubatch, n_batch)
+    step = n_batch // n_ubatch * n_ubatch
+    last = start + (stop - start - 1) // n_ubatch * n_ubatch
+    cuts = {*range(start + step, stop, step), last, stop}
+    return sorted(cuts - {start})

@@ -1,0 +1,188 @@
+"""Checkpoints along a prompt: which ones stay, which one serves, and where prefill is cut."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from pyllama_mtp.checkpoints import Checkpoint, Checkpoints, boundaries
+from pyllama_mtp.errors import UsageError
+
+
+def at(n_past: int, carry: bool = True) -> Checkpoint:
+    return Checkpoint(n_past, b"state", np.zeros(4, dtype=np.float32) if carry else None)
+
+
+def filled(limit: int, *positions: int) -> Checkpoints:
+    checkpoints = Checkpoints(limit)
+    for n_past in positions:
+        checkpoints.add(at(n_past))
+    return checkpoints
+
+
+def found(checkpoints: Checkpoints, n_past: int, need_carry: bool = False) -> int | None:
+    checkpoint = checkpoints.closest(n_past, need_carry)
+    return checkpoint and checkpoint.n_past
+
+
+# --- the books ------------------------------------------------------------------------------------
+
+
+def test_closest_lies_at_or_below_what_is_shared() -> None:
+    checkpoints = filled(8, 100, 200, 300)
+    expected = {0: None, 99: None, 100: 100, 199: 100, 200: 200, 299: 200, 10_000: 300}
+    assert {n: found(checkpoints, n) for n in expected} == expected
+
+
+def test_closest_that_has_the_hidden_state() -> None:
+    checkpoints = filled(8, 100)
+    checkpoints.add(at(200, carry=False))
+    assert found(checkpoints, 250, need_carry=False) == 200
+    assert found(checkpoints, 250, need_carry=True) == 100
+    assert found(checkpoints, 99, need_carry=True) is None
+
+
+def test_same_position_is_replaced() -> None:
+    checkpoints = filled(8, 100, 200)
+    newer = Checkpoint(200, b"newer")
+    checkpoints.add(newer)
+    assert checkpoints.positions == [100, 200]
+    assert checkpoints.closest(200, need_carry=False) is newer
+
+
+def test_what_lies_further_on_belongs_to_a_text_that_is_gone() -> None:
+    checkpoints = filled(8, 100, 200, 300)
+    checkpoints.add(at(150))
+    assert checkpoints.positions == [100, 150]
+
+
+def test_truncation_drops_what_lies_above_it() -> None:
+    checkpoints = filled(8, 100, 200, 300)
+    checkpoints.drop_above(200)
+    assert checkpoints.positions == [100, 200]
+    checkpoints.drop_above(199)
+    assert checkpoints.positions == [100]
+    checkpoints.clear()
+    assert len(checkpoints) == 0
+
+
+def test_bytes_of_state_and_hidden_state() -> None:
+    checkpoints = filled(8, 100, 200)
+    checkpoints.add(at(300, carry=False))
+    assert checkpoints.n_bytes == 3 * len(b"state") + 2 * 4 * 4
+
+
+def test_nothing_is_kept_with_limit_0() -> None:
+    checkpoints = filled(0, 100, 200)
+    assert (len(checkpoints), checkpoints.n_bytes, found(checkpoints, 300)) == (0, 0, None)
+
+
+def test_impossible_values_are_refused() -> None:
+    with pytest.raises(UsageError, match="limit is -1"):
+        Checkpoints(-1)
+    with pytest.raises(UsageError, match="n_past 0"):
+        Checkpoints(4).add(at(0))
+
+
+# --- which one goes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 8])
+def test_limit_holds_and_the_last_two_always_stay(limit: int) -> None:
+    checkpoints, rng, n_past = Checkpoints(limit), random.Random(limit), 0
+    before: list[int] = []
+    for _ in range(200):
+        n_past += rng.choice((1, 5, 512, 2048))
+        checkpoints.add(at(n_past))
+        assert checkpoints.positions[-2:] == [*before[-1:], n_past][-min(2, limit) :]
+        assert len(checkpoints) == min(limit, len(before) + 1)
+        before = checkpoints.positions
+
+
+@pytest.mark.parametrize(
+    ("positions", "dropped"),
+    [
+        ((100, 200, 700, 900), 100),  # gaps without 100, 200, 700: 200/900, 600/800, 700/700
+        ((400, 450, 800, 900), 400),  # 450/900, 400/500, 450/450: the widest, but furthest back
+        ((200, 400, 450, 850, 900), 400),  # 400/900, 250/700, 450/500, 450/450
+    ],
+)
+def test_the_thinnest_relative_gap_goes(positions: tuple[int, ...], dropped: int) -> None:
+    kept = filled(len(positions) - 1, *positions).positions
+    assert kept == [n for n in positions if n != dropped]
+
+
+@pytest.mark.parametrize("limit", [8, 16])
+def test_work_is_in_proportion_to_what_has_changed(limit: int) -> None:
+    """After an edit d tokens before the end, going back costs at most 1.5 d more, or one call."""
+    end, n_batch = 32_768 + 100, 512
+    checkpoints = Checkpoints(limit)
+    for n_past in boundaries(0, end, n_batch, 256):
+        checkpoints.add(at(n_past))
+    for shared in range(end):
+        more, d = shared - (found(checkpoints, shared) or 0), end - shared
+        assert more <= max(1.5 * d, n_batch), f"{more} tokens more for the last {d}"
+
+
+def test_a_chat_whose_template_drops_the_last_tokens() -> None:
+    """Each turn leaves the text 5 tokens before its end: less than a graph is processed again, or
+    less than a call and a graph where the last graph was no longer than that."""
+    checkpoints, rng = Checkpoints(4), random.Random(0)
+    end = most_lost = 0
+    for _ in range(200):
+        shared = max(0, end - 5)
+        start = found(checkpoints, shared) or 0
+        assert shared - start <= most_lost
+        checkpoints.drop_above(start)
+        stop = end + rng.randrange(20, 5000)
+        ends = boundaries(start, stop, 2048, 256)
+        for n_past in ends:
+            checkpoints.add(at(n_past))
+        end, last_graph = stop, stop - [start, *ends][-2]
+        most_lost = 256 if last_graph >= 5 else 2048 + 256
+
+
+# --- cuts -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ends"),
+    [
+        ((0, 1, 2048, 512), [1]),
+        ((0, 512, 2048, 512), [512]),
+        ((0, 513, 2048, 512), [512, 513]),
+        ((0, 1024, 2048, 512), [512, 1024]),
+        ((0, 2048, 2048, 512), [1536, 2048]),
+        ((0, 2049, 2048, 512), [2048, 2049]),
+        ((0, 5000, 2048, 512), [2048, 4096, 4608, 5000]),
+        ((7, 2600, 2048, 512), [2055, 2567, 2600]),
+        ((0, 1000, 300, 128), [256, 512, 768, 896, 1000]),
+        ((0, 10, 4, 512), [4, 8, 10]),
+        ((5, 8, 1, 1), [6, 7, 8]),
+        ((9, 9, 2048, 512), []),
+    ],
+)
+def test_boundaries(arguments: tuple[int, int, int, int], ends: list[int]) -> None:
+    assert boundaries(*arguments) == ends
+
+
+def test_cuts_make_no_graph_more_and_fit_a_call() -> None:
+    rng = random.Random(1)
+    for _ in range(2000):
+        start, length = rng.randrange(5000), rng.randrange(1, 5000)
+        n_batch, n_ubatch = rng.randrange(1, 600), rng.randrange(1, 300)
+        ends = boundaries(start, start + length, n_batch, n_ubatch)
+        calls = [end - begin for begin, end in zip([start, *ends], ends, strict=False)]
+        graph = min(n_batch, n_ubatch)
+        assert sum(calls) == length
+        assert all(0 < n <= n_batch for n in calls)
+        assert sum(-(-n // graph) for n in calls) == -(-length // graph)
+        assert calls[-1] <= graph
+
+
+@pytest.mark.parametrize("arguments", [(5, 4, 512, 512), (0, 9, 0, 512), (0, 9, 512, 0)])
+def test_impossible_cuts_are_refused(arguments: tuple[int, int, int, int]) -> None:
+    with pytest.raises(UsageError):
+        boundaries(*arguments)
