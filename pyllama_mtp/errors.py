@@ -45,6 +45,18 @@ class DiskFullError(PyllamaMtpError, OSError):
     """A file cannot be written completely: no space, a quota or a size limit; nothing is left."""
 
 
+class PromptFileError(PyllamaMtpError):
+    """A file of a processed prompt that cannot be used: unreadable, damaged, of another model.
+
+    Attributes:
+        path: the file as the caller named it.
+    """
+
+    def __init__(self, message: str, path: str | os.PathLike[str]) -> None:
+        super().__init__(message)
+        self.path = os.fspath(path)
+
+
 class LibraryError(PyllamaMtpError):
     """The native library is missing, has another stamp, or needs CPU features that are absent."""
 
