@@ -12,27 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from . import native
-from .errors import (
-    ContextClosedError,
-    DecodeAborted,
-    FatalDecodeError,
-    InsufficientMemoryError,
-    InvalidBatchError,
-    NoKVSlotError,
-    PyllamaMtpError,
-    UsageError,
-)
+from .batch import Batch, decode_error
+from .errors import ContextClosedError, FatalDecodeError, InsufficientMemoryError, UsageError
+from .hidden import Floats, Hidden, HostRows, Ints, Tap
 from .owned import Owned
+from .trace import Node, Trace
 
 if TYPE_CHECKING:
     from .model import Model
 
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int32]
-
 #: How often a long computation looks for Ctrl-C.
 POLL_PERIOD_US = 50_000
-SEQ = 0  # the one sequence of this driver
+SEQ = 0  # the one sequence of the driver
 
 
 @dataclass(frozen=True)
@@ -41,10 +32,17 @@ class ContextOptions:
 
     Attributes:
         mtp_head: False: the trunk (target); True: the MTP block (draft).
-        tap: hidden rows kept: "off"; "all": one per token, whether output or not; "outputs": one
-            per output row.
+        need_embd_pre_norm: keep hidden rows in a tap, on the device: of every token, in a draft
+            context of output tokens. Needs the patched library.
+        hidden: where the tap reads: "post-norm" (after the final norm) or "pre-norm".
+        tap: hidden rows by upstream's way, through the host: "off"; "all": one per token, whether
+            output or not; "outputs": one per output row.
         n_outputs_max: most output rows per decode call.
         n_rs_seq: recurrent-state snapshots kept for rollback.
+        n_seq_max: sequences that may be in the caches at once.
+        full_block: a draft context runs its whole block for every token, as upstream does: no K/V
+            only sync, no slices.
+        trace: record the graph nodes of every decode; see :meth:`Context.nodes`.
     """
 
     n_ctx: int
@@ -55,37 +53,22 @@ class ContextOptions:
     type_v: str = "f16"
     flash_attn: str = "auto"
     mtp_head: bool = False
+    need_embd_pre_norm: bool = False
+    hidden: str = "post-norm"
     tap: str = "off"
     n_outputs_max: int = 1
     n_rs_seq: int = 0
-
-
-def decode_error(code: int, message: str) -> PyllamaMtpError:
-    """The exception for a return code of ``llama_decode`` or of our shim (there is no other place).
-
-    Args:
-        code: non-zero; see ``llama_decode`` in llama.h and PYLLAMA_* in pyllama_shim.h.
-        message: what the native side said about it, may be empty.
-    """
-    lib = native.load().lib
-    why = f": {message}" if message else ""
-    if code == 1:
-        return NoKVSlotError(
-            f"no room in the KV cache{why}. Use a longer n_ctx or a shorter prompt.", code
-        )
-    if code == 2:
-        return DecodeAborted("the computation was interrupted", code)
-    if code in (-1, lib.PYLLAMA_BATCH_REFUSED):
-        return InvalidBatchError(f"llama.cpp refused the batch{why}", code)
-    if code == lib.PYLLAMA_OUT_OF_MEMORY:
-        return InsufficientMemoryError(
-            "out of memory during decode: use a smaller n_ctx, n_batch or n_ubatch"
-        )
-    return FatalDecodeError(f"decode failed with code {code}{why}", code)
+    n_seq_max: int = 1
+    full_block: bool = False
+    trace: bool = False
 
 
 class Context(Owned):
-    """A context manager around ``llama_context``. One thread at a time; sequence 0 only."""
+    """A context manager around ``llama_context``, for one thread at a time.
+
+    Attributes:
+        tap: its hidden-state tap, if `options.need_embd_pre_norm`.
+    """
 
     def __init__(
         self, model: Model, options: ContextOptions, target: Context | None = None
@@ -101,13 +84,14 @@ class Context(Owned):
             InsufficientMemoryError: llama.cpp could not allocate it.
             UsageError: llama.cpp refused the combination; its reason is given.
         """
-        self._library = native.load()
-        self._ffi, self._lib = self._library.ffi, self._library.lib
+        self.library = native.load()
+        self._ffi, self._lib = self.library.ffi, self.library.lib
         self._handle: Any = None
         self._batch: Any = None
         self._lock = threading.Lock()
         self._output = np.zeros(0, dtype=np.int8)
         self._rewind = 0  # positions that the recurrent state can go back
+        self.hidden_bytes_sent = 0  # hidden rows that came with batches, from the host
         self.model, self.options = model, options
         n_ubatch = min(options.n_ubatch, options.n_batch, options.n_ctx)
         if model.is_recurrent and options.n_rs_seq > 0 and n_ubatch < options.n_rs_seq + 2:
@@ -115,6 +99,7 @@ class Context(Owned):
                 f"n_ubatch is {n_ubatch}; {options.n_rs_seq} state snapshots need at least "
                 f"{options.n_rs_seq + 2}"
             )
+        self._trace = Trace(self.library) if options.trace else None
         self._interrupt = self._ffi.new("struct pyllama_interrupt *")
         self._interrupt.poll = self._lib.pyllama_on_poll
         self._interrupt.period_us = POLL_PERIOD_US
@@ -129,12 +114,18 @@ class Context(Owned):
         if options.tap != "off":
             masked = options.tap == "outputs"
             self._lib.llama_mtp_set_embeddings_nextn(self._handle, True, masked)
+        self._lib.llama_mtp_set_kv_only(self._handle, not options.full_block)
+        self._lib.llama_mtp_set_slice(self._handle, not options.full_block)
+        pre_norm = options.hidden == "pre-norm"
+        point = self._lib.LLAMA_MTP_TAP_PRE_NORM if pre_norm else self._lib.LLAMA_MTP_TAP_POST_NORM
+        self._lib.llama_set_embeddings_pre_norm_point(self._handle, point)
+        self.tap = Tap(self) if options.need_embd_pre_norm else None
 
     def _create(self, target: Context | None) -> Any:
         lib, options = self._lib, self.options
         p = lib.llama_context_default_params()
         p.n_ctx, p.n_batch, p.n_ubatch = options.n_ctx, options.n_batch, options.n_ubatch
-        p.n_seq_max, p.n_rs_seq = 1, options.n_rs_seq
+        p.n_seq_max, p.n_rs_seq = options.n_seq_max, options.n_rs_seq
         p.n_outputs_max = p.n_outputs_max_per_seq = options.n_outputs_max
         p.n_threads = p.n_threads_batch = options.n_threads
         p.type_k = getattr(lib, f"GGML_TYPE_{options.type_k.upper()}")
@@ -146,6 +137,8 @@ class Context(Owned):
         }[options.flash_attn]
         p.abort_callback = lib.pyllama_abort_poll
         p.abort_callback_data = self._interrupt
+        if self._trace:
+            p.cb_eval, p.cb_eval_user_data = self._trace.callback, self._trace.data
         if options.mtp_head:
             p.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
         if target is not None:
@@ -158,7 +151,7 @@ class Context(Owned):
         native.raise_pending()
         if handle:
             return handle
-        reason = "; ".join(filter(None, (self._library.text(message), native.take_recent_errors())))
+        reason = "; ".join(filter(None, (self.library.text(message), native.take_recent_errors())))
         if "alloc" in reason or "memory" in reason:
             raise InsufficientMemoryError(
                 f"no memory for a context of {options.n_ctx} tokens ({reason}); "
@@ -206,77 +199,50 @@ class Context(Owned):
         tokens: Ints,
         start: int,
         outputs: npt.NDArray[np.int8],
-        hidden: Floats | None = None,
+        hidden: Hidden | Floats | None = None,
+        seq: int = SEQ,
     ) -> None:
-        """Process tokens at positions start, start + 1, ...
+        """Process tokens at positions start, start + 1, ... of one sequence.
 
         Args:
             tokens: [n] int32 ids, n at most n_batch.
             outputs: [n] int8, 1 where an output row (logits) is wanted; at most n_outputs_max.
-            hidden: [n, n_embd] float32, for a draft context only: row i is the hidden state that
-                pairs with tokens[i], that is the trunk's state at position start + i - 1.
+            hidden: n rows, or [n, n_embd] float32, for a draft context only: row i is the hidden
+                state that pairs with tokens[i], that is the trunk's at position start + i - 1.
+            seq: the sequence; for several in one batch see :meth:`decode_batch`.
 
         Raises:
             UsageError: sizes or ids that llama.cpp would abort on.
             DecodeError: a subclass that names the failure.
             KeyboardInterrupt: Ctrl-C; the context must then be cleared.
         """
-        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
-        outputs = np.ascontiguousarray(outputs, dtype=np.int8)
-        self._check(tokens, start, outputs, hidden)
-        n = len(tokens)
-        pos = np.arange(start, start + n, dtype=np.int32)
-        seq = np.full(n, SEQ, dtype=np.int32)
-        view = self._ffi.new("struct pyllama_batch *")
-        pointer = self._ffi.from_buffer
-        view.n_tokens, view.n_embd = n, self.model.n_embd
-        view.token, view.pos = pointer("int32_t[]", tokens), pointer("int32_t[]", pos)
-        view.seq_id, view.output = pointer("int32_t[]", seq), pointer("int8_t[]", outputs)
-        if hidden is not None:
-            hidden = np.ascontiguousarray(hidden, dtype=np.float32)
-            view.hidden = pointer("float[]", hidden)
+        positions = np.arange(start, start + len(tokens), dtype=np.int32)
+        seqs = np.full(len(tokens), seq, dtype=np.int32)
+        self.decode_batch(Batch(tokens, positions, seqs, outputs, hidden))
+
+    def decode_batch(self, batch: Batch) -> None:
+        """Process a batch of any sequences; for the errors see :meth:`decode`."""
+        batch.check(self)
+        view, alive = batch.view(self)
+        if isinstance(batch.hidden, HostRows):
+            self.hidden_bytes_sent += batch.hidden.data.nbytes
         message = self._ffi.new("char[256]")
         native.take_recent_errors()
+        if self._trace:
+            self._trace.clear()
         self._rewind = 0
         with self._alone():
             code = self._lib.pyllama_decode(self.handle, self._batch, view, message, len(message))
-        self._output = outputs
+        del alive
+        self._output = batch.outputs
         native.raise_pending()
         if code != 0:
-            said = (self._library.text(message), native.take_recent_errors())
+            said = (self.library.text(message), native.take_recent_errors())
             raise decode_error(code, "; ".join(filter(None, said)))
         # A decode of n tokens makes n snapshots at most, the last one being the state itself; older
         # ones are left from earlier decodes, and llama.cpp would go back to them all the same.
-        self._rewind = min(n - 1, self.n_rs_seq)
-
-    def _check(
-        self, tokens: Ints, start: int, outputs: npt.NDArray[np.int8], hidden: Floats | None
-    ) -> None:
-        """Everything that would be a GGML_ASSERT, and end the interpreter, further down."""
-        n = len(tokens)
-        if not 1 <= n <= self.n_batch:
-            raise UsageError(f"a batch of {n} tokens; it must hold 1 to n_batch = {self.n_batch}")
-        if start < 0 or start + n > self.n_ctx:
-            raise UsageError(
-                f"positions {start} to {start + n - 1} do not fit a context of {self.n_ctx} tokens"
-            )
-        if not self.options.mtp_head and start > self.n_past:
-            # llama.cpp warns only, for M-RoPE models; for a draft context the Drafter sees to it.
-            raise UsageError(f"a batch at position {start}; the cache ends at {self.n_past}")
-        self.model.check_tokens(tokens)
-        if outputs.shape != (n,):
-            raise UsageError(f"{outputs.shape} output marks for {n} tokens")
-        rows = int(np.count_nonzero(outputs))
-        if rows > self.options.n_outputs_max:
-            raise UsageError(
-                f"{rows} output rows; this context was made for {self.options.n_outputs_max}"
-            )
-        if self.options.mtp_head != (hidden is not None):
-            raise UsageError("hidden rows belong to a draft context, and to every batch of one")
-        if hidden is not None and hidden.shape != (n, self.model.n_embd):
-            raise UsageError(
-                f"hidden rows of shape {hidden.shape}, expected {(n, self.model.n_embd)}"
-            )
+        one = self.options.n_seq_max == 1
+        self._rewind = min(len(batch.tokens) - 1, self.n_rs_seq) if one else 0
 
     def synchronize(self) -> None:
         """Wait until the last decode has finished (a GPU works asynchronously)."""
@@ -314,13 +280,40 @@ class Context(Owned):
         if np.isnan(largest):
             raise FatalDecodeError("the model's logits are NaN: damaged weights, or a kernel bug")
 
+    def set_tap(self, on: bool) -> None:
+        """Whether the next decodes leave hidden rows, if `options` ask for any."""
+        if self.tap:
+            self.tap.set(on)
+        elif self.options.tap != "off":
+            masked = on and self.options.tap == "outputs"
+            self._lib.llama_mtp_set_embeddings_nextn(self.handle, on, masked)
+
+    def hidden(self) -> Hidden:
+        """Hidden rows of the last batch: in the tap, if there is one, else a view on the host."""
+        if self.tap:
+            return self.tap.rows(len(self._output))
+        return HostRows(self.hidden_rows())
+
     def hidden_rows(self) -> Floats:
-        """Hidden rows of the last batch: [n, n_embd] float32 view, n as `tap` says."""
+        """Hidden rows of the last batch on the host: [n, n_embd] float32, valid until the next one.
+
+        n is the number of tokens; of output tokens for ``tap="outputs"``. Waits for the
+        computation.
+        """
         n = len(self._output)
-        if self.options.tap == "outputs":
-            n = int(np.count_nonzero(self._output))
-        pointer = self._lib.llama_mtp_get_embeddings_nextn(self.handle)
+        if self.tap:
+            pointer = self._lib.llama_get_embeddings_pre_norm(self.handle)
+        else:
+            pointer = self._lib.llama_mtp_get_embeddings_nextn(self.handle)
+            if self.options.tap == "outputs":
+                n = int(np.count_nonzero(self._output))
         return self._view(pointer, n * self.model.n_embd).reshape(n, self.model.n_embd)
+
+    def nodes(self) -> list[Node]:
+        """Graph nodes of the last decode, in order; needs ``trace=True``."""
+        if not self._trace:
+            raise UsageError("the context was made without trace=True")
+        return self._trace.nodes()
 
     def _view(self, pointer: Any, n: int) -> Floats:
         if not pointer:
@@ -331,9 +324,13 @@ class Context(Owned):
 
     @property
     def n_past(self) -> int:
-        """Positions in the cache: the next one to fill."""
+        """Positions of sequence 0 in the cache: the next one to fill."""
+        return self.past(SEQ)
+
+    def past(self, seq: int) -> int:
+        """Positions of a sequence in the cache."""
         self.handle  # noqa: B018 - raises when closed
-        return int(self._lib.llama_memory_seq_pos_max(self._memory, SEQ)) + 1
+        return int(self._lib.llama_memory_seq_pos_max(self._memory, seq)) + 1
 
     def remove(self, start: int) -> bool:
         """Remove positions `start` and above; False when a recurrent state cannot go back there."""
@@ -363,7 +360,7 @@ class Context(Owned):
             self.handle, target, size, SEQ, flags, message, len(message)
         )
         if n == 0:
-            raise FatalDecodeError(f"the state cannot be saved: {self._library.text(message)}")
+            raise FatalDecodeError(f"the state cannot be saved: {self.library.text(message)}")
         return bytes(data[:n])
 
     def load_state(self, data: bytes, recurrent_only: bool = False) -> None:
@@ -376,7 +373,7 @@ class Context(Owned):
             self.handle, source, len(data), SEQ, flags, message, len(message)
         )
         if n == 0:
-            raise FatalDecodeError(f"the state cannot be restored: {self._library.text(message)}")
+            raise FatalDecodeError(f"the state cannot be restored: {self.library.text(message)}")
 
     def memory(self) -> dict[str, int]:
         """Bytes: "model" (weights), "context" (caches and snapshots), "compute" (graph buffers)."""

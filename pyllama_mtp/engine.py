@@ -6,14 +6,18 @@ it; the newest token, which the target has chosen, is in neither.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from . import native
+from .checkpoints import Checkpoint, Checkpoints, boundaries
 from .context import Context, ContextOptions
-from .errors import UsageError
+from .errors import FatalDecodeError, UsageError
+from .hidden import Hidden, HostRows, Ints
 from .model import Model
 from .models.memory import MemoryEstimate, available_memory, check_memory, memory_estimate
 from .settings import Settings
@@ -44,6 +48,7 @@ class Engine:
 
     Attributes:
         cached: tokens in the target cache, position 0 first.
+        drafting: whether the text at hand is drafted for; if not, MTP costs nothing.
         turn: changes with every prefill and reset; a generation that finds another one has been
             overtaken.
     """
@@ -52,13 +57,20 @@ class Engine:
         """Raises UsageError, InsufficientMemoryError: see :class:`Context`."""
         self.model, self.settings = model, settings
         self.cached: list[int] = []
+        self.drafting = settings.draft_n_max > 0
         self.turn = 0
         self._intact = True
+        self.checkpoints = Checkpoints(settings.checkpoints if model.is_recurrent else 0)
         depth = settings.draft_n_max
         if depth and not model.has_mtp:
             raise UsageError(
                 f"{model.path} was loaded without an MTP head (mtp=False); use draft_n_max=0"
             )
+        has_tap = native.load().has_tap
+        if not has_tap:
+            self._refuse_without_tap()
+        self.prompt_sync = "full" if settings.prompt_sync == "full" or not has_tap else "kv"
+        self._on_device = has_tap and settings.handoff != "host"
         # llama.cpp keeps a sequence's last depth + 1 tokens in one graph, and asserts room for one.
         least = depth + 2 if depth else 1
         if min(settings.n_batch, settings.n_ubatch) < least:
@@ -76,7 +88,9 @@ class Engine:
             type_k=settings.cache_type_k,
             type_v=settings.cache_type_v,
             flash_attn=settings.flash_attn,
-            tap="all" if depth else "off",
+            need_embd_pre_norm=depth > 0 and has_tap,
+            hidden=settings.hidden,
+            tap="all" if depth and not has_tap else "off",
             n_outputs_max=self._n_outputs(n_batch),
             n_rs_seq=depth if settings.rollback != "replay" else 0,
         )
@@ -90,13 +104,32 @@ class Engine:
             self.close()
             raise
 
+    def _refuse_without_tap(self) -> None:
+        s = self.settings
+        for name, value, default in (
+            ("prompt_sync", s.prompt_sync, ("auto", "full")),
+            ("hidden", s.hidden, ("post-norm",)),
+            ("handoff", s.handoff, ("auto", "host")),
+        ):
+            if value not in default:
+                raise UsageError(
+                    f"{name} {value!r} is not in upstream's library; use the patched variant, or "
+                    f"{name} {default[-1]!r}"
+                )
+
     def _make_drafter(self, options: ContextOptions) -> Drafter:
         n_ubatch = options.n_ubatch
         if not self.model.on_gpu:
             n_ubatch = min(n_ubatch, DRAFT_UBATCH_CPU)
-        options = replace(options, mtp_head=True, tap="outputs", n_outputs_max=1, n_rs_seq=0)
+        options = replace(options, mtp_head=True, n_outputs_max=1, n_rs_seq=0)
         options = replace(options, n_batch=n_ubatch, n_ubatch=n_ubatch)
-        return Drafter(Context(self.model, options, target=self.target))
+        options = replace(
+            options,
+            tap="off" if options.need_embd_pre_norm else "outputs",
+            full_block=self.prompt_sync == "full",
+        )
+        context = Context(self.model, options, target=self.target)
+        return Drafter(context, self.target if self._on_device else None)
 
     def _n_outputs(self, n_batch: int) -> int:
         return n_batch if self.settings.prompt_rows == "all" else self.settings.draft_n_max + 1
@@ -142,17 +175,19 @@ class Engine:
         self.target.clear()
         if self.drafter:
             self.drafter.reset()
+        self.checkpoints.clear()
         self.cached = []
         self._intact = True
         self.turn += 1
 
     # -- prefill -------------------------------------------------------------------------------
 
-    def prefill(self, prompt: Sequence[int], telemetry: Telemetry) -> int:
+    def prefill(self, prompt: Sequence[int], telemetry: Telemetry, drafting: bool = True) -> int:
         """Bring both caches to the end of `prompt`; what they hold already is reused.
 
         Args:
             prompt: token ids, at least one.
+            drafting: False: what follows will not be drafted for, so only the target is run.
 
         Returns:
             The batch entry of the last decode that holds the last token's logits.
@@ -161,37 +196,75 @@ class Engine:
             self.reset()
         self.turn += 1
         self._intact = False
+        self.drafting = drafting and self.drafter is not None
+        self.target.set_tap(self.drafting)
         start = self._reuse(prompt)
         telemetry.n_prompt, telemetry.n_cached = len(prompt), start
-        for begin in range(start, len(prompt), self.target.n_batch):
-            chunk = np.array(prompt[begin : begin + self.target.n_batch], dtype=np.int32)
+        for begin, end in itertools.pairwise([start, *self._cuts(start, len(prompt))]):
+            chunk = np.array(prompt[begin:end], dtype=np.int32)
             outputs = np.zeros(len(chunk), dtype=np.int8)
-            outputs[-1] = begin + len(chunk) == len(prompt)
+            outputs[-1] = end == len(prompt)
             if self.settings.prompt_rows == "all":
                 outputs[:] = 1
             self.target.decode(chunk, begin, outputs)
-            if self.drafter:
-                hidden = self.target.hidden_rows()  # waits for the target
+            if self.drafting:
                 with telemetry.timed("prompt_sync"):
-                    self.drafter.sync(chunk, begin, hidden)
+                    self._sync(chunk, begin)
+            if self.checkpoints.limit:
+                self._checkpoint(end)
         self.cached = list(prompt)
         self._intact = True
         return len(chunk) - 1
 
+    def _cuts(self, start: int, stop: int) -> list[int]:
+        target = self.target
+        if self.checkpoints.limit:
+            return boundaries(start, stop, target.n_batch, target.n_ubatch)
+        return [*range(start + target.n_batch, stop, target.n_batch), stop]
+
+    def _sync(self, tokens: Ints, start: int) -> None:
+        """Bring the draft cache in step with what the target has just decoded."""
+        assert self.drafter
+        hidden: Hidden = self.target.hidden()
+        if not self._on_device:
+            hidden = HostRows(self.target.hidden_rows())  # waits for the target
+        self.drafter.sync(tokens, start, hidden.part(0, len(tokens)))
+
+    def _checkpoint(self, n_past: int) -> None:
+        state = self.target.save_state(recurrent_only=True)
+        slot = self.checkpoints.free_slot()
+        carry = self.drafter.carry if self.drafting and self.drafter else None
+        if carry is not None:
+            carry = carry.keep(slot)
+        self.checkpoints.add(Checkpoint(n_past, state, carry, slot))
+
     def _reuse(self, prompt: Sequence[int]) -> int:
         """Cut the caches down to what `prompt` shares with them; the first position to process."""
         shared = min(common_prefix(self.cached, prompt), len(prompt) - 1)
-        if shared == len(self.cached):
-            return shared
-        # The row that pairs with position `shared` is h_{shared-1}, which only the target can give:
-        # it goes one position further back than the draft cache.
-        start = shared - 1 if self.drafter else shared
-        if start <= 0 or not self.target.remove(start):
+        self.checkpoints.drop_above(shared)
+        drafter = self.drafter
+        if drafter:
+            drafter.truncate(min(shared, drafter.n_past))
+        # With drafts the draft cache must be continued too; it may end earlier than the target's.
+        goal = min(shared, drafter.n_past) if self.drafting and drafter else shared
+        if goal == len(self.cached):
+            return goal
+        # The row that pairs with position `goal` is h_{goal-1}. If nobody kept it, the target must
+        # compute it once more.
+        unknown = self.drafting and drafter is not None and drafter.carry is None
+        start = goal - 1 if unknown else goal
+        if start > 0 and self.target.remove(start):
+            return start
+        checkpoint = self.checkpoints.closest(goal, need_carry=self.drafting)
+        if not checkpoint:
             self.reset()
             return 0
-        if self.drafter:
-            self.drafter.truncate(shared)
-        return start
+        self.target.load_state(checkpoint.state, recurrent_only=True)
+        if not self.target.remove(checkpoint.n_past):
+            raise FatalDecodeError("llama.cpp refused to go back to its own checkpoint")
+        if self.drafting and drafter and checkpoint.carry is not None:
+            drafter.resume(checkpoint.n_past, checkpoint.carry)
+        return checkpoint.n_past
 
     # -- one round -----------------------------------------------------------------------------
 
@@ -201,7 +274,7 @@ class Engine:
 
     def draft(self, token: int, n_max: int) -> list[int]:
         """Up to `n_max` drafts for what follows `token`, the newest token."""
-        if not self.drafter or n_max < 1:
+        if not self.drafter or not self.drafting or n_max < 1:
             return []
         self._intact = False
         return self.drafter.draft(token, n_max, self.settings.p_min)
@@ -220,11 +293,10 @@ class Engine:
         """Keep the newest token and the first `n_accepted` drafts of the pass; drop the rest."""
         with telemetry.timed("sync"):
             start, n_keep = len(self.cached), n_accepted + 1
-            if self.drafter:
-                hidden = self.target.hidden_rows()[:n_keep].copy()
-                if len(self._batch) > 1:
-                    self.rollback.after(self._batch, start, n_keep)
-                self.drafter.sync(self._batch[:n_keep], start, hidden)
+            if self.drafting:
+                self._sync(self._batch[:n_keep], start)
+            if len(self._batch) > 1:
+                self.rollback.after(self._batch, start, n_keep)
             self.cached += self._batch[:n_keep].tolist()
             self._intact = True
 

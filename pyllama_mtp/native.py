@@ -97,6 +97,11 @@ class Library:
             )
         return found
 
+    @property
+    def has_tap(self) -> bool:
+        """Whether the library has what our patches add; upstream's variant has not."""
+        return self.variant != "upstream"
+
     def backend(self) -> str:
         """Names of the devices that compute, e.g. "CPU" or "CUDA0+CPU"."""
         return "+".join(device.name for device in self.devices()) or "none"

@@ -12,7 +12,12 @@ from .errors import UsageError
 CACHE_TYPES = ("f16", "q8_0", "q4_0", "bf16", "f32")
 FLASH_ATTENTION = ("auto", "on", "off")
 PROMPT_ROWS = ("last", "all")
+PROMPT_SYNC = ("auto", "kv", "full")
+HIDDEN = ("post-norm", "pre-norm")
+HANDOFF = ("auto", "device", "host")
 ROLLBACK = ("auto", "snapshot", "replay")
+#: Most checkpoints: the tap has that many rows to keep beside the carry row.
+CHECKPOINT_LIMIT = 30
 MOST_TOKENS = 2**31 - 1
 MOST_THREADS = 512  # GGML_MAX_N_THREADS
 #: Most drafts per round. Beyond it the chance that a further draft is reached is negligible.
@@ -50,6 +55,14 @@ class Settings:
             one among the head's ten best candidates, as in upstream's draft-mtp.
         prompt_rows: "last": the LM head runs on the last prompt row only. "all": on every row,
             which is the defect that this project removes, kept for before/after measurements.
+        prompt_sync: what the MTP block computes to fill its cache: "kv": K and V only; "full": the
+            whole block, as upstream does; "auto": "kv" if the library can.
+        hidden: the target's hidden state that the block is given: "post-norm" (after the final
+            norm: Qwen3.5 and 3.6 are trained so) or "pre-norm".
+        handoff: how it gets there: "device": its rows stay where they were computed; "host": they
+            are copied to the host and back, as upstream does; "auto": "device" if the library can.
+        checkpoints: most checkpoints of the recurrent state along the text, for prompts that share
+            a part of it only; 0 keeps none. One is as large as the recurrent state of a sequence.
         rollback: how rejected drafts leave the recurrent state: "snapshot" (`n_rs_seq`), "replay"
             (checkpoint, then decode the accepted tokens again), or "auto" (snapshot if possible).
         synthetic_acceptance: unconditional acceptance per draft position, imposed for speed
@@ -66,6 +79,10 @@ class Settings:
     draft_n_max: int = 3
     p_min: float = 0.0
     prompt_rows: str = "last"
+    prompt_sync: str = "auto"
+    hidden: str = "post-norm"
+    handoff: str = "auto"
+    checkpoints: int = 4
     rollback: str = "auto"
     synthetic_acceptance: tuple[float, ...] | None = None
 
@@ -81,7 +98,16 @@ class Settings:
         _choice("cache_type_v", self.cache_type_v, CACHE_TYPES)
         _choice("flash_attn", self.flash_attn, FLASH_ATTENTION)
         _choice("prompt_rows", self.prompt_rows, PROMPT_ROWS)
+        _choice("prompt_sync", self.prompt_sync, PROMPT_SYNC)
+        _choice("hidden", self.hidden, HIDDEN)
+        _choice("handoff", self.handoff, HANDOFF)
         _choice("rollback", self.rollback, ROLLBACK)
+        _require(
+            0 <= self.checkpoints <= CHECKPOINT_LIMIT,
+            "checkpoints",
+            self.checkpoints,
+            f"from 0 (none) to {CHECKPOINT_LIMIT}",
+        )
         depth = self.draft_n_max
         _require(
             0 <= depth <= DRAFT_LIMIT,

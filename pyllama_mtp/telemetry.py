@@ -35,7 +35,11 @@ class Telemetry:
         accepted: drafts accepted, per position; unconditional: all earlier ones were accepted too.
         rounds: verification passes, those without a draft included.
         time_s: decode time by phase: draft, verify, sync (draft cache catch-up), sampling. The sync
-            of the prompt is part of prefill_s and is given as "prompt_sync".
+            of the prompt is part of prefill_s and is given as "prompt_sync"; on a GPU, which works
+            asynchronously, it is the time that the host spends on it.
+        prompt_sync: what the MTP block computed to fill its cache: "kv", "full", "" without MTP.
+        handoff: how it got the target's hidden states: "device", "host", "" without MTP.
+        hidden_bytes: bytes of them copied from an accelerator to the host, and sent from the host.
         synthetic_acceptance: the imposed rates, or None.
         pairs: every verified draft with what the target chose, when asked for.
     """
@@ -51,6 +55,9 @@ class Telemetry:
     time_s: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys((*PHASES, "prompt_sync"), 0.0)
     )
+    prompt_sync: str = ""
+    handoff: str = ""
+    hidden_bytes: dict[str, int] = field(default_factory=lambda: {"to_host": 0, "from_host": 0})
     synthetic_acceptance: tuple[float, ...] | None = None
     pairs: list[Pair] | None = None
 

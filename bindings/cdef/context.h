@@ -22,6 +22,8 @@ struct llama_context_params {
     enum llama_flash_attn_type flash_attn_type;
     enum ggml_type type_k;
     enum ggml_type type_v;
+    ggml_backend_sched_eval_callback cb_eval;
+    void * cb_eval_user_data;
     ggml_abort_callback abort_callback;
     void * abort_callback_data;
     bool embeddings;

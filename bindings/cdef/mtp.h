@@ -1,4 +1,4 @@
-// the C API of patch 2
+// the C API of our patches; see include/llama-mtp.h in the patched tree
 struct llama_mtp_memory { size_t model; size_t context; size_t compute; };
 void    llama_mtp_set_embeddings_nextn    (struct llama_context * ctx, bool value, bool masked);
 float * llama_mtp_get_embeddings_nextn    (struct llama_context * ctx);
@@ -6,3 +6,21 @@ float * llama_mtp_get_embeddings_nextn_ith(struct llama_context * ctx, int32_t i
 void    llama_mtp_set_layer_offset        (struct llama_context * ctx, int32_t offset);
 struct llama_context * llama_mtp_get_ctx_other(struct llama_context * ctx);
 struct llama_mtp_memory llama_mtp_get_memory(const struct llama_context * ctx);
+// absent from the upstream variant, where they answer false, -1 or NULL
+enum llama_mtp_tap_point { LLAMA_MTP_TAP_POST_NORM = ..., LLAMA_MTP_TAP_PRE_NORM = ..., ... };
+bool    llama_set_embeddings_pre_norm      (struct llama_context * ctx, bool value);
+bool    llama_get_need_embd_pre_norm       (const struct llama_context * ctx);
+void    llama_set_embeddings_pre_norm_point(struct llama_context * ctx, enum llama_mtp_tap_point point);
+float * llama_get_embeddings_pre_norm      (struct llama_context * ctx);
+float * llama_get_embeddings_pre_norm_ith  (struct llama_context * ctx, int32_t i);
+void    llama_mtp_set_slice  (struct llama_context * ctx, bool value);
+void    llama_mtp_set_kv_only(struct llama_context * ctx, bool value);
+#define LLAMA_MTP_ROW_ZERO ...
+#define LLAMA_MTP_MORE_SLOTS ...
+int32_t llama_mtp_tap_row  (const struct llama_context * ctx, int32_t i);
+int32_t llama_mtp_tap_keep (struct llama_context * ctx, int32_t slot, int32_t row);
+bool    llama_mtp_tap_read (struct llama_context * ctx, int32_t row, float * dst);
+int32_t llama_mtp_tap_write(struct llama_context * ctx, int32_t slot, const float * src);
+bool    llama_mtp_set_hidden_rows(struct llama_context * ctx, struct llama_context * ctx_src, const int32_t * rows, size_t n_rows);
+struct llama_mtp_tap_info { const char * device; bool through_host; uint64_t n_bytes_to_host; uint64_t n_bytes_from_host; };
+struct llama_mtp_tap_info llama_mtp_get_tap_info(const struct llama_context * ctx);

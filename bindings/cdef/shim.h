@@ -15,6 +15,8 @@ struct pyllama_batch {
     const int8_t * output;
     const float * hidden;
     int32_t n_embd;
+    struct llama_context * hidden_ctx;
+    const int32_t * hidden_row;
 };
 int32_t pyllama_decode(struct llama_context * ctx, struct llama_batch_ext * batch, const struct pyllama_batch * entries, char * message, size_t n_message);
 size_t pyllama_state_seq_get(struct llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, uint32_t flags, char * message, size_t n_message);
@@ -27,3 +29,6 @@ struct pyllama_interrupt {
     int64_t next_us;
 };
 bool pyllama_abort_poll(void * interrupt);
+struct pyllama_node { char name[64]; char op[32]; int64_t ne[4]; };
+struct pyllama_trace { struct pyllama_node * node; size_t capacity; size_t n; };
+bool pyllama_trace_node(struct ggml_tensor * node, bool ask, void * trace);

@@ -70,11 +70,13 @@ function(llama_variant variant)
         LINKER_LANGUAGE CXX LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/${variant})
 
     # The shim: exceptions stop here, batches are filled here. The upstream
-    # variant lacks llama-mtp.h by definition, so its shim carries the same file that patch 2 adds.
+    # variant lacks llama-mtp.h by definition, so its shim carries the same file that patch 2 adds, and
+    # says that the rest is absent.
     set(_shim shim-${variant})
     add_library(${_shim} SHARED ${PYLLAMA_SHIM_DIR}/shim.cpp)
     if(variant STREQUAL "upstream")
-        target_sources(${_shim} PRIVATE ${PYLLAMA_TREE_patched}/src/llama-mtp.cpp)
+        target_sources(${_shim} PRIVATE ${PYLLAMA_TREE_patched}/src/llama-mtp.cpp
+            ${PYLLAMA_SHIM_DIR}/mtp_absent.cpp)
     endif()
     target_include_directories(${_shim} PRIVATE ${PYLLAMA_SHIM_DIR}
         ${_tree}/include ${_tree}/src ${PYLLAMA_TREE_patched}/include)

@@ -50,6 +50,8 @@ struct pyllama_batch {
     const int8_t       * output;  // 1: an output row is wanted for this token
     const float        * hidden;  // NULL, or n_tokens rows of n_embd: the state an MTP block pairs with the token
     int32_t              n_embd;
+    struct llama_context * hidden_ctx;   // instead of `hidden`: a context with a tap,
+    const int32_t        * hidden_row;   // and which of its rows pairs with the token
 };
 
 // Fill `batch` and decode it. Returns a code of llama_decode(), or one of PYLLAMA_*.
@@ -77,6 +79,20 @@ struct pyllama_interrupt {
     int64_t next_us;            // private
 };
 PYLLAMA_API bool pyllama_abort_poll(void * interrupt);
+
+// What a decode computes: pass pyllama_trace_node as cb_eval and a pyllama_trace as its data. It only looks
+// at the graph; nothing is computed differently. `n` goes on counting when `capacity` is reached.
+struct pyllama_node {
+    char    name[64];
+    char    op[32];
+    int64_t ne[4];
+};
+struct pyllama_trace {
+    struct pyllama_node * node;
+    size_t capacity;
+    size_t n;
+};
+PYLLAMA_API bool pyllama_trace_node(struct ggml_tensor * node, bool ask, void * trace);
 
 #ifdef __cplusplus
 }

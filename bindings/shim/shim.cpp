@@ -1,5 +1,8 @@
 #include "pyllama_shim.h"
 
+#include "llama-mtp.h"
+
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -85,6 +88,11 @@ int32_t pyllama_decode(
                 return PYLLAMA_BATCH_REFUSED;
             }
         }
+        if (entries->hidden_row && !llama_mtp_set_hidden_rows(
+                ctx, entries->hidden_ctx, entries->hidden_row, (size_t) entries->n_tokens)) {
+            say(message, n_message, "the hidden rows were refused");
+            return PYLLAMA_BATCH_REFUSED;
+        }
         return llama_process(ctx, LLAMA_PROCESS_TYPE_DECODE, batch);
     }, [](int32_t code) { return code; });
 }
@@ -119,4 +127,19 @@ bool pyllama_abort_poll(void * p) {
     }
     interrupt->next_us = now + interrupt->period_us;
     return interrupt->poll && interrupt->poll(interrupt->data) != 0;
+}
+
+bool pyllama_trace_node(ggml_tensor * node, bool ask, void * p) {
+    auto * trace = static_cast<pyllama_trace *>(p);
+    if (!ask) {
+        return true;  // go on
+    }
+    if (trace->n < trace->capacity) {
+        pyllama_node & entry = trace->node[trace->n];
+        snprintf(entry.name, sizeof(entry.name), "%s", node->name);
+        snprintf(entry.op,   sizeof(entry.op),   "%s", ggml_op_name(node->op));
+        std::copy(node->ne, node->ne + 4, entry.ne);
+    }
+    ++trace->n;
+    return false;  // its data is not asked for
 }

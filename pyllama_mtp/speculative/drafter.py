@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..context import Context, Floats, Ints
+from ..context import Context
 from ..errors import UsageError
+from ..hidden import CARRY_SLOT, Floats, Hidden, HostRows, Ints
 
 #: Candidates among which a draft's probability is taken, as in upstream's draft-mtp (top_k = 10).
 P_MIN_CANDIDATES = 10
@@ -36,17 +37,20 @@ class Drafter:
             states. Anything above is left over from drafting and is removed before the next write.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, target: Context | None = None) -> None:
+        """`target`: the context whose tap gives the hidden rows; None when they come as arrays."""
         self.context = context
         self.n_past = 0
+        zeros = HostRows(np.zeros((1, context.model.n_embd), dtype=np.float32))
+        self._zero: Hidden = target.tap.zero() if target and target.tap else zeros
         # h_{n_past-1}; None when the target has decoded that position but we were not told its row.
-        self._carry: Floats | None = np.zeros(context.model.n_embd, dtype=np.float32)
+        self.carry: Hidden | None = self._zero
 
     def reset(self) -> None:
         """Forget everything: the next token is at position 0 and pairs with the zero vector."""
         self.context.clear()
         self.n_past = 0
-        self._carry = np.zeros(self.context.model.n_embd, dtype=np.float32)
+        self.carry = self._zero
 
     def truncate(self, n_past: int) -> None:
         """Keep positions below `n_past`. The row that pairs with the next token is then unknown
@@ -55,21 +59,26 @@ class Drafter:
             self.reset()
         elif n_past < self.n_past:
             self.n_past = n_past
-            self._carry = None
+            self.carry = None
 
-    def sync(self, tokens: Ints, start: int, hidden: Floats) -> None:
+    def resume(self, n_past: int, carry: Hidden) -> None:
+        """Keep positions below `n_past`; `carry` is h_{n_past-1}."""
+        self.n_past = n_past
+        self.carry = carry.keep(CARRY_SLOT)
+
+    def sync(self, tokens: Ints, start: int, hidden: Hidden) -> None:
         """Write the positions that the target has just decoded and that are not in step yet.
 
         Args:
             tokens: [n] ids that the target decoded at positions start .. start+n-1.
-            hidden: [n, n_embd] float32: row i is the target's h_{start+i}.
+            hidden: n rows: row i is the target's h_{start+i}.
 
         Raises:
             UsageError: a gap: `start` lies above `n_past`, or the row for `n_past` is not known.
         """
         n = len(tokens)
         skip = self.n_past - start  # already in step: decided by an earlier sync or draft step
-        if skip < 0 or (skip == 0 and self._carry is None):
+        if skip < 0 or (skip == 0 and self.carry is None):
             raise UsageError(
                 f"the draft cache ends at position {self.n_past}; it cannot continue at {start}"
             )
@@ -82,14 +91,14 @@ class Drafter:
             paired = self._paired(hidden, begin, end)
             self.context.decode(tokens[begin:end], start + begin, outputs, paired)
         self.n_past = start + n
-        self._carry = hidden[-1].copy()
+        self.carry = hidden.part(n - 1, n).keep(CARRY_SLOT)
 
-    def _paired(self, hidden: Floats, begin: int, end: int) -> Floats:
+    def _paired(self, hidden: Hidden, begin: int, end: int) -> Hidden:
         """Token start+i pairs with h_{start+i-1}: row i-1 of the batch, the carry for i = 0."""
         if begin > 0:
-            return hidden[begin - 1 : end - 1]
-        assert self._carry is not None
-        return np.concatenate([self._carry[None, :], hidden[: end - 1]])
+            return hidden.part(begin - 1, end - 1)
+        assert self.carry is not None
+        return hidden.part(0, end - 1).after(self.carry)
 
     def draft(self, token: int, n_max: int, p_min: float = 0.0) -> list[int]:
         """Greedy drafts for the tokens after `token`, which the target has chosen for position
@@ -102,23 +111,26 @@ class Drafter:
         Returns:
             0 to n_max token ids.
         """
-        if self._carry is None:
+        if self.carry is None:
             raise UsageError("the hidden state of the last position is not known; sync first")
         first = position = self.n_past
         drafts: list[int] = []
-        hidden, ones = self._carry, np.ones(1, dtype=np.int8)
+        hidden: Hidden = self.carry
+        ones = np.ones(1, dtype=np.int8)
         self.context.remove(first)
         while len(drafts) < n_max:
             batch = np.array([token], dtype=np.int32)
-            self.context.decode(batch, position, ones, hidden[None, :])
+            self.context.decode(batch, position, ones, hidden)
             if position == first:
                 # This entry pairs `token` with the target's own row: it is already in step.
-                self.n_past, self._carry = first + 1, None
+                self.n_past, self.carry = first + 1, None
             token = self.context.argmax(0)
             if p_min > 0 and top_probability(self.context.logits(0)) < p_min:
                 break
             drafts.append(token)
             # From here on the block is fed its own state, after its head norm.
-            hidden = self.context.hidden_rows()[0].copy()
+            hidden = self.context.hidden()
+            if isinstance(self._zero, HostRows):
+                hidden = HostRows(self.context.hidden_rows())
             position += 1
         return drafts

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Session
-from pyllama_mtp.context import Context, ContextOptions, Floats, Ints
+from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.hidden import CARRY_SLOT, Hidden, Ints
 from pyllama_mtp.speculative.drafter import Drafter
 
 from . import kvstate
@@ -27,7 +28,7 @@ from .support import EDGES, N_CTX, long_text, settings
 #: Largest difference, as a share of the largest entry: exact caches, and quantized ones (a rounding
 #: difference may move a value by one step of 1/127, and the trunk's cache is quantized as well).
 TOLERANCE = {"f32": 0.003, "f16": 0.005, "q8_0": 0.03}
-Sync = Callable[[Drafter, Ints, int, Floats], None]
+Sync = Callable[[Drafter, Ints, int, Hidden], None]
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,7 @@ def test_after_prefix_reuse_and_truncation(demo: Model, text: list[int], rollbac
 @pytest.mark.parametrize("cut", [1, 2])
 def test_after_going_back_within_the_snapshots(demo: Model, text: list[int], cut: int) -> None:
     """The trunk goes back one position further than the draft cache, which is cut and continued."""
-    exact = settings(3, rollback="snapshot", cache_type_k="f32", cache_type_v="f32")
+    exact = settings(3, rollback="snapshot", cache_type_k="f32", cache_type_v="f32", checkpoints=0)
     with Session(demo, exact) as session:
         session.generate(text[:33], max_tokens=1).run()
         prompt = [*text[: 33 - cut], *text[70:80]]
@@ -157,11 +158,11 @@ def test_after_going_back_within_the_snapshots(demo: Model, text: list[int], cut
 def empty_at_prefill(real: Sync) -> Sync:
     """The head's cache is left empty at prefill."""
 
-    def sync(self: Drafter, tokens: Ints, start: int, hidden: Floats) -> None:
+    def sync(self: Drafter, tokens: Ints, start: int, hidden: Hidden) -> None:
         if len(tokens) < 8:  # a verified round
             return real(self, tokens, start, hidden)
         self.n_past = start + len(tokens)
-        self._carry = hidden[-1].copy()
+        self.carry = hidden.part(len(hidden) - 1, len(hidden)).keep(CARRY_SLOT)
         return None
 
     return sync
@@ -170,8 +171,8 @@ def empty_at_prefill(real: Sync) -> Sync:
 def shifted_by_one(real: Sync) -> Sync:
     """Each token is paired with the hidden state one position further back."""
 
-    def sync(self: Drafter, tokens: Ints, start: int, hidden: Floats) -> None:
-        real(self, tokens, start, np.concatenate([hidden[:1], hidden[:-1]]))
+    def sync(self: Drafter, tokens: Ints, start: int, hidden: Hidden) -> None:
+        real(self, tokens, start, hidden.part(0, len(hidden) - 1).after(hidden.part(0, 1)))
 
     return sync
 
@@ -179,11 +180,11 @@ def shifted_by_one(real: Sync) -> Sync:
 def dropped_chunk(real: Sync) -> Sync:
     """The second batch of the prompt is not synced."""
 
-    def sync(self: Drafter, tokens: Ints, start: int, hidden: Floats) -> None:
+    def sync(self: Drafter, tokens: Ints, start: int, hidden: Hidden) -> None:
         if start == 0 or len(tokens) < 8:
             return real(self, tokens, start, hidden)
         self.n_past = start + len(tokens)
-        self._carry = hidden[-1].copy()
+        self.carry = hidden.part(len(hidden) - 1, len(hidden)).keep(CARRY_SLOT)
         return None
 
     return sync

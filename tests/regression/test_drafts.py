@@ -67,10 +67,11 @@ def test_a_chain_of_drafts(demo: Model, text: list[int], n: int) -> None:
         engine = Engine(demo, settings(DEPTH))
         engine.prefill(tokens[:n], Telemetry())
         assert engine.drafter is not None
+        rows = engine.target.hidden()
         sure = next((i for i, lead in enumerate(leads) if lead < 0.03), DEPTH)
         for _ in range(2):  # a second time, over what the first has left in the cache
             assert engine.draft(tokens[n], DEPTH)[:sure] == wanted[:sure]
-            engine.drafter.n_past, engine.drafter._carry = n, engine.target.hidden_rows()[-1]
+            engine.drafter.resume(n, rows.part(len(rows) - 1, len(rows)))
         middle = sorted(shares)[DEPTH // 2]
         confident = next((i for i, p in enumerate(shares) if p < middle - 0.01), DEPTH)
         if sure == DEPTH:

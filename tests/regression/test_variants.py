@@ -29,7 +29,7 @@ from pyllama_mtp.engine import Engine
 from pyllama_mtp.telemetry import Telemetry
 
 EDGES = {EDGES!r}
-small = dict(n_ctx=512, n_batch=48, n_ubatch=16, n_threads=1)
+small = dict(n_ctx=512, n_batch=48, n_ubatch=16, n_threads=1, checkpoints=0)
 rows, tokens = [], {{}}
 with Model(sys.argv[1]) as model:
     text = [(7 * i * i + 13 * i + 5) % model.n_vocab for i in range(max(EDGES))]

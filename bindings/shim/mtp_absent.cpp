@@ -1,0 +1,19 @@
+// Upstream has nothing of what our patches add behind llama-mtp.h. Its variant answers so: false, -1, NULL.
+#include "llama-mtp.h"
+
+bool    llama_set_embeddings_pre_norm(llama_context *, bool value) { return !value; }
+bool    llama_get_need_embd_pre_norm(const llama_context *) { return false; }
+void    llama_set_embeddings_pre_norm_point(llama_context *, llama_mtp_tap_point) {}
+float * llama_get_embeddings_pre_norm(llama_context *) { return nullptr; }
+float * llama_get_embeddings_pre_norm_ith(llama_context *, int32_t) { return nullptr; }
+
+void llama_mtp_set_slice(llama_context *, bool) {}
+void llama_mtp_set_kv_only(llama_context *, bool) {}
+
+int32_t llama_mtp_tap_row(const llama_context *, int32_t) { return -1; }
+int32_t llama_mtp_tap_keep(llama_context *, int32_t, int32_t) { return -1; }
+bool    llama_mtp_tap_read(llama_context *, int32_t, float *) { return false; }
+int32_t llama_mtp_tap_write(llama_context *, int32_t, const float *) { return -1; }
+bool    llama_mtp_set_hidden_rows(llama_context *, llama_context *, const int32_t *, size_t) { return false; }
+
+llama_mtp_tap_info llama_mtp_get_tap_info(const llama_context *) { return { nullptr, false, 0, 0 }; }

@@ -1,0 +1,144 @@
+"""Hidden rows on their way from the target to the MTP block: arrays, or rows of a context's tap.
+
+A tap (patch 3) keeps the rows of a context's last batch where the graph computed them; the draft
+context reads them there (patch 6). Without one, as in the upstream variant, rows are copied to the
+host and sent back with the batch. Both kinds are used alike: cut, joined, kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .context import Context
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+
+#: Slot of the carry row, which pairs with the next token; the rest is free for checkpoints.
+CARRY_SLOT = 0
+
+
+@dataclass(frozen=True, eq=False)
+class HostRows:
+    """Rows in host memory: data is [n, n_embd] float32."""
+
+    data: Floats
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def part(self, begin: int, end: int) -> HostRows:
+        """Rows begin .. end-1."""
+        return HostRows(self.data[begin:end])
+
+    def after(self, first: Hidden) -> HostRows:
+        """These rows with `first` before them."""
+        assert isinstance(first, HostRows)
+        return HostRows(np.concatenate([first.data, self.data]))
+
+    def keep(self, slot: int) -> HostRows:
+        """The same rows, safe from the next batch."""
+        return HostRows(self.data.copy())
+
+    def to_host(self) -> Floats:
+        """[n, n_embd] float32."""
+        return self.data
+
+
+@dataclass(frozen=True, eq=False)
+class TapRows:
+    """Rows of a tap: index is [n] int32. They change with the next batch unless kept."""
+
+    tap: Tap
+    index: Ints
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def part(self, begin: int, end: int) -> TapRows:
+        """Rows begin .. end-1."""
+        return TapRows(self.tap, self.index[begin:end])
+
+    def after(self, first: Hidden) -> TapRows:
+        """These rows with `first`, of the same tap, before them."""
+        assert isinstance(first, TapRows) and first.tap is self.tap
+        return TapRows(self.tap, np.concatenate([first.index, self.index]))
+
+    def keep(self, slot: int) -> TapRows:
+        """The one row, copied on its device to where the next batch leaves it."""
+        assert len(self) == 1
+        return self.tap.keep(int(self.index[0]), slot)
+
+    def to_host(self) -> Floats:
+        """[n, n_embd] float32: copies, after waiting for the computation."""
+        return np.stack([self.tap.read(int(row)) for row in self.index])
+
+
+Hidden = Union[HostRows, TapRows]
+
+
+class Tap:
+    """The hidden-state tap of one context (llama-mtp.h: need_embd_pre_norm)."""
+
+    def __init__(self, context: Context) -> None:
+        """Raises UsageError when the library, the model or memory does not give one."""
+        self.context = context
+        self._lib = context.library.lib
+        self._ffi = context.library.ffi
+        if not self._lib.llama_set_embeddings_pre_norm(context.handle, True):
+            raise UsageError(
+                "there is no hidden-state tap: the library is upstream's, the model has no MTP "
+                "head, or memory is short; use handoff='host'"
+            )
+
+    def set(self, on: bool) -> None:
+        """Whether the next batches leave their rows."""
+        self._lib.llama_set_embeddings_pre_norm(self.context.handle, on)
+
+    def rows(self, n: int) -> TapRows:
+        """The rows of the last batch, which had `n` tokens, in batch order."""
+        first = int(self._lib.llama_mtp_tap_row(self.context.handle, 0))
+        if first < 0:
+            raise UsageError("the last decode left no hidden rows (was the tap on?)")
+        return TapRows(self, np.arange(first, first + n, dtype=np.int32))
+
+    def zero(self) -> TapRows:
+        """The row of zeros that pairs with position 0."""
+        return TapRows(self, np.array([self._lib.LLAMA_MTP_ROW_ZERO], dtype=np.int32))
+
+    def keep(self, row: int, slot: int) -> TapRows:
+        """Copy `row` to the kept row of `slot`; stays on the device."""
+        kept = int(self._lib.llama_mtp_tap_keep(self.context.handle, slot, row))
+        if kept < 0:
+            raise UsageError(f"row {row} or slot {slot} of the tap does not exist")
+        return TapRows(self, np.array([kept], dtype=np.int32))
+
+    def read(self, row: int) -> Floats:
+        """[n_embd] float32 copy of a row."""
+        data = np.empty(self.context.model.n_embd, dtype=np.float32)
+        pointer = self._ffi.from_buffer("float[]", data)
+        if not self._lib.llama_mtp_tap_read(self.context.handle, row, pointer):
+            raise UsageError(f"row {row} of the tap does not exist")
+        return data
+
+    def write(self, slot: int, data: Floats) -> TapRows:
+        """Set the kept row of `slot` from the host: data is [n_embd] float32."""
+        data = np.ascontiguousarray(data, dtype=np.float32)
+        if data.shape != (self.context.model.n_embd,):
+            raise UsageError(f"a hidden row of shape {data.shape}")
+        pointer = self._ffi.from_buffer("float[]", data)
+        kept = int(self._lib.llama_mtp_tap_write(self.context.handle, slot, pointer))
+        if kept < 0:
+            raise UsageError(f"slot {slot} of the tap does not exist")
+        return TapRows(self, np.array([kept], dtype=np.int32))
+
+    def info(self) -> Any:
+        """struct llama_mtp_tap_info: device, through_host, n_bytes_to_host, n_bytes_from_host."""
+        return self._lib.llama_mtp_get_tap_info(self.context.handle)
