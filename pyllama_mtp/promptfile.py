@@ -40,17 +40,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from .errors import DiskFullError, InsufficientMemoryError, PromptFileError, UsageError
 from .models.ggufheader import ArraySummary, Value
 from .models.ggufinfo import GGUFInfo
 from .models.memory import available_memory
-
-if TYPE_CHECKING:
-    from .context import Floats
 
 MAGIC = b"PYMTP-PP"
 VERSION = 1
@@ -59,6 +57,7 @@ SECTIONS = ("tokens", "target", "draft", "carry")
 _START = struct.Struct("<8sII")
 _CRC = struct.Struct("<I")
 
+Floats = npt.NDArray[np.float32]
 Identity = Mapping[str, str | int]
 
 
