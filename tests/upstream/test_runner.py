@@ -1,0 +1,134 @@
+"""The runner: reading outputs, rule of comparison, table, exit code. Nothing is built."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "upstream_tests_run", Path(__file__).with_name("run.py")
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+runner = load()
+CASE = runner.Case("test-a, demo model", "test-a", "-m {demo}", runner.CHECKS)
+EXPLAINED = runner.Case("test-b", "test-b", fails_because="the demo model has no such token")
+
+
+def outcome(status: str = "pass", reason: str = "", **counts: int) -> Any:
+    return runner.Outcome(status, counts, 1.25, reason)
+
+
+def test_counts_results_by_kind_without_colours() -> None:
+    text = (
+        "a \x1b[1;32mPASS\x1b[m \x1b[1;33mSKIP\x1b[m\nb test PASSED\nc OK\nd FAIL\nBYPASS PASSing\n"
+    )
+    assert runner.count(runner.CHECKS, text) == {"PASS": 3, "SKIP": 1, "FAIL": 1}
+    assert runner.count("", text) == {}
+
+
+def test_counts_that_a_program_prints_itself() -> None:
+    case = next(case for case in runner.CASES if case.program == "test-batch-alloc")
+    text = "tests      : 50\nassertions : 327\nfailures   : 0\nother: 3\n"
+    assert runner.count(case.checks, text) == {"tests": 50, "assertions": 327, "failures": 0}
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "status"),
+    [
+        (0, "PASS", "pass"),
+        (0, "SKIP SKIP", "ran nothing"),
+        (0, "Summary: no tests executed", "ran nothing"),
+        (1, "PASS", "exit 1"),
+        (-6, "PASS", "signal SIGABRT"),
+        (None, "PASS", "timeout"),
+    ],
+)
+def test_judges_a_run(code: int | None, output: str, status: str) -> None:
+    found = runner.judge(CASE, code, output, 2.0)
+    assert found.status == status
+    assert found.reason == ("" if status == "pass" else output)
+
+
+def test_a_program_without_a_list_of_checks_passes_by_its_exit_code() -> None:
+    assert runner.judge(EXPLAINED, 0, "", 0.1).status == "pass"
+
+
+def test_last_lines_name_no_folder_of_this_machine() -> None:
+    text = f"first\n\n{runner.ROOT}/build/x.cpp:3: abort\n   \x1b[31mlast\x1b[0m\n\n"
+    assert runner.last_lines(text) == "build/x.cpp:3: abort\nlast"
+
+
+@pytest.mark.parametrize(
+    ("case", "upstream", "patched", "problem"),
+    [
+        (CASE, outcome(PASS=3), outcome(PASS=3), ""),
+        (CASE, outcome(PASS=3), outcome("exit 1", PASS=3), "differ"),
+        (CASE, outcome("exit 1"), outcome(), "differ"),
+        (CASE, outcome(PASS=3), outcome(PASS=2, SKIP=1), "differ"),
+        (EXPLAINED, outcome("exit 1"), outcome("signal SIGABRT"), "differ"),
+        (EXPLAINED, outcome("exit 1"), outcome("exit 1"), ""),
+        (CASE, outcome("exit 1"), outcome("exit 1"), "no reason"),
+    ],
+)
+def test_comparison_and_exit_code(case: Any, upstream: Any, patched: Any, problem: str) -> None:
+    row = runner.Row(case, upstream, patched)
+    assert problem in row.problem and bool(problem) == bool(row.problem)
+    good = runner.Row(CASE, outcome(), outcome())
+    assert runner.exit_code([good, row]) == (1 if problem else 0)
+
+
+def test_no_rows_is_no_success() -> None:
+    assert runner.exit_code([]) == 1
+
+
+def test_the_table_holds_both_results_and_the_reasons() -> None:
+    info = {
+        "series": "0123456789abcdef", "upstream_commit": "c0ffee" * 6, "compiler": "GNU 12",
+        "cpu_features": "avx",
+    }  # fmt: skip
+    rows = [
+        runner.Row(CASE, outcome(PASS=3, SKIP=1), outcome("exit 1", "it broke", PASS=2)),
+        runner.Row(EXPLAINED, outcome("exit 1", "no token"), outcome("exit 1", "no token")),
+        runner.Row(CASE, outcome(PASS=3), outcome(PASS=3)),
+    ]
+    text = runner.render(rows, {"upstream": info, "patched": info}, 2)
+    line = next(line for line in text.splitlines() if line.startswith("| test-a"))
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == [CASE.name, "pass (3 PASS, 1 SKIP)", "exit 1 (2 PASS)", "1.2 / 1.2"]
+    assert "1 of 3 lines are not as they should be" in text
+    assert "test-a, demo model: the variants differ" in text and "    it broke" in text
+    assert "test-b: the demo model has no such token" in text and "    no token" in text
+    assert "Command: `python tests/upstream/run.py`" in text
+    assert str(runner.ROOT) not in text
+
+
+def test_a_good_run_has_no_list_of_failures() -> None:
+    row = runner.Row(CASE, outcome(PASS=3), outcome(PASS=3))
+    assert runner.verdict([row]) == "All 1 lines are equal on both variants."
+    failing = runner.Row(EXPLAINED, outcome("exit 1"), outcome("exit 1"))
+    assert runner.verdict([row, failing]).endswith(
+        "; 1 of them fail on both, for reasons given below."
+    )
+
+
+def test_every_case_is_one_of_the_unpacked_tests() -> None:
+    sys.path.insert(0, str(runner.ROOT / "vendor"))
+    import tree
+
+    unpacked = {Path(name).stem for name in tree.KEEP if name.startswith("tests/test-")}
+    assert {case.program for case in runner.CASES} == unpacked and len(unpacked) == 7
+    values = {"demo": "d", "models": "m", "threads": 2, "contexts": 1}
+    assert all("{" not in case.arguments.format_map(values) for case in runner.CASES)
