@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from .hidden import Hidden
 
 
+#: Tokens at the end of a prompt that the next one may well not share: a chat template's opening of
+#: the answer, an empty thinking part.
+TAIL = 64
+
+
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """The recurrent state after the first `n_past` tokens of a text.
@@ -133,11 +138,13 @@ def boundaries(start: int, stop: int, n_batch: int, n_ubatch: int) -> list[int]:
     """Where the prefill of positions [start, stop) is cut into decode calls, for a checkpoint each.
 
     One cut is the last graph boundary before `stop`, so that a prompt that leaves just before the
-    end of this one finds a checkpoint at most n_ubatch tokens back. All cuts but `stop` are whole
-    graphs away from `start`: llama.cpp cuts a call into graphs of n_ubatch tokens anyway, so the
-    graphs are as few as in a single call. (n_batch is rounded down to whole graphs for that. For a
-    rollback, llama.cpp keeps the last n_rs_seq + 1 tokens of a call in one graph; that moves a
-    boundary within a call, and adds none.)
+    end of this one finds a checkpoint at most n_ubatch tokens back. When that is less than TAIL
+    tokens before the end, which a template may drop, one graph earlier is a cut too.
+
+    All cuts but `stop` are whole graphs away from `start`: llama.cpp cuts a call into graphs of
+    n_ubatch tokens anyway, so the graphs are as few as in a single call. (n_batch is rounded down
+    to whole graphs for that. For a rollback, llama.cpp keeps the last n_rs_seq + 1 tokens of a call
+    in one graph; that moves a boundary within a call, and adds none.)
 
     Args:
         start: first position to process.
@@ -161,4 +168,6 @@ def boundaries(start: int, stop: int, n_batch: int, n_ubatch: int) -> list[int]:
     step = n_batch // n_ubatch * n_ubatch
     last = start + (stop - start - 1) // n_ubatch * n_ubatch
     cuts = {*range(start + step, stop, step), last, stop}
-    return sorted(cuts - {start})
+    if stop - last < TAIL:
+        cuts.add(last - n_ubatch)
+    return sorted(cut for cut in cuts if cut > start)

@@ -91,7 +91,8 @@ class Context(Owned):
         self._lock = threading.Lock()
         self._output = np.zeros(0, dtype=np.int8)
         self._rewind = 0  # positions that the recurrent state can go back
-        self.hidden_bytes_sent = 0  # hidden rows that came with batches, from the host
+        self.hidden_bytes_sent = 0  # hidden rows that came with batches, from host memory
+        self.hidden_bytes_read = 0  # hidden rows that upstream's tap put into host memory
         self.model, self.options = model, options
         n_ubatch = min(options.n_ubatch, options.n_batch, options.n_ctx)
         if model.is_recurrent and options.n_rs_seq > 0 and n_ubatch < options.n_rs_seq + 2:
@@ -168,6 +169,11 @@ class Context(Owned):
             raise ContextClosedError("the context is closed")
         return self._handle
 
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return not self._handle
+
     def close(self) -> None:
         """Free everything. May be called again; the model closes it too."""
         with self._alone():
@@ -235,6 +241,9 @@ class Context(Owned):
             code = self._lib.pyllama_decode(self.handle, self._batch, view, message, len(message))
         del alive
         self._output = batch.outputs
+        if self.options.tap != "off":
+            rows = batch.outputs.sum() if self.options.tap == "outputs" else len(batch.tokens)
+            self.hidden_bytes_read += 4 * self.model.n_embd * int(rows)
         native.raise_pending()
         if code != 0:
             said = (self.library.text(message), native.take_recent_errors())

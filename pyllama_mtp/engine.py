@@ -17,7 +17,7 @@ from . import native
 from .checkpoints import Checkpoint, Checkpoints, boundaries
 from .context import Context, ContextOptions
 from .errors import FatalDecodeError, UsageError
-from .hidden import Hidden, HostRows, Ints
+from .hidden import Hidden, HostRows, Ints, traffic
 from .model import Model
 from .models.memory import MemoryEstimate, available_memory, check_memory, memory_estimate
 from .settings import Settings
@@ -43,11 +43,12 @@ class Engine:
     """Target context, draft context when `settings.draft_n_max` > 0, and their contents.
 
     An exception (Ctrl-C among them) may break it anywhere between the start of a prefill or round
-    and its end. Until then the engine does not count as intact, and the next prefill starts from
-    empty caches.
+    and its end. The engine is then not intact, and the next prefill starts from empty caches.
 
     Attributes:
         cached: tokens in the target cache, position 0 first.
+        intact: False between the start of a prefill or round and its end.
+        on_device: hidden rows are handed over in the tap, not through arrays.
         drafting: whether the text at hand is drafted for; if not, MTP costs nothing.
         turn: changes with every prefill and reset; a generation that finds another one has been
             overtaken.
@@ -59,7 +60,7 @@ class Engine:
         self.cached: list[int] = []
         self.drafting = settings.draft_n_max > 0
         self.turn = 0
-        self._intact = True
+        self.intact = True
         self.checkpoints = Checkpoints(settings.checkpoints if model.is_recurrent else 0)
         depth = settings.draft_n_max
         if depth and not model.has_mtp:
@@ -70,7 +71,7 @@ class Engine:
         if not has_tap:
             self._refuse_without_tap()
         self.prompt_sync = "full" if settings.prompt_sync == "full" or not has_tap else "kv"
-        self._on_device = has_tap and settings.handoff != "host"
+        self.on_device = has_tap and settings.handoff != "host"
         # llama.cpp keeps a sequence's last depth + 1 tokens in one graph, and asserts room for one.
         least = depth + 2 if depth else 1
         if min(settings.n_batch, settings.n_ubatch) < least:
@@ -129,7 +130,7 @@ class Engine:
             full_block=self.prompt_sync == "full",
         )
         context = Context(self.model, options, target=self.target)
-        return Drafter(context, self.target if self._on_device else None)
+        return Drafter(context, self.target if self.on_device else None)
 
     def _n_outputs(self, n_batch: int) -> int:
         return n_batch if self.settings.prompt_rows == "all" else self.settings.draft_n_max + 1
@@ -177,7 +178,7 @@ class Engine:
             self.drafter.reset()
         self.checkpoints.clear()
         self.cached = []
-        self._intact = True
+        self.intact = True
         self.turn += 1
 
     # -- prefill -------------------------------------------------------------------------------
@@ -192,12 +193,14 @@ class Engine:
         Returns:
             The batch entry of the last decode that holds the last token's logits.
         """
-        if not self._intact:
+        if not self.intact:
             self.reset()
         self.turn += 1
-        self._intact = False
+        self.intact = False
         self.drafting = drafting and self.drafter is not None
         self.target.set_tap(self.drafting)
+        if self.drafting and self.drafter:
+            self._traffic = traffic(self.target, self.drafter.context)
         start = self._reuse(prompt)
         telemetry.n_prompt, telemetry.n_cached = len(prompt), start
         for begin, end in itertools.pairwise([start, *self._cuts(start, len(prompt))]):
@@ -213,7 +216,7 @@ class Engine:
             if self.checkpoints.limit:
                 self._checkpoint(end)
         self.cached = list(prompt)
-        self._intact = True
+        self.intact = True
         return len(chunk) - 1
 
     def _cuts(self, start: int, stop: int) -> list[int]:
@@ -226,7 +229,7 @@ class Engine:
         """Bring the draft cache in step with what the target has just decoded."""
         assert self.drafter
         hidden: Hidden = self.target.hidden()
-        if not self._on_device:
+        if not self.on_device:
             hidden = HostRows(self.target.hidden_rows())  # waits for the target
         self.drafter.sync(tokens, start, hidden.part(0, len(tokens)))
 
@@ -266,6 +269,20 @@ class Engine:
             drafter.resume(checkpoint.n_past, checkpoint.carry)
         return checkpoint.n_past
 
+    def synchronize(self) -> None:
+        """Wait until both contexts have computed what they were given."""
+        self.target.synchronize()
+        if self.drafter:
+            self.drafter.context.synchronize()
+
+    def count_hidden(self, telemetry: Telemetry) -> None:
+        """Say how hidden states have got to the MTP block since the prefill began."""
+        if self.drafting and self.drafter and not self.target.closed:
+            now = traffic(self.target, self.drafter.context)
+            telemetry.prompt_sync = self.prompt_sync
+            telemetry.handoff = "host" if now.through_host or not self.on_device else "device"
+            telemetry.hidden_bytes = now.since(self._traffic)
+
     # -- one round -----------------------------------------------------------------------------
 
     def room(self) -> int:
@@ -276,12 +293,12 @@ class Engine:
         """Up to `n_max` drafts for what follows `token`, the newest token."""
         if not self.drafter or not self.drafting or n_max < 1:
             return []
-        self._intact = False
+        self.intact = False
         return self.drafter.draft(token, n_max, self.settings.p_min)
 
     def verify(self, token: int, drafts: Sequence[int]) -> None:
         """One pass of the target over the newest token and the drafts; every entry is an output."""
-        self._intact = False
+        self.intact = False
         if drafts:
             self.rollback.before()
         self._batch = np.array([token, *drafts], dtype=np.int32)
@@ -298,7 +315,7 @@ class Engine:
             if len(self._batch) > 1:
                 self.rollback.after(self._batch, start, n_keep)
             self.cached += self._batch[:n_keep].tolist()
-            self._intact = True
+            self.intact = True
 
     def memory(self) -> dict[str, int]:
         """Bytes in use: weights, target_context, target_compute, draft_context, draft_compute."""

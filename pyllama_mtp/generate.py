@@ -15,10 +15,11 @@ from .telemetry import Pair, Telemetry
 
 @dataclass(frozen=True)
 class Limits:
-    """When to stop. `ignore_eos`: generate on after an end token, for speed measurements."""
+    """When to stop, and whether to draft. `ignore_eos`: generate on after an end token."""
 
     max_tokens: int
     ignore_eos: bool = False
+    draft: bool = True
 
 
 def generate(
@@ -26,7 +27,7 @@ def generate(
 ) -> Iterator[int]:
     """Yield the tokens that the target chooses after `prompt`, the end token included."""
     began = time.perf_counter()
-    row = engine.prefill(prompt, telemetry)
+    row = engine.prefill(prompt, telemetry, limits.draft)
     synthetic, turn = _synthetic(engine), engine.turn
     token = sampler.sample(engine.target, row)
     telemetry.prefill_s = time.perf_counter() - began

@@ -8,7 +8,7 @@ host and sent back with the batch. Both kinds are used alike: cut, joined, kept.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -81,7 +81,7 @@ class TapRows:
         return np.stack([self.tap.read(int(row)) for row in self.index])
 
 
-Hidden = Union[HostRows, TapRows]
+Hidden: TypeAlias = "HostRows | TapRows"
 
 
 class Tap:
@@ -142,3 +142,34 @@ class Tap:
     def info(self) -> Any:
         """struct llama_mtp_tap_info: device, through_host, n_bytes_to_host, n_bytes_from_host."""
         return self._lib.llama_mtp_get_tap_info(self.context.handle)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of hidden rows that crossed between an accelerator and the host.
+
+    Attributes:
+        through_host: rows have to, because the model's layers are so spread over devices.
+    """
+
+    to_host: int
+    from_host: int
+    through_host: bool
+
+    def since(self, earlier: Traffic) -> dict[str, int]:
+        """{"to_host": bytes, "from_host": bytes} from then to now."""
+        return {
+            "to_host": self.to_host - earlier.to_host,
+            "from_host": self.from_host - earlier.from_host,
+        }
+
+
+def traffic(*contexts: Context) -> Traffic:
+    """What has crossed so far; on a CPU rows are in host memory, and nothing crosses."""
+    taps = [context.tap.info() for context in contexts if context.tap]
+    to_host = sum(int(info.n_bytes_to_host) for info in taps)
+    from_host = sum(int(info.n_bytes_from_host) for info in taps)
+    if contexts[0].model.on_gpu:
+        to_host += sum(context.hidden_bytes_read for context in contexts)
+        from_host += sum(context.hidden_bytes_sent for context in contexts)
+    return Traffic(to_host, from_host, any(bool(info.through_host) for info in taps))

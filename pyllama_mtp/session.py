@@ -6,9 +6,11 @@ import codecs
 import contextlib
 import dataclasses
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from . import prompts
 from .engine import Engine
 from .errors import UsageError
 from .generate import Limits, generate
@@ -115,6 +117,7 @@ class Generation:
                 yield rest
         finally:
             self.finish_reason = reason
+            self._engine.count_hidden(self.telemetry)
             sampler.close()
 
 
@@ -153,6 +156,7 @@ class Session(Owned):
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
+        draft: bool = True,
         log_pairs: bool = False,
     ) -> Generation:
         """Start a generation; nothing is computed until it is iterated or run.
@@ -163,6 +167,8 @@ class Session(Owned):
             sampling: default greedy.
             stop: strings that end the generation; not part of the text.
             ignore_eos: go on after an end token (speed measurements).
+            draft: False: without MTP this once, which then costs nothing. A later generation that
+                drafts processes this text again, as far back as the draft cache needs.
             log_pairs: keep every (drafted, actual) pair in the telemetry.
 
         Raises:
@@ -173,7 +179,7 @@ class Session(Owned):
         if isinstance(stop, str):
             stop = [stop]
         tokens = self._tokens(prompt)
-        limits = Limits(max_tokens, ignore_eos)
+        limits = Limits(max_tokens, ignore_eos, draft)
         return Generation(
             self._engine, tokens, sampling or Sampling(), limits, list(stop), log_pairs
         )
@@ -192,6 +198,48 @@ class Session(Owned):
                 "shorten it or use a longer n_ctx"
             )
         return tokens
+
+    def process(self, prompt: str | Sequence[int], *, draft: bool = True) -> Telemetry:
+        """Process a prompt ahead of time; a prompt that begins with it then starts from its end.
+
+        The last token is left to the generation, which needs its logits.
+
+        Args:
+            prompt: text or token ids, as for :meth:`generate`.
+            draft: False: the generations that follow will not draft, so MTP costs nothing.
+
+        Returns:
+            Figures of the prefill.
+        """
+        tokens = self._tokens(prompt)
+        telemetry = Telemetry()
+        if len(tokens) > 1:
+            began = time.perf_counter()
+            self._engine.prefill(tokens[:-1], telemetry, draft)
+            self._engine.synchronize()
+            telemetry.prefill_s = time.perf_counter() - began
+            self._engine.count_hidden(telemetry)
+        return telemetry
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was processed (prompt and answer so far) to a file, draft cache included.
+
+        Raises:
+            UsageError: nothing was processed.
+            DiskFullError: the file could not be written; an earlier one of the name is unharmed.
+        """
+        prompts.save(self._engine, path)
+
+    def restore(self, path: str | os.PathLike[str]) -> int:
+        """Continue from a file of :meth:`save`; MTP works at once. Returns its number of tokens.
+
+        Read files of people you trust only: the states in them go to native code.
+
+        Raises:
+            PromptFileError: not such a file, damaged, or made with another model or settings.
+            UsageError: longer than the context.
+        """
+        return prompts.restore(self._engine, path)
 
     def reset(self) -> None:
         """Forget what was processed."""
@@ -226,7 +274,7 @@ def stream(
         return {name: options.pop(name) for name in names}
 
     settings, sampling = take(Settings), Sampling(**take(Sampling))
-    unknown = options.keys() - {"max_tokens", "stop", "ignore_eos"}
+    unknown = options.keys() - {"max_tokens", "stop", "ignore_eos", "draft"}
     if unknown:
         raise UsageError(f"unknown option {sorted(unknown)[0]!r}")
     with contextlib.ExitStack() as stack:

@@ -11,8 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from ..context import Context, Ints
+from ..context import Context
 from ..errors import FatalDecodeError, UsageError
+from ..hidden import Ints
 
 
 class Rollback(Protocol):

@@ -1,0 +1,236 @@
+"""Going on from a processed prompt: from a checkpoint, without drafts for a while, from a file.
+
+Text does not show a wrong draft cache, so besides the text the bytes of the draft cache and the
+drafts are compared with those of a fresh session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import Generation, Model, Session
+from pyllama_mtp.errors import PromptFileError, PyllamaMtpError, UsageError
+
+from . import kvstate
+from .support import N_UBATCH, assert_same_tokens, long_text, rounding, settings
+
+N_TOKENS = 14
+EXACT = {"cache_type_k": "f32", "cache_type_v": "f32"}
+
+
+@pytest.fixture(scope="module")
+def text(demo: Model, demo_prompts: list[str]) -> list[int]:
+    return long_text(demo, demo_prompts)
+
+
+@pytest.fixture(scope="module")
+def gap(demo: Model, text: list[int]) -> float:
+    return rounding(demo, text[:97])
+
+
+def run(session: Session, prompt: Sequence[int], **options: object) -> Generation:
+    return session.generate(
+        prompt,
+        max_tokens=N_TOKENS,
+        ignore_eos=True,
+        log_pairs=True,
+        **options,  # type: ignore[arg-type]
+    ).run()
+
+
+def check_like_fresh(session: Session, prompt: Sequence[int], gap: float) -> Generation:
+    """The generation gives the text, the drafts and the draft cache that a fresh session gives."""
+    got = run(session, prompt)
+    with Session(session.model, session.settings) as fresh:
+        wanted = run(fresh, prompt)
+        same = assert_same_tokens(session.model, prompt, got.tokens, wanted.tokens, gap)
+        if same:
+            assert got.telemetry.pairs == wanted.telemetry.pairs
+            assert got.telemetry.accepted == wanted.telemetry.accepted
+            ours, theirs = (cache(s) for s in (session, fresh))
+            assert np.array_equal(ours.positions, theirs.positions)
+            assert np.array_equal(ours.tokens, theirs.tokens)
+            for a, b in ((ours.k, theirs.k), (ours.v, theirs.v)):
+                assert np.abs(a - b).max() < 0.003 * np.abs(b).max()
+    return got
+
+
+def cache(session: Session) -> kvstate.KVState:
+    """The draft cache, without what is left over from drafting."""
+    drafter = session._engine.drafter
+    assert drafter is not None
+    drafter.context.remove(drafter.n_past)
+    return kvstate.parse(drafter.context.save_state())
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rollback", ["snapshot", "replay"])
+@pytest.mark.parametrize("handoff", ["device", "host"])
+@pytest.mark.parametrize("shared", [97, 96, 95, 80, 79, 60, 49, 48, 47])
+def test_the_closest_checkpoint_is_used(
+    demo: Model, text: list[int], gap: float, shared: int, handoff: str, rollback: str
+) -> None:
+    """A prompt that leaves an earlier one of 97 tokens after `shared`: cuts were 48, 80, 96, 97."""
+    with Session(demo, settings(3, rollback=rollback, handoff=handoff, **EXACT)) as session:
+        run(session, text[:97])
+        assert session._engine.checkpoints.positions == [48, 80, 96, 97]
+        prompt = [*text[:shared], *text[120:150]]
+        got = check_like_fresh(session, prompt, gap)
+        cuts = [cut for cut in (48, 80, 96, 97) if cut <= shared]
+        assert got.telemetry.n_cached == max(cuts, default=0)
+
+
+def test_no_checkpoints_when_none_are_wanted(demo: Model, text: list[int], gap: float) -> None:
+    with Session(demo, settings(3, checkpoints=0)) as session:
+        run(session, text[:97])
+        got = check_like_fresh(session, [*text[:60], *text[120:130]], gap)
+        assert got.telemetry.n_cached == 0
+
+
+def test_many_prompts_that_share_parts(demo: Model, text: list[int], gap: float) -> None:
+    """Checkpoints of what is no longer in the cache are never used."""
+    rng = np.random.default_rng(3)
+    with Session(demo, settings(3, checkpoints=3, **EXACT)) as session:
+        prompt = text[:90]
+        reused = 0
+        for _ in range(12):
+            got = check_like_fresh(session, prompt, gap)
+            reused += got.telemetry.n_cached > 0
+            shared = int(rng.integers(1, len(prompt) + N_TOKENS))
+            at = int(rng.integers(0, len(text) - 60))
+            held = session._engine.cached
+            prompt = [*held[:shared], *text[at : at + int(rng.integers(1, 60))]][:300]
+        assert reused >= 6
+
+
+# -- without drafts for a while --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("handoff", ["device", "host"])
+def test_a_generation_that_does_not_draft_costs_nothing(
+    demo: Model, text: list[int], gap: float, handoff: str
+) -> None:
+    """Nothing is decoded on the draft context, the tap is off; later drafts are as ever."""
+    with Session(demo, settings(3, handoff=handoff, **EXACT)) as session:
+        drafter = session._engine.drafter
+        assert drafter is not None
+        for context in (drafter.context,):
+            decode, calls = context.decode_batch, []
+            context.decode_batch = lambda b, d=decode, c=calls: (c.append(b), d(b))[1]  # type: ignore
+        plain = run(session, text[:60], draft=False)
+        assert not calls and drafter.n_past == 0
+        assert plain.telemetry.drafted == [] and plain.telemetry.time_s["prompt_sync"] == 0
+        assert plain.telemetry.handoff == ""
+        with pytest.raises(UsageError):
+            session._engine.target.hidden_rows()
+        # The draft cache has nothing of this text: it must be processed again, from the start.
+        again = check_like_fresh(session, session._engine.cached, gap)
+        assert again.telemetry.n_cached == 0 and calls
+
+
+def test_drafting_goes_on_from_where_it_was_left(demo: Model, text: list[int], gap: float) -> None:
+    """Prompt with drafts, follow-up without, follow-up with: only the middle is processed again."""
+    with Session(demo, settings(3, **EXACT)) as session:
+        run(session, text[:64])
+        held = list(session._engine.cached)
+        run(session, [*held, *text[70:100]], draft=False)
+        got = check_like_fresh(session, [*session._engine.cached, *text[100:110]], gap)
+        assert got.telemetry.n_cached == 64, "the last checkpoint that has its hidden row"
+
+
+def test_the_tap_is_off_without_mtp(demo: Model, text: list[int]) -> None:
+    with Session(demo, settings(0)) as session:
+        run(session, text[:60])
+        assert session._engine.target.tap is None
+        assert session._engine.target.memory()["context"] > 0
+
+
+# -- ahead of time, and in a file ------------------------------------------------------------------
+
+
+def test_processing_ahead_leaves_the_last_token(demo: Model, text: list[int], gap: float) -> None:
+    with Session(demo, settings(3, **EXACT)) as session:
+        telemetry = session.process(text[:97])
+        assert (telemetry.n_prompt, telemetry.n_cached) == (96, 0) and telemetry.prefill_s > 0
+        got = check_like_fresh(session, text[:97], gap)
+        assert got.telemetry.n_cached == 96
+        assert session.process(text[:1]).n_prompt == 0
+
+
+@pytest.mark.parametrize("depths", [(3, 3), (3, 1), (1, 5), (3, 0), (0, 3)])
+@pytest.mark.parametrize("handoff", ["device", "host"])
+def test_saved_and_restored(
+    demo: Model, text: list[int], gap: float, tmp_path: Path, depths: tuple[int, int], handoff: str
+) -> None:
+    """Between sessions of any depth: nothing is processed again, and drafts are right at once."""
+    path = tmp_path / "prompt.bin"
+    before, after = depths
+    with Session(demo, settings(before, handoff=handoff, **EXACT)) as session:
+        session.process(text[:97])
+        session.save(path)
+        expected = run(session, text[:97])
+    with Session(demo, settings(after, handoff=handoff, **EXACT)) as session:
+        run(session, text[120:140])  # something else, to be forgotten
+        assert session.restore(path) == 96
+        if after and not before:  # no draft cache in the file
+            assert check_like_fresh(session, text[:97], gap).telemetry.n_cached == 0
+            return
+        if after:
+            got = check_like_fresh(session, text[:97], gap)
+        else:
+            got = run(session, text[:97])
+            assert_same_tokens(demo, text[:97], got.tokens, expected.tokens, gap)
+        assert got.telemetry.n_cached == 96
+        if before == after:
+            assert got.telemetry.pairs == expected.telemetry.pairs
+
+
+def test_saved_after_an_answer(demo: Model, text: list[int], gap: float, tmp_path: Path) -> None:
+    path = tmp_path / "prompt.bin"
+    with Session(demo, settings(3, **EXACT)) as session:
+        run(session, text[:50])
+        held = list(session._engine.cached)
+        session.save(path)
+    with Session(demo, settings(3, **EXACT)) as session:
+        session.restore(path)
+        got = check_like_fresh(session, [*held, *text[60:80]], gap)
+        assert got.telemetry.n_cached == len(held)
+
+
+def test_what_does_not_fit_is_refused(
+    demo: Model, moe: Model, text: list[int], tmp_path: Path
+) -> None:
+    path = tmp_path / "prompt.bin"
+    with Session(demo, settings(3)) as session:
+        with pytest.raises(UsageError, match="process one first"):
+            session.save(path)
+        session.process([*text[:160], *text[:160]])
+        session.save(path)
+        held = list(session._engine.cached)
+    damaged = path.read_bytes()
+    (tmp_path / "cut.bin").write_bytes(damaged[:-7])
+    others: list[tuple[Model, dict[str, object], str, str]] = [
+        (demo, {"cache_type_k": "q8_0"}, "prompt.bin", "cache_type_k"),
+        (demo, {"hidden": "pre-norm"}, "prompt.bin", "hidden"),
+        (moe, {}, "prompt.bin", "model"),
+        (demo, {"n_ctx": 256}, "prompt.bin", "longer n_ctx"),
+        (demo, {}, "cut.bin", "cut.bin"),
+        (demo, {}, "missing.bin", "missing.bin"),
+    ]
+    for model, options, name, reason in others:
+        with Session(model, settings(3, **options)) as session:
+            run(session, text[:N_UBATCH])
+            kept = list(session._engine.cached)
+            with pytest.raises(PyllamaMtpError, match=reason) as caught:
+                session.restore(tmp_path / name)
+            assert isinstance(caught.value, (PromptFileError, UsageError))
+            assert session._engine.cached == kept, "a refused file must leave the session as it was"
+    with Session(demo, settings(3)) as session:
+        session.restore(path)
+        assert session._engine.cached == held
