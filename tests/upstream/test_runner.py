@@ -24,7 +24,9 @@ def load() -> ModuleType:
 
 runner = load()
 CASE = runner.Case("test-a, demo model", "test-a", "-m {demo}", runner.CHECKS)
-EXPLAINED = runner.Case("test-b", "test-b", fails_because="the demo model has no such token")
+EXPLAINED = runner.Case(
+    "test-b", "test-b", fails_because="the demo model has no such token", fails_with="no token 7"
+)
 
 
 def outcome(status: str = "pass", reason: str = "", **counts: int) -> Any:
@@ -79,7 +81,8 @@ def test_last_lines_name_no_folder_of_this_machine() -> None:
         (CASE, outcome("exit 1"), outcome(), "differ"),
         (CASE, outcome(PASS=3), outcome(PASS=2, SKIP=1), "differ"),
         (EXPLAINED, outcome("exit 1"), outcome("signal SIGABRT"), "differ"),
-        (EXPLAINED, outcome("exit 1"), outcome("exit 1"), ""),
+        (EXPLAINED, outcome("exit 1", "no token 7"), outcome("exit 1", "no token 7"), ""),
+        (EXPLAINED, outcome("exit 1", "no token 7"), outcome("exit 1", "no state"), "not for"),
         (CASE, outcome("exit 1"), outcome("exit 1"), "no reason"),
     ],
 )
@@ -101,7 +104,7 @@ def test_the_table_holds_both_results_and_the_reasons() -> None:
     }  # fmt: skip
     rows = [
         runner.Row(CASE, outcome(PASS=3, SKIP=1), outcome("exit 1", "it broke", PASS=2)),
-        runner.Row(EXPLAINED, outcome("exit 1", "no token"), outcome("exit 1", "no token")),
+        runner.Row(EXPLAINED, outcome("exit 1", "no token 7"), outcome("exit 1", "no token 7")),
         runner.Row(CASE, outcome(PASS=3), outcome(PASS=3)),
     ]
     text = runner.render(rows, {"upstream": info, "patched": info}, 2)
@@ -110,15 +113,17 @@ def test_the_table_holds_both_results_and_the_reasons() -> None:
     assert cells == [CASE.name, "pass (3 PASS, 1 SKIP)", "exit 1 (2 PASS)", "1.2 / 1.2"]
     assert "1 of 3 lines are not as they should be" in text
     assert "test-a, demo model: the variants differ" in text and "    it broke" in text
-    assert "test-b: the demo model has no such token" in text and "    no token" in text
+    assert "test-b: the demo model has no such token" in text and "    no token 7" in text
     assert "Command: `python tests/upstream/run.py`" in text
     assert str(runner.ROOT) not in text
 
 
-def test_a_good_run_has_no_list_of_failures() -> None:
+def test_the_verdict_is_one_sentence() -> None:
     row = runner.Row(CASE, outcome(PASS=3), outcome(PASS=3))
     assert runner.verdict([row]) == "All 1 lines are equal on both variants."
-    failing = runner.Row(EXPLAINED, outcome("exit 1"), outcome("exit 1"))
+    failing = runner.Row(
+        EXPLAINED, outcome("exit 1", "no token 7"), outcome("exit 1", "no token 7")
+    )
     assert runner.verdict([row, failing]).endswith(
         "; 1 of them fail on both, for reasons given below."
     )
