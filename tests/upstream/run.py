@@ -7,8 +7,8 @@ libllama is built by the CMake modules that build the shipped one (bindings/cmak
 sources, flags and CPU features; upstream's `common` library and the tests are compiled from the
 variant's own tree, because the tests include internal headers. ggml differs from the shipped build
 in one option: the CPU backend is linked in, not loaded at run time, which is upstream's default.
-GPU backends are not built. CMakeLists.txt, next to this file, is the build; flush_log.cpp is the one
-source of ours that it adds to the tests.
+GPU backends are not built. CMakeLists.txt, next to this file, is the build; flush_log.cpp is the
+one source of ours that it adds to the tests.
 
 A case passes when the program exits with 0 and, where it lists its checks, at least one was run. A
 failure that both variants share must be explained in CASES, else it is an error here too.
