@@ -14,7 +14,10 @@ from pyllama_mtp.errors import NoMtpHeadError
 from pyllama_mtp.settings import (
     CACHE_TYPES,
     FLASH_ATTENTION,
+    HANDOFF,
+    HIDDEN,
     PROMPT_ROWS,
+    PROMPT_SYNC,
     ROLLBACK,
     Sampling,
     Settings,
@@ -91,6 +94,17 @@ def comma_list(item: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     return parse
 
 
+def one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
+    """An argparse type: one of these words. For items of a list, which `choices` cannot check."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
 # -- options ---------------------------------------------------------------------------------------
 
 
@@ -113,8 +127,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_settings_options(parser: argparse.ArgumentParser) -> None:
-    """Every switch of `Settings` but the draft depth, which each command names its own way."""
+def add_settings_options(parser: argparse.ArgumentParser, *, compare: bool = False) -> None:
+    """Every switch of `Settings` but the draft depth, which each command names its own way.
+
+    Args:
+        compare: --rows, --sync and --hidden take several values each, to be compared.
+    """
     group = parser.add_argument_group("context and speed")
     group.add_argument(
         "--n-ctx",
@@ -150,11 +168,12 @@ def add_settings_options(parser: argparse.ArgumentParser) -> None:
         help="stop drafting at a token the head gives less probability than this, 0 to 1",
     )
     group.add_argument(
-        "--prompt-rows",
-        default="last",
-        choices=PROMPT_ROWS,
-        help="output rows of a prompt with MTP on; 'all' brings back the slow prefill that this "
-        "package exists to avoid, for before-and-after measurements",
+        "--checkpoints",
+        type=whole(0),
+        default=4,
+        metavar="N",
+        help="most states of the recurrent layers kept along the text, for prompts that share a "
+        "part of it only; 0 keeps none",
     )
     group.add_argument(
         "--rollback",
@@ -170,6 +189,46 @@ def add_settings_options(parser: argparse.ArgumentParser) -> None:
         help="impose these acceptance rates, 0 to 1, on draft 1, 2, ... whatever the model says "
         "(0.8,0.7,0.6), to measure speed at a chosen rate. Text and acceptance then mean nothing, "
         "and every output says so",
+    )
+    _add_prompt_switches(parser, compare)
+
+
+def _add_prompt_switches(parser: argparse.ArgumentParser, compare: bool) -> None:
+    about = "the defaults are the fast ones; the others are for before-and-after measurements"
+    if compare:
+        about += (
+            ". --rows, --sync and --hidden take several values (full,kv): every depth above 0 is "
+            "then measured with each combination"
+        )
+    group = parser.add_argument_group("what a prompt costs with MTP", about)
+
+    def add(option: str, name: str, choices: tuple[str, ...], default: str, text: str) -> None:
+        if compare and option != "--handoff":
+            how: dict[str, Any] = {"type": comma_list(one_of(choices))}
+            how["metavar"] = f"{'|'.join(choices)},..."
+        else:
+            how = {"choices": choices}
+        group.add_argument(option, dest=name, default=default, help=text, **how)
+
+    add(
+        *("--rows", "prompt_rows", PROMPT_ROWS, "last"),
+        "prompt rows that the LM head runs on: 'all' brings back the slow prefill that this "
+        "package exists to avoid",
+    )
+    add(
+        *("--sync", "prompt_sync", PROMPT_SYNC, "auto"),
+        "what the MTP block computes of a prompt: K and V only, or the full block, as upstream "
+        "does; 'auto' is 'kv' if the library can",
+    )
+    add(
+        *("--hidden", "hidden", HIDDEN, "post-norm"),
+        "the hidden state that the block gets: after the model's final norm, as Qwen3.5 and 3.6 "
+        "were trained, or before it",
+    )
+    add(
+        *("--handoff", "handoff", HANDOFF, "auto"),
+        "how it gets there: it stays on the device, or goes to the host and back, as in upstream; "
+        "'auto' is 'device' if the library can",
     )
 
 
@@ -219,8 +278,9 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def settings_from(args: argparse.Namespace, draft_n_max: int) -> Settings:
-    """The `Settings` of the options."""
+def settings_from(args: argparse.Namespace, draft_n_max: int, **switches: str) -> Settings:
+    """The `Settings` of the options; `switches` replace those of the same name."""
+    names = ("prompt_rows", "prompt_sync", "hidden", "handoff")
     return Settings(
         n_ctx=args.n_ctx,
         n_batch=args.n_batch,
@@ -231,9 +291,10 @@ def settings_from(args: argparse.Namespace, draft_n_max: int) -> Settings:
         flash_attn=args.flash_attn,
         draft_n_max=draft_n_max,
         p_min=args.p_min,
-        prompt_rows=args.prompt_rows,
+        checkpoints=args.checkpoints,
         rollback=args.rollback,
         synthetic_acceptance=args.synthetic_acceptance if draft_n_max else None,
+        **{**{name: getattr(args, name) for name in names}, **switches},
     )
 
 

@@ -15,7 +15,7 @@ from pyllama_mtp.errors import PyllamaMtpError, UsageError
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.cells import Cell
-    from pyllama_mtp.measure.matrix import Event, Matrix, Plan
+    from pyllama_mtp.measure.matrix import Event, Matrix, Plan, Variant
     from pyllama_mtp.settings import Sampling, Settings
 
 DEPTHS = (0, 2, 3, 4)
@@ -25,7 +25,9 @@ Every sample is a fresh session: a short warm-up, then one prompt (prefill) and
 --max-tokens tokens of continuation (decode), the end-of-text token ignored.
 The depths take turns, so that a machine growing slower slows all alike; figures
 are medians over the repeats. Each repeat has a text of its own, the same for
-all depths. Times are in seconds, speeds in tokens per second.
+all depths. Times are in seconds, speeds in tokens per second. Depth 0 is
+measured once per size, with the defaults of --rows, --sync and --hidden; what
+they vary has a column of its own.
 
 The table goes to stdout, progress to stderr, and every finished cell as one
 JSON object to --output, which is appended to, never overwritten. Ctrl-C keeps
@@ -35,6 +37,7 @@ examples:
   pyllama-mtp matrix
   pyllama-mtp matrix --model Qwen3.5-4B-Q8_0.gguf --prompt-sizes 1024,8192
   pyllama-mtp matrix --depths 0,3 --repeat 5 --format markdown
+  pyllama-mtp matrix --depths 0,3 --rows all,last --sync full,kv
   pyllama-mtp matrix --lib upstream --output upstream.jsonl
   pyllama-mtp matrix --model random.gguf --synthetic-acceptance 0.8,0.7,0.6
 """
@@ -92,7 +95,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="what to print at the end",
     )
     common.add_model_options(parser)
-    common.add_settings_options(parser)
+    common.add_settings_options(parser, compare=True)
     common.add_sampling_options(parser)
     parser.set_defaults(run=run)
 
@@ -131,10 +134,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _prepare(args: argparse.Namespace) -> Iterator[Cell]:
     """Check every option before anything is loaded; the cells then come as they are measured."""
+    from pyllama_mtp.measure.matrix import SWITCHES
     from pyllama_mtp.measure.workload import read_text
 
     plan = make_plan(args)
-    settings = common.settings_from(args, max(plan.depths))
+    settings = common.settings_from(args, max(plan.depths), **SWITCHES)
     sampling = common.sampling_from(args)
     texts = None if args.prompt_file is None else [read_text(args.prompt_file)]
     return _measure(args, plan, settings, sampling, texts)
@@ -144,9 +148,10 @@ def make_plan(args: argparse.Namespace) -> Plan:
     """The plan of the options.
 
     Raises:
-        UsageError: a size or depth named twice, or a depth without a synthetic rate.
+        UsageError: a size, depth or switch named twice, a depth without a synthetic rate, or
+            something to compare but no depth above 0.
     """
-    from pyllama_mtp.measure.matrix import Plan
+    from pyllama_mtp.measure.matrix import SWITCHES, Plan
 
     rates = args.synthetic_acceptance
     depths = args.depths
@@ -159,7 +164,13 @@ def make_plan(args: argparse.Namespace) -> Plan:
         )
     if rates and not any(depths):
         raise UsageError("--synthetic-acceptance needs a depth above 0")
-    return Plan(args.prompt_sizes, depths, args.max_tokens, args.repeat)
+    switches = {name: getattr(args, name) for name in SWITCHES}
+    if not any(depths) and switches != {name: (value,) for name, value in SWITCHES.items()}:
+        raise UsageError(
+            "--rows, --sync and --hidden need a depth above 0; no MTP is measured with their "
+            "defaults only"
+        )
+    return Plan(args.prompt_sizes, depths, args.max_tokens, args.repeat, **switches)
 
 
 def _measure(
@@ -189,6 +200,7 @@ def _measure(
             build=Build.of(library, args.n_gpu_layers),
             on_event=on_event,
         )
+        matrix.check()
         with finished_cells_first(matrix):
             yield from matrix.run()
     if matrix.interrupted:
@@ -218,9 +230,9 @@ def finished_cells_first(matrix: Matrix) -> Iterator[None]:
 @contextmanager
 def progress(plan: Plan) -> Iterator[Callable[[Event], None]]:
     """A live bar on stderr; where stderr is not a terminal, one line per finished sample."""
-    samples = len(plan.sizes) * len(plan.depths) * plan.repeat
+    samples = len(plan.sizes) * len(plan.variants) * plan.repeat
     if not sys.stderr.isatty():
-        yield _plain_progress(samples)
+        yield _plain_progress(samples, plan)
         return
     from rich import progress as bars
     from rich.console import Console
@@ -233,21 +245,21 @@ def progress(plan: Plan) -> Iterator[Callable[[Event], None]]:
         bars.TextColumn("left"),
         bars.TimeRemainingColumn(),
     )
-    total = sum(plan.work(size) for size in plan.sizes) * len(plan.depths) * plan.repeat
+    total = sum(plan.work(size) for size in plan.sizes) * len(plan.variants) * plan.repeat
     with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("warming up", total=total, number=0)
 
         def on_event(event: Event) -> None:
             if event.kind == "start":
                 number = bar.tasks[0].fields["number"] + 1
-                bar.update(task, description=_label(event), number=number)
+                bar.update(task, description=_label(event, plan), number=number)
             elif event.kind == "done":
                 bar.advance(task, plan.work(event.size))
 
         yield on_event
 
 
-def _plain_progress(samples: int) -> Callable[[Event], None]:
+def _plain_progress(samples: int, plan: Plan) -> Callable[[Event], None]:
     done = 0
 
     def on_event(event: Event) -> None:
@@ -261,13 +273,14 @@ def _plain_progress(samples: int) -> Callable[[Event], None]:
         else:
             last = cell.samples[-1]
             result = f"prefill {last.prefill_tps:.1f} tok/s, decode {last.decode_tps:.1f} tok/s"
-        print(f"[{done}/{samples}] {_label(event)}: {result}", file=sys.stderr, flush=True)
+        print(f"[{done}/{samples}] {_label(event, plan)}: {result}", file=sys.stderr, flush=True)
 
     return on_event
 
 
-def _label(event: Event) -> str:
-    mode = f"depth {event.depth}" if event.depth else "no MTP"
+def _label(event: Event, plan: Plan) -> str:
+    variant: Variant | None = event.variant
+    mode = plan.label(variant) if variant else ""
     return f"prompt {event.size}, {mode}, repeat {event.repeat + 1}"
 
 

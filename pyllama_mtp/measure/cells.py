@@ -31,7 +31,9 @@ DRAFT_MTP = "draft-mtp"
 class Sample:
     """One generation as it was measured: seconds, tokens per second, tokens.
 
-    `drafted` and `accepted` hold one count per draft position 1..n_max.
+    `drafted` and `accepted` hold one count per draft position 1..n_max. `time_s` has the seconds of
+    each phase, "prompt_sync" among them. `prompt_sync` and `handoff` are what was used, and
+    `hidden_bytes` are hidden states moved to and from the host, as in the driver's telemetry.
     """
 
     n_prompt: int
@@ -46,6 +48,9 @@ class Sample:
     rounds: int
     tokens_per_round: float
     time_s: dict[str, float] = field(default_factory=dict)
+    prompt_sync: str = ""
+    handoff: str = ""
+    hidden_bytes: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_telemetry(cls, telemetry: Telemetry) -> Sample:
@@ -63,6 +68,9 @@ class Sample:
             rounds=telemetry.rounds,
             tokens_per_round=telemetry.tokens_per_round,
             time_s=dict(telemetry.time_s),
+            prompt_sync=telemetry.prompt_sync,
+            handoff=telemetry.handoff,
+            hidden_bytes=dict(telemetry.hidden_bytes),
         )
 
 
@@ -73,6 +81,7 @@ class Cell:
     Rates and times are None when nothing was measured (`skipped` then says why). `series` is the
     hash of the patch series; `repeat` is how many samples were planned, so an interrupted cell has
     fewer in `samples`; `memory` is in bytes, by use; `model` is a file name without its folder.
+    `prompt_sync_share` is the part of the prefill's time that the MTP block took; None without MTP.
     """
 
     model: str
@@ -88,6 +97,7 @@ class Cell:
     prefill_tps: float | None = None
     decode_tps: float | None = None
     elapsed_s: float | None = None
+    prompt_sync_share: float | None = None
     samples: list[Sample] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
@@ -114,6 +124,10 @@ class Cell:
         self.accepted = sum_positions(sample.accepted for sample in self.samples)
         self.rounds = sum(sample.rounds for sample in self.samples)
         self.acceptance_per_position = pooled_rates(self.accepted, self.drafted)
+        prefill_s = sum(sample.prefill_s for sample in self.samples)
+        if self.n_max and prefill_s > 0:
+            synced = sum(sample.time_s.get("prompt_sync", 0.0) for sample in self.samples)
+            self.prompt_sync_share = synced / prefill_s
         if self.rounds:
             emitted = sum(sample.tokens_per_round * sample.rounds for sample in self.samples)
             self.tokens_per_round = emitted / self.rounds

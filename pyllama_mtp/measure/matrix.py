@@ -1,14 +1,16 @@
-"""The speed matrix: prompt sizes x draft depths, interleaved, one fresh session per sample.
+"""The speed matrix: prompt sizes x variants, interleaved, one fresh session per sample.
 
-For each size the depths take turns (A B C D A B C D), so that a machine that grows slower or
-busier in the meantime slows all of them alike. All depths of one repeat get the same text.
+A variant is no MTP, or a draft depth with the switches that a prompt's cost depends on. For each
+size the variants take turns (A B C D A B C D), so that a machine that grows slower or busier in the
+meantime slows all of them alike. All variants of one repeat get the same text.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,9 +19,10 @@ from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageErro
 from pyllama_mtp.measure.cells import DRAFT_MTP, NO_MTP, Cell, Sample
 from pyllama_mtp.measure.machine import describe_machine
 from pyllama_mtp.measure.workload import Workload
+from pyllama_mtp.settings import Settings
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Model, Sampling, Session, Settings, Telemetry
+    from pyllama_mtp import Model, Sampling, Session, Telemetry
     from pyllama_mtp.native import Library
 
 #: Tokens of the prompt, and tokens generated, of the warm-up before each sample.
@@ -31,15 +34,35 @@ _CONTEXT_STEP = 256  # llama.cpp pads contexts to this many tokens
 #: Opens a session with the settings of one cell; it is closed before the next one is opened.
 OpenSession = Callable[["Settings"], "Session"]
 
+#: The fields of `Settings` that a plan may vary, with their defaults.
+SWITCHES = {name: str(getattr(Settings, name)) for name in ("prompt_rows", "prompt_sync", "hidden")}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a cell does at its size: drafts per round (0: no MTP), and fields of `Settings`."""
+
+    depth: int
+    prompt_rows: str = SWITCHES["prompt_rows"]
+    prompt_sync: str = SWITCHES["prompt_sync"]
+    hidden: str = SWITCHES["hidden"]
+
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: prompt sizes and generated tokens in tokens, depths in drafts per round."""
+    """What to measure: prompt sizes and generated tokens in tokens, depths in drafts per round.
+
+    `prompt_rows`, `prompt_sync` and `hidden` are values of those fields of `Settings`; each depth
+    above 0 is measured with every combination of them, depth 0 once, with the defaults.
+    """
 
     sizes: tuple[int, ...]
     depths: tuple[int, ...]
     max_tokens: int
     repeat: int
+    prompt_rows: tuple[str, ...] = (SWITCHES["prompt_rows"],)
+    prompt_sync: tuple[str, ...] = (SWITCHES["prompt_sync"],)
+    hidden: tuple[str, ...] = (SWITCHES["hidden"],)
 
     def __post_init__(self) -> None:
         """Refuse plans that measure nothing, or the same cell twice."""
@@ -48,24 +71,55 @@ class Plan:
                 raise UsageError(f"no {name} given")
             if min(values) < least:
                 raise UsageError(f"{name} must be {least} or more, not {min(values)}")
-            if len(set(values)) != len(values):
-                raise UsageError(f"{name} {', '.join(map(str, values))} name one value twice")
+            _check_distinct(name, values)
+        for name in SWITCHES:
+            if not getattr(self, name):
+                raise UsageError(f"no {name} given")
+            _check_distinct(name, getattr(self, name))
+        if len(self.prompt_sync) > 1 and "auto" in self.prompt_sync:
+            raise UsageError(
+                f"prompt_sync {', '.join(self.prompt_sync)} name one value twice: auto is kv or "
+                "full; leave it out"
+            )
         if self.max_tokens < 1 or self.repeat < 1:
             raise UsageError(
                 f"max_tokens ({self.max_tokens}) and repeat ({self.repeat}) must be 1 or more"
             )
 
-    def schedule(self) -> list[tuple[int, int]]:
-        """(repeat, depth) of every sample of one size, in the order they are measured."""
-        return [(repeat, depth) for repeat in range(self.repeat) for depth in self.depths]
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The cells of one size, in their order."""
+        combinations = [*itertools.product(*(getattr(self, name) for name in SWITCHES))]
+        return tuple(
+            Variant(depth, *switches)
+            for depth in self.depths
+            for switches in (combinations if depth else [()])
+        )
+
+    def schedule(self) -> list[tuple[int, Variant]]:
+        """(repeat, variant) of every sample of one size, in the order they are measured."""
+        return [(repeat, variant) for repeat in range(self.repeat) for variant in self.variants]
+
+    def label(self, variant: Variant) -> str:
+        """The variant in words, as far as the plan varies it: "depth 3, rows all"."""
+        if not variant.depth:
+            return "no MTP"
+        varied = [name for name in SWITCHES if len(getattr(self, name)) > 1]
+        words = [f"{name.removeprefix('prompt_')} {getattr(variant, name)}" for name in varied]
+        return ", ".join([f"depth {variant.depth}", *words])
 
     def context_needed(self, size: int) -> int:
-        """Tokens of context of the cells of one size; the same for all depths."""
+        """Tokens of context of the cells of one size; the same for all variants."""
         return size + self.max_tokens + max(self.depths) + 1
 
     def work(self, size: int) -> int:
         """Rough weight of one sample, for progress: a decoded token costs about 10 of prefill."""
         return size + 10 * self.max_tokens
+
+
+def _check_distinct(name: str, values: Sequence[object]) -> None:
+    if len(set(values)) != len(values):
+        raise UsageError(f"{name} {', '.join(map(str, values))} name one value twice")
 
 
 @dataclass(frozen=True)
@@ -99,7 +153,7 @@ class Event:
 
     kind: Literal["start", "done", "size"]
     size: int
-    depth: int = 0
+    variant: Variant | None = None
     repeat: int = 0
     cell: Cell | None = None
 
@@ -114,8 +168,8 @@ class Matrix:
     Args:
         model: the model; sessions come from `open_session`, so it is only tokenized and named.
         plan: what to measure.
-        settings: settings of every cell; `draft_n_max` is set to the cell's depth, `n_ctx` 0 to
-            what the cells of a size need, and synthetic rates are cut to the depth.
+        settings: settings of every cell; `draft_n_max` and the switches are set to the variant's,
+            `n_ctx` 0 to what the cells of a size need, and synthetic rates are cut to the depth.
         sampling: sampling of every cell.
         open_session: opens a session with given settings.
         prompts: where prompts come from.
@@ -148,14 +202,28 @@ class Matrix:
         self._build = build
         self._on_event = on_event
 
+    def check(self) -> None:
+        """Open a session of every variant, so that no run fails half-way for what it could know.
+
+        Raises:
+            UsageError: settings that this library or model cannot do; the message names them.
+        """
+        for variant in self.plan.variants:
+            try:
+                self._open(self._cell_settings(min(self.plan.sizes), variant)).close()
+            except UsageError as error:
+                raise UsageError(f"{self.plan.label(variant)}: {error}") from None
+            except InsufficientMemoryError:
+                pass  # the cell says so, and the others are measured
+
     def run(self) -> Iterator[Cell]:
-        """Yield the cells of a size as soon as they are finished, in the order of the depths.
+        """Yield the cells of a size as soon as they are finished, in the order of the variants.
 
         After an interruption (Ctrl-C) the cells that have at least one sample still come, then
         the run ends and `interrupted` is true.
         """
         for size in self.plan.sizes:
-            cells = {depth: self._cell(size, depth) for depth in self.plan.depths}
+            cells = {variant: self._cell(size, variant) for variant in self.plan.variants}
             try:
                 self.measuring = True
                 self._measure_size(size, cells)
@@ -169,20 +237,20 @@ class Matrix:
             if self.interrupted:
                 return
 
-    def _measure_size(self, size: int, cells: dict[int, Cell]) -> None:
+    def _measure_size(self, size: int, cells: dict[Variant, Cell]) -> None:
         reason = self._too_long(size)
-        for repeat, depth in self.plan.schedule():
-            cell = cells[depth]
-            self._on_event(Event("start", size, depth, repeat))
+        for repeat, variant in self.plan.schedule():
+            cell = cells[variant]
+            self._on_event(Event("start", size, variant, repeat))
             if reason:
                 cell.skipped = reason
             if not cell.skipped:
                 try:
-                    self._measure(cell, self._cell_settings(size, depth), repeat)
+                    self._measure(cell, self._cell_settings(size, variant), repeat)
                 except InsufficientMemoryError as error:
                     if not cell.samples:
                         cell.skipped = str(error)
-            self._on_event(Event("done", size, depth, repeat, cell))
+            self._on_event(Event("done", size, variant, repeat, cell))
         self._on_event(Event("size", size))
 
     def _measure(self, cell: Cell, settings: Settings, repeat: int) -> None:
@@ -218,19 +286,20 @@ class Matrix:
             f"exceed {whose}, {limit}"
         )
 
-    def _cell_settings(self, size: int, depth: int) -> Settings:
+    def _cell_settings(self, size: int, variant: Variant) -> Settings:
         """The settings of one cell; see the class for what is changed."""
         needed = -(-self.plan.context_needed(size) // _CONTEXT_STEP) * _CONTEXT_STEP
-        rates = self._settings.synthetic_acceptance
+        rates, depth = self._settings.synthetic_acceptance, variant.depth
         return dataclasses.replace(
             self._settings,
             n_ctx=self._settings.n_ctx or min(needed, self._model.n_ctx_train),
             draft_n_max=depth,
             synthetic_acceptance=rates[:depth] if rates and depth else None,
+            **{name: getattr(variant, name) for name in SWITCHES},
         )
 
-    def _cell(self, size: int, depth: int) -> Cell:
-        settings = self._cell_settings(size, depth)
+    def _cell(self, size: int, variant: Variant) -> Cell:
+        settings, depth = self._cell_settings(size, variant), variant.depth
         rates = settings.synthetic_acceptance
         return Cell(
             model=os.path.basename(self._model.path),  # noqa: PTH119 - also takes plain strings

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import IO, TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
 
 from pyllama_mtp.measure.cells import Cell
 
@@ -12,44 +13,103 @@ if TYPE_CHECKING:
 
     from pyllama_mtp import Telemetry
 
-#: One heading per column; the line breaks are for the terminal.
-HEADINGS = (
-    "prompt\ntokens",
-    "mode",
-    "prefill\ntok/s",
-    "vs\nno-MTP",
-    "decode\ntok/s",
-    "vs\nno-MTP",
-    "elapsed\ns",
-    "accepted %\nat 1, 2, ...",
-    "tokens\n/round",
-)
-_TEXT_COLUMNS = {1, 7}
 _NONE = "-"
 _UNLIMITED = 1000
 
 
-def matrix_rows(cells: Sequence[Cell]) -> list[list[str]]:
-    """One row of text per cell, in the columns of :data:`HEADINGS`."""
+@dataclass(frozen=True)
+class Column:
+    """One column of the matrix.
+
+    Attributes:
+        heading: its line breaks are for the terminal.
+        text: what a cell has there, given also the no-MTP cell of its size, if there is one.
+        words: words, not figures: aligned to the left.
+        measured: a dash where the cell has no samples.
+        spare: left out where the terminal is too narrow, the highest number first; 0: never.
+    """
+
+    heading: str
+    text: Callable[[Cell, Cell | None], str]
+    words: bool = False
+    measured: bool = True
+    spare: int = 0
+
+    @property
+    def name(self) -> str:
+        """The heading on one line."""
+        return self.heading.replace("\n", " ")
+
+    def value(self, cell: Cell, base: Cell | None) -> str:
+        """The text of one row."""
+        return self.text(cell, base) if cell.samples or not self.measured else _NONE
+
+
+#: What has a column only if it varies: heading, and its name in the settings of a cell.
+_SWITCHES = (("rows", "prompt_rows"), ("sync", "prompt_sync"), ("hidden", "hidden"))
+_SIZE = Column("prompt\ntokens", lambda cell, _: str(cell.n_prompt), measured=False)
+_MODE = Column("mode", lambda cell, _: mode_label(cell), words=True, measured=False)
+_SYNC = Column("sync\n%", lambda cell, _: _percent(cell.prompt_sync_share), spare=3)
+_FIGURES = (
+    Column("prefill\ntok/s", lambda cell, _: _speed(cell.prefill_tps)),
+    Column("vs\nno-MTP", lambda c, base: _ratio(c.prefill_tps, base.prefill_tps if base else None)),
+    _SYNC,
+    Column("decode\ntok/s", lambda cell, _: _speed(cell.decode_tps)),
+    Column("vs\nno-MTP", lambda c, base: _ratio(c.decode_tps, base.decode_tps if base else None)),
+    Column("elapsed\ns", lambda cell, _: f"{cell.elapsed_s:.2f}", spare=2),
+    Column(
+        "accepted %\nat 1,2,...",
+        lambda cell, _: _percentages(cell.acceptance_per_position),
+        words=True,
+    ),
+    Column(
+        "tokens\n/round",
+        lambda c, _: f"{c.tokens_per_round:.2f}" if c.tokens_per_round else _NONE,
+        spare=1,
+    ),
+)
+
+
+def matrix_columns(cells: Sequence[Cell]) -> list[Column]:
+    """The columns of a table of these cells: a switch has one if it varies among them."""
+    switches = [
+        _switch_column(heading, name)
+        for heading, name in _SWITCHES
+        if len(switch_values(cells, name)) > 1
+    ]
+    return [_SIZE, _MODE, *switches, *_FIGURES]
+
+
+def _switch_column(heading: str, name: str) -> Column:
+    def text(cell: Cell, _: Cell | None) -> str:
+        return switch_value(cell, name).removesuffix("-norm")
+
+    heading = {"hidden": "hidden\nnorm"}.get(heading, heading)
+    return Column(heading, text, words=True, measured=False)
+
+
+def switch_value(cell: Cell, name: str) -> str:
+    """The value of a switch with MTP; for the sync of the prompt, what "auto" came down to."""
+    if not cell.n_max:
+        return _NONE
+    used = cell.samples[-1].prompt_sync if name == "prompt_sync" and cell.samples else ""
+    return used or str(cell.settings.get(name, _NONE))
+
+
+def switch_values(cells: Iterable[Cell], name: str) -> list[str]:
+    """The different values of a switch among the cells with MTP, in their order.
+
+    "auto" is not one beside others: a cell without samples does not know what it comes down to.
+    """
+    values = list(dict.fromkeys(switch_value(cell, name) for cell in cells if cell.n_max))
+    return [value for value in values if value != "auto"] or values
+
+
+def matrix_rows(cells: Sequence[Cell], columns: Sequence[Column] | None = None) -> list[list[str]]:
+    """One row of text per cell; `columns`: None is all that :func:`matrix_columns` has."""
+    columns = matrix_columns(cells) if columns is None else columns
     plain = {cell.n_prompt: cell for cell in cells if cell.n_max == 0 and cell.samples}
-    rows = []
-    for cell in cells:
-        row = [str(cell.n_prompt), mode_label(cell)]
-        if cell.samples:
-            base = plain.get(cell.n_prompt)
-            row += [
-                _speed(cell.prefill_tps),
-                _ratio(cell.prefill_tps, base.prefill_tps if base else None),
-                _speed(cell.decode_tps),
-                _ratio(cell.decode_tps, base.decode_tps if base else None),
-                f"{cell.elapsed_s:.2f}",
-                _percentages(cell.acceptance_per_position),
-                f"{cell.tokens_per_round:.2f}" if cell.tokens_per_round else _NONE,
-            ]
-        else:
-            row += [_NONE] * (len(HEADINGS) - 2)
-        rows.append(row)
-    return rows
+    return [[column.value(cell, plain.get(cell.n_prompt)) for column in columns] for cell in cells]
 
 
 def mode_label(cell: Cell) -> str:
@@ -59,8 +119,9 @@ def mode_label(cell: Cell) -> str:
     return f"MTP {cell.n_max}" + (" SYNTHETIC" if cell.synthetic_acceptance else "")
 
 
-def matrix_notes(cells: Sequence[Cell]) -> list[str]:
+def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None) -> list[str]:
     """What the numbers are, below the table: build, machine, how measured, what was skipped."""
+    columns = matrix_columns(cells) if columns is None else columns
     if not cells:
         return ["nothing was measured"]
     first = cells[0]
@@ -73,15 +134,34 @@ def matrix_notes(cells: Sequence[Cell]) -> list[str]:
         f"{first.max_tokens} tokens generated; medians of {_counts(cells)}, interleaved; "
         "acceptance and tokens per round are totals over totals",
     ]
+    settled = [(heading, switch_values(cells, name)) for heading, name in _SWITCHES]
+    alike = [
+        f"{heading} {values[0]}"
+        for heading, values in settled
+        if len(values) == 1 and values != [_NONE]
+    ]
+    if alike:
+        notes.append(f"all with MTP: {', '.join(alike)}")
+    if _SYNC in columns and any(cell.prompt_sync_share is not None for cell in cells):
+        notes.append(
+            "sync %: the part of the prefill's time that goes to the MTP block; on a GPU, of the "
+            "host's time"
+        )
     imposed = max((cell.synthetic_acceptance or [] for cell in cells), key=len)
     if imposed:
         notes.append(synthetic_warning(imposed))
     notes += [
-        f"skipped: {cell.n_prompt} {mode_label(cell)}: {cell.skipped}"
+        f"skipped: {cell.n_prompt} {_row_label(cell, cells)}: {cell.skipped}"
         for cell in cells
         if cell.skipped
     ]
     return notes
+
+
+def _row_label(cell: Cell, cells: Sequence[Cell]) -> str:
+    """The mode, and those switches of the cell that vary."""
+    varied = [name for _, name in _SWITCHES if cell.n_max and len(switch_values(cells, name)) > 1]
+    return " ".join([mode_label(cell), *(switch_value(cell, name) for name in varied)])
 
 
 def synthetic_warning(imposed: Sequence[float]) -> str:
@@ -109,28 +189,36 @@ def _ratio(value: float | None, base: float | None) -> str:
     return f"{value / base:.2f}x" if value is not None and base else _NONE
 
 
+def _percent(share: float | None) -> str:
+    return _NONE if share is None else f"{100 * share:.1f}"
+
+
 def _percentages(rates: Sequence[float | None]) -> str:
     """Rates per position: '91 81 74'."""
     return " ".join(_NONE if rate is None else f"{100 * rate:.0f}" for rate in rates) or _NONE
 
 
-def matrix_table(cells: Sequence[Cell]) -> Table:
-    """The matrix for a terminal; a line between prompt sizes."""
+def matrix_table(
+    cells: Sequence[Cell], columns: Sequence[Column] | None = None, *, tight: bool = False
+) -> Table:
+    """The matrix for a terminal; a line between prompt sizes. `tight`: little space between."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
-    for number, heading in enumerate(HEADINGS):
-        justify: Literal["left", "right"] = "left" if number in _TEXT_COLUMNS else "right"
-        table.add_column(heading, justify=justify, no_wrap=True)
-    rows = matrix_rows(cells)
+    columns = matrix_columns(cells) if columns is None else columns
+    padding = (0, 0, 0, 0 if tight else 1)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=padding, show_edge=not tight)
+    for column in columns:
+        table.add_column(column.heading, justify="left" if column.words else "right", no_wrap=True)
+    rows = matrix_rows(cells, columns)
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         table.add_row(*row, end_section=following is not None and following[0] != row[0])
     return table
 
 
 def print_matrix(cells: Sequence[Cell], file: IO[str], width: int | None = None) -> None:
-    """Print table and notes; nothing is cut, in a narrow terminal lines run over its edge.
+    """Print table and notes. In a narrow terminal the columns that can be spared are left out, and
+    named; nothing is cut, what is still too long runs over the edge.
 
     Args:
         cells: what to show.
@@ -142,19 +230,41 @@ def print_matrix(cells: Sequence[Cell], file: IO[str], width: int | None = None)
     if width is None and not file.isatty():
         width = _UNLIMITED
     console = Console(file=file, width=width, highlight=False, markup=False)
+    columns = matrix_columns(cells)
     if cells:
-        table = matrix_table(cells)
-        needed = Console(width=_UNLIMITED).measure(table).maximum
+        spared = []
+        tight = _width(cells, columns, tight=False) > console.width
+        while (needed := _width(cells, columns, tight=tight)) > console.width:
+            least = max(columns, key=lambda column: column.spare)
+            if not least.spare:
+                break
+            columns.remove(least)
+            spared.append(least.name)
+        table = matrix_table(cells, columns, tight=tight)
         Console(file=file, width=max(console.width, needed)).print(table)
-    for note in matrix_notes(cells):
+        if tight:  # without an edge
+            console.print()
+        if spared:
+            console.print(
+                f"left out in this narrow terminal: {', '.join(spared)}; --format markdown has all"
+            )
+    for note in matrix_notes(cells, columns):
         console.print(note)
+
+
+def _width(cells: Sequence[Cell], columns: Sequence[Column], *, tight: bool) -> int:
+    from rich.console import Console
+
+    table = matrix_table(cells, columns, tight=tight)
+    return Console(width=_UNLIMITED).measure(table).maximum
 
 
 def markdown_table(cells: Sequence[Cell]) -> str:
     """The matrix as a Markdown table with its notes below."""
-    headings = [heading.replace("\n", " ") for heading in HEADINGS]
-    rule = [":--" if number in _TEXT_COLUMNS else "--:" for number in range(len(HEADINGS))]
-    lines = [headings, rule, *matrix_rows(cells)]
+    columns = matrix_columns(cells)
+    headings = [column.name for column in columns]
+    rule = [":--" if column.words else "--:" for column in columns]
+    lines = [headings, rule, *matrix_rows(cells, columns)]
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return table + "\n\n" + "\n".join(f"- {note}" for note in matrix_notes(cells))
 
@@ -177,5 +287,11 @@ def telemetry_lines(telemetry: Telemetry) -> list[str]:
         for position, (drafted, accepted) in enumerate(counts, start=1):
             rate = f"{accepted / drafted:.2f}" if drafted else _NONE
             lines.append(f"draft {position}    {rate} = {accepted} accepted of {drafted}")
+    if telemetry.prompt_sync:
+        moved = telemetry.hidden_bytes
+        lines.append(
+            f"MTP prompt sync {telemetry.prompt_sync}, hidden states by {telemetry.handoff}: "
+            f"{moved['to_host']:,} bytes to the host, {moved['from_host']:,} from it"
+        )
     spent = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in telemetry.time_s.items())
     return [*lines, f"time       {spent}"] if spent else lines

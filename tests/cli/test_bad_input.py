@@ -37,7 +37,14 @@ GENERATE = [
     (["--cache-type-k", "q3", "x"], "--cache-type-k: invalid choice: 'q3'"),
     (["--cache-type-v", "q4_0", "--flash-attn", "off", "x"], "needs flash attention"),
     (["--flash-attn", "maybe", "x"], "--flash-attn: invalid choice"),
-    (["--prompt-rows", "first", "x"], "--prompt-rows: invalid choice"),
+    (["--rows", "first", "x"], "--rows: invalid choice"),
+    (["--rows", "last,all", "x"], "--rows: invalid choice"),
+    (["--sync", "half", "x"], "--sync: invalid choice"),
+    (["--hidden", "norm", "x"], "--hidden: invalid choice"),
+    (["--handoff", "never", "x"], "--handoff: invalid choice"),
+    (["--checkpoints", "-1", "x"], "--checkpoints: -1 is not allowed; give 0 or more"),
+    (["--checkpoints", "31", "x"], "checkpoints is 31, it must be from 0 (none) to 30"),
+    (["--prompt-rows", "all", "x"], "unrecognized arguments: --prompt-rows"),
     (["--rollback", "never", "x"], "--rollback: invalid choice"),
     (["--synthetic-acceptance", "0.8,1.7,0.6", "x"], "1.7 is not allowed"),
     (["--synthetic-acceptance", "0.8;0.7", "x"], "'0.8;0.7' is not a number"),
@@ -82,6 +89,17 @@ MATRIX = [
     (["--output", "a.jsonl", "--no-output"], "not allowed with argument"),
     (["--format", "html"], "--format: invalid choice: 'html'"),
     (["512"], "unrecognized arguments: 512"),
+    (["--rows", "first"], "--rows: 'first' is not one of last, all"),
+    (["--rows", "last,all,last"], "prompt_rows last, all, last name one value twice"),
+    (["--sync", "kv,half"], "--sync: 'half' is not one of auto, kv, full"),
+    (["--sync", "kv,kv"], "prompt_sync kv, kv name one value twice"),
+    (["--sync", "auto,kv"], "auto is kv or full; leave it out"),
+    (["--sync", ""], "has an empty item"),
+    (["--hidden", "pre"], "--hidden: 'pre' is not one of post-norm, pre-norm"),
+    (["--hidden", "pre-norm,pre-norm"], "name one value twice"),
+    (["--handoff", "host,device"], "--handoff: invalid choice"),
+    (["--checkpoints", "31"], "checkpoints is 31"),
+    (["--depths", "0", "--rows", "all,last"], "--rows, --sync and --hidden need a depth above 0"),
 ]
 
 
@@ -135,6 +153,15 @@ def test_a_library_that_cannot_be_loaded(fake: ModuleType, cli: Cli) -> None:
     fake.native.library = None
     for command in (["generate", "x"], ["matrix"]):
         refused(cli(*command), "no native library; tried: here and there")
+
+
+def test_a_switch_that_the_library_lacks(fake: ModuleType, cli: Cli) -> None:
+    fake.state["has_tap"] = False
+    message = "prompt_sync 'kv' is not in upstream's library"
+    refused(cli("generate", "--model", "m.gguf", "--sync", "kv", "x"), message)
+    refused(cli("matrix", "--model", "m.gguf", "--sync", "full,kv"), f"sync kv: {message}")
+    assert not [entry for entry in fake.log if entry[0] == "generate"]
+    assert not Path("matrix.jsonl").exists()
 
 
 def test_a_context_larger_than_memory(fake: ModuleType, cli: Cli) -> None:

@@ -49,7 +49,8 @@ def test_every_switch_arrives(fake: ModuleType, cli: Cli) -> None:
         *("generate", "--model", "m.gguf", "--json", "--lib", "upstream", "--max-tokens", "4"),
         *("--draft-n-max", "2", "--p-min", "0.25", "--n-ctx", "1024", "--n-batch", "64"),
         *("--n-ubatch", "32", "--threads", "1", "--cache-type-k", "q8_0", "--cache-type-v", "q4_0"),
-        *("--flash-attn", "on", "--prompt-rows", "all", "--rollback", "replay"),
+        *("--flash-attn", "on", "--rows", "all", "--rollback", "replay"),
+        *("--sync", "full", "--hidden", "pre-norm", "--handoff", "host", "--checkpoints", "7"),
         *("--temperature", "0.5", "--top-k", "7", "--top-p", "0.5", "--min-p", "0.1"),
         *("--repeat-penalty", "1.1", "--repeat-last-n", "9", "--seed", "3"),
         *("--stop", "END", "--stop", "\n\n", "--ignore-eos", "x"),
@@ -66,6 +67,10 @@ def test_every_switch_arrives(fake: ModuleType, cli: Cli) -> None:
         "draft_n_max": 2,
         "p_min": 0.25,
         "prompt_rows": "all",
+        "prompt_sync": "full",
+        "hidden": "pre-norm",
+        "handoff": "host",
+        "checkpoints": 7,
         "rollback": "replay",
         "synthetic_acceptance": None,
     }
@@ -114,6 +119,7 @@ def test_stats_go_to_stderr(fake: ModuleType, cli: Cli) -> None:
     assert result.out == "abcabc\n"
     assert "prompt     5 tokens; prefill 0.005 s, 1,000 tok/s" in result.err
     assert "draft 3    0.00 = 0 accepted of 2" in result.err
+    assert "MTP prompt sync kv, hidden states by device: 0 bytes to the host" in result.err
 
 
 def test_json_is_one_object_instead_of_the_text(fake: ModuleType, cli: Cli) -> None:

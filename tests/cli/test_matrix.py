@@ -57,6 +57,40 @@ def test_a_second_run_appends(fake: ModuleType, cli: Cli) -> None:
     assert after.startswith(before) and after.count(b"\n") == 8
 
 
+def test_the_states_of_the_prefill_side_by_side(fake: ModuleType, cli: Cli) -> None:
+    """The original defect, upstream's state and ours, in one run."""
+    options = ("--rows", "all,last", "--sync", "full,kv", "--checkpoints", "9")
+    result = cli(*SMALL, *options, "--handoff", "host")
+    assert result.code == 0
+    found = [cell for cell in read_cells("matrix.jsonl") if cell.n_prompt == 64]
+    settings = [(c.n_max, c.settings["prompt_rows"], c.settings["prompt_sync"]) for c in found]
+    assert settings == [
+        (0, "last", "auto"),
+        (2, "all", "full"),
+        (2, "all", "kv"),
+        (2, "last", "full"),
+        (2, "last", "kv"),
+    ]
+    assert {(c.settings["handoff"], c.settings["checkpoints"]) for c in found} == {("host", 9)}
+    assert {s.handoff for c in found[1:] for s in c.samples} == {"host"}
+    lines = result.err.splitlines()
+    assert lines[1].startswith("[2/20] prompt 64, depth 2, rows all, sync full, repeat 1: prefill")
+    rows = [line.split() for line in result.out.splitlines() if " MTP 2 " in line][:4]
+    assert [row[3:7] for row in rows] == [
+        ["all", "full", "444.4", "0.44x"],
+        ["all", "kv", "500.0", "0.50x"],
+        ["last", "full", "800.0", "0.80x"],
+        ["last", "kv", "1,000", "1.00x"],
+    ]
+
+
+def test_one_value_of_a_switch_needs_no_column(fake: ModuleType, cli: Cli) -> None:
+    result = cli(*SMALL, "--sync", "full", "--hidden", "pre-norm")
+    assert "all with MTP: rows last, sync full, hidden pre-norm" in result.out
+    cells = read_cells("matrix.jsonl")
+    assert [c.settings["hidden"] for c in cells] == ["post-norm", "pre-norm"] * 2
+
+
 def test_no_output_writes_nothing(fake: ModuleType, cli: Cli) -> None:
     assert cli(*SMALL, "--no-output").code == 0
     assert not list(Path.cwd().iterdir())

@@ -1,8 +1,10 @@
 """A driver without a library: the driver's own records, results computed from the inputs.
 
-A "model" whose tokens are the bytes of the text. Speeds are exact: prefill takes 1 ms per token,
-a decode round 10 ms plus 1 ms per draft, so tests can say what a table must hold. `log` lists what
-was done, in order; `script` lets a test raise at the n-th generation.
+A "model" whose tokens are the bytes of the text. Speeds are exact: prefill takes 1 ms per token
+(1 ms more where all rows are asked for, and with MTP 0.25 ms more where its whole block is
+computed; the K and V cost a tenth of the first), a decode round 10 ms plus 1 ms per draft, so tests
+can say what a table must hold. `log` lists what was done, in order; `script` lets a test raise at
+the n-th generation.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyllama_mtp.errors import LibraryError, NoMtpHeadError
+from pyllama_mtp.errors import LibraryError, NoMtpHeadError, UsageError
 from pyllama_mtp.settings import Sampling, Settings
 from pyllama_mtp.telemetry import Pair, Telemetry
 
@@ -30,7 +32,7 @@ log: list[tuple[Any, ...]] = []
 script: dict[int, Callable[[Generation], None]] = {}
 #: Like `script`, for opening a session; the key is (n_ctx, draft_n_max).
 refuse_session: dict[tuple[int, int], Exception] = {}
-state = {"generations": 0, "open_sessions": 0, "has_mtp": True}
+state = {"generations": 0, "open_sessions": 0, "has_mtp": True, "has_tap": True}
 
 
 def reset() -> None:
@@ -38,7 +40,7 @@ def reset() -> None:
     log.clear()
     script.clear()
     refuse_session.clear()
-    state.update(generations=0, open_sessions=0, has_mtp=True)
+    state.update(generations=0, open_sessions=0, has_mtp=True, has_tap=True)
 
 
 class Generation:
@@ -58,6 +60,7 @@ class Generation:
         depth = self._session.settings.draft_n_max
         t = self.telemetry
         t.n_prompt, t.prefill_s = self._n_prompt, self._n_prompt / 1000
+        self._cost_of_the_prompt()
         while len(self.tokens) < self._max_tokens:
             if number in script and self.tokens:
                 script[number](self)
@@ -76,6 +79,18 @@ class Generation:
                     yield piece
         self.finish_reason = "length"
 
+    def _cost_of_the_prompt(self) -> None:
+        settings, t = self._session.settings, self.telemetry
+        t.prefill_s += t.n_prompt / 1000 if settings.prompt_rows == "all" else 0
+        if not settings.draft_n_max:
+            return
+        t.prompt_sync = "full" if settings.prompt_sync == "full" or not state["has_tap"] else "kv"
+        t.handoff = "host" if settings.handoff == "host" or not state["has_tap"] else "device"
+        t.time_s["prompt_sync"] = t.n_prompt / 1000 / (4 if t.prompt_sync == "full" else 10)
+        t.prefill_s += t.time_s["prompt_sync"] if t.prompt_sync == "full" else 0
+        if t.handoff == "host":
+            t.hidden_bytes = {"to_host": 4 * t.n_prompt, "from_host": 4 * t.n_prompt}
+
     def run(self) -> Generation:
         for _ in self:
             pass
@@ -89,6 +104,8 @@ class Session:
         refused = refuse_session.get((settings.n_ctx, settings.draft_n_max))
         if refused is not None:
             raise refused
+        if settings.prompt_sync == "kv" and not state["has_tap"]:
+            raise UsageError("prompt_sync 'kv' is not in upstream's library")
         self.settings = settings
         state["open_sessions"] += 1
         log.append(("open", settings.draft_n_max, settings.n_ctx, state["open_sessions"]))

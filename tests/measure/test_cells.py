@@ -10,12 +10,13 @@ import pytest
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.cells import Cell, Sample, append_cell, check_output, read_cells
+from pyllama_mtp.telemetry import Telemetry
 
 REQUIRED = {
     "model", "variant", "upstream_commit", "backend", "mode", "n_max", "n_prompt", "max_tokens",
     "prefill_tps", "decode_tps", "elapsed_s", "samples", "drafted", "accepted",
     "acceptance_per_position", "mean_accepted_length", "synthetic_acceptance", "settings",
-    "machine", "time",
+    "machine", "time", "prompt_sync_share",
 }  # fmt: skip
 
 
@@ -81,6 +82,38 @@ def test_a_position_that_was_never_drafted_has_no_rate() -> None:
     made = cell(sample(drafted=[4], accepted=[2]), sample(drafted=[4, 0], accepted=[1, 0]))
     assert made.drafted == [8, 0]
     assert made.acceptance_per_position == [3 / 8, None]
+
+
+def test_the_share_of_the_prompt_sync_is_total_over_total() -> None:
+    """The mean of the samples' shares would be (0.5 + 0.1) / 2 = 0.3."""
+    made = cell(
+        sample(prefill_s=1.0, time_s={"prompt_sync": 0.5}),
+        sample(prefill_s=9.0, time_s={"prompt_sync": 0.9}),
+    )
+    assert made.prompt_sync_share == pytest.approx(0.14)
+    assert cell(sample(time_s={"prompt_sync": 0.0}), n_max=0).prompt_sync_share is None
+
+
+def test_a_sample_keeps_what_the_prompt_cost() -> None:
+    moved = {"to_host": 5, "from_host": 6}
+    telemetry = Telemetry(n_prompt=9, prompt_sync="kv", handoff="host", hidden_bytes=moved)
+    telemetry.time_s["prompt_sync"] = 0.25
+    kept = Sample.from_telemetry(telemetry)
+    assert (kept.prompt_sync, kept.handoff, kept.hidden_bytes) == ("kv", "host", moved)
+    assert kept.time_s["prompt_sync"] == 0.25
+    moved["to_host"] = 7
+    assert kept.hidden_bytes["to_host"] == 5
+
+
+def test_cells_from_before_the_switches_are_still_read(tmp_path: Path) -> None:
+    path = tmp_path / "cells.jsonl"
+    record = json.loads(cell(sample()).to_json())
+    del record["prompt_sync_share"]
+    for name in ("prompt_sync", "handoff", "hidden_bytes"):
+        del record["samples"][0][name]
+    path.write_text(json.dumps(record) + "\n")
+    (read,) = read_cells(path)
+    assert read.prompt_sync_share is None and read.samples[0].hidden_bytes == {}
 
 
 def test_json_has_every_field_and_reads_back(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
-from pyllama_mtp.measure.matrix import WARM_UP_TOKENS, Build, Event, Matrix, Plan
+from pyllama_mtp.measure.matrix import WARM_UP_TOKENS, Build, Event, Matrix, Plan, Variant
 from pyllama_mtp.measure.workload import Workload
 from pyllama_mtp.settings import Sampling, Settings
 
 PLAN = Plan(sizes=(100, 200), depths=(0, 2, 3), max_tokens=12, repeat=2)
+STATES = Plan((100, 200), (0, 3), 12, 2, prompt_rows=("all", "last"), prompt_sync=("full", "kv"))
 
 
 def make(fake: ModuleType, plan: Plan = PLAN, **changes: Any) -> Matrix:
@@ -36,6 +37,79 @@ def test_depths_take_turns(fake: ModuleType) -> None:
     assert [entry[1] for entry in logged(fake, "open")] == [0, 2, 3, 0, 2, 3] * 2
     assert [(c.n_prompt, c.n_max) for c in cells] == [(s, d) for s in (100, 200) for d in (0, 2, 3)]
     assert [c.mode for c in cells[:2]] == ["no-mtp", "draft-mtp"]
+
+
+def switches(settings: Any) -> tuple[Any, ...]:
+    return settings.draft_n_max, settings.prompt_rows, settings.prompt_sync, settings.hidden
+
+
+def test_switches_are_axes_and_take_turns(fake: ModuleType) -> None:
+    opened: list[Any] = []
+
+    def open_session(settings: Any) -> Any:
+        opened.append(settings)
+        return fake.Session(model, settings)
+
+    model = fake.Model("m.gguf")
+    cells = list(make(fake, STATES, open_session=open_session).run())
+    turn = [
+        (0, "last", "auto", "post-norm"),
+        (3, "all", "full", "post-norm"),
+        (3, "all", "kv", "post-norm"),
+        (3, "last", "full", "post-norm"),
+        (3, "last", "kv", "post-norm"),
+    ]
+    assert [switches(settings) for settings in opened] == turn * 4
+    assert [c.settings["prompt_sync"] for c in cells[:5]] == ["auto", "full", "kv", "full", "kv"]
+    assert [len(c.samples) for c in cells] == [2] * 10
+
+
+def test_all_variants_of_a_repeat_get_the_same_text(fake: ModuleType) -> None:
+    list(make(fake, STATES).run())
+    prompts = [entry[1] for entry in logged(fake, "generate")[1::2]]
+    assert all(len(set(prompts[start : start + 5])) == 1 for start in range(0, 20, 5))
+
+
+def test_cells_hold_what_the_prompt_cost(fake: ModuleType) -> None:
+    plain, all_full, all_kv, last_full, last_kv = list(make(fake, STATES).run())[:5]
+    assert [c.prefill_tps for c in (plain, all_full, all_kv, last_full, last_kv)] == pytest.approx(
+        [1000, 1000 / 2.25, 500, 800, 1000]
+    )
+    assert plain.prompt_sync_share is None
+    assert all_full.prompt_sync_share == pytest.approx(0.25 / 2.25)
+    assert last_kv.prompt_sync_share == pytest.approx(0.1)
+    sample = last_full.samples[0]
+    assert (sample.prompt_sync, sample.handoff) == ("full", "device")
+    assert sample.time_s["prompt_sync"] == pytest.approx(0.025)
+    host = list(make(fake, STATES, settings=Settings(handoff="host")).run())[1]
+    assert host.samples[0].handoff == "host"
+    assert host.samples[0].hidden_bytes == {"to_host": 400, "from_host": 400}
+
+
+def test_every_depth_above_zero_has_every_combination() -> None:
+    plan = Plan((5,), (0, 2, 4), 1, 1, hidden=("pre-norm", "post-norm"), prompt_sync=("kv",))
+    assert plan.variants == (
+        Variant(0),
+        Variant(2, prompt_sync="kv", hidden="pre-norm"),
+        Variant(2, prompt_sync="kv"),
+        Variant(4, prompt_sync="kv", hidden="pre-norm"),
+        Variant(4, prompt_sync="kv"),
+    )
+    assert [plan.label(v) for v in plan.variants[:2]] == ["no MTP", "depth 2, hidden pre-norm"]
+
+
+def test_what_the_library_cannot_do_is_refused_beforehand(fake: ModuleType) -> None:
+    fake.state["has_tap"] = False
+    with pytest.raises(UsageError, match=r"^depth 3, rows all, sync kv: prompt_sync 'kv' is not"):
+        make(fake, STATES).check()
+    assert not logged(fake, "generate") and fake.state["open_sessions"] == 0
+
+
+def test_the_check_opens_every_variant_and_leaves_memory_to_the_run(fake: ModuleType) -> None:
+    fake.refuse_session[(256, 3)] = InsufficientMemoryError("needs 99 GiB, 1 GiB available")
+    make(fake).check()
+    assert [entry[1] for entry in logged(fake, "open")] == [0, 2]
+    assert fake.state["open_sessions"] == 0 and not logged(fake, "generate")
 
 
 def test_one_session_at_a_time(fake: ModuleType) -> None:
@@ -156,9 +230,9 @@ def test_a_cell_without_memory_is_skipped_and_the_run_goes_on(fake: ModuleType) 
 def test_progress_tells_of_every_sample(fake: ModuleType) -> None:
     events: list[Event] = []
     list(make(fake, Plan((100, 5000), (0, 2), 12, 2), on_event=events.append).run())
-    done = [(e.size, e.depth, e.repeat) for e in events if e.kind == "done"]
-    order = [(repeat, depth) for repeat in (0, 1) for depth in (0, 2)]
-    assert done == [(size, depth, repeat) for size in (100, 5000) for repeat, depth in order]
+    done = [(e.size, e.variant, e.repeat) for e in events if e.kind == "done"]
+    order = [(repeat, Variant(depth)) for repeat in (0, 1) for depth in (0, 2)]
+    assert done == [(size, variant, repeat) for size in (100, 5000) for repeat, variant in order]
     assert [e.size for e in events if e.kind == "size"] == [100, 5000]
 
 
@@ -172,6 +246,9 @@ def test_progress_tells_of_every_sample(fake: ModuleType) -> None:
         (((5,), (2, 2), 1, 1), "twice"),
         (((5,), (0,), 0, 1), "max_tokens"),
         (((5,), (0,), 1, 0), "repeat"),
+        (((5,), (2,), 1, 1, ("all", "all")), "prompt_rows all, all name one value twice"),
+        (((5,), (2,), 1, 1, ("all",), ("kv", "auto")), "auto is kv or full; leave it out"),
+        (((5,), (2,), 1, 1, ("all",), ("kv",), ()), "no hidden given"),
     ],
 )
 def test_plans_that_make_no_sense_are_refused(plan: Any, message: str) -> None:

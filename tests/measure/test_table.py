@@ -7,8 +7,8 @@ from typing import Any
 
 from pyllama_mtp.measure.cells import Cell, Sample
 from pyllama_mtp.measure.table import (
-    HEADINGS,
     markdown_table,
+    matrix_columns,
     matrix_notes,
     matrix_rows,
     print_matrix,
@@ -54,21 +54,74 @@ def cell(depth: int, prefill: float, decode: float, n_prompt: int = 512, **chang
 CELLS = [cell(0, 2000, 100), cell(3, 1900, 150), cell(2, 500, 50, n_prompt=1024)]
 
 
+def with_switches(rows: str, sync: str, prefill: float, **changes: Any) -> Cell:
+    made = cell(3, prefill, 50, **changes)
+    made.settings = {"prompt_rows": rows, "prompt_sync": sync, "hidden": "post-norm"}
+    made.samples[0].prompt_sync = {"auto": "kv"}.get(sync, sync)
+    made.samples[0].time_s = {"prompt_sync": 0.02}
+    made.summarize()
+    return made
+
+
+STATES = [
+    cell(0, 2000, 100),
+    with_switches("all", "full", 1000),
+    with_switches("last", "full", 1600),
+    with_switches("last", "kv", 1960),
+]
+
+
 def test_ratios_are_to_no_mtp_of_the_same_size() -> None:
-    rows = [dict(zip(range(9), row, strict=True)) for row in matrix_rows(CELLS)]
-    assert [rows[1][i] for i in range(6)] == [
+    rows = [dict(zip(range(10), row, strict=True)) for row in matrix_rows(CELLS)]
+    assert [rows[1][i] for i in range(7)] == [
         "512",
         "MTP 3",
         "1,900",
         "0.95x",
+        "0.0",
         "150.0",
         "1.50x",
     ]
-    assert rows[0][3] == rows[0][5] == "1.00x"
-    assert rows[2][3] == rows[2][5] == "-", "there is no no-MTP cell of 1024 tokens"
-    assert rows[1][7] == "90 80 70"
-    assert rows[0][7] == "-"
-    assert rows[1][8] == "3.40"
+    assert rows[0][3] == rows[0][6] == "1.00x"
+    assert rows[2][3] == rows[2][6] == "-", "there is no no-MTP cell of 1024 tokens"
+    assert rows[1][8] == "90 80 70"
+    assert rows[0][8] == rows[0][4] == "-"
+    assert rows[1][9] == "3.40"
+
+
+def test_a_switch_has_a_column_if_it_varies() -> None:
+    names = [column.name for column in matrix_columns(STATES)]
+    assert names[:6] == ["prompt tokens", "mode", "rows", "sync", "prefill tok/s", "vs no-MTP"]
+    assert [row[2:6] for row in matrix_rows(STATES)] == [
+        ["-", "-", "2,000", "1.00x"],
+        ["all", "full", "1,000", "0.50x"],
+        ["last", "full", "1,600", "0.80x"],
+        ["last", "kv", "1,960", "0.98x"],
+    ]
+    assert [row[6] for row in matrix_rows(STATES)] == ["-", "3.9", "6.2", "7.7"]
+    assert "rows" not in [column.name for column in matrix_columns(STATES[2:])]
+
+
+def test_what_does_not_vary_is_said_below() -> None:
+    assert "all with MTP: hidden post-norm" in matrix_notes(STATES)
+    assert "all with MTP: rows last, sync kv, hidden post-norm" in matrix_notes(STATES[3:])
+    assert any(note.startswith("sync %: ") for note in matrix_notes(STATES))
+    assert not any("sync" in note for note in matrix_notes(STATES[:1]))
+
+
+def test_auto_is_shown_as_what_it_came_down_to() -> None:
+    left_out = with_switches("last", "auto", 1000)
+    left_out.samples, left_out.skipped = [], "too long"
+    cells = [with_switches("last", "auto", 1000), left_out]
+    assert "sync" not in [column.name for column in matrix_columns(cells)]
+    assert "all with MTP: rows last, sync kv, hidden post-norm" in matrix_notes(cells)
+
+
+def test_a_skipped_variant_is_named_with_its_switches() -> None:
+    left_out = with_switches("all", "full", 1000)
+    left_out.samples, left_out.skipped = [], "no memory"
+    assert "skipped: 512 MTP 3 all full: no memory" in matrix_notes([*STATES[2:], left_out])
+    assert matrix_rows([*STATES[2:], left_out])[2][:6] == ["512", "MTP 3", "all", "full", "-", "-"]
 
 
 def test_the_order_of_the_cells_does_not_matter_for_ratios() -> None:
@@ -78,7 +131,7 @@ def test_the_order_of_the_cells_does_not_matter_for_ratios() -> None:
 def test_markdown_is_a_table_with_notes() -> None:
     lines = markdown_table(CELLS).splitlines()
     assert lines[0].startswith("| prompt tokens | mode | prefill tok/s | vs no-MTP |")
-    assert all(line.count("|") == len(HEADINGS) + 1 for line in lines[:5])
+    assert all(line.count("|") == 11 for line in lines[:5])
     assert "patched build of llama.cpp 012345678, patches feedc0dedead" in lines[6]
 
 
@@ -95,7 +148,7 @@ def test_a_skipped_cell_has_a_row_and_a_reason() -> None:
         "m", "patched", "c", "s", "CPU", "draft-mtp", 2, 9000, 20, 3, skipped="too long"
     )
     cells = [*CELLS, left_out]
-    assert matrix_rows(cells)[3][2:] == ["-"] * 7
+    assert matrix_rows(cells)[3][2:] == ["-"] * 8
     assert "skipped: 9000 MTP 2: too long" in matrix_notes(cells)
 
 
@@ -104,14 +157,50 @@ def test_nothing_measured() -> None:
 
 
 def test_nothing_is_cut_off_when_it_does_not_fit() -> None:
-    """In a narrow terminal lines run over its edge; figures stay whole."""
+    """In a very narrow terminal lines run over its edge; figures stay whole."""
     for width in (None, 80, 20):
-        file = io.StringIO()
-        print_matrix(CELLS, file, width)
-        text = file.getvalue()
+        text = printed(CELLS, width)
         assert "…" not in text
-        for value in ("1,900", "0.95x", "150.0", "90 80 70", "3.40"):
+        for value in ("1,900", "0.95x", "150.0", "90 80 70"):
             assert value in text, (width, text)
+        assert ("3.40" in text) == (width != 20)
+
+
+def printed(cells: list[Cell], width: int | None) -> str:
+    file = io.StringIO()
+    print_matrix(cells, file, width)
+    return file.getvalue()
+
+
+def test_eighty_columns_are_enough_for_every_switch() -> None:
+    """What can be spared is left out and named; the rest is one line per cell."""
+    rates = {"synthetic_acceptance": [0.8, 0.7, 0.6]}
+    cells = [
+        cell(0, 2000, 100),
+        *(with_switches(r, s, 1500, **rates) for r, s in (("all", "full"), ("last", "kv"))),
+    ]
+    cells[-1].settings["hidden"] = "pre-norm"
+    for chosen in (CELLS, STATES, cells[:2], cells):
+        text = printed(chosen, 80)
+        lines = text.splitlines()
+        assert max(map(len, lines)) <= 80, text
+        assert [line.split()[0] for line in lines if line.split()[:1] in (["512"], ["1024"])] == [
+            str(one.n_prompt) for one in chosen
+        ]
+        for heading in ("no-MTP", "at 1,2,...", "decode"):
+            assert heading in text, text
+    assert "narrow terminal: sync %;" in " ".join(printed(STATES, 80).split())
+    assert "sync %:" not in printed(STATES, 80) and "sync %:" in printed(STATES, None)
+    wide = printed(cells, None)
+    assert "left out" not in wide and "elapsed" in wide and "pre " in wide
+
+
+def test_statistics_say_how_the_block_got_its_hidden_states() -> None:
+    telemetry = Telemetry(n_prompt=1, prompt_sync="full", handoff="host")
+    telemetry.hidden_bytes = {"to_host": 4096, "from_host": 8192}
+    text = "\n".join(telemetry_lines(telemetry))
+    assert "MTP prompt sync full, hidden states by host: 4,096 bytes to the host, 8,192" in text
+    assert "MTP prompt sync" not in "\n".join(telemetry_lines(Telemetry(n_prompt=1)))
 
 
 def test_statistics_of_one_generation() -> None:
