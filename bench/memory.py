@@ -47,7 +47,9 @@ DEFINITIONS = """\
   - draft cache: the draft context's KV cache;
   - rollback states: what the target's caches grow by with state snapshots for {depth} drafts;
   - draft compute, target compute: graph buffers, the target's as a difference;
-  - output rows: computed; hidden rows of a batch, logits of {depth} rows more and of a draft row;
+  - hidden rows: the taps, which keep the rows of a batch (upstream's variant has none);
+  - output rows: computed; logits of {depth} rows more and of a draft row (upstream: hidden rows of
+    a batch as well);
   - graph objects: llama.cpp's descriptions of graphs, up to three per context, whose size follows
     from n_ubatch and not from the model; measured as what remains of the same difference on a
     miniature model ({miniature}), where everything else is next to nothing;
@@ -121,13 +123,15 @@ def medians(samples: list[dict[str, int]]) -> dict[str, int]:
     return {key: int(median(sample[key] for sample in samples)) for key in samples[0]}
 
 
-def output_rows(size: Dimensions, n_batch: int, depth: int) -> int:
-    """Bytes of rows that only MTP keeps on the host, all float32.
+def output_rows(size: Dimensions, n_batch: int, depth: int, taps: bool) -> int:
+    """Bytes of rows that only MTP keeps in output buffers, all float32.
 
-    The target's hidden state of every token of a batch; its logits for `depth` verified drafts; one
-    hidden row and one row of logits of the draft context. (llama_context::output_reserve)
+    The target's logits for `depth` verified drafts and a row of the draft context's; without taps
+    also the hidden state of every token of a batch, and one of the draft context.
+    (llama_context::output_reserve)
     """
-    return 4 * ((n_batch + 1) * size.n_embd + (depth + 1) * size.n_vocab)
+    hidden = 0 if taps else (n_batch + 1) * size.n_embd
+    return 4 * (hidden + (depth + 1) * size.n_vocab)
 
 
 def explain(
@@ -140,6 +144,7 @@ def explain(
         "rollback_states": grown["target_context"],
         "draft_compute": on["draft_compute"],
         "target_compute": grown["target_compute"],
+        "hidden_rows": grown.get("hidden_rows", 0),
         "output_rows": rows,
         "graph_objects": graph_objects,
     }
@@ -169,8 +174,10 @@ def graph_objects(args: argparse.Namespace) -> int:
     """What MTP costs beyond everything that is known, on a miniature model."""
     model = synthetic(MINIATURE)
     samples, _ = sample_all(args, model, (OFF, ON))
-    rows = output_rows(dimensions(model), min(args.n_batch, args.n_ctx), args.depth)
-    parts = explain(medians(samples[ON]), medians(samples[OFF]), rows, 0)
+    on, off = medians(samples[ON]), medians(samples[OFF])
+    taps = bool(on.get("hidden_rows"))
+    rows = output_rows(dimensions(model), min(args.n_batch, args.n_ctx), args.depth, taps)
+    parts = explain(on, off, rows, 0)
     return parts["not_explained"]
 
 
@@ -182,7 +189,8 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
     fixed = graph_objects(args)
     samples, stamp = sample_all(args, model, tuple(CONFIGURATIONS))
     middle = {name: medians(given) for name, given in samples.items()}
-    rows = output_rows(dimensions(model), min(args.n_batch, args.n_ctx), args.depth)
+    taps = bool(middle[ON].get("hidden_rows"))
+    rows = output_rows(dimensions(model), min(args.n_batch, args.n_ctx), args.depth, taps)
     names = ["depth", "n_ctx", "n_prompt", "n_decode", "n_batch", "n_ubatch", "threads"]
     names += ["cache_type_k", "cache_type_v", "repeat"]
     build = {key: value for key, value in stamp.items() if key != "pyllama_stamp"}

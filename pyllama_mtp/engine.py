@@ -148,6 +148,7 @@ class Engine:
             n_batch=n_batch,
             n_ubatch=min(s.n_ubatch, n_batch),
             n_outputs=self._n_outputs(n_batch),
+            checkpoints=s.checkpoints,
         )
 
     def _choose_n_ctx(self) -> int:
@@ -318,13 +319,23 @@ class Engine:
             self.intact = True
 
     def memory(self) -> dict[str, int]:
-        """Bytes in use: weights, target_context, target_compute, draft_context, draft_compute."""
+        """Bytes in use, by what they are for.
+
+        weights; target_context and draft_context (caches, states and their snapshots);
+        target_compute and draft_compute (graph buffers); hidden_rows (taps); checkpoints.
+        """
         target = self.target.memory()
         draft = self.drafter.context.memory() if self.drafter else {"context": 0, "compute": 0}
+        taps = [
+            context.tap.n_bytes if context and context.tap else 0
+            for context in (self.target, self.drafter.context if self.drafter else None)
+        ]
         return {
             "weights": target["model"],
-            "target_context": target["context"],
+            "target_context": target["context"] - taps[0],
             "target_compute": target["compute"],
-            "draft_context": draft["context"],
+            "draft_context": draft["context"] - taps[1],
             "draft_compute": draft["compute"],
+            "hidden_rows": sum(taps),
+            "checkpoints": self.checkpoints.n_bytes,
         }

@@ -98,6 +98,13 @@ class Tap:
                 "head, or memory is short; use handoff='host'"
             )
 
+    @property
+    def n_bytes(self) -> int:
+        """Size of the tap: rows of one batch, kept rows, zeros."""
+        options = self.context.options
+        kept = options.n_seq_max + int(self._lib.LLAMA_MTP_MORE_SLOTS)
+        return 4 * self.context.model.n_embd * (1 + kept + self.context.n_batch)
+
     def set(self, on: bool) -> None:
         """Whether the next batches leave their rows."""
         self._lib.llama_set_embeddings_pre_norm(self.context.handle, on)

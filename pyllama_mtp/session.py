@@ -246,7 +246,7 @@ class Session(Owned):
         self._engine.reset()
 
     def memory(self) -> dict[str, int]:
-        """Bytes in use: weights, target_context, target_compute, draft_context, draft_compute."""
+        """Bytes in use, by what they are for; see :meth:`Engine.memory`."""
         return self._engine.memory()
 
     def close(self) -> None:

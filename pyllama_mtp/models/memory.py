@@ -34,6 +34,7 @@ class MemoryEstimate:
     kv_draft: KV cache of the MTP blocks (draft context); 0 without MTP.
     outputs: host rows for logits and, with MTP, hidden states of both contexts.
     compute: graph buffers of both contexts, estimated.
+    checkpoints: copies of the recurrent state of one sequence, on the host.
     """
 
     weights: int
@@ -43,12 +44,14 @@ class MemoryEstimate:
     kv_draft: int
     outputs: int
     compute: int
+    checkpoints: int
 
     @property
     def total(self) -> int:
         """The sum of all parts, in bytes."""
         caches = self.kv_target + self.recurrent + self.kv_draft
-        return self.weights + self.tied_output + caches + self.outputs + self.compute
+        buffers = self.outputs + self.compute + self.checkpoints
+        return self.weights + self.tied_output + caches + buffers
 
 
 def memory_estimate(
@@ -62,6 +65,7 @@ def memory_estimate(
     n_batch: int = 2048,
     n_ubatch: int = 512,
     n_outputs: int = 16,
+    checkpoints: int = 0,
 ) -> MemoryEstimate:
     """Estimate the memory for one target context and, with ``mtp``, one draft context.
 
@@ -76,16 +80,19 @@ def memory_estimate(
         n_batch: tokens per decode call; hidden rows are kept for each.
         n_ubatch: tokens per graph.
         n_outputs: most output rows in one decode call (``n_outputs_max``).
+        checkpoints: most checkpoints of the recurrent state that a session keeps.
 
     Raises:
-        UsageError: a size below 1, a negative ``n_rs_seq``, an unknown cache type.
+        UsageError: a size below 1, a negative ``n_rs_seq`` or ``checkpoints``, an unknown cache
+            type.
     """
     sizes = (("n_ctx", n_ctx), ("n_seq", n_seq), ("n_batch", n_batch), ("n_ubatch", n_ubatch))
     for key, value in (*sizes, ("n_outputs", n_outputs)):
         if value < 1:
             raise UsageError(f"{key} is {value}, it must be at least 1")
-    if n_rs_seq < 0:
-        raise UsageError(f"n_rs_seq is {n_rs_seq}, it must not be negative")
+    for key, value in (("n_rs_seq", n_rs_seq), ("checkpoints", checkpoints)):
+        if value < 0:
+            raise UsageError(f"{key} is {value}, it must not be negative")
     mtp = mtp and info.n_mtp_layers > 0
     cells = n_seq * _padded(-(-n_ctx // n_seq))
     per_layer = cells * (
@@ -102,6 +109,7 @@ def memory_estimate(
         kv_draft=info.n_mtp_layers * per_layer if mtp else 0,
         outputs=_output_bytes(info, n_batch, n_outputs, mtp),
         compute=_compute_bytes(info, min(n_ubatch, n_batch, cells), n_outputs, cells, mtp),
+        checkpoints=checkpoints * _recurrent_bytes(info, 1, 0),
     )
 
 
