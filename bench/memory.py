@@ -138,7 +138,7 @@ def explain(
     on: dict[str, int], off: dict[str, int], rows: int, graph_objects: int
 ) -> dict[str, int]:
     """Take the difference in peak RSS apart; see DEFINITIONS."""
-    grown = {key: on[key] - off[key] for key in on}
+    grown = {key: on[key] - off.get(key, 0) for key in on}
     parts = {
         "draft_cache": on["draft_context"],
         "rollback_states": grown["target_context"],

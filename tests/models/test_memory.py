@@ -33,6 +33,12 @@ def test_mtp_off_costs_less(tiny_dense: Path) -> None:
     assert off.total < on.total
 
 
+def test_checkpoints_are_copies_of_the_recurrent_state(tiny_dense: Path) -> None:
+    info = validate_model_file(tiny_dense)
+    none, four = (memory_estimate(info, 4096, checkpoints=n) for n in (0, 4))
+    assert four.checkpoints == 4 * none.recurrent == four.total - none.total
+
+
 def test_quantized_cache_is_smaller(tiny_dense: Path) -> None:
     info = validate_model_file(tiny_dense)
     f16, q8, q4 = (memory_estimate(info, 2048, t, t).kv_target for t in ("f16", "q8_0", "q4_0"))
@@ -47,7 +53,13 @@ def test_sequences_are_padded_apart(tiny_dense: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"n_ctx": 0}, {"n_ctx": 8, "type_k": "q3_k"}, {"n_ctx": 8, "n_rs_seq": -1}]
+    "arguments",
+    [
+        {"n_ctx": 0},
+        {"n_ctx": 8, "type_k": "q3_k"},
+        {"n_ctx": 8, "n_rs_seq": -1},
+        {"n_ctx": 8, "checkpoints": -1},
+    ],
 )
 def test_bad_arguments(arguments: dict[str, object], tiny_dense: Path) -> None:
     with pytest.raises(UsageError):
