@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         for shape in SHAPES.values():
             size = synthetic_size(shape, "q8_0") / 1e9
-            print(f"{shape.name:16} {shape.architecture:10} {size:7.2f} GB as q8_0  {shape.source}")
+            print(f"{shape.name:17} {shape.architecture:10} {size:7.2f} GB as q8_0  {shape.source}")
         return 0
     if args.output is None:
         raise UsageError("give the file to write, e.g. pyllama-mtp synth model.gguf")

@@ -134,6 +134,20 @@ _QWEN36_35B_A3B = ModelShape(
     n_ff_shexp=512,
     source="[card] Qwen/Qwen3.6-35B-A3B; [hf] Qwen3_5MoeTextConfig",
 )
+_QWEN36_MOE_SMALL = replace(
+    _QWEN36_35B_A3B,
+    name="qwen3.6-moe-small",
+    n_layer=12,
+    n_embd=1024,
+    n_head=8,
+    ssm_k_heads=8,
+    ssm_v_heads=16,
+    n_expert=32,
+    n_expert_used=4,
+    n_ff_exp=256,
+    n_ff_shexp=256,
+    source="not published: qwen3.6-35b-a3b cut down to 1 GB in q8_0, for speed on small machines",
+)
 _TINY = ModelShape(
     name="tiny",
     n_layer=4,
@@ -163,7 +177,8 @@ _TINY_MOE = replace(
 
 #: Shapes by the name the command line takes.
 SHAPES: dict[str, ModelShape] = {
-    s.name: s for s in (_QWEN35_08B, _QWEN36_27B, _QWEN36_35B_A3B, _TINY, _TINY_MOE)
+    s.name: s
+    for s in (_QWEN35_08B, _QWEN36_27B, _QWEN36_35B_A3B, _QWEN36_MOE_SMALL, _TINY, _TINY_MOE)
 }
 
 _POSITIVE_FIELDS = (

@@ -185,6 +185,12 @@ def test_published_sizes(name: str, billions: float, gb_q4: float | None) -> Non
     assert SHAPES["qwen3.6-27b"].rope_sections == (11, 11, 10, 0)
 
 
+def test_the_shape_for_small_machines_is_marked_and_small() -> None:
+    shape = get_shape("qwen3.6-moe-small")
+    assert shape.architecture == "qwen35moe" and shape.source.startswith("not published")
+    assert 0.5e9 < synthetic_size(shape, "q8_0") < 1.1e9
+
+
 def test_vocabulary_spells_any_text() -> None:
     vocab = synthetic_vocabulary(248320)
     assert len(vocab.tokens) == len(set(vocab.tokens)) == len(vocab.types) == 248320
