@@ -1,0 +1,290 @@
+"""The hidden-state tap of the patched library: rows by token index, whatever else is asked for.
+
+The reference is upstream's tap (``ContextOptions.tap = "all"``), which stages the same rows through
+the host. Equal batches give equal graphs, so the rows are compared bit by bit; where a batch of
+several sequences is compared with one of a single sequence, whose graphs have other sizes, a
+thousandth of the largest entry is allowed. Rows of two different tokens differ by about as much as
+the largest entry.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gguf import GGUFReader
+
+from pyllama_mtp import Model
+from pyllama_mtp.batch import Batch
+from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.hidden import Floats, Ints
+
+from .support import EDGES, N_BATCH, N_CTX, N_UBATCH
+
+COMMON = {
+    "n_ctx": N_CTX,
+    "n_batch": N_BATCH,
+    "n_ubatch": N_UBATCH,
+    "n_threads": 1,
+    "n_outputs_max": N_BATCH,
+}
+#: Sequences of one batch: lengths that fit no ubatch, and that differ.
+LENGTHS = (5, 19, 11)
+Int8s = npt.NDArray[np.int8]
+Marks = Callable[[int], Int8s]
+
+
+def no_outputs(n: int) -> Int8s:
+    return np.zeros(n, dtype=np.int8)
+
+
+def one_output(n: int) -> Int8s:
+    return (np.arange(n) == n - 1).astype(np.int8)
+
+
+def some_outputs(n: int) -> Int8s:
+    return (np.arange(n) % 5 == 2).astype(np.int8)
+
+
+def all_outputs(n: int) -> Int8s:
+    return np.ones(n, dtype=np.int8)
+
+
+MARKS = (no_outputs, one_output, some_outputs, all_outputs)
+
+
+@pytest.fixture(params=["demo", "moe"])
+def model(request: pytest.FixtureRequest) -> Model:
+    found: Model = request.getfixturevalue(request.param)
+    return found
+
+
+def text(model: Model, n: int, start: int = 0) -> Ints:
+    i = np.arange(start, start + n, dtype=np.int64)
+    return ((7 * i * i + 13 * i + 5) % model.n_vocab).astype(np.int32)
+
+
+def context(model: Model, target: Context | None = None, **options: object) -> Context:
+    chosen = {**COMMON, **options}
+    return Context(model, ContextOptions(**chosen), target)  # type: ignore[arg-type]
+
+
+def rows(model: Model, tokens: Ints, marks: Marks, **options: object) -> Floats:
+    """Hidden rows of a text, decoded in batches of N_BATCH."""
+    found = []
+    with context(model, **options) as target:
+        for start in range(0, len(tokens), N_BATCH):
+            part = tokens[start : start + N_BATCH]
+            target.decode(part, start, marks(len(part)))
+            found.append(target.hidden_rows().copy())
+    return np.concatenate(found)
+
+
+def interleaved(model: Model, marks: Marks, lengths: Sequence[int] = LENGTHS) -> Batch:
+    """One token of each sequence in turn, until all are used up."""
+    turns = [(p, s) for p in range(max(lengths)) for s in range(len(lengths)) if p < lengths[s]]
+    positions, seqs = (np.array(column, dtype=np.int32) for column in zip(*turns, strict=True))
+    tokens = np.array([text(model, 1, 100 * s + p)[0] for p, s in turns], dtype=np.int32)
+    return Batch(tokens, positions, seqs, marks(len(turns)))
+
+
+# -- rows are upstream's ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", EDGES)
+def test_rows_are_those_of_upstreams_tap(model: Model, n: int) -> None:
+    tokens = text(model, n)
+    for marks in MARKS:
+        wanted = rows(model, tokens, marks, tap="all")
+        found = rows(model, tokens, marks, need_embd_pre_norm=True)
+        assert found.shape == wanted.shape == (n, model.n_embd)
+        assert len(np.unique(wanted, axis=0)) == n, "the reference cannot tell tokens apart"
+        assert found.tobytes() == wanted.tobytes(), marks.__name__
+
+
+@pytest.mark.parametrize("marks", MARKS)
+def test_rows_of_several_sequences_go_by_token_index(model: Model, marks: Marks) -> None:
+    """llama.cpp reorders such a batch: the lengths differ, and a ubatch takes equal parts."""
+    batch = interleaved(model, marks)
+    several = {"n_seq_max": len(LENGTHS)}
+    with (
+        context(model, need_embd_pre_norm=True, **several) as ours,
+        context(model, tap="all", **several) as upstreams,
+    ):
+        ours.decode_batch(batch)
+        upstreams.decode_batch(batch)
+        found, same_graphs = ours.hidden_rows().copy(), upstreams.hidden_rows().copy()
+    # Upstream's rows come in the order of its ubatches: as a set they are equal to the bit.
+    assert len(np.unique(found, axis=0)) == len(batch.tokens)
+    assert np.array_equal(np.unique(found, axis=0), np.unique(same_graphs, axis=0))
+    for seq in range(len(LENGTHS)):
+        mine = batch.seqs == seq
+        wanted = rows(model, batch.tokens[mine], no_outputs, tap="all")
+        off = np.abs(found[mine] - wanted).max()
+        assert off < 1e-3 * np.abs(wanted).max(), f"sequence {seq} is off by {off}"
+
+
+@pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
+def test_a_draft_context_keeps_the_rows_of_its_outputs(model: Model, hidden: str) -> None:
+    """By token index as well; a token that is no output has none."""
+    n, marks = 12, some_outputs(12)
+    states = rows(model, text(model, n), no_outputs, tap="all")
+    with (
+        context(model, need_embd_pre_norm=True) as target,
+        context(model, target, mtp_head=True, need_embd_pre_norm=True, hidden=hidden) as draft,
+        context(model, target, mtp_head=True, tap="all", full_block=True) as whole,
+    ):
+        assert draft.tap
+        draft.decode(text(model, n), 0, marks, states)
+        whole.decode(text(model, n), 0, marks, states)
+        lib = draft.library.lib
+        has = [lib.llama_mtp_tap_row(draft.handle, i) >= 0 for i in range(n)]
+        assert has == [bool(mark) for mark in marks]
+        null = draft.library.ffi.NULL
+        for i in range(n):
+            pointer = lib.llama_get_embeddings_pre_norm_ith(draft.handle, i)
+            assert (pointer == null) is not has[i]
+        found, wanted = draft.hidden_rows()[marks == 1], whole.hidden_rows()[marks == 1]
+        if hidden == "pre-norm":
+            assert not np.allclose(found, wanted, rtol=0.05)
+            found = normalized(model, found, mtp=True)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
+# -- before and after the norm ---------------------------------------------------------------------
+
+
+def normalized(model: Model, data: Floats, mtp: bool = False) -> Floats:
+    """The model's final RMS norm, computed here: x / sqrt(mean(x^2) + eps) * weight."""
+    reader = GGUFReader(model.path)
+    weights = {tensor.name: tensor for tensor in reader.tensors}
+    field = reader.get_field(f"{model.architecture}.attention.layer_norm_rms_epsilon")
+    assert field
+    name = next((n for n in weights if n.endswith("nextn.shared_head_norm.weight")), "")
+    weight = weights[name if mtp and name else "output_norm.weight"].data.astype(np.float64)
+    wide = data.astype(np.float64)
+    scale = np.sqrt((wide**2).mean(axis=1, keepdims=True) + float(field.contents()))
+    result: Floats = (wide / scale * weight).astype(np.float32)
+    return result
+
+
+@pytest.mark.parametrize("marks", MARKS)
+def test_rows_before_the_norm_give_those_after_it(model: Model, marks: Marks) -> None:
+    """To 0.0001 of each entry: the order of a sum of squares in single precision is all that may
+    differ. It also shows that nothing was computed in the tapped tensor's buffer."""
+    tokens = text(model, N_BATCH + 1)
+    before = rows(model, tokens, marks, need_embd_pre_norm=True, hidden="pre-norm")
+    after = rows(model, tokens, marks, need_embd_pre_norm=True)
+    assert not np.allclose(before, after, rtol=0.05)
+    np.testing.assert_allclose(normalized(model, before), after, rtol=1e-4, atol=1e-6)
+
+
+def test_rows_before_the_norm_do_not_depend_on_outputs(model: Model) -> None:
+    """The norm runs on output rows only then, behind the tap."""
+    tokens = text(model, N_BATCH + 1)
+    found = {
+        rows(model, tokens, marks, need_embd_pre_norm=True, hidden="pre-norm").tobytes()
+        for marks in MARKS
+    }
+    assert len(found) == 1
+
+
+def test_the_point_may_change_between_batches(model: Model) -> None:
+    """Of batches of one shape, whose graph would be used again if nobody looked."""
+    tokens = text(model, N_UBATCH)
+    before = rows(model, tokens, one_output, need_embd_pre_norm=True, hidden="pre-norm")
+    after = rows(model, tokens, one_output, need_embd_pre_norm=True)
+    with context(model, need_embd_pre_norm=True) as target:
+        lib = target.library.lib
+        for point, wanted in (
+            (lib.LLAMA_MTP_TAP_POST_NORM, after),
+            (lib.LLAMA_MTP_TAP_PRE_NORM, before),
+            (lib.LLAMA_MTP_TAP_POST_NORM, after),
+        ):
+            lib.llama_set_embeddings_pre_norm_point(target.handle, point)
+            target.decode(tokens, 0, one_output(len(tokens)))
+            assert target.hidden_rows().tobytes() == wanted.tobytes()
+            target.clear()
+
+
+# -- a switch of its own ---------------------------------------------------------------------------
+
+
+def decoded(target: Context, tokens: Ints, marks: Marks) -> tuple[list[object], bytes]:
+    """Graph nodes and logits of a batch in an empty cache."""
+    target.clear()
+    target.decode(tokens, 0, marks(len(tokens)))
+    logits = [target.logits(int(i)).copy() for i in np.flatnonzero(marks(len(tokens)))]
+    return list(target.nodes()), b"".join(row.tobytes() for row in logits)
+
+
+def embeddings(target: Context) -> int | None:
+    """Address of llama.cpp's own embeddings output, which the bindings do not declare."""
+    function = ctypes.CDLL(str(target.library.folder / "libllama.so.0")).llama_get_embeddings
+    function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    found: int | None = function(int(target.library.ffi.cast("uintptr_t", target.handle)))
+    return found
+
+
+@pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
+@pytest.mark.parametrize("marks", MARKS)
+def test_the_tap_makes_no_row_an_output(model: Model, marks: Marks, hidden: str) -> None:
+    """The LM head runs on the rows asked for, and gives the logits that it gives without a tap."""
+    tokens = text(model, 37)
+    asked = [int(marks(37)[start : start + N_UBATCH].sum()) for start in range(0, 37, N_UBATCH)]
+    with (
+        context(model, trace=True) as plain,
+        context(model, need_embd_pre_norm=True, hidden=hidden, trace=True) as target,
+    ):
+        without, logits = decoded(plain, tokens, marks)
+        nodes, found = decoded(target, tokens, marks)
+        assert found == logits
+        assert [n.rows for n in target.nodes() if n.name == "result_output"] == asked
+        # All that the tap adds is its store; embeddings, which would be a second output, are off.
+        assert sum(n.name == "mtp_tap_store" for n in target.nodes()) == len(asked)
+        assert len(nodes) == len(without) + len(asked)
+        assert embeddings(target) is None
+        refused = np.flatnonzero(marks(37) == 0)
+        null, lib = target.library.ffi.NULL, target.library.lib
+        for row in refused:
+            with pytest.raises(UsageError, match="not marked as an output"):
+                target.logits(int(row))
+            assert lib.llama_get_logits_ith(target.handle, int(row)) == null
+
+
+def test_a_tap_that_is_off_leaves_nothing(model: Model) -> None:
+    """No rows, and the graph of a context that never had one; it can be turned on again."""
+    tokens = text(model, 37)
+    with (
+        context(model, trace=True) as plain,
+        context(model, need_embd_pre_norm=True, trace=True) as target,
+    ):
+        assert target.tap
+        wanted, logits = decoded(plain, tokens, one_output)
+        on, _ = decoded(target, tokens, one_output)
+        rows_on = target.hidden_rows().copy()
+        for _ in range(2):
+            target.set_tap(False)
+            assert not target.library.lib.llama_get_need_embd_pre_norm(target.handle)
+            assert decoded(target, tokens, one_output) == (wanted, logits)
+            with pytest.raises(UsageError, match="no hidden rows"):
+                target.tap.rows(len(tokens))
+            with pytest.raises(UsageError, match="no such rows"):
+                target.hidden_rows()
+            target.set_tap(True)
+            assert target.library.lib.llama_get_need_embd_pre_norm(target.handle)
+            assert decoded(target, tokens, one_output) == (on, logits)
+            assert target.hidden_rows().tobytes() == rows_on.tobytes()
+
+
+def test_no_rows_before_the_first_decode(model: Model) -> None:
+    with context(model, need_embd_pre_norm=True) as target:
+        assert target.tap
+        with pytest.raises(UsageError, match="no hidden rows"):
+            target.tap.rows(1)
+        with pytest.raises(UsageError, match="no such rows"):
+            target.hidden_rows()
