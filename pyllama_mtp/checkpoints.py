@@ -35,7 +35,7 @@ class Checkpoint:
     """
 
     n_past: int
-    state: bytes
+    state: bytes | bytearray
     carry: Hidden | None = None
     slot: int = 0
 

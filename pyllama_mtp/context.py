@@ -358,7 +358,7 @@ class Context(Owned):
         self.handle  # noqa: B018 - raises when closed
         self._lib.llama_memory_clear(self._memory, True)
 
-    def save_state(self, recurrent_only: bool = False) -> bytes:
+    def save_state(self, recurrent_only: bool = False) -> bytearray:
         """The cache of the sequence, as bytes for :meth:`load_state`."""
         flags = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if recurrent_only else 0
         size = self._lib.llama_state_seq_get_size_ext(self.handle, SEQ, flags)
@@ -370,9 +370,11 @@ class Context(Owned):
         )
         if n == 0:
             raise FatalDecodeError(f"the state cannot be saved: {self.library.text(message)}")
-        return bytes(data[:n])
+        del target  # cffi's hold on the buffer
+        del data[n:]
+        return data
 
-    def load_state(self, data: bytes, recurrent_only: bool = False) -> None:
+    def load_state(self, data: bytes | bytearray, recurrent_only: bool = False) -> None:
         """Put back what :meth:`save_state` gave for a context of the same model and settings."""
         flags = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if recurrent_only else 0
         message = self._ffi.new("char[256]")

@@ -76,8 +76,8 @@ class ProcessedPrompt:
     """
 
     tokens: list[int]
-    target: bytes
-    draft: bytes | None
+    target: bytes | bytearray
+    draft: bytes | bytearray | None
     draft_n_past: int
     carry: Floats | None
     identity: dict[str, str | int]
@@ -178,7 +178,7 @@ def _sections(prompt: ProcessedPrompt) -> dict[str, bytes]:
     return sections
 
 
-def _encode_start(prompt: ProcessedPrompt, sections: dict[str, bytes]) -> bytes:
+def _encode_start(prompt: ProcessedPrompt, sections: dict[str, bytes | bytearray]) -> bytes:
     """Everything before the sections."""
     if not _is_identity(prompt.identity):
         raise UsageError(f"an identity is text or whole numbers by name: {prompt.identity!r}")

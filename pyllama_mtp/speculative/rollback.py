@@ -49,7 +49,7 @@ class ReplayRollback:
 
     def __init__(self, target: Context) -> None:
         self._target = target
-        self._checkpoint = b""
+        self._checkpoint: bytes | bytearray = b""
 
     def before(self) -> None:
         """Copy the recurrent state to the host."""
