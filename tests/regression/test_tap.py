@@ -155,6 +155,21 @@ def test_a_draft_context_keeps_the_rows_of_its_outputs(model: Model, hidden: str
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
 
 
+def test_upstreams_masked_rows_of_a_draft_context(model: Model) -> None:
+    """Slices make them the rows of the outputs; unsliced, they are those of the first tokens."""
+    n, marks = 12, some_outputs(12)
+    states = rows(model, text(model, n), no_outputs, tap="all")
+    with (
+        context(model) as target,
+        context(model, target, mtp_head=True, tap="outputs") as masked,
+        context(model, target, mtp_head=True, tap="all", full_block=True) as whole,
+    ):
+        masked.decode(text(model, n), 0, marks, states)
+        whole.decode(text(model, n), 0, marks, states)
+        found, wanted = masked.hidden_rows(), whole.hidden_rows()[marks == 1]
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
 # -- before and after the norm ---------------------------------------------------------------------
 
 
