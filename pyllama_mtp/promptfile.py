@@ -157,7 +157,7 @@ def _explain(error: OSError, path: str | os.PathLike[str], needed: int) -> NoRet
     raise UsageError(f"cannot write {path}: {reason}; choose another file") from error
 
 
-def _sections(prompt: ProcessedPrompt) -> dict[str, bytes]:
+def _sections(prompt: ProcessedPrompt) -> dict[str, bytes | bytearray]:
     """The sections by name, in file order."""
     if not 0 <= prompt.draft_n_past <= (len(prompt.tokens) if prompt.draft is not None else 0):
         raise UsageError(
@@ -168,7 +168,7 @@ def _sections(prompt: ProcessedPrompt) -> dict[str, bytes]:
         tokens = np.array(array("i", prompt.tokens), dtype="<i4")  # numpy would cut 1.5 to 1
     except (OverflowError, TypeError):
         raise UsageError("token ids must be whole numbers of 32 bits") from None
-    sections = {"tokens": tokens.tobytes(), "target": prompt.target}
+    sections: dict[str, bytes | bytearray] = {"tokens": tokens.tobytes(), "target": prompt.target}
     if prompt.draft is not None:
         sections["draft"] = prompt.draft
     if prompt.carry is not None:
