@@ -12,6 +12,7 @@ enum ggml_backend_dev_type {
     GGML_BACKEND_DEVICE_TYPE_IGPU = ..., GGML_BACKEND_DEVICE_TYPE_ACCEL = ..., ...
 };
 typedef struct ggml_backend_device * ggml_backend_dev_t;
+typedef struct ggml_backend_reg    * ggml_backend_reg_t;
 
 void   ggml_backend_load_all_from_path(const char * dir_path);
 size_t ggml_backend_dev_count(void);
@@ -20,3 +21,9 @@ const char *               ggml_backend_dev_name(ggml_backend_dev_t device);
 const char *               ggml_backend_dev_description(ggml_backend_dev_t device);
 void                       ggml_backend_dev_memory(ggml_backend_dev_t device, size_t * free, size_t * total);
 enum ggml_backend_dev_type ggml_backend_dev_type(ggml_backend_dev_t device);
+
+// A backend's functions by name: those of RPC lie in a library that is loaded when there is one.
+ggml_backend_reg_t ggml_backend_reg_by_name(const char * name);
+size_t             ggml_backend_reg_dev_count(ggml_backend_reg_t reg);
+ggml_backend_dev_t ggml_backend_reg_dev_get  (ggml_backend_reg_t reg, size_t index);
+void *             ggml_backend_reg_get_proc_address(ggml_backend_reg_t reg, const char * name);

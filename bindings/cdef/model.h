@@ -5,10 +5,12 @@ enum llama_load_mode  { LLAMA_LOAD_MODE_NONE = ..., LLAMA_LOAD_MODE_MMAP = ..., 
 typedef bool (*llama_progress_callback)(float progress, void * user_data);
 
 struct llama_model_params {
+    ggml_backend_dev_t * devices;
     int32_t n_gpu_layers;
     enum llama_split_mode split_mode;
     enum llama_load_mode  load_mode;
     int32_t main_gpu;
+    const float * tensor_split;
     llama_progress_callback progress_callback;
     void * progress_callback_user_data;
     bool vocab_only;
@@ -34,4 +36,5 @@ int32_t  llama_model_meta_val_str(const struct llama_model * model, const char *
 const char * llama_model_chat_template(const struct llama_model * model, const char * name);
 const struct llama_vocab * llama_model_get_vocab(const struct llama_model * model);
 bool     llama_supports_gpu_offload(void);
+size_t   llama_max_devices(void);
 const char * llama_print_system_info(void);

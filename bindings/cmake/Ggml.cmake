@@ -5,6 +5,9 @@ set(GGML_BUILD_EXAMPLES OFF CACHE BOOL "" FORCE)
 # What upstream's own top-level CMakeLists.txt, which we do not run, turns on in ggml.
 set(GGML_LLAMAFILE_DEFAULT ON)
 set(GGML_CUDA_GRAPHS_DEFAULT ON)
+# Devices of other processes and machines. Without RDMA, whose library would be needed wherever a wheel is used.
+set(GGML_RPC ON CACHE BOOL "the RPC backend: workers (pyllama-mtp rpc-worker)")
+set(GGML_RPC_RDMA OFF CACHE BOOL "RDMA transport of the RPC backend")
 
 file(GLOB_RECURSE _theirs RELATIVE ${PYLLAMA_TREE_upstream} ${PYLLAMA_TREE_upstream}/ggml/*)
 foreach(_file ${_theirs})
