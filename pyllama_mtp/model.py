@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import chat, native
+from . import chat, native, rpc
 from .errors import ContextClosedError, InsufficientMemoryError, ModelFileError, UsageError
 from .models.ggufinfo import GGUFInfo, validate_model_file
 from .models.memory import available_memory
@@ -29,14 +30,24 @@ class Model(Owned):
         *,
         n_gpu_layers: int = -1,
         mtp: bool = True,
+        rpc_servers: str | Sequence[str] = (),
+        tensor_split: Sequence[float] | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         """Validate the file, then load it.
 
         Args:
             path: a GGUF file; one that is split into parts must be merged first.
-            n_gpu_layers: layers kept on a GPU; -1 is all, 0 none. Without a GPU it has no effect.
+            n_gpu_layers: layers kept on a GPU or a worker, counted from the last one; -1 is all, 0
+                none. Without either it has no effect.
             mtp: load the MTP head; False saves its memory and accepts models without one.
+            rpc_servers: "HOST:PORT" of workers (``pyllama-mtp rpc-worker``), whose devices then
+                hold the layers, before the GPUs of this machine. ggml aborts this process when a
+                worker goes away while the model is open, and may when a session or model on the
+                same worker is closed in the middle of a generation. Trusted networks only; see
+                :mod:`pyllama_mtp.rpc`.
+            tensor_split: shares of the layers, one per device: of the workers in their order, then
+                of this machine's GPUs. Default: by free memory.
             progress: called with the share loaded, 0 to 1; an exception from it stops loading.
 
         Raises:
@@ -44,21 +55,30 @@ class Model(Owned):
                 UnsupportedArchitectureError among its subclasses.
             InsufficientMemoryError: the weights do not fit into memory.
             LibraryError: the native library cannot be used.
+            UsageError: a worker that cannot be used, or another bad argument.
         """
         self._handle: Any = None
+        self._connected = False
         self.path = Path(path)
         if not -1 <= n_gpu_layers < 2**31:
             raise UsageError(f"n_gpu_layers is {n_gpu_layers}, it must be -1 (all), 0 or above")
+        #: Addresses of the workers in use.
+        self.rpc_servers = rpc.check_addresses(rpc_servers)
         self.info: GGUFInfo = validate_model_file(path, require_mtp=mtp)
         self._library = native.load()
         self._ffi, self._lib = self._library.ffi, self._library.lib
         #: Contexts must be freed before their model; those alive add themselves.
         self.contexts: weakref.WeakSet[Owned] = weakref.WeakSet()
-        self.on_gpu = n_gpu_layers != 0 and any(
-            device.kind == "gpu" for device in self._library.devices()
+        #: Whether layers are on devices with memory of their own: GPUs, workers.
+        self.on_gpu = n_gpu_layers != 0 and (
+            bool(self.rpc_servers) or any(d.kind == "gpu" for d in self._library.devices())
         )
         self._check_memory()
-        self._handle = self._load(n_gpu_layers, mtp, progress)
+        try:
+            self._handle = self._load(n_gpu_layers, mtp, tensor_split, progress)
+        except BaseException:
+            self._disconnect()
+            raise
         self.has_mtp = mtp and self._lib.llama_model_n_layer_nextn(self._handle) > 0
         self._vocab = self._lib.llama_model_get_vocab(self._handle)
         self.n_vocab = int(self._lib.llama_vocab_n_tokens(self._vocab))
@@ -82,9 +102,45 @@ class Model(Owned):
                 "use a smaller or more quantized model"
             )
 
-    def _load(self, n_gpu_layers: int, mtp: bool, progress: Callable[[float], None] | None) -> Any:
+    def _devices(self) -> list[Any]:
+        """What llama.cpp would choose of this machine's devices, after those of the workers."""
+        devices = rpc.connect(self.rpc_servers)
+        self._connected = True
+        for kind in ("gpu", "igpu"):
+            local = self._library.handles(kind)
+            if local:
+                return devices + local
+        return devices
+
+    def _disconnect(self) -> None:
+        if self._connected:
+            self._connected = False
+            rpc.release(self.rpc_servers)
+
+    def _split(self, shares: Sequence[float]) -> Any:
+        n_devices = int(self._lib.llama_max_devices())
+        if len(shares) > n_devices or min(shares, default=-1) < 0 or not 0 < sum(shares) < math.inf:
+            raise UsageError(
+                f"tensor_split is {tuple(shares)}; give 1 to {n_devices} shares, one per device, "
+                "none negative and not all 0"
+            )
+        return self._ffi.new("float[]", [*shares, *[0.0] * (n_devices - len(shares))])
+
+    def _load(
+        self,
+        n_gpu_layers: int,
+        mtp: bool,
+        tensor_split: Sequence[float] | None,
+        progress: Callable[[float], None] | None,
+    ) -> Any:
         ffi, lib = self._ffi, self._lib
         params = lib.llama_model_default_params()
+        if tensor_split is not None:
+            params.tensor_split = split = self._split(tensor_split)  # noqa: F841 - kept alive
+        if self.rpc_servers:
+            params.devices = devices = ffi.new(  # noqa: F841 - kept alive
+                "ggml_backend_dev_t[]", [*self._devices(), ffi.NULL]
+            )
         params.n_gpu_layers = n_gpu_layers
         params.load_mtp = mtp
         keep_alive = ffi.new_handle(progress) if progress else ffi.NULL
@@ -117,6 +173,7 @@ class Model(Owned):
             for context in list(self.contexts):
                 context.close()
             self._lib.llama_model_free(handle)
+        self._disconnect()
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

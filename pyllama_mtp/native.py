@@ -97,6 +97,11 @@ class Library:
             )
         return found
 
+    def handles(self, kind: str) -> list[Any]:
+        """The devices of a kind, as ggml_backend_dev_t."""
+        pairs = enumerate(self.devices())
+        return [self.lib.ggml_backend_dev_get(i) for i, device in pairs if device.kind == kind]
+
     @property
     def has_tap(self) -> bool:
         """Whether the library has what our patches add; upstream's variant has not."""

@@ -27,6 +27,7 @@ COMMANDS = {
     "matrix": "measure speed: prompt sizes x draft depths, with and without MTP",
     "inspect": "show a model's architecture, layers, MTP head, tensor types and memory need",
     "synth": "write a model of a published shape with random weights, for measuring speed",
+    "rpc-worker": "lend this machine's devices to a model in another process, over TCP",
     "doctor": "check build, backend, CPU, GPU and demo model; say what is wrong",
 }
 
@@ -68,7 +69,9 @@ def build_parser(command: str | None) -> Parser:
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands", dest="command")
     for name, summary in COMMANDS.items():
         if name == command:
-            importlib.import_module(f"pyllama_mtp.cli.{name}").add_parser(subparsers)
+            importlib.import_module(f"pyllama_mtp.cli.{name.replace('-', '_')}").add_parser(
+                subparsers
+            )
         else:
             subparsers.add_parser(name, help=summary)
     return parser

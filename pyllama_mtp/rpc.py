@@ -1,0 +1,238 @@
+"""Devices of other processes: workers, on this machine or another, over TCP (ggml's RPC backend).
+
+A worker lends the devices of its machine. It serves one process at a time, whose models may share
+it. There is no authentication and no encryption: whoever reaches the port of a worker can run
+native code there, and whoever reaches the line can read along. Loopback and trusted networks only.
+
+ggml aborts the process when a worker goes away while a model uses it, or answers wrongly; here that
+is found out before, as far as it can be: :func:`check` speaks to a worker before ggml does.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from . import native
+from .errors import LibraryError, UsageError
+
+#: Version of ggml's protocol (ggml-rpc.h): the first number must be the worker's, the second must
+#: not be below the worker's.
+PROTOCOL = (7, 0)
+#: The first message, and the only one that keeps its form: command 14, the size of what follows,
+#: and 24 bytes for capabilities of the connection, of which we have none.
+HELLO = struct.pack("<BQ24x", 14, 24)
+#: The answer: the size of what follows, version, 24 bytes of capabilities.
+ANSWER = struct.Struct("<Q3Bx24x")
+#: How long a worker may take to answer the first message.
+TIMEOUT_S = 5.0
+STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
+
+#: Workers that models of this process use at the moment; ggml has one connection to each.
+_in_use: Counter[str] = Counter()
+
+
+# -- using workers ---------------------------------------------------------------------------------
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of "HOST:PORT".
+
+    Raises:
+        UsageError: it is something else.
+    """
+    found = re.fullmatch(r"([^\s:/,]+):(\d{1,5})", text)
+    if not found or not 0 < int(found[2]) < 2**16:
+        raise UsageError(
+            f"{text!r} is not the address of a worker; give HOST:PORT, as in 127.0.0.1:50052 "
+            "(a name or an IPv4 address, and a port from 1 to 65535)"
+        )
+    return found[1], int(found[2])
+
+
+def check(address: str, timeout: float = TIMEOUT_S) -> None:
+    """Greet the worker at `address`, "HOST:PORT", as ggml would, and hang up.
+
+    Raises:
+        UsageError: nothing listens there, it is busy, no worker, or one of another version.
+    """
+    host, port = parse_address(address)
+    start = f"start one there with `pyllama-mtp rpc-worker --host {host} --port {port}`"
+    try:
+        found = socket.gethostbyname(host)  # as ggml does: IPv4
+        connection = socket.create_connection((found, port), timeout)
+    except OSError as reason:
+        raise UsageError(f"no worker can be reached at {address} ({reason}); {start}") from None
+    with connection:
+        try:
+            connection.settimeout(timeout)
+            connection.sendall(HELLO)
+            answer = connection.makefile("rb").read(ANSWER.size)
+        except TimeoutError:
+            raise UsageError(
+                f"the worker at {address} did not answer in {timeout:g} s: it serves another "
+                "process, and a worker serves one at a time; wait for that one to end, or start "
+                "another worker"
+            ) from None
+        except OSError:
+            answer = b""
+    size, major, minor, _ = ANSWER.unpack(answer) if len(answer) == ANSWER.size else (0, 0, 0, 0)
+    if size != ANSWER.size - 8:
+        raise UsageError(f"what listens at {address} is not a worker; {start}, at another port")
+    if major != PROTOCOL[0] or minor > PROTOCOL[1]:
+        raise UsageError(
+            f"the worker at {address} speaks version {major}.{minor} of ggml's RPC protocol, and "
+            f"this package {PROTOCOL[0]}.{PROTOCOL[1]}; install the same version in both places"
+        )
+
+
+def check_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
+    """The addresses, one by one well-formed and none twice; nothing is sent.
+
+    Raises:
+        UsageError: what is wrong.
+    """
+    found = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+    for address in found:
+        parse_address(address)
+        if found.count(address) > 1:
+            raise UsageError(f"the worker {address} is named twice")
+    return found
+
+
+def connect(addresses: Sequence[str]) -> list[Any]:
+    """The devices (ggml_backend_dev_t) of workers, in order; call :func:`release` when done.
+
+    They are not registered with ggml, so models that do not name them do not use them.
+
+    Raises:
+        UsageError: a worker that cannot be used; see :func:`check`.
+        LibraryError: the library was built without RPC.
+    """
+    library = native.load()
+    ffi, lib = library.ffi, library.lib
+    address = _function("ggml_backend_rpc_add_server")
+    add_server = ffi.cast("ggml_backend_reg_t (*)(const char *)", address)
+    for worker in addresses:
+        if not _in_use[worker]:
+            check(worker)
+    devices = []
+    for worker in addresses:
+        registry = add_server(worker.encode())
+        if not registry:
+            raise UsageError(f"the worker at {worker} has no devices")
+        for index in range(lib.ggml_backend_reg_dev_count(registry)):
+            devices.append(lib.ggml_backend_reg_dev_get(registry, index))
+    _in_use.update(addresses)
+    return devices
+
+
+def release(addresses: Sequence[str]) -> None:
+    """A model that used these workers is closed; ggml hangs up when it was the last one."""
+    _in_use.subtract(addresses)
+
+
+def _function(name: str) -> Any:
+    """Address of a function of the RPC backend."""
+    library = native.load()
+    registry = library.lib.ggml_backend_reg_by_name(b"RPC")
+    address = registry and library.lib.ggml_backend_reg_get_proc_address(registry, name.encode())
+    if not address:
+        raise LibraryError(
+            f"the library in {library.folder} was built without workers (no libggml-rpc.so there "
+            "or one level up). Build it again with `pip install --force-reinstall .`, and without "
+            "GGML_RPC=OFF if that was given."
+        )
+    return address
+
+
+# -- being a worker --------------------------------------------------------------------------------
+
+
+class Worker:
+    """Lends this machine's devices: its GPUs, or its CPU if there are none.
+
+    ggml's loop has no end, and goes on beside an orderly exit of the interpreter: a process that
+    made one must be ended with :func:`os._exit`. SIGINT and SIGTERM are blocked in it.
+
+    Attributes:
+        address: "HOST:PORT" with the numbers in use.
+        loopback: whether other machines cannot reach it.
+    """
+
+    def __init__(self, host: str, port: int, threads: int) -> None:
+        """Begin to serve; requests are answered when this returns.
+
+        Args:
+            host: name or IPv4 address of an interface of this machine.
+            port: 0 is any free one.
+            threads: of the CPU.
+
+        Raises:
+            UsageError: that address cannot be listened at.
+            LibraryError: the library was built without RPC.
+        """
+        ffi = native.load().ffi
+        kind = "void (*)(const char *, const char *, size_t, size_t, ggml_backend_dev_t *)"
+        start = ffi.cast(kind, _function("ggml_backend_rpc_start_server"))
+        devices = ffi.new("ggml_backend_dev_t[]", _lent())
+        self.address = _free_address(host, port)
+        self.loopback = is_loopback(self.address)
+        arguments = (self.address.encode(), ffi.NULL, threads, len(devices), devices)
+        # The loop's thread inherits this: a signal that came to it would end a call of its own.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        self._thread = threading.Thread(target=start, args=arguments, daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                return check(self.address)
+            except UsageError:
+                self._thread.join(0.02)
+                if not self._thread.is_alive() or time.monotonic() > deadline:
+                    raise UsageError(f"ggml cannot listen at {self.address}") from None
+
+    def wait(self) -> int:
+        """Serve until SIGINT or SIGTERM comes; says which.
+
+        Raises:
+            UsageError: ggml gave up listening.
+        """
+        while self._thread.is_alive():
+            got = signal.sigtimedwait(STOP_SIGNALS, 1.0)
+            if got:
+                return got.si_signo
+        raise UsageError(f"ggml no longer listens at {self.address}")
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an IPv4 address, with or without port, is one that other machines cannot reach."""
+    return address.startswith("127.")
+
+
+def _lent() -> list[Any]:
+    """As upstream's rpc-server: GPUs if there are any, else the CPU."""
+    library = native.load()
+    return library.handles("gpu") or library.handles("igpu") or library.handles("cpu")[:1]
+
+
+def _free_address(host: str, port: int) -> str:
+    """The IPv4 address and port that ggml is to bind; tried here, because it gives no reason."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((socket.gethostbyname(host), port))
+            found, chosen = probe.getsockname()
+    except (OSError, OverflowError) as reason:
+        raise UsageError(
+            f"cannot listen at {host}:{port} ({reason}); the host is a name or an IPv4 address of "
+            "this machine, and port 0 takes a free one"
+        ) from None
+    return f"{found}:{chosen}"

@@ -1,0 +1,253 @@
+"""Workers: addresses, greetings, refusals; the devices of one model are not those of another."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pyllama_mtp import Model, Session, Settings, native, rpc
+from pyllama_mtp.errors import LibraryError, ModelFileError, UsageError
+
+from ..workers import address_of, start_worker, worker
+
+RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+SMALL = Settings(n_ctx=128, n_batch=32, n_ubatch=16, n_threads=1)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[str]:
+    """The address of a worker."""
+    with worker() as address:
+        yield address
+
+
+@contextmanager
+def listener(answer: bytes | None) -> Iterator[str]:
+    """Something that answers a greeting so; None: not at all."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def speak() -> None:
+            connection, _ = server.accept()
+            with connection:
+                if answer is not None:
+                    connection.recv(len(rpc.HELLO))
+                    connection.sendall(answer)
+                else:
+                    connection.recv(1000)
+                    connection.recv(1000)  # until the other side hangs up
+
+        thread = threading.Thread(target=speak, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        thread.join(10)
+
+
+# -- addresses and greetings -----------------------------------------------------------------------
+
+
+def test_addresses() -> None:
+    assert rpc.parse_address("127.0.0.1:50052") == ("127.0.0.1", 50052)
+    assert rpc.parse_address("a-machine.lan:1") == ("a-machine.lan", 1)
+    assert rpc.check_addresses("host:1") == ("host:1",)
+    assert rpc.check_addresses(["host:1", "host:2"]) == ("host:1", "host:2")
+    assert rpc.check_addresses(()) == ()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["", "host", "host:", ":5", "host:0", "host:65536", "host:x", "::1:5", "a b:5", "a:5,b:6",
+     "http://a:5", "a:5 ", "a:-5", "a:5\n"],
+)  # fmt: skip
+def test_no_address(bad: str, demo_file: Path) -> None:
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        Model(demo_file, rpc_servers=(bad,))
+
+
+def test_named_twice(demo_file: Path) -> None:
+    with pytest.raises(UsageError, match="twice"):
+        Model(demo_file, rpc_servers=("a:1", "b:1", "a:1"))
+
+
+def test_nothing_listens(demo_file: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(UsageError, match=rf"no worker can be reached at {address}.*rpc-worker"):
+        Model(demo_file, rpc_servers=address)
+
+
+def test_an_unknown_host() -> None:
+    with pytest.raises(UsageError, match="no worker can be reached"):
+        rpc.check("no-such-host.invalid:1")
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"x" * 50])
+def test_something_else_listens(answer: bytes) -> None:
+    with listener(answer) as address, pytest.raises(UsageError, match="is not a worker"):
+        rpc.check(address)
+
+
+def version(major: int, minor: int) -> bytes:
+    """The answer of a worker of that version."""
+    return struct.pack("<Q3Bx24x", 28, major, minor, 0)
+
+
+def test_another_version() -> None:
+    major, minor = rpc.PROTOCOL
+    for bad in ((major + 1, 0), (major - 1, minor), (major, minor + 1)):
+        with (
+            listener(version(*bad)) as address,
+            pytest.raises(UsageError, match=f"speaks version {bad[0]}.{bad[1]}"),
+        ):
+            rpc.check(address)
+    with listener(version(major, minor)) as address:
+        rpc.check(address)
+
+
+def test_a_busy_worker() -> None:
+    with listener(None) as address, pytest.raises(UsageError, match="serves another process"):
+        rpc.check(address, timeout=0.2)
+
+
+def test_our_protocol_is_the_workers(served: str) -> None:
+    """Both come from one build, so this says when a new pin has changed it."""
+    host, port = rpc.parse_address(served)
+    with socket.create_connection((host, port)) as connection:
+        connection.sendall(rpc.HELLO)
+        answer = connection.makefile("rb").read(rpc.ANSWER.size)
+    size, *found, _ = rpc.ANSWER.unpack(answer)
+    assert (size, tuple(found)) == (28, rpc.PROTOCOL)
+
+
+def test_a_library_without_rpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = native.load()
+    lib = SimpleNamespace(ggml_backend_reg_by_name=lambda name: library.ffi.NULL)
+    fake = SimpleNamespace(ffi=library.ffi, lib=lib, folder=library.folder)
+    monkeypatch.setattr(native, "load", lambda: fake)
+    with pytest.raises(LibraryError, match=r"built without workers.*pip install"):
+        rpc.connect(["127.0.0.1:1"])
+
+
+# -- models ----------------------------------------------------------------------------------------
+
+
+def text_of(model: Model) -> str:
+    with Session(model, SMALL) as session:
+        return session.generate("def add(a, b):", max_tokens=12).run().text
+
+
+def test_only_the_model_that_asks_uses_a_worker(demo: Model, demo_file: Path, served: str) -> None:
+    before = native.load().devices()
+    with Model(demo_file, rpc_servers=served) as remote:
+        assert remote.on_gpu and remote.rpc_servers == (served,)
+        assert native.load().devices() == before, "a worker was registered for all"
+        with Model(demo_file) as local, Session(local, SMALL) as session:
+            assert local.on_gpu == demo.on_gpu
+            info = session._engine.target.tap.info()
+            assert not native.load().text(info.device).startswith("RPC")
+        with Model(demo_file, rpc_servers=(served,)) as second:  # one connection serves both
+            assert text_of(second) == text_of(remote) == text_of(demo)
+        assert rpc._in_use[served] == 1
+    assert rpc._in_use[served] == 0
+    rpc.check(served)  # free again: ggml has hung up
+
+
+def test_a_model_that_does_not_load_lets_the_worker_go(
+    demo_file: Path, served: str, tmp_path: Path
+) -> None:
+    def stop(share: float) -> None:
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        Model(demo_file, rpc_servers=served, progress=stop)
+    assert rpc._in_use[served] == 0
+    with pytest.raises(ModelFileError):
+        Model(tmp_path / "none.gguf", rpc_servers=served)
+    rpc.check(served)
+
+
+@pytest.mark.parametrize("shares", [(), (-1.0, 2.0), (0.0, 0.0), (1.0,) * 1000, (float("nan"),)])
+def test_bad_shares(demo_file: Path, shares: tuple[float, ...]) -> None:
+    with pytest.raises(UsageError, match="tensor_split"):
+        Model(demo_file, tensor_split=shares)
+
+
+def test_upstreams_variant_too(
+    run_python: RunPython, demo: Model, demo_file: Path, served: str
+) -> None:
+    code = """
+import sys
+from pyllama_mtp import Model, Session, Settings, native
+with Model(sys.argv[1], rpc_servers=sys.argv[2]) as model:
+    with Session(model, Settings(n_ctx=128, n_batch=32, n_ubatch=16, n_threads=1)) as session:
+        print(native.load().variant)
+        print(session.generate("def add(a, b):", max_tokens=12).run().text, end="")
+"""
+    done = run_python(code, demo_file, served, env={"PYLLAMA_MTP_LIB": "upstream"})
+    assert done.stdout == "upstream\n" + text_of(demo), done.stderr
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "said"),
+    [(signal.SIGTERM, 0, ""), (signal.SIGINT, 130, "pyllama-mtp: interrupted\n")],
+)
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_worker_says_where_it_is_and_ends(
+    stop: signal.Signals, code: int, said: str, busy: bool
+) -> None:
+    process = start_worker()
+    address = address_of(process)
+    assert address.startswith("127.0.0.1:")
+    host, port = rpc.parse_address(address)
+    with socket.create_connection((host, port)) as connection:
+        if busy:
+            connection.sendall(rpc.HELLO)
+            connection.recv(100)
+        process.send_signal(stop)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (code, "", said)
+
+
+def test_a_port_that_is_taken(served: str) -> None:
+    process = start_worker("--port", served.split(":")[1])
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (2, "")
+    assert f"cannot listen at {served}" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("options", [("--port", "65536"), ("--host", "no-such-host.invalid")])
+def test_no_such_address(options: tuple[str, ...]) -> None:
+    process = start_worker(*options)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (2, "") and "cannot listen at" in err
+
+
+def test_a_warning_when_others_can_reach_it(run_python: RunPython) -> None:
+    """Nothing is bound here."""
+    code = """
+import signal, sys
+from types import SimpleNamespace
+from pyllama_mtp import cli, rpc
+
+def fake(host, port, threads):
+    return SimpleNamespace(address=f"{host}:7", loopback=rpc.is_loopback(host), wait=lambda: 15)
+
+rpc.Worker = fake
+cli.main(["rpc-worker", "--host", sys.argv[1]])
+"""
+    for host, warns in (("127.0.0.1", False), ("127.1.2.3", False), ("192.0.2.1", True),
+                        ("0.0.0.0", True)):  # fmt: skip
+        done = run_python(code, host)
+        assert (done.returncode, done.stdout) == (0, f"listening on {host}:7\n"), done.stderr
+        assert ("can be reached from other machines" in done.stderr) == warns
