@@ -395,13 +395,14 @@ def test_rows_of_a_refused_batch_are_not_used_later(
         with pytest.raises((UsageError, DecodeError)):  # positions that are there already
             draft.decode(tokens[:n], 0, none(n), TapRows(tap, pending[:n]))
         assert synced(draft, tokens, data) == wanted
-    # The C function alone, with a batch of another size: refused once, then forgotten.
+    # The C function alone, for another number of tokens: refused once, then forgotten.
     lib, index = draft.library.lib, draft.library.ffi.from_buffer("int32_t[]", pending)
-    draft.clear()
-    assert lib.llama_mtp_set_hidden_rows(draft.handle, target.handle, index, 3)
-    with pytest.raises((UsageError, DecodeError)):
-        draft.decode(tokens, 0, none(N), data)
-    assert synced(draft, tokens, data) == wanted
+    for n in (4, 6):
+        draft.clear()
+        assert lib.llama_mtp_set_hidden_rows(draft.handle, target.handle, index, n)
+        with pytest.raises((UsageError, DecodeError)):
+            draft.decode(tokens[:5], 0, none(5), data.part(0, 5))
+        assert synced(draft, tokens, data) == wanted
 
 
 def test_rows_of_a_closed_target(model: Model) -> None:

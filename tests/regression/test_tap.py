@@ -271,9 +271,11 @@ def test_the_tap_makes_no_row_an_output(model: Model, marks: Marks, hidden: str)
             assert lib.llama_get_logits_ith(target.handle, int(row)) == null
 
 
-def test_a_tap_that_is_off_leaves_nothing(model: Model) -> None:
-    """No rows, and the graph of a context that never had one; it can be turned on again."""
-    tokens = text(model, 37)
+@pytest.mark.parametrize("n", [N_UBATCH, 37])
+def test_a_tap_that_is_off_leaves_nothing(model: Model, n: int) -> None:
+    """No rows, and the graph of a context that never had one; it can be turned on again. (With a
+    single graph, the next batch would use it again if nobody looked.)"""
+    tokens = text(model, n)
     with (
         context(model, trace=True) as plain,
         context(model, need_embd_pre_norm=True, trace=True) as target,
