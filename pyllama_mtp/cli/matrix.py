@@ -15,7 +15,7 @@ from pyllama_mtp.errors import PyllamaMtpError, UsageError
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.cells import Cell
-    from pyllama_mtp.measure.matrix import Event, Matrix, Plan, Variant
+    from pyllama_mtp.measure.matrix import Event, Matrix, Plan
     from pyllama_mtp.settings import Sampling, Settings
 
 DEPTHS = (0, 2, 3, 4)
@@ -252,7 +252,7 @@ def progress(plan: Plan) -> Iterator[Callable[[Event], None]]:
         def on_event(event: Event) -> None:
             if event.kind == "start":
                 number = bar.tasks[0].fields["number"] + 1
-                bar.update(task, description=_label(event, plan), number=number)
+                bar.update(task, description=_short_label(event, plan), number=number)
             elif event.kind == "done":
                 bar.advance(task, plan.work(event.size))
 
@@ -279,9 +279,14 @@ def _plain_progress(samples: int, plan: Plan) -> Callable[[Event], None]:
 
 
 def _label(event: Event, plan: Plan) -> str:
-    variant: Variant | None = event.variant
-    mode = plan.label(variant) if variant else ""
+    mode = plan.label(event.variant) if event.variant else ""
     return f"prompt {event.size}, {mode}, repeat {event.repeat + 1}"
+
+
+def _short_label(event: Event, plan: Plan) -> str:
+    """For the bar, which needs room beside it."""
+    mode = plan.label(event.variant, short=True) if event.variant else ""
+    return f"{event.size} tokens, {mode}"
 
 
 def show(cells: list[Cell], how: str) -> None:

@@ -100,12 +100,13 @@ class Plan:
         """(repeat, variant) of every sample of one size, in the order they are measured."""
         return [(repeat, variant) for repeat in range(self.repeat) for variant in self.variants]
 
-    def label(self, variant: Variant) -> str:
-        """The variant in words, as far as the plan varies it: "depth 3, rows all"."""
+    def label(self, variant: Variant, *, short: bool = False) -> str:
+        """The variant in words, as far as the plan varies it: "depth 3, rows all"; short: "all"."""
         if not variant.depth:
             return "no MTP"
         varied = [name for name in SWITCHES if len(getattr(self, name)) > 1]
-        words = [f"{name.removeprefix('prompt_')} {getattr(variant, name)}" for name in varied]
+        names = ["" if short else name.removeprefix("prompt_") + " " for name in varied]
+        words = [name + getattr(variant, of) for name, of in zip(names, varied, strict=True)]
         return ", ".join([f"depth {variant.depth}", *words])
 
     def context_needed(self, size: int) -> int:

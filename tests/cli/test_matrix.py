@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from pyllama_mtp.cli.matrix import _short_label
 from pyllama_mtp.errors import FatalDecodeError
 from pyllama_mtp.measure import cells
 from pyllama_mtp.measure.cells import read_cells
+from pyllama_mtp.measure.matrix import Event, Plan
 
 Cli = Callable[..., SimpleNamespace]
 SMALL = (
@@ -122,6 +124,15 @@ def test_progress_without_a_terminal_is_one_line_per_sample(fake: ModuleType, cl
     lines = cli(*SMALL).err.splitlines()
     assert lines[0].startswith("[1/8] prompt 64, no MTP, repeat 1: prefill 1000.0 tok/s, decode ")
     assert lines[7].startswith("[8/8] prompt 128, depth 2, repeat 2: prefill")
+
+
+def test_the_bar_has_room_in_eighty_columns() -> None:
+    """Beside the longest label: "sample 12/15 0:00:00 left 0:00:00" and a short bar."""
+    both = {"prompt_rows": ("all", "last"), "prompt_sync": ("full", "kv")}
+    plan = Plan((16384,), (0, 3), 1, 1, **both, hidden=("post-norm", "pre-norm"))
+    labels = [_short_label(Event("start", 16384, v), plan) for v in plan.variants]
+    assert labels[:2] == ["16384 tokens, no MTP", "16384 tokens, depth 3, all, full, post-norm"]
+    assert max(map(len, labels)) <= 44
 
 
 def test_ctrl_c_keeps_what_was_measured(fake: ModuleType, cli: Cli) -> None:

@@ -96,6 +96,7 @@ def test_every_depth_above_zero_has_every_combination() -> None:
         Variant(4, prompt_sync="kv"),
     )
     assert [plan.label(v) for v in plan.variants[:2]] == ["no MTP", "depth 2, hidden pre-norm"]
+    assert plan.label(plan.variants[1], short=True) == "depth 2, pre-norm"
 
 
 def test_what_the_library_cannot_do_is_refused_beforehand(fake: ModuleType) -> None:
