@@ -227,7 +227,7 @@ def test_through_the_host_across_devices(
             split = {"rpc_servers": second, "n_gpu_layers": 1}
         with (
             Model(demo_file, **split) as model,
-            caplog.at_level(logging.WARNING, "pyllama_mtp"),
+            caplog.at_level(logging.WARNING, "pyllama_mtp.native"),
             Session(model, settings(3)) as session,
         ):
             assert device_of(session) == "CPU"
