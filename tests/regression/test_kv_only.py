@@ -206,6 +206,7 @@ def outcome(model: Model, depth: int, **options: object) -> list[Outcome]:
             run = session.generate(prompt, max_tokens=12, ignore_eos=True, log_pairs=True).run()
             drafter = session._engine.drafter
             assert drafter and run.telemetry.pairs
+            assert drafter.context.options.full_block is (options["prompt_sync"] == "full")
             pairs = [(p.position, p.drafted, p.actual) for p in run.telemetry.pairs]
             cache = drafter.context.save_state()
             found.append(Outcome(run.tokens, run.text, pairs, run.telemetry.accepted, cache))
@@ -253,7 +254,10 @@ with Model(sys.argv[1]) as model:
             for n in EDGES:
                 run = session.generate(text[:n], max_tokens=12, ignore_eos=True, log_pairs=True)
                 run.run()
-                cache = hashlib.sha256(session._engine.drafter.context.save_state()).hexdigest()
+                draft = session._engine.drafter.context
+                assert draft.options.full_block is (options["prompt_sync"] == "full")
+                assert (draft.hidden_bytes_sent > 0) is (options["handoff"] == "host")
+                cache = hashlib.sha256(draft.save_state()).hexdigest()
                 pairs = [(p.position, p.drafted, p.actual) for p in run.telemetry.pairs]
                 results.append([run.tokens, run.text, pairs, run.telemetry.accepted, cache])
 print(json.dumps([native.load().variant, found]))
