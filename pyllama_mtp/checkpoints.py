@@ -8,6 +8,7 @@ token 0. This module keeps the books; saving and restoring states is the engine'
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -103,6 +104,15 @@ class Checkpoints:
         self._kept.append(checkpoint)
         if len(self._kept) > self.limit:
             del self._kept[self._most_dispensable()]
+
+    def survivors(self, positions: Sequence[int]) -> set[int]:
+        """Which of `positions`, ascending, would still be kept if all were added: the rest need not
+        be made."""
+        trial = Checkpoints(self.limit)
+        trial._kept = list(self._kept)
+        for n_past in positions:
+            trial.add(Checkpoint(n_past, b""))
+        return set(positions).intersection(trial.positions)
 
     def _most_dispensable(self) -> int:
         at = [0, *self.positions]

@@ -17,7 +17,7 @@ from . import native
 from .checkpoints import Checkpoint, Checkpoints, boundaries
 from .context import Context, ContextOptions
 from .errors import FatalDecodeError, UsageError
-from .hidden import Hidden, HostRows, Ints, traffic
+from .hidden import Hidden, HostRows, Ints, TapRows, traffic
 from .model import Model
 from .models.memory import MemoryEstimate, available_memory, check_memory, memory_estimate
 from .settings import Settings
@@ -204,7 +204,10 @@ class Engine:
             self._traffic = traffic(self.target, self.drafter.context)
         start = self._reuse(prompt)
         telemetry.n_prompt, telemetry.n_cached = len(prompt), start
-        for begin, end in itertools.pairwise([start, *self._cuts(start, len(prompt))]):
+        cuts = self._cuts(start, len(prompt))
+        keep = self.checkpoints.survivors(cuts)
+        behind: tuple[Ints, int, TapRows] | None = None
+        for begin, end in itertools.pairwise([start, *cuts]):
             chunk = np.array(prompt[begin:end], dtype=np.int32)
             outputs = np.zeros(len(chunk), dtype=np.int8)
             outputs[-1] = end == len(prompt)
@@ -212,10 +215,20 @@ class Engine:
                 outputs[:] = 1
             self.target.decode(chunk, begin, outputs)
             if self.drafting:
+                rows = self._hidden(len(chunk))
                 with telemetry.timed("prompt_sync"):
-                    self._sync(chunk, begin)
-            if self.checkpoints.limit:
-                self._checkpoint(end)
+                    # Rows in the tap outlive one more batch: the draft context follows one batch
+                    # behind, so that a GPU has the target's next batch before it waits for this.
+                    if behind:
+                        self._sync(*behind)
+                    behind = (chunk, begin, rows) if isinstance(rows, TapRows) else None
+                    if not behind:
+                        self._sync(chunk, begin, rows)
+            if end in keep:
+                self._checkpoint(end, len(chunk))
+        if behind:
+            with telemetry.timed("prompt_sync"):
+                self._sync(*behind)
         self.cached = list(prompt)
         self.intact = True
         return len(chunk) - 1
@@ -226,20 +239,23 @@ class Engine:
             return boundaries(start, stop, target.n_batch, target.n_ubatch)
         return [*range(start + target.n_batch, stop, target.n_batch), stop]
 
-    def _sync(self, tokens: Ints, start: int) -> None:
-        """Bring the draft cache in step with what the target has just decoded."""
-        assert self.drafter
-        hidden: Hidden = self.target.hidden()
-        if not self.on_device:
-            hidden = HostRows(self.target.hidden_rows())  # waits for the target
-        self.drafter.sync(tokens, start, hidden.part(0, len(tokens)))
+    def _hidden(self, n: int) -> Hidden:
+        """Hidden rows of the first `n` tokens of the target's last batch."""
+        if self.on_device:
+            return self.target.hidden().part(0, n)
+        return HostRows(self.target.hidden_rows()[:n])  # waits for the target
 
-    def _checkpoint(self, n_past: int) -> None:
+    def _sync(self, tokens: Ints, start: int, hidden: Hidden) -> None:
+        """Bring the draft cache in step with what the target has decoded."""
+        assert self.drafter
+        self.drafter.sync(tokens, start, hidden)
+
+    def _checkpoint(self, n_past: int, n_batch: int) -> None:
+        """The target has just decoded `n_batch` tokens, up to `n_past`."""
         state = self.target.save_state(recurrent_only=True)
-        slot = self.checkpoints.free_slot()
-        carry = self.drafter.carry if self.drafting and self.drafter else None
-        if carry is not None:
-            carry = carry.keep(slot)
+        slot, carry = self.checkpoints.free_slot(), None
+        if self.drafting:
+            carry = self._hidden(n_batch).part(n_batch - 1, n_batch).keep(slot)
         self.checkpoints.add(Checkpoint(n_past, state, carry, slot))
 
     def _reuse(self, prompt: Sequence[int]) -> int:
@@ -281,7 +297,7 @@ class Engine:
         if self.drafting and self.drafter and not self.target.closed:
             now = traffic(self.target, self.drafter.context)
             telemetry.prompt_sync = self.prompt_sync
-            telemetry.handoff = "host" if now.through_host or not self.on_device else "device"
+            telemetry.handoff = "host" if now.leaves_device or not self.on_device else "device"
             telemetry.hidden_bytes = now.since(self._traffic)
 
     # -- one round -----------------------------------------------------------------------------
@@ -312,7 +328,7 @@ class Engine:
         with telemetry.timed("sync"):
             start, n_keep = len(self.cached), n_accepted + 1
             if self.drafting:
-                self._sync(self._batch[:n_keep], start)
+                self._sync(self._batch[:n_keep], start, self._hidden(n_keep))
             if len(self._batch) > 1:
                 self.rollback.after(self._batch, start, n_keep)
             self.cached += self._batch[:n_keep].tolist()

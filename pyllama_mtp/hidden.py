@@ -54,7 +54,7 @@ class HostRows:
 
 @dataclass(frozen=True, eq=False)
 class TapRows:
-    """Rows of a tap: index is [n] int32. They change with the next batch unless kept."""
+    """Rows of a tap: index is [n] int32. Valid until the batch after the next, unless kept."""
 
     tap: Tap
     index: Ints
@@ -72,7 +72,7 @@ class TapRows:
         return TapRows(self.tap, np.concatenate([first.index, self.index]))
 
     def keep(self, slot: int) -> TapRows:
-        """The one row, copied on its device to where the next batch leaves it."""
+        """The one row, copied on its device to where batches leave it."""
         assert len(self) == 1
         return self.tap.keep(int(self.index[0]), slot)
 
@@ -100,10 +100,10 @@ class Tap:
 
     @property
     def n_bytes(self) -> int:
-        """Size of the tap: rows of one batch, kept rows, zeros."""
+        """Size of the tap: rows of two batches, kept rows, zeros."""
         options = self.context.options
         kept = options.n_seq_max + int(self._lib.LLAMA_MTP_MORE_SLOTS)
-        return 4 * self.context.model.n_embd * (1 + kept + self.context.n_batch)
+        return 4 * self.context.model.n_embd * (1 + kept + 2 * self.context.n_batch)
 
     def set(self, on: bool) -> None:
         """Whether the next batches leave their rows."""
@@ -147,7 +147,7 @@ class Tap:
         return TapRows(self, np.array([kept], dtype=np.int32))
 
     def info(self) -> Any:
-        """struct llama_mtp_tap_info: device, through_host, n_bytes_to_host, n_bytes_from_host."""
+        """struct llama_mtp_tap_info: device, leaves_device, n_bytes_to_host, n_bytes_from_host."""
         return self._lib.llama_mtp_get_tap_info(self.context.handle)
 
 
@@ -156,12 +156,12 @@ class Traffic:
     """Bytes of hidden rows that crossed between an accelerator and the host.
 
     Attributes:
-        through_host: rows have to, because the model's layers are so spread over devices.
+        leaves_device: rows have to cross, because the MTP block is not where they are computed.
     """
 
     to_host: int
     from_host: int
-    through_host: bool
+    leaves_device: bool
 
     def since(self, earlier: Traffic) -> dict[str, int]:
         """{"to_host": bytes, "from_host": bytes} from then to now."""
@@ -179,4 +179,4 @@ def traffic(*contexts: Context) -> Traffic:
     if contexts[0].model.on_gpu:
         to_host += sum(context.hidden_bytes_read for context in contexts)
         from_host += sum(context.hidden_bytes_sent for context in contexts)
-    return Traffic(to_host, from_host, any(bool(info.through_host) for info in taps))
+    return Traffic(to_host, from_host, any(bool(info.leaves_device) for info in taps))

@@ -22,5 +22,5 @@ int32_t llama_mtp_tap_keep (struct llama_context * ctx, int32_t slot, int32_t ro
 bool    llama_mtp_tap_read (struct llama_context * ctx, int32_t row, float * dst);
 int32_t llama_mtp_tap_write(struct llama_context * ctx, int32_t slot, const float * src);
 bool    llama_mtp_set_hidden_rows(struct llama_context * ctx, struct llama_context * ctx_src, const int32_t * rows, size_t n_rows);
-struct llama_mtp_tap_info { const char * device; bool through_host; uint64_t n_bytes_to_host; uint64_t n_bytes_from_host; };
+struct llama_mtp_tap_info { const char * device; bool leaves_device; uint64_t n_bytes_to_host; uint64_t n_bytes_from_host; };
 struct llama_mtp_tap_info llama_mtp_get_tap_info(const struct llama_context * ctx);

@@ -155,6 +155,20 @@ def test_slots_are_reused_and_never_shared() -> None:
         assert len(set(slots)) == len(checkpoints)
 
 
+def test_what_would_not_be_kept_need_not_be_made() -> None:
+    for limit in (0, 1, 4):
+        all_made, planned = filled(limit, 700, 1000), filled(limit, 700, 1000)
+        cuts = list(range(1500, 20_000, 512))
+        survivors = planned.survivors(cuts)
+        assert planned.positions == all_made.positions, "a trial must leave no trace"
+        for n_past in cuts:
+            all_made.add(at(n_past))
+            if n_past in survivors:
+                planned.add(at(n_past))
+        assert planned.positions == all_made.positions
+        assert len(survivors) <= limit
+
+
 # --- cuts -----------------------------------------------------------------------------------------
 
 
