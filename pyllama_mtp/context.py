@@ -35,13 +35,11 @@ class ContextOptions:
         need_embd_pre_norm: keep hidden rows in a tap, on the device: of every token, in a draft
             context of output tokens. Needs the patched library.
         hidden: where the tap reads: "post-norm" (after the final norm) or "pre-norm".
-        tap: hidden rows by upstream's way, through the host: "off"; "all": one per token, whether
-            output or not; "outputs": one per output row.
+        tap: hidden rows by upstream's way, through the host: "off"; "all" tokens; "outputs" only.
         n_outputs_max: most output rows per decode call.
         n_rs_seq: recurrent-state snapshots kept for rollback.
         n_seq_max: sequences that may be in the caches at once.
-        full_block: a draft context runs its whole block for every token, as upstream does: no K/V
-            only sync, no slices.
+        full_block: a draft context runs its whole block for every token, as upstream does.
         trace: record the graph nodes of every decode; see :meth:`Context.nodes`.
     """
 
@@ -68,6 +66,7 @@ class Context(Owned):
 
     Attributes:
         tap: its hidden-state tap, if `options.need_embd_pre_norm`.
+        last_outputs: output marks of the last batch.
     """
 
     def __init__(
@@ -89,8 +88,9 @@ class Context(Owned):
         self._handle: Any = None
         self._batch: Any = None
         self._lock = threading.Lock()
-        self._output = np.zeros(0, dtype=np.int8)
+        self.last_outputs = np.zeros(0, dtype=np.int8)
         self._rewind = 0  # positions that the recurrent state can go back
+        self._snapshots = True
         self.hidden_bytes_sent = 0  # hidden rows that came with batches, from host memory
         self.hidden_bytes_read = 0  # hidden rows that upstream's tap put into host memory
         self.model, self.options = model, options
@@ -127,7 +127,8 @@ class Context(Owned):
         p = lib.llama_context_default_params()
         p.n_ctx, p.n_batch, p.n_ubatch = options.n_ctx, options.n_batch, options.n_ubatch
         p.n_seq_max, p.n_rs_seq = options.n_seq_max, options.n_rs_seq
-        p.n_outputs_max = p.n_outputs_max_per_seq = options.n_outputs_max
+        p.n_outputs_max = max(options.n_outputs_max, options.n_seq_max)  # llama.cpp asserts it
+        p.n_outputs_max_per_seq = options.n_outputs_max
         p.n_threads = p.n_threads_batch = options.n_threads
         p.type_k = getattr(lib, f"GGML_TYPE_{options.type_k.upper()}")
         p.type_v = getattr(lib, f"GGML_TYPE_{options.type_v.upper()}")
@@ -240,7 +241,7 @@ class Context(Owned):
         with self._alone():
             code = self._lib.pyllama_decode(self.handle, self._batch, view, message, len(message))
         del alive
-        self._output = batch.outputs
+        self.last_outputs = batch.outputs
         if self.options.tap != "off":
             rows = batch.outputs.sum() if self.options.tap == "outputs" else len(batch.tokens)
             self.hidden_bytes_read += 4 * self.model.n_embd * int(rows)
@@ -250,8 +251,8 @@ class Context(Owned):
             raise decode_error(code, "; ".join(filter(None, said)))
         # A decode of n tokens makes n snapshots at most, the last one being the state itself; older
         # ones are left from earlier decodes, and llama.cpp would go back to them all the same.
-        one = self.options.n_seq_max == 1
-        self._rewind = min(len(batch.tokens) - 1, self.n_rs_seq) if one else 0
+        kept = self._snapshots and self.options.n_seq_max == 1
+        self._rewind = min(len(batch.tokens) - 1, self.n_rs_seq) if kept else 0
 
     def synchronize(self) -> None:
         """Wait until the last decode has finished (a GPU works asynchronously)."""
@@ -265,7 +266,7 @@ class Context(Owned):
         Raises:
             UsageError: no output row was asked for there.
         """
-        if not (0 <= row < len(self._output) and self._output[row]):
+        if not (0 <= row < len(self.last_outputs) and self.last_outputs[row]):
             raise UsageError(f"entry {row} of the last batch was not marked as an output row")
         pointer = self._lib.llama_get_logits_ith(self.handle, row)
         return self._view(pointer, self.model.n_vocab)
@@ -297,10 +298,16 @@ class Context(Owned):
             masked = on and self.options.tap == "outputs"
             self._lib.llama_mtp_set_embeddings_nextn(self.handle, on, masked)
 
+    def set_snapshots(self, on: bool) -> None:
+        """Whether the next decodes leave snapshots of the recurrent state to go back to."""
+        if self.n_rs_seq and self.library.has_tap:
+            self._snapshots = on
+            self._lib.llama_mtp_set_rs_snapshots(self.handle, on)
+
     def hidden(self) -> Hidden:
         """Hidden rows of the last batch: in the tap, if there is one, else a view on the host."""
         if self.tap:
-            return self.tap.rows(len(self._output))
+            return self.tap.rows(len(self.last_outputs))
         return HostRows(self.hidden_rows())
 
     def hidden_rows(self) -> Floats:
@@ -309,13 +316,13 @@ class Context(Owned):
         n is the number of tokens; of output tokens for ``tap="outputs"``. Waits for the
         computation.
         """
-        n = len(self._output)
+        n = len(self.last_outputs)
         if self.tap:
             pointer = self._lib.llama_get_embeddings_pre_norm(self.handle)
         else:
             pointer = self._lib.llama_mtp_get_embeddings_nextn(self.handle)
             if self.options.tap == "outputs":
-                n = int(np.count_nonzero(self._output))
+                n = int(np.count_nonzero(self.last_outputs))
         return self._view(pointer, n * self.model.n_embd).reshape(n, self.model.n_embd)
 
     def nodes(self) -> list[Node]:

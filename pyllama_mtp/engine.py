@@ -200,6 +200,7 @@ class Engine:
         self.intact = False
         self.drafting = drafting and self.drafter is not None
         self.target.set_tap(self.drafting)
+        self.target.set_snapshots(False)  # nobody goes back within a prompt token by token
         if self.drafting and self.drafter:
             self._traffic = traffic(self.target, self.drafter.context)
         start = self._reuse(prompt)
@@ -316,6 +317,7 @@ class Engine:
     def verify(self, token: int, drafts: Sequence[int]) -> None:
         """One pass of the target over the newest token and the drafts; every entry is an output."""
         self.intact = False
+        self.target.set_snapshots(bool(drafts))
         if drafts:
             self.rollback.before()
         self._batch = np.array([token, *drafts], dtype=np.int32)

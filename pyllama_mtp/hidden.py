@@ -59,6 +59,14 @@ class TapRows:
     tap: Tap
     index: Ints
 
+    def __post_init__(self) -> None:
+        """Raises UsageError for an index that is not a list of whole numbers of 32 bits."""
+        given = np.asarray(self.index)
+        index = np.ascontiguousarray(given, dtype=np.int32)
+        if index.ndim != 1 or not np.array_equal(index, given):
+            raise UsageError("rows of a tap are named by one list of whole numbers of 32 bits")
+        object.__setattr__(self, "index", index)
+
     def __len__(self) -> int:
         return len(self.index)
 
@@ -110,10 +118,20 @@ class Tap:
         self._lib.llama_set_embeddings_pre_norm(self.context.handle, on)
 
     def rows(self, n: int) -> TapRows:
-        """The rows of the last batch, which had `n` tokens, in batch order."""
-        first = int(self._lib.llama_mtp_tap_row(self.context.handle, 0))
-        if first < 0:
+        """The rows of the last batch, which had `n` tokens, in batch order.
+
+        In a draft context only output tokens have rows; the others' are undefined.
+
+        Raises:
+            UsageError: no token of it, or more than the batch had, left a row.
+        """
+        handle, row = self.context.handle, self._lib.llama_mtp_tap_row
+        i = next((i for i in range(n) if row(handle, i) >= 0), None)
+        if i is None:
             raise UsageError("the last decode left no hidden rows (was the tap on?)")
+        if n > len(self.context.last_outputs):
+            raise UsageError(f"{n} hidden rows; the last decode had {len(self.context.last_outputs)}")
+        first = int(row(handle, i)) - i
         return TapRows(self, np.arange(first, first + n, dtype=np.int32))
 
     def zero(self) -> TapRows:

@@ -15,6 +15,7 @@ float * llama_get_embeddings_pre_norm      (struct llama_context * ctx);
 float * llama_get_embeddings_pre_norm_ith  (struct llama_context * ctx, int32_t i);
 void    llama_mtp_set_slice  (struct llama_context * ctx, bool value);
 void    llama_mtp_set_kv_only(struct llama_context * ctx, bool value);
+void    llama_mtp_set_rs_snapshots(struct llama_context * ctx, bool value);
 #define LLAMA_MTP_ROW_ZERO ...
 #define LLAMA_MTP_MORE_SLOTS ...
 int32_t llama_mtp_tap_row  (const struct llama_context * ctx, int32_t i);

@@ -9,6 +9,7 @@ float * llama_get_embeddings_pre_norm_ith(llama_context *, int32_t) { return nul
 
 void llama_mtp_set_slice(llama_context *, bool) {}
 void llama_mtp_set_kv_only(llama_context *, bool) {}
+void llama_mtp_set_rs_snapshots(llama_context *, bool) {}
 
 int32_t llama_mtp_tap_row(const llama_context *, int32_t) { return -1; }
 int32_t llama_mtp_tap_keep(llama_context *, int32_t, int32_t) { return -1; }

@@ -142,13 +142,24 @@ def test_after_prefix_reuse_and_truncation(demo: Model, text: list[int], rollbac
 
 @pytest.mark.parametrize("cut", [1, 2])
 def test_after_going_back_within_the_snapshots(demo: Model, text: list[int], cut: int) -> None:
-    """The trunk goes back one position further than the draft cache, which is cut and continued."""
-    exact = settings(3, rollback="snapshot", cache_type_k="f32", cache_type_v="f32", checkpoints=0)
+    """The trunk goes back one position further than the draft cache, which is cut and continued.
+
+    The last pass of the generation is a full one: all of its drafts are accepted, by decree.
+    """
+    exact = settings(
+        3,
+        rollback="snapshot",
+        cache_type_k="f32",
+        cache_type_v="f32",
+        checkpoints=0,
+        synthetic_acceptance=(1.0, 1.0, 1.0),
+    )
     with Session(demo, exact) as session:
-        session.generate(text[:33], max_tokens=1).run()
-        prompt = [*text[: 33 - cut], *text[70:80]]
+        session.generate(text[:33], max_tokens=9, ignore_eos=True).run()
+        n = len(session._engine.cached)
+        prompt = [*session._engine.cached[: n - cut], *text[70:80]]
         run = session.generate(prompt, max_tokens=5, ignore_eos=True).run()
-        assert run.telemetry.n_cached == 33 - cut - 1, "the snapshots were not used"
+        assert run.telemetry.n_cached == n - cut - 1, "the snapshots were not used"
         check(session)
 
 

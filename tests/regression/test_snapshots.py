@@ -1,0 +1,100 @@
+"""Prompts keep no rollback snapshots: same results to the bit, and rollback works after them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import Model, Session
+from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.engine import Engine
+from pyllama_mtp.telemetry import Telemetry
+
+from .support import N_BATCH, N_CTX, N_UBATCH, long_text, settings
+
+SNAPSHOTS = 3
+
+
+@pytest.fixture(scope="module")
+def text(demo: Model, demo_prompts: list[str]) -> list[int]:
+    return long_text(demo, demo_prompts)
+
+
+@pytest.fixture(params=["demo", "moe"])
+def model(request: pytest.FixtureRequest) -> Iterator[Model]:
+    yield request.getfixturevalue(request.param)
+
+
+def context(model: Model, n_rs_seq: int) -> Context:
+    size = {"n_ctx": N_CTX, "n_batch": N_BATCH, "n_ubatch": N_UBATCH, "n_threads": 1}
+    options = ContextOptions(**size, n_rs_seq=n_rs_seq, n_outputs_max=8, trace=True)
+    return Context(model, options)
+
+
+def decode(context: Context, n: int, start: int = 0) -> None:
+    tokens = np.arange(start, start + n, dtype=np.int32) * 7 % context.model.n_vocab
+    outputs = np.zeros(n, dtype=np.int8)
+    outputs[-1] = 1
+    context.decode(tokens, start, outputs)
+
+
+def computed(context: Context) -> list[tuple[str, tuple[int, int, int, int]]]:
+    """Nodes that compute; the others look at a cache, which is larger with room for snapshots."""
+    looks = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
+    return [(node.op, node.shape) for node in context.nodes() if node.op not in looks]
+
+
+@pytest.mark.parametrize("n", [1, 5, N_UBATCH, N_BATCH])
+def test_without_snapshots_it_is_the_graph_of_a_context_that_keeps_none(
+    model: Model, n: int
+) -> None:
+    """Nodes, logits and state are those of n_rs_seq = 0; with snapshots there are more nodes."""
+    with context(model, 0) as plain, context(model, SNAPSHOTS) as rollback:
+        rollback.set_snapshots(False)
+        decode(plain, n)
+        decode(rollback, n)
+        assert computed(rollback) == computed(plain)
+        assert rollback.logits(n - 1).tobytes() == plain.logits(n - 1).tobytes()
+        states = [bytes(c.save_state(recurrent_only=True)) for c in (plain, rollback)]
+        assert states[0] == states[1]
+        rollback.set_snapshots(True)
+        rollback.clear()
+        decode(rollback, n)
+        assert len(rollback.nodes()) > len(plain.nodes())
+
+
+def test_no_going_back_within_a_decode_without_snapshots(model: Model) -> None:
+    """The snapshots there are belong to an earlier decode; llama.cpp would take them."""
+    with context(model, SNAPSHOTS) as c:
+        decode(c, 12)
+        assert c.remove(11)
+        decode(c, 5, 11)
+        c.set_snapshots(False)
+        decode(c, 5, 16)
+        assert not c.remove(20) and c.n_past == 21
+        c.set_snapshots(True)
+        decode(c, 5, 21)
+        assert c.remove(24) and c.n_past == 24
+
+
+def test_the_driver_keeps_them_where_it_verifies(demo: Model, text: list[int]) -> None:
+    """Off in the prompt, on in a pass with drafts; what is rolled back is right after it."""
+    engine = Engine(demo, settings(SNAPSHOTS, rollback="snapshot"))
+    engine.prefill(text[:40], Telemetry())
+    assert engine.target._rewind == 0
+    drafts = [1, 2, 3]
+    engine.verify(text[40], drafts)
+    assert engine.target._rewind == SNAPSHOTS
+    engine.keep(0, Telemetry())
+    engine.verify(text[41], [])
+    after = engine.target.logits(0).copy()
+    engine.close()
+    with Session(demo, settings(0)) as session:
+        plain = session._engine
+        plain.prefill(text[:40], Telemetry())
+        for token in text[40:42]:
+            plain.verify(token, [])
+            plain.keep(0, Telemetry())
+        assert np.abs(plain.target.logits(0) - after).max() < 0.01 * np.ptp(after)
