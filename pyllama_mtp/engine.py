@@ -130,6 +130,10 @@ class Engine:
             full_block=self.prompt_sync == "full",
         )
         context = Context(self.model, options, target=self.target)
+        if self.on_device and traffic(self.target, context).leaves_device:
+            log.warning(
+                "the MTP block is not on the device that computes its input: hidden rows are copied"
+            )
         return Drafter(context, self.target if self.on_device else None)
 
     def _n_outputs(self, n_batch: int) -> int:
@@ -268,11 +272,11 @@ class Engine:
             drafter.truncate(min(shared, drafter.n_past))
         # With drafts the draft cache must be continued too; it may end earlier than the target's.
         goal = min(shared, drafter.n_past) if self.drafting and drafter else shared
-        if goal == len(self.cached):
-            return goal
         # The row that pairs with position `goal` is h_{goal-1}. If nobody kept it, the target must
         # compute it once more.
         unknown = self.drafting and drafter is not None and drafter.carry is None
+        if goal == len(self.cached) and not unknown:
+            return goal
         start = goal - 1 if unknown else goal
         if start > 0 and self.target.remove(start):
             return start

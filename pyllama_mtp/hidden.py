@@ -129,8 +129,9 @@ class Tap:
         i = next((i for i in range(n) if row(handle, i) >= 0), None)
         if i is None:
             raise UsageError("the last decode left no hidden rows (was the tap on?)")
-        if n > len(self.context.last_outputs):
-            raise UsageError(f"{n} hidden rows; the last decode had {len(self.context.last_outputs)}")
+        had = len(self.context.last_outputs)
+        if n > had:
+            raise UsageError(f"{n} hidden rows are asked for; the last decode had {had} tokens")
         first = int(row(handle, i)) - i
         return TapRows(self, np.arange(first, first + n, dtype=np.int32))
 
