@@ -317,7 +317,7 @@ def row(name: str, case: dict[str, Any], summary: dict[str, Any]) -> list[str]:
     ratio, moved = summary["to_base"], summary["hidden_bytes"]
     drafts = case.get("draft_n_max") != 0
     return [
-        f"{name} ({summary['rounds']} rounds)" if name == DEFECT else name,
+        name,
         spread(summary["prefill_tps"]),
         f"{ratio['median']:.3f}",
         f"{ratio['low']:.3f}-{ratio['high']:.3f}" if name != BASE else "-",
@@ -334,7 +334,11 @@ def tables(result: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     for size, by_case in result["sizes"].items():
         head = [f"{int(size):,} tokens", *HEAD]
+        most = max(summary["rounds"] for summary in by_case.values())
         rows = [row(name, case, by_case[name]) for name, case in result["cases"].items()]
+        for line, summary in zip(rows, by_case.values(), strict=True):
+            if summary["rounds"] < most:
+                line[0] += f" ({summary['rounds']} of {most} rounds)"
         short = [line[:n_columns] for line in (head, *rows)]
         lines += ["", *results.markdown_table(short[0], short[1:])]
     return lines[1:]

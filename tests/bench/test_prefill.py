@@ -76,30 +76,42 @@ def arguments(tmp_path: Path, *more: str) -> list[str]:
 def test_cases_take_turns_at_every_size(fake: type[FakeWorker], tmp_path: Path) -> None:
     assert prefill.main(arguments(tmp_path)) == 0
     asked = [(variant, len(request.prompt)) for variant, request in fake.log]
-    turn = ["patched", "patched", "upstream", "patched"]
-    assert asked == [(v, size + 1) for _ in (1, 2) for size in (100, 300) for v in turn]
+    turn = ["patched", "patched", "upstream", "patched"]  # no MTP, K/V only, upstream, all rows
+    order = [*turn, *turn], [*turn[::-1], *turn[::-1]]
+    sizes = [100] * 4 + [300] * 4
+    assert asked == [(v, n + 1) for round_ in order for v, n in zip(round_, sizes, strict=True)]
     switches = [
         {k: request.settings.get(k) for k in ("draft_n_max", "prompt_rows", "prompt_sync")}
         for _, request in fake.log[4:8]
     ]
     assert switches == [
         {"draft_n_max": 0, "prompt_rows": None, "prompt_sync": None},
+        {"draft_n_max": 3, "prompt_rows": None, "prompt_sync": None},
+        {"draft_n_max": 3, "prompt_rows": None, "prompt_sync": None},
         {"draft_n_max": 3, "prompt_rows": "all", "prompt_sync": "full"},
-        {"draft_n_max": 3, "prompt_rows": None, "prompt_sync": None},
-        {"draft_n_max": 3, "prompt_rows": None, "prompt_sync": None},
     ]
-    assert fake.log[5][1].settings["handoff"] == "host"
+    assert fake.log[7][1].settings["handoff"] == "host"
+    assert [r.settings["draft_n_max"] for _, r in fake.log[8:12]] == [3, 3, 3, 0], "backwards"
+
+
+def test_the_slow_case_may_have_fewer_rounds(fake: type[FakeWorker], tmp_path: Path) -> None:
+    prefill.main(arguments(tmp_path, "--rounds", "3", "--defect-rounds", "1"))
+    slow = [n for n, (_, r) in enumerate(fake.log) if r.settings.get("prompt_rows") == "all"]
+    assert slow == [3, 7] and len(fake.log) == 4 + 4 + 4 * 3
+    text = (tmp_path / "prefill-x.md").read_text()
+    assert "| all rows (1 of 3 rounds) |" in text and "| K/V only " in text
+    assert "K/V only (" not in text
 
 
 def test_each_switch_by_itself(fake: type[FakeWorker], tmp_path: Path) -> None:
     assert prefill.main(arguments(tmp_path, "--each-switch")) == 0
     names = ("draft_n_max", "prompt_rows", "prompt_sync", "handoff")
-    found = [(v, *(r.settings.get(name) for name in names)) for v, r in fake.log[4:8]]
+    found = [(v, *(r.settings.get(name) for name in names)) for v, r in fake.log[1:5]]
     assert found == [
-        ("patched", 3, None, "full", "host"),
-        ("patched", 3, None, "kv", "host"),
-        ("patched", 3, None, "full", "device"),
         ("upstream", 0, None, None, None),
+        ("patched", 3, None, "full", "device"),
+        ("patched", 3, None, "kv", "host"),
+        ("patched", 3, None, "full", "host"),
     ]
 
 
@@ -264,6 +276,7 @@ def test_a_worker_that_was_not_idle_is_named() -> None:
         (("--sizes", "0"), "at least 1 token"),
         (("--sizes", "512,512"), "each one once"),
         (("--rounds", "0"), "--rounds must be at least 1"),
+        (("--defect-rounds", "9"), "from 1 to --rounds"),
         (("--depth", "0"), "--depth must be at least 1"),
         (("--output", "result.txt"), "must end in .md"),
         (("--output", "no/such/folder/x.md"), "there is no folder"),
