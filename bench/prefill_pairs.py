@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""Prefill with MTP against prefill without, in pairs close enough for a machine that is not quiet.
+
+    python bench/prefill_pairs.py --model FILE.gguf --sizes 2048,8192 --rounds 5
+
+bench/prefill.py measures whole prompts in turn; where the speed of a machine drifts by several
+percent within a minute, that is too coarse. Here both sessions are open at once and process the
+same prompt in steps of --step tokens, turn and turn about; which goes first changes with every
+step, and which session is made first (and so gets which memory: 2 or 3 % by itself) with every
+round. A round's figure is the sum over its steps. Writes results/NAME.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchkit import results
+from benchkit.model import model_file
+from benchkit.paths import ensure_driver
+from benchkit.plan import random_prompt
+
+CASES: dict[str, dict[str, Any]] = {"no MTP": {"draft_n_max": 0}, "K/V only": {}}
+WARMUP = (512, 8)  # tokens of prompt, generated tokens
+Rounds = list[dict[str, dict[str, float]]]
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    ensure_driver()
+    from pyllama_mtp.settings import available_threads
+
+    parser = argparse.ArgumentParser(description="Prefill with MTP against prefill without.")
+    add = parser.add_argument
+    add("--model", type=Path, metavar="FILE", help="GGUF with an MTP head (default: synthetic)")
+    add("--sizes", default="2048,8192", metavar="N,N,...", help="default: %(default)s")
+    add("--rounds", type=int, default=5, metavar="N", help="default: %(default)s")
+    add("--step", type=int, default=1024, metavar="N", help="default: %(default)s")
+    add("--depth", type=int, default=3, metavar="K", help="drafts per round (default: %(default)s)")
+    add("--threads", type=int, default=available_threads(), metavar="N")
+    add("--name", default="prefill-pairs", help="of the result files")
+    args = parser.parse_args(argv)
+    try:
+        args.sizes = tuple(int(part) for part in args.sizes.split(","))
+    except ValueError:
+        parser.error("--sizes: whole numbers, separated by commas")
+    if min((*args.sizes, args.rounds, args.step, args.depth)) < 1:
+        parser.error("sizes, rounds, step and depth must be at least 1")
+    return args
+
+
+def one_round(model: Any, args: argparse.Namespace, size: int, number: int) -> dict[str, Any]:
+    """Seconds of the whole prompt, and of its sync, by case."""
+    from pyllama_mtp import Session, Settings
+
+    prompt = random_prompt(size + 1, model.n_vocab)
+    prompt = [(token + number) % model.n_vocab for token in prompt]
+    order = list(CASES) if number % 2 == 0 else list(CASES)[::-1]
+    sessions: dict[str, Session] = {}
+    found = {case: {"prefill_s": 0.0, "prompt_sync_s": 0.0} for case in CASES}
+    try:
+        for case in order:
+            options = {"draft_n_max": args.depth, **CASES[case]}
+            settings = Settings(n_ctx=size + WARMUP[1] + 64, n_threads=args.threads, **options)
+            sessions[case] = Session(model, settings)
+            warm = prompt[: min(WARMUP[0], size)]
+            sessions[case].generate(warm, max_tokens=WARMUP[1], ignore_eos=True).run()
+            sessions[case].reset()
+        for end in [*range(args.step, size, args.step), size]:
+            order = order[::-1]
+            for case in order:
+                # process() leaves the last token: each step computes exactly its own tokens
+                telemetry = sessions[case].process(prompt[: end + 1])
+                found[case]["prefill_s"] += telemetry.prefill_s
+                found[case]["prompt_sync_s"] += telemetry.time_s["prompt_sync"]
+    finally:
+        for session in sessions.values():
+            session.close()
+    return found
+
+
+def summarize(size: int, rounds: Rounds) -> dict[str, Any]:
+    """Medians over the rounds of one size; ratios are taken within a round."""
+    base, ours = CASES
+    seconds = {case: [r[case]["prefill_s"] for r in rounds] for case in CASES}
+    ratios = [b / o for b, o in zip(seconds[base], seconds[ours], strict=True)]
+    shares = [r[ours]["prompt_sync_s"] / r[ours]["prefill_s"] for r in rounds]
+    return {
+        "tokens_per_s": {case: size / median(values) for case, values in seconds.items()},
+        "ratio": median(ratios),
+        "ratios": ratios,
+        "prompt_sync_share": median(shares),
+    }
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    plan = result["plan"]
+    lines = ["# Prefill with MTP against prefill without, in interleaved pairs", ""]
+    lines += results.header_lines(result)
+    lines += [
+        f"- Model: {plan['model']}; depth {plan['depth']}, steps of {plan['step']} tokens, "
+        f"{plan['threads']} threads",
+        "",
+        "| prompt | no MTP tok/s | MTP tok/s | ratio | per round | prompt sync |",
+        "|---|---|---|---|---|---|",
+    ]
+    for size, found in result["sizes"].items():
+        speed = found["tokens_per_s"]
+        per_round = ", ".join(f"{ratio:.3f}" for ratio in found["ratios"])
+        lines.append(
+            f"| {int(size):,} | {speed['no MTP']:.1f} | {speed['K/V only']:.1f} | "
+            f"{found['ratio']:.3f} | {per_round} | {100 * found['prompt_sync_share']:.2f} % |"
+        )
+    lines += [
+        "",
+        "`ratio` is the median of the rounds' ratios (above 1: faster with MTP), `prompt sync` the",
+        "share of prefill in which the MTP block's cache is filled. Steps of both sessions take",
+        "turns; the session made first changes with every round.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, write after every round."""
+    args = parse_arguments(argv)
+    from pyllama_mtp import Model, native
+    from pyllama_mtp.measure.machine import describe_machine
+
+    path = model_file(args.model)
+    samples: dict[str, Rounds] = {str(size): [] for size in args.sizes}
+    with Model(path) as model:
+        stamp = native.load().stamp
+        build = {key: value for key, value in stamp.items() if key != "pyllama_stamp"}
+        for number in range(args.rounds):
+            for size in args.sizes:
+                samples[str(size)].append(one_round(model, args, size, number))
+                latest = summarize(size, samples[str(size)][-1:])
+                label = f"[{number + 1}/{args.rounds}] {size} tokens"
+                print(f"{label}: {latest['ratio']:.3f}", file=sys.stderr, flush=True)
+            result = {
+                **results.header(describe_machine(), build),
+                "plan": {
+                    "model": path.name,
+                    **{
+                        name: getattr(args, name) for name in ("rounds", "step", "depth", "threads")
+                    },
+                },
+                "sizes": {size: summarize(int(size), found) for size, found in samples.items()},
+                "samples": samples,
+            }
+            results.write(result, markdown(result), args.name)
+    print(markdown(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
