@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prefill with MTP against prefill without, in pairs close enough for a machine that is not quiet.
 
-    python bench/prefill_pairs.py --model FILE.gguf --sizes 2048,8192 --rounds 5
+    python bench/prefill_pairs.py --model FILE.gguf --sizes 2048,8192 --rounds 6
 
 bench/prefill.py measures whole prompts in turn; where the speed of a machine drifts by several
 percent within a minute, that is too coarse. Here both sessions are open at once and process the
@@ -37,7 +37,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--model", type=Path, metavar="FILE", help="GGUF with an MTP head (default: synthetic)")
     add("--sizes", default="2048,8192", metavar="N,N,...", help="default: %(default)s")
-    add("--rounds", type=int, default=5, metavar="N", help="default: %(default)s")
+    add("--rounds", type=int, default=6, metavar="N", help="an even number (default: %(default)s)")
     add("--step", type=int, default=1024, metavar="N", help="default: %(default)s")
     add("--depth", type=int, default=3, metavar="K", help="drafts per round (default: %(default)s)")
     add("--threads", type=int, default=available_threads(), metavar="N")
@@ -49,6 +49,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--sizes: whole numbers, separated by commas")
     if min((*args.sizes, args.rounds, args.step, args.depth)) < 1:
         parser.error("sizes, rounds, step and depth must be at least 1")
+    if args.rounds % 2:
+        parser.error("--rounds must be even: each session is made first in every other round")
     return args
 
 

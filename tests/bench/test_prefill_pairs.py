@@ -1,0 +1,63 @@
+"""bench/prefill_pairs.py: ratios within a round, and sessions that take turns at being first."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import prefill_pairs
+import pytest
+
+
+def round_of(plain: float, mtp: float, sync: float) -> dict[str, dict[str, float]]:
+    return {
+        "no MTP": {"prefill_s": plain, "prompt_sync_s": 0.0},
+        "K/V only": {"prefill_s": mtp, "prompt_sync_s": sync},
+    }
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    rounds = [round_of(10, 10, 0.1), round_of(20, 25, 0.5), round_of(5, 4, 0.02)]
+    found = prefill_pairs.summarize(1000, rounds)
+    assert found["ratios"] == [1.0, 0.8, 1.25] and found["ratio"] == 1.0
+    assert found["tokens_per_s"] == {"no MTP": 100.0, "K/V only": 100.0}
+    assert found["prompt_sync_share"] == 0.01
+
+
+def test_every_step_and_every_round_begins_with_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[tuple[str, int, int]] = []
+
+    class FakeSession:
+        def __init__(self, model: object, settings: Any) -> None:
+            self.name = "mtp" if settings.draft_n_max else "off"
+            log.append((self.name, 0, settings.n_ctx))
+
+        def generate(self, *_: object, **__: object) -> FakeSession:
+            return self
+
+        run = reset = close = lambda self: None
+
+        def process(self, prompt: list[int]) -> Any:
+            log.append((self.name, len(prompt), prompt[0]))
+            return SimpleNamespace(prefill_s=1.0, time_s={"prompt_sync": 0.25})
+
+    monkeypatch.setattr("pyllama_mtp.Session", FakeSession)
+    args = prefill_pairs.parse_arguments(["--sizes", "25", "--step", "10", "--threads", "1"])
+    model = SimpleNamespace(n_vocab=50)
+    first = prefill_pairs.one_round(model, args, 25, 0)
+    names, lengths = [name for name, _, _ in log], [n for _, n, _ in log]
+    assert names == ["off", "mtp", "mtp", "off", "off", "mtp", "mtp", "off"]
+    assert lengths == [0, 0, 11, 11, 21, 21, 26, 26], "each step, and the token that is left"
+    assert first["K/V only"] == {"prefill_s": 3.0, "prompt_sync_s": 0.75}
+    log.clear()
+    prefill_pairs.one_round(model, args, 25, 1)
+    assert [name for name, _, _ in log][:3] == ["mtp", "off", "off"]
+
+
+@pytest.mark.parametrize(
+    "options", [("--sizes", "1,x"), ("--rounds", "0"), ("--rounds", "5"), ("--step", "0")]
+)
+def test_bad_options(options: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        prefill_pairs.parse_arguments(list(options))
+    assert "error" in capsys.readouterr().err
