@@ -109,6 +109,20 @@ def test_many_prompts_that_share_parts(demo: Model, text: list[int], gap: float)
         assert reused >= 6
 
 
+def test_checkpoints_of_a_text_that_is_gone_are_gone(
+    demo: Model, text: list[int], gap: float
+) -> None:
+    """The second prompt leaves the first after 90 tokens, where it had checkpoints at 96 and 97."""
+    with Session(demo, settings(3, checkpoints=10, **EXACT)) as session:
+        run(session, text[:97])
+        second = [*text[:90], *text[110:150]]
+        run(session, second)
+        positions = session._engine.checkpoints.positions
+        assert 96 not in positions and 97 not in positions and max(positions) > 97
+        got = check_like_fresh(session, [*second[:100], *text[20:40]], gap)
+        assert 0 < got.telemetry.n_cached <= 90
+
+
 # -- without drafts for a while --------------------------------------------------------------------
 
 
