@@ -304,9 +304,10 @@ class Context(Owned):
             self._snapshots = on
             self._lib.llama_mtp_set_rs_snapshots(self.handle, on)
 
-    def hidden(self) -> Hidden:
-        """Hidden rows of the last batch: in the tap, if there is one, else a view on the host."""
-        if self.tap:
+    def hidden(self, on_device: bool = True) -> Hidden:
+        """Hidden rows of the last batch: in the tap, if there is one and `on_device`, else a view
+        on the host, which waits for the computation."""
+        if self.tap and on_device:
             return self.tap.rows(len(self.last_outputs))
         return HostRows(self.hidden_rows())
 

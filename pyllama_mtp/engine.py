@@ -16,13 +16,13 @@ import numpy as np
 from . import native
 from .checkpoints import Checkpoint, Checkpoints, boundaries
 from .context import Context, ContextOptions
-from .errors import FatalDecodeError, UsageError
-from .hidden import Hidden, HostRows, Ints, TapRows, traffic
+from .errors import UsageError
+from .hidden import Hidden, Ints, TapRows, traffic
 from .model import Model
 from .models.memory import MemoryEstimate, available_memory, check_memory, memory_estimate
 from .settings import Settings
 from .speculative.drafter import Drafter
-from .speculative.rollback import make_rollback
+from .speculative.rollback import go_back, make_rollback
 from .telemetry import Telemetry
 
 log = logging.getLogger("pyllama_mtp")
@@ -246,9 +246,7 @@ class Engine:
 
     def _hidden(self, n: int) -> Hidden:
         """Hidden rows of the first `n` tokens of the target's last batch."""
-        if self.on_device:
-            return self.target.hidden().part(0, n)
-        return HostRows(self.target.hidden_rows()[:n])  # waits for the target
+        return self.target.hidden(self.on_device).part(0, n)
 
     def _sync(self, tokens: Ints, start: int, hidden: Hidden) -> None:
         """Bring the draft cache in step with what the target has decoded."""
@@ -284,9 +282,7 @@ class Engine:
         if not checkpoint:
             self.reset()
             return 0
-        self.target.load_state(checkpoint.state, recurrent_only=True)
-        if not self.target.remove(checkpoint.n_past):
-            raise FatalDecodeError("llama.cpp refused to go back to its own checkpoint")
+        go_back(self.target, checkpoint.state, checkpoint.n_past)
         if self.drafting and drafter and checkpoint.carry is not None:
             drafter.resume(checkpoint.n_past, checkpoint.carry)
         return checkpoint.n_past

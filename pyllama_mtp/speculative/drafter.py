@@ -12,7 +12,7 @@ import numpy as np
 
 from ..context import Context
 from ..errors import UsageError
-from ..hidden import CARRY_SLOT, Floats, Hidden, HostRows, Ints
+from ..hidden import CARRY_SLOT, Floats, Hidden, HostRows, Ints, TapRows
 
 #: Candidates among which a draft's probability is taken, as in upstream's draft-mtp (top_k = 10).
 P_MIN_CANDIDATES = 10
@@ -129,8 +129,6 @@ class Drafter:
                 break
             drafts.append(token)
             # From here on the block is fed its own state, after its head norm.
-            hidden = self.context.hidden()
-            if isinstance(self._zero, HostRows):
-                hidden = HostRows(self.context.hidden_rows())
+            hidden = self.context.hidden(on_device=isinstance(self._zero, TapRows))
             position += 1
         return drafts

@@ -16,6 +16,17 @@ from ..errors import FatalDecodeError, UsageError
 from ..hidden import Ints
 
 
+def go_back(target: Context, state: bytes | bytearray, n_past: int) -> None:
+    """Cut the target to `n_past` positions; `state` is its recurrent state there.
+
+    Raises:
+        FatalDecodeError: llama.cpp refused.
+    """
+    target.load_state(state, recurrent_only=True)
+    if not target.remove(n_past):
+        raise FatalDecodeError("llama.cpp refused to go back to its own checkpoint")
+
+
 class Rollback(Protocol):
     """Brackets one verification pass on the target."""
 
@@ -59,9 +70,7 @@ class ReplayRollback:
         """Restore the checkpoint and decode the kept tokens once more, without output rows."""
         if n_keep == len(tokens):
             return
-        self._target.load_state(self._checkpoint, recurrent_only=True)
-        if not self._target.remove(start):
-            raise FatalDecodeError("llama.cpp refused to go back to its own checkpoint")
+        go_back(self._target, self._checkpoint, start)
         self._target.decode(tokens[:n_keep], start, np.zeros(n_keep, dtype=np.int8))
 
 

@@ -33,6 +33,12 @@ def long_text(model: Model, prompts: Sequence[str]) -> list[int]:
     return tokens
 
 
+def made_up(model: Model, n: int, start: int = 0) -> npt.NDArray[np.int32]:
+    """[n] token ids of any model, the same for the same positions start .. start+n-1."""
+    i = np.arange(start, start + n, dtype=np.int64)
+    return ((7 * i * i + 13 * i + 5) % model.n_vocab).astype(np.int32)
+
+
 def plain_context(model: Model, **options: object) -> Context:
     """A target context without MTP."""
     chosen = {"n_ctx": N_CTX, "n_batch": N_CTX, "n_ubatch": N_CTX, "n_threads": 1, **options}

@@ -23,17 +23,12 @@ from pyllama_mtp.speculative.drafter import Drafter
 
 from . import kvstate
 from .kvstate import KVState
-from .support import EDGES, N_CTX, long_text, settings
+from .support import EDGES, N_CTX, settings
 
 #: Largest difference, as a share of the largest entry: exact caches, and quantized ones (a rounding
 #: difference may move a value by one step of 1/127, and the trunk's cache is quantized as well).
 TOLERANCE = {"f32": 0.003, "f16": 0.005, "q8_0": 0.03}
 Sync = Callable[[Drafter, Ints, int, Hidden], None]
-
-
-@pytest.fixture(scope="module")
-def text(demo: Model, demo_prompts: list[str]) -> list[int]:
-    return long_text(demo, demo_prompts)
 
 
 def position_by_position(

@@ -16,15 +16,10 @@ from pyllama_mtp.engine import Engine
 from pyllama_mtp.speculative.drafter import top_probability
 from pyllama_mtp.telemetry import Telemetry
 
-from .support import N_CTX, long_text, settings
+from .support import N_CTX, settings
 
 DEPTH = 5
 ONE = np.ones(1, dtype=np.int8)
-
-
-@pytest.fixture(scope="module")
-def text(demo: Model, demo_prompts: list[str]) -> list[int]:
-    return long_text(demo, demo_prompts)
 
 
 def contract(model: Model, tokens: Sequence[int]) -> tuple[list[int], list[float], list[float]]:

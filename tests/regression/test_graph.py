@@ -38,12 +38,6 @@ KV_ONLY_OPS = {
 NO_WORK = {"RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"}
 
 
-@pytest.fixture(params=["demo", "moe"])
-def model(request: pytest.FixtureRequest) -> Model:
-    found: Model = request.getfixturevalue(request.param)
-    return found
-
-
 def context(model: Model, target: Context | None = None, **options: object) -> Context:
     chosen = {**COMMON, "trace": True, **options}
     return Context(model, ContextOptions(**chosen), target)  # type: ignore[arg-type]

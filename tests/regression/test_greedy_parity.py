@@ -17,7 +17,6 @@ from .support import (
     Rounds,
     assert_same_tokens,
     greedy,
-    long_text,
     rounding,
     settings,
 )
@@ -27,22 +26,12 @@ Prompts = list[list[int]]
 
 
 @pytest.fixture(scope="module")
-def text(demo: Model, demo_prompts: list[str]) -> list[int]:
-    return long_text(demo, demo_prompts)
-
-
-@pytest.fixture(scope="module")
 def prompts(demo: Model, demo_prompts: list[str], text: list[int]) -> Prompts:
     """Real prompts of all classes, and one for each edge of a batch."""
     real = [demo.tokenize(prompt, parse_special=True) for prompt in demo_prompts]
     edges = [text[:n] for n in EDGES]
     assert len(real) + len(edges) >= 20
     return real + edges
-
-
-@pytest.fixture(scope="module")
-def gap(demo: Model, text: list[int]) -> float:
-    return rounding(demo, text[:97])
 
 
 @pytest.fixture(scope="module")

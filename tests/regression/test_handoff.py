@@ -24,22 +24,12 @@ from pyllama_mtp.errors import ContextClosedError, DecodeError, UsageError
 from pyllama_mtp.hidden import CARRY_SLOT, Hidden, HostRows, Ints, Tap, TapRows
 
 from .support import EDGES, N_BATCH, N_CTX, N_UBATCH, long_text, settings
+from .support import made_up as text
 
 RunPython = Callable[..., "CompletedProcess[str]"]
 N = 37
 Int8s = npt.NDArray[np.int8]
 ONE = np.ones(1, dtype=np.int8)
-
-
-@pytest.fixture(params=["demo", "moe"])
-def model(request: pytest.FixtureRequest) -> Model:
-    found: Model = request.getfixturevalue(request.param)
-    return found
-
-
-def text(model: Model, n: int, start: int = 0) -> Ints:
-    i = np.arange(start, start + n, dtype=np.int64)
-    return ((7 * i * i + 13 * i + 5) % model.n_vocab).astype(np.int32)
 
 
 def none(n: int) -> Int8s:

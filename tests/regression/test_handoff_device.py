@@ -17,23 +17,13 @@ from pyllama_mtp import Model, Session, Telemetry, native, rpc
 from pyllama_mtp.context import Context, ContextOptions
 
 from ..workers import Line, worker
-from .support import assert_same_tokens, greedy, long_text, rounding, settings
+from .support import assert_same_tokens, greedy, settings
 
 N_TOKENS = 32
 N_PROMPT = 120  # several batches of 48, the last one short
 #: For the count of bytes: large graphs, whose descriptions weigh little per token.
 N_LONG, N_LARGE = 1000, 500
 KEPT_OUT = {"checkpoints": 0}  # they copy recurrent states, which are not at stake here
-
-
-@pytest.fixture(scope="module")
-def text(demo: Model, demo_prompts: list[str]) -> list[int]:
-    return long_text(demo, demo_prompts)
-
-
-@pytest.fixture(scope="module")
-def gap(demo: Model, text: list[int]) -> float:
-    return rounding(demo, text[:97])
 
 
 @pytest.fixture(scope="module")

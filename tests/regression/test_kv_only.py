@@ -37,12 +37,6 @@ CACHES = [
 LENGTHS = (5, 19, 11)
 
 
-@pytest.fixture(params=["demo", "moe"])
-def model(request: pytest.FixtureRequest) -> Model:
-    found: Model = request.getfixturevalue(request.param)
-    return found
-
-
 def text(model: Model, n: int, start: int = 0) -> list[int]:
     return [(7 * i * i + 13 * i + 5) % model.n_vocab for i in range(start, start + n)]
 

@@ -16,20 +16,10 @@ from pyllama_mtp import Generation, Model, Session
 from pyllama_mtp.errors import PromptFileError, PyllamaMtpError, UsageError
 
 from . import kvstate
-from .support import N_UBATCH, assert_same_tokens, long_text, rounding, settings
+from .support import N_UBATCH, assert_same_tokens, settings
 
 N_TOKENS = 14
 EXACT = {"cache_type_k": "f32", "cache_type_v": "f32"}
-
-
-@pytest.fixture(scope="module")
-def text(demo: Model, demo_prompts: list[str]) -> list[int]:
-    return long_text(demo, demo_prompts)
-
-
-@pytest.fixture(scope="module")
-def gap(demo: Model, text: list[int]) -> float:
-    return rounding(demo, text[:97])
 
 
 def run(session: Session, prompt: Sequence[int], **options: object) -> Generation:

@@ -19,7 +19,7 @@ import pytest
 
 from pyllama_mtp import Model, Sampling, Session
 
-from .support import assert_same_tokens, last_logits, long_text, rounding, settings
+from .support import assert_same_tokens, last_logits, rounding, settings
 
 #: The chance of a red test although nothing is wrong, each time other seeds are drawn.
 FALSE_ALARM = 1e-4
@@ -27,11 +27,6 @@ FALSE_ALARM_SIGMAS = 3.719  # the same, as a normal quantile
 
 WARM = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 HOT = Sampling(temperature=1.2, top_k=0, top_p=1.0, min_p=0.0)
-
-
-@pytest.fixture(scope="module")
-def text(demo: Model, demo_prompts: list[str]) -> list[int]:
-    return long_text(demo, demo_prompts)
 
 
 def probabilities(logits: npt.NDArray[np.float32], sampling: Sampling) -> npt.NDArray[np.float64]:

@@ -12,19 +12,9 @@ import pytest
 
 from pyllama_mtp import Generation, Model, Session
 
-from .support import assert_same_tokens, greedy, long_text, rounding, settings
+from .support import assert_same_tokens, greedy, settings
 
 N_TOKENS = 14
-
-
-@pytest.fixture(scope="module")
-def text(demo: Model, demo_prompts: list[str]) -> list[int]:
-    return long_text(demo, demo_prompts)
-
-
-@pytest.fixture(scope="module")
-def gap(demo: Model, text: list[int]) -> float:
-    return rounding(demo, text[:97])
 
 
 @pytest.fixture(params=["snapshot", "replay", "plain"])

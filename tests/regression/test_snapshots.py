@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -12,19 +10,9 @@ from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.telemetry import Telemetry
 
-from .support import N_BATCH, N_CTX, N_UBATCH, long_text, settings
+from .support import N_BATCH, N_CTX, N_UBATCH, settings
 
 SNAPSHOTS = 3
-
-
-@pytest.fixture(scope="module")
-def text(demo: Model, demo_prompts: list[str]) -> list[int]:
-    return long_text(demo, demo_prompts)
-
-
-@pytest.fixture(params=["demo", "moe"])
-def model(request: pytest.FixtureRequest) -> Iterator[Model]:
-    yield request.getfixturevalue(request.param)
 
 
 def context(model: Model, n_rs_seq: int) -> Context:

@@ -24,6 +24,7 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.hidden import Floats, Ints
 
 from .support import EDGES, N_BATCH, N_CTX, N_UBATCH
+from .support import made_up as text
 
 COMMON = {
     "n_ctx": N_CTX,
@@ -55,17 +56,6 @@ def all_outputs(n: int) -> Int8s:
 
 
 MARKS = (no_outputs, one_output, some_outputs, all_outputs)
-
-
-@pytest.fixture(params=["demo", "moe"])
-def model(request: pytest.FixtureRequest) -> Model:
-    found: Model = request.getfixturevalue(request.param)
-    return found
-
-
-def text(model: Model, n: int, start: int = 0) -> Ints:
-    i = np.arange(start, start + n, dtype=np.int64)
-    return ((7 * i * i + 13 * i + 5) % model.n_vocab).astype(np.int32)
 
 
 def context(model: Model, target: Context | None = None, **options: object) -> Context:
