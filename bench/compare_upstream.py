@@ -162,7 +162,6 @@ def assemble(
 
     stamp, info = bench.stamp, bench.peers.info
     build = {**stamp, "peers": info, "system_info": parse_system_info(bench.system_info)}
-    build.pop("pyllama_stamp", None)
     return {
         **results.header(describe_machine(), build),
         "plan": bench.plan.to_dict(),

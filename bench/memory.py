@@ -193,9 +193,8 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
     rows = output_rows(dimensions(model), min(args.n_batch, args.n_ctx), args.depth, taps)
     names = ["depth", "n_ctx", "n_prompt", "n_decode", "n_batch", "n_ubatch", "threads"]
     names += ["cache_type_k", "cache_type_v", "repeat"]
-    build = {key: value for key, value in stamp.items() if key != "pyllama_stamp"}
     return {
-        **results.header(describe_machine(), build),
+        **results.header(describe_machine(), stamp),
         "plan": {
             "model": model.name,
             "miniature": MINIATURE,

@@ -268,7 +268,6 @@ def assemble(bench: Bench, samples: Samples, done: int, load_before: float) -> d
     args, loaded = bench.args, bench.loaded["patched"]
     build, upstream = {**loaded["stamp"]}, bench.loaded["upstream"]["stamp"]
     build["system_info"] = loaded["system_info"]
-    build.pop("pyllama_stamp", None)
     plan = bench.plan.driver_settings(0)
     del plan["n_ctx"]
     return {

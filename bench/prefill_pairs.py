@@ -136,7 +136,6 @@ def main(argv: list[str] | None = None) -> int:
     samples: dict[str, Rounds] = {str(size): [] for size in args.sizes}
     with Model(path) as model:
         stamp = native.load().stamp
-        build = {key: value for key, value in stamp.items() if key != "pyllama_stamp"}
         for number in range(args.rounds):
             for size in args.sizes:
                 samples[str(size)].append(one_round(model, args, size, number))
@@ -144,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
                 label = f"[{number + 1}/{args.rounds}] {size} tokens"
                 print(f"{label}: {latest['ratio']:.3f}", file=sys.stderr, flush=True)
             result = {
-                **results.header(describe_machine(), build),
+                **results.header(describe_machine(), stamp),
                 "plan": {
                     "model": path.name,
                     **{

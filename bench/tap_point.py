@@ -127,9 +127,8 @@ def main(argv: list[str] | None = None) -> int:
 
     counts, model = count(args)
     stamp = native.load().stamp
-    build = {key: value for key, value in stamp.items() if key != "pyllama_stamp"}
     result = {
-        **results.header(describe_machine(), build),
+        **results.header(describe_machine(), stamp),
         "model": model,
         "depth": args.depth,
         "max_tokens": args.max_tokens,

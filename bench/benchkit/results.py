@@ -40,7 +40,7 @@ def project_commit() -> str:
 
 
 def header(machine: dict[str, Any], build: dict[str, Any]) -> dict[str, Any]:
-    """What every result file begins with."""
+    """What every result file begins with; `build` is a library's stamp, and what else is known."""
     now = datetime.now(timezone.utc)
     return {
         "schema": 1,
@@ -48,7 +48,7 @@ def header(machine: dict[str, Any], build: dict[str, Any]) -> dict[str, Any]:
         "command": command_line(),
         "project_commit": project_commit(),
         "machine": machine,
-        "build": build,
+        "build": {key: value for key, value in build.items() if key != "pyllama_stamp"},
     }
 
 
