@@ -4,16 +4,19 @@
     python bench/prefill_pairs.py --model FILE.gguf --sizes 2048,8192 --rounds 6
 
 bench/prefill.py measures whole prompts in turn; where the speed of a machine drifts by several
-percent within a minute, that is too coarse. Here both sessions are open at once and process the
-same prompt in steps of --step tokens, turn and turn about; which goes first changes with every
-step, and which session is made first (and so gets which memory: 2 or 3 % by itself) with every
-round. A round's figure is the sum over its steps. Writes results/NAME.json and .md.
+percent within a minute, that is too coarse. Here three sessions are open at once, two without MTP
+and one with it, and process the same prompt in steps of --step tokens, turn and turn about; which
+goes first changes with every step, and which is made first with every round. A round's figure is
+the sum over its steps. The two sessions without MTP are alike in everything but the memory they
+got: their ratio is what the machine does by itself.
+Writes results/NAME.json and .md.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,7 +26,7 @@ from benchkit.model import model_file
 from benchkit.paths import ensure_driver
 from benchkit.plan import random_prompt
 
-CASES: dict[str, dict[str, Any]] = {"no MTP": {"draft_n_max": 0}, "K/V only": {}}
+BASE, CONTROL, MTP = CASES = ("no MTP", "no MTP again", "MTP")
 WARMUP = (512, 8)  # tokens of prompt, generated tokens
 Rounds = list[dict[str, dict[str, float]]]
 
@@ -37,8 +40,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--model", type=Path, metavar="FILE", help="GGUF with an MTP head (default: synthetic)")
     add("--sizes", default="2048,8192", metavar="N,N,...", help="default: %(default)s")
-    add("--rounds", type=int, default=6, metavar="N", help="an even number (default: %(default)s)")
-    add("--step", type=int, default=1024, metavar="N", help="default: %(default)s")
+    add("--rounds", type=int, default=6, metavar="N", help="a multiple of 3 (default: %(default)s)")
+    add("--step", type=int, default=512, metavar="N", help="default: %(default)s")
     add("--depth", type=int, default=3, metavar="K", help="drafts per round (default: %(default)s)")
     add("--threads", type=int, default=available_threads(), metavar="N")
     add("--name", default="prefill-pairs", help="of the result files")
@@ -49,9 +52,15 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--sizes: whole numbers, separated by commas")
     if min((*args.sizes, args.rounds, args.step, args.depth)) < 1:
         parser.error("sizes, rounds, step and depth must be at least 1")
-    if args.rounds % 2:
-        parser.error("--rounds must be even: each session is made first in every other round")
+    if args.rounds % len(CASES):
+        parser.error("--rounds must be a multiple of 3: each session is made first equally often")
     return args
+
+
+def turned(cases: Sequence[str], by: int) -> list[str]:
+    """The cases, begun with another one."""
+    by %= len(cases)
+    return [*cases[by:], *cases[:by]]
 
 
 def one_round(model: Any, args: argparse.Namespace, size: int, number: int) -> dict[str, Any]:
@@ -60,19 +69,20 @@ def one_round(model: Any, args: argparse.Namespace, size: int, number: int) -> d
 
     prompt = random_prompt(size + 1, model.n_vocab)
     prompt = [(token + number) % model.n_vocab for token in prompt]
-    order = list(CASES) if number % 2 == 0 else list(CASES)[::-1]
+    order = turned(CASES, number)
     sessions: dict[str, Session] = {}
     found = {case: {"prefill_s": 0.0, "prompt_sync_s": 0.0} for case in CASES}
     try:
         for case in order:
-            options = {"draft_n_max": args.depth, **CASES[case]}
-            settings = Settings(n_ctx=size + WARMUP[1] + 64, n_threads=args.threads, **options)
+            depth = args.depth if case == MTP else 0
+            n_ctx = size + WARMUP[1] + 64
+            settings = Settings(n_ctx=n_ctx, n_threads=args.threads, draft_n_max=depth)
             sessions[case] = Session(model, settings)
             warm = prompt[: min(WARMUP[0], size)]
             sessions[case].generate(warm, max_tokens=WARMUP[1], ignore_eos=True).run()
             sessions[case].reset()
         for end in [*range(args.step, size, args.step), size]:
-            order = order[::-1]
+            order = turned(order, 1)
             for case in order:
                 # process() leaves the last token: each step computes exactly its own tokens
                 telemetry = sessions[case].process(prompt[: end + 1])
@@ -86,14 +96,16 @@ def one_round(model: Any, args: argparse.Namespace, size: int, number: int) -> d
 
 def summarize(size: int, rounds: Rounds) -> dict[str, Any]:
     """Medians over the rounds of one size; ratios are taken within a round."""
-    base, ours = CASES
-    seconds = {case: [r[case]["prefill_s"] for r in rounds] for case in CASES}
-    ratios = [b / o for b, o in zip(seconds[base], seconds[ours], strict=True)]
-    shares = [r[ours]["prompt_sync_s"] / r[ours]["prefill_s"] for r in rounds]
+    base, control, mtp = ([r[case]["prefill_s"] for r in rounds] for case in CASES)
+    plain = [(b + c) / 2 for b, c in zip(base, control, strict=True)]
+    ratios = [p / m for p, m in zip(plain, mtp, strict=True)]
+    controls = [b / c for b, c in zip(base, control, strict=True)]
+    shares = [r[MTP]["prompt_sync_s"] / r[MTP]["prefill_s"] for r in rounds]
     return {
-        "tokens_per_s": {case: size / median(values) for case, values in seconds.items()},
+        "tokens_per_s": {BASE: size / median(plain), MTP: size / median(mtp)},
         "ratio": median(ratios),
         "ratios": ratios,
+        "controls": controls,
         "prompt_sync_share": median(shares),
     }
 
@@ -107,21 +119,25 @@ def markdown(result: dict[str, Any]) -> str:
         f"- Model: {plan['model']}; depth {plan['depth']}, steps of {plan['step']} tokens, "
         f"{plan['threads']} threads",
         "",
-        "| prompt | no MTP tok/s | MTP tok/s | ratio | per round | prompt sync |",
-        "|---|---|---|---|---|---|",
+        "| prompt | no MTP tok/s | MTP tok/s | ratio | per round | control | prompt sync |",
+        "|---|---|---|---|---|---|---|",
     ]
     for size, found in result["sizes"].items():
         speed = found["tokens_per_s"]
         per_round = ", ".join(f"{ratio:.3f}" for ratio in found["ratios"])
+        controls = found["controls"]
         lines.append(
-            f"| {int(size):,} | {speed['no MTP']:.1f} | {speed['K/V only']:.1f} | "
-            f"{found['ratio']:.3f} | {per_round} | {100 * found['prompt_sync_share']:.2f} % |"
+            f"| {int(size):,} | {speed[BASE]:.1f} | {speed[MTP]:.1f} | {found['ratio']:.3f} | "
+            f"{per_round} | {min(controls):.3f} to {max(controls):.3f} | "
+            f"{100 * found['prompt_sync_share']:.2f} % |"
         )
     lines += [
         "",
         "`ratio` is the median of the rounds' ratios (above 1: faster with MTP), `prompt sync` the",
-        "share of prefill in which the MTP block's cache is filled. Steps of both sessions take",
-        "turns; the session made first changes with every round.",
+        "share of prefill in which the MTP block's cache is filled. `control` is the same ratio",
+        "between two sessions without MTP: what the machine and the memory a session got make by",
+        'themselves. "no MTP" is the mean of both. Steps of the sessions take turns; the one made',
+        "first changes with every round.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -137,16 +137,16 @@ _QWEN36_35B_A3B = ModelShape(
 _QWEN36_MOE_SMALL = replace(
     _QWEN36_35B_A3B,
     name="qwen3.6-moe-small",
-    n_layer=12,
+    n_layer=24,
     n_embd=1024,
     n_head=8,
     ssm_k_heads=8,
     ssm_v_heads=16,
     n_expert=32,
-    n_expert_used=4,
+    n_expert_used=8,
     n_ff_exp=256,
     n_ff_shexp=256,
-    source="not published: qwen3.6-35b-a3b cut down to 1 GB in q8_0, for speed on small machines",
+    source="not published: qwen3.6-35b-a3b cut down to 1.4 GB in q8_0, for speed on small machines",
 )
 _TINY = ModelShape(
     name="tiny",

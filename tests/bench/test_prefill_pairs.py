@@ -9,18 +9,20 @@ import prefill_pairs
 import pytest
 
 
-def round_of(plain: float, mtp: float, sync: float) -> dict[str, dict[str, float]]:
+def round_of(plain: float, again: float, mtp: float, sync: float) -> dict[str, dict[str, float]]:
     return {
         "no MTP": {"prefill_s": plain, "prompt_sync_s": 0.0},
-        "K/V only": {"prefill_s": mtp, "prompt_sync_s": sync},
+        "no MTP again": {"prefill_s": again, "prompt_sync_s": 0.0},
+        "MTP": {"prefill_s": mtp, "prompt_sync_s": sync},
     }
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    rounds = [round_of(10, 10, 0.1), round_of(20, 25, 0.5), round_of(5, 4, 0.02)]
+    rounds = [round_of(8, 12, 10, 0.1), round_of(20, 20, 25, 0.5), round_of(6, 4, 4, 0.02)]
     found = prefill_pairs.summarize(1000, rounds)
     assert found["ratios"] == [1.0, 0.8, 1.25] and found["ratio"] == 1.0
-    assert found["tokens_per_s"] == {"no MTP": 100.0, "K/V only": 100.0}
+    assert found["controls"] == [8 / 12, 1.0, 1.5]
+    assert found["tokens_per_s"] == {"no MTP": 100.0, "MTP": 100.0}
     assert found["prompt_sync_share"] == 0.01
 
 
@@ -29,7 +31,7 @@ def test_every_step_and_every_round_begins_with_the_other(monkeypatch: pytest.Mo
 
     class FakeSession:
         def __init__(self, model: object, settings: Any) -> None:
-            self.name = "mtp" if settings.draft_n_max else "off"
+            self.name = f"{len(log)}:{settings.draft_n_max}"
             log.append((self.name, 0, settings.n_ctx))
 
         def generate(self, *_: object, **__: object) -> FakeSession:
@@ -46,12 +48,13 @@ def test_every_step_and_every_round_begins_with_the_other(monkeypatch: pytest.Mo
     model = SimpleNamespace(n_vocab=50)
     first = prefill_pairs.one_round(model, args, 25, 0)
     names, lengths = [name for name, _, _ in log], [n for _, n, _ in log]
-    assert names == ["off", "mtp", "mtp", "off", "off", "mtp", "mtp", "off"]
-    assert lengths == [0, 0, 11, 11, 21, 21, 26, 26], "each step, and the token that is left"
-    assert first["K/V only"] == {"prefill_s": 3.0, "prompt_sync_s": 0.75}
+    off, again, mtp = "0:0", "1:0", "2:3"
+    assert names == [off, again, mtp, again, mtp, off, mtp, off, again, off, again, mtp]
+    assert lengths == [0] * 3 + [11] * 3 + [21] * 3 + [26] * 3, "a step, and the token that is left"
+    assert first["MTP"] == {"prefill_s": 3.0, "prompt_sync_s": 0.75}
     log.clear()
-    prefill_pairs.one_round(model, args, 25, 1)
-    assert [name for name, _, _ in log][:3] == ["mtp", "off", "off"]
+    prefill_pairs.one_round(model, args, 25, 2)
+    assert [name for name, _, _ in log][:4] == ["0:3", "1:0", "2:0", "1:0"]
 
 
 @pytest.mark.parametrize(
