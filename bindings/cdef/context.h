@@ -57,3 +57,9 @@ size_t llama_state_seq_get_size_ext(struct llama_context * ctx, llama_seq_id seq
 struct llama_batch_ext;
 struct llama_batch_ext * llama_batch_ext_init(struct llama_context * ctx);
 void                     llama_batch_ext_free(struct llama_batch_ext * batch);
+
+struct llama_perf_context_data {
+    double t_start_ms; double t_load_ms; double t_p_eval_ms; double t_eval_ms;
+    int32_t n_p_eval; int32_t n_eval; int32_t n_reused;
+};
+struct llama_perf_context_data llama_perf_context(const struct llama_context * ctx);

@@ -25,3 +25,8 @@ int32_t llama_mtp_tap_write(struct llama_context * ctx, int32_t slot, const floa
 bool    llama_mtp_set_hidden_rows(struct llama_context * ctx, struct llama_context * ctx_src, const int32_t * rows, size_t n_rows);
 struct llama_mtp_tap_info { const char * device; bool leaves_device; uint64_t n_bytes_to_host; uint64_t n_bytes_from_host; };
 struct llama_mtp_tap_info llama_mtp_get_tap_info(const struct llama_context * ctx);
+void     llama_mtp_set_greedy      (struct llama_context * ctx, bool value);
+int32_t  llama_mtp_get_greedy_ith  (struct llama_context * ctx, int32_t i);
+uint64_t llama_mtp_get_output_bytes(const struct llama_context * ctx);
+bool     llama_mtp_set_draft_head  (struct llama_context * ctx, enum ggml_type type, const void * rows, size_t n_bytes, const int32_t * ids, int32_t n_rows);
+bool     llama_mtp_set_chain       (struct llama_context * ctx, int32_t n_steps);

@@ -17,6 +17,7 @@ struct pyllama_batch {
     int32_t n_embd;
     struct llama_context * hidden_ctx;
     const int32_t * hidden_row;
+    int32_t n_chain;
 };
 int32_t pyllama_decode(struct llama_context * ctx, struct llama_batch_ext * batch, const struct pyllama_batch * entries, char * message, size_t n_message);
 size_t pyllama_state_seq_get(struct llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, uint32_t flags, char * message, size_t n_message);

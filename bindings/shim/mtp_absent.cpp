@@ -18,3 +18,9 @@ int32_t llama_mtp_tap_write(llama_context *, int32_t, const float *) { return -1
 bool    llama_mtp_set_hidden_rows(llama_context *, llama_context *, const int32_t *, size_t) { return false; }
 
 llama_mtp_tap_info llama_mtp_get_tap_info(const llama_context *) { return { nullptr, false, 0, 0 }; }
+
+void        llama_mtp_set_greedy(llama_context *, bool) {}
+llama_token llama_mtp_get_greedy_ith(llama_context *, int32_t) { return LLAMA_TOKEN_NULL; }
+uint64_t    llama_mtp_get_output_bytes(const llama_context *) { return 0; }
+bool        llama_mtp_set_draft_head(llama_context *, ggml_type, const void *, size_t, const llama_token *, int32_t) { return false; }
+bool        llama_mtp_set_chain(llama_context *, int32_t) { return false; }

@@ -52,6 +52,7 @@ struct pyllama_batch {
     int32_t              n_embd;
     struct llama_context * hidden_ctx;   // instead of `hidden`: a context with a tap,
     const int32_t        * hidden_row;   // and which of its rows pairs with the token
+    int32_t                n_chain;      // steps of a chain of drafts, see llama_mtp_set_chain(); 0: no chain
 };
 
 // Fill `batch` and decode it. Returns a code of llama_decode(), or one of PYLLAMA_*.

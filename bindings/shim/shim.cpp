@@ -93,6 +93,10 @@ int32_t pyllama_decode(
             say(message, n_message, "the hidden rows were refused");
             return PYLLAMA_BATCH_REFUSED;
         }
+        if (entries->n_chain > 0 && !llama_mtp_set_chain(ctx, entries->n_chain)) {
+            say(message, n_message, "the chain was refused");
+            return PYLLAMA_BATCH_REFUSED;
+        }
         return llama_process(ctx, LLAMA_PROCESS_TYPE_DECODE, batch);
     }, [](int32_t code) { return code; });
 }
