@@ -58,6 +58,9 @@ class Batch:
         outputs: [n] int8, 1 where an output row (logits) is wanted.
         hidden: n rows, or [n, n_embd] float32, for a draft context only: the state that pairs with
             each token.
+        chain: draft in one graph: the entries are that many steps, one after the other, each the
+            same sequences again at the next position. Tokens and hidden rows of the first step
+            count. 0: no chain. Draft contexts that keep greedy tokens only.
     """
 
     tokens: Ints
@@ -65,6 +68,7 @@ class Batch:
     seqs: Ints
     outputs: npt.NDArray[np.int8]
     hidden: Hidden | Floats | None = None
+    chain: int = 0
 
     def __post_init__(self) -> None:
         for name in ("tokens", "positions", "seqs"):
@@ -117,6 +121,8 @@ class Batch:
                 f"{rows} output rows; this context was made for {options.n_outputs_max}"
             )
         self._check_hidden(context)
+        if self.chain:
+            self._check_chain(context)
 
     def _check_hidden(self, context: Context) -> None:
         hidden, shape = self.hidden, (len(self.tokens), context.model.n_embd)
@@ -126,6 +132,16 @@ class Batch:
             raise UsageError(f"hidden rows of shape {hidden.data.shape}, expected {shape}")
         if hidden is not None and len(hidden) != shape[0]:
             raise UsageError(f"{len(hidden)} hidden rows for {shape[0]} tokens")
+
+    def _check_chain(self, context: Context) -> None:
+        n = len(self.tokens)
+        if not (context.options.mtp_head and context.greedy):
+            raise UsageError("a chain belongs to a draft context that keeps greedy tokens only")
+        if self.chain < 0 or n % self.chain or not self.outputs.all() or n > context.n_ubatch:
+            raise UsageError(
+                f"{n} tokens in a chain of {self.chain} steps: a chain is whole steps, every entry "
+                f"an output, and at most n_ubatch = {context.n_ubatch} of them"
+            )
 
     def view(self, context: Context) -> tuple[Any, list[Any]]:
         """A ``struct pyllama_batch`` on these arrays, and what must stay alive beside it."""
@@ -138,6 +154,7 @@ class Batch:
 
         alive: list[Any] = [self]
         view.n_tokens, view.n_embd = len(self.tokens), context.model.n_embd
+        view.n_chain = self.chain
         view.token = pointer("int32_t[]", self.tokens)
         view.pos = pointer("int32_t[]", self.positions)
         view.seq_id = pointer("int32_t[]", self.seqs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,52 +12,23 @@ import numpy.typing as npt
 
 from . import native
 from .batch import Batch, decode_error
+from .contextoptions import ContextOptions
 from .errors import ContextClosedError, FatalDecodeError, InsufficientMemoryError, UsageError
 from .hidden import Floats, Hidden, HostRows, Ints, Tap
 from .owned import Owned
 from .trace import Node, Trace
 
 if TYPE_CHECKING:
+    from .draftvocab import HeadRows
     from .model import Model
 
 #: How often a long computation looks for Ctrl-C.
 POLL_PERIOD_US = 50_000
 SEQ = 0  # the one sequence of the driver
 
+NAN = "the model's logits are NaN: damaged weights, or a kernel bug"
 
-@dataclass(frozen=True)
-class ContextOptions:
-    """Parameters of one context, in llama.cpp's terms.
-
-    Attributes:
-        mtp_head: False: the trunk (target); True: the MTP block (draft).
-        need_embd_pre_norm: keep hidden rows in a tap, on the device: of every token, in a draft
-            context of output tokens. Needs the patched library.
-        hidden: where the tap reads: "post-norm" (after the final norm) or "pre-norm".
-        tap: hidden rows by upstream's way, through the host: "off"; "all" tokens; "outputs" only.
-        n_outputs_max: most output rows per decode call.
-        n_rs_seq: recurrent-state snapshots kept for rollback.
-        n_seq_max: sequences that may be in the caches at once.
-        full_block: a draft context runs its whole block for every token, as upstream does.
-        trace: record the graph nodes of every decode; see :meth:`Context.nodes`.
-    """
-
-    n_ctx: int
-    n_batch: int
-    n_ubatch: int
-    n_threads: int
-    type_k: str = "f16"
-    type_v: str = "f16"
-    flash_attn: str = "auto"
-    mtp_head: bool = False
-    need_embd_pre_norm: bool = False
-    hidden: str = "post-norm"
-    tap: str = "off"
-    n_outputs_max: int = 1
-    n_rs_seq: int = 0
-    n_seq_max: int = 1
-    full_block: bool = False
-    trace: bool = False
+__all__ = ["Context", "ContextOptions"]
 
 
 class Context(Owned):
@@ -67,6 +37,8 @@ class Context(Owned):
     Attributes:
         tap: its hidden-state tap, if `options.need_embd_pre_norm`.
         last_outputs: output marks of the last batch.
+        greedy: decodes leave the best token of every output row, and no logits.
+        draft_ids: [n] int32: tokens that a draft head is over; None: the whole vocabulary.
     """
 
     def __init__(
@@ -91,6 +63,8 @@ class Context(Owned):
         self.last_outputs = np.zeros(0, dtype=np.int8)
         self._rewind = 0  # positions that the recurrent state can go back
         self._snapshots = True
+        self.greedy = False
+        self.draft_ids: Ints | None = None
         self.hidden_bytes_sent = 0  # hidden rows that came with batches, from host memory
         self.hidden_bytes_read = 0  # hidden rows that upstream's tap put into host memory
         self.model, self.options = model, options
@@ -125,24 +99,11 @@ class Context(Owned):
     def _create(self, target: Context | None) -> Any:
         lib, options = self._lib, self.options
         p = lib.llama_context_default_params()
-        p.n_ctx, p.n_batch, p.n_ubatch = options.n_ctx, options.n_batch, options.n_ubatch
-        p.n_seq_max, p.n_rs_seq = options.n_seq_max, options.n_rs_seq
-        p.n_outputs_max = max(options.n_outputs_max, options.n_seq_max)  # llama.cpp asserts it
-        p.n_outputs_max_per_seq = options.n_outputs_max
-        p.n_threads = p.n_threads_batch = options.n_threads
-        p.type_k = getattr(lib, f"GGML_TYPE_{options.type_k.upper()}")
-        p.type_v = getattr(lib, f"GGML_TYPE_{options.type_v.upper()}")
-        p.flash_attn_type = {
-            "auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
-            "on": lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
-            "off": lib.LLAMA_FLASH_ATTN_TYPE_DISABLED,
-        }[options.flash_attn]
+        options.fill(lib, p)
         p.abort_callback = lib.pyllama_abort_poll
         p.abort_callback_data = self._interrupt
         if self._trace:
             p.cb_eval, p.cb_eval_user_data = self._trace.callback, self._trace.data
-        if options.mtp_head:
-            p.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
         if target is not None:
             p.ctx_other = target.handle
         message = self._ffi.new("char[512]")
@@ -254,6 +215,19 @@ class Context(Owned):
         kept = self._snapshots and self.options.n_seq_max == 1
         self._rewind = min(len(batch.tokens) - 1, self.n_rs_seq) if kept else 0
 
+    def draft_chain(self, token: int, start: int, hidden: Hidden, n: int) -> list[int]:
+        """`n` greedy drafts for the tokens after `token`, which is at position `start` and pairs
+        with the one row of `hidden`: the block runs n times in one graph."""
+        rows = hidden
+        for _ in range(n - 1):
+            rows = rows.after(hidden)
+        tokens = np.full(n, token, dtype=np.int32)
+        positions = np.arange(start, start + n, dtype=np.int32)
+        seqs, ones = np.full(n, SEQ, dtype=np.int32), np.ones(n, dtype=np.int8)
+        self.set_greedy(True)
+        self.decode_batch(Batch(tokens, positions, seqs, ones, rows, chain=n))
+        return [self.argmax(row) for row in range(n)]
+
     def synchronize(self) -> None:
         """Wait until the last decode has finished (a GPU works asynchronously)."""
         self._lib.llama_synchronize(self.handle)
@@ -261,25 +235,41 @@ class Context(Owned):
     # -- results of the last decode ------------------------------------------------------------
 
     def logits(self, row: int) -> Floats:
-        """Logits of batch entry `row`: [n_vocab] float32, a view that the next decode overwrites.
+        """Logits of batch entry `row`: a view that the next decode overwrites.
+
+        Returns:
+            [n_vocab] float32, or [len(draft_ids)] with a draft head.
 
         Raises:
-            UsageError: no output row was asked for there.
+            UsageError: no output row was asked for there, or greedy tokens only.
         """
-        if not (0 <= row < len(self.last_outputs) and self.last_outputs[row]):
-            raise UsageError(f"entry {row} of the last batch was not marked as an output row")
+        self._check_output(row)
+        if self.greedy:
+            raise UsageError("this context keeps greedy tokens only; see set_greedy()")
         pointer = self._lib.llama_get_logits_ith(self.handle, row)
-        return self._view(pointer, self.model.n_vocab)
+        n = self.model.n_vocab if self.draft_ids is None else len(self.draft_ids)
+        return self._view(pointer, n)
 
     def argmax(self, row: int) -> int:
         """Token with the largest logit of batch entry `row`; the first one of equals.
 
         Raises:
-            FatalDecodeError: the row holds a NaN.
+            UsageError: no output row was asked for there.
+            FatalDecodeError: the row holds a NaN (on a GPU, greedy tokens do not tell).
         """
+        if self.greedy:
+            self._check_output(row)
+            token = int(self._lib.llama_mtp_get_greedy_ith(self.handle, row))
+            if token < 0:
+                raise FatalDecodeError(NAN)
+            return token
         best = int(self.logits(row).argmax())  # numpy: the first NaN, if there is one
         self._refuse_nan(self.logits(row)[best])
-        return best
+        return best if self.draft_ids is None else int(self.draft_ids[best])
+
+    def _check_output(self, row: int) -> None:
+        if not (0 <= row < len(self.last_outputs) and self.last_outputs[row]):
+            raise UsageError(f"entry {row} of the last batch was not marked as an output row")
 
     def check_finite(self, row: int) -> None:
         """Raises FatalDecodeError when the logits of batch entry `row` hold a NaN."""
@@ -288,7 +278,47 @@ class Context(Owned):
     @staticmethod
     def _refuse_nan(largest: np.float32) -> None:
         if np.isnan(largest):
-            raise FatalDecodeError("the model's logits are NaN: damaged weights, or a kernel bug")
+            raise FatalDecodeError(NAN)
+
+    def set_greedy(self, on: bool) -> None:
+        """Whether the next decodes leave the best token of each output row in place of its logits;
+        ignored by upstream's library, whose rows are searched on the host."""
+        if self.library.has_tap:
+            self.greedy = on
+            self._lib.llama_mtp_set_greedy(self.handle, on)
+
+    def set_draft_head(self, rows: HeadRows, ids: Ints) -> None:
+        """Give a draft context an LM head over a part of the vocabulary.
+
+        Args:
+            rows: [n] rows of the model's LM head, as they are in its file.
+            ids: [n] int32: their tokens, ascending.
+
+        Raises:
+            UsageError: the library, or the model, has no use for one, or memory is short.
+        """
+        ids = np.ascontiguousarray(ids, dtype=np.int32)
+        data = np.ascontiguousarray(rows.data)
+        pointers = (self._ffi.from_buffer(data), self._ffi.from_buffer("int32_t[]", ids))
+        native.take_recent_errors()
+        if not self._lib.llama_mtp_set_draft_head(
+            self.handle, rows.type, pointers[0], data.nbytes, pointers[1], len(ids)
+        ):
+            said = native.take_recent_errors()
+            raise UsageError(
+                f"there is no draft head here: {said or 'it needs the patched library'}"
+            )
+        self.draft_ids = ids
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of logits and greedy tokens that decodes have copied out so far."""
+        return int(self._lib.llama_mtp_get_output_bytes(self.handle))
+
+    @property
+    def graphs_reused(self) -> int:
+        """How often a decode found its graph built already."""
+        return int(self._lib.llama_perf_context(self.handle).n_reused)
 
     def set_tap(self, on: bool) -> None:
         """Whether the next decodes leave hidden rows, if `options` ask for any."""

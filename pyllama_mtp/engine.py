@@ -61,6 +61,7 @@ class Engine:
         self.drafting = settings.draft_n_max > 0
         self.turn = 0
         self.intact = True
+        self._outputs_before = 0
         self.checkpoints = Checkpoints(settings.checkpoints if model.is_recurrent else 0)
         depth = settings.draft_n_max
         if depth and not model.has_mtp:
@@ -111,6 +112,8 @@ class Engine:
             ("prompt_sync", s.prompt_sync, ("auto", "full")),
             ("hidden", s.hidden, ("post-norm",)),
             ("handoff", s.handoff, ("auto", "host")),
+            ("drafting", s.drafting, ("auto", "stepwise")),
+            ("draft_vocab", s.draft_vocab, ("auto", "full")),
         ):
             if value not in default:
                 raise UsageError(
@@ -122,19 +125,28 @@ class Engine:
         n_ubatch = options.n_ubatch
         if not self.model.on_gpu:
             n_ubatch = min(n_ubatch, DRAFT_UBATCH_CPU)
-        options = replace(options, mtp_head=True, n_outputs_max=1, n_rs_seq=0)
-        options = replace(options, n_batch=n_ubatch, n_ubatch=n_ubatch)
+        s, has_tap = self.settings, options.need_embd_pre_norm
+        chained = has_tap and s.drafting != "stepwise" and s.p_min == 0
         options = replace(
             options,
-            tap="off" if options.need_embd_pre_norm else "outputs",
+            mtp_head=True,
+            n_rs_seq=0,
+            n_batch=n_ubatch,
+            n_ubatch=n_ubatch,
+            n_outputs_max=s.draft_n_max if chained else 1,
+            need_embd_pre_norm=has_tap and not chained,
+            tap="off" if has_tap else "outputs",
             full_block=self.prompt_sync == "full",
         )
         context = Context(self.model, options, target=self.target)
+        head = self.model.draft_head(s.draft_vocab) if has_tap else None
+        if head:
+            context.set_draft_head(head.rows, head.ids)
         if self.on_device and traffic(self.target, context).leaves_device:
             log.warning(
                 "the MTP block is not on the device that computes its input: hidden rows are copied"
             )
-        return Drafter(context, self.target if self.on_device else None)
+        return Drafter(context, self.target if self.on_device else None, chained)
 
     def _n_outputs(self, n_batch: int) -> int:
         return n_batch if self.settings.prompt_rows == "all" else self.settings.draft_n_max + 1
@@ -207,6 +219,7 @@ class Engine:
         self.target.set_snapshots(False)  # nobody goes back within a prompt token by token
         if self.drafting and self.drafter:
             self._traffic = traffic(self.target, self.drafter.context)
+        self._outputs_before = self._output_bytes()
         start = self._reuse(prompt)
         telemetry.n_prompt, telemetry.n_cached = len(prompt), start
         cuts = self._cuts(start, len(prompt))
@@ -248,10 +261,10 @@ class Engine:
         """Hidden rows of the first `n` tokens of the target's last batch."""
         return self.target.hidden(self.on_device).part(0, n)
 
-    def _sync(self, tokens: Ints, start: int, hidden: Hidden) -> None:
-        """Bring the draft cache in step with what the target has decoded."""
+    def _sync(self, tokens: Ints, start: int, hidden: Hidden, n_keep: int | None = None) -> None:
+        """Bring the draft cache in step with what the target has decoded and keeps."""
         assert self.drafter
-        self.drafter.sync(tokens, start, hidden)
+        self.drafter.sync(tokens, start, hidden, n_keep)
 
     def _checkpoint(self, n_past: int, n_batch: int) -> None:
         """The target has just decoded `n_batch` tokens, up to `n_past`."""
@@ -293,8 +306,14 @@ class Engine:
         if self.drafter:
             self.drafter.context.synchronize()
 
-    def count_hidden(self, telemetry: Telemetry) -> None:
-        """Say how hidden states have got to the MTP block since the prefill began."""
+    def _output_bytes(self) -> int:
+        contexts = [self.target, *([self.drafter.context] if self.drafter else [])]
+        return sum(context.output_bytes for context in contexts)
+
+    def count_traffic(self, telemetry: Telemetry) -> None:
+        """Say what was copied since the prefill began, and how the MTP block got hidden states."""
+        if not self.target.closed:
+            telemetry.output_bytes = self._output_bytes() - self._outputs_before
         if self.drafting and self.drafter and not self.target.closed:
             now = traffic(self.target, self.drafter.context)
             telemetry.prompt_sync = self.prompt_sync
@@ -330,7 +349,10 @@ class Engine:
         with telemetry.timed("sync"):
             start, n_keep = len(self.cached), n_accepted + 1
             if self.drafting:
-                self._sync(self._batch[:n_keep], start, self._hidden(n_keep))
+                # K and V of rejected tokens cost less than a graph of another shape.
+                chained = self.drafter is not None and self.drafter.chained
+                n_sync = len(self._batch) if chained else n_keep
+                self._sync(self._batch[:n_sync], start, self._hidden(n_sync), n_keep)
             if len(self._batch) > 1:
                 self.rollback.after(self._batch, start, n_keep)
             self.cached += self._batch[:n_keep].tolist()

@@ -57,6 +57,18 @@ class PromptFileError(PyllamaMtpError):
         self.path = os.fspath(path)
 
 
+class DraftVocabError(PyllamaMtpError):
+    """A file of a draft vocabulary that cannot be used: unreadable, damaged, of another model.
+
+    Attributes:
+        path: the file as the caller named it.
+    """
+
+    def __init__(self, message: str, path: str | os.PathLike[str]) -> None:
+        super().__init__(message)
+        self.path = os.fspath(path)
+
+
 class LibraryError(PyllamaMtpError):
     """The native library is missing, has another stamp, or needs CPU features that are absent."""
 

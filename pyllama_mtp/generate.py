@@ -27,6 +27,7 @@ def generate(
 ) -> Iterator[int]:
     """Yield the tokens that the target chooses after `prompt`, the end token included."""
     began = time.perf_counter()
+    engine.target.set_greedy(sampler.plain_greedy)
     row = engine.prefill(prompt, telemetry, limits.draft)
     synthetic, turn = _synthetic(engine), engine.turn
     token = sampler.sample(engine.target, row)

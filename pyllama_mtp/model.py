@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import chat, native, rpc
+from .draftvocab import DraftHead, draft_head
 from .errors import ContextClosedError, InsufficientMemoryError, ModelFileError, UsageError
 from .models.ggufinfo import GGUFInfo, validate_model_file
 from .models.memory import available_memory
@@ -93,6 +94,20 @@ class Model(Owned):
         self.eos = int(self._lib.llama_vocab_eos(self._vocab))
         self.name = self.info.name or self.path.stem
         self.architecture = self.info.architecture
+        self._draft_head: tuple[str | int, DraftHead | None] | None = None
+
+    def draft_head(self, spec: str | int) -> DraftHead | None:
+        """The head for drafting over a part of the vocabulary; None: over all of it.
+
+        Args:
+            spec: see `draft_vocab` of :class:`Settings`. The last one is kept for the next session.
+
+        Raises:
+            UsageError, DraftVocabError, ModelFileError: see :func:`pyllama_mtp.draftvocab.choose`.
+        """
+        if not self._draft_head or self._draft_head[0] != spec:
+            self._draft_head = (spec, draft_head(self.info, spec))
+        return self._draft_head[1]
 
     def _check_memory(self) -> None:
         if not self.on_gpu and self.info.weight_bytes > available_memory():

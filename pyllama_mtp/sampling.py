@@ -51,6 +51,11 @@ class Sampler:
             lib.llama_sampler_accept(chain, token)
         return chain
 
+    @property
+    def plain_greedy(self) -> bool:
+        """True when it takes the best token of a row, and needs no logits."""
+        return self._chain is None
+
     def sample(self, context: Context, row: int) -> int:
         """Draw from batch entry `row` of the last decode, and remember it; rows come in order."""
         if self._chain is None:

@@ -117,7 +117,7 @@ class Generation:
                 yield rest
         finally:
             self.finish_reason = reason
-            self._engine.count_hidden(self.telemetry)
+            self._engine.count_traffic(self.telemetry)
             sampler.close()
 
 
@@ -218,7 +218,7 @@ class Session(Owned):
             self._engine.prefill(tokens[:-1], telemetry, draft)
             self._engine.synchronize()
             telemetry.prefill_s = time.perf_counter() - began
-            self._engine.count_hidden(telemetry)
+            self._engine.count_traffic(telemetry)
         return telemetry
 
     def save(self, path: str | os.PathLike[str]) -> None:

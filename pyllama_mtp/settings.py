@@ -16,10 +16,13 @@ PROMPT_SYNC = ("auto", "kv", "full")
 HIDDEN = ("post-norm", "pre-norm")
 HANDOFF = ("auto", "device", "host")
 ROLLBACK = ("auto", "snapshot", "replay")
+DRAFTING = ("auto", "chain", "stepwise")
 #: Most checkpoints: the tap has that many rows to keep beside the carry row.
 CHECKPOINT_LIMIT = 30
 MOST_TOKENS = 2**31 - 1
 MOST_THREADS = 512  # GGML_MAX_N_THREADS
+#: A draft vocabulary of fewer tokens saves nothing more and rejects nearly every draft.
+DRAFT_VOCAB_LEAST = 256
 #: Most drafts per round. Beyond it the chance that a further draft is reached is negligible.
 DRAFT_LIMIT = 64
 
@@ -51,6 +54,12 @@ class Settings:
             cache needs flash attention.
         flash_attn: "auto", "on" or "off".
         draft_n_max: most drafts per round; 0 turns MTP off.
+        drafting: "chain": the drafts of a round come from one graph; "stepwise": from one graph
+            each; "auto": chain if the library can and `p_min` is 0. The same drafts either way.
+        draft_vocab: tokens that can be drafted: a number (the best of a ranking made from the
+            tokenizer), a file made with ``pyllama-mtp draft-vocab``, or "full"; "auto": 32,768 if
+            that is less than half of the vocabulary and the library can. Fewer make drafting
+            cheaper and are never wrong: the model verifies over its whole vocabulary.
         p_min: drafting stops at a draft less probable than this, in [0, 1]. The probability is the
             one among the head's ten best candidates, as in upstream's draft-mtp.
         prompt_rows: "last": the LM head runs on the last prompt row only. "all": on every row,
@@ -77,6 +86,8 @@ class Settings:
     cache_type_v: str = "f16"
     flash_attn: str = "auto"
     draft_n_max: int = 3
+    drafting: str = "auto"
+    draft_vocab: str | int = "auto"
     p_min: float = 0.0
     prompt_rows: str = "last"
     prompt_sync: str = "auto"
@@ -102,6 +113,7 @@ class Settings:
         _choice("hidden", self.hidden, HIDDEN)
         _choice("handoff", self.handoff, HANDOFF)
         _choice("rollback", self.rollback, ROLLBACK)
+        _choice("drafting", self.drafting, DRAFTING)
         _require(
             0 <= self.checkpoints <= CHECKPOINT_LIMIT,
             "checkpoints",
@@ -121,6 +133,18 @@ class Settings:
                 f"a {self.cache_type_v} V cache needs flash attention: "
                 "use flash_attn 'auto' or 'on', or cache_type_v 'f16'"
             )
+        if self.drafting == "chain" and self.p_min > 0:
+            raise UsageError(
+                "p_min needs probabilities, which a chain does not give; use drafting 'stepwise'"
+            )
+        vocab = self.draft_vocab
+        number = vocab if isinstance(vocab, int) else DRAFT_VOCAB_LEAST
+        _require(
+            vocab != "" and not isinstance(vocab, bool) and number >= DRAFT_VOCAB_LEAST,
+            "draft_vocab",
+            vocab,
+            f"'auto', 'full', a number of tokens from {DRAFT_VOCAB_LEAST}, or a file",
+        )
         self._check_synthetic()
 
     def _check_synthetic(self) -> None:

@@ -40,6 +40,8 @@ class Telemetry:
         prompt_sync: what the MTP block computed to fill its cache: "kv", "full", "" without MTP.
         handoff: how it got the target's hidden states: "device", "host", "" without MTP.
         hidden_bytes: bytes of them copied from an accelerator to the host, and sent from the host.
+        output_bytes: bytes of logits and of greedy tokens that decodes have copied to the host,
+            drafts and the prompt's last row included; upstream's library does not count them: 0.
         synthetic_acceptance: the imposed rates, or None.
         pairs: every verified draft with what the target chose, when asked for.
     """
@@ -58,6 +60,7 @@ class Telemetry:
     prompt_sync: str = ""
     handoff: str = ""
     hidden_bytes: dict[str, int] = field(default_factory=lambda: {"to_host": 0, "from_host": 0})
+    output_bytes: int = 0
     synthetic_acceptance: tuple[float, ...] | None = None
     pairs: list[Pair] | None = None
 

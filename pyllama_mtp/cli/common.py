@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyllama_mtp.errors import NoMtpHeadError
 from pyllama_mtp.settings import (
     CACHE_TYPES,
+    DRAFTING,
     FLASH_ATTENTION,
     HANDOFF,
     HIDDEN,
@@ -131,7 +132,8 @@ def add_settings_options(parser: argparse.ArgumentParser, *, compare: bool = Fal
     """Every switch of `Settings` but the draft depth, which each command names its own way.
 
     Args:
-        compare: --rows, --sync and --hidden take several values each, to be compared.
+        compare: --rows, --sync, --hidden, --drafting and --draft-vocab take several values each, to
+            be compared.
     """
     group = parser.add_argument_group("context and speed")
     group.add_argument(
@@ -197,10 +199,10 @@ def _add_prompt_switches(parser: argparse.ArgumentParser, compare: bool) -> None
     about = "the defaults are the fast ones; the others are for before-and-after measurements"
     if compare:
         about += (
-            ". --rows, --sync and --hidden take several values (full,kv): every depth above 0 is "
-            "then measured with each combination"
+            ". They take several values (full,kv), except --handoff: every depth above 0 is then "
+            "measured with each combination"
         )
-    group = parser.add_argument_group("what a prompt costs with MTP", about)
+    group = parser.add_argument_group("what MTP costs", about)
 
     def add(option: str, name: str, choices: tuple[str, ...], default: str, text: str) -> None:
         if compare and option != "--handoff":
@@ -229,6 +231,19 @@ def _add_prompt_switches(parser: argparse.ArgumentParser, compare: bool) -> None
         *("--handoff", "handoff", HANDOFF, "auto"),
         "how it gets there: it stays on the device, or goes to the host and back, as in upstream; "
         "'auto' is 'device' if the library can",
+    )
+    add(
+        *("--drafting", "drafting", DRAFTING, "auto"),
+        "the drafts of a round come from one graph, or from one graph each; 'auto' is 'chain' if "
+        "the library can and --p-min is 0",
+    )
+    group.add_argument(
+        "--draft-vocab",
+        type=comma_list(str) if compare else str,
+        default=Settings.draft_vocab,
+        metavar="N|FILE|full" + (",..." if compare else ""),
+        help="tokens that can be drafted: the N best by the tokenizer, or those of a file made by "
+        "'pyllama-mtp draft-vocab'; 'auto' is 32768 if that is less than half of them all",
     )
 
 
@@ -280,7 +295,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 def settings_from(args: argparse.Namespace, draft_n_max: int, **switches: str) -> Settings:
     """The `Settings` of the options; `switches` replace those of the same name."""
-    names = ("prompt_rows", "prompt_sync", "hidden", "handoff")
+    names = ("prompt_rows", "prompt_sync", "hidden", "handoff", "drafting", "draft_vocab")
     return Settings(
         n_ctx=args.n_ctx,
         n_batch=args.n_batch,

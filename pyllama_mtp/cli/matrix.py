@@ -26,7 +26,7 @@ Every sample is a fresh session: a short warm-up, then one prompt (prefill) and
 The depths take turns, so that a machine growing slower slows all alike; figures
 are medians over the repeats. Each repeat has a text of its own, the same for
 all depths. Times are in seconds, speeds in tokens per second. Depth 0 is
-measured once per size, with the defaults of --rows, --sync and --hidden; what
+measured once per size, with the defaults of --rows, --sync and the like; what
 they vary has a column of its own.
 
 The table goes to stdout, progress to stderr, and every finished cell as one
@@ -167,8 +167,8 @@ def make_plan(args: argparse.Namespace) -> Plan:
     switches = {name: getattr(args, name) for name in SWITCHES}
     if not any(depths) and switches != {name: (value,) for name, value in SWITCHES.items()}:
         raise UsageError(
-            "--rows, --sync and --hidden need a depth above 0; no MTP is measured with their "
-            "defaults only"
+            "--rows, --sync, --hidden, --drafting and --draft-vocab need a depth above 0; no MTP "
+            "is measured with their defaults only"
         )
     return Plan(args.prompt_sizes, depths, args.max_tokens, args.repeat, **switches)
 

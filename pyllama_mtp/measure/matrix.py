@@ -35,7 +35,10 @@ _CONTEXT_STEP = 256  # llama.cpp pads contexts to this many tokens
 OpenSession = Callable[["Settings"], "Session"]
 
 #: The fields of `Settings` that a plan may vary, with their defaults.
-SWITCHES = {name: str(getattr(Settings, name)) for name in ("prompt_rows", "prompt_sync", "hidden")}
+SWITCHES = {
+    name: str(getattr(Settings, name))
+    for name in ("prompt_rows", "prompt_sync", "hidden", "drafting", "draft_vocab")
+}
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,16 @@ class Variant:
     prompt_rows: str = SWITCHES["prompt_rows"]
     prompt_sync: str = SWITCHES["prompt_sync"]
     hidden: str = SWITCHES["hidden"]
+    drafting: str = SWITCHES["drafting"]
+    draft_vocab: str = SWITCHES["draft_vocab"]
 
 
 @dataclass(frozen=True)
 class Plan:
     """What to measure: prompt sizes and generated tokens in tokens, depths in drafts per round.
 
-    `prompt_rows`, `prompt_sync` and `hidden` are values of those fields of `Settings`; each depth
-    above 0 is measured with every combination of them, depth 0 once, with the defaults.
+    `prompt_rows` and what follows are values of those fields of `Settings`; each depth above 0 is
+    measured with every combination of them, depth 0 once, with the defaults.
     """
 
     sizes: tuple[int, ...]
@@ -63,6 +68,8 @@ class Plan:
     prompt_rows: tuple[str, ...] = (SWITCHES["prompt_rows"],)
     prompt_sync: tuple[str, ...] = (SWITCHES["prompt_sync"],)
     hidden: tuple[str, ...] = (SWITCHES["hidden"],)
+    drafting: tuple[str, ...] = (SWITCHES["drafting"],)
+    draft_vocab: tuple[str, ...] = (SWITCHES["draft_vocab"],)
 
     def __post_init__(self) -> None:
         """Refuse plans that measure nothing, or the same cell twice."""
@@ -76,11 +83,15 @@ class Plan:
             if not getattr(self, name):
                 raise UsageError(f"no {name} given")
             _check_distinct(name, getattr(self, name))
-        if len(self.prompt_sync) > 1 and "auto" in self.prompt_sync:
-            raise UsageError(
-                f"prompt_sync {', '.join(self.prompt_sync)} name one value twice: auto is kv or "
-                "full; leave it out"
-            )
+        for name, words, meaning in (
+            ("prompt_sync", self.prompt_sync, "kv or full"),
+            ("drafting", self.drafting, "chain or stepwise"),
+        ):
+            if len(words) > 1 and "auto" in words:
+                raise UsageError(
+                    f"{name} {', '.join(words)} name one value twice: auto is {meaning}; "
+                    "leave it out"
+                )
         if self.max_tokens < 1 or self.repeat < 1:
             raise UsageError(
                 f"max_tokens ({self.max_tokens}) and repeat ({self.repeat}) must be 1 or more"
@@ -105,7 +116,8 @@ class Plan:
         if not variant.depth:
             return "no MTP"
         varied = [name for name in SWITCHES if len(getattr(self, name)) > 1]
-        names = ["" if short else name.removeprefix("prompt_") + " " for name in varied]
+        said = [name.removeprefix("prompt_").replace("_", " ") for name in varied]
+        names = ["" if short else name + " " for name in said]
         words = [name + getattr(variant, of) for name, of in zip(names, varied, strict=True)]
         return ", ".join([f"depth {variant.depth}", *words])
 

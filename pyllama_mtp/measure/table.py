@@ -46,7 +46,13 @@ class Column:
 
 
 #: What has a column only if it varies: heading, and its name in the settings of a cell.
-_SWITCHES = (("rows", "prompt_rows"), ("sync", "prompt_sync"), ("hidden", "hidden"))
+_SWITCHES = (
+    ("rows", "prompt_rows"),
+    ("sync", "prompt_sync"),
+    ("hidden", "hidden"),
+    ("drafting", "drafting"),
+    ("draft vocab", "draft_vocab"),
+)
 _SIZE = Column("prompt\ntokens", lambda cell, _: str(cell.n_prompt), measured=False)
 _MODE = Column("mode", lambda cell, _: mode_label(cell), words=True, measured=False)
 _SYNC = Column("sync\n%", lambda cell, _: _percent(cell.prompt_sync_share), spare=3)
@@ -84,7 +90,7 @@ def _switch_column(heading: str, name: str) -> Column:
     def text(cell: Cell, _: Cell | None) -> str:
         return switch_value(cell, name).removesuffix("-norm")
 
-    heading = {"hidden": "hidden\nnorm"}.get(heading, heading)
+    heading = {"hidden": "hidden\nnorm", "draft vocab": "draft\nvocab"}.get(heading, heading)
     return Column(heading, text, words=True, measured=False)
 
 
@@ -99,9 +105,12 @@ def switch_value(cell: Cell, name: str) -> str:
 def switch_values(cells: Iterable[Cell], name: str) -> list[str]:
     """The different values of a switch among the cells with MTP, in their order.
 
-    "auto" is not one beside others: a cell without samples does not know what it comes down to.
+    "auto" is not one beside others: a cell without samples does not know what it comes down to
+    (of the draft vocabulary it is one).
     """
     values = list(dict.fromkeys(switch_value(cell, name) for cell in cells if cell.n_max))
+    if name == "draft_vocab":
+        return values
     return [value for value in values if value != "auto"] or values
 
 
@@ -138,7 +147,7 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
     alike = [
         f"{heading} {values[0]}"
         for heading, values in settled
-        if len(values) == 1 and values != [_NONE]
+        if len(values) == 1 and values[0] not in (_NONE, "auto")
     ]
     if alike:
         notes.append(f"all with MTP: {', '.join(alike)}")
@@ -293,5 +302,8 @@ def telemetry_lines(telemetry: Telemetry) -> list[str]:
             f"MTP prompt sync {telemetry.prompt_sync}, hidden states by {telemetry.handoff}: "
             f"{moved['to_host']:,} bytes to the host, {moved['from_host']:,} from it"
         )
+    if telemetry.output_bytes and telemetry.rounds:
+        per_round = telemetry.output_bytes / telemetry.rounds
+        lines.append(f"outputs    {per_round:,.0f} bytes of logits and tokens copied per round")
     spent = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in telemetry.time_s.items())
     return [*lines, f"time       {spent}"] if spent else lines

@@ -37,9 +37,17 @@ class Drafter:
             states. Anything above is left over from drafting and is removed before the next write.
     """
 
-    def __init__(self, context: Context, target: Context | None = None) -> None:
-        """`target`: the context whose tap gives the hidden rows; None when they come as arrays."""
+    def __init__(
+        self, context: Context, target: Context | None = None, chained: bool = False
+    ) -> None:
+        """Start with empty caches.
+
+        Args:
+            target: the context whose tap gives the hidden rows; None when they come as arrays.
+            chained: draft in one graph; see llama_mtp_set_chain() in llama-mtp.h.
+        """
         self.context = context
+        self.chained = chained
         self.n_past = 0
         zeros = HostRows(np.zeros((1, context.model.n_embd), dtype=np.float32))
         self._zero: Hidden = target.tap.zero() if target and target.tap else zeros
@@ -66,12 +74,14 @@ class Drafter:
         self.n_past = n_past
         self.carry = carry.keep(CARRY_SLOT)
 
-    def sync(self, tokens: Ints, start: int, hidden: Hidden) -> None:
+    def sync(self, tokens: Ints, start: int, hidden: Hidden, n_keep: int | None = None) -> None:
         """Write the positions that the target has just decoded and that are not in step yet.
 
         Args:
             tokens: [n] ids that the target decoded at positions start .. start+n-1.
             hidden: n rows: row i is the target's h_{start+i}.
+            n_keep: the text goes on after this many of them; the others were rejected. They are
+                written all the same, so that every round has a graph of one shape.
 
         Raises:
             UsageError: a gap: `start` lies above `n_past`, or the row for `n_past` is not known.
@@ -90,6 +100,9 @@ class Drafter:
             outputs = np.zeros(end - begin, dtype=np.int8)
             paired = self._paired(hidden, begin, end)
             self.context.decode(tokens[begin:end], start + begin, outputs, paired)
+        if n_keep is not None and n_keep < n:
+            n = n_keep
+            self.context.remove(start + n)
         self.n_past = start + n
         self.carry = hidden.part(n - 1, n).keep(CARRY_SLOT)
 
@@ -113,22 +126,27 @@ class Drafter:
         """
         if self.carry is None:
             raise UsageError("the hidden state of the last position is not known; sync first")
-        first = position = self.n_past
+        carry, self.carry = self.carry, None
+        start, self.n_past = self.n_past, self.n_past + 1
+        self.context.remove(start)
+        # The entry at `start` pairs `token` with the target's own row: it is in step at once.
+        # Those after it come from the block's own states, and are written again by a sync.
+        if self.chained and p_min == 0:
+            return self.context.draft_chain(token, start, carry, n_max)
+        return self._draft_stepwise(token, start, carry, n_max, p_min)
+
+    def _draft_stepwise(
+        self, token: int, start: int, hidden: Hidden, n_max: int, p_min: float
+    ) -> list[int]:
+        self.context.set_greedy(p_min == 0)
         drafts: list[int] = []
-        hidden: Hidden = self.carry
         ones = np.ones(1, dtype=np.int8)
-        self.context.remove(first)
-        while len(drafts) < n_max:
-            batch = np.array([token], dtype=np.int32)
-            self.context.decode(batch, position, ones, hidden)
-            if position == first:
-                # This entry pairs `token` with the target's own row: it is already in step.
-                self.n_past, self.carry = first + 1, None
+        for position in range(start, start + n_max):
+            self.context.decode(np.array([token], dtype=np.int32), position, ones, hidden)
             token = self.context.argmax(0)
             if p_min > 0 and top_probability(self.context.logits(0)) < p_min:
                 break
             drafts.append(token)
             # From here on the block is fed its own state, after its head norm.
             hidden = self.context.hidden(on_device=isinstance(self._zero, TapRows))
-            position += 1
         return drafts

@@ -99,7 +99,10 @@ MATRIX = [
     (["--hidden", "pre-norm,pre-norm"], "name one value twice"),
     (["--handoff", "host,device"], "--handoff: invalid choice"),
     (["--checkpoints", "31"], "checkpoints is 31"),
-    (["--depths", "0", "--rows", "all,last"], "--rows, --sync and --hidden need a depth above 0"),
+    (
+        ["--depths", "0", "--rows", "all,last"],
+        "--rows, --sync, --hidden, --drafting and --draft-vocab need a depth above 0",
+    ),
 ]
 
 

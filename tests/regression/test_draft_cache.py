@@ -12,6 +12,7 @@ entry. The tolerance is ten times that. A row from a wrong hidden state is off b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -28,7 +29,8 @@ from .support import EDGES, N_CTX, settings
 #: Largest difference, as a share of the largest entry: exact caches, and quantized ones (a rounding
 #: difference may move a value by one step of 1/127, and the trunk's cache is quantized as well).
 TOLERANCE = {"f32": 0.003, "f16": 0.005, "q8_0": 0.03}
-Sync = Callable[[Drafter, Ints, int, Hidden], None]
+Keep: TypeAlias = "int | None"
+Sync = Callable[[Drafter, Ints, int, Hidden, Keep], None]
 
 
 def position_by_position(
@@ -164,9 +166,9 @@ def test_after_going_back_within_the_snapshots(demo: Model, text: list[int], cut
 def empty_at_prefill(real: Sync) -> Sync:
     """The head's cache is left empty at prefill."""
 
-    def sync(self: Drafter, tokens: Ints, start: int, hidden: Hidden) -> None:
+    def sync(self: Drafter, tokens: Ints, start: int, hidden: Hidden, keep: Keep = None) -> None:
         if len(tokens) < 8:  # a verified round
-            return real(self, tokens, start, hidden)
+            return real(self, tokens, start, hidden, keep)
         self.n_past = start + len(tokens)
         self.carry = hidden.part(len(hidden) - 1, len(hidden)).keep(CARRY_SLOT)
         return None
@@ -177,8 +179,9 @@ def empty_at_prefill(real: Sync) -> Sync:
 def shifted_by_one(real: Sync) -> Sync:
     """Each token is paired with the hidden state one position further back."""
 
-    def sync(self: Drafter, tokens: Ints, start: int, hidden: Hidden) -> None:
-        real(self, tokens, start, hidden.part(0, len(hidden) - 1).after(hidden.part(0, 1)))
+    def sync(self: Drafter, tokens: Ints, start: int, hidden: Hidden, keep: Keep = None) -> None:
+        shifted = hidden.part(0, len(hidden) - 1).after(hidden.part(0, 1))
+        real(self, tokens, start, shifted, keep)
 
     return sync
 
@@ -186,9 +189,9 @@ def shifted_by_one(real: Sync) -> Sync:
 def dropped_chunk(real: Sync) -> Sync:
     """The second batch of the prompt is not synced."""
 
-    def sync(self: Drafter, tokens: Ints, start: int, hidden: Hidden) -> None:
+    def sync(self: Drafter, tokens: Ints, start: int, hidden: Hidden, keep: Keep = None) -> None:
         if start == 0 or len(tokens) < 8:
-            return real(self, tokens, start, hidden)
+            return real(self, tokens, start, hidden, keep)
         self.n_past = start + len(tokens)
         self.carry = hidden.part(len(hidden) - 1, len(hidden)).keep(CARRY_SLOT)
         return None

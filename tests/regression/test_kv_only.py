@@ -279,7 +279,8 @@ def test_every_switch_gives_what_upstream_gives(
     file: Path = request.getfixturevalue(name)
 
     def case(depth: int, sync: str, handoff: str, rows: str) -> tuple[int, dict[str, str]]:
-        return depth, {"prompt_sync": sync, "handoff": handoff, "prompt_rows": rows}
+        switches = {"prompt_sync": sync, "handoff": handoff, "prompt_rows": rows}
+        return depth, {**switches, "drafting": "stepwise"}
 
     shapes = list(itertools.product((1, 3), ("last", "all")))
     wanted = outcomes(

@@ -30,6 +30,10 @@ BAD_SETTINGS = [
     ("prompt_sync", "none", "one of auto, kv, full"),
     ("hidden", "norm", "one of post-norm, pre-norm"),
     ("handoff", "gpu", "one of auto, device, host"),
+    ("drafting", "tree", "one of auto, chain, stepwise"),
+    ("draft_vocab", "", "'auto', 'full', a number of tokens from 256, or a file"),
+    ("draft_vocab", 255, "a number of tokens from 256"),
+    ("draft_vocab", True, "a number of tokens from 256"),
     ("checkpoints", -1, "from 0 (none) to 30"),
     ("checkpoints", 31, "from 0 (none) to 30"),
     ("p_min", 1.1, "0 to 1"),
@@ -72,6 +76,11 @@ def test_bad_sampling(name: str, value: object, allowed: str) -> None:
         Sampling(**{name: value})  # type: ignore[arg-type]
     message = str(caught.value)
     assert name in message and repr(value) in message and allowed in message
+
+
+def test_a_chain_has_no_probabilities() -> None:
+    with pytest.raises(UsageError, match=r"p_min.*chain.*stepwise"):
+        Settings(drafting="chain", p_min=0.5)
 
 
 def test_every_field_has_a_bad_value_here() -> None:

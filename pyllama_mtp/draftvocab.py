@@ -1,0 +1,424 @@
+"""Which tokens the MTP head may draft: a part of the vocabulary, because its LM head is what costs.
+
+A draft takes one pass through a single block and then one row product per token of the vocabulary,
+248,320 of them in Qwen3.5. Text uses few of them often: with 32,768 rows most drafts are the same,
+at an eighth of the cost. The model verifies over the whole vocabulary, so the text does not change;
+a token outside the part is never drafted, which costs acceptance only.
+
+The idea is FR-Spec's (frequency-ranked speculative sampling, arXiv:2502.14856). The part is the
+best of a ranking: the default one, from the tokenizer alone, or one measured on the user's text.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import DiskFullError, DraftVocabError, ModelFileError, UsageError
+from .models.ggufheader import TENSOR_TYPES, ArraySummary, Value, _Parser
+from .models.ggufinfo import GGUFInfo, read_gguf
+from .models.vocab import CONTROL, UNUSED, byte_alphabet
+from .settings import DRAFT_VOCAB_LEAST
+
+log = logging.getLogger("pyllama_mtp")
+
+#: Tokens that can be drafted where the user gives no number.
+DEFAULT_SIZE = 32768
+FORMAT, VERSION = "pyllama-mtp draft vocabulary", 1
+USER_DEFINED = 4  # token type, as CONTROL in models/vocab.py
+_MAX_BYTES_PER_TOKEN = 48  # an id and a count of 64 bits, each on an indented line of its own
+
+_TOKENS, _TYPES, _MERGES = (f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "merges"))
+
+Ids = npt.NDArray[np.int32]
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Tokenizer:
+    """What a ranking needs of a byte-level BPE tokenizer.
+
+    Attributes:
+        tokens: [n_vocab] texts as in the file, that is in the byte alphabet of GPT-2, by id.
+        types: [n_vocab] int32, llama.cpp's token types.
+        merges: "left right", in the order in which they were learned.
+    """
+
+    tokens: list[bytes]
+    types: npt.NDArray[np.int32]
+    merges: list[bytes]
+
+    @property
+    def n_vocab(self) -> int:
+        """Number of tokens."""
+        return len(self.tokens)
+
+    @property
+    def fingerprint(self) -> str:
+        """Number of tokens and SHA-256 of them, "2048:ab12...": models that share it share ids."""
+        lengths = np.array([len(text) for text in self.tokens], dtype="<u4")
+        digest = hashlib.sha256(lengths.tobytes() + b"".join(self.tokens)).hexdigest()
+        return f"{self.n_vocab}:{digest}"
+
+    @property
+    def special(self) -> Ids:
+        """Control and user-defined tokens by id: end of turn, thinking, tool calls and the like."""
+        return np.flatnonzero(np.isin(self.types, (CONTROL, USER_DEFINED))).astype(np.int32)
+
+
+class _TokenizerParser(_Parser):
+    """Keeps the arrays that a header reader only walks over."""
+
+    def __init__(self, file: BinaryIO, path: str) -> None:
+        super().__init__(file, path)
+        self.texts: dict[str, list[bytes]] = {_TOKENS: [], _MERGES: []}
+        self.types: npt.NDArray[np.int32] = np.empty(0, np.int32)
+
+    def string_array(self, key: str, n: int) -> ArraySummary:
+        if key not in self.texts:
+            return super().string_array(key, n)
+        what = f"element of {key!r}"
+        self.texts[key] = [self.raw_string(what) for _ in range(n)]
+        return ArraySummary(8, n)
+
+    def value(self, key: str, kind: int) -> Value:
+        start = self.pos
+        value = super().value(key, kind)
+        if key == _TYPES:
+            # Numbers of 32 bits after element type and length; llama.cpp does not look either.
+            raw = self.buffer[start + 12 : self.pos]
+            self.types = np.frombuffer(raw[: len(raw) // 4 * 4], dtype="<i4").astype(np.int32)
+        return value
+
+
+def read_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """Read the tokenizer of a model file; takes 0.3 s for 248,320 tokens.
+
+    Raises:
+        ModelFileError: as :func:`pyllama_mtp.models.ggufheader.read_header`; also no tokens, no
+            merges, or not one type for each token.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            parser = _TokenizerParser(file, os.fspath(path))
+            parser.parse()
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror or error}", path) from error
+    found = Tokenizer(parser.texts[_TOKENS], parser.types, parser.texts[_MERGES])
+    if not found.tokens or not found.merges or len(found.types) != found.n_vocab:
+        raise parser.fail(
+            f"{found.n_vocab} tokens, {len(found.types)} token types and {len(found.merges)} "
+            "merges: a draft vocabulary cannot be chosen from that; use 'full'"
+        )
+    return found
+
+
+def default_ranking(tokenizer: Tokenizer) -> Ids:
+    """All ids, from the most to the least useful draft: [n_vocab] int32.
+
+    First what a model must be able to draft whatever it writes: the special tokens, then the 256
+    single bytes. The rest by the rank of the merge that makes the token, which stands in for its
+    frequency: byte pair encoding learns its merges greedily, at each step the pair that is then the
+    most frequent of the training text (Sennrich et al., arXiv:1508.07909), so that a token's count
+    when it is made falls with its rank. Tokens that later merges use up rank higher than they
+    should, which wastes some rows. What the proxy cannot know is how the user's text differs from
+    the tokenizer's training text; a measured ranking does. Last come tokens that no merge makes,
+    and then unused ones.
+    """
+    index = {text: token for token, text in enumerate(tokenizer.tokens)}
+    made = np.array(
+        [index.get(merge.replace(b" ", b"", 1), -1) for merge in tokenizer.merges], dtype=np.int64
+    )
+    ids, rank = np.unique(made, return_index=True)  # the first of several merges that make a token
+    order = np.full(tokenizer.n_vocab, len(made), dtype=np.int64)
+    order[ids[ids >= 0]] = rank[ids >= 0]
+    single = (index.get(letter.encode()) for letter in byte_alphabet())
+    order[[token for token in single if token is not None]] = -1
+    order[tokenizer.types == UNUSED] = len(made) + 1
+    order[tokenizer.special] = -2
+    return np.argsort(order, kind="stable").astype(np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Tokens from the most to the least useful draft.
+
+    Attributes:
+        ids: [n] int32, unique.
+        counts: [n] int64, how often each was seen.
+    """
+
+    ids: Ids
+    counts: Counts
+
+
+def measure_ranking(token_ids: Iterable[Sequence[int]], default: Ids) -> Ranking:
+    """Rank by how often tokens occur; equal counts, zero included, in the order of `default`.
+
+    Args:
+        token_ids: token ids of the user's text in pieces of any length; none is kept.
+        default: [n_vocab], :func:`default_ranking` of the same tokenizer.
+
+    Raises:
+        UsageError: an id that is not in the vocabulary, or no ids at all.
+    """
+    counts = np.zeros(len(default), dtype=np.int64)
+    for piece in token_ids:
+        ids = np.asarray(piece, dtype=np.int64)
+        if ids.size and not 0 <= ids.min() <= ids.max() < len(default):
+            bad = f"token ids from {ids.min()} to {ids.max()}"
+            raise UsageError(f"{bad}; the vocabulary is 0 to {len(default) - 1}")
+        counts += np.bincount(ids, minlength=len(default))
+    if not counts.any():
+        raise UsageError("there are no tokens to rank by: the text is empty")
+    ranked = default[np.argsort(-counts[default], kind="stable")]
+    return Ranking(ranked, counts[ranked])
+
+
+def best(ranking: Ids, size: int, tokenizer: Tokenizer) -> Ids:
+    """The `size` best tokens of a ranking, all special tokens among them, best first: int32.
+
+    The special tokens go first: a text to measure on does not show them, and without the end of
+    turn among its drafts every answer would end with a rejected one.
+    """
+    special = tokenizer.special
+    return np.concatenate([special, ranking[~np.isin(ranking, special)]])[:size]
+
+
+@dataclass(frozen=True, eq=False)
+class DraftVocab:
+    """The tokens that can be drafted.
+
+    Attributes:
+        ids: [n] int32, read-only, ascending and unique: row i of the small LM head is token ids[i].
+        n_vocab: size of the whole vocabulary.
+        fingerprint: of the tokenizer that the ids belong to, see :attr:`Tokenizer.fingerprint`.
+    """
+
+    ids: Ids
+    n_vocab: int
+    fingerprint: str
+
+    def __post_init__(self) -> None:
+        """Native code writes where the ids say, so no other can exist. Raises UsageError."""
+        ids = self.ids
+        if ids.ndim != 1 or ids.dtype != np.int32 or not ids.size or not (np.diff(ids) > 0).all():
+            raise UsageError("ids of a draft vocabulary are int32, ascending and unique")
+        if ids[0] < 0 or ids[-1] >= self.n_vocab:
+            raise UsageError(f"ids {ids[0]} to {ids[-1]}, allowed: 0 to {self.n_vocab - 1}")
+        ids.flags.writeable = False
+
+    def __len__(self) -> int:
+        """Number of tokens that can be drafted."""
+        return len(self.ids)
+
+
+def choose(
+    model_path: str | os.PathLike[str], spec: str | int | os.PathLike[str]
+) -> DraftVocab | None:
+    """The draft vocabulary that a user asks for; None is the whole vocabulary.
+
+    Args:
+        model_path: the model file, for its tokenizer.
+        spec: "full"; a number of tokens, the best of the default ranking; or a file with a ranking
+            (``pyllama-mtp draft-vocab``), whose DEFAULT_SIZE best are taken, or all if it holds
+            fewer. A file that is named "full" or like a number needs its folder: ./full
+
+    Raises:
+        UsageError: a number too small to be of use.
+        DraftVocabError: a file that cannot be used; see :func:`load`.
+        ModelFileError: the model's tokenizer cannot be read or is of no use here.
+    """
+    if spec == "full":
+        return None
+    tokenizer = read_tokenizer(model_path)
+    least = max(DRAFT_VOCAB_LEAST, len(tokenizer.special))
+    need = f"at least {least} are needed (special tokens: {len(tokenizer.special)})"
+    if re.fullmatch(r"-?\d{1,18}", str(spec)):
+        if int(str(spec)) < least:
+            raise UsageError(f"a draft vocabulary of {spec}: {need}; give more, or 'full'")
+        ids = best(default_ranking(tokenizer), int(str(spec)), tokenizer)
+    else:
+        path = str(spec)
+        ids = best(load(path, tokenizer).ids, DEFAULT_SIZE, tokenizer)
+        if len(ids) < least:
+            raise DraftVocabError(f"{path}: it has {len(ids)} tokens, {need}; make it anew", path)
+    if len(ids) >= tokenizer.n_vocab:
+        return None
+    return DraftVocab(np.sort(ids), tokenizer.n_vocab, tokenizer.fingerprint)
+
+
+def save(path: str | os.PathLike[str], ranking: Ranking, tokenizer: Tokenizer, source: str) -> None:
+    """Write a ranking as JSON, or replace one: as a whole or not at all.
+
+    Its keys are format, version, tokenizer (the fingerprint), source (in words, what the ranking
+    was made from), ids (best first) and counts (one per id).
+
+    Raises:
+        UsageError: `path` is no regular file, or its folder cannot be written.
+        DiskFullError: no space, a quota or a size limit.
+    """
+    record = {
+        "format": FORMAT,
+        "version": VERSION,
+        "tokenizer": tokenizer.fingerprint,
+        "source": source,
+        "ids": ranking.ids.tolist(),
+        "counts": ranking.counts.tolist(),
+    }
+    try:
+        target = Path(os.path.realpath(path))  # a link stays one
+        if target.exists() and not target.is_file():
+            raise UsageError(f"cannot write {path}: it exists and is no regular file")
+        part = target.with_name(f".{secrets.token_hex(8)}.part")
+        try:
+            with part.open("xb") as file:
+                file.write(json.dumps(record).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        message = f"cannot write {path}: {error.strerror or error}; choose another file or folder"
+        raise (DiskFullError if full else UsageError)(message) from error
+
+
+def load(path: str | os.PathLike[str], tokenizer: Tokenizer) -> Ranking:
+    """Read a ranking that was made for a tokenizer; memory is bounded by the tokenizer's size.
+
+    Raises:
+        DraftVocabError: no such file, unreadable, too large, damaged, of an unknown version, or
+            made for another tokenizer.
+    """
+    limit = (1 << 16) + _MAX_BYTES_PER_TOKEN * tokenizer.n_vocab
+    try:
+        if not stat.S_ISREG(Path(path).stat().st_mode):  # opening a pipe would wait for ever
+            raise OSError("it is not a file")
+        with Path(path).open("rb") as file:
+            text = file.read(limit + 1)
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        reason = getattr(error, "strerror", None) or error
+        what = "'full', a number of tokens, or a file made with 'pyllama-mtp draft-vocab'"
+        raise DraftVocabError(f"cannot read {path}: {reason}; give {what}", path) from error
+    if len(text) > limit:
+        raise DraftVocabError(f"{path} has more than {limit} bytes, which no ranking has", path)
+    try:
+        return _checked(json.loads(text), tokenizer)
+    except (RecursionError, ValueError) as error:
+        reason = error if isinstance(error, _Flaw) else "it is not JSON"
+        raise DraftVocabError(f"{path}: {reason}; make it anew", path) from None
+
+
+class _Flaw(ValueError):
+    """What is wrong with a file's contents."""
+
+
+def _checked(record: Any, tokenizer: Tokenizer) -> Ranking:
+    """The ranking in a parsed file. Raises _Flaw for anything that :func:`save` cannot write."""
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise _Flaw("it is no draft vocabulary")
+    if type(record.get("version")) is not int or record["version"] != VERSION:
+        raise _Flaw(f"format version {record.get('version')!r:.80} is not known; known: {VERSION}")
+    if record.get("tokenizer") != tokenizer.fingerprint:
+        raise _Flaw(
+            f"it was made for the tokenizer {record.get('tokenizer')!r:.80}, this model has "
+            f"{tokenizer.fingerprint!r}"
+        )
+    for key in ("ids", "counts"):
+        if not isinstance(record.get(key), list) or {*map(type, record[key])} - {int}:
+            raise _Flaw(f"{key} is no list of whole numbers")
+    ids, counts = record["ids"], record["counts"]
+    if not ids or len(ids) != len(counts):
+        raise _Flaw(f"it has {len(ids)} ids and {len(counts)} counts")
+    if min(ids) < 0 or max(ids) >= tokenizer.n_vocab or len(set(ids)) < len(ids):
+        raise _Flaw(f"an id appears twice or is not in 0 to {tokenizer.n_vocab - 1}")
+    if min(counts) < 0 or max(counts) >= 1 << 63:
+        raise _Flaw("a count is negative or has more than 63 bits")
+    return Ranking(np.array(ids, dtype=np.int32), np.array(counts, dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class HeadRows:
+    """Rows of tensor `name`: `data` [n, bytes per row] uint8, of a type numbered as in ggml.h."""
+
+    type: int
+    data: npt.NDArray[np.uint8]
+    name: str
+
+
+def head_rows(model: str | os.PathLike[str] | GGUFInfo, ids: Ids) -> HeadRows:
+    """Copy the rows of the LM head that the MTP head drafts with, whatever their type.
+
+    A row is a whole number of blocks in every type, so quantized rows are copied, not quantized
+    again. The head is the MTP block's own if the file has one, else the model's, else the token
+    embedding (as in `graph_mtp` of upstream's src/models/qwen35.cpp).
+
+    Args:
+        model: a model file, or its description, which saves reading it again.
+        ids: [n] rows, in the order wanted.
+
+    Raises:
+        ModelFileError: the file cannot be read, has no head, or not these rows of it.
+    """
+    info = model if isinstance(model, GGUFInfo) else read_gguf(model)
+    tensors = {tensor.name: tensor for tensor in info.tensors}
+    own = f"blk.{info.n_layer}.nextn.shared_head_head.weight"
+    found = [tensors[n] for n in (own, "output.weight", "token_embd.weight") if n in tensors]
+    if not found:
+        raise ModelFileError(f"{info.path}: the file has no LM head", info.path)
+    head = found[0]
+    number = next(n for n, (name, _, _) in TENSOR_TYPES.items() if name == head.type)
+    _, block, block_bytes = TENSOR_TYPES[number]
+    row_bytes = head.shape[0] // block * block_bytes
+    shape = (head.nbytes // row_bytes, row_bytes)
+    if ids.size and not 0 <= ids.min() <= ids.max() < shape[0]:
+        message = f"{head.name} has {shape[0]} rows, wanted are {ids.min()} to {ids.max()}"
+        raise ModelFileError(f"{info.path}: {message}", info.path)
+    try:
+        rows = np.memmap(info.path, np.uint8, "r", offset=head.offset, shape=shape)
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"cannot read {info.path}: {error}", info.path) from error
+    return HeadRows(number, np.asarray(rows)[ids], head.name)
+
+
+@dataclass(frozen=True, eq=False)
+class DraftHead:
+    """An LM head over a part of the vocabulary: rows[i] belongs to token ids[i], ascending."""
+
+    ids: Ids
+    rows: HeadRows
+
+
+def draft_head(info: GGUFInfo, spec: str | int | os.PathLike[str]) -> DraftHead | None:
+    """The draft head that a user asks for; None: the model's own.
+
+    Args:
+        spec: as for :func:`choose`; or "auto": DEFAULT_SIZE tokens if that is less than half of the
+            vocabulary and the tokenizer can be ranked.
+    """
+    if spec == "auto":
+        if info.n_vocab <= 2 * DEFAULT_SIZE:
+            return None
+        try:
+            vocab = choose(info.path, DEFAULT_SIZE)
+        except ModelFileError as error:
+            log.info("drafting over the whole vocabulary: %s", error)
+            return None
+    else:
+        vocab = choose(info.path, spec)
+    return DraftHead(vocab.ids, head_rows(info, vocab.ids)) if vocab else None

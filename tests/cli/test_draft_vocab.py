@@ -1,0 +1,169 @@
+"""``draft-vocab``: coverage, the file it writes, what it refuses; with the demo model."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import Model
+from pyllama_mtp.cli import draft_vocab
+from pyllama_mtp.draftvocab import best, default_ranking, load, read_tokenizer
+
+Cli = Callable[..., SimpleNamespace]
+
+TEXT = (
+    "def total(values):\n    return sum(values)\n\n\n"
+    "The total of an empty list is 0. Größe, naïve, 日本語.\r\nNo end of line"
+)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT * 20, encoding="utf-8", newline="")
+    return path
+
+
+def expected_counts(model: Model, *texts: str) -> Counter[int]:
+    return Counter(t for text in texts for t in model.tokenize(text, add_special=False))
+
+
+def test_without_a_text_the_default_ranking_is_shown(cli: Cli, tmp_path: Path) -> None:
+    result = cli("draft-vocab")
+    assert result.code == 0 and result.err == ""
+    assert result.out.startswith("2048 tokens, 5 of them special")
+    rows = dict(re.findall(r"^ *(special|first words|from \d+)  (.*)$", result.out, re.M))
+    assert [*rows] == ["special", "first words", "from 256", "from 512", "from 1024"]
+    assert "'<|im_end|>'" in rows["special"]
+    assert rows["from 512"].startswith("'_t'  'ang'  'ir'")
+    assert "' t'" in rows["first words"] and "Ġ" not in result.out
+
+
+def test_the_ranking_holds_the_counts_of_the_text(
+    cli: Cli, demo: Model, demo_file: Path, text: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("values values values")
+    output = tmp_path / "ranking.json"
+    result = cli("draft-vocab", "--text", str(text), str(other), "-o", str(output))
+    assert result.code == 0, result.err
+    assert f"{output}: 2048 tokens, best first" in result.out
+    tokenizer = read_tokenizer(demo_file)
+    ranking = load(output, tokenizer)
+    counts = expected_counts(demo, TEXT * 20, other.read_text())
+    assert {i: n for i, n in zip(ranking.ids, ranking.counts, strict=True) if n} == counts
+    assert [*ranking.counts] == sorted(ranking.counts, reverse=True)
+    unseen = ranking.ids[ranking.counts == 0].tolist()
+    assert unseen == [t for t in default_ranking(tokenizer) if t not in counts]
+    assert f'"source": "{counts.total()} tokens of 2 text files"' in output.read_text()
+
+
+def test_coverage_is_the_share_of_the_text(cli: Cli, demo: Model, demo_file: Path) -> None:
+    """Of a text with more different tokens than the smallest part has, special ones included."""
+    text = demo_file.with_name("prompts.jsonl")
+    out = cli("draft-vocab", "--model", str(demo_file), "--text", str(text)).out
+    tokenizer, counts = read_tokenizer(demo_file), expected_counts(demo, text.read_text())
+    default = default_ranking(tokenizer)
+    measured = np.array(sorted(default, key=lambda token: -counts[token]), dtype=np.int32)
+    assert len(counts) > 256
+    assert f"{counts.total()} tokens in the text, {len(counts)} different ones" in out
+    rows = re.findall(r"^ *(\d+) +([\d.]+)% +([\d.]+)%$", out, re.M)
+    assert [int(size) for size, *_ in rows] == [256, 512, 1024]
+    for size, *shares in rows:
+        for share, ranking in zip(shares, (default, measured), strict=True):
+            covered = sum(counts[token] for token in best(ranking, int(size), tokenizer))
+            assert share == f"{100 * covered / counts.total():.2f}"
+    assert float(rows[0][1]) < float(rows[0][2]) < 100
+    assert "expect less for other text" in out
+
+
+def test_sizes_of_a_large_vocabulary() -> None:
+    assert draft_vocab._sizes(248_320) == (8192, 16384, 32768, 65536)
+    assert draft_vocab._sizes(32_768) == (8192, 16384)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 100_000])
+def test_pieces_of_a_text_end_with_a_line(
+    text: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(draft_vocab, "_CHUNK", chunk)
+    pieces = [*draft_vocab._chunks(str(text))]
+    assert "".join(pieces) == TEXT * 20
+    assert max(map(len, pieces)) <= 2 * chunk, "bounded, also where a line is long"
+    if chunk == 64:
+        assert all(piece.endswith("\n") for piece in pieces[:-1]) and len(pieces) > 10
+
+
+def test_pieces_do_not_change_the_counts_much(
+    cli: Cli,
+    demo: Model,
+    demo_file: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draft_vocab, "_CHUNK", 64)
+    output = tmp_path / "ranking.json"
+    assert cli("draft-vocab", "--text", str(text), "-o", str(output)).code == 0
+    ranking = load(output, read_tokenizer(demo_file))
+    counts = Counter(dict(zip(ranking.ids.tolist(), ranking.counts.tolist(), strict=True)))
+    whole = expected_counts(demo, TEXT * 20)
+    assert ((counts - whole) + (whole - counts)).total() < whole.total() / 20
+
+
+def test_bad_input_is_refused_before_the_work(
+    cli: Cli, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_vocab, "_tokens", None)
+    existing = tmp_path / "existing.json"
+    existing.write_text("kept")
+    cases = {
+        ("-o", "new.json"): "--output needs --text",
+        ("--text", str(tmp_path / "absent")): "no such text file",
+        ("--text", str(text), "-o", str(existing)): "exists; choose another name or overwrite it",
+        ("--text", str(text), "-o", str(tmp_path / "no" / "r.json")): "does not exist; create it",
+        ("--text", str(text), "-o", str(text), "--force"): "is one of the texts",
+        ("--text", str(text), "--model", str(text)): "not a GGUF",
+        ("--text",): "expected at least one argument",
+    }
+    for words, message in cases.items():
+        result = cli("draft-vocab", *words)
+        assert (result.code, result.out) == (2, ""), words
+        assert message in result.err and "Traceback" not in result.err
+    assert existing.read_text() == "kept" and text.read_text(encoding="utf-8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["existing.json", "text.txt"]
+
+
+def test_texts_that_cannot_be_counted(cli: Cli, tmp_path: Path) -> None:
+    binary, empty, output = (tmp_path / name for name in ("binary", "empty", "r.json"))
+    binary.write_bytes(b"text\xff\xfe")
+    empty.write_bytes(b"")
+    cases = {binary: "is not UTF-8 text", empty: "the text is empty", tmp_path: "Is a directory"}
+    for path, message in cases.items():
+        result = cli("draft-vocab", "--text", str(path), "-o", str(output))
+        assert result.code == 2 and message in result.err
+        assert not output.exists()
+
+
+def test_force_overwrites(cli: Cli, demo_file: Path, text: Path, tmp_path: Path) -> None:
+    output = tmp_path / "ranking.json"
+    output.write_text("old")
+    assert cli("draft-vocab", "--text", str(text), "-o", str(output), "--force").code == 0
+    assert len(load(output, read_tokenizer(demo_file)).ids) == 2048
+
+
+def test_ctrl_c_writes_nothing(
+    cli: Cli, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Model, "tokenize", interrupted)
+    result = cli("draft-vocab", "--text", str(text), "-o", str(tmp_path / "r.json"))
+    assert result.code == 130 and [*tmp_path.iterdir()] == [text]

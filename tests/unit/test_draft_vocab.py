@@ -1,0 +1,635 @@
+"""Draft vocabularies: rankings, what is chosen of them, their files, rows of the LM head."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import resource
+import struct
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from pyllama_mtp import draftvocab
+from pyllama_mtp.draftvocab import (
+    DraftVocab,
+    HeadRows,
+    Ranking,
+    Tokenizer,
+    best,
+    choose,
+    default_ranking,
+    head_rows,
+    load,
+    measure_ranking,
+    read_tokenizer,
+    save,
+)
+from pyllama_mtp.errors import DiskFullError, DraftVocabError, ModelFileError, UsageError
+from pyllama_mtp.models.ggufinfo import read_gguf
+from pyllama_mtp.models.synth import write_synthetic
+from pyllama_mtp.settings import DRAFT_VOCAB_LEAST
+
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+
+
+def tokenizer_of(**tokens: int) -> Tokenizer:
+    """A tokenizer of these tokens and their types, without merges."""
+    return Tokenizer([t.encode() for t in tokens], np.array([*tokens.values()], np.int32), [b"x y"])
+
+
+def array(reader: gguf.GGUFReader, key: str) -> list[Any]:
+    return list(reader.fields[f"tokenizer.ggml.{key}"].contents())
+
+
+@pytest.fixture(scope="module")
+def models(demo_file: Path, moe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The demo model, a tiny one, and one whose token types are too many for the header reader."""
+    large = tmp_path_factory.mktemp("large") / "large.gguf"
+    return [demo_file, moe_file, write_synthetic(large, "tiny", "q8_0", n_vocab=5120)]
+
+
+@pytest.fixture(scope="module")
+def demo_tokenizer(demo_file: Path) -> Tokenizer:
+    return read_tokenizer(demo_file)
+
+
+# --- tokenizer ------------------------------------------------------------------------------------
+
+
+def test_the_tokenizer_is_the_one_in_the_file(models: list[Path]) -> None:
+    """Compared with the gguf package's reader."""
+    for path in models:
+        found, reader = read_tokenizer(path), gguf.GGUFReader(path)
+        assert [text.decode() for text in found.tokens] == array(reader, "tokens")
+        assert found.types.tolist() == array(reader, "token_type")
+        assert [text.decode() for text in found.merges] == array(reader, "merges")
+        assert found.types.dtype == np.int32 and found.n_vocab == len(found.types)
+
+
+def test_fingerprint_of_a_known_tokenizer() -> None:
+    """Must stay the same over versions of this package: files carry it."""
+    expected = "3:a6f61cc6bd2c5a1cde38a8459d402300943971c851f8025f57cf652d47889122"
+    assert tokenizer_of(ab=1, c=1, d=3).fingerprint == expected
+
+
+def test_fingerprint_tells_tokenizers_apart(demo_tokenizer: Tokenizer) -> None:
+    tokens = [
+        [b"ab", b"c"],
+        [b"a", b"bc"],
+        [b"c", b"ab"],
+        [b"ab", b"c", b""],
+        [b"abc"],
+        demo_tokenizer.tokens,
+        demo_tokenizer.tokens[::-1],
+    ]
+    found = [Tokenizer(t, np.ones(len(t), np.int32), []).fingerprint for t in tokens]
+    assert len({*found}) == len(tokens)
+    assert found[-2] == demo_tokenizer.fingerprint, "types and merges do not belong to it"
+
+
+def write_model(
+    path: Path,
+    tokens: list[str],
+    types: Any,
+    merges: list[str],
+    tensors: dict[str, tuple[Any, gguf.GGMLQuantizationType | None]] | None = None,
+) -> Path:
+    """A file with these arrays and tensors, and no more than a description of it needs."""
+    writer = gguf.GGUFWriter(path, "qwen35")
+    writer.add_block_count(3)
+    writer.add_uint32("qwen35.nextn_predict_layers", 1)
+    if tokens:
+        writer.add_token_list(tokens)
+    if isinstance(types, list) and types:
+        writer.add_token_types(types)
+    elif types:
+        writer.add_key_value("tokenizer.ggml.token_type", types, gguf.GGUFValueType.ARRAY)
+    if merges:
+        writer.add_token_merges(merges)
+    for name, (data, kind) in (tensors or {"output.weight": (np.zeros((2, 32)), None)}).items():
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("tokens", "types", "merges", "message"),
+    [
+        ([], [1], ["a b"], "0 tokens, 1 token types and 1 merges"),
+        (["a", "b"], [1, 1], [], "2 tokens, 2 token types and 0 merges.*use 'full'"),
+        (["a", "b"], [], ["a b"], "2 tokens, 0 token types"),
+        (["a", "b"], [1, 1, 1], ["a b"], "2 tokens, 3 token types"),
+        (["a", "b", "c"], b"\1\1\1", ["a b"], "3 tokens, 0 token types"),
+    ],
+)
+def test_tokenizers_of_no_use(
+    tmp_path: Path, tokens: list[str], types: Any, merges: list[str], message: str
+) -> None:
+    with pytest.raises(ModelFileError, match=message) as caught:
+        read_tokenizer(write_model(tmp_path / "m.gguf", tokens, types, merges))
+    assert caught.value.path == str(tmp_path / "m.gguf")
+
+
+def test_model_files_that_cannot_be_read(tmp_path: Path, demo_file: Path) -> None:
+    text, short = tmp_path / "text", tmp_path / "short"
+    text.write_text("not a model")
+    short.write_bytes(demo_file.read_bytes()[:9000])
+    cases = {tmp_path / "absent": "No such", tmp_path: "directory", text: "not a GGUF"}
+    for path, message in {**cases, short: "truncated"}.items():
+        with pytest.raises(ModelFileError, match=message):
+            read_tokenizer(path)
+
+
+# --- rankings -------------------------------------------------------------------------------------
+
+
+def test_the_default_ranking_has_every_token_once(models: list[Path]) -> None:
+    for path in models:
+        tokenizer = read_tokenizer(path)
+        ranking = default_ranking(tokenizer)
+        assert ranking.dtype == np.int32
+        assert sorted(ranking.tolist()) == [*range(tokenizer.n_vocab)]
+
+
+def test_the_default_ranking_of_the_demo_model(demo_file: Path, demo_tokenizer: Tokenizer) -> None:
+    """Special tokens, bytes, and then the merges as the gguf package reads them."""
+    ranking = default_ranking(demo_tokenizer)
+    texts = [demo_tokenizer.tokens[token].decode() for token in ranking]
+    special = [*demo_tokenizer.special]
+    assert ranking[: len(special)].tolist() == special
+    assert {"<|endoftext|>", "<|im_start|>", "<|im_end|>"} <= {*texts[: len(special)]}
+    single, merged = texts[len(special) :][:256], texts[len(special) + 256 :]
+    assert all(len(text) == 1 for text in single) and len({*single}) == 256
+    merges = [merge.replace(" ", "") for merge in array(gguf.GGUFReader(demo_file), "merges")]
+    assert merged == [*dict.fromkeys(merges)] and len(merged) > 1000
+
+
+def test_the_order_of_every_kind_of_token() -> None:
+    tokens = {
+        "unreached": NORMAL,
+        "[PAD]": UNUSED,
+        "ab": NORMAL,
+        "b": NORMAL,
+        "<|im_end|>": CONTROL,
+        "abc": NORMAL,
+        "a": NORMAL,
+        "<think>": USER_DEFINED,
+        "ĠA": NORMAL,
+        "Ġ": NORMAL,
+        "other": NORMAL,
+    }
+    merges = [b"Gone Away", b"\xc4\xa0 A", b"ab c", b"a b", b"a bc", b"\xc4\xa0 A"]
+    tokenizer = dataclasses.replace(tokenizer_of(**tokens), merges=merges)
+    names = [*tokens]
+    assert [names[token] for token in default_ranking(tokenizer)] == [
+        *("<|im_end|>", "<think>"),
+        *("b", "a", "Ġ"),
+        *("ĠA", "abc", "ab"),
+        *("unreached", "other"),
+        "[PAD]",
+    ]
+
+
+def test_a_measured_ranking() -> None:
+    default = np.array([4, 2, 0, 1, 3], dtype=np.int32)
+    pieces: list[Any] = [[0, 1, 1], [], np.array([3, 3, 3], np.int32), (0,)]
+    ranking = measure_ranking(iter(pieces), default)
+    assert ranking.ids.tolist() == [3, 0, 1, 4, 2]
+    assert ranking.counts.tolist() == [3, 2, 2, 0, 0]
+    assert (ranking.ids.dtype, ranking.counts.dtype) == (np.int32, np.int64)
+
+
+def test_measuring_keeps_no_text() -> None:
+    default = np.arange(1000, dtype=np.int32)
+
+    def pieces() -> Iterator[list[int]]:
+        for start in range(200):
+            yield [start * 7 % 1000] * 10_000
+
+    tracemalloc.start()
+    try:
+        assert measure_ranking(pieces(), default).counts.sum() == 2_000_000
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ([[1], [1, 5]], "token ids from 1 to 5; the vocabulary is 0 to 4"),
+        ([[-1]], "token ids from -1 to -1"),
+        ([], "the text is empty"),
+        ([[], []], "the text is empty"),
+    ],
+)
+def test_what_cannot_be_measured(pieces: list[list[int]], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        measure_ranking(pieces, np.arange(5, dtype=np.int32))
+
+
+def test_special_tokens_are_in_every_part(demo_tokenizer: Tokenizer) -> None:
+    """Of any ranking: a text to measure on does not show them."""
+    default, special = default_ranking(demo_tokenizer), {*demo_tokenizer.special.tolist()}
+    for ranking in (default, default[::-1], default[len(special) :]):
+        whole = best(ranking, demo_tokenizer.n_vocab, demo_tokenizer).tolist()
+        assert sorted(whole) == [*range(demo_tokenizer.n_vocab)]
+        assert [t for t in whole if t not in special] == [t for t in ranking if t not in special]
+        for size in range(len(special), demo_tokenizer.n_vocab, 37):
+            part = best(ranking, size, demo_tokenizer)
+            assert part.tolist() == whole[:size] and special <= {*part.tolist()}
+
+
+# --- choosing -------------------------------------------------------------------------------------
+
+
+def test_a_draft_vocabulary_is_sorted_and_cannot_be_changed() -> None:
+    vocabulary = DraftVocab(np.array([0, 3, 7], np.int32), 8, "print")
+    assert len(vocabulary) == 3
+    with pytest.raises(ValueError, match="read-only"):
+        vocabulary.ids[0] = 1
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array([], np.int32),
+        np.array([1, 1], np.int32),
+        np.array([2, 1], np.int32),
+        np.array([-1, 1], np.int32),
+        np.array([1, 8], np.int32),
+        np.array([1, 2], np.int64),
+        np.array([[1, 2]], np.int32),
+    ],
+)
+def test_no_draft_vocabulary_that_native_code_could_not_take(ids: Any) -> None:
+    with pytest.raises(UsageError, match="ids"):
+        DraftVocab(ids, 8, "print")
+
+
+def test_the_whole_vocabulary(demo_file: Path, tmp_path: Path) -> None:
+    assert choose(tmp_path / "not even looked at", "full") is None
+    for spec in (2048, "2048", 10**9, "9" * 18):
+        assert choose(demo_file, spec) is None
+
+
+def test_a_number_takes_the_best_of_the_default_ranking(models: list[Path]) -> None:
+    for path in models:
+        tokenizer = read_tokenizer(path)
+        for size in (256, 257, 1000, 2047):
+            chosen, same = choose(path, size), choose(path, str(size))
+            assert chosen and same and len(chosen) == size
+            assert chosen.ids.tolist() == sorted(default_ranking(tokenizer)[:size].tolist())
+            assert chosen.ids.tolist() == same.ids.tolist()
+            assert {*tokenizer.special.tolist()} <= {*chosen.ids.tolist()}
+            assert chosen.fingerprint == tokenizer.fingerprint
+            assert chosen.n_vocab == tokenizer.n_vocab
+
+
+@pytest.mark.parametrize("size", [-1, 0, 1, DRAFT_VOCAB_LEAST - 1, "0", "-5", "255"])
+def test_a_number_too_small(demo_file: Path, size: Any) -> None:
+    message = f"vocabulary of {size}: at least 256 are needed .*: 5.; give more, or 'full'"
+    with pytest.raises(UsageError, match=message):
+        choose(demo_file, size)
+
+
+def test_more_special_tokens_than_the_least_size(tmp_path: Path) -> None:
+    names = [f"t{i}" for i in range(600)]
+    types = [NORMAL] * 100 + [CONTROL] * 400 + [NORMAL] * 100
+    path = write_model(tmp_path / "m.gguf", names, types, ["t 1"])
+    with pytest.raises(UsageError, match=r"at least 400 are needed .special tokens: 400"):
+        choose(path, 399)
+    chosen = choose(path, 400)
+    assert chosen and chosen.ids.tolist() == [*range(100, 500)]
+
+
+def saved(folder: Path, tokenizer: Tokenizer, ids: Any, name: str = "ranking.json") -> Path:
+    ids = np.asarray(ids, np.int32)
+    save(folder / name, Ranking(ids, np.arange(len(ids))[::-1]), tokenizer, "a test")
+    return folder / name
+
+
+def test_a_file_gives_its_best(
+    tmp_path: Path,
+    demo_file: Path,
+    demo_tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    special = demo_tokenizer.special.tolist()
+    others = [t for t in range(2047, -1, -1) if t not in special]
+    path = saved(tmp_path, demo_tokenizer, others)
+    assert choose(demo_file, path) is None, "the demo model has fewer tokens than are taken"
+    monkeypatch.setattr(draftvocab, "DEFAULT_SIZE", 300)
+    for spec in (path, str(path)):
+        chosen = choose(demo_file, spec)
+        assert chosen
+        assert chosen.ids.tolist() == sorted(special + others[: 300 - len(special)])
+
+
+def test_a_file_that_holds_fewer(
+    tmp_path: Path, demo_file: Path, demo_tokenizer: Tokenizer
+) -> None:
+    special = demo_tokenizer.special.tolist()
+    for n in (251, 252, 400):
+        chosen = choose(demo_file, saved(tmp_path, demo_tokenizer, range(1000, 1000 + n)))
+        assert chosen and chosen.ids.tolist() == [*special, *range(1000, 1000 + n)]
+    with pytest.raises(DraftVocabError, match="has 255 tokens, at least 256 are needed") as caught:
+        choose(demo_file, saved(tmp_path, demo_tokenizer, range(1000, 1250)))
+    assert caught.value.path == str(tmp_path / "ranking.json")
+
+
+def test_a_file_of_another_model(tmp_path: Path, moe_file: Path, demo_tokenizer: Tokenizer) -> None:
+    path = saved(tmp_path, demo_tokenizer, range(2048))
+    with pytest.raises(
+        DraftVocabError, match=r"made for the tokenizer '2048:.*this model has '2048"
+    ):
+        choose(moe_file, path)
+
+
+@pytest.mark.parametrize("spec", ["fulll", "32k", "", "1.5", "9" * 5000, "a\0b", True])
+def test_a_word_that_is_no_file(demo_file: Path, spec: Any) -> None:
+    with pytest.raises(DraftVocabError, match="give 'full', a number of tokens, or a file"):
+        choose(demo_file, spec)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path, demo_tokenizer: Tokenizer) -> None:
+    ranking = Ranking(
+        default_ranking(demo_tokenizer), np.arange(2048, dtype=np.int64)[::-1] * 2**50
+    )
+    save(tmp_path / "r", ranking, demo_tokenizer, "größer\n")
+    back = load(tmp_path / "r", demo_tokenizer)
+    assert back.ids.tolist() == ranking.ids.tolist()
+    assert back.counts.tolist() == ranking.counts.tolist()
+    assert (back.ids.dtype, back.counts.dtype) == (np.int32, np.int64)
+
+
+def test_layout_is_the_documented_one(tmp_path: Path, demo_tokenizer: Tokenizer) -> None:
+    record = json.loads(saved(tmp_path, demo_tokenizer, [5, 3]).read_text())
+    assert record == {
+        "format": "pyllama-mtp draft vocabulary",
+        "version": 1,
+        "tokenizer": demo_tokenizer.fingerprint,
+        "source": "a test",
+        "ids": [5, 3],
+        "counts": [1, 0],
+    }
+
+
+def test_the_longest_file_can_be_read(tmp_path: Path) -> None:
+    """Every count of 63 bits, and indented by another program."""
+    n = 20_000
+    tokenizer = Tokenizer([b"%d" % i for i in range(n)], np.ones(n, np.int32), [b"1 0"])
+    save(tmp_path / "r", Ranking(default_ranking(tokenizer), np.full(n, 2**63 - 1)), tokenizer, "")
+    record = json.loads((tmp_path / "r").read_text())
+    (tmp_path / "r").write_text(json.dumps(record, indent=2))
+    assert load(tmp_path / "r", tokenizer).counts.tolist() == [2**63 - 1] * n
+
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: b"", "not JSON"),
+        (lambda r: b"\xff\xfe\x00", "not JSON"),
+        (lambda r: b"GGUF" + bytes(100), "not JSON"),
+        (lambda r: b"[" * 100_000, "not JSON"),
+        (lambda r: b'{"a":' * 20_000, "not JSON"),
+        (lambda r: b"9" * 100_000, "not JSON"),
+        (lambda r: [r], "no draft vocabulary"),
+        (lambda r: None, "no draft vocabulary"),
+        (lambda r: {**r, "format": "other"}, "no draft vocabulary"),
+        (lambda r: {k: v for k, v in r.items() if k != "format"}, "no draft vocabulary"),
+        (lambda r: {**r, "version": 2}, "format version 2 is not known; known: 1"),
+        (lambda r: {**r, "version": True}, "format version True is not known"),
+        (lambda r: {**r, "version": 1.0}, "format version 1.0 is not known"),
+        (lambda r: {**r, "version": "x" * 9999}, "format version 'x{79} is not known"),
+        (lambda r: {**r, "tokenizer": "2048:00"}, "for the tokenizer '2048:00', this model has"),
+        (lambda r: {**r, "tokenizer": ["a"] * 999}, "for the tokenizer .{80}, this model has"),
+        (lambda r: {k: v for k, v in r.items() if k != "tokenizer"}, "for the tokenizer None"),
+        (lambda r: {k: v for k, v in r.items() if k != "ids"}, "ids is no list of whole"),
+        (lambda r: {k: v for k, v in r.items() if k != "counts"}, "counts is no list of whole"),
+        (lambda r: {**r, "ids": {"7": 1}}, "ids is no list of whole"),
+        (lambda r: {**r, "ids": "789"}, "ids is no list of whole"),
+        (lambda r: {**r, "ids": [7, 8.0, 9]}, "ids is no list of whole"),
+        (lambda r: {**r, "ids": [7, True, 9]}, "ids is no list of whole"),
+        (lambda r: {**r, "ids": [7, [8], 9]}, "ids is no list of whole"),
+        (lambda r: {**r, "ids": [7, None, 9]}, "ids is no list of whole"),
+        (lambda r: {**r, "counts": [3, float("nan"), 1]}, "counts is no list of whole"),
+        (lambda r: {**r, "ids": [], "counts": []}, "0 ids and 0 counts"),
+        (lambda r: {**r, "ids": [7, 8]}, "2 ids and 3 counts"),
+        (lambda r: {**r, "counts": [3, 2]}, "3 ids and 2 counts"),
+        (lambda r: {**r, "ids": [7, 8, 2048]}, "an id appears twice or is not in 0 to 2047"),
+        (lambda r: {**r, "ids": [7, 8, -1]}, "an id appears twice or is not in 0 to 2047"),
+        (lambda r: {**r, "ids": [7, 8, 2**31]}, "an id appears twice or is not in 0 to 2047"),
+        (lambda r: {**r, "ids": [7, 8, 10**4000]}, "an id appears twice or is not in 0 to 2047"),
+        (lambda r: {**r, "ids": [7, 8, 7]}, "an id appears twice or is not in 0 to 2047"),
+        (lambda r: {**r, "counts": [3, 2, -1]}, "a count is negative or has more than 63 bits"),
+        (lambda r: {**r, "counts": [2**63, 2, 1]}, "a count is negative or has more than 63 bits"),
+        (lambda r: b"x" * (2**16 + 48 * 2048 + 1), "has more than 163840 bytes"),
+    ],
+)
+def test_damaged_files(
+    tmp_path: Path, demo_tokenizer: Tokenizer, change: Change, message: str
+) -> None:
+    path = saved(tmp_path, demo_tokenizer, [7, 8, 9])
+    changed = change(json.loads(path.read_bytes()))
+    path.write_bytes(changed if isinstance(changed, bytes) else json.dumps(changed).encode())
+    with pytest.raises(DraftVocabError, match=message) as caught:
+        load(path, demo_tokenizer)
+    assert str(path) in str(caught.value) and caught.value.path == str(path)
+    assert len(str(caught.value)) < 400
+
+
+def test_truncation_anywhere_is_refused(tmp_path: Path, demo_tokenizer: Tokenizer) -> None:
+    path = saved(tmp_path, demo_tokenizer, [7, 8, 9])
+    data = path.read_bytes().rstrip()
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        with pytest.raises(DraftVocabError, match="not JSON"):
+            load(path, demo_tokenizer)
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path, demo_tokenizer: Tokenizer) -> None:
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 36)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DraftVocabError, match="has more than 163840 bytes"):
+            load(tmp_path / "huge", demo_tokenizer)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_paths_that_are_no_files(tmp_path: Path, demo_tokenizer: Tokenizer) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    file = saved(tmp_path, demo_tokenizer, [7])
+    cases = {"absent": "No such file", ".": "not a file", "pipe": "not a file"}
+    for name, message in {**cases, f"{file.name}/below": "Not a directory"}.items():
+        with pytest.raises(DraftVocabError, match=f"cannot read .*: .*{message}"):
+            load(tmp_path / name, demo_tokenizer)
+
+
+def test_disk_that_fills_up(tmp_path: Path, demo_tokenizer: Tokenizer) -> None:
+    """The file size limit strikes; the file that was there stays, and nothing else."""
+    path = saved(tmp_path, demo_tokenizer, [7, 8, 9])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))
+    try:
+        with pytest.raises(DiskFullError, match=r"cannot write .*ranking.json: File too large"):
+            saved(tmp_path, demo_tokenizer, range(2048))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert load(path, demo_tokenizer).ids.tolist() == [7, 8, 9]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(OSError(5, "Input/output error"), UsageError), (KeyboardInterrupt(), KeyboardInterrupt)],
+)
+def test_failure_before_the_last_step(
+    tmp_path: Path,
+    demo_tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    expected: type[BaseException],
+) -> None:
+    path = saved(tmp_path, demo_tokenizer, [7, 8, 9])
+    seen: list[list[Path]] = []
+
+    def fail(fd: int) -> None:
+        seen.append([*tmp_path.iterdir()])
+        raise error
+
+    monkeypatch.setattr(draftvocab.os, "fsync", fail)
+    with pytest.raises(expected):
+        saved(tmp_path, demo_tokenizer, [1, 2])
+    assert len(seen[0]) == 2, "written beside the file, brought to the disk before the renaming"
+    assert load(path, demo_tokenizer).ids.tolist() == [7, 8, 9]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_paths_that_cannot_be_written(tmp_path: Path, demo_tokenizer: Tokenizer) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("kept")
+    cases = {".": "no regular file", "pipe": "no regular file", "absent/r": "No such file"}
+    for name, message in {**cases, "file/below": "Not a directory"}.items():
+        with pytest.raises(UsageError, match=f"cannot write .*{message}"):
+            saved(tmp_path, demo_tokenizer, [7], name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]
+
+
+def test_a_link_stays_one(tmp_path: Path, demo_tokenizer: Tokenizer) -> None:
+    path = saved(tmp_path, demo_tokenizer, [7])
+    (tmp_path / "link").symlink_to(path)
+    saved(tmp_path, demo_tokenizer, [8], "link")
+    assert (tmp_path / "link").is_symlink()
+    assert load(path, demo_tokenizer).ids.tolist() == [8]
+
+
+# --- rows of the LM head --------------------------------------------------------------------------
+
+IDS = np.array([0, 1, 7, 1000, 2046, 2047], dtype=np.int32)
+
+
+def rows_by_gguf(path: Path, name: str) -> tuple[int, np.ndarray[Any, Any]]:
+    """Type and rows of a tensor as the gguf package reads them, as bytes."""
+    (tensor,) = (t for t in gguf.GGUFReader(path).tensors if t.name == name)
+    data = np.ascontiguousarray(tensor.data)
+    return int(tensor.tensor_type), data.view(np.uint8).reshape(len(data), -1)
+
+
+def assert_rows(found: HeadRows, path: Path, name: str, ids: Any) -> None:
+    number, rows = rows_by_gguf(path, name)
+    assert (found.name, found.type) == (name, number)
+    assert found.data.dtype == np.uint8 and found.data.flags.c_contiguous
+    assert type(found.data) is np.ndarray and found.data.base is None, "a copy: the file is closed"
+    assert np.array_equal(found.data, rows[ids])
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0", "iq4_nl"])
+def test_rows_are_those_of_the_file(tmp_path: Path, kind: str) -> None:
+    path = write_synthetic(tmp_path / "m.gguf", "tiny", kind)
+    found = head_rows(path, IDS)
+    assert_rows(found, path, "token_embd.weight", IDS)
+    assert found.type == gguf.GGMLQuantizationType[kind.upper()]
+    assert len({row.tobytes() for row in found.data}) == len(IDS)
+
+
+def test_rows_come_in_the_order_of_the_ids(demo_file: Path) -> None:
+    for ids in (IDS[::-1], np.array([5, 5, 3], np.int32), np.array([], np.int32)):
+        assert_rows(head_rows(demo_file, ids), demo_file, "token_embd.weight", ids)
+    info = read_gguf(demo_file)
+    assert_rows(head_rows(info, IDS), demo_file, "token_embd.weight", IDS)
+
+
+def test_the_head_of_a_model_that_is_not_tied(moe_file: Path) -> None:
+    assert_rows(head_rows(moe_file, IDS), moe_file, "output.weight", IDS)
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "BF16"])
+def test_the_block_has_a_head_of_its_own(tmp_path: Path, kind: str) -> None:
+    """In files of other makers, in types that `synth` does not write."""
+    quant = gguf.GGMLQuantizationType[kind]
+    block, block_bytes = gguf.GGML_QUANT_SIZES[quant]
+    data = np.random.default_rng(0).integers(0, 256, (40, 512 // block * block_bytes), np.uint8)
+    own = "blk.2.nextn.shared_head_head.weight"
+    tensors = {name: (data[::-1].copy(), quant) for name in ("output.weight", "token_embd.weight")}
+    tensors["blk.1.nextn.shared_head_head.weight"] = tensors["output.weight"]
+    path = write_model(tmp_path / "m.gguf", ["a"], [1], ["a b"], {**tensors, own: (data, quant)})
+    ids = np.array([0, 17, 39], np.int32)
+    found = head_rows(path, ids)
+    assert (found.name, found.type) == (own, int(quant))
+    assert np.array_equal(found.data, data[ids])
+
+
+@pytest.mark.parametrize("ids", [[0, 2048], [-1, 5]])
+def test_rows_that_a_head_has_not(demo_file: Path, ids: list[int]) -> None:
+    message = f"token_embd.weight has 2048 rows, wanted are {ids[0]} to {ids[1]}"
+    with pytest.raises(ModelFileError, match=message):
+        head_rows(demo_file, np.array(ids, np.int32))
+
+
+def test_a_file_without_a_head(tmp_path: Path) -> None:
+    tensors = {"output_norm.weight": (np.ones(32, np.float32), None)}
+    path = write_model(tmp_path / "m.gguf", ["a"], [1], ["a b"], tensors)
+    with pytest.raises(ModelFileError, match="has no LM head"):
+        head_rows(path, IDS)
+
+
+def test_a_type_whose_blocks_do_not_fit_a_row(tmp_path: Path) -> None:
+    path = write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0")
+    data, name = bytearray(path.read_bytes()), b"token_embd.weight"
+    at = data.index(struct.pack("<Q", len(name)) + name) + 8 + len(name) + 4 + 16
+    assert struct.unpack_from("<I", data, at) == (gguf.GGMLQuantizationType.Q8_0,)
+    struct.pack_into("<I", data, at, gguf.GGMLQuantizationType.Q4_K)
+    path.write_bytes(data)
+    with pytest.raises(ModelFileError, match="has rows of 128, Q4_K needs multiples of 256"):
+        head_rows(path, IDS)
+
+
+def test_a_file_that_became_shorter_or_went_away(tmp_path: Path) -> None:
+    path = write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0")
+    info = read_gguf(path)
+    os.truncate(path, 1000)
+    with pytest.raises(ModelFileError, match="cannot read"):
+        head_rows(info, IDS)
+    path.unlink()
+    with pytest.raises(ModelFileError, match=r"cannot read .*No such file"):
+        head_rows(info, IDS)
