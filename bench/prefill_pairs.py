@@ -8,13 +8,16 @@ percent within a minute, that is too coarse. Here three sessions are open at onc
 and one with it, and process the same prompt in steps of --step tokens, turn and turn about; which
 goes first changes with every step, and which is made first with every round. A round's figure is
 the sum over its steps. The two sessions without MTP are alike in everything but the memory they
-got: their ratio is what the machine does by itself.
+got: their ratio is what the machine does by itself. Where that is more than what is looked for, as
+with long prompts, --one-session has a single session process every step three times, in the same
+memory: twice told not to draft, once with MTP.
 Writes results/NAME.json and .md.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +26,7 @@ from typing import Any
 
 from benchkit import results
 from benchkit.model import model_file
+from benchkit.onesession import OneSession
 from benchkit.paths import ensure_driver
 from benchkit.plan import random_prompt
 
@@ -43,6 +47,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, default=6, metavar="N", help="a multiple of 3 (default: %(default)s)")
     add("--step", type=int, default=512, metavar="N", help="default: %(default)s")
     add("--depth", type=int, default=3, metavar="K", help="drafts per round (default: %(default)s)")
+    add("--one-session", action="store_true", help="one session, the same memory for all")
     add("--threads", type=int, default=available_threads(), metavar="N")
     add("--name", default="prefill-pairs", help="of the result files")
     args = parser.parse_args(argv)
@@ -65,32 +70,40 @@ def turned(cases: Sequence[str], by: int) -> list[str]:
 
 def one_round(model: Any, args: argparse.Namespace, size: int, number: int) -> dict[str, Any]:
     """Seconds of the whole prompt, and of its sync, by case."""
-    from pyllama_mtp import Session, Settings
-
     prompt = random_prompt(size + 1, model.n_vocab)
     prompt = [(token + number) % model.n_vocab for token in prompt]
     order = turned(CASES, number)
-    sessions: dict[str, Session] = {}
     found = {case: {"prefill_s": 0.0, "prompt_sync_s": 0.0} for case in CASES}
-    try:
-        for case in order:
-            depth = args.depth if case == MTP else 0
+    with contextlib.ExitStack() as stack:
+
+        def open_session(depth: int, **options: Any) -> Any:
             n_ctx = size + WARMUP[1] + 64
-            settings = Settings(n_ctx=n_ctx, n_threads=args.threads, draft_n_max=depth)
-            sessions[case] = Session(model, settings)
+            settings = Settings(n_ctx=n_ctx, n_threads=args.threads, draft_n_max=depth, **options)
+            session = Session(model, settings)
+            stack.callback(session.close)
             warm = prompt[: min(WARMUP[0], size)]
-            sessions[case].generate(warm, max_tokens=WARMUP[1], ignore_eos=True).run()
-            sessions[case].reset()
+            session.generate(warm, max_tokens=WARMUP[1], ignore_eos=True).run()
+            session.reset()
+            return session
+
+        from pyllama_mtp import Session, Settings
+
+        if args.one_session:
+            one = OneSession(open_session(args.depth, checkpoints=0))
+        else:
+            sessions = {case: open_session(args.depth if case == MTP else 0) for case in order}
+        start = 0
         for end in [*range(args.step, size, args.step), size]:
             order = turned(order, 1)
-            for case in order:
+            if args.one_session:
+                figures = one.step(prompt, start, end, [case == MTP for case in order])
+            else:
                 # process() leaves the last token: each step computes exactly its own tokens
-                telemetry = sessions[case].process(prompt[: end + 1])
+                figures = [sessions[case].process(prompt[: end + 1]) for case in order]
+            for case, telemetry in zip(order, figures, strict=True):
                 found[case]["prefill_s"] += telemetry.prefill_s
                 found[case]["prompt_sync_s"] += telemetry.time_s["prompt_sync"]
-    finally:
-        for session in sessions.values():
-            session.close()
+            start = end
     return found
 
 
@@ -117,7 +130,8 @@ def markdown(result: dict[str, Any]) -> str:
     lines += results.header_lines(result)
     lines += [
         f"- Model: {plan['model']}; depth {plan['depth']}, steps of {plan['step']} tokens, "
-        f"{plan['threads']} threads",
+        f"{plan['threads']} threads; "
+        + ("one session, the same memory" if plan["one_session"] else "a session each"),
         "",
         "| prompt | no MTP tok/s | MTP tok/s | ratio | per round | control | prompt sync |",
         "|---|---|---|---|---|---|---|",
@@ -135,9 +149,9 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         "`ratio` is the median of the rounds' ratios (above 1: faster with MTP), `prompt sync` the",
         "share of prefill in which the MTP block's cache is filled. `control` is the same ratio",
-        "between two sessions without MTP: what the machine and the memory a session got make by",
-        'themselves. "no MTP" is the mean of both. Steps of the sessions take turns; the one made',
-        "first changes with every round.",
+        "between two runs without MTP: what the machine, and the memory where each session has",
+        'its own, make by themselves. "no MTP" is the mean of both. Steps of the three take turns;',
+        "which is first, and which session is made first, changes with every round.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -163,7 +177,8 @@ def main(argv: list[str] | None = None) -> int:
                 "plan": {
                     "model": path.name,
                     **{
-                        name: getattr(args, name) for name in ("rounds", "step", "depth", "threads")
+                        name: getattr(args, name)
+                        for name in ("rounds", "step", "depth", "threads", "one_session")
                     },
                 },
                 "sizes": {size: summarize(int(size), found) for size, found in samples.items()},
