@@ -19,7 +19,7 @@ from .owned import Owned
 from .trace import Node, Trace
 
 if TYPE_CHECKING:
-    from .draftvocab import HeadRows
+    from .drafthead import HeadRows
     from .model import Model
 
 #: How often a long computation looks for Ctrl-C.
@@ -63,7 +63,7 @@ class Context(Owned):
         self.last_outputs = np.zeros(0, dtype=np.int8)
         self._rewind = 0  # positions that the recurrent state can go back
         self._snapshots = True
-        self.greedy = False
+        self.greedy = self._left_greedy = False
         self.draft_ids: Ints | None = None
         self.hidden_bytes_sent = 0  # hidden rows that came with batches, from host memory
         self.hidden_bytes_read = 0  # hidden rows that upstream's tap put into host memory
@@ -202,7 +202,7 @@ class Context(Owned):
         with self._alone():
             code = self._lib.pyllama_decode(self.handle, self._batch, view, message, len(message))
         del alive
-        self.last_outputs = batch.outputs
+        self.last_outputs, self._left_greedy = batch.outputs, self.greedy
         if self.options.tap != "off":
             rows = batch.outputs.sum() if self.options.tap == "outputs" else len(batch.tokens)
             self.hidden_bytes_read += 4 * self.model.n_embd * int(rows)
@@ -244,7 +244,7 @@ class Context(Owned):
             UsageError: no output row was asked for there, or greedy tokens only.
         """
         self._check_output(row)
-        if self.greedy:
+        if self._left_greedy:
             raise UsageError("this context keeps greedy tokens only; see set_greedy()")
         pointer = self._lib.llama_get_logits_ith(self.handle, row)
         n = self.model.n_vocab if self.draft_ids is None else len(self.draft_ids)
@@ -257,7 +257,7 @@ class Context(Owned):
             UsageError: no output row was asked for there.
             FatalDecodeError: the row holds a NaN (on a GPU, greedy tokens do not tell).
         """
-        if self.greedy:
+        if self._left_greedy:
             self._check_output(row)
             token = int(self._lib.llama_mtp_get_greedy_ith(self.handle, row))
             if token < 0:
@@ -287,6 +287,13 @@ class Context(Owned):
             self.greedy = on
             self._lib.llama_mtp_set_greedy(self.handle, on)
 
+    def can_chain(self, n_steps: int) -> bool:
+        """Whether a batch may be a chain of so many steps; see :class:`Batch`."""
+        self.set_greedy(True)
+        can = bool(self._lib.llama_mtp_set_chain(self.handle, n_steps))
+        self._lib.llama_mtp_set_chain(self.handle, 0)
+        return can
+
     def set_draft_head(self, rows: HeadRows, ids: Ints) -> None:
         """Give a draft context an LM head over a part of the vocabulary.
 
@@ -297,8 +304,10 @@ class Context(Owned):
         Raises:
             UsageError: the library, or the model, has no use for one, or memory is short.
         """
-        ids = np.ascontiguousarray(ids, dtype=np.int32)
+        ids = np.array(ids, dtype=np.int32)
         data = np.ascontiguousarray(rows.data)
+        if not len(ids) or rows.type < 0:
+            raise UsageError(f"a draft head of {len(ids)} rows of type {rows.type}")
         pointers = (self._ffi.from_buffer(data), self._ffi.from_buffer("int32_t[]", ids))
         native.take_recent_errors()
         if not self._lib.llama_mtp_set_draft_head(

@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import logging
 import os
 import re
 import secrets
@@ -28,12 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import DiskFullError, DraftVocabError, ModelFileError, UsageError
-from .models.ggufheader import TENSOR_TYPES, ArraySummary, Value, _Parser
-from .models.ggufinfo import GGUFInfo, read_gguf
+from .models.ggufheader import ArraySummary, Value, _Parser
 from .models.vocab import CONTROL, UNUSED, byte_alphabet
 from .settings import DRAFT_VOCAB_LEAST
-
-log = logging.getLogger("pyllama_mtp")
 
 #: Tokens that can be drafted where the user gives no number.
 DEFAULT_SIZE = 32768
@@ -350,75 +346,3 @@ def _checked(record: Any, tokenizer: Tokenizer) -> Ranking:
     if min(counts) < 0 or max(counts) >= 1 << 63:
         raise _Flaw("a count is negative or has more than 63 bits")
     return Ranking(np.array(ids, dtype=np.int32), np.array(counts, dtype=np.int64))
-
-
-@dataclass(frozen=True, eq=False)
-class HeadRows:
-    """Rows of tensor `name`: `data` [n, bytes per row] uint8, of a type numbered as in ggml.h."""
-
-    type: int
-    data: npt.NDArray[np.uint8]
-    name: str
-
-
-def head_rows(model: str | os.PathLike[str] | GGUFInfo, ids: Ids) -> HeadRows:
-    """Copy the rows of the LM head that the MTP head drafts with, whatever their type.
-
-    A row is a whole number of blocks in every type, so quantized rows are copied, not quantized
-    again. The head is the MTP block's own if the file has one, else the model's, else the token
-    embedding (as in `graph_mtp` of upstream's src/models/qwen35.cpp).
-
-    Args:
-        model: a model file, or its description, which saves reading it again.
-        ids: [n] rows, in the order wanted.
-
-    Raises:
-        ModelFileError: the file cannot be read, has no head, or not these rows of it.
-    """
-    info = model if isinstance(model, GGUFInfo) else read_gguf(model)
-    tensors = {tensor.name: tensor for tensor in info.tensors}
-    own = f"blk.{info.n_layer}.nextn.shared_head_head.weight"
-    found = [tensors[n] for n in (own, "output.weight", "token_embd.weight") if n in tensors]
-    if not found:
-        raise ModelFileError(f"{info.path}: the file has no LM head", info.path)
-    head = found[0]
-    number = next(n for n, (name, _, _) in TENSOR_TYPES.items() if name == head.type)
-    _, block, block_bytes = TENSOR_TYPES[number]
-    row_bytes = head.shape[0] // block * block_bytes
-    shape = (head.nbytes // row_bytes, row_bytes)
-    if ids.size and not 0 <= ids.min() <= ids.max() < shape[0]:
-        message = f"{head.name} has {shape[0]} rows, wanted are {ids.min()} to {ids.max()}"
-        raise ModelFileError(f"{info.path}: {message}", info.path)
-    try:
-        rows = np.memmap(info.path, np.uint8, "r", offset=head.offset, shape=shape)
-    except (OSError, ValueError) as error:
-        raise ModelFileError(f"cannot read {info.path}: {error}", info.path) from error
-    return HeadRows(number, np.asarray(rows)[ids], head.name)
-
-
-@dataclass(frozen=True, eq=False)
-class DraftHead:
-    """An LM head over a part of the vocabulary: rows[i] belongs to token ids[i], ascending."""
-
-    ids: Ids
-    rows: HeadRows
-
-
-def draft_head(info: GGUFInfo, spec: str | int | os.PathLike[str]) -> DraftHead | None:
-    """The draft head that a user asks for; None: the model's own.
-
-    Args:
-        spec: as for :func:`choose`; or "auto": DEFAULT_SIZE tokens if that is less than half of the
-            vocabulary and the tokenizer can be ranked.
-    """
-    if spec == "auto":
-        if info.n_vocab <= 2 * DEFAULT_SIZE:
-            return None
-        try:
-            vocab = choose(info.path, DEFAULT_SIZE)
-        except ModelFileError as error:
-            log.info("drafting over the whole vocabulary: %s", error)
-            return None
-    else:
-        vocab = choose(info.path, spec)
-    return DraftHead(vocab.ids, head_rows(info, vocab.ids)) if vocab else None

@@ -10,6 +10,7 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
@@ -17,10 +18,11 @@ from . import native
 from .checkpoints import Checkpoint, Checkpoints, boundaries
 from .context import Context, ContextOptions
 from .errors import UsageError
-from .hidden import Hidden, Ints, TapRows, traffic
+from .hidden import Hidden, Ints, Tap, TapRows, traffic
 from .model import Model
 from .models.memory import MemoryEstimate, available_memory, check_memory, memory_estimate
 from .settings import Settings
+from .speculative.depth import DepthController
 from .speculative.drafter import Drafter
 from .speculative.rollback import go_back, make_rollback
 from .telemetry import Telemetry
@@ -32,6 +34,16 @@ log = logging.getLogger("pyllama_mtp")
 DRAFT_UBATCH_CPU = 128
 
 
+class DepthChoice(Protocol):
+    """Chooses how many drafts each round makes; see :class:`DepthController`."""
+
+    def choose(self, at_most: int | None = None) -> int:
+        """Drafts of the next round."""
+
+    def update(self, n_drafted: int, n_accepted: int, draft_s: float, total_s: float) -> None:
+        """The outcome of the round."""
+
+
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many leading tokens are the same."""
     return next(
@@ -40,7 +52,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class Engine:
-    """Target context, draft context when `settings.draft_n_max` > 0, and their contents.
+    """Target context, draft context when `settings.depth_limit` > 0, and their contents.
 
     An exception (Ctrl-C among them) may break it anywhere between the start of a prefill or round
     and its end. The engine is then not intact, and the next prefill starts from empty caches.
@@ -49,6 +61,7 @@ class Engine:
         cached: tokens in the target cache, position 0 first.
         intact: False between the start of a prefill or round and its end.
         on_device: hidden rows are handed over in the tap, not through arrays.
+        depths: chooses the draft depth of each round; None: it is fixed.
         drafting: whether the text at hand is drafted for; if not, MTP costs nothing.
         turn: changes with every prefill and reset; a generation that finds another one has been
             overtaken.
@@ -58,12 +71,15 @@ class Engine:
         """Raises UsageError, InsufficientMemoryError: see :class:`Context`."""
         self.model, self.settings = model, settings
         self.cached: list[int] = []
-        self.drafting = settings.draft_n_max > 0
+        self.drafting = settings.depth_limit > 0
         self.turn = 0
         self.intact = True
         self._outputs_before = 0
         self.checkpoints = Checkpoints(settings.checkpoints if model.is_recurrent else 0)
-        depth = settings.draft_n_max
+        depth = settings.depth_limit
+        self.depths: DepthChoice | None = None
+        if settings.draft_n_max == "auto":
+            self.depths = DepthController(depth)
         if depth and not model.has_mtp:
             raise UsageError(
                 f"{model.path} was loaded without an MTP head (mtp=False); use draft_n_max=0"
@@ -133,12 +149,20 @@ class Engine:
             n_rs_seq=0,
             n_batch=n_ubatch,
             n_ubatch=n_ubatch,
-            n_outputs_max=s.draft_n_max if chained else 1,
+            n_outputs_max=s.depth_limit if chained else 1,
             need_embd_pre_norm=has_tap and not chained,
             tap="off" if has_tap else "outputs",
             full_block=self.prompt_sync == "full",
         )
         context = Context(self.model, options, target=self.target)
+        if chained and not context.can_chain(s.depth_limit):
+            if s.drafting == "chain":
+                context.close()
+                raise UsageError(
+                    f"a chain of {s.depth_limit} drafts has no room in a graph of this model; use "
+                    "a smaller draft_n_max, or drafting 'stepwise'"
+                )
+            chained, context.tap = False, Tap(context)
         head = self.model.draft_head(s.draft_vocab) if has_tap else None
         if head:
             context.set_draft_head(head.rows, head.ids)
@@ -149,7 +173,7 @@ class Engine:
         return Drafter(context, self.target if self.on_device else None, chained)
 
     def _n_outputs(self, n_batch: int) -> int:
-        return n_batch if self.settings.prompt_rows == "all" else self.settings.draft_n_max + 1
+        return n_batch if self.settings.prompt_rows == "all" else self.settings.depth_limit + 1
 
     def _estimate(self, n_ctx: int) -> MemoryEstimate:
         s = self.settings
@@ -159,8 +183,8 @@ class Engine:
             n_ctx,
             s.cache_type_k,
             s.cache_type_v,
-            n_rs_seq=s.draft_n_max if s.rollback != "replay" else 0,
-            mtp=s.draft_n_max > 0,
+            n_rs_seq=s.depth_limit if s.rollback != "replay" else 0,
+            mtp=s.depth_limit > 0,
             n_batch=n_batch,
             n_ubatch=min(s.n_ubatch, n_batch),
             n_outputs=self._n_outputs(n_batch),
@@ -349,10 +373,8 @@ class Engine:
         with telemetry.timed("sync"):
             start, n_keep = len(self.cached), n_accepted + 1
             if self.drafting:
-                # K and V of rejected tokens cost less than a graph of another shape.
-                chained = self.drafter is not None and self.drafter.chained
-                n_sync = len(self._batch) if chained else n_keep
-                self._sync(self._batch[:n_sync], start, self._hidden(n_sync), n_keep)
+                # All of them: K and V of rejected tokens cost less than a graph of another shape.
+                self._sync(self._batch, start, self._hidden(len(self._batch)), n_keep)
             if len(self._batch) > 1:
                 self.rollback.after(self._batch, start, n_keep)
             self.cached += self._batch[:n_keep].tolist()

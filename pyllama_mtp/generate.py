@@ -41,6 +41,7 @@ def generate(
         began = time.perf_counter()  # the consumer's time between rounds does not count
         with telemetry.timed("draft"):
             drafts = engine.draft(token, _depth(engine, limits, telemetry))
+        drafted_s = time.perf_counter() - began
         with telemetry.timed("verify"):
             engine.verify(token, drafts)
         with telemetry.timed("sampling"):
@@ -57,7 +58,10 @@ def generate(
 
         telemetry.count_round(len(drafts), verdict.n_accepted)
         _log_pairs(engine, telemetry, drafts, verdict.tokens)
-        telemetry.decode_s += time.perf_counter() - began
+        elapsed_s = time.perf_counter() - began
+        telemetry.decode_s += elapsed_s
+        if engine.depths and engine.drafting:
+            engine.depths.update(len(drafts), verdict.n_accepted, drafted_s, elapsed_s)
         for token in verdict.tokens:
             telemetry.n_generated += 1
             yield token
@@ -75,7 +79,8 @@ def finished(engine: Engine, limits: Limits, telemetry: Telemetry, token: int) -
 def _depth(engine: Engine, limits: Limits, telemetry: Telemetry) -> int:
     """Drafts worth making: a round emits one token more than it accepts."""
     wanted = limits.max_tokens - telemetry.n_generated - 1
-    return min(engine.settings.draft_n_max, wanted, engine.room() - 1)
+    most = min(engine.settings.depth_limit, wanted, engine.room() - 1)
+    return engine.depths.choose(most) if engine.depths and engine.drafting else most
 
 
 def _synthetic(engine: Engine) -> SyntheticAcceptance | None:

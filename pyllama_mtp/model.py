@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import chat, native, rpc
-from .draftvocab import DraftHead, draft_head
+from .drafthead import DraftHead, draft_head
 from .errors import ContextClosedError, InsufficientMemoryError, ModelFileError, UsageError
 from .models.ggufinfo import GGUFInfo, validate_model_file
 from .models.memory import available_memory

@@ -280,7 +280,7 @@ def stream(
     with contextlib.ExitStack() as stack:
         if not isinstance(model, Model):
             depth = settings.get("draft_n_max")
-            mtp = read_gguf(model).has_mtp if depth is None else depth > 0
+            mtp = read_gguf(model).has_mtp if depth is None else depth != 0
             model = stack.enter_context(Model(model, mtp=mtp))
         settings.setdefault("draft_n_max", Settings.draft_n_max if model.has_mtp else 0)
         if "n_ctx" not in settings:

@@ -23,6 +23,9 @@ MOST_TOKENS = 2**31 - 1
 MOST_THREADS = 512  # GGML_MAX_N_THREADS
 #: A draft vocabulary of fewer tokens saves nothing more and rejects nearly every draft.
 DRAFT_VOCAB_LEAST = 256
+#: Most drafts per round where the depth is chosen while generating: one more costs a snapshot of
+#: the recurrent state, and is used only where nearly everything is accepted.
+AUTO_DEPTH = 6
 #: Most drafts per round. Beyond it the chance that a further draft is reached is negligible.
 DRAFT_LIMIT = 64
 
@@ -53,7 +56,9 @@ class Settings:
         cache_type_k, cache_type_v: type of the K and V caches, one of CACHE_TYPES. A quantized V
             cache needs flash attention.
         flash_attn: "auto", "on" or "off".
-        draft_n_max: most drafts per round; 0 turns MTP off.
+        draft_n_max: drafts per round; 0 turns MTP off. "auto": 0 to AUTO_DEPTH, as many as make
+            this generation fastest on this machine, by the costs and the acceptance measured
+            meanwhile.
         drafting: "chain": the drafts of a round come from one graph; "stepwise": from one graph
             each; "auto": chain if the library can and `p_min` is 0. The same drafts either way.
         draft_vocab: tokens that can be drafted: a number (the best of a ranking made from the
@@ -85,7 +90,7 @@ class Settings:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     flash_attn: str = "auto"
-    draft_n_max: int = 3
+    draft_n_max: int | str = 3
     drafting: str = "auto"
     draft_vocab: str | int = "auto"
     p_min: float = 0.0
@@ -122,10 +127,10 @@ class Settings:
         )
         depth = self.draft_n_max
         _require(
-            0 <= depth <= DRAFT_LIMIT,
+            depth == "auto" or (isinstance(depth, int) and 0 <= depth <= DRAFT_LIMIT),
             "draft_n_max",
             depth,
-            f"a draft depth from 0 (no MTP) to {DRAFT_LIMIT}",
+            f"a draft depth from 0 (no MTP) to {DRAFT_LIMIT}, or 'auto'",
         )
         _require(0.0 <= self.p_min <= 1.0, "p_min", self.p_min, "a probability from 0 to 1")
         if self.cache_type_v in ("q8_0", "q4_0") and self.flash_attn == "off":
@@ -155,11 +160,16 @@ class Settings:
         falling = all(a >= b for a, b in itertools.pairwise(rates))
         _require(all(0.0 <= r <= 1.0 for r in rates) and falling, name, rates, allowed)
         _require(
-            len(rates) >= self.draft_n_max,
+            len(rates) >= self.depth_limit,
             name,
             rates,
-            f"one rate for each of the {self.draft_n_max} draft positions",
+            f"one rate for each of the {self.depth_limit} draft positions",
         )
+
+    @property
+    def depth_limit(self) -> int:
+        """Most drafts that a round may have."""
+        return self.draft_n_max if isinstance(self.draft_n_max, int) else AUTO_DEPTH
 
     @property
     def threads(self) -> int:

@@ -81,6 +81,16 @@ def real(least: float, most: float = math.inf) -> Callable[[str], float]:
     return parse
 
 
+def whole_or_auto(least: int) -> Callable[[str], int | str]:
+    """An argparse type: a whole number of at least `least`, or the word auto."""
+    number = whole(least)
+
+    def parse(text: str) -> int | str:
+        return text if text == "auto" else number(text)
+
+    return parse
+
+
 def comma_list(item: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     """An argparse type: items separated by commas."""
 
@@ -293,7 +303,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def settings_from(args: argparse.Namespace, draft_n_max: int, **switches: str) -> Settings:
+def settings_from(args: argparse.Namespace, draft_n_max: int | str, **switches: str) -> Settings:
     """The `Settings` of the options; `switches` replace those of the same name."""
     names = ("prompt_rows", "prompt_sync", "hidden", "handoff", "drafting", "draft_vocab")
     return Settings(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pyllama_mtp.cli import INTERRUPTED, common
 from pyllama_mtp.errors import DecodeAborted, UsageError
+from pyllama_mtp.settings import AUTO_DEPTH
 
 if TYPE_CHECKING:
     from pyllama_mtp import Generation, Model, Settings
@@ -53,10 +54,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--draft-n-max",
-        type=common.whole(0),
+        type=common.whole_or_auto(0),
         default=3,
-        metavar="N",
-        help="most tokens drafted per round; 0 is no MTP",
+        metavar="N|auto",
+        help="tokens drafted per round; 0 is no MTP; 'auto' is as many as make it fastest, by what "
+        "is measured while it generates",
     )
     parser.add_argument(
         "--stop",
@@ -101,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         from pyllama_mtp import Session, native
 
         library = native.load(args.lib)
-        with common.open_model(args, mtp=args.draft_n_max > 0, without="--draft-n-max 0") as model:
+        with common.open_model(args, mtp=args.draft_n_max != 0, without="--draft-n-max 0") as model:
             prompt = tokenize(model, text, args)
             settings = fit_context(settings, model, len(prompt), args.max_tokens)
             with Session(model, settings) as session:
@@ -164,7 +166,7 @@ def tokenize(model: Model, text: str, args: argparse.Namespace) -> list[int]:
 
 def fit_context(settings: Settings, model: Model, n_prompt: int, max_tokens: int) -> Settings:
     """Where n_ctx is 0, ask for what the generation needs instead of the model's maximum."""
-    needed = n_prompt + max_tokens + settings.draft_n_max + 1
+    needed = n_prompt + max_tokens + settings.depth_limit + 1
     n_ctx = settings.n_ctx or min(-(-needed // 256) * 256, model.n_ctx_train)
     return dataclasses.replace(settings, n_ctx=n_ctx)
 
@@ -212,7 +214,8 @@ def _say(args: argparse.Namespace, generation: Generation) -> None:
     from pyllama_mtp.measure.table import synthetic_warning, telemetry_lines
 
     if args.synthetic_acceptance:
-        print(synthetic_warning(args.synthetic_acceptance[: args.draft_n_max]), file=sys.stderr)
+        most = AUTO_DEPTH if args.draft_n_max == "auto" else args.draft_n_max
+        print(synthetic_warning(args.synthetic_acceptance[:most]), file=sys.stderr)
     if args.stats:
         print("\n".join(telemetry_lines(generation.telemetry)), file=sys.stderr)
 

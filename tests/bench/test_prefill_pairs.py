@@ -57,6 +57,48 @@ def test_every_step_and_every_round_begins_with_the_other(monkeypatch: pytest.Mo
     assert [name for name, _, _ in log][:4] == ["0:3", "1:0", "2:0", "1:0"]
 
 
+def test_one_session_takes_every_round_of_a_step_before_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[tuple[int, int, list[bool]]] = []
+
+    class FakeOneSession:
+        def __init__(self, session: object) -> None:
+            pass
+
+        def step(self, prompt: list[int], start: int, end: int, drafts: list[bool]) -> list[Any]:
+            log.append((start, end, drafts))
+            return [
+                SimpleNamespace(prefill_s=2.0 + draft, time_s={"prompt_sync": 0.5 * draft})
+                for draft in drafts
+            ]
+
+    session = SimpleNamespace(close=lambda: log.append((0, 0, [])))
+    monkeypatch.setattr(prefill_pairs, "OneSession", FakeOneSession)
+    monkeypatch.setattr(prefill_pairs, "open_session", lambda *_, **__: session)
+    options = ["--one-session", "--rounds", "2", "--step", "10", "--threads", "1"]
+    args = prefill_pairs.parse_arguments(options)
+    rounds = prefill_pairs.all_rounds(SimpleNamespace(n_vocab=50), args, 25)
+    assert log == [
+        (0, 10, [False, True, True, False]),
+        (10, 20, [True, False, False, True]),
+        (20, 25, [False, True, True, False]),
+        (0, 0, []),
+    ]
+    assert (
+        rounds
+        == [
+            {
+                "no MTP": {"prefill_s": 6.0, "prompt_sync_s": 0.0},
+                "MTP": {"prefill_s": 9.0, "prompt_sync_s": 1.5},
+            }
+        ]
+        * 2
+    )
+    found = prefill_pairs.summarize(25, rounds)
+    assert found["ratio"] == pytest.approx(2 / 3) and found["controls"] == []
+
+
 @pytest.mark.parametrize(
     "options", [("--sizes", "1,x"), ("--rounds", "0"), ("--rounds", "5"), ("--step", "0")]
 )

@@ -279,8 +279,7 @@ def test_every_switch_gives_what_upstream_gives(
     file: Path = request.getfixturevalue(name)
 
     def case(depth: int, sync: str, handoff: str, rows: str) -> tuple[int, dict[str, str]]:
-        switches = {"prompt_sync": sync, "handoff": handoff, "prompt_rows": rows}
-        return depth, {**switches, "drafting": "stepwise"}
+        return depth, {"prompt_sync": sync, "handoff": handoff, "prompt_rows": rows}
 
     shapes = list(itertools.product((1, 3), ("last", "all")))
     wanted = outcomes(

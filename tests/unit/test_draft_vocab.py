@@ -17,15 +17,14 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import draftvocab
+from pyllama_mtp.drafthead import HeadRows, head_rows
 from pyllama_mtp.draftvocab import (
     DraftVocab,
-    HeadRows,
     Ranking,
     Tokenizer,
     best,
     choose,
     default_ranking,
-    head_rows,
     load,
     measure_ranking,
     read_tokenizer,

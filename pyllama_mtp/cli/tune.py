@@ -1,0 +1,69 @@
+"""``pyllama-mtp tune``: what each draft depth costs on this machine, and which one to use."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from pyllama_mtp.cli import common
+
+_EPILOG = """\
+Measured on the model itself: after a prompt, rounds of every depth from 0 to
+--limit take turns, and medians are kept. Which depth is the fastest then
+depends on how often drafts are accepted; see 'pyllama-mtp matrix'.
+
+examples:
+  pyllama-mtp tune
+  pyllama-mtp tune --model Qwen3.5-4B-Q8_0.gguf --prompt-size 4096
+  pyllama-mtp tune --model FILE --draft-vocab full --limit 4
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the ``tune`` command."""
+    parser = subparsers.add_parser(
+        "tune",
+        help="measure what drafting costs here, and recommend a draft depth",
+        description="Measure what drafting and verifying cost for a model on this machine; print "
+        "the acceptance from which each draft depth pays, and a recommendation.",
+        epilog=_EPILOG,
+        formatter_class=common.HelpFormatter,
+    )
+    parser.add_argument(
+        "--limit", type=common.whole(1), default=6, metavar="N", help="greatest depth to measure"
+    )
+    parser.add_argument(
+        "--prompt-size",
+        type=common.whole(1),
+        default=512,
+        metavar="TOKENS",
+        help="tokens in the context when the measurement begins",
+    )
+    parser.add_argument(
+        "--repeat", type=common.whole(1), default=5, metavar="R", help="rounds per depth"
+    )
+    parser.add_argument("--json", action="store_true", help="print the costs in seconds, as JSON")
+    common.add_model_options(parser)
+    common.add_settings_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    settings = common.settings_from(args, args.limit)
+
+    from pyllama_mtp import Session, native
+    from pyllama_mtp.measure.costs import measure_costs, tokens_needed
+    from pyllama_mtp.measure.tune import tune_markdown
+    from pyllama_mtp.measure.workload import Workload
+
+    native.load(args.lib)
+    with common.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
+        needed = args.prompt_size + tokens_needed(args.limit, args.repeat) + 1
+        settings = dataclasses.replace(settings, n_ctx=settings.n_ctx or needed)
+        prompt = Workload(model).prompt(args.prompt_size)
+        with Session(model, settings) as session:
+            costs = measure_costs(session, prompt, args.repeat)
+    print(json.dumps(dataclasses.asdict(costs)) if args.json else tune_markdown(costs))
+    return 0

@@ -1,0 +1,90 @@
+"""What drafting and verifying cost on this machine, measured on a session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.generate import Limits, generate
+from pyllama_mtp.sampling import Sampler
+from pyllama_mtp.session import Session
+from pyllama_mtp.settings import Sampling
+from pyllama_mtp.speculative.costs import Costs
+from pyllama_mtp.telemetry import Telemetry
+
+
+class Rotation:
+    """Takes every depth in turn, in place of the engine's own choice.
+
+    A depth is used for two rounds, and the second is kept: the first may have to build its graphs.
+    The next turn goes through the depths backwards, so that a machine that grows slower slows all
+    alike.
+    """
+
+    def __init__(self, limit: int, repeats: int) -> None:
+        depths = [*range(limit + 1)]
+        turns = [depths[:: 1 if turn % 2 == 0 else -1] for turn in range(repeats)]
+        self._plan = [depth for turn in turns for depth in turn for _ in range(2)]
+        self._rounds = 0
+        self.draft_s: list[list[float]] = [[] for _ in depths]
+        self.rest_s: list[list[float]] = [[] for _ in depths]
+
+    @property
+    def done(self) -> bool:
+        """Whether every depth was measured as often as asked for."""
+        return self._rounds >= len(self._plan)
+
+    def choose(self, at_most: int | None = None) -> int:
+        """The depth of the next round."""
+        depth = 0 if self.done else self._plan[self._rounds]
+        return depth if at_most is None else min(depth, at_most)
+
+    def update(self, n_drafted: int, n_accepted: int, draft_s: float, total_s: float) -> None:
+        """The outcome of a round; one that was cut short does not count."""
+        if self.done:
+            return
+        if self._rounds % 2 and n_drafted == self._plan[self._rounds]:
+            self.draft_s[n_drafted].append(draft_s)
+            self.rest_s[n_drafted].append(total_s - draft_s)
+        self._rounds += 1
+
+    def costs(self) -> Costs:
+        """Medians. Raises UsageError when a depth was never measured."""
+        if not all(self.rest_s):
+            raise UsageError("too few rounds to measure every depth; use a longer context")
+        drafts = [median(times) for times in self.draft_s[1:]]
+        rounds = [median(times) for times in self.rest_s]
+        return Costs(verify=(0.0, *rounds), draft=(0.0, *drafts))
+
+
+def tokens_needed(limit: int, repeats: int) -> int:
+    """Most tokens that the measurement generates."""
+    return 1 + repeats * (limit + 1) * (limit + 2)
+
+
+def measure_costs(session: Session, prompt: Sequence[int], repeats: int) -> Costs:
+    """Generate after `prompt`, greedily, at every depth from 0 to the session's limit in turn.
+
+    Args:
+        session: with ``draft_n_max`` above 0 and room for :func:`tokens_needed` tokens.
+        repeats: rounds that count, per depth.
+
+    Raises:
+        UsageError: the session does not draft, or the context is too short.
+    """
+    engine, limit = session._engine, session.settings.depth_limit
+    if limit < 1:
+        raise UsageError("costs are measured at depths 0 to draft_n_max; give at least 1")
+    n_tokens = tokens_needed(limit, repeats)
+    rotation, before = Rotation(limit, repeats), engine.depths
+    sampler = Sampler(session.model, Sampling(), prompt)
+    engine.depths = rotation
+    try:
+        for _ in generate(engine, prompt, sampler, Limits(n_tokens, ignore_eos=True), Telemetry()):
+            if rotation.done:
+                break
+    finally:
+        engine.depths = before
+        sampler.close()
+    return rotation.costs()

@@ -1,0 +1,149 @@
+"""From measured costs to advice: what each draft depth costs here, and when it pays. No library.
+
+Everything is computed from the costs (:mod:`pyllama_mtp.speculative.costs`); nothing is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.speculative.costs import Costs, best_depth, break_even, round_time, speed
+
+#: Acceptance per draft for which the speed is forecast.
+ACCEPTANCE = (0.5, 0.7, 0.8, 0.9)
+#: The one that the advice is for. Published heads: about 0.73 in long thinking, 0.9 in code.
+TYPICAL_ACCEPTANCE = 0.8
+#: Acceptance above this is left out of the advice: no published head keeps it up.
+MOST_ACCEPTANCE = 0.95
+_STEP = 0.01
+_NONE = "-"
+
+
+@dataclass(frozen=True)
+class TuneRow:
+    """One depth. Times in plain decode steps.
+
+    Attributes:
+        depth: drafts per round; 0 is no MTP.
+        draft: drafting them.
+        verify: one pass over depth + 1 rows, caches and sampling included.
+        round: both.
+        break_even: acceptance per draft, the same at every position, from which the depth is
+            faster than no MTP, 0 to 1; None: never, or depth 0.
+        speed_up: against no MTP, at each of ACCEPTANCE.
+    """
+
+    depth: int
+    draft: float
+    verify: float
+    round: float
+    break_even: float | None
+    speed_up: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Range:
+    """From `acceptance` on, up to where the next range begins, `depth` is the fastest."""
+
+    acceptance: float
+    depth: int
+
+
+def tune_rows(costs: Costs, acceptance: Sequence[float] = ACCEPTANCE) -> list[TuneRow]:
+    """One row per depth that has costs, 0 first."""
+    return [_row(costs, depth, acceptance) for depth in range(costs.limit + 1)]
+
+
+def _row(costs: Costs, depth: int, acceptance: Sequence[float]) -> TuneRow:
+    return TuneRow(
+        depth,
+        costs.draft[depth] / costs.plain,
+        costs.verify[depth + 1] / costs.plain,
+        round_time(costs, depth) / costs.plain,
+        break_even(costs, depth) if depth else None,
+        tuple(speed(costs, [rate] * depth, depth) * costs.plain for rate in acceptance),
+    )
+
+
+def best_ranges(costs: Costs) -> list[Range]:
+    """Which depth is the fastest at which acceptance, from 0 to MOST_ACCEPTANCE in steps of 0.01.
+
+    Acceptance is taken to be the same at every position.
+    """
+    ranges: list[Range] = []
+    for step in range(round(MOST_ACCEPTANCE / _STEP) + 1):
+        rate = step * _STEP
+        depth = best_depth(costs, [rate] * costs.limit)
+        if not ranges or ranges[-1].depth != depth:
+            ranges.append(Range(round(rate, 2), depth))
+    return ranges
+
+
+def tune_headings(acceptance: Sequence[float] = ACCEPTANCE) -> list[str]:
+    """The headings of :func:`tune_cells`."""
+    fixed = ["depth", "draft", "verify", "round", "break-even %"]
+    return [*fixed, *(f"at {100 * rate:g} %" for rate in acceptance)]
+
+
+def tune_cells(rows: Sequence[TuneRow]) -> list[list[str]]:
+    """The rows as text."""
+    return [
+        [
+            str(row.depth) if row.depth else "0 (no MTP)",
+            *(f"{steps:.2f}" for steps in (row.draft, row.verify, row.round)),
+            _NONE if row.break_even is None else f"{100 * row.break_even:.0f}",
+            *(f"{ratio:.2f}x" for ratio in row.speed_up),
+        ]
+        for row in rows
+    ]
+
+
+def tune_markdown(costs: Costs) -> str:
+    """Table, what its figures are, and the advice."""
+    headings = tune_headings()
+    lines = [headings, ["--:"] * len(headings), *tune_cells(tune_rows(costs))]
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n\n".join([table, EXPLANATION, recommendation(costs)])
+
+
+EXPLANATION = (
+    "draft, verify, round: in plain decode steps. break-even: the acceptance per draft from which "
+    "the depth is faster than no MTP. at N %: expected speed against no MTP if each draft is "
+    "accepted N % of the time; computed from the costs, not measured."
+)
+
+
+def recommendation(costs: Costs) -> str:
+    """What to set, and why, in a few sentences.
+
+    Raises:
+        UsageError: no depth above 0 was measured.
+    """
+    if costs.limit < 1:
+        raise UsageError("nothing to recommend: only depth 0 was measured; measure 1 at least")
+    ranges = best_ranges(costs)
+    if not any(one.depth for one in ranges):
+        return (
+            f"Drafting does not pay here at any acceptance up to {_percent(MOST_ACCEPTANCE)}: one "
+            f"draft and its verification take {round_time(costs, 1) / costs.plain:.2f} plain steps "
+            "for at most 2 tokens. Use draft_n_max=0."
+        )
+    depths = ", ".join(
+        f"{one.depth} from {_percent(one.acceptance)}" if one.acceptance else f"{one.depth} at 0 %"
+        for one in ranges
+    )
+    fixed = best_depth(costs, [TYPICAL_ACCEPTANCE] * costs.limit)
+    deeper = ""
+    if ranges[-1].depth == costs.limit:
+        deeper = f" Depths above {costs.limit} were not measured; they may be faster still."
+    return (
+        f"Fastest depth by acceptance per draft: {depths}.{deeper} At "
+        f"{_percent(TYPICAL_ACCEPTANCE)}, which is typical, use draft_n_max={fixed}; where it is "
+        'not known or varies, draft_n_max="auto" finds the depth while generating.'
+    )
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.0f} %"

@@ -1,0 +1,134 @@
+"""What a round costs and what it brings: is drafting worth it, and how deep? Pure; no library.
+
+A round drafts k tokens, verifies them in one pass of the target over k + 1 rows, and emits the
+accepted ones and one token more (Leviathan et al. 2023, "Fast inference from transformers via
+speculative decoding", https://arxiv.org/abs/2211.17192). Its speed follows from what drafting and
+verifying cost here, and from how often a draft is accepted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import UsageError
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds, or any other unit that is the same in both.
+
+    Attributes:
+        verify: ``verify[n]``: one pass of the target over n rows, with all that a round needs
+            beside drafting: sampling, rollback, keeping up both caches. ``verify[1]`` is a plain
+            decode step, ``verify[0]`` is 0.
+        draft: ``draft[k]``: drafting k tokens. ``draft[0]`` is 0.
+
+    Raises:
+        UsageError: lengths that do not match, or a time that is not above 0.
+    """
+
+    verify: tuple[float, ...]
+    draft: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.verify) != len(self.draft) + 1 or not self.draft:
+            raise UsageError(
+                f"{len(self.verify)} verification and {len(self.draft)} draft costs: for depths 0 "
+                "to n there must be n + 2 (of 0 to n + 1 rows) and n + 1 of them"
+            )
+        for name, values in (("verify", self.verify), ("draft", self.draft)):
+            if values[0] != 0 or not all(0 < value < math.inf for value in values[1:]):
+                raise UsageError(f"{name} costs are {values}: 0 first, then times above 0 only")
+
+    @property
+    def limit(self) -> int:
+        """The greatest depth that has costs."""
+        return len(self.draft) - 1
+
+    @property
+    def plain(self) -> float:
+        """One plain decode step."""
+        return self.verify[1]
+
+
+def expected_tokens(acceptance: Sequence[float], depth: int) -> float:
+    """Tokens that a round of `depth` drafts emits on average: 1 + a1 + a1 a2 + ...
+
+    The last accepted draft is followed by one token of the target's own, so with every a_i = a
+    this is (1 - a^(depth + 1)) / (1 - a): Leviathan et al. 2023, equation 1.
+
+    Args:
+        acceptance: conditional, per position: acceptance[i] is the probability that draft i + 1
+            is accepted, all before it being accepted.
+
+    Raises:
+        UsageError: fewer than `depth` rates, or a negative depth.
+    """
+    if not 0 <= depth <= len(acceptance):
+        raise UsageError(f"depth is {depth}, there are acceptance rates for 0 to {len(acceptance)}")
+    tokens = reached = 1.0
+    for rate in acceptance[:depth]:
+        reached *= rate
+        tokens += reached
+    return tokens
+
+
+def round_time(costs: Costs, depth: int, offered: Sequence[float] = ()) -> float:
+    """Mean time of a round that asks for `depth` drafts, in the unit of `costs`.
+
+    Args:
+        offered: offered[i] is the probability that draft i + 1 is made when it is asked for and
+            the one before it was made: below 1 where drafting stops at improbable drafts (p_min).
+            The draft at which it stops is computed but not verified. Empty: always made.
+    """
+    total, made = 0.0, 1.0  # made: the probability that at least n drafts are
+    for n, rate in enumerate(offered[:depth]):
+        total += made * (1.0 - rate) * (costs.draft[n + 1] + costs.verify[n + 1])
+        made *= rate
+    return total + made * (costs.draft[depth] + costs.verify[depth + 1])
+
+
+def speed(
+    costs: Costs, acceptance: Sequence[float], depth: int, offered: Sequence[float] = ()
+) -> float:
+    """Tokens per unit of time of rounds that ask for `depth` drafts; depth 0 is plain decoding.
+
+    The ratio of the means, which is what a long text converges to: Leviathan et al. 2023, theorem
+    3.8, with measured costs in place of their cost coefficient and free parallel verification.
+
+    Args:
+        acceptance: see :func:`expected_tokens`. Where `offered` is given, a draft that was asked
+            for and not made counts as not accepted.
+        offered: see :func:`round_time`.
+    """
+    return expected_tokens(acceptance, depth) / round_time(costs, depth, offered)
+
+
+def best_depth(costs: Costs, acceptance: Sequence[float], limit: int | None = None) -> int:
+    """The fastest depth from 0 to `limit` (None: all that have costs), the shallowest of equals."""
+    limit = costs.limit if limit is None else min(limit, costs.limit)
+    return max(range(limit + 1), key=lambda depth: speed(costs, acceptance, depth))
+
+
+def break_even(costs: Costs, depth: int) -> float | None:
+    """The acceptance, the same at every position, at which `depth` is as fast as plain decoding.
+
+    Returns:
+        0 to 1, within 1e-9; 0 where a round is no dearer than a plain step; None where even
+        drafts that are all accepted do not pay.
+    """
+    wanted = round_time(costs, depth) / costs.plain
+    if wanted <= 1.0:
+        return 0.0
+    if wanted > depth + 1:
+        return None
+    low, high = 0.0, 1.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        if expected_tokens([middle] * depth, depth) < wanted:
+            low = middle
+        else:
+            high = middle
+    return high

@@ -1,0 +1,31 @@
+"""``pyllama-mtp tune`` with the real library and the demo model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+
+Program = Callable[..., "subprocess.CompletedProcess[bytes]"]
+QUICK = ("--limit", "2", "--prompt-size", "64", "--repeat", "2", "--threads", "1")
+
+
+def test_table_and_recommendation(program: Program) -> None:
+    done = program("tune", *QUICK)
+    assert done.returncode == 0, done.stderr.decode()
+    lines = done.stdout.decode().splitlines()
+    assert lines[0].startswith("| depth | draft | verify | round | break-even % |")
+    assert [line.split("|")[1].strip() for line in lines[2:5]] == ["0 (no MTP)", "1", "2"]
+    assert "draft_n_max=" in done.stdout.decode()
+
+
+def test_json_has_the_costs_in_seconds(program: Program) -> None:
+    done = program("tune", *QUICK, "--json")
+    costs = json.loads(done.stdout)
+    assert len(costs["verify"]) == 4 and len(costs["draft"]) == 3
+    assert 0 < costs["verify"][1] < 1
+
+
+def test_a_context_that_is_too_short(program: Program) -> None:
+    done = program("tune", *QUICK, "--prompt-size", "250", "--n-ctx", "256")
+    assert done.returncode == 2 and b"longer context" in done.stderr

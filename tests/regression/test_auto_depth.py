@@ -1,0 +1,79 @@
+"""draft_n_max="auto": the depth changes while generating, the text does not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pyllama_mtp import Model, Session
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.costs import measure_costs, tokens_needed
+from pyllama_mtp.settings import AUTO_DEPTH
+
+from .support import N_CTX, assert_same_tokens, greedy, settings
+
+AUTO = dataclasses.replace(settings(0), draft_n_max="auto")
+N_TOKENS = 160
+
+
+class Scripted:
+    """Depths by a list, over and over; keeps what it is told."""
+
+    def __init__(self, depths: list[int]) -> None:
+        self.depths, self.asked, self.told = depths, [], []  # type: ignore[var-annotated]
+
+    def choose(self, at_most: int | None = None) -> int:
+        depth = self.depths[len(self.asked) % len(self.depths)]
+        self.asked.append(depth if at_most is None else min(depth, at_most))
+        return self.asked[-1]
+
+    def update(self, n_drafted: int, n_accepted: int, draft_s: float, total_s: float) -> None:
+        self.told.append((n_drafted, n_accepted))
+        assert 0 <= draft_s < total_s
+
+
+def test_text_is_the_same_whatever_the_depths(demo: Model, text: list[int], gap: float) -> None:
+    """From no draft to six and back, round by round."""
+    with Session(demo, settings(0)) as session:
+        expected = greedy(session, text[:40], N_TOKENS)
+    with Session(demo, AUTO) as session:
+        depths = session._engine.depths = Scripted([0, 6, 1, 0, 0, 3, 2, 6, 5, 0, 4])
+        got = greedy(session, text[:40], N_TOKENS)
+    assert_same_tokens(demo, text[:40], got.tokens, expected.tokens, gap)
+    assert [drafted for drafted, _ in depths.told] == depths.asked and {0, 6} <= {*depths.asked}
+    accepted = sum(accepted for _, accepted in depths.told)
+    assert sum(got.telemetry.accepted) == accepted > 0
+    assert len(depths.told) == got.telemetry.rounds
+
+
+def test_the_controller_is_asked_and_told(demo: Model, text: list[int], gap: float) -> None:
+    with Session(demo, settings(0)) as session:
+        expected = greedy(session, text[:40], N_TOKENS)
+    with Session(demo, AUTO) as session:
+        for _ in range(2):  # one controller for the session
+            got = greedy(session, text[:40], N_TOKENS)
+            assert_same_tokens(demo, text[:40], got.tokens, expected.tokens, gap)
+        depths = session._engine.depths
+        assert depths is not None and depths.costs is not None  # type: ignore[attr-defined]
+        assert depths.rounds >= 2 * got.telemetry.rounds - 1  # type: ignore[attr-defined]
+        assert len(got.telemetry.drafted) <= AUTO_DEPTH
+
+
+def test_a_generation_that_does_not_draft_does_not_ask(demo: Model, text: list[int]) -> None:
+    with Session(demo, AUTO) as session:
+        depths = session._engine.depths = Scripted([2])
+        session.generate(text[:40], max_tokens=20, ignore_eos=True, draft=False).run()
+        assert not depths.asked and not depths.told
+
+
+def test_costs_are_measured_at_every_depth(demo: Model, text: list[int]) -> None:
+    limit, repeats = 3, 2
+    n_ctx = max(N_CTX, 40 + tokens_needed(limit, repeats) + 1)
+    with Session(demo, settings(limit, n_ctx=n_ctx)) as session:
+        before = session._engine.depths
+        costs = measure_costs(session, text[:40], repeats)
+        assert session._engine.depths is before
+    assert costs.limit == limit and all(seconds > 0 for seconds in costs.verify[1:])
+    with Session(demo, settings(0)) as session, pytest.raises(UsageError, match="at least 1"):
+        measure_costs(session, text[:40], repeats)

@@ -1,0 +1,573 @@
+"""A draft head: an LM head over a part of the vocabulary. Drafts change, the text does not.
+
+Logits are compared with columns of the whole head's, to rounding: with another number of rows
+another kernel may run, which adds up in another order. F16 rows then differ by 0.0000002 of the
+largest logit; quantized ones, and whatever is computed for a single entry, agreed to the bit on an
+AVX-512 machine. Rows of other tokens, or in another order, are off by the size of a logit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gguf import GGMLQuantizationType, GGUFReader
+
+from pyllama_mtp import Model, Session
+from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.drafthead import HeadRows, head_rows
+from pyllama_mtp.errors import FatalDecodeError, UsageError
+from pyllama_mtp.hidden import Floats, Ints
+from pyllama_mtp.models import synth
+from pyllama_mtp.models.layout import TensorSpec, model_tensors
+from pyllama_mtp.models.shapes import ModelShape
+from pyllama_mtp.speculative.drafter import Drafter
+
+from ..workers import worker
+from .support import N_BATCH, N_CTX, N_UBATCH, greedy, made_up, settings
+
+RunPython = Callable[..., "CompletedProcess[str]"]
+Int8s = npt.NDArray[np.int8]
+
+#: Bytes of a greedy token.
+PER_ROW = 4
+#: Three graphs, the last one short.
+N = 43
+N_VOCAB = 2055
+MARKS: dict[str, Int8s] = {
+    "last": (np.arange(N) == N - 1).astype(np.int8),
+    "some": (np.arange(N) % 5 == 2).astype(np.int8),
+    "all": np.ones(N, dtype=np.int8),
+}
+
+
+def parts(n_vocab: int) -> dict[str, Ints]:
+    """Parts of a vocabulary: scattered, in one piece, a single token, the whole."""
+    drawn = np.random.default_rng(0).choice(n_vocab, 37, replace=False)
+    found = {
+        "every seventh": np.arange(0, n_vocab, 7),
+        "37": np.sort(drawn),
+        "in one piece": np.arange(300, 600),
+        "the last one": np.array([n_vocab - 1]),
+        "all": np.arange(n_vocab),
+    }
+    return {name: ids.astype(np.int32) for name, ids in found.items()}
+
+
+def context(model: Model, **options: object) -> Context:
+    """A draft context, which needs no target while hidden rows come as arrays."""
+    chosen = {"n_ctx": N_CTX, "n_batch": N_BATCH, "n_ubatch": N_UBATCH, "n_threads": 1}
+    chosen |= {"n_outputs_max": N_BATCH, "mtp_head": True, **options}
+    return Context(model, ContextOptions(**chosen))  # type: ignore[arg-type]
+
+
+def states_of(model: Model, n: int = N) -> Floats:
+    """Hidden rows. Any will do."""
+    return np.random.default_rng(0).standard_normal((n, model.n_embd)).astype(np.float32)
+
+
+def logits_of(draft: Context, marks: Int8s = MARKS["some"]) -> Floats:
+    """Logits of the marked entries of a batch of N, in an empty cache."""
+    draft.clear()
+    draft.set_greedy(False)
+    draft.decode(made_up(draft.model, N), 0, marks, states_of(draft.model))
+    return np.stack([draft.logits(int(row)) for row in np.flatnonzero(marks)])
+
+
+def tokens_of(draft: Context, keeps_greedy: bool, marks: Int8s = MARKS["some"]) -> list[int]:
+    """Best tokens of the same entries."""
+    draft.clear()
+    draft.set_greedy(keeps_greedy)
+    draft.decode(made_up(draft.model, N), 0, marks, states_of(draft.model))
+    return [draft.argmax(int(row)) for row in np.flatnonzero(marks)]
+
+
+def set_head(draft: Context, ids: Ints) -> None:
+    draft.set_draft_head(head_rows(draft.model.info, ids), ids)
+
+
+def assert_part(found: Floats, whole: Floats, ids: Ints) -> None:
+    """`found` are these columns of `whole`, and would not pass for their neighbours."""
+    wanted, size = whole[:, ids], np.abs(whole).max()
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * size)
+    assert np.abs(whole - np.roll(whole, 1, axis=1)).mean() > 0.1 * whole.std()
+
+
+# -- logits and tokens -----------------------------------------------------------------------------
+
+#: Shape, type of the matrices, and whether the MTP block has an LM head of its own.
+FILES = [
+    ("tiny", "f16", False),
+    ("tiny", "q8_0", False),
+    ("tiny", "q4_0", False),
+    ("tiny", "f16", True),
+    ("tiny", "q8_0", True),
+    ("tiny-moe", "f16", False),
+    ("tiny-moe", "q8_0", False),
+    ("tiny-moe", "q8_0", True),
+]
+
+
+def own_head(shape: ModelShape) -> TensorSpec:
+    name = f"blk.{shape.n_layer}.nextn.shared_head_head.weight"
+    return TensorSpec(name, (shape.n_embd, shape.n_vocab), "matrix")
+
+
+@pytest.fixture(scope="module", params=FILES, ids=lambda case: "-".join(map(str, case)))
+def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model files whose embeddings are their LM head ("tiny") and that have one ("tiny-moe")."""
+    shape, kind, own = request.param
+    target: Path = tmp_path_factory.mktemp("head") / "model.gguf"
+    with pytest.MonkeyPatch.context() as patch:
+        if own:
+            patch.setattr(synth, "model_tensors", lambda s: [*model_tensors(s), own_head(s)])
+        synth.write_synthetic(target, shape, kind, n_vocab=N_VOCAB)
+    names = [tensor.name for tensor in GGUFReader(target).tensors]
+    assert any("shared_head_head" in name for name in names) is own
+    assert ("output.weight" in names) is (shape == "tiny-moe")
+    return target
+
+
+@pytest.fixture(scope="module")
+def loaded(file: Path) -> Iterator[Model]:
+    with Model(file) as found:
+        yield found
+
+
+def check_logits(model: Model, marks: Int8s) -> None:
+    with context(model) as whole, context(model) as draft:
+        wanted = logits_of(whole, marks)
+        for ids in parts(model.n_vocab).values():
+            set_head(draft, ids)
+            found = logits_of(draft, marks)
+            assert_part(found, wanted, ids)
+            best = ids[found.argmax(axis=1)].tolist()
+            assert tokens_of(draft, False, marks) == tokens_of(draft, True, marks) == best
+
+
+@pytest.mark.parametrize("marks", MARKS.values(), ids=MARKS)
+def test_logits_are_columns_of_the_whole_heads(loaded: Model, marks: Int8s) -> None:
+    """And the best of them is named by its id of the whole vocabulary, on the host and off it."""
+    check_logits(loaded, marks)
+
+
+@pytest.mark.parametrize("marks", MARKS.values(), ids=MARKS)
+def test_logits_of_the_demo_model(demo: Model, marks: Int8s) -> None:
+    check_logits(demo, marks)
+
+
+def test_the_first_of_equal_rows(demo: Model) -> None:
+    """Two tokens that have the same row of the head: the smaller id wins."""
+    ids = np.arange(5, 700, 3, dtype=np.int32)
+    rows = head_rows(demo.info, ids)
+    with context(demo) as draft:
+        draft.set_draft_head(rows, ids)
+        best = int(logits_of(draft, MARKS["last"])[0].argmax())
+        for twin in (0, 17, len(ids) - 1):
+            data = rows.data.copy()
+            data[twin] = data[best]
+            draft.set_draft_head(HeadRows(rows.type, data, rows.name), ids)
+            first = int(ids[min(best, twin)])
+            for keeps_greedy in (False, True):
+                assert tokens_of(draft, keeps_greedy, MARKS["last"]) == [first]
+
+
+def test_rows_of_another_type(demo: Model) -> None:
+    """F32 rows on an F16 model: the type belongs to the rows."""
+    ids = parts(demo.n_vocab)["37"]
+    data = head_rows(demo.info, ids).data.view("<f2").astype("<f4").view(np.uint8)
+    with context(demo) as whole, context(demo) as draft:
+        draft.set_draft_head(HeadRows(int(GGMLQuantizationType.F32), data, "made here"), ids)
+        found, wanted = logits_of(draft), logits_of(whole)[:, ids]
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-3 * np.abs(wanted).max())
+
+
+def test_nothing_is_read_after_the_call(demo: Model) -> None:
+    """Rows and ids are copied."""
+    ids = parts(demo.n_vocab)["37"]
+    rows = head_rows(demo.info, ids)
+    with context(demo) as draft:
+        draft.set_draft_head(rows, ids)
+        wanted, best = logits_of(draft), tokens_of(draft, True)
+        rows.data[:] = 0
+        ids[:] = 0
+        assert logits_of(draft).tobytes() == wanted.tobytes()
+        assert tokens_of(draft, True) == tokens_of(draft, False) == best
+
+
+def test_bytes_that_are_copied_out(model: Model) -> None:
+    ids, n_rows = parts(model.n_vocab)["37"], int(MARKS["some"].sum())
+    with context(model) as draft:
+        set_head(draft, ids)
+        logits_of(draft)
+        assert draft.output_bytes == 4 * 37 * n_rows
+        tokens_of(draft, True)
+        assert draft.output_bytes == 4 * 37 * n_rows + 4 * n_rows
+
+
+def test_on_a_device(demo: Model, demo_file: Path) -> None:
+    """The rows lie in the memory of a worker, where the logits are computed."""
+    ids = parts(demo.n_vocab)["every seventh"]
+    with context(demo) as here:
+        set_head(here, ids)
+        wanted, best = logits_of(here), tokens_of(here, True)
+    with (
+        worker() as address,
+        Model(demo_file, rpc_servers=address) as remote,
+        context(remote) as there,
+    ):
+        before = there.memory()["context"]
+        set_head(there, ids)
+        assert there.memory()["context"] - before >= 4 * len(ids) + 2 * ids.size * demo.n_embd
+        np.testing.assert_allclose(logits_of(there), wanted, rtol=0, atol=1e-4)
+        assert tokens_of(there, True) == best
+
+
+def test_a_nan_among_the_logits(run_python: RunPython, demo_file: Path) -> None:
+    """An exception, as without a draft head. In a process of its own, which a fault would end."""
+    code = """
+import sys
+import numpy as np
+from pyllama_mtp import Model
+from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.drafthead import HeadRows, head_rows
+from pyllama_mtp.errors import FatalDecodeError
+ids = np.arange(3, 100, dtype=np.int32)
+options = dict(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1, mtp_head=True)
+with Model(sys.argv[1]) as model:
+    rows = head_rows(model.info, ids)
+    rows.data.view("<f2")[40] = np.nan
+    one, hidden = np.ones(1, dtype=np.int8), np.ones((1, model.n_embd), dtype=np.float32)
+    with Context(model, ContextOptions(**options)) as draft:
+        draft.set_draft_head(rows, ids)
+        for greedy in (False, True):
+            draft.clear()
+            draft.set_greedy(greedy)
+            draft.decode(np.array([7], dtype=np.int32), 0, one, hidden)
+            try:
+                draft.argmax(0)
+            except FatalDecodeError as error:
+                print(greedy, error)
+"""
+    done = run_python(code, demo_file, env={"GGML_NO_BACKTRACE": "1"})
+    said = str(FatalDecodeError.__name__)
+    assert done.returncode == 0, f"no {said}: {done.stderr}"
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
+        "False the model's logits are NaN",
+        "True the model's logits are NaN",
+    ]
+
+
+# -- which head is in use --------------------------------------------------------------------------
+
+
+def test_one_head_after_another(model: Model) -> None:
+    """Of equal sizes too, with batches of one shape: the graph would be used again if nobody
+    looked. The one before is freed."""
+    sevens = [np.arange(first, model.n_vocab - 7, 7, dtype=np.int32) for first in (0, 3)]
+    heads = [*sevens, parts(model.n_vocab)["37"], sevens[0], sevens[1], sevens[0]]
+    with context(model) as whole, context(model) as draft:
+        wanted = logits_of(whole)
+        nothing = draft.memory()["context"]
+        for keeps_greedy in (False, True):
+            for ids in heads:
+                set_head(draft, ids)
+                best = ids[wanted[:, ids].argmax(axis=1)].tolist()
+                assert tokens_of(draft, keeps_greedy) == best
+                assert_part(logits_of(draft), wanted, ids)
+        size = draft.memory()["context"] - nothing
+        assert size == pytest.approx(head_rows(model.info, heads[-1]).data.nbytes, rel=0.05)
+
+
+def test_the_blocks_own_head_again(model: Model) -> None:
+    """By the native call, for which there is no other way."""
+    with context(model) as whole, context(model) as draft:
+        wanted = logits_of(whole)
+        nothing = draft.memory()["context"]
+        set_head(draft, parts(model.n_vocab)["37"])
+        logits_of(draft)
+        null = draft.library.ffi.NULL
+        assert draft.library.lib.llama_mtp_set_draft_head(draft.handle, 0, null, 0, null, 0)
+        draft.draft_ids = None
+        assert logits_of(draft).tobytes() == wanted.tobytes()
+        assert draft.memory()["context"] == nothing
+
+
+def test_a_head_of_no_rows(demo: Model) -> None:
+    """Either it is refused, or the context and the library agree on what it means."""
+    none = np.array([], dtype=np.int32)
+    with context(demo) as whole, context(demo) as draft:
+        wanted = logits_of(whole)
+        with contextlib.suppress(UsageError):
+            set_head(draft, none)
+        assert logits_of(draft).tobytes() == wanted.tobytes()
+
+
+def test_a_sync_does_not_look_at_it(demo: Model) -> None:
+    """K and V are the same with a head and without, in mixed use too."""
+    tokens, states, none = made_up(demo, N), states_of(demo), np.zeros(N, dtype=np.int8)
+    caches = []
+    for ids in (None, *parts(demo.n_vocab).values()):
+        with context(demo) as draft:
+            if ids is not None:
+                set_head(draft, ids)
+            draft.decode(tokens, 0, none, states)
+            draft.decode(tokens[:4], N, MARKS["all"][:4], states[:4])
+            draft.decode(tokens[4:7], N + 4, none[:3], states[4:7])
+            caches.append(draft.save_state())
+    assert all(cache == caches[0] for cache in caches)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+#: Ids that do not fit the head of 2,048 rows.
+WRONG_IDS = {
+    "not ascending": [5, 9, 7],
+    "descending": [9, 5, 3],
+    "twice the same": [5, 7, 7],
+    "negative": [-1, 5, 7],
+    "one too large": [5, 7, 2048],
+    "far too large": [5, 7, 2**31 - 1],
+}
+
+
+@pytest.fixture(params=[None, "37"], ids=["whole", "part"])
+def unharmed(demo: Model, request: pytest.FixtureRequest) -> Iterator[Context]:
+    """A draft context, with a head or without, that a refusal must not change."""
+    with context(demo) as draft:
+        if request.param:
+            set_head(draft, parts(demo.n_vocab)[request.param])
+        before, best, ids = logits_of(draft), tokens_of(draft, True), draft.draft_ids
+        memory = draft.memory()
+        yield draft
+        assert draft.memory() == memory
+        assert draft.draft_ids is ids
+        assert logits_of(draft).tobytes() == before.tobytes()
+        assert tokens_of(draft, True) == tokens_of(draft, False) == best
+
+
+def assert_refused(draft: Context, rows: HeadRows, ids: Ints) -> None:
+    with pytest.raises(
+        UsageError, match=r"no draft head here: .*n_embd values for ascending tokens"
+    ):
+        draft.set_draft_head(rows, ids)
+
+
+@pytest.mark.parametrize("wrong", WRONG_IDS.values(), ids=WRONG_IDS)
+def test_ids_that_are_wrong(unharmed: Context, wrong: Sequence[int]) -> None:
+    rows = head_rows(unharmed.model.info, np.array([5, 7, 9], dtype=np.int32))
+    assert_refused(unharmed, rows, np.array(wrong, dtype=np.int32))
+
+
+def test_a_size_that_does_not_fit(unharmed: Context) -> None:
+    """Rows too few, too many, too short or too long; another number of ids."""
+    ids = np.array([5, 7, 9], dtype=np.int32)
+    rows = head_rows(unharmed.model.info, ids)
+    for data in (rows.data[:2], np.tile(rows.data, (2, 1)), rows.data[:, :-2], rows.data[:0]):
+        assert_refused(unharmed, HeadRows(rows.type, data, rows.name), ids)
+    wide = np.concatenate([rows.data, rows.data], axis=1)
+    assert_refused(unharmed, HeadRows(rows.type, wide, rows.name), ids)
+    for other in (ids[:2], np.array([5, 7, 9, 11], dtype=np.int32)):
+        assert_refused(unharmed, rows, other)
+
+
+@pytest.mark.parametrize("kind", [4, 10, 12, 0, 8, 9999, 2**31 - 1])
+def test_a_type_that_is_wrong(unharmed: Context, kind: int) -> None:
+    """A former type; blocks of 256, which 192 values do not fill; other sizes; no type at all."""
+    ids = np.array([5, 7, 9], dtype=np.int32)
+    rows = head_rows(unharmed.model.info, ids)
+    assert_refused(unharmed, HeadRows(kind, rows.data, rows.name), ids)
+
+
+def test_a_target_context(model: Model) -> None:
+    ids = parts(model.n_vocab)["37"]
+    tokens, marks = made_up(model, N), MARKS["some"]
+    with context(model, mtp_head=False) as target:
+        target.decode(tokens, 0, marks)
+        before = target.logits(2).copy()
+        assert_refused(target, head_rows(model.info, ids), ids)
+        target.clear()
+        target.decode(tokens, 0, marks)
+        assert target.logits(2).tobytes() == before.tobytes()
+        assert target.draft_ids is None
+
+
+#: Model file; prints what the upstream variant says, and what its draft context does afterwards.
+CODE = """
+import json, sys
+
+import numpy as np
+
+from pyllama_mtp import Model, Session, Settings, native
+from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.drafthead import head_rows
+from pyllama_mtp.errors import UsageError
+
+ids = np.arange(0, 2048, 7, dtype=np.int32)
+one = np.ones(1, dtype=np.int8)
+options = ContextOptions(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1, mtp_head=True)
+said = []
+with Model(sys.argv[1]) as model:
+    hidden = np.ones((1, model.n_embd), dtype=np.float32)
+    with Context(model, options) as draft:
+        draft.decode(np.array([7], np.int32), 0, one, hidden)
+        before = draft.logits(0).copy()
+        try:
+            draft.set_draft_head(head_rows(model.info, ids), ids)
+        except UsageError as error:
+            said.append(str(error))
+        draft.clear()
+        draft.decode(np.array([7], np.int32), 0, one, hidden)
+        same = draft.logits(0).tobytes() == before.tobytes()
+    try:
+        Session(model, Settings(n_ctx=64, draft_vocab=300))
+    except UsageError as error:
+        said.append(str(error))
+    for vocab in ("auto", "full"):
+        with Session(model, Settings(n_ctx=64, draft_vocab=vocab)) as session:
+            said.append(session._engine.drafter.context.draft_ids)
+print(json.dumps([native.load().variant, same, said]))
+"""
+
+
+def test_upstreams_library(run_python: RunPython, demo_file: Path) -> None:
+    done = run_python(CODE, demo_file, env={"PYLLAMA_MTP_LIB": "upstream"})
+    assert done.returncode == 0, done.stderr
+    variant, same, said = json.loads(done.stdout)
+    assert (variant, same) == ("upstream", True)
+    assert "no draft head here: it needs the patched library" in said[0]
+    assert "draft_vocab 300 is not in upstream's library" in said[1]
+    assert said[2:] == [None, None]
+
+
+# -- generations -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def prompts(demo: Model, demo_prompts: list[str]) -> list[list[int]]:
+    return [demo.tokenize(prompt, parse_special=True) for prompt in demo_prompts]
+
+
+def generations(
+    model: Model, prompts: Sequence[Sequence[int]], depth: int, **options: object
+) -> tuple[list[list[int]], list[str], int, int]:
+    """Tokens and texts after each prompt; drafts offered and accepted, over all of them."""
+    tokens, texts, drafted, accepted = [], [], 0, 0
+    with Session(model, settings(depth, **options)) as session:
+        for prompt in prompts:
+            run = greedy(session, prompt, 32)
+            assert len(run.telemetry.accepted) == len(run.telemetry.drafted) == depth
+            tokens.append(run.tokens)
+            texts.append(run.text)
+            drafted += sum(run.telemetry.drafted)
+            accepted += sum(run.telemetry.accepted)
+    return tokens, texts, drafted, accepted
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every token that is drafted, verified or not."""
+    found: list[int] = []
+    real = Drafter.draft
+
+    def draft(self: Drafter, token: int, n_max: int, p_min: float = 0.0) -> list[int]:
+        drafts = real(self, token, n_max, p_min)
+        found.extend(drafts)
+        return drafts
+
+    monkeypatch.setattr(Drafter, "draft", draft)
+    return found
+
+
+@pytest.mark.parametrize("rollback", ["snapshot", "replay"])
+@pytest.mark.parametrize("drafting", ["chain", "stepwise"])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_text_is_the_same(
+    demo: Model, prompts: list[list[int]], seen: list[int], depth: int, drafting: str, rollback: str
+) -> None:
+    """With fewer tokens to draft fewer drafts are accepted: what is outside cannot be proposed."""
+    options = {"drafting": drafting, "rollback": rollback}
+    chosen = prompts[::3]
+    whole = generations(demo, chosen, depth, **options)
+    shares = [whole[3] / whole[2]]
+    for size in (1024, 300):
+        seen.clear()
+        part = generations(demo, chosen, depth, draft_vocab=size, **options)
+        assert part[:2] == whole[:2]
+        shares.append(part[3] / part[2])
+        head = demo.draft_head(size)
+        assert head and len(head.ids) == size
+        assert seen and set(seen) <= set(head.ids.tolist())
+    assert shares[0] > shares[1] > shares[2] > 0
+
+
+@pytest.mark.parametrize("drafting", ["chain", "stepwise"])
+def test_a_head_of_all_rows_drafts_as_the_whole_one(
+    demo: Model, prompts: list[list[int]], seen: list[int], drafting: str, tmp_path: Path
+) -> None:
+    """All but one token that nobody would draft: the same drafts, one by one."""
+    with Session(demo, settings(3, drafting=drafting)) as session:
+        for prompt in prompts[:4]:
+            greedy(session, prompt, 24)
+        wanted = seen.copy()
+        seen.clear()
+        unused = next(t for t in range(demo.n_vocab) if t not in wanted)
+        ids = np.array([t for t in range(demo.n_vocab) if t != unused], dtype=np.int32)
+        drafter = session._engine.drafter
+        assert drafter
+        set_head(drafter.context, ids)
+        for prompt in prompts[:4]:
+            greedy(session, prompt, 24)
+    assert seen == wanted and len(wanted) > 50
+
+
+def test_drafts_that_stop_at_a_probability(
+    demo: Model, prompts: list[list[int]], seen: list[int]
+) -> None:
+    """Probabilities are taken among the logits of the part."""
+    wanted = generations(demo, prompts[:4], 3)
+    seen.clear()
+    part = generations(demo, prompts[:4], 3, draft_vocab=512, p_min=0.4)
+    assert part[:2] == wanted[:2]
+    head = demo.draft_head(512)
+    assert head and seen and set(seen) <= set(head.ids.tolist())
+    assert 0 < part[2] < wanted[2]
+
+
+def test_memory_of_a_session(demo: Model) -> None:
+    """The rows and the ids, in the draft context, and nothing else."""
+    found = {}
+    for size in ("full", 300, 1024):
+        with Session(demo, settings(3, draft_vocab=size)) as session:
+            found[size] = session.memory()
+    for size in (300, 1024):
+        grown = found[size]["draft_context"] - found["full"]["draft_context"]
+        head = demo.draft_head(size)
+        assert head
+        n_bytes = head.rows.data.nbytes + 4 * size
+        assert n_bytes <= grown <= n_bytes + 1024
+        for name in ("weights", "target_context", "target_compute", "hidden_rows", "checkpoints"):
+            assert found[size][name] == found["full"][name]
+
+
+def test_sessions_side_by_side(demo: Model, prompts: list[list[int]]) -> None:
+    """Each has the head that it was made with."""
+    with (
+        Session(demo, settings(3)) as whole,
+        Session(demo, settings(3, draft_vocab=300)) as part,
+        Session(demo, settings(3, draft_vocab=1024)) as more,
+    ):
+        accepted = []
+        for session in (whole, part, more, part, whole):
+            run = greedy(session, prompts[0], 24)
+            accepted.append((sum(run.telemetry.accepted), run.telemetry.rounds, run.tokens))
+    assert accepted[0] == accepted[4] and accepted[1] == accepted[3]
+    assert len({tuple(tokens) for *_, tokens in accepted}) == 1
+    assert accepted[1][0] < accepted[0][0]

@@ -1,0 +1,444 @@
+"""Greedy tokens: the best token of an output row is picked where its logits are, and left.
+
+The reference is numpy's argmax over the logits of the same decode with the switch off. The graphs
+are equal up to the logits, so nothing here needs a tolerance.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gguf import GGUFReader
+
+from pyllama_mtp import Model
+from pyllama_mtp.batch import Batch
+from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.errors import FatalDecodeError, UsageError
+from pyllama_mtp.hidden import Floats, Hidden, Ints
+from pyllama_mtp.models.synth import write_synthetic
+
+from ..workers import worker
+from .support import N_BATCH, N_CTX, N_UBATCH, made_up
+
+RunPython = Callable[..., "CompletedProcess[str]"]
+Int8s = npt.NDArray[np.int8]
+Rows = Callable[[npt.NDArray[np.float16]], None]
+
+#: Three graphs, the last one short.
+N = 43
+#: Bytes that a decode copies for an output row: its token.
+PER_ROW = 4
+#: No multiple of 16, which is how many logits the search on a CPU takes at a time.
+N_VOCAB = 2055
+#: Entries of a batch of N whose token is wanted: the last, some of each graph, some of the second
+#: one only, all.
+REQUESTED: dict[str, Sequence[int]] = {
+    "last": (N - 1,),
+    "some": (0, 3, 7, 20, 31, 40, 42),
+    "second": (16, 25, 31),
+    "all": range(N),
+}
+
+
+def context(model: Model, target: Context | None = None, **options: object) -> Context:
+    chosen = {"n_ctx": N_CTX, "n_batch": N_BATCH, "n_ubatch": N_UBATCH, "n_threads": 1}
+    chosen |= {"n_outputs_max": N_BATCH, **options}
+    return Context(model, ContextOptions(**chosen), target)  # type: ignore[arg-type]
+
+
+def marks_of(requested: Sequence[int], n: int = N) -> Int8s:
+    return np.isin(np.arange(n), list(requested)).astype(np.int8)
+
+
+def batch_of(
+    model: Model, requested: Sequence[int], hidden: Hidden | Floats | None = None
+) -> Batch:
+    positions = np.arange(N, dtype=np.int32)
+    return Batch(made_up(model, N), positions, 0 * positions, marks_of(requested), hidden)
+
+
+def states_of(model: Model) -> Floats:
+    """Hidden rows for a draft context. Any will do."""
+    return np.random.default_rng(0).standard_normal((N, model.n_embd)).astype(np.float32)
+
+
+def tokens_of(found: Context, batch: Batch, greedy: bool) -> list[int]:
+    """The best token of each output row of a batch in an empty cache."""
+    found.clear()
+    found.set_greedy(greedy)
+    found.decode_batch(batch)
+    rows = [int(i) for i in np.flatnonzero(batch.outputs)]
+    if greedy:
+        return [found.argmax(row) for row in rows]
+    return [int(found.logits(row).argmax()) for row in rows]
+
+
+def assert_picked(found: Context, batch: Batch) -> list[int]:
+    """With the switch on, the batch gives the tokens that it gives with the switch off."""
+    wanted = tokens_of(found, batch, greedy=False)
+    assert tokens_of(found, batch, greedy=True) == wanted
+    null = [found.library.lib.llama_mtp_get_greedy_ith(found.handle, i) for i in range(-1, N + 1)]
+    assert [token >= 0 for token in null] == [False, *(batch.outputs == 1).tolist(), False]
+    return wanted
+
+
+# -- the tokens ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("requested", REQUESTED.values(), ids=REQUESTED)
+def test_tokens_of_a_target(model: Model, requested: Sequence[int], n_threads: int) -> None:
+    with context(model, n_threads=n_threads) as target:
+        wanted = assert_picked(target, batch_of(model, requested))
+    assert len(set(wanted)) > len(wanted) // 4, "rows that are mixed up would not be seen"
+
+
+@pytest.mark.parametrize("from_tap", [True, False])
+@pytest.mark.parametrize("requested", REQUESTED.values(), ids=REQUESTED)
+def test_tokens_of_a_draft_context(model: Model, requested: Sequence[int], from_tap: bool) -> None:
+    with (
+        context(model, need_embd_pre_norm=True) as target,
+        context(model, target, mtp_head=True, need_embd_pre_norm=True) as draft,
+    ):
+        hidden: Hidden | Floats = states_of(model)
+        if from_tap:
+            target.decode_batch(batch_of(model, ()))
+            assert target.tap
+            hidden = target.tap.rows(N)
+        wanted = assert_picked(draft, batch_of(model, requested, hidden))
+    assert len(set(wanted)) > len(wanted) // 4
+
+
+@pytest.mark.parametrize("mtp_head", [False, True])
+def test_tokens_of_several_sequences(model: Model, mtp_head: bool) -> None:
+    """Interleaved and of unequal lengths, so that graphs take entries in an order of their own."""
+    lengths = (5, 27, 11)
+    turns = [(p, s) for p in range(max(lengths)) for s in range(3) if p < lengths[s]]
+    assert len(turns) == N
+    positions, seqs = (np.array(column, dtype=np.int32) for column in zip(*turns, strict=True))
+    tokens = np.array([made_up(model, 1, 100 * s + p)[0] for p, s in turns], dtype=np.int32)
+    hidden = states_of(model) if mtp_head else None
+    with context(model, n_seq_max=3, mtp_head=mtp_head) as found:
+        for requested in REQUESTED.values():
+            assert_picked(found, Batch(tokens, positions, seqs, marks_of(requested), hidden))
+
+
+def test_the_tap_is_as_without_them(model: Model) -> None:
+    """Hidden rows of the same decode, which drafting stands on."""
+    with context(model, need_embd_pre_norm=True) as target:
+        rows = []
+        for greedy in (False, True):
+            tokens_of(target, batch_of(model, REQUESTED["some"]), greedy)
+            rows.append(target.hidden_rows().tobytes())
+    assert rows[0] == rows[1]
+
+
+def test_the_switch_acts_on_the_next_decode(model: Model) -> None:
+    """Of batches of one shape, whose graph would be used again if nobody looked."""
+    batch = batch_of(model, REQUESTED["some"])
+    with context(model) as target:
+        wanted = tokens_of(target, batch, greedy=False)
+        for greedy in (True, True, False, False, True, False):
+            assert tokens_of(target, batch, greedy) == wanted
+
+
+def test_other_batches_in_between(model: Model) -> None:
+    """Shorter and longer ones than the one before, with and without outputs."""
+    with context(model) as target, context(model) as plain:
+        target.set_greedy(True)
+        start = 0
+        for n, requested in ((4, range(4)), (N, (1, 42)), (1, (0,)), (20, ()), (17, range(17))):
+            marks = marks_of(requested, n)
+            for found in (target, plain):
+                found.decode(made_up(model, n, start), start, marks)
+            start += n
+            for row in requested:
+                assert target.argmax(row) == plain.argmax(row) == plain.logits(row).argmax()
+
+
+def test_what_a_decode_left_is_read_after_the_switch(model: Model) -> None:
+    """set_greedy() is about decodes to come; nothing is wrong with the weights."""
+    batch = batch_of(model, REQUESTED["last"])
+    with context(model) as target:
+        wanted = tokens_of(target, batch, greedy=False)
+        target.set_greedy(True)
+        assert [target.argmax(N - 1)] == wanted
+        assert tokens_of(target, batch, greedy=True) == wanted
+        target.set_greedy(False)
+        assert [target.argmax(N - 1)] == wanted
+
+
+# -- equals, and what is no number -----------------------------------------------------------------
+
+
+def edited(source: Path, target: Path, name: str, change: Rows) -> Path:
+    """A copy of an F16 model, with rows of the named matrix changed."""
+    data = bytearray(source.read_bytes())
+    (found,) = (tensor for tensor in GGUFReader(source).tensors if tensor.name == name)
+    values = np.frombuffer(data, "<f2", int(found.n_elements), int(found.data_offset))
+    change(values.reshape(-1, int(found.shape[0])))
+    target.write_bytes(data)
+    return target
+
+
+@pytest.fixture(scope="module")
+def odd_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An F16 model of N_VOCAB tokens, whose embeddings are its LM head."""
+    return write_synthetic(
+        tmp_path_factory.mktemp("odd") / "odd.gguf", "tiny", "f16", n_vocab=N_VOCAB
+    )
+
+
+def last_token(model: Model, tokens: Ints) -> int:
+    """The greedy token after `tokens`, which is the first of the largest logits."""
+    marks = marks_of((len(tokens) - 1,), len(tokens))
+    with context(model) as target:
+        target.decode(tokens, 0, marks)
+        logits = target.logits(len(tokens) - 1).copy()
+        target.clear()
+        target.set_greedy(True)
+        target.decode(tokens, 0, marks)
+        assert target.argmax(len(tokens) - 1) == logits.argmax()
+        return int(logits.argmax())
+
+
+def test_the_best_one_may_be_any_column(odd_file: Path, tmp_path: Path) -> None:
+    """The best row changes places with a row at each edge of the search."""
+    tokens = np.arange(100, 110, dtype=np.int32)
+    with Model(odd_file) as model:
+        best = last_token(model, tokens)
+    for column in (0, 1, 15, 16, 17, 2047, 2048, N_VOCAB - 1):
+
+        def swap(rows: npt.NDArray[np.float16], column: int = column) -> None:
+            rows[[best, column]] = rows[[column, best]]
+
+        file = edited(odd_file, tmp_path / "swapped.gguf", "token_embd.weight", swap)
+        with Model(file) as model:
+            assert last_token(model, tokens) == column
+
+
+@pytest.mark.parametrize(
+    "equals", [(3, 2050), (2049, 2051), (16, 32), (40, 24, 7), (0, 2054), (2054, 2048, 17)]
+)
+def test_the_first_of_equals(odd_file: Path, tmp_path: Path, equals: Sequence[int]) -> None:
+    """In one lane of the search, in several, and behind its end."""
+    tokens = np.arange(100, 110, dtype=np.int32)
+    with Model(odd_file) as model:
+        best = last_token(model, tokens)
+        assert best not in (*tokens, *equals)
+
+    def change(rows: npt.NDArray[np.float16]) -> None:
+        rows[list(equals)] = rows[best]
+        rows[best] = 0
+
+    with Model(edited(odd_file, tmp_path / "m.gguf", "token_embd.weight", change)) as model:
+        assert last_token(model, tokens) == min(equals)
+
+
+def test_infinite_logits(odd_file: Path, tmp_path: Path) -> None:
+    """Every logit is one, the best of which there are many."""
+
+    def change(rows: npt.NDArray[np.float16]) -> None:
+        rows[200:] = 0
+        rows[200:, 0] = np.where(np.arange(200, N_VOCAB) % 3, np.inf, -np.inf)
+        rows[:100] = rows[200]
+
+    tokens = np.arange(100, 110, dtype=np.int32)
+    with Model(edited(odd_file, tmp_path / "m.gguf", "token_embd.weight", change)) as model:
+        assert last_token(model, tokens) in (0, 201)
+
+
+@pytest.mark.parametrize("column", [0, 15, 16, 1000, 2047, 2048, N_VOCAB - 1])
+@pytest.mark.parametrize("mtp_head", [False, True])
+def test_a_nan_in_any_column(odd_file: Path, tmp_path: Path, column: int, mtp_head: bool) -> None:
+    """Wherever it is: numpy reports the first one as the largest."""
+
+    def change(rows: npt.NDArray[np.float16]) -> None:
+        rows[column] = np.nan
+
+    file = edited(odd_file, tmp_path / "nan.gguf", "token_embd.weight", change)
+    with Model(file) as model, context(model, mtp_head=mtp_head) as found:
+        hidden = states_of(model)[:3] if mtp_head else None
+        for greedy in (False, True):
+            found.clear()
+            found.set_greedy(greedy)
+            found.decode(np.array([7, 8, 9], np.int32), 0, marks_of((1, 2), 3), hidden)
+            for row in (1, 2):
+                with pytest.raises(FatalDecodeError, match="logits are NaN"):
+                    found.argmax(row)
+
+
+def test_a_nan_in_some_rows(moe_file: Path, tmp_path: Path) -> None:
+    """Entries before the damaged one have their tokens all the same."""
+    token, at = 1234, 20
+
+    def change(rows: npt.NDArray[np.float16]) -> None:
+        rows[token] = np.nan
+
+    file = edited(moe_file, tmp_path / "nan.gguf", "token_embd.weight", change)
+    with Model(file) as model, context(model) as target:
+        tokens = made_up(model, N)
+        tokens[at] = token
+        wanted: list[int] = []
+        for greedy in (False, True):
+            target.clear()
+            target.set_greedy(greedy)
+            target.decode(tokens, 0, marks_of(range(N)))
+            found = [target.argmax(row) for row in range(at)]
+            assert found == (wanted or found)
+            wanted = found
+            for row in range(at, N):
+                with pytest.raises(FatalDecodeError, match="logits are NaN"):
+                    target.argmax(row)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mtp_head", [False, True])
+def test_rows_that_nobody_asked_for(model: Model, mtp_head: bool) -> None:
+    requested = REQUESTED["some"]
+    hidden = states_of(model) if mtp_head else None
+    with context(model, mtp_head=mtp_head) as found:
+        found.set_greedy(True)
+        with pytest.raises(UsageError, match="not marked as an output"):
+            found.argmax(0)
+        found.decode_batch(batch_of(model, requested, hidden))
+        for row in (*sorted({*range(N)} - {*requested}), -1, N, 2**31 - 1):
+            with pytest.raises(UsageError, match="not marked as an output"):
+                found.argmax(row)
+        found.clear()
+        found.decode_batch(batch_of(model, (), hidden))
+        with pytest.raises(UsageError, match="not marked as an output"):
+            found.argmax(N - 1)
+
+
+@pytest.mark.parametrize("mtp_head", [False, True])
+def test_there_are_no_logits_meanwhile(model: Model, mtp_head: bool) -> None:
+    hidden = states_of(model) if mtp_head else None
+    batch = batch_of(model, REQUESTED["some"], hidden)
+    with context(model, mtp_head=mtp_head) as found:
+        wanted = tokens_of(found, batch, greedy=False)
+        logits = found.logits(42).copy()
+        assert tokens_of(found, batch, greedy=True) == wanted
+        for read in (found.logits, found.check_finite):
+            with pytest.raises(UsageError, match="greedy tokens only"):
+                read(42)
+        assert not found.library.lib.llama_get_logits_ith(found.handle, 42)
+        assert tokens_of(found, batch, greedy=False) == wanted
+        assert found.logits(42).tobytes() == logits.tobytes()
+
+
+# -- what it costs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mtp_head", [False, True])
+def test_bytes_that_are_copied(model: Model, mtp_head: bool) -> None:
+    hidden = states_of(model) if mtp_head else None
+    with context(model, mtp_head=mtp_head) as found:
+        assert found.output_bytes == 0
+        copied = 0
+        whole = 4 * model.n_vocab
+        for greedy, each in ((False, whole), (True, PER_ROW), (False, whole)):
+            for requested in ((), *REQUESTED.values()):
+                found.clear()
+                found.set_greedy(greedy)
+                found.decode_batch(batch_of(model, requested, hidden))
+                copied += each * len(requested)
+                assert found.output_bytes == copied
+
+
+@pytest.mark.parametrize("requested", [(), *REQUESTED.values()], ids=["none", *REQUESTED])
+@pytest.mark.parametrize("mtp_head", [False, True])
+def test_one_search_for_each_graph_with_outputs(
+    model: Model, mtp_head: bool, requested: Sequence[int]
+) -> None:
+    """Of all its output rows; nothing else is computed. The graph of before when it is off."""
+    hidden = states_of(model) if mtp_head else None
+    marks = marks_of(requested)
+    asked = [int(marks[start : start + N_UBATCH].sum()) for start in range(0, N, N_UBATCH)]
+    with context(model, mtp_head=mtp_head, trace=True) as found:
+        lists = []
+        for greedy in (False, True, False):
+            found.clear()
+            found.set_greedy(greedy)
+            found.decode_batch(batch_of(model, requested, hidden))
+            lists.append(found.nodes())
+        off, on, again = lists
+        assert off == again == [node for node in on if not node.name.startswith("mtp_argmax")]
+        searches = [n.shape[:2] for n in on if n.name == "mtp_argmax" and n.op == "CUSTOM"]
+        assert searches == [(n, 1) for n in asked if n > 0]
+
+
+def test_on_a_device(demo: Model, demo_file: Path) -> None:
+    """On a worker the search is ggml's, and no row of logits comes from there."""
+    batch = batch_of(demo, REQUESTED["some"])
+    with context(demo) as here:
+        wanted = tokens_of(here, batch, greedy=False)
+    with (
+        worker() as address,
+        Model(demo_file, rpc_servers=address) as remote,
+        context(remote, trace=True) as there,
+    ):
+        assert tokens_of(there, batch, greedy=True) == wanted
+        assert {n.op for n in there.nodes() if n.name == "mtp_argmax"} == {"ARGMAX"}
+        assert there.output_bytes == 4 * len(wanted)
+        assert tokens_of(there, batch, greedy=False) == wanted
+
+
+#: Model file; prints what the switch does in the variant that the environment names.
+CODE = f"""
+import json, sys
+
+import numpy as np
+
+from pyllama_mtp import Model, native
+from pyllama_mtp.context import Context, ContextOptions
+
+marks = np.isin(np.arange({N}), {list(REQUESTED["some"])!r}).astype(np.int8)
+options = dict(n_ctx=256, n_batch={N_BATCH}, n_ubatch={N_UBATCH}, n_threads=1, n_outputs_max=7)
+found = []
+with Model(sys.argv[1]) as model:
+    i = np.arange({N}, dtype=np.int64)
+    tokens = ((7 * i * i + 13 * i + 5) % model.n_vocab).astype(np.int32)
+    with Context(model, ContextOptions(**options, trace=True)) as context:
+        for greedy in (False, True):
+            context.clear()
+            context.set_greedy(greedy)
+            context.decode(tokens, 0, marks)
+            rows = [int(row) for row in np.flatnonzero(marks)]
+            nodes = [node.name for node in context.nodes()]
+            found.append([
+                [context.argmax(row) for row in rows],
+                context.greedy,
+                context.output_bytes,
+                len(nodes),
+                nodes.count("mtp_argmax"),
+                context.greedy or [int(context.logits(row).argmax()) for row in rows],
+            ])
+print(json.dumps([native.load().variant, found]))
+"""
+
+
+@pytest.mark.parametrize("name", ["demo_file", "moe_file"])
+def test_upstreams_library_ignores_it(
+    run_python: RunPython, name: str, request: pytest.FixtureRequest
+) -> None:
+    """Its logits are searched on the host, with the same outcome."""
+    outcomes = []
+    for env in ({"PYLLAMA_MTP_LIB": "upstream"}, {}):
+        done = run_python(CODE, request.getfixturevalue(name), env=env)
+        assert done.returncode == 0, done.stderr
+        outcomes.append(json.loads(done.stdout))
+    (variant, (off, on)), (ours, (without, greedy)) = outcomes
+    assert (variant, ours) == ("upstream", "patched")
+    assert on == off, "the switch has an effect"
+    assert (off[1], off[2], off[4], off[5]) == (False, 0, 0, off[0])
+    assert greedy[0] == without[0] == off[0]
+    assert (greedy[1], greedy[4]) == (True, 3)

@@ -1,0 +1,130 @@
+"""What a round costs and brings: exact values."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.speculative.costs import (
+    Costs,
+    best_depth,
+    break_even,
+    expected_tokens,
+    round_time,
+    speed,
+)
+
+COSTS = Costs(verify=(0.0, 1.0, 1.5, 1.75, 2.05), draft=(0.0, 0.14, 0.26, 0.38))
+#: The same in a unit of 20 ms: only ratios may matter where a ratio is asked for.
+IN_SECONDS = Costs(tuple(0.02 * v for v in COSTS.verify), tuple(0.02 * d for d in COSTS.draft))
+
+
+def test_what_costs_say() -> None:
+    assert COSTS.limit == 3
+    assert IN_SECONDS.plain == 0.02
+
+
+@pytest.mark.parametrize(
+    ("verify", "draft"),
+    [
+        ((0.0, 1.0), (0.0, 0.1)),  # no verification of the draft
+        ((0.0, 1.0, 1.5), (0.0,)),
+        ((0.0,), ()),
+        ((1.0, 1.5), (0.0,)),  # the index is the number of rows
+        ((0.0, 1.0, 1.5), (0.1, 0.2)),
+        ((0.0, 1.0, -1.5), (0.0, 0.1)),
+        ((0.0, 1.0, 1.5), (0.0, 0.0)),
+        ((0.0, 1.0, float("inf")), (0.0, 0.1)),
+        ((0.0, 1.0, float("nan")), (0.0, 0.1)),
+    ],
+)
+def test_bad_costs_are_refused(verify: tuple[float, ...], draft: tuple[float, ...]) -> None:
+    with pytest.raises(UsageError, match="costs"):
+        Costs(verify, draft)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "depth", "tokens"),
+    [
+        ((), 0, 1.0),
+        ((0.5, 0.5), 0, 1.0),
+        ((0.5, 0.5), 1, 1.5),
+        ((0.5, 0.5), 2, 1.75),
+        ((0.9, 0.8, 0.6, 0.3), 3, 1 + 0.9 + 0.72 + 0.432),
+        ((1.0, 1.0, 1.0), 3, 4.0),
+        ((0.0, 1.0, 1.0), 3, 1.0),
+    ],
+)
+def test_expected_tokens(acceptance: tuple[float, ...], depth: int, tokens: float) -> None:
+    assert expected_tokens(acceptance, depth) == pytest.approx(tokens, abs=1e-12)
+
+
+def test_expected_tokens_is_the_papers_formula() -> None:
+    for rate in (0.1, 0.64, 0.95):
+        for depth in range(7):
+            formula = (1 - rate ** (depth + 1)) / (1 - rate)
+            assert expected_tokens([rate] * 6, depth) == pytest.approx(formula, abs=1e-12)
+
+
+@pytest.mark.parametrize("depth", [3, -1])
+def test_a_depth_without_rates_is_refused(depth: int) -> None:
+    with pytest.raises(UsageError, match=f"depth is {depth}"):
+        expected_tokens((0.5, 0.5), depth)
+
+
+def test_round_time() -> None:
+    assert round_time(COSTS, 0) == 1.0
+    assert round_time(COSTS, 2) == pytest.approx(0.26 + 1.75)
+    assert round_time(COSTS, 2, (1.0, 1.0, 0.0)) == pytest.approx(0.26 + 1.75)
+
+
+def test_round_time_where_drafting_stops() -> None:
+    """A draft that is dropped is paid for; the rows it would have had are not."""
+    none, one, two = 0.14 + 1.0, 0.26 + 1.5, 0.26 + 1.75
+    expected = 0.4 * none + 0.6 * 0.5 * one + 0.6 * 0.5 * two
+    assert round_time(COSTS, 2, (0.6, 0.5)) == pytest.approx(expected)
+    assert round_time(COSTS, 2, (0.0, 0.5)) == pytest.approx(none)
+
+
+def test_speed() -> None:
+    assert speed(IN_SECONDS, (0.8, 0.8, 0.8), 0) == pytest.approx(50.0)
+    assert speed(IN_SECONDS, (0.8, 0.8, 0.8), 2) == pytest.approx(2.44 / (0.02 * 2.01))
+    expected = (1 + 0.3 + 0.3 * 0.4) / round_time(COSTS, 2, (0.6, 0.5))
+    assert speed(COSTS, (0.3, 0.4), 2, (0.6, 0.5)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("rate", "depth"), [(0.1, 0), (0.6, 0), (0.7, 2), (0.9, 3), (1.0, 3)])
+def test_best_depth(rate: float, depth: int) -> None:
+    assert best_depth(COSTS, [rate] * 3) == best_depth(IN_SECONDS, [rate] * 3) == depth
+
+
+def test_best_depth_within_a_limit() -> None:
+    assert best_depth(COSTS, [0.9] * 3, limit=1) == 1
+    assert best_depth(COSTS, [0.9] * 3, limit=0) == 0
+    assert best_depth(COSTS, [0.9] * 3, limit=9) == 3
+    assert best_depth(COSTS, [0.9, 0.9, 0.0]) == 2
+
+
+def test_the_shallowest_of_equals_is_best() -> None:
+    assert best_depth(Costs((0.0, 1.0, 1.0), (0.0, 0.5)), [0.5]) == 0
+
+
+def test_break_even() -> None:
+    assert break_even(COSTS, 1) == pytest.approx(0.64)
+    # 1 + a + a^2 = 2.01
+    assert break_even(COSTS, 2) == pytest.approx((-1 + (1 + 4 * 1.01) ** 0.5) / 2)
+    assert break_even(IN_SECONDS, 3) == pytest.approx(break_even(COSTS, 3) or 0.0)
+
+
+def test_speed_at_break_even_is_that_of_plain_decoding() -> None:
+    for depth in (1, 2, 3):
+        rate = break_even(COSTS, depth)
+        assert rate is not None
+        assert speed(COSTS, [rate] * depth, depth) == pytest.approx(1.0)
+
+
+def test_break_even_at_the_ends() -> None:
+    assert break_even(COSTS, 0) == 0.0
+    assert break_even(Costs((0.0, 1.0, 0.7), (0.0, 0.3)), 1) == 0.0
+    assert break_even(Costs((0.0, 1.0, 1.5), (0.0, 0.5)), 1) == pytest.approx(1.0)
+    assert break_even(Costs((0.0, 1.0, 1.6), (0.0, 0.5)), 1) is None

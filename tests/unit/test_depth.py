@@ -1,0 +1,479 @@
+"""The depth of each round: what the controller knows, what it tries, and what that costs.
+
+Round times are SIMULATED from cost tables, and acceptance is drawn by a seeded generator: this
+tests the controller's logic and says nothing about the speed of any model or machine.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pytest
+
+from pyllama_mtp.speculative.costs import Costs, best_depth
+from pyllama_mtp.speculative.depth import (
+    PRIOR_RATE,
+    PRIOR_WEIGHT,
+    RECENT_MEMORY,
+    SHARE,
+    AcceptanceTracker,
+    Allowance,
+    DepthController,
+)
+
+LIMIT = 6
+
+
+def table(verify: Sequence[float], per_token: float, fixed: float = 0.0) -> Costs:
+    """Costs in plain steps; `verify` begins with one row."""
+    draft = (fixed + per_token * k for k in range(1, len(verify)))
+    return Costs((0.0, *verify), (0.0, *draft))
+
+
+SLOW_BATCHES = (1.0, 1.5, 1.75, 2.05, 2.3, 2.6, 2.9)
+TABLES = {
+    "cpu": table(SLOW_BATCHES, 0.12, 0.02),
+    "amx": table((1.0, 1.3, 1.5, 1.45, 1.42, 1.5, 1.6), 0.1),
+    "gpu": table((1.0, 1.03, 1.05, 1.08, 1.12, 1.16, 1.2), 0.06),
+    "full vocabulary": table(SLOW_BATCHES, 0.35),
+    "hopeless": table((1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0), 0.1),
+}
+RATES = [round(0.1 + 0.05 * i, 2) for i in range(18)]
+FALLING = (0.9, 0.8, 0.6, 0.3, 0.3, 0.3)
+
+
+# -- the tracker -------------------------------------------------------------------------------
+
+
+def prior(held: int, tried: int, rate: float = PRIOR_RATE) -> float:
+    return (held + PRIOR_WEIGHT * rate) / (tried + PRIOR_WEIGHT)
+
+
+def test_before_anything_is_known() -> None:
+    assert AcceptanceTracker(3).rates() == pytest.approx((PRIOR_RATE,) * 3)
+    assert AcceptanceTracker(2, rate=1.0).rates() == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("n_held", "held"), [(0, (0,)), (1, (1, 0)), (2, (1, 1, 0)), (3, (1,) * 3)]
+)
+def test_one_round(n_held: int, held: tuple[int, ...]) -> None:
+    """Positions after the first failure were not tried; they get the rate of the last one."""
+    tracker = AcceptanceTracker(4)
+    tracker.update(3, n_held)
+    rate, expected = PRIOR_RATE, []
+    for one in held:
+        rate = prior(one, 1, rate)
+        expected.append(rate)
+    expected += [rate] * (4 - len(held))
+    assert tracker.rates() == pytest.approx(expected)
+
+
+def test_rates_are_conditional() -> None:
+    """Every other first draft holds, every second one after it."""
+    tracker = AcceptanceTracker(2)
+    for _ in range(100):
+        for n_held in (0, 2, 0, 1):
+            tracker.update(2, n_held)
+    assert tracker.rates() == pytest.approx((0.5, 0.5), abs=0.06)
+
+
+def test_plain_rounds_say_nothing() -> None:
+    tracker = AcceptanceTracker(2)
+    for _ in range(5):
+        tracker.update(1, 0)
+    before = tracker.rates()
+    for _ in range(100):
+        tracker.update(0, 0)
+    assert tracker.rates() == before
+
+
+def test_old_rounds_fade() -> None:
+    """Slowly enough that no run of outcomes contradicts the rate: by weight alone."""
+    tracker = AcceptanceTracker(1)
+    for i in range(100):
+        tracker.update(1, i % 2)
+    at_half = tracker.rates()[0]
+    for i in range(60):
+        tracker.update(1, i % 4 > 0)
+    assert at_half == pytest.approx(0.5, abs=0.05)
+    assert tracker.rates()[0] == pytest.approx(0.7, abs=0.05)
+
+
+@pytest.mark.parametrize(("first", "then"), [(0.9, 0), (0.2, 1)])
+def test_a_change_of_text_is_noticed_soon(first: float, then: int) -> None:
+    tracker, draw = AcceptanceTracker(1), random.Random(1)
+    for _ in range(200):
+        tracker.update(1, draw.random() < first)
+    assert tracker.rates()[0] == pytest.approx(first, abs=0.12)
+    for _ in range(16):
+        tracker.update(1, then)
+    assert abs(tracker.rates()[0] - then) < 0.3
+
+
+def test_chance_is_not_taken_for_a_change() -> None:
+    """With a constant rate the estimate keeps the precision of its long memory."""
+    tracker, draw = AcceptanceTracker(1), random.Random(2)
+    errors = []
+    for _ in range(3000):
+        tracker.update(1, draw.random() < 0.7)
+        errors.append((tracker.rates()[0] - 0.7) ** 2)
+    only_recent = 0.7 * 0.3 / (2 * RECENT_MEMORY - 1)
+    assert sum(errors) / len(errors) < 0.65 * only_recent
+
+
+# -- the allowance -----------------------------------------------------------------------------
+
+
+def test_allowance() -> None:
+    allowance = Allowance(balance=1.0, most=2.0)
+    allowance.count(steps=2.0, lost=0.5)
+    assert allowance.balance == pytest.approx(0.5 + 2 * SHARE)
+    allowance.count(steps=1.0, lost=3.0)
+    assert allowance.balance == pytest.approx(-2.5 + 3 * SHARE)
+    allowance.count(steps=1.0, lost=-9.0)
+    assert allowance.balance == 2.0
+
+
+# -- simulation --------------------------------------------------------------------------------
+
+
+class Chooser(Protocol):
+    """What the generation loop needs."""
+
+    def choose(self, at_most: int | None = None) -> int: ...
+
+    def update(self, n_drafted: int, n_accepted: int, draft_s: float, total_s: float) -> None: ...
+
+
+@dataclass
+class Fixed:
+    """The same depth in every round."""
+
+    depth: int
+
+    def choose(self, at_most: int | None = None) -> int:
+        return self.depth if at_most is None else min(self.depth, at_most)
+
+    def update(self, n_drafted: int, n_accepted: int, draft_s: float, total_s: float) -> None:
+        pass
+
+
+Rates = Callable[[int], Sequence[float]]
+
+
+@dataclass
+class Simulation:
+    """A text and a machine. A draft for text position p is accepted if the text's draw there is
+    below the rate of its place in the round, so every depth meets the same predictable tokens.
+
+    Attributes:
+        rates: text position -> conditional acceptance per draft position.
+        offered: probability that a draft is confident enough to be made (p_min).
+        noise: log-normal sigma of round times; `stalls`: share of rounds that take three times as
+            long; `change`: plain steps that the first round at another size takes longer.
+        slowness: text position -> factor on all times.
+        depths: of the rounds so far.
+    """
+
+    costs: Costs
+    rates: Rates
+    seed: int = 0
+    offered: float = 1.0
+    noise: float = 0.05
+    stalls: float = 0.02
+    change: float = 0.05
+    slowness: Callable[[int], float] = lambda position: 1.0
+    depths: list[int] = field(default_factory=list)
+
+    def run(self, chooser: Chooser, n_tokens: int) -> float:
+        """Generate; the time it took, in plain steps."""
+        draw = random.Random(self.seed)
+        text = [(draw.random(), draw.random()) for _ in range(n_tokens + LIMIT + 1)]
+        position, total = 0, 0.0
+        while position < n_tokens:
+            asked = chooser.choose(n_tokens - position - 1)
+            ahead = text[position : position + asked]
+            drafted = count(confidence < self.offered for _, confidence in ahead)
+            rates = self.rates(position)
+            accepted = count(ahead[i][0] < rates[i] for i in range(drafted))
+            factor = self._factor(draw) * self.slowness(position)
+            draft_s = self.costs.draft[min(drafted + 1, asked)] * factor
+            rest_s = self.costs.verify[drafted + 1] * factor
+            if self.depths and self.depths[-1] != asked:
+                rest_s += self.change
+            self.depths.append(asked)
+            chooser.update(drafted, accepted, draft_s, draft_s + rest_s)
+            total += draft_s + rest_s
+            position += accepted + 1
+        return total
+
+    def _factor(self, draw: random.Random) -> float:
+        factor = math.exp(draw.gauss(0.0, self.noise))
+        return 3.0 * factor if draw.random() < self.stalls else factor
+
+    @property
+    def changes(self) -> int:
+        """Rounds at another depth than the one before."""
+        return sum(a != b for a, b in zip(self.depths, self.depths[1:], strict=False))
+
+
+def count(holds: object) -> int:
+    """How many are true before the first one that is not."""
+    n = 0
+    for one in holds:  # type: ignore[attr-defined]
+        if not one:
+            break
+        n += 1
+    return n
+
+
+def constant(rate: float) -> Rates:
+    return lambda position: (rate,) * LIMIT
+
+
+def quiet(costs: Costs, rates: Rates, seed: int = 0) -> Simulation:
+    """No noise, no stalls, no price for a change."""
+    return Simulation(costs, rates, seed, noise=0.0, stalls=0.0, change=0.0)
+
+
+@dataclass
+class Score:
+    """Mean time against the best fixed depth and against no MTP: 1 is as fast, below is slower."""
+
+    best: float
+    plain: float
+
+
+def scores(
+    costs: Costs,
+    rates: Rates,
+    n_tokens: int,
+    n_seeds: int,
+    generations: int = 1,
+    calibration: Costs | None = None,
+    **machine: float,
+) -> list[Score]:
+    """Of each generation of one controller, the first one from nothing; means over seeds."""
+    ours, plain = [0.0] * generations, [0.0] * generations
+    fixed = [[0.0] * generations for _ in range(LIMIT + 1)]
+    for seed in range(n_seeds):
+        controller = DepthController(LIMIT, calibration)
+        for turn in range(generations):
+            number = seed * generations + turn
+
+            def simulation(number: int = number) -> Simulation:
+                return Simulation(costs, rates, number, **machine)  # type: ignore[arg-type]
+
+            ours[turn] += simulation().run(controller, n_tokens)
+            for depth in range(LIMIT + 1):
+                fixed[depth][turn] += simulation().run(Fixed(depth), n_tokens)
+    plain = fixed[0]
+    return [
+        Score(min(times[turn] for times in fixed) / ours[turn], plain[turn] / ours[turn])
+        for turn in range(generations)
+    ]
+
+
+# -- the rule, step by step --------------------------------------------------------------------
+
+
+def one_round(controller: DepthController, costs: Costs, share_held: float = 1.0) -> int:
+    """A round in exactly the time of the table; the first share of its drafts held."""
+    asked = controller.choose()
+    draft_s = costs.draft[asked]
+    controller.update(asked, int(share_held * asked), draft_s, draft_s + costs.verify[asked + 1])
+    return asked
+
+
+def test_the_first_rounds_are_plain() -> None:
+    controller = DepthController(LIMIT)
+    assert controller.costs is None
+    assert [one_round(controller, TABLES["gpu"]) for _ in range(3)] == [0, 0, 1]
+    assert controller.costs and controller.costs.plain == 1.0
+
+
+def test_calibration_saves_them() -> None:
+    costs = TABLES["gpu"]
+    controller = DepthController(LIMIT, costs)
+    assert controller.choose() == best_depth(costs, [PRIOR_RATE] * LIMIT) > 0
+    hopeless = DepthController(LIMIT, TABLES["hopeless"])
+    assert hopeless.choose() < 2 and hopeless.depth == 0
+
+
+def test_unknown_depths_are_approached_in_steps() -> None:
+    controller = DepthController(20)
+    costs = table([1.0] * 21, 0.001)
+    depths = [one_round(controller, costs) for _ in range(8)]
+    assert depths == [0, 0, 1, 3, 7, 15, 20, 20]
+
+
+def test_no_more_than_can_be_used() -> None:
+    controller = DepthController(LIMIT, TABLES["gpu"])
+    assert [controller.choose(most) for most in (2, 0, -1)] == [2, 0, 0]
+    assert controller.choose() > 2
+
+
+def test_no_depth_at_all() -> None:
+    controller = DepthController(0)
+    for _ in range(50):
+        assert one_round(controller, Costs((0.0, 1.0), (0.0,))) == 0
+    assert controller.acceptance == ()
+
+
+def test_a_change_waits_until_staying_has_cost_as_much() -> None:
+    """Depth 2 is 2 % faster than depth 1: 0.028 plain steps per round of 1.4."""
+    two = (1 + 0.7 + 0.49) / (1.02 * 1.7 / 1.4)
+    costs = Costs((0.0, 1.0, 1.3, two - 0.2), (0.0, 0.1, 0.2))
+    controller = DepthController(2, costs)
+    controller.depth = 1
+    assert [controller.choose() for _ in range(5)] == [1, 1, 1, 2, 2]
+    controller = DepthController(2, Costs((0.0, 1.0, 1.3, two - 0.5), (0.0, 0.1, 0.2)))
+    controller.depth = 1
+    assert controller.choose() == 2, "much faster: at once"
+
+
+def test_drafting_that_has_lost_too_much_pauses() -> None:
+    costs = TABLES["gpu"]
+    controller = DepthController(LIMIT, costs)
+    assert controller.choose() > 0
+    controller.total.balance = -0.1
+    depths = [one_round(controller, costs) for _ in range(12)]
+    assert depths[:9] == [0] * 9 and depths[-1] > 0
+    assert controller.depth > 0
+
+
+def test_gains_and_losses_against_plain_decoding() -> None:
+    costs = TABLES["cpu"]
+    for share_held in (0.0, 1.0):
+        controller = DepthController(LIMIT, costs)
+        before = controller.total.balance
+        depth = one_round(controller, costs, share_held)
+        steps = costs.draft[depth] + costs.verify[depth + 1]
+        expected = before + SHARE * steps - (steps - 1 - share_held * depth)
+        assert depth == 2 and controller.total.balance == pytest.approx(expected)
+
+
+def test_a_plain_round_loses_nothing_however_long() -> None:
+    controller = DepthController(LIMIT, TABLES["hopeless"])
+    controller.probing.balance = -9.0
+    before = controller.total.balance
+    assert controller.choose() == 0
+    controller.update(0, 0, 0.0, 30.0)
+    assert before < controller.total.balance < before + 2 * SHARE
+
+
+def test_a_stall_is_charged_as_little_more_than_a_usual_round() -> None:
+    costs = TABLES["cpu"]
+    balances = []
+    for factor in (1.0, 10.0):
+        controller = DepthController(LIMIT, costs)
+        depth = controller.choose()
+        draft_s, rest_s = factor * costs.draft[depth], factor * costs.verify[depth + 1]
+        controller.update(depth, 0, draft_s, draft_s + rest_s)
+        balances.append(controller.total.balance)
+    assert 0.1 < balances[0] - balances[1] < 1.0
+
+
+def test_probes_wait_for_their_allowance() -> None:
+    """At depth 0 the acceptance is probed, which costs 0.64 when the draft is rejected."""
+    costs = TABLES["cpu"]
+    controller = DepthController(LIMIT, costs)
+    depths = [one_round(controller, costs, 0.0) for _ in range(400)]
+    late = depths[100:]
+    assert controller.depth == 0 and set(late) <= {0, 1}
+    assert 3 <= late.count(1) <= 300 * SHARE / 0.6 + 1
+    controller.probing.balance = -1.0
+    assert not any(one_round(controller, costs, 0.0) for _ in range(99))
+
+
+def test_a_probe_that_holds_is_followed_by_the_next() -> None:
+    costs = TABLES["cpu"]
+    controller = DepthController(LIMIT, costs)
+    while controller.rounds < 100 or one_round(controller, costs, 0.0) == 0:
+        one_round(controller, costs, 0.0)
+    while one_round(controller, costs) == 0:
+        pass
+    assert all(one_round(controller, costs) for _ in range(20))
+    assert controller.depth > 1
+
+
+def test_a_depth_not_measured_lately_is_measured_in_two_rounds() -> None:
+    """A plain step, above all: everything is compared with it."""
+    costs = TABLES["gpu"]
+    controller = DepthController(LIMIT, costs)
+    depths = [one_round(controller, costs) for _ in range(1000)]
+    plain = [i for i, depth in enumerate(depths) if depth == 0]
+    assert plain and len(plain) <= 12
+    assert all(second == first + 1 for first, second in zip(plain[::2], plain[1::2], strict=True))
+    assert controller.probes == sum(depth != LIMIT for depth in depths[10:])
+
+
+def test_a_depth_that_has_become_cheap_is_found() -> None:
+    """Deeper rounds stop being dear: nothing but a probe can tell."""
+    before, after = table((1.0, 1.3, 3.0, 3.2), 0.1), table((1.0, 1.3, 1.35, 1.4), 0.1)
+    controller = DepthController(3, before)
+    assert {one_round(controller, before) for _ in range(100)} <= {0, 1}
+    assert controller.depth == 1
+    for _ in range(900):
+        one_round(controller, after)
+    assert controller.depth == 3
+
+
+def test_it_is_deterministic() -> None:
+    runs = []
+    for _ in range(2):
+        simulation = Simulation(TABLES["amx"], constant(0.5), seed=5)
+        simulation.run(DepthController(LIMIT), 500)
+        runs.append(simulation.depths)
+    assert runs[0] == runs[1] and len(set(runs[0])) > 2
+
+
+# -- what it achieves, by simulation -------------------------------------------------------------
+
+
+def test_without_luck_it_finds_the_best_depth() -> None:
+    """Every draft held, or none."""
+    for name, costs in TABLES.items():
+        for rate in (0.0, 1.0):
+            controller = DepthController(LIMIT)
+            simulation = quiet(costs, constant(rate))
+            simulation.run(controller, 600)
+            assert controller.depth == best_depth(costs, [rate] * LIMIT), (name, rate)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_never_much_slower_than_plain_decoding_whatever_the_text(name: str) -> None:
+    """An adversary: it accepts what is drafted while the controller is convinced of depth 0, and
+    rejects everything otherwise. Without noise the bound is exact, but for the round in which the
+    allowance runs out."""
+    costs, n_tokens = TABLES[name], 2000
+    controller = DepthController(LIMIT)
+    simulation = quiet(costs, lambda position: (float(controller.depth == 0),) * LIMIT)
+    total = simulation.run(controller, n_tokens)
+    assert any(simulation.depths)
+    dearest = max(costs.draft[d] + costs.verify[d + 1] for d in {*simulation.depths})
+    assert total <= n_tokens + 2.5 + SHARE * total + dearest
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_probing_costs_one_percent(name: str) -> None:
+    """In text where no draft holds."""
+    controller, n_tokens = DepthController(LIMIT), 3000
+    quiet(TABLES[name], constant(0.0)).run(controller, 300)
+    start = controller.probes
+    simulation = quiet(TABLES[name], constant(0.0))
+    total = simulation.run(controller, n_tokens)
+    assert total - n_tokens < 1.05 * SHARE * total + 1.0
+    assert controller.probes - start >= 10, "but it does go on"
+
+
+def test_depth_does_not_flap() -> None:
+    """At 0.8 depths 2 to 4 are within 1.5 % of each other on this table."""
+    simulation = Simulation(TABLES["cpu"], constant(0.8), seed=3)
+    simulation.run(DepthController(LIMIT), 4000)
+    assert simulation.changes < 0.1 * len(simulation.depths)
