@@ -8,16 +8,18 @@ percent within a minute, that is too coarse. Here three sessions are open at onc
 and one with it, and process the same prompt in steps of --step tokens, turn and turn about; which
 goes first changes with every step, and which is made first with every round. A round's figure is
 the sum over its steps. The two sessions without MTP are alike in everything but the memory they
-got: their ratio is what the machine does by itself. Where that is more than what is looked for, as
-with long prompts, --one-session has a single session process every step three times, in the same
-memory: twice told not to draft, once with MTP.
+got: their ratio is what the machine does by itself.
+
+Where that is more than what is looked for, as with long prompts, --one-session has a single session
+process every step once with MTP and once told not to draft, as often as there are rounds, one right
+after the other and in the same memory; which goes first changes with every pair.
 Writes results/NAME.json and .md.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +34,8 @@ from benchkit.plan import random_prompt
 
 BASE, CONTROL, MTP = CASES = ("no MTP", "no MTP again", "MTP")
 WARMUP = (512, 8)  # tokens of prompt, generated tokens
-Rounds = list[dict[str, dict[str, float]]]
+Round = dict[str, dict[str, float]]
+Rounds = list[Round]
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -57,7 +60,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--sizes: whole numbers, separated by commas")
     if min((*args.sizes, args.rounds, args.step, args.depth)) < 1:
         parser.error("sizes, rounds, step and depth must be at least 1")
-    if args.rounds % len(CASES):
+    if args.rounds % len(CASES) and not args.one_session:
         parser.error("--rounds must be a multiple of 3: each session is made first equally often")
     return args
 
@@ -68,51 +71,86 @@ def turned(cases: Sequence[str], by: int) -> list[str]:
     return [*cases[by:], *cases[:by]]
 
 
-def one_round(model: Any, args: argparse.Namespace, size: int, number: int) -> dict[str, Any]:
-    """Seconds of the whole prompt, and of its sync, by case."""
+def text_of(model: Any, size: int, number: int = 0) -> list[int]:
+    """Random tokens, one more than the prompt: the last one is never processed."""
     prompt = random_prompt(size + 1, model.n_vocab)
-    prompt = [(token + number) % model.n_vocab for token in prompt]
-    order = turned(CASES, number)
-    found = {case: {"prefill_s": 0.0, "prompt_sync_s": 0.0} for case in CASES}
-    with contextlib.ExitStack() as stack:
+    return [(token + number) % model.n_vocab for token in prompt]
 
-        def open_session(depth: int, **options: Any) -> Any:
-            n_ctx = size + WARMUP[1] + 64
-            settings = Settings(n_ctx=n_ctx, n_threads=args.threads, draft_n_max=depth, **options)
-            session = Session(model, settings)
-            stack.callback(session.close)
-            warm = prompt[: min(WARMUP[0], size)]
-            session.generate(warm, max_tokens=WARMUP[1], ignore_eos=True).run()
-            session.reset()
-            return session
 
-        from pyllama_mtp import Session, Settings
+def open_session(model: Any, args: argparse.Namespace, prompt: list[int], **options: Any) -> Any:
+    """A session that has had its warm-up."""
+    from pyllama_mtp import Session, Settings
 
-        if args.one_session:
-            one = OneSession(open_session(args.depth, checkpoints=0))
-        else:
-            sessions = {case: open_session(args.depth if case == MTP else 0) for case in order}
-        start = 0
-        for end in [*range(args.step, size, args.step), size]:
+    n_ctx = len(prompt) + WARMUP[1] + 63
+    session = Session(model, Settings(n_ctx=n_ctx, n_threads=args.threads, **options))
+    session.generate(prompt[: WARMUP[0]], max_tokens=WARMUP[1], ignore_eos=True).run()
+    session.reset()
+    return session
+
+
+def steps(args: argparse.Namespace, size: int) -> list[tuple[int, int]]:
+    """(first token, end) of each step."""
+    return list(itertools.pairwise([*range(0, size, args.step), size]))
+
+
+def nothing() -> dict[str, float]:
+    """Figures to add to."""
+    return {"prefill_s": 0.0, "prompt_sync_s": 0.0}
+
+
+def add_figures(to: dict[str, float], telemetry: Any) -> None:
+    """Add those of one step."""
+    to["prefill_s"] += telemetry.prefill_s
+    to["prompt_sync_s"] += telemetry.time_s["prompt_sync"]
+
+
+def one_round(model: Any, args: argparse.Namespace, size: int, number: int) -> Round:
+    """Seconds of the whole prompt, and of its sync, by case: a session each."""
+    prompt, order = text_of(model, size, number), turned(CASES, number)
+    found = {case: nothing() for case in CASES}
+    sessions: dict[str, Any] = {}
+    try:
+        for case in order:
+            depth = args.depth if case == MTP else 0
+            sessions[case] = open_session(model, args, prompt, draft_n_max=depth)
+        for _, end in steps(args, size):
             order = turned(order, 1)
-            if args.one_session:
-                figures = one.step(prompt, start, end, [case == MTP for case in order])
-            else:
+            for case in order:
                 # process() leaves the last token: each step computes exactly its own tokens
-                figures = [sessions[case].process(prompt[: end + 1]) for case in order]
-            for case, telemetry in zip(order, figures, strict=True):
-                found[case]["prefill_s"] += telemetry.prefill_s
-                found[case]["prompt_sync_s"] += telemetry.time_s["prompt_sync"]
-            start = end
+                add_figures(found[case], sessions[case].process(prompt[: end + 1]))
+    finally:
+        for session in sessions.values():
+            session.close()
     return found
+
+
+def all_rounds(model: Any, args: argparse.Namespace, size: int) -> Rounds:
+    """The same for every round, side by side in one session."""
+    prompt = text_of(model, size)
+    rounds: Rounds = [{case: nothing() for case in (BASE, MTP)} for _ in range(args.rounds)]
+    session = open_session(model, args, prompt, draft_n_max=args.depth, checkpoints=0)
+    try:
+        one = OneSession(session)
+        for i, (start, end) in enumerate(steps(args, size)):
+            orders = [turned((BASE, MTP), i + number) for number in range(args.rounds)]
+            cases = [case for order in orders for case in order]
+            figures = one.step(prompt, start, end, [case == MTP for case in cases])
+            for j, (case, telemetry) in enumerate(zip(cases, figures, strict=True)):
+                add_figures(rounds[j // 2][case], telemetry)
+            print(f"{end} of {size} tokens", file=sys.stderr, flush=True)
+    finally:
+        session.close()
+    return rounds
 
 
 def summarize(size: int, rounds: Rounds) -> dict[str, Any]:
     """Medians over the rounds of one size; ratios are taken within a round."""
-    base, control, mtp = ([r[case]["prefill_s"] for r in rounds] for case in CASES)
-    plain = [(b + c) / 2 for b, c in zip(base, control, strict=True)]
+    seconds = {case: [r[case]["prefill_s"] for r in rounds] for case in CASES if case in rounds[0]}
+    base, mtp = seconds[BASE], seconds[MTP]
+    again = seconds.get(CONTROL, base)
+    plain = [(b + c) / 2 for b, c in zip(base, again, strict=True)]
     ratios = [p / m for p, m in zip(plain, mtp, strict=True)]
-    controls = [b / c for b, c in zip(base, control, strict=True)]
+    controls = [b / c for b, c in zip(base, again, strict=True)] if CONTROL in seconds else []
     shares = [r[MTP]["prompt_sync_s"] / r[MTP]["prefill_s"] for r in rounds]
     return {
         "tokens_per_s": {BASE: size / median(plain), MTP: size / median(mtp)},
@@ -140,18 +178,18 @@ def markdown(result: dict[str, Any]) -> str:
         speed = found["tokens_per_s"]
         per_round = ", ".join(f"{ratio:.3f}" for ratio in found["ratios"])
         controls = found["controls"]
+        control = f"{min(controls):.3f} to {max(controls):.3f}" if controls else "-"
         lines.append(
             f"| {int(size):,} | {speed[BASE]:.1f} | {speed[MTP]:.1f} | {found['ratio']:.3f} | "
-            f"{per_round} | {min(controls):.3f} to {max(controls):.3f} | "
+            f"{per_round} | {control} | "
             f"{100 * found['prompt_sync_share']:.2f} % |"
         )
     lines += [
         "",
         "`ratio` is the median of the rounds' ratios (above 1: faster with MTP), `prompt sync` the",
         "share of prefill in which the MTP block's cache is filled. `control` is the same ratio",
-        "between two runs without MTP: what the machine, and the memory where each session has",
-        'its own, make by themselves. "no MTP" is the mean of both. Steps of the three take turns;',
-        "which is first, and which session is made first, changes with every round.",
+        "between two sessions without MTP: what the machine, and the memory that a session got,",
+        'make by themselves; "no MTP" is then the mean of both.',
     ]
     return "\n".join(lines) + "\n"
 
@@ -166,12 +204,15 @@ def main(argv: list[str] | None = None) -> int:
     samples: dict[str, Rounds] = {str(size): [] for size in args.sizes}
     with Model(path) as model:
         stamp = native.load().stamp
-        for number in range(args.rounds):
+        for number in range(1 if args.one_session else args.rounds):
             for size in args.sizes:
-                samples[str(size)].append(one_round(model, args, size, number))
-                latest = summarize(size, samples[str(size)][-1:])
-                label = f"[{number + 1}/{args.rounds}] {size} tokens"
-                print(f"{label}: {latest['ratio']:.3f}", file=sys.stderr, flush=True)
+                if args.one_session:
+                    samples[str(size)] = all_rounds(model, args, size)
+                else:
+                    samples[str(size)].append(one_round(model, args, size, number))
+                latest = summarize(size, samples[str(size)])
+                label = f"[{len(samples[str(size)])}/{args.rounds}] {size} tokens"
+                print(f"{label}: {latest['ratios'][-1]:.3f}", file=sys.stderr, flush=True)
             result = {
                 **results.header(describe_machine(), stamp),
                 "plan": {
