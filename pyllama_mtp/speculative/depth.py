@@ -25,14 +25,12 @@ PLAIN_ROUNDS = 2
 #: used once staying has cost as much.
 CHANGE = 0.1
 #: A depth not measured for FRESH rounds is measured again, SPACING rounds after the last such
-#: probe, if it may reach CLOSE times the best speed.
-FRESH, SPACING, CLOSE = 200, 16, 0.95
-CLOSE_START = 0.5
+#: probe, if it seems CLOSE to the best speed, as a share of it. For depth 0 after nothing but the
+#: plain rounds at the start, when machines are often busy, CLOSE_START is enough.
+FRESH, SPACING, CLOSE, CLOSE_START = 200, 16, 0.95, 0.5
 #: Part of all time that probes may lose, and drafting against plain decoding.
 SHARE = 0.01
-MOST_SAVED = 20.0
-DEEPER = 6.0
-#: A round counts for at most so many times what it usually takes: a stall is nobody's loss.
+#: A round is charged at most so many times what it usually takes: a stall is nobody's loss.
 STALL = 1.3
 
 
@@ -94,11 +92,9 @@ class AcceptanceTracker:
     def rates(self) -> tuple[float, ...]:
         """Estimated conditional rate of each position."""
         rate, rates = self._rate, []
-        weight = self._weight
         for counts in self._all:
-            rate = (counts.held + weight * rate) / (counts.tried + weight)
+            rate = (counts.held + self._weight * rate) / (counts.tried + self._weight)
             rates.append(rate)
-            weight = DEEPER
         return tuple(rates)
 
 
@@ -148,7 +144,7 @@ class DepthController:
         self.limit = limit
         self.depth = self.rounds = self.probes = 0
         self.probing = Allowance(balance=1.5, most=2.0)
-        self.total = Allowance(balance=2.5, most=MOST_SAVED)
+        self.total = Allowance(balance=2.5, most=20.0)
         self._model = CostModel(limit, calibration)
         self._accepted = AcceptanceTracker(limit)
         self._offered = AcceptanceTracker(limit, rate=1.0)
