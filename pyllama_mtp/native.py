@@ -107,6 +107,15 @@ class Library:
         """Whether the library has what our patches add; upstream's variant has not."""
         return self.variant != "upstream"
 
+    def set_small_batch(self, value: bool) -> bool:
+        """Switch patch 12 for the process: products of a Q8_0 matrix with 2 to 8 columns, on a CPU,
+        that read each weight once. On in the patched variant, off in upstream's; same results.
+
+        Returns:
+            Whether a loaded CPU backend has it.
+        """
+        return bool(self.lib.pyllama_set_small_batch(value))
+
     def backend(self) -> str:
         """Names of the devices that compute, e.g. "CPU" or "CUDA0+CPU"."""
         return "+".join(device.name for device in self.devices()) or "none"
@@ -311,6 +320,8 @@ def _start(library: Library) -> None:
     for folder in (library.folder, library.folder.parent):
         lib.ggml_backend_load_all_from_path(str(folder).encode())
         if any(device.kind == "cpu" for device in library.devices()):
+            # ggml is one for both variants; upstream's is to be what upstream wrote.
+            library.set_small_batch(library.has_tap)
             return
     raise LibraryError(
         f"no CPU backend (libggml-cpu*.so) in {library.folder} or {library.folder.parent} that "

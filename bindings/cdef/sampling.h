@@ -19,6 +19,8 @@ struct llama_sampler * llama_sampler_init_min_p(float p, size_t min_keep);
 struct llama_sampler * llama_sampler_init_temp (float t);
 struct llama_sampler * llama_sampler_init_penalties(int32_t n_vocab, int32_t penalty_last_n, float penalty_repeat,
                                                     float penalty_freq, float penalty_present);
+typedef struct llama_logit_bias { llama_token token; float bias; } llama_logit_bias;
+struct llama_sampler * llama_sampler_init_logit_bias(int32_t n_vocab, int32_t n_logit_bias, const llama_logit_bias * logit_bias);
 void        llama_sampler_accept(struct llama_sampler * smpl, llama_token token);
 void        llama_sampler_reset (struct llama_sampler * smpl);
 void        llama_sampler_free  (struct llama_sampler * smpl);

@@ -2,7 +2,9 @@
 #define PYLLAMA_EXCEPTION ...
 #define PYLLAMA_OUT_OF_MEMORY ...
 #define PYLLAMA_BATCH_REFUSED ...
+#define PYLLAMA_NO_TOKEN ...
 const char * pyllama_stamp(void);
+bool pyllama_set_small_batch(bool value);
 void pyllama_log_discard(enum ggml_log_level level, const char * text, void * user_data);
 struct llama_model * pyllama_model_load(const char * path, struct llama_model_params params, char * message, size_t n_message);
 struct llama_context * pyllama_context_init(struct llama_model * model, struct llama_context_params params, char * message, size_t n_message);
@@ -22,7 +24,9 @@ struct pyllama_batch {
 int32_t pyllama_decode(struct llama_context * ctx, struct llama_batch_ext * batch, const struct pyllama_batch * entries, char * message, size_t n_message);
 size_t pyllama_state_seq_get(struct llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, uint32_t flags, char * message, size_t n_message);
 size_t pyllama_state_seq_set(struct llama_context * ctx, const uint8_t * src, size_t size, llama_seq_id seq_id, uint32_t flags, char * message, size_t n_message);
+struct llama_sampler * pyllama_sampler_init_grammar(const struct llama_vocab * vocab, const char * grammar, char * message, size_t n_message);
 llama_token pyllama_sample(struct llama_sampler * chain, struct llama_context * ctx, int32_t row);
+int32_t pyllama_distribution(struct llama_sampler * chain, struct llama_context * ctx, int32_t row, int32_t * ids, float * logits, int32_t capacity);
 struct pyllama_interrupt {
     int  (*poll)(void * data);
     void * data;

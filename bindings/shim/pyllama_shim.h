@@ -21,10 +21,14 @@ extern "C" {
 #define PYLLAMA_EXCEPTION     (-1000)  // a C++ exception was caught; the message says which
 #define PYLLAMA_OUT_OF_MEMORY (-1001)  // std::bad_alloc was caught
 #define PYLLAMA_BATCH_REFUSED (-1002)  // llama_batch_ext refused an entry; the message says which
+#define PYLLAMA_NO_TOKEN      (-1003)  // the samplers left no token to choose
 
 // JSON object: variant, upstream_commit, series, cpu_features, compiler, cuda. Static storage. It is
 // compiled into libllama itself (stamp.c), where the bindings read it before they load the library.
 PYLLAMA_API const char * pyllama_stamp(void);
+
+// Patch 12's products of a few columns, in every CPU backend that is loaded; on by default. False: none has them.
+PYLLAMA_API bool pyllama_set_small_batch(bool value);
 
 // A log callback that drops everything, for the time after Python's logging is gone.
 PYLLAMA_API void pyllama_log_discard(enum ggml_log_level level, const char * text, void * user_data);
@@ -68,8 +72,20 @@ PYLLAMA_API size_t pyllama_state_seq_set(
         struct llama_context * ctx, const uint8_t * src, size_t size, llama_seq_id seq_id, uint32_t flags,
         char * message, size_t n_message);
 
-// llama_sampler_sample(); LLAMA_TOKEN_NULL when an exception was caught.
+// llama_sampler_init_grammar() with the root rule `root`; NULL on failure.
+PYLLAMA_API struct llama_sampler * pyllama_sampler_init_grammar(
+        const struct llama_vocab * vocab, const char * grammar, char * message, size_t n_message);
+
+// A token by the samplers of `chain`, which are told of it; PYLLAMA_NO_TOKEN when they leave none to choose, or another
+// code of PYLLAMA_*. Like llama_sampler_sample(), which ends the process where nothing can be chosen.
 PYLLAMA_API llama_token pyllama_sample(struct llama_sampler * chain, struct llama_context * ctx, int32_t row);
+
+// What pyllama_sample() would draw from at `row`: the row's logits after every sampler of the chain but the last, which
+// draws. Fills ids and logits, [capacity] each; returns how many there are (in the samplers' order, minus infinity: no
+// chance), or a code of PYLLAMA_*: PYLLAMA_BATCH_REFUSED where they do not fit.
+PYLLAMA_API int32_t pyllama_distribution(
+        struct llama_sampler * chain, struct llama_context * ctx, int32_t row,
+        int32_t * ids, float * logits, int32_t capacity);
 
 // Interruption: pass pyllama_abort_poll as abort_callback and a pyllama_interrupt as its data. ggml asks
 // between graph nodes, on the thread that called llama_decode(); `poll` is asked every period_us at most.

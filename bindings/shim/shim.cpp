@@ -3,9 +3,12 @@
 #include "llama-mtp.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <stdexcept>
+#include <vector>
 
 namespace {
 
@@ -50,9 +53,35 @@ bool add_entry(llama_batch_ext * batch, const pyllama_batch & e, int32_t i) {
     return llama_batch_ext_set_output_logits(batch, idx, e.output[i] != 0);
 }
 
+// All tokens with their logits; the next call on this thread overwrites them. Throws where the row has no logits.
+llama_token_data_array row_candidates(llama_context * ctx, int32_t row) {
+    static thread_local std::vector<llama_token_data> data;
+    const float * logits = llama_get_logits_ith(ctx, row);
+    if (!logits) {
+        throw std::invalid_argument("the row has no logits");
+    }
+    data.resize(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))));
+    for (size_t i = 0; i < data.size(); ++i) {
+        data[i] = { (llama_token) i, logits[i], 0.0f };
+    }
+    return { data.data(), data.size(), -1, false };
+}
+
 } // namespace
 
 void pyllama_log_discard(ggml_log_level, const char *, void *) {}
+
+bool pyllama_set_small_batch(bool value) {
+    bool known = false;
+    for (size_t i = 0; i < ggml_backend_reg_count(); ++i) {
+        void * set = ggml_backend_reg_get_proc_address(ggml_backend_reg_get(i), "ggml_cpu_set_small_batch");
+        if (set) {
+            reinterpret_cast<void (*)(bool)>(set)(value);
+            known = true;
+        }
+    }
+    return known;
+}
 
 llama_model * pyllama_model_load(const char * path, llama_model_params params, char * message, size_t n_message) {
     return guarded(message, n_message,
@@ -117,10 +146,45 @@ size_t pyllama_state_seq_set(
             [](int32_t) { return (size_t) 0; });
 }
 
+llama_sampler * pyllama_sampler_init_grammar(
+        const llama_vocab * vocab, const char * grammar, char * message, size_t n_message) {
+    return guarded(message, n_message,
+            [&] { return llama_sampler_init_grammar(vocab, grammar, "root"); },
+            [](int32_t) { return (llama_sampler *) nullptr; });
+}
+
 llama_token pyllama_sample(llama_sampler * chain, llama_context * ctx, int32_t row) {
-    return guarded(nullptr, 0,
-            [&] { return llama_sampler_sample(chain, ctx, row); },
-            [](int32_t) { return (llama_token) LLAMA_TOKEN_NULL; });
+    return guarded(nullptr, 0, [&]() -> llama_token {
+        llama_token_data_array candidates = row_candidates(ctx, row);
+        llama_sampler_apply(chain, &candidates);
+        if (candidates.selected < 0 || candidates.selected >= (int64_t) candidates.size) {
+            return PYLLAMA_EXCEPTION;
+        }
+        const llama_token_data & chosen = candidates.data[candidates.selected];
+        if (std::isinf(chosen.logit)) {
+            return PYLLAMA_NO_TOKEN;  // a grammar would end the process on it
+        }
+        llama_sampler_accept(chain, chosen.id);
+        return chosen.id;
+    }, [](int32_t code) { return code; });
+}
+
+int32_t pyllama_distribution(
+        llama_sampler * chain, llama_context * ctx, int32_t row, int32_t * ids, float * logits, int32_t capacity) {
+    return guarded(nullptr, 0, [&]() -> int32_t {
+        llama_token_data_array candidates = row_candidates(ctx, row);
+        for (int i = 0; i + 1 < llama_sampler_chain_n(chain); ++i) {
+            llama_sampler_apply(llama_sampler_chain_get(chain, i), &candidates);
+        }
+        if (candidates.size > (size_t) capacity) {
+            return PYLLAMA_BATCH_REFUSED;
+        }
+        for (size_t i = 0; i < candidates.size; ++i) {
+            ids[i]    = candidates.data[i].id;
+            logits[i] = candidates.data[i].logit;
+        }
+        return (int32_t) candidates.size;
+    }, [](int32_t code) { return code; });
 }
 
 bool pyllama_abort_poll(void * p) {
