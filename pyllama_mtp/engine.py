@@ -23,7 +23,7 @@ from .model import Model
 from .models.memory import MemoryEstimate, available_memory, check_memory, memory_estimate
 from .settings import Settings
 from .speculative.depth import DepthController
-from .speculative.drafter import Drafter
+from .speculative.drafter import Drafter, Drafts, Propose
 from .speculative.rollback import go_back, make_rollback
 from .telemetry import Telemetry
 
@@ -142,7 +142,8 @@ class Engine:
         if not self.model.on_gpu:
             n_ubatch = min(n_ubatch, DRAFT_UBATCH_CPU)
         s, has_tap = self.settings, options.need_embd_pre_norm
-        chained = has_tap and s.drafting != "stepwise" and s.p_min == 0
+        stepwise = s.drafting == "stepwise" or s.p_min > 0 or s.draft_sampling
+        chained = has_tap and not stepwise
         options = replace(
             options,
             mtp_head=True,
@@ -350,12 +351,13 @@ class Engine:
         """Tokens that the context can still take, the newest one included."""
         return self.target.n_ctx - len(self.cached)
 
-    def draft(self, token: int, n_max: int) -> list[int]:
-        """Up to `n_max` drafts for what follows `token`, the newest token."""
+    def draft(self, token: int, n_max: int, propose: Propose | None = None) -> Drafts:
+        """Up to `n_max` drafts for what follows `token`, the newest token: the head's best ones, or
+        what `propose` draws."""
         if not self.drafter or not self.drafting or n_max < 1:
-            return []
+            return Drafts()
         self.intact = False
-        return self.drafter.draft(token, n_max, self.settings.p_min)
+        return self.drafter.draft(token, n_max, self.settings.p_min, propose)
 
     def verify(self, token: int, drafts: Sequence[int]) -> None:
         """One pass of the target over the newest token and the drafts; every entry is an output."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .engine import Engine
 from .errors import UsageError
 from .sampling import Sampler
-from .speculative.acceptance import SyntheticAcceptance, accept
+from .speculative.acceptance import SyntheticAcceptance, Verdict, accept
+from .speculative.drafter import Drafts
+from .speculative.rejection import Distribution, accept_sampled
 from .telemetry import Pair, Telemetry
 
 
@@ -29,7 +31,8 @@ def generate(
     began = time.perf_counter()
     engine.target.set_greedy(sampler.plain_greedy)
     row = engine.prefill(prompt, telemetry, limits.draft)
-    synthetic, turn = _synthetic(engine), engine.turn
+    turn, judge = engine.turn, _judge(engine, sampler, limits)
+    propose = sampler.propose if engine.settings.draft_sampling and not sampler.greedy else None
     token = sampler.sample(engine.target, row)
     telemetry.prefill_s = time.perf_counter() - began
     telemetry.n_generated = 1
@@ -40,28 +43,20 @@ def generate(
             raise UsageError("the session has been used for something else since; start again")
         began = time.perf_counter()  # the consumer's time between rounds does not count
         with telemetry.timed("draft"):
-            drafts = engine.draft(token, _depth(engine, limits, telemetry))
+            drafts = engine.draft(token, _depth(engine, limits, telemetry), propose)
         drafted_s = time.perf_counter() - began
         with telemetry.timed("verify"):
-            engine.verify(token, drafts)
+            engine.verify(token, drafts.tokens)
         with telemetry.timed("sampling"):
-            verdict = (
-                synthetic.accept(drafts, lambda row: sampler.sample(engine.target, row))
-                if synthetic
-                else accept(
-                    drafts,
-                    lambda row: sampler.sample(engine.target, row),
-                    lambda token: not limits.ignore_eos and engine.model.is_end(token),
-                )
-            )
+            verdict = judge(drafts)
         engine.keep(verdict.n_accepted, telemetry)
 
-        telemetry.count_round(len(drafts), verdict.n_accepted)
-        _log_pairs(engine, telemetry, drafts, verdict.tokens)
+        telemetry.count_round(len(drafts.tokens), verdict.n_accepted)
+        _log_pairs(engine, telemetry, drafts.tokens, verdict.tokens)
         elapsed_s = time.perf_counter() - began
         telemetry.decode_s += elapsed_s
         if engine.depths and engine.drafting:
-            engine.depths.update(len(drafts), verdict.n_accepted, drafted_s, elapsed_s)
+            engine.depths.update(len(drafts.tokens), verdict.n_accepted, drafted_s, elapsed_s)
         for token in verdict.tokens:
             telemetry.n_generated += 1
             yield token
@@ -83,9 +78,29 @@ def _depth(engine: Engine, limits: Limits, telemetry: Telemetry) -> int:
     return engine.depths.choose(most) if engine.depths and engine.drafting else most
 
 
-def _synthetic(engine: Engine) -> SyntheticAcceptance | None:
+def _judge(engine: Engine, sampler: Sampler, limits: Limits) -> Callable[[Drafts], Verdict]:
+    """The rule by which verified drafts are accepted."""
     rates = engine.settings.synthetic_acceptance
-    return SyntheticAcceptance(rates) if rates and engine.drafter else None
+    synthetic = SyntheticAcceptance(rates) if rates and engine.drafter else None
+
+    def sample_row(row: int) -> int:
+        return sampler.sample(engine.target, row)
+
+    def distribution(row: int) -> Distribution:
+        return sampler.distribution(engine.target, row)
+
+    def ends(token: int) -> bool:
+        return not limits.ignore_eos and engine.model.is_end(token)
+
+    def judge(drafts: Drafts) -> Verdict:
+        if synthetic:
+            return synthetic.accept(drafts.tokens, sample_row)
+        if drafts.distributions:
+            given = drafts.tokens, drafts.distributions
+            return accept_sampled(*given, distribution, sampler.rng, ends, sampler.accept)
+        return accept(drafts.tokens, sample_row, ends)
+
+    return judge
 
 
 def _log_pairs(

@@ -1,8 +1,10 @@
 """The next token from the target's logits, by llama.cpp's own samplers.
 
-Speculative decoding never samples from the head: each verified row is sampled like a plain decode
-step would sample it, and a draft is accepted when it is what came out. The emitted text is
-therefore a draw from the target's distribution, whatever the drafts were.
+Speculative decoding with the head's best tokens never samples from the head: each verified row is
+sampled like a plain decode step would sample it, and a draft is accepted when it is what came out.
+The emitted text is therefore a draw from the target's distribution, whatever the drafts were. For
+drafts that are drawn from the head, the distribution itself is asked for; see
+speculative/rejection.py.
 """
 
 from __future__ import annotations
@@ -11,31 +13,55 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import FatalDecodeError
+import numpy as np
+
+from .errors import FatalDecodeError, UsageError
+from .hidden import Floats, Ints
 from .settings import Sampling
+from .speculative.rejection import Distribution, draft_distribution, draw, point, softmax
 
 if TYPE_CHECKING:
     from .context import Context
     from .model import Model
 
 
+#: Why nothing can be sampled.
+NO_TOKEN = "the grammar or the logit biases exclude every token"
+
+
 class Sampler:
-    """A sampler chain for one generation; remembers what it drew, for the repetition penalty."""
+    """A sampler chain for one generation; remembers what it drew, for the repetition penalty.
+
+    Attributes:
+        seed: of the chain's generator, and of `rng`.
+        rng: the generator for what is drawn outside of the chain: drafts, and their acceptance.
+    """
 
     def __init__(self, model: Model, sampling: Sampling, history: Sequence[int] = ()) -> None:
         """`history`: the prompt's tokens, which the repetition penalty looks at as well."""
         self.sampling = sampling
         self.seed = secrets.randbelow(2**32 - 1) if sampling.seed is None else sampling.seed
+        self.rng = np.random.default_rng(self.seed)
         self._lib = model._lib
         self._chain = None if sampling.plain_greedy else self._build(model, history)
 
     def _build(self, model: Model, history: Sequence[int]) -> Any:
         lib, s = self._lib, self.sampling
+        if s.logit_bias:
+            model.check_tokens(list(s.logit_bias))
+        grammar = self._grammar(model, s.grammar) if s.grammar is not None else None
         chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         add = lib.llama_sampler_chain_add
+        if s.logit_bias:
+            biases = model._ffi.new("llama_logit_bias[]", list(s.logit_bias.items()))
+            add(chain, lib.llama_sampler_init_logit_bias(model.n_vocab, len(biases), biases))
         if s.repeat_penalty != 1.0 and s.repeat_last_n > 0:
             args = (model.n_vocab, s.repeat_last_n, s.repeat_penalty, 0.0, 0.0)
             add(chain, lib.llama_sampler_init_penalties(*args))
+            for token in history[-s.repeat_last_n :]:
+                lib.llama_sampler_accept(chain, token)
+        if grammar is not None:
+            add(chain, grammar)
         if s.greedy:
             add(chain, lib.llama_sampler_init_greedy())
         else:
@@ -47,9 +73,22 @@ class Sampler:
                 add(chain, lib.llama_sampler_init_min_p(s.min_p, 1))
             add(chain, lib.llama_sampler_init_temp(s.temperature))
             add(chain, lib.llama_sampler_init_dist(self.seed))
-        for token in history[-s.repeat_last_n :] if s.repeat_last_n else ():
-            lib.llama_sampler_accept(chain, token)
         return chain
+
+    def _grammar(self, model: Model, grammar: str) -> Any:
+        """The sampler that excludes what does not follow `grammar`. Raises UsageError."""
+        message = model._ffi.new("char[256]")
+        text = grammar.encode(errors="replace")
+        sampler = self._lib.pyllama_sampler_init_grammar(model._vocab, text, message, len(message))
+        if not sampler:
+            why = model._library.text(message) or "llama.cpp has written the reason to stderr"
+            raise UsageError(f"the grammar is not valid GBNF with a rule `root`: {why}")
+        return sampler
+
+    @property
+    def greedy(self) -> bool:
+        """True when it takes the best token, after penalties."""
+        return self.sampling.greedy
 
     @property
     def plain_greedy(self) -> bool:
@@ -62,9 +101,58 @@ class Sampler:
             return context.argmax(row)
         context.check_finite(row)  # the samplers would end the process on a NaN
         token = int(self._lib.pyllama_sample(self._chain, context.handle, row))
-        if token < 0:
-            raise FatalDecodeError("sampling failed: out of memory, or a fault in llama.cpp")
+        self._check(token)
         return token
+
+    def _check(self, code: int) -> None:
+        """Raise what a negative code of the shim means."""
+        if code == self._lib.PYLLAMA_NO_TOKEN:
+            raise UsageError(NO_TOKEN)
+        if code < 0:
+            raise FatalDecodeError("sampling failed: out of memory, or a fault in llama.cpp")
+
+    def distribution(self, context: Context, row: int) -> Distribution:
+        """What :meth:`sample` would draw from at batch entry `row`: after penalty, filters and
+        temperature. Nothing is drawn or remembered; the token chosen goes to :meth:`accept`.
+
+        Raises:
+            UsageError: no output row was asked for there.
+            FatalDecodeError: the row holds a NaN, or a fault in llama.cpp.
+        """
+        if self._chain is None:
+            return point(context.argmax(row))
+        context.check_finite(row)
+        s, most = self.sampling, context.model.n_vocab
+        if s.top_k > 0 and not s.greedy:
+            most = min(s.top_k, most)
+        ids, logits = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.float32)
+        array = context.library.ffi.from_buffer
+        buffers = array("int32_t[]", ids), array("float[]", logits)
+        n = self._lib.pyllama_distribution(self._chain, context.handle, row, *buffers, most)
+        self._check(n)
+        if n == 0 or np.isneginf(logits[:n].max()):
+            raise UsageError(NO_TOKEN)
+        if s.greedy:
+            return point(int(ids[logits[:n].argmax()]))
+        return softmax(ids[:n], logits[:n])
+
+    def propose(self, logits: Floats, ids: Ints | None) -> tuple[int, Distribution]:
+        """Draw a draft from the head's logits, filtered like the target's: (token, distribution).
+
+        Args:
+            logits: [n] float32: a row of the head.
+            ids: [n] int32: their tokens; None: 0 to n - 1.
+        """
+        s = self.sampling
+        q = draft_distribution(
+            logits, ids, s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p
+        )
+        return draw(q, self.rng), q
+
+    def accept(self, token: int) -> None:
+        """Remember a token that was drawn from :meth:`distribution`."""
+        if self._chain is not None:
+            self._lib.llama_sampler_accept(self._chain, token)
 
     def close(self) -> None:
         """Free the chain. May be called again."""

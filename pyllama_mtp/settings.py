@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .errors import UsageError
@@ -21,6 +22,8 @@ DRAFTING = ("auto", "chain", "stepwise")
 CHECKPOINT_LIMIT = 30
 MOST_TOKENS = 2**31 - 1
 MOST_THREADS = 512  # GGML_MAX_N_THREADS
+#: Parentheses of a grammar, one within the other.
+GRAMMAR_DEPTH = 500
 #: A draft vocabulary of fewer tokens saves nothing more and rejects nearly every draft.
 DRAFT_VOCAB_LEAST = 256
 #: Most drafts per round where the depth is chosen while generating: one more costs a snapshot of
@@ -60,13 +63,18 @@ class Settings:
             this generation fastest on this machine, by the costs and the acceptance measured
             meanwhile.
         drafting: "chain": the drafts of a round come from one graph; "stepwise": from one graph
-            each; "auto": chain if the library can and `p_min` is 0. The same drafts either way.
+            each; "auto": chain if the library can, `p_min` is 0 and drafts are not drawn. The same
+            drafts either way.
         draft_vocab: tokens that can be drafted: a number (the best of a ranking made from the
             tokenizer), a file made with ``pyllama-mtp draft-vocab``, or "full"; "auto": 32,768 if
             that is less than half of the vocabulary and the library can. Fewer make drafting
             cheaper and are never wrong: the model verifies over its whole vocabulary.
         p_min: drafting stops at a draft less probable than this, in [0, 1]. The probability is the
             one among the head's ten best candidates, as in upstream's draft-mtp.
+        draft_sampling: at temperature > 0, drafts are drawn from the head's own distribution and
+            accepted by rejection sampling (Leviathan et al. 2023), where usually the head's best
+            token is drafted: more drafts are accepted, and the text is still the target's draw.
+            Stepwise drafting only.
         prompt_rows: "last": the LM head runs on the last prompt row only. "all": on every row,
             which is the defect that this project removes, kept for before/after measurements.
         prompt_sync: what the MTP block computes to fill its cache: "kv": K and V only; "full": the
@@ -94,6 +102,7 @@ class Settings:
     drafting: str = "auto"
     draft_vocab: str | int = "auto"
     p_min: float = 0.0
+    draft_sampling: bool = False
     prompt_rows: str = "last"
     prompt_sync: str = "auto"
     hidden: str = "post-norm"
@@ -142,6 +151,10 @@ class Settings:
             raise UsageError(
                 "p_min needs probabilities, which a chain does not give; use drafting 'stepwise'"
             )
+        drawn = self.draft_sampling
+        _require(isinstance(drawn, bool), "draft_sampling", drawn, "True or False")
+        if drawn:
+            self._check_draft_sampling()
         vocab = self.draft_vocab
         number = vocab if isinstance(vocab, int) else DRAFT_VOCAB_LEAST
         _require(
@@ -151,6 +164,15 @@ class Settings:
             f"'auto', 'full', a number of tokens from {DRAFT_VOCAB_LEAST}, or a file",
         )
         self._check_synthetic()
+
+    def _check_draft_sampling(self) -> None:
+        if self.drafting == "chain":
+            raise UsageError("a chain drafts best tokens; draft_sampling needs drafting 'stepwise'")
+        if self.synthetic_acceptance is not None:
+            raise UsageError(
+                "draft_sampling accepts by probabilities, synthetic_acceptance by imposed rates: "
+                "use one of them"
+            )
 
     def _check_synthetic(self) -> None:
         rates = self.synthetic_acceptance
@@ -181,8 +203,8 @@ class Settings:
 class Sampling:
     """How the next token is chosen from the target's logits. Raises UsageError when out of range.
 
-    Applied in this order: repetition penalty, top-k, top-p, min-p, temperature, draw: the order of
-    llama.cpp, whose samplers do the work.
+    Applied in this order: logit bias, repetition penalty, grammar, top-k, top-p, min-p,
+    temperature, draw. llama.cpp's samplers do the work.
 
     Attributes:
         temperature: 0 is greedy (the other filters then have no effect, the penalty has).
@@ -191,6 +213,8 @@ class Sampling:
         min_p: drop tokens less probable than this share of the best one's; 0 keeps all.
         repeat_penalty: divides positive (multiplies negative) logits of recent tokens; 1 is off.
         repeat_last_n: how many recent tokens it looks at; 0 is off.
+        logit_bias: added to the logits of these token ids; minus infinity excludes one.
+        grammar: GBNF with a rule `root`; the text follows it. None: any text.
         seed: of the random draw, 0 to 2**32 - 2; None draws one.
     """
 
@@ -200,6 +224,8 @@ class Sampling:
     min_p: float = 0.05
     repeat_penalty: float = 1.0
     repeat_last_n: int = 64
+    logit_bias: Mapping[int, float] | None = None
+    grammar: str | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -212,6 +238,13 @@ class Sampling:
         _require(math.isfinite(penalty) and penalty > 0, "repeat_penalty", penalty, "above 0")
         window = self.repeat_last_n
         _require(0 <= window <= 2**20, "repeat_last_n", window, "from 0 (off) to 1048576 tokens")
+        biases = (self.logit_bias or {}).values()
+        usable = all(math.isfinite(bias) or bias == -math.inf for bias in biases)
+        _require(usable, "logit_bias", self.logit_bias, "finite numbers, or minus infinity")
+        _require(self.grammar != "", "grammar", self.grammar, "GBNF, or None")
+        depths = itertools.accumulate((c == "(") - (c == ")") for c in self.grammar or "")
+        if max(depths, default=0) > GRAMMAR_DEPTH:  # llama.cpp's parser recurses
+            raise UsageError(f"the grammar has more than {GRAMMAR_DEPTH} parentheses open at once")
         _require(
             self.seed is None or 0 <= self.seed < 2**32 - 1,
             "seed",
@@ -227,4 +260,5 @@ class Sampling:
     @property
     def plain_greedy(self) -> bool:
         """True when the next token is the argmax of the raw logits."""
-        return self.greedy and (self.repeat_penalty == 1.0 or self.repeat_last_n == 0)
+        penalty = self.repeat_penalty != 1.0 and self.repeat_last_n > 0
+        return self.greedy and not (penalty or self.logit_bias or self.grammar is not None)

@@ -105,6 +105,15 @@ def comma_list(item: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     return parse
 
 
+def bias(text: str) -> tuple[int, float]:
+    """An argparse type: ID=BIAS."""
+    token, _, value = text.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ID=BIAS, as in 42=-2.5") from None
+
+
 def one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
     """An argparse type: one of these words. For items of a list, which `choices` cannot check."""
 
@@ -245,7 +254,7 @@ def _add_prompt_switches(parser: argparse.ArgumentParser, compare: bool) -> None
     add(
         *("--drafting", "drafting", DRAFTING, "auto"),
         "the drafts of a round come from one graph, or from one graph each; 'auto' is 'chain' if "
-        "the library can and --p-min is 0",
+        "the library can, --p-min is 0 and drafts are not drawn",
     )
     group.add_argument(
         "--draft-vocab",
@@ -299,6 +308,25 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         help="how many tokens back the penalty looks",
     )
     group.add_argument(
+        "--grammar",
+        metavar="FILE",
+        help="GBNF with a rule `root` that the text must follow",
+    )
+    group.add_argument(
+        "--logit-bias",
+        type=bias,
+        action="append",
+        default=[],
+        metavar="ID=BIAS",
+        help="added to the logit of a token id; -inf excludes it; may be given several times",
+    )
+    group.add_argument(
+        "--draft-sampling",
+        action="store_true",
+        help="draw drafts from the head's distribution and accept them by rejection sampling: more "
+        "are accepted where --temperature is high, and the text is still the model's",
+    )
+    group.add_argument(
         "--seed", type=whole(0), metavar="N", help="same seed, same text (default: random)"
     )
 
@@ -316,6 +344,7 @@ def settings_from(args: argparse.Namespace, draft_n_max: int | str, **switches: 
         flash_attn=args.flash_attn,
         draft_n_max=draft_n_max,
         p_min=args.p_min,
+        draft_sampling=getattr(args, "draft_sampling", False),  # with the sampling options
         checkpoints=args.checkpoints,
         rollback=args.rollback,
         synthetic_acceptance=args.synthetic_acceptance if draft_n_max else None,
@@ -325,6 +354,8 @@ def settings_from(args: argparse.Namespace, draft_n_max: int | str, **switches: 
 
 def sampling_from(args: argparse.Namespace) -> Sampling:
     """The `Sampling` of the options."""
+    from pyllama_mtp.measure.workload import read_text
+
     return Sampling(
         temperature=args.temperature,
         top_k=args.top_k,
@@ -332,6 +363,8 @@ def sampling_from(args: argparse.Namespace) -> Sampling:
         min_p=args.min_p,
         repeat_penalty=args.repeat_penalty,
         repeat_last_n=args.repeat_last_n,
+        logit_bias=dict(args.logit_bias) or None,
+        grammar=read_text(args.grammar, "grammar") if args.grammar else None,
         seed=args.seed,
     )
 

@@ -55,8 +55,8 @@ def stdlib_texts() -> Iterator[str]:
             yield source
 
 
-def read_text(path: str | os.PathLike[str]) -> str:
-    """A prompt file as text.
+def read_text(path: str | os.PathLike[str], what: str = "prompt") -> str:
+    """A file as text; `what` it is goes into the error.
 
     Raises:
         UsageError: no such file, not UTF-8 (the message gives the byte offset), or empty.
@@ -64,8 +64,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise UsageError(f"cannot read the prompt file {path}: {error.strerror}") from None
-    return decode_text(data, f"the prompt file {path}")
+        raise UsageError(f"cannot read the {what} file {path}: {error.strerror}") from None
+    return decode_text(data, f"the {what} file {path}")
 
 
 def decode_text(data: bytes, source: str) -> str:

@@ -8,11 +8,18 @@ carried over to the first token of the next one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
 import numpy as np
 
 from ..context import Context
 from ..errors import UsageError
 from ..hidden import CARRY_SLOT, Floats, Hidden, HostRows, Ints, TapRows
+from .rejection import Distribution
+
+#: (logits, ids of a draft head or None) -> a draft, and what it was drawn from.
+Propose = Callable[[Floats, Ints | None], tuple[int, Distribution]]
 
 #: Candidates among which a draft's probability is taken, as in upstream's draft-mtp (top_k = 10).
 P_MIN_CANDIDATES = 10
@@ -27,6 +34,19 @@ def top_probability(logits: Floats, k: int = P_MIN_CANDIDATES) -> float:
     k = min(k, len(logits))
     best = np.partition(logits, len(logits) - k)[-k:].astype(np.float64)
     return float(1.0 / np.exp(best - best.max()).sum())
+
+
+@dataclass
+class Drafts:
+    """Drafts of one round.
+
+    Attributes:
+        tokens: their ids.
+        distributions: what each was drawn from; none where they are the head's best tokens.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    distributions: list[Distribution] = field(default_factory=list)
 
 
 class Drafter:
@@ -113,16 +133,16 @@ class Drafter:
         assert self.carry is not None
         return hidden.part(0, end - 1).after(self.carry)
 
-    def draft(self, token: int, n_max: int, p_min: float = 0.0) -> list[int]:
-        """Greedy drafts for the tokens after `token`, which the target has chosen for position
-        `n_past` and not decoded yet.
+    def draft(
+        self, token: int, n_max: int, p_min: float = 0.0, propose: Propose | None = None
+    ) -> Drafts:
+        """Drafts for the tokens after `token`, which the target has chosen for position `n_past`
+        and not decoded yet.
 
         Args:
             n_max: most drafts, at least 1.
             p_min: stop at a draft less probable than this; see :func:`top_probability`.
-
-        Returns:
-            0 to n_max token ids.
+            propose: draws a draft from the head's logits; None: the best token.
         """
         if self.carry is None:
             raise UsageError("the hidden state of the last position is not known; sync first")
@@ -132,21 +152,32 @@ class Drafter:
         # The entry at `start` pairs `token` with the target's own row: it is in step at once.
         # Those after it come from the block's own states, and are written again by a sync.
         if self.chained and p_min == 0:
-            return self.context.draft_chain(token, start, carry, n_max)
-        return self._draft_stepwise(token, start, carry, n_max, p_min)
+            return Drafts(self.context.draft_chain(token, start, carry, n_max))
+        self.context.set_greedy(p_min == 0 and propose is None)
+        return self._draft_stepwise(token, start, carry, n_max, p_min, propose)
 
     def _draft_stepwise(
-        self, token: int, start: int, hidden: Hidden, n_max: int, p_min: float
-    ) -> list[int]:
-        self.context.set_greedy(p_min == 0)
-        drafts: list[int] = []
+        self,
+        token: int,
+        start: int,
+        hidden: Hidden,
+        n_max: int,
+        p_min: float,
+        propose: Propose | None,
+    ) -> Drafts:
+        drafts, context = Drafts(), self.context
         ones = np.ones(1, dtype=np.int8)
         for position in range(start, start + n_max):
-            self.context.decode(np.array([token], dtype=np.int32), position, ones, hidden)
-            token = self.context.argmax(0)
-            if p_min > 0 and top_probability(self.context.logits(0)) < p_min:
+            context.decode(np.array([token], dtype=np.int32), position, ones, hidden)
+            # Whether there is a draft depends on the head's logits only, not on what is drawn.
+            if p_min > 0 and top_probability(context.logits(0)) < p_min:
                 break
-            drafts.append(token)
+            if propose:
+                token, q = propose(context.logits(0), context.draft_ids)
+                drafts.distributions.append(q)
+            else:
+                token = context.argmax(0)
+            drafts.tokens.append(token)
             # From here on the block is fed its own state, after its head norm.
-            hidden = self.context.hidden(on_device=isinstance(self._zero, TapRows))
+            hidden = context.hidden(on_device=isinstance(self._zero, TapRows))
         return drafts

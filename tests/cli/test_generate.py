@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,8 +44,10 @@ def test_pieces_are_flushed_as_they_come(
     assert seen[:3] == ["a", "ab", "abc"]
 
 
-def test_every_switch_arrives(fake: ModuleType, cli: Cli) -> None:
+def test_every_switch_arrives(fake: ModuleType, cli: Cli, tmp_path: Path) -> None:
     fake.log.clear()
+    grammar = tmp_path / "a.gbnf"
+    grammar.write_text('root ::= "a"')
     result = cli(
         *("generate", "--model", "m.gguf", "--json", "--lib", "upstream", "--max-tokens", "4"),
         *("--draft-n-max", "2", "--p-min", "0.25", "--n-ctx", "1024", "--n-batch", "64"),
@@ -53,7 +56,8 @@ def test_every_switch_arrives(fake: ModuleType, cli: Cli) -> None:
         *("--sync", "full", "--hidden", "pre-norm", "--handoff", "host", "--checkpoints", "7"),
         *("--drafting", "stepwise", "--draft-vocab", "500"),
         *("--temperature", "0.5", "--top-k", "7", "--top-p", "0.5", "--min-p", "0.1"),
-        *("--repeat-penalty", "1.1", "--repeat-last-n", "9", "--seed", "3"),
+        *("--repeat-penalty", "1.1", "--repeat-last-n", "9", "--seed", "3", "--draft-sampling"),
+        *("--logit-bias", "5=-2.5", "--logit-bias", "7=-inf", "--grammar", str(grammar)),
         *("--stop", "END", "--stop", "\n\n", "--ignore-eos", "x"),
     )
     report = json.loads(result.out)
@@ -69,6 +73,7 @@ def test_every_switch_arrives(fake: ModuleType, cli: Cli) -> None:
         "drafting": "stepwise",
         "draft_vocab": "500",
         "p_min": 0.25,
+        "draft_sampling": True,
         "prompt_rows": "all",
         "prompt_sync": "full",
         "hidden": "pre-norm",
@@ -81,6 +86,7 @@ def test_every_switch_arrives(fake: ModuleType, cli: Cli) -> None:
     assert (max_tokens, ignore_eos, stop) == (4, True, ("END", "\n\n"))
     chosen = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     assert chosen == (0.5, 7, 0.5, 0.1)
+    assert (sampling.logit_bias, sampling.grammar) == ({5: -2.5, 7: -math.inf}, 'root ::= "a"')
     assert (sampling.repeat_penalty, sampling.repeat_last_n, sampling.seed) == (1.1, 9, 3)
     assert fake.log[0] == ("load", "upstream")
 

@@ -378,7 +378,7 @@ def test_drafts_after_real_prompts(
             token, drafter = engine.target.argmax(row), engine.drafter
             assert drafter and drafter.chained is (drafting == "chain")
             if len(found) < 2:
-                found.append(engine.draft(token, depth))
+                found.append(engine.draft(token, depth).tokens)
             else:
                 assert drafter.carry is not None
                 at = Start(token, drafter.n_past, drafter.carry)
@@ -461,7 +461,7 @@ def test_the_cache_after_a_sync(model: Model, cache: str, flash_attn: str, rollb
         for n_accepted in (0, 4, 1, 3, 2, 0, 4):
             start = len(engine.cached)
             verified = made_up(model, depth + 1, start).tolist()
-            assert len(engine.draft(verified[0], depth)) == depth
+            assert len(engine.draft(verified[0], depth).tokens) == depth
             assert engine.drafter.context.n_past == start + depth
             engine.verify(verified[0], verified[1:])
             engine.keep(n_accepted, Telemetry())
@@ -539,7 +539,7 @@ def test_a_least_probability_means_single_steps(demo: Model, prompts: list[list[
         token, drafter = chain.target.argmax(row), chain.drafter
         assert drafter and drafter.chained and drafter.carry is not None
         carry = HostRows(drafter.carry.to_host().copy())
-        whole = chain.draft(token, depth)
+        whole = chain.draft(token, depth).tokens
         # How probable each of them is, by single steps.
         drafter.context.remove(len(prompt))
         with context(demo, chain.target, mtp_head=True, n_batch=512) as other:
@@ -559,7 +559,7 @@ def test_a_least_probability_means_single_steps(demo: Model, prompts: list[list[
         steps = Engine(demo, settings(depth, p_min=p_min))
         steps.prefill(prompt, Telemetry())
         assert steps.drafter and not steps.drafter.chained
-        assert steps.draft(token, depth) == whole[:cut]
+        assert steps.draft(token, depth).tokens == whole[:cut]
         steps.close()
         lengths.add(cut)
     assert len(lengths) > 2
@@ -982,7 +982,7 @@ class Count:
 def rounds(engine: Engine, depth: int, n: int, token: int) -> int:
     """`n` rounds with real acceptance; the newest token."""
     for _ in range(n):
-        drafts = engine.draft(token, depth)
+        drafts = engine.draft(token, depth).tokens
         assert len(drafts) == depth
         engine.verify(token, drafts)
         best = [engine.target.argmax(row) for row in range(depth + 1)]

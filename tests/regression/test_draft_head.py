@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ from pyllama_mtp.hidden import Floats, Ints
 from pyllama_mtp.models import synth
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
 from pyllama_mtp.models.shapes import ModelShape
-from pyllama_mtp.speculative.drafter import Drafter
+from pyllama_mtp.speculative.drafter import Drafter, Drafts
 
 from ..workers import worker
 from .support import N_BATCH, N_CTX, N_UBATCH, greedy, made_up, settings
@@ -477,9 +478,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     real = Drafter.draft
 
-    def draft(self: Drafter, token: int, n_max: int, p_min: float = 0.0) -> list[int]:
-        drafts = real(self, token, n_max, p_min)
-        found.extend(drafts)
+    def draft(self: Drafter, *args: Any) -> Drafts:
+        drafts = real(self, *args)
+        found.extend(drafts.tokens)
         return drafts
 
     monkeypatch.setattr(Drafter, "draft", draft)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,7 @@ BAD_SETTINGS = [
     ("checkpoints", 31, "from 0 (none) to 30"),
     ("p_min", 1.1, "0 to 1"),
     ("p_min", math.nan, "0 to 1"),
+    ("draft_sampling", "on", "True or False"),
     ("synthetic_acceptance", (0.5, 0.6, 0.1), "do not increase"),
     ("synthetic_acceptance", (1.5, 0.5, 0.5), "0 to 1"),
     ("synthetic_acceptance", (0.5, 0.5, -0.1), "0 to 1"),
@@ -45,6 +47,9 @@ BAD_SETTINGS = [
 ]
 
 BAD_SAMPLING = [
+    ("logit_bias", {3: math.nan}, "finite numbers, or minus infinity"),
+    ("logit_bias", {3: math.inf}, "finite numbers, or minus infinity"),
+    ("grammar", "", "GBNF, or None"),
     ("temperature", -0.1, "0 (greedy) or above"),
     ("temperature", math.nan, "0 (greedy) or above"),
     ("temperature", math.inf, "0 (greedy) or above"),
@@ -83,6 +88,19 @@ def test_a_chain_has_no_probabilities() -> None:
         Settings(drafting="chain", p_min=0.5)
 
 
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [
+        ({"drafting": "chain"}, "needs drafting 'stepwise'"),
+        ({"synthetic_acceptance": (0.5, 0.5, 0.5)}, "use one of them"),
+    ],
+)
+def test_drawn_drafts_do_not_go_with(others: dict[str, Any], reason: str) -> None:
+    assert Settings(draft_sampling=True).draft_sampling
+    with pytest.raises(UsageError, match=reason):
+        Settings(draft_sampling=True, **others)
+
+
 def test_every_field_has_a_bad_value_here() -> None:
     fields = {f.name for kind in (Settings, Sampling) for f in dataclasses.fields(kind)}
     assert {name for name, _, _ in BAD_SETTINGS + BAD_SAMPLING} == fields
@@ -114,3 +132,9 @@ def test_what_counts_as_plain_greedy() -> None:
     assert Sampling(repeat_penalty=1.5, repeat_last_n=0).plain_greedy
     assert not Sampling(repeat_penalty=1.5).plain_greedy
     assert not Sampling(temperature=0.1).plain_greedy
+
+
+def test_a_grammar_that_is_too_deep() -> None:
+    Sampling(grammar="root ::= " + "(" * 500 + '"a"' + ")" * 500)
+    with pytest.raises(UsageError, match="more than 500 parentheses"):
+        Sampling(grammar="root ::= " + "(" * 501 + '"a"' + ")" * 501)
