@@ -316,7 +316,6 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         "--logit-bias",
         type=bias,
         action="append",
-        default=[],
         metavar="ID=BIAS",
         help="added to the logit of a token id; -inf excludes it; may be given several times",
     )
@@ -363,7 +362,7 @@ def sampling_from(args: argparse.Namespace) -> Sampling:
         min_p=args.min_p,
         repeat_penalty=args.repeat_penalty,
         repeat_last_n=args.repeat_last_n,
-        logit_bias=dict(args.logit_bias) or None,
+        logit_bias=dict(args.logit_bias) if args.logit_bias else None,
         grammar=read_text(args.grammar, "grammar") if args.grammar else None,
         seed=args.seed,
     )
