@@ -98,7 +98,7 @@ class Settings:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     flash_attn: str = "auto"
-    draft_n_max: int | str = 3
+    draft_n_max: int | str = "auto"
     drafting: str = "auto"
     draft_vocab: str | int = "auto"
     p_min: float = 0.0
@@ -178,9 +178,11 @@ class Settings:
         rates = self.synthetic_acceptance
         if rates is None:
             return
-        name, allowed = "synthetic_acceptance", "rates from 0 to 1 that do not increase"
+        name, allowed = "synthetic_acceptance", "one or more rates from 0 to 1 that do not increase"
         falling = all(a >= b for a, b in itertools.pairwise(rates))
-        _require(all(0.0 <= r <= 1.0 for r in rates) and falling, name, rates, allowed)
+        _require(
+            bool(rates) and all(0.0 <= r <= 1.0 for r in rates) and falling, name, rates, allowed
+        )
         _require(
             len(rates) >= self.depth_limit,
             name,
@@ -191,7 +193,10 @@ class Settings:
     @property
     def depth_limit(self) -> int:
         """Most drafts that a round may have."""
-        return self.draft_n_max if isinstance(self.draft_n_max, int) else AUTO_DEPTH
+        if isinstance(self.draft_n_max, int):
+            return self.draft_n_max
+        imposed = self.synthetic_acceptance
+        return AUTO_DEPTH if imposed is None else min(AUTO_DEPTH, len(imposed))
 
     @property
     def threads(self) -> int:

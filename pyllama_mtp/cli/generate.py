@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pyllama_mtp.cli import INTERRUPTED, common
 from pyllama_mtp.errors import DecodeAborted, UsageError
-from pyllama_mtp.settings import AUTO_DEPTH
+from pyllama_mtp.settings import AUTO_DEPTH, Settings
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Generation, Model, Settings
+    from pyllama_mtp import Generation, Model
 
 _EPILOG = """\
 The text goes to stdout, everything else to stderr. Ctrl-C keeps the text so
@@ -55,7 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--draft-n-max",
         type=common.whole_or_auto(0),
-        default=3,
+        default=Settings.draft_n_max,
         metavar="N|auto",
         help="tokens drafted per round; 0 is no MTP; 'auto' is as many as make it fastest, by what "
         "is measured while it generates",

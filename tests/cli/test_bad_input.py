@@ -54,7 +54,10 @@ GENERATE = [
     (["--synthetic-acceptance", "0.8,,0.7", "x"], "has an empty item"),
     (["--synthetic-acceptance", "", "x"], "has an empty item"),
     (["--synthetic-acceptance", "0.6,0.7,0.8", "x"], "do not increase"),
-    (["--synthetic-acceptance", "0.8,0.7", "x"], "one rate for each of the 3 draft positions"),
+    (
+        ["--synthetic-acceptance", "0.8,0.7", "--draft-n-max", "3", "x"],
+        "one rate for each of the 3 draft positions",
+    ),
     (["--synthetic-acceptance", "0.8", "--draft-n-max", "0", "x"], "--draft-n-max is 0"),
     (["--log-pairs", "p.jsonl", "--draft-n-max", "0", "x"], "--draft-n-max is 0"),
     (["--log-pairs", "no/such/folder/p.jsonl", "x"], "cannot create no/such/folder/p.jsonl"),
@@ -171,7 +174,7 @@ def test_a_switch_that_the_library_lacks(fake: ModuleType, cli: Cli) -> None:
 
 
 def test_a_context_larger_than_memory(fake: ModuleType, cli: Cli) -> None:
-    fake.refuse_session[(1 << 20, 3)] = InsufficientMemoryError("needs 99 GiB, 1 GiB available")
+    fake.refuse_session[(1 << 20, "auto")] = InsufficientMemoryError("needs 99 GiB, 1 GiB available")
     result = cli("generate", "--model", "m.gguf", "--n-ctx", str(1 << 20), "x")
     refused(result, "needs 99 GiB")
 

@@ -30,6 +30,8 @@ STAMP = {
 log: list[tuple[Any, ...]] = []
 #: Number of the generation (from 0, warm-ups included) -> what happens instead of it.
 script: dict[int, Callable[[Generation], None]] = {}
+#: Depth of every round with draft_n_max="auto".
+AUTO_CHOICE = 3
 #: Like `script`, for opening a session; the key is (n_ctx, draft_n_max).
 refuse_session: dict[tuple[int, int], Exception] = {}
 state = {"generations": 0, "open_sessions": 0, "has_mtp": True, "has_tap": True}
@@ -57,7 +59,8 @@ class Generation:
     def __iter__(self) -> Iterator[str]:
         number = state["generations"]
         state["generations"] += 1
-        depth = self._session.settings.draft_n_max
+        chosen = self._session.settings.draft_n_max
+        depth = chosen if isinstance(chosen, int) else AUTO_CHOICE
         t = self.telemetry
         t.n_prompt, t.prefill_s = self._n_prompt, self._n_prompt / 1000
         self._cost_of_the_prompt()
@@ -137,7 +140,7 @@ class Session:
         log.append(("reset",))
 
     def memory(self) -> dict[str, int]:
-        return {"weights": 1000, "draft_context": 10 * self.settings.draft_n_max}
+        return {"weights": 1000, "draft_context": 10 * self.settings.depth_limit}
 
 
 class Model:

@@ -43,7 +43,7 @@ BAD_SETTINGS = [
     ("synthetic_acceptance", (0.5, 0.6, 0.1), "do not increase"),
     ("synthetic_acceptance", (1.5, 0.5, 0.5), "0 to 1"),
     ("synthetic_acceptance", (0.5, 0.5, -0.1), "0 to 1"),
-    ("synthetic_acceptance", (0.5, 0.4), "each of the 3 draft positions"),
+    ("synthetic_acceptance", (), "one or more rates"),
 ]
 
 BAD_SAMPLING = [
@@ -81,6 +81,13 @@ def test_bad_sampling(name: str, value: object, allowed: str) -> None:
         Sampling(**{name: value})  # type: ignore[arg-type]
     message = str(caught.value)
     assert name in message and repr(value) in message and allowed in message
+
+
+def test_synthetic_acceptance_bounds_the_depth() -> None:
+    with pytest.raises(UsageError, match="each of the 3 draft positions"):
+        Settings(draft_n_max=3, synthetic_acceptance=(0.5, 0.4))
+    assert Settings(synthetic_acceptance=(0.5, 0.4)).depth_limit == 2
+    assert Settings(synthetic_acceptance=(0.5,) * 20).depth_limit == Settings().depth_limit
 
 
 def test_a_chain_has_no_probabilities() -> None:
