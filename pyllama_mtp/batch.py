@@ -135,8 +135,11 @@ class Batch:
 
     def _check_chain(self, context: Context) -> None:
         n = len(self.tokens)
-        if not (context.options.mtp_head and context.greedy):
-            raise UsageError("a chain belongs to a draft context that keeps greedy tokens only")
+        if not (context.options.mtp_head and context.greedy) or context.options.tap != "off":
+            raise UsageError(
+                "a chain belongs to a draft context that keeps greedy tokens, and no hidden rows "
+                "on the host"
+            )
         if self.chain < 0 or n % self.chain or not self.outputs.all() or n > context.n_ubatch:
             raise UsageError(
                 f"{n} tokens in a chain of {self.chain} steps: a chain is whole steps, every entry "

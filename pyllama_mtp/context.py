@@ -38,6 +38,7 @@ class Context(Owned):
         tap: its hidden-state tap, if `options.need_embd_pre_norm`.
         last_outputs: output marks of the last batch.
         greedy: decodes leave the best token of every output row, and no logits.
+        n_candidates: and so many of its best tokens, with their logits.
         draft_ids: [n] int32: tokens that a draft head is over; None: the whole vocabulary.
     """
 
@@ -64,6 +65,7 @@ class Context(Owned):
         self._rewind = 0  # positions that the recurrent state can go back
         self._snapshots = True
         self.greedy = self._left_greedy = False
+        self.n_candidates = 0
         self.draft_ids: Ints | None = None
         self.hidden_bytes_sent = 0  # hidden rows that came with batches, from host memory
         self.hidden_bytes_read = 0  # hidden rows that upstream's tap put into host memory
@@ -273,7 +275,10 @@ class Context(Owned):
 
     def check_finite(self, row: int) -> None:
         """Raises FatalDecodeError when the logits of batch entry `row` hold a NaN."""
-        self._refuse_nan(self.logits(row).max())
+        if self._left_greedy:
+            self.argmax(row)
+        else:
+            self._refuse_nan(self.logits(row).max())
 
     @staticmethod
     def _refuse_nan(largest: np.float32) -> None:
@@ -286,6 +291,34 @@ class Context(Owned):
         if self.library.has_tap:
             self.greedy = on
             self._lib.llama_mtp_set_greedy(self.handle, on)
+
+    def set_candidates(self, n: int) -> None:
+        """Keep the `n` best tokens of each output row of the next decodes, too, with their logits;
+        needs greedy tokens. Ignored by upstream's library."""
+        if self.library.has_tap and n != self.n_candidates:
+            self.n_candidates = n
+            self._lib.llama_mtp_set_candidates(self.handle, n)
+
+    def candidates(self, row: int) -> tuple[Ints, Floats]:
+        """The best tokens of batch entry `row`, the best one first: ([n] int32 ids, [n] float32
+        logits). n is `n_candidates`, or what a draft head has; all, where logits are kept.
+
+        Raises:
+            UsageError: no output row was asked for there, or no candidates.
+        """
+        if not self._left_greedy:
+            logits = self.logits(row)
+            order = np.argsort(-logits, kind="stable").astype(np.int32)
+            return order if self.draft_ids is None else self.draft_ids[order], logits[order]
+        self._check_output(row)
+        out = self._ffi.new("llama_token *[1]"), self._ffi.new("float *[1]")
+        n = int(self._lib.llama_mtp_get_candidates_ith(self.handle, row, *out))
+        if not n:
+            raise UsageError("the last decode left no candidates; see set_candidates()")
+        ids = np.frombuffer(self._ffi.buffer(out[0][0], 4 * n), dtype=np.int32)
+        logits = self._view(out[1][0], n)
+        order = np.lexsort((ids, -logits)).astype(np.int32)
+        return ids[order], logits[order]
 
     def can_chain(self, n_steps: int) -> bool:
         """Whether a batch may be a chain of so many steps; see :class:`Batch`."""

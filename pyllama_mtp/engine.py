@@ -18,7 +18,7 @@ from . import native
 from .checkpoints import Checkpoint, Checkpoints, boundaries
 from .context import Context, ContextOptions
 from .errors import UsageError
-from .hidden import Hidden, Ints, Tap, TapRows, traffic
+from .hidden import Hidden, Ints, Tap, TapRows, Traffic, traffic
 from .model import Model
 from .models.memory import MemoryEstimate, available_memory, check_memory, memory_estimate
 from .settings import Settings
@@ -75,6 +75,7 @@ class Engine:
         self.turn = 0
         self.intact = True
         self._outputs_before = 0
+        self._traffic = Traffic(0, 0, False)
         self.checkpoints = Checkpoints(settings.checkpoints if model.is_recurrent else 0)
         depth = settings.depth_limit
         self.depths: DepthChoice | None = None
@@ -142,7 +143,7 @@ class Engine:
         if not self.model.on_gpu:
             n_ubatch = min(n_ubatch, DRAFT_UBATCH_CPU)
         s, has_tap = self.settings, options.need_embd_pre_norm
-        stepwise = s.drafting == "stepwise" or s.p_min > 0 or s.draft_sampling
+        stepwise = s.drafting == "stepwise" or s.draft_sampling
         chained = has_tap and not stepwise
         options = replace(
             options,

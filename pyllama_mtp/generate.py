@@ -29,7 +29,7 @@ def generate(
 ) -> Iterator[int]:
     """Yield the tokens that the target chooses after `prompt`, the end token included."""
     began = time.perf_counter()
-    engine.target.set_greedy(sampler.plain_greedy)
+    sampler.prepare(engine.target)
     row = engine.prefill(prompt, telemetry, limits.draft)
     turn, judge = engine.turn, _judge(engine, sampler, limits)
     propose = sampler.propose if engine.settings.draft_sampling and not sampler.greedy else None

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .model import Model
 
 
+#: More candidates than this are not picked in the graph: all logits are fetched.
+MOST_CANDIDATES = 256
 #: Why nothing can be sampled.
 NO_TOKEN = "the grammar or the logit biases exclude every token"
 
@@ -84,6 +86,20 @@ class Sampler:
             why = model._library.text(message) or "llama.cpp has written the reason to stderr"
             raise UsageError(f"the grammar is not valid GBNF with a rule `root`: {why}")
         return sampler
+
+    def prepare(self, context: Context) -> None:
+        """Have the next decodes of `context` leave what is sampled from: the best token, the
+        `top_k` best ones, or all logits."""
+        context.set_greedy(self._chain is None or self._n_candidates > 0)
+        context.set_candidates(self._n_candidates)
+
+    @property
+    def _n_candidates(self) -> int:
+        """How many of the best tokens the chain looks at; 0: at all of them, or at the best one."""
+        s = self.sampling
+        reorders = s.repeat_penalty != 1.0 or s.logit_bias or s.grammar is not None
+        few = 0 < s.top_k <= MOST_CANDIDATES
+        return s.top_k if few and not s.greedy and not reorders else 0
 
     @property
     def greedy(self) -> bool:

@@ -63,8 +63,8 @@ class Settings:
             this generation fastest on this machine, by the costs and the acceptance measured
             meanwhile.
         drafting: "chain": the drafts of a round come from one graph; "stepwise": from one graph
-            each; "auto": chain if the library can, `p_min` is 0 and drafts are not drawn. The same
-            drafts either way.
+            each; "auto": chain if the library can and drafts are not drawn. The same drafts either
+            way.
         draft_vocab: tokens that can be drafted: a number (the best of a ranking made from the
             tokenizer), a file made with ``pyllama-mtp draft-vocab``, or "full"; "auto": 32,768 if
             that is less than half of the vocabulary and the library can. Fewer make drafting
@@ -146,10 +146,6 @@ class Settings:
             raise UsageError(
                 f"a {self.cache_type_v} V cache needs flash attention: "
                 "use flash_attn 'auto' or 'on', or cache_type_v 'f16'"
-            )
-        if self.drafting == "chain" and self.p_min > 0:
-            raise UsageError(
-                "p_min needs probabilities, which a chain does not give; use drafting 'stepwise'"
             )
         drawn = self.draft_sampling
         _require(isinstance(drawn, bool), "draft_sampling", drawn, "True or False")

@@ -53,18 +53,27 @@ bool add_entry(llama_batch_ext * batch, const pyllama_batch & e, int32_t i) {
     return llama_batch_ext_set_output_logits(batch, idx, e.output[i] != 0);
 }
 
-// All tokens with their logits; the next call on this thread overwrites them. Throws where the row has no logits.
+// The row's candidates (llama_mtp_set_candidates), or all tokens, with their logits; the next call on this thread
+// overwrites them. Throws where the row has neither.
 llama_token_data_array row_candidates(llama_context * ctx, int32_t row) {
     static thread_local std::vector<llama_token_data> data;
-    const float * logits = llama_get_logits_ith(ctx, row);
-    if (!logits) {
+    const llama_token * ids    = nullptr;
+    const float       * logits = nullptr;
+    const int32_t n_candidates = llama_mtp_get_candidates_ith(ctx, row, &ids, &logits);
+
+    if (n_candidates == 0 && !(logits = llama_get_logits_ith(ctx, row))) {
         throw std::invalid_argument("the row has no logits");
     }
-    data.resize(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))));
+    data.resize(n_candidates ? n_candidates : llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))));
     for (size_t i = 0; i < data.size(); ++i) {
-        data[i] = { (llama_token) i, logits[i], 0.0f };
+        data[i] = { n_candidates ? ids[i] : (llama_token) i, logits[i], 0.0f };
     }
-    return { data.data(), data.size(), -1, false };
+    if (n_candidates) {  // as the sampler of the k best leaves them
+        std::sort(data.begin(), data.end(), [](const llama_token_data & a, const llama_token_data & b) {
+            return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+        });
+    }
+    return { data.data(), data.size(), -1, n_candidates > 0 };
 }
 
 } // namespace

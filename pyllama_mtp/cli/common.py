@@ -254,7 +254,7 @@ def _add_prompt_switches(parser: argparse.ArgumentParser, compare: bool) -> None
     add(
         *("--drafting", "drafting", DRAFTING, "auto"),
         "the drafts of a round come from one graph, or from one graph each; 'auto' is 'chain' if "
-        "the library can, --p-min is 0 and drafts are not drawn",
+        "the library can and drafts are not drawn",
     )
     group.add_argument(
         "--draft-vocab",

@@ -8,6 +8,7 @@ carried over to the first token of the next one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -29,7 +30,7 @@ def top_probability(logits: Floats, k: int = P_MIN_CANDIDATES) -> float:
     """Probability of the best token among the k best ones: softmax over their logits.
 
     Args:
-        logits: [n_vocab] float32.
+        logits: [n] float32: of all tokens, or of the k best.
     """
     k = min(k, len(logits))
     best = np.partition(logits, len(logits) - k)[-k:].astype(np.float64)
@@ -151,10 +152,17 @@ class Drafter:
         self.context.remove(start)
         # The entry at `start` pairs `token` with the target's own row: it is in step at once.
         # Those after it come from the block's own states, and are written again by a sync.
-        if self.chained and p_min == 0:
-            return Drafts(self.context.draft_chain(token, start, carry, n_max))
-        self.context.set_greedy(p_min == 0 and propose is None)
+        self.context.set_greedy(propose is None)
+        self.context.set_candidates(P_MIN_CANDIDATES if p_min > 0 and propose is None else 0)
+        if self.chained and propose is None:
+            tokens = self.context.draft_chain(token, start, carry, n_max)
+            sure = itertools.takewhile(lambda row: self._is_probable(row, p_min), range(n_max))
+            return Drafts(tokens[: len(list(sure))])
         return self._draft_stepwise(token, start, carry, n_max, p_min, propose)
+
+    def _is_probable(self, row: int, p_min: float) -> bool:
+        """Whether the head's best token of `row` is as probable as p_min asks."""
+        return p_min == 0 or top_probability(self.context.candidates(row)[1]) >= p_min
 
     def _draft_stepwise(
         self,
@@ -170,7 +178,7 @@ class Drafter:
         for position in range(start, start + n_max):
             context.decode(np.array([token], dtype=np.int32), position, ones, hidden)
             # Whether there is a draft depends on the head's logits only, not on what is drawn.
-            if p_min > 0 and top_probability(context.logits(0)) < p_min:
+            if not self._is_probable(0, p_min):
                 break
             if propose:
                 token, q = propose(context.logits(0), context.draft_ids)

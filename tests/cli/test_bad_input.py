@@ -174,7 +174,9 @@ def test_a_switch_that_the_library_lacks(fake: ModuleType, cli: Cli) -> None:
 
 
 def test_a_context_larger_than_memory(fake: ModuleType, cli: Cli) -> None:
-    fake.refuse_session[(1 << 20, "auto")] = InsufficientMemoryError("needs 99 GiB, 1 GiB available")
+    fake.refuse_session[(1 << 20, "auto")] = InsufficientMemoryError(
+        "needs 99 GiB, 1 GiB available"
+    )
     result = cli("generate", "--model", "m.gguf", "--n-ctx", str(1 << 20), "x")
     refused(result, "needs 99 GiB")
 

@@ -530,8 +530,9 @@ def test_on_a_device(demo: Model, demo_file: Path, prompts: list[list[int]], gap
 # -- probabilities ---------------------------------------------------------------------------------
 
 
-def test_a_least_probability_means_single_steps(demo: Model, prompts: list[list[int]]) -> None:
-    """A chain has no logits to take it from. The drafts are the same up to the cut."""
+@pytest.mark.parametrize("drafting", ["chain", "stepwise"])
+def test_a_least_probability_cuts(demo: Model, prompts: list[list[int]], drafting: str) -> None:
+    """The drafts are the same up to the first one that is less probable."""
     depth, lengths = 6, set()
     for prompt in prompts[:12]:
         chain = Engine(demo, settings(depth))
@@ -556,20 +557,13 @@ def test_a_least_probability_means_single_steps(demo: Model, prompts: list[list[
         if min(abs(share - p_min) for share in shares) < 0.01:
             continue
         cut = next((i for i, share in enumerate(shares) if share < p_min), depth)
-        steps = Engine(demo, settings(depth, p_min=p_min))
+        steps = Engine(demo, settings(depth, p_min=p_min, drafting=drafting))
         steps.prefill(prompt, Telemetry())
-        assert steps.drafter and not steps.drafter.chained
+        assert steps.drafter and steps.drafter.chained == (drafting == "chain")
         assert steps.draft(token, depth).tokens == whole[:cut]
         steps.close()
         lengths.add(cut)
     assert len(lengths) > 2
-
-
-def test_a_chain_with_a_least_probability_is_refused() -> None:
-    with pytest.raises(UsageError, match="p_min needs probabilities, which a chain does not give"):
-        Settings(drafting="chain", p_min=0.5)
-    for drafting in ("auto", "stepwise"):
-        assert Settings(drafting=drafting, p_min=0.5).p_min == 0.5
 
 
 # -- refusals: an exception each, and the context goes on ------------------------------------------

@@ -90,11 +90,6 @@ def test_synthetic_acceptance_bounds_the_depth() -> None:
     assert Settings(synthetic_acceptance=(0.5,) * 20).depth_limit == Settings().depth_limit
 
 
-def test_a_chain_has_no_probabilities() -> None:
-    with pytest.raises(UsageError, match=r"p_min.*chain.*stepwise"):
-        Settings(drafting="chain", p_min=0.5)
-
-
 @pytest.mark.parametrize(
     ("others", "reason"),
     [
