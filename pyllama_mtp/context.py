@@ -14,7 +14,7 @@ from . import native
 from .batch import Batch, decode_error
 from .contextoptions import ContextOptions
 from .errors import ContextClosedError, FatalDecodeError, InsufficientMemoryError, UsageError
-from .hidden import Floats, Hidden, HostRows, Ints, Tap
+from .hidden import Floats, Hidden, HostRows, Ints, Tap, joined
 from .owned import Owned
 from .trace import Node, Trace
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: How often a long computation looks for Ctrl-C.
 POLL_PERIOD_US = 50_000
-SEQ = 0  # the one sequence of the driver
+SEQ = 0  # the sequence of a driver that has one
 
 NAN = "the model's logits are NaN: damaged weights, or a kernel bug"
 
@@ -62,7 +62,7 @@ class Context(Owned):
         self._batch: Any = None
         self._lock = threading.Lock()
         self.last_outputs = np.zeros(0, dtype=np.int8)
-        self._rewind = 0  # positions that the recurrent state can go back
+        self._rewind: dict[int, int] = {}  # by sequence: positions that its state can go back
         self._snapshots = True
         self.greedy = self._left_greedy = False
         self.n_candidates = 0
@@ -200,7 +200,7 @@ class Context(Owned):
         native.take_recent_errors()
         if self._trace:
             self._trace.clear()
-        self._rewind = 0
+        self._rewind = {}
         with self._alone():
             code = self._lib.pyllama_decode(self.handle, self._batch, view, message, len(message))
         del alive
@@ -212,23 +212,59 @@ class Context(Owned):
         if code != 0:
             said = (self.library.text(message), native.take_recent_errors())
             raise decode_error(code, "; ".join(filter(None, said)))
-        # A decode of n tokens makes n snapshots at most, the last one being the state itself; older
-        # ones are left from earlier decodes, and llama.cpp would go back to them all the same.
-        kept = self._snapshots and self.options.n_seq_max == 1
-        self._rewind = min(len(batch.tokens) - 1, self.n_rs_seq) if kept else 0
+        self._rewind = self._rewinds(batch)
+
+    def _rewinds(self, batch: Batch) -> dict[int, int]:
+        """How far each sequence can go back after `batch`.
+
+        A decode of n tokens makes n snapshots at most, the last one being the state itself; older
+        ones are left from earlier decodes, and llama.cpp would go back to them all the same.
+        Snapshots lie beside the state of their sequence. A graph of several sequences brings their
+        states together, which may move that of another one, and leaves its snapshots behind. So
+        several can go back only if a single graph had them all: equally many tokens of each, and
+        no more than n_ubatch together.
+        """
+        if not self._snapshots:
+            return {}
+        seqs, counts = np.unique(batch.seqs, return_counts=True)
+        alike = counts.min() == counts.max() and len(batch.tokens) <= self.n_ubatch
+        if len(seqs) > 1 and not (self.options.unified and alike):
+            return {}
+        back = np.minimum(counts - 1, self.n_rs_seq)
+        return dict(zip(seqs.tolist(), back.tolist(), strict=True))
+
+    def rewind(self, seq: int = SEQ) -> int:
+        """How many positions the recurrent state of a sequence can go back now."""
+        return self._rewind.get(seq, 0)
 
     def draft_chain(self, token: int, start: int, hidden: Hidden, n: int) -> list[int]:
-        """`n` greedy drafts for the tokens after `token`, which is at position `start` and pairs
-        with the one row of `hidden`: the block runs n times in one graph."""
-        rows = hidden
-        for _ in range(n - 1):
-            rows = rows.after(hidden)
-        tokens = np.full(n, token, dtype=np.int32)
-        positions = np.arange(start, start + n, dtype=np.int32)
-        seqs, ones = np.full(n, SEQ, dtype=np.int32), np.ones(n, dtype=np.int8)
+        """:meth:`draft_chains` for one sequence: `hidden` is one row."""
+        tokens, starts, seqs = np.array([[token], [start], [SEQ]], dtype=np.int32)
+        return self.draft_chains(tokens, starts, seqs, hidden, n)[0]
+
+    def draft_chains(
+        self, tokens: Ints, starts: Ints, seqs: Ints, hidden: Hidden, n: int
+    ) -> list[list[int]]:
+        """`n` greedy drafts for each of several sequences: the block runs n times in one graph.
+
+        Args:
+            tokens: [n_seqs] int32: the newest token of each sequence.
+            starts: [n_seqs] int32: its position.
+            seqs: [n_seqs] int32: the sequences. More than one need a unified cache.
+            hidden: n_seqs rows: the states that the newest tokens pair with.
+
+        Returns:
+            n tokens for each sequence.
+        """
+        n_seqs = len(seqs)
+        positions = (starts + np.arange(n)[:, None]).ravel()  # step by step
+        ones = np.ones(n * n_seqs, dtype=np.int8)
+        rows = joined([hidden] * n)
         self.set_greedy(True)
-        self.decode_batch(Batch(tokens, positions, seqs, ones, rows, chain=n))
-        return [self.argmax(row) for row in range(n)]
+        self.decode_batch(
+            Batch(np.tile(tokens, n), positions, np.tile(seqs, n), ones, rows, chain=n)
+        )
+        return [[self.argmax(step * n_seqs + i) for step in range(n)] for i in range(n_seqs)]
 
     def synchronize(self) -> None:
         """Wait until the last decode has finished (a GPU works asynchronously)."""
@@ -421,16 +457,17 @@ class Context(Owned):
         self.handle  # noqa: B018 - raises when closed
         return int(self._lib.llama_memory_seq_pos_max(self._memory, seq)) + 1
 
-    def remove(self, start: int) -> bool:
-        """Remove positions `start` and above; False when a recurrent state cannot go back there."""
+    def remove(self, start: int, seq: int = SEQ) -> bool:
+        """Remove positions `start` and above of a sequence; False when a recurrent state cannot go
+        back there."""
         self.handle  # noqa: B018 - raises when closed
-        back = self.n_past - start
+        back = self.past(seq) - start
         recurrent = self.model.is_recurrent and not self.options.mtp_head
-        if recurrent and start > 0 and back > self._rewind:
+        if recurrent and start > 0 and back > self.rewind(seq):
             return False
-        removed = bool(self._lib.llama_memory_seq_rm(self._memory, SEQ, start, -1))
+        removed = bool(self._lib.llama_memory_seq_rm(self._memory, seq, start, -1))
         if removed and back > 0:
-            self._rewind = 0
+            self._rewind.pop(seq, None)
         return removed
 
     def clear(self) -> None:
@@ -438,15 +475,15 @@ class Context(Owned):
         self.handle  # noqa: B018 - raises when closed
         self._lib.llama_memory_clear(self._memory, True)
 
-    def save_state(self, recurrent_only: bool = False) -> bytearray:
-        """The cache of the sequence, as bytes for :meth:`load_state`."""
+    def save_state(self, recurrent_only: bool = False, seq: int = SEQ) -> bytearray:
+        """The cache of a sequence, as bytes for :meth:`load_state`."""
         flags = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if recurrent_only else 0
-        size = self._lib.llama_state_seq_get_size_ext(self.handle, SEQ, flags)
+        size = self._lib.llama_state_seq_get_size_ext(self.handle, seq, flags)
         data = bytearray(size)
         message = self._ffi.new("char[256]")
         target = self._ffi.from_buffer("uint8_t[]", data)
         n = self._lib.pyllama_state_seq_get(
-            self.handle, target, size, SEQ, flags, message, len(message)
+            self.handle, target, size, seq, flags, message, len(message)
         )
         if n == 0:
             raise FatalDecodeError(f"the state cannot be saved: {self.library.text(message)}")
@@ -454,14 +491,16 @@ class Context(Owned):
         del data[n:]
         return data
 
-    def load_state(self, data: bytes | bytearray, recurrent_only: bool = False) -> None:
+    def load_state(
+        self, data: bytes | bytearray, recurrent_only: bool = False, seq: int = SEQ
+    ) -> None:
         """Put back what :meth:`save_state` gave for a context of the same model and settings."""
         flags = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if recurrent_only else 0
         message = self._ffi.new("char[256]")
         source = self._ffi.from_buffer("uint8_t[]", data)
-        self._rewind = 0
+        self._rewind = {}
         n = self._lib.pyllama_state_seq_set(
-            self.handle, source, len(data), SEQ, flags, message, len(message)
+            self.handle, source, len(data), seq, flags, message, len(message)
         )
         if n == 0:
             raise FatalDecodeError(f"the state cannot be restored: {self.library.text(message)}")

@@ -19,6 +19,8 @@ class ContextOptions:
         n_outputs_max: most output rows per decode call.
         n_rs_seq: recurrent-state snapshots kept for rollback.
         n_seq_max: sequences that may be in the caches at once.
+        unified: they share the attention cache, and any of them may be in one graph; a chain of
+            several needs it. False: a part of n_ctx for each, and graphs of neighbours only.
         full_block: a draft context runs its whole block for every token, as upstream does.
         trace: record the graph nodes of every decode; see :meth:`Context.nodes`.
     """
@@ -37,6 +39,7 @@ class ContextOptions:
     n_outputs_max: int = 1
     n_rs_seq: int = 0
     n_seq_max: int = 1
+    unified: bool = False
     full_block: bool = False
     trace: bool = False
 
@@ -45,6 +48,7 @@ class ContextOptions:
         p = params
         p.n_ctx, p.n_batch, p.n_ubatch = self.n_ctx, self.n_batch, self.n_ubatch
         p.n_seq_max, p.n_rs_seq = self.n_seq_max, self.n_rs_seq
+        p.kv_unified = self.unified
         p.n_outputs_max = max(self.n_outputs_max, self.n_seq_max)  # llama.cpp asserts it
         p.n_outputs_max_per_seq = self.n_outputs_max
         p.n_threads = p.n_threads_batch = self.n_threads

@@ -20,7 +20,13 @@ from .context import Context, ContextOptions
 from .errors import UsageError
 from .hidden import Hidden, Ints, Tap, TapRows, Traffic, traffic
 from .model import Model
-from .models.memory import MemoryEstimate, available_memory, check_memory, memory_estimate
+from .models.memory import (
+    MemoryEstimate,
+    available_memory,
+    check_memory,
+    memory_estimate,
+    padded,
+)
 from .settings import Settings
 from .speculative.depth import DepthController
 from .speculative.drafter import Drafter, Drafts, Propose
@@ -67,9 +73,15 @@ class Engine:
             overtaken.
     """
 
-    def __init__(self, model: Model, settings: Settings) -> None:
-        """Raises UsageError, InsufficientMemoryError: see :class:`Context`."""
-        self.model, self.settings = model, settings
+    def __init__(self, model: Model, settings: Settings, n_sequences: int = 1) -> None:
+        """Raises UsageError, InsufficientMemoryError: see :class:`Context`.
+
+        Args:
+            n_sequences: sequences that both contexts have room for, each as long as `settings` say.
+                Prefill and rounds of this class are about the first one; for all of them see
+                :class:`pyllama_mtp.batchengine.BatchEngine`.
+        """
+        self.model, self.settings, self.n_sequences = model, settings, n_sequences
         self.cached: list[int] = []
         self.drafting = settings.depth_limit > 0
         self.turn = 0
@@ -91,13 +103,16 @@ class Engine:
         self.prompt_sync = "full" if settings.prompt_sync == "full" or not has_tap else "kv"
         self.on_device = has_tap and settings.handoff != "host"
         # llama.cpp keeps a sequence's last depth + 1 tokens in one graph, and asserts room for one.
-        least = depth + 2 if depth else 1
+        least = max(depth + 2 if depth else 1, n_sequences * (depth + 1))
         if min(settings.n_batch, settings.n_ubatch) < least:
+            of = f" of {n_sequences} sequences" if n_sequences > 1 else ""
             raise UsageError(
                 f"n_batch is {settings.n_batch} and n_ubatch {settings.n_ubatch}; "
-                f"verifying {depth} drafts in one graph needs at least {least} of both"
+                f"verifying {depth} drafts{of} in one graph needs at least {least} of both"
             )
         n_ctx = max(self._choose_n_ctx(), least)  # llama.cpp cuts n_batch down to n_ctx
+        if n_sequences > 1:
+            n_ctx = n_sequences * padded(n_ctx)
         n_batch = min(settings.n_batch, n_ctx)
         options = ContextOptions(
             n_ctx=n_ctx,
@@ -112,6 +127,8 @@ class Engine:
             tap="all" if depth and not has_tap else "off",
             n_outputs_max=self._n_outputs(n_batch),
             n_rs_seq=depth if settings.rollback != "replay" else 0,
+            n_seq_max=n_sequences,
+            unified=n_sequences > 1,
         )
         self.target = Context(model, options)
         self.drafter: Drafter | None = None
@@ -139,9 +156,10 @@ class Engine:
                 )
 
     def _make_drafter(self, options: ContextOptions) -> Drafter:
-        n_ubatch = options.n_ubatch
+        n_ubatch, n_sequences = options.n_ubatch, self.n_sequences
         if not self.model.on_gpu:
-            n_ubatch = min(n_ubatch, DRAFT_UBATCH_CPU)
+            rows = n_sequences * (self.settings.depth_limit + 1)
+            n_ubatch = min(n_ubatch, max(DRAFT_UBATCH_CPU, rows))
         s, has_tap = self.settings, options.need_embd_pre_norm
         stepwise = s.drafting == "stepwise" or s.draft_sampling
         chained = has_tap and not stepwise
@@ -151,7 +169,7 @@ class Engine:
             n_rs_seq=0,
             n_batch=n_ubatch,
             n_ubatch=n_ubatch,
-            n_outputs_max=s.depth_limit if chained else 1,
+            n_outputs_max=n_sequences * (s.depth_limit if chained else 1),
             need_embd_pre_norm=has_tap and not chained,
             tap="off" if has_tap else "outputs",
             full_block=self.prompt_sync == "full",
@@ -175,16 +193,18 @@ class Engine:
         return Drafter(context, self.target if self.on_device else None, chained)
 
     def _n_outputs(self, n_batch: int) -> int:
-        return n_batch if self.settings.prompt_rows == "all" else self.settings.depth_limit + 1
+        rows = self.n_sequences * (self.settings.depth_limit + 1)
+        return n_batch if self.settings.prompt_rows == "all" else rows
 
     def _estimate(self, n_ctx: int) -> MemoryEstimate:
-        s = self.settings
+        s, n_ctx = self.settings, self.n_sequences * n_ctx
         n_batch = min(s.n_batch, n_ctx)
         return memory_estimate(
             self.model.info,
             n_ctx,
             s.cache_type_k,
             s.cache_type_v,
+            n_seq=self.n_sequences,
             n_rs_seq=s.depth_limit if s.rollback != "replay" else 0,
             mtp=s.depth_limit > 0,
             n_batch=n_batch,
@@ -218,6 +238,7 @@ class Engine:
         """Empty both caches."""
         self.target.clear()
         if self.drafter:
+            self.drafter.context.clear()
             self.drafter.reset()
         self.checkpoints.clear()
         self.cached = []
@@ -243,9 +264,7 @@ class Engine:
         self.drafting = drafting and self.drafter is not None
         self.target.set_tap(self.drafting)
         self.target.set_snapshots(False)  # nobody goes back within a prompt token by token
-        if self.drafting and self.drafter:
-            self._traffic = traffic(self.target, self.drafter.context)
-        self._outputs_before = self._output_bytes()
+        self.start_counting()
         start = self._reuse(prompt)
         telemetry.n_prompt, telemetry.n_cached = len(prompt), start
         cuts = self._cuts(start, len(prompt))
@@ -336,8 +355,15 @@ class Engine:
         contexts = [self.target, *([self.drafter.context] if self.drafter else [])]
         return sum(context.output_bytes for context in contexts)
 
+    def start_counting(self) -> None:
+        """Count what is copied from here on."""
+        if self.drafting and self.drafter:
+            self._traffic = traffic(self.target, self.drafter.context)
+        self._outputs_before = self._output_bytes()
+
     def count_traffic(self, telemetry: Telemetry) -> None:
-        """Say what was copied since the prefill began, and how the MTP block got hidden states."""
+        """Say what was copied since :meth:`start_counting`, and how the MTP block got hidden
+        states."""
         if not self.target.closed:
             telemetry.output_bytes = self._output_bytes() - self._outputs_before
         if self.drafting and self.drafter and not self.target.closed:

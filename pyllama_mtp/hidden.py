@@ -7,6 +7,7 @@ host and sent back with the batch. Both kinds are used alike: cut, joined, kept.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
-#: Slot of the carry row, which pairs with the next token; the rest is free for checkpoints.
+#: Slot of the carry row, which pairs with the next token, of sequence 0. Those of further sequences
+#: follow it; the rest is free for checkpoints.
 CARRY_SLOT = 0
 
 
@@ -90,6 +92,14 @@ class TapRows:
 
 
 Hidden: TypeAlias = "HostRows | TapRows"
+
+
+def joined(parts: Sequence[Hidden]) -> Hidden:
+    """The rows of all `parts`, at least one, in order; all on the host or all of one tap."""
+    rows = parts[0]
+    for part in parts[1:]:
+        rows = part.after(rows)
+    return rows
 
 
 class Tap:

@@ -94,7 +94,7 @@ def memory_estimate(
         if value < 0:
             raise UsageError(f"{key} is {value}, it must not be negative")
     mtp = mtp and info.n_mtp_layers > 0
-    cells = n_seq * _padded(-(-n_ctx // n_seq))
+    cells = n_seq * padded(-(-n_ctx // n_seq))
     per_layer = cells * (
         _row_bytes(type_k, "K", info.n_head_kv * info.head_dim_k)
         + _row_bytes(type_v, "V", info.n_head_kv * info.head_dim_v)
@@ -111,6 +111,11 @@ def memory_estimate(
         compute=_compute_bytes(info, min(n_ubatch, n_batch, cells), n_outputs, cells, mtp),
         checkpoints=checkpoints * _recurrent_bytes(info, 1, 0),
     )
+
+
+def padded(n_ctx: int) -> int:
+    """The context length that llama.cpp makes of `n_ctx`."""
+    return -(-n_ctx // _CTX_PADDING) * _CTX_PADDING
 
 
 def check_memory(estimate: MemoryEstimate, available: int | None = None) -> None:
@@ -149,10 +154,6 @@ def available_memory() -> int:
 
 
 # --- parts of the estimate ----------------------------------------------------------------------
-
-
-def _padded(n: int) -> int:
-    return -(-n // _CTX_PADDING) * _CTX_PADDING
 
 
 def _row_bytes(cache_type: str, which: str, n: int) -> int:

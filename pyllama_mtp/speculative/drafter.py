@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..context import Context
+from ..context import SEQ, Context
 from ..errors import UsageError
 from ..hidden import CARRY_SLOT, Floats, Hidden, HostRows, Ints, TapRows
 from .rejection import Distribution
@@ -51,7 +51,7 @@ class Drafts:
 
 
 class Drafter:
-    """Owns the draft context's contents: which positions are in step with the target.
+    """Owns a sequence of the draft context: which positions are in step with the target.
 
     Attributes:
         n_past: positions 0 .. n_past-1 of the draft cache were written from the target's hidden
@@ -59,16 +59,22 @@ class Drafter:
     """
 
     def __init__(
-        self, context: Context, target: Context | None = None, chained: bool = False
+        self,
+        context: Context,
+        target: Context | None = None,
+        chained: bool = False,
+        seq: int = SEQ,
     ) -> None:
         """Start with empty caches.
 
         Args:
             target: the context whose tap gives the hidden rows; None when they come as arrays.
             chained: draft in one graph; see llama_mtp_set_chain() in llama-mtp.h.
+            seq: the sequence, in both contexts. Others than SEQ draft by :mod:`.together` only.
         """
         self.context = context
         self.chained = chained
+        self.seq = seq
         self.n_past = 0
         zeros = HostRows(np.zeros((1, context.model.n_embd), dtype=np.float32))
         self._zero: Hidden = target.tap.zero() if target and target.tap else zeros
@@ -77,7 +83,7 @@ class Drafter:
 
     def reset(self) -> None:
         """Forget everything: the next token is at position 0 and pairs with the zero vector."""
-        self.context.clear()
+        self.context.remove(0, self.seq)
         self.n_past = 0
         self.carry = self._zero
 
@@ -93,7 +99,7 @@ class Drafter:
     def resume(self, n_past: int, carry: Hidden) -> None:
         """Keep positions below `n_past`; `carry` is h_{n_past-1}."""
         self.n_past = n_past
-        self.carry = carry.keep(CARRY_SLOT)
+        self.carry = carry.keep(CARRY_SLOT + self.seq)
 
     def sync(self, tokens: Ints, start: int, hidden: Hidden, n_keep: int | None = None) -> None:
         """Write the positions that the target has just decoded and that are not in step yet.
@@ -108,31 +114,50 @@ class Drafter:
             UsageError: a gap: `start` lies above `n_past`, or the row for `n_past` is not known.
         """
         n = len(tokens)
-        skip = self.n_past - start  # already in step: decided by an earlier sync or draft step
+        skip = self.begin_sync(start, n)
+        # One graph at a time: llama.cpp copies the rows of a batch several times.
+        for begin in range(skip, n, self.context.n_ubatch):
+            end = min(begin + self.context.n_ubatch, n)
+            outputs = np.zeros(end - begin, dtype=np.int8)
+            paired = self.paired(hidden, begin, end)
+            self.context.decode(tokens[begin:end], start + begin, outputs, paired, self.seq)
+        self.end_sync(start, n, hidden, n if n_keep is None else n_keep)
+
+    def begin_sync(self, start: int, n: int) -> int:
+        """Make room for positions start .. start+n-1; how many of them are in step already, by an
+        earlier sync or draft. Raises UsageError: see :meth:`sync`."""
+        skip = self.n_past - start
         if skip < 0 or (skip == 0 and self.carry is None):
             raise UsageError(
                 f"the draft cache ends at position {self.n_past}; it cannot continue at {start}"
             )
         if skip < n:
-            self.context.remove(self.n_past)
-        # One graph at a time: llama.cpp copies the rows of a batch several times.
-        for begin in range(skip, n, self.context.n_ubatch):
-            end = min(begin + self.context.n_ubatch, n)
-            outputs = np.zeros(end - begin, dtype=np.int8)
-            paired = self._paired(hidden, begin, end)
-            self.context.decode(tokens[begin:end], start + begin, outputs, paired)
-        if n_keep is not None and n_keep < n:
-            n = n_keep
-            self.context.remove(start + n)
-        self.n_past = start + n
-        self.carry = hidden.part(n - 1, n).keep(CARRY_SLOT)
+            self.context.remove(self.n_past, self.seq)
+        return skip
 
-    def _paired(self, hidden: Hidden, begin: int, end: int) -> Hidden:
-        """Token start+i pairs with h_{start+i-1}: row i-1 of the batch, the carry for i = 0."""
+    def end_sync(self, start: int, n: int, hidden: Hidden, n_keep: int) -> None:
+        """`n` positions from `start` are written, `hidden` has their rows; keep `n_keep`, >= 1."""
+        if n_keep < n:
+            self.context.remove(start + n_keep, self.seq)
+        self.resume(start + n_keep, hidden.part(n_keep - 1, n_keep))
+
+    def paired(self, hidden: Hidden, begin: int, end: int) -> Hidden:
+        """Rows for tokens begin .. end-1 of a batch with rows `hidden`: the token at start+i pairs
+        with h_{start+i-1}: row i-1 of the batch, the carry for i = 0."""
         if begin > 0:
             return hidden.part(begin - 1, end - 1)
         assert self.carry is not None
         return hidden.part(0, end - 1).after(self.carry)
+
+    def begin_draft(self) -> tuple[int, Hidden]:
+        """Make room for the newest token: its position, which then counts as in step, and the row
+        that pairs with it. Raises UsageError when that row is not known."""
+        if self.carry is None:
+            raise UsageError("the hidden state of the last position is not known; sync first")
+        carry, self.carry = self.carry, None
+        start, self.n_past = self.n_past, self.n_past + 1
+        self.context.remove(start, self.seq)
+        return start, carry
 
     def draft(
         self, token: int, n_max: int, p_min: float = 0.0, propose: Propose | None = None
@@ -145,11 +170,7 @@ class Drafter:
             p_min: stop at a draft less probable than this; see :func:`top_probability`.
             propose: draws a draft from the head's logits; None: the best token.
         """
-        if self.carry is None:
-            raise UsageError("the hidden state of the last position is not known; sync first")
-        carry, self.carry = self.carry, None
-        start, self.n_past = self.n_past, self.n_past + 1
-        self.context.remove(start)
+        start, carry = self.begin_draft()
         # The entry at `start` pairs `token` with the target's own row: it is in step at once.
         # Those after it come from the block's own states, and are written again by a sync.
         self.context.set_greedy(propose is None)

@@ -11,24 +11,27 @@ from typing import Protocol
 
 import numpy as np
 
-from ..context import Context
+from ..context import SEQ, Context
 from ..errors import FatalDecodeError, UsageError
 from ..hidden import Ints
 
 
-def go_back(target: Context, state: bytes | bytearray, n_past: int) -> None:
-    """Cut the target to `n_past` positions; `state` is its recurrent state there.
+def go_back(target: Context, state: bytes | bytearray, n_past: int, seq: int = SEQ) -> None:
+    """Cut a sequence of the target to `n_past` positions; `state` is its recurrent state there.
 
     Raises:
         FatalDecodeError: llama.cpp refused.
     """
-    target.load_state(state, recurrent_only=True)
-    if not target.remove(n_past):
+    target.load_state(state, recurrent_only=True, seq=seq)
+    if not target.remove(n_past, seq):
         raise FatalDecodeError("llama.cpp refused to go back to its own checkpoint")
 
 
 class Rollback(Protocol):
-    """Brackets one verification pass on the target."""
+    """Brackets one verification pass on the target, for one sequence.
+
+    With several in a pass: all of them before it; after it all of them, before any other decode.
+    """
 
     def before(self) -> None:
         """The caches hold exactly the accepted positions; a verification pass follows."""
@@ -40,15 +43,15 @@ class Rollback(Protocol):
 class SnapshotRollback:
     """By removal; recurrent layers go back to one of llama.cpp's per-token snapshots."""
 
-    def __init__(self, target: Context) -> None:
-        self._target = target
+    def __init__(self, target: Context, seq: int = SEQ) -> None:
+        self._target, self._seq = target, seq
 
     def before(self) -> None:
         """Nothing: the snapshots are made during the pass."""
 
     def after(self, tokens: Ints, start: int, n_keep: int) -> None:
         """Remove the rejected positions; the state goes back to the last kept one's snapshot."""
-        if n_keep < len(tokens) and not self._target.remove(start + n_keep):
+        if n_keep < len(tokens) and not self._target.remove(start + n_keep, self._seq):
             raise FatalDecodeError(
                 f"llama.cpp cannot take back {len(tokens) - n_keep} positions: "
                 f"the context keeps {self._target.n_rs_seq} snapshots"
@@ -58,24 +61,25 @@ class SnapshotRollback:
 class ReplayRollback:
     """By a checkpoint of the recurrent state before the pass; kept tokens are decoded again."""
 
-    def __init__(self, target: Context) -> None:
-        self._target = target
+    def __init__(self, target: Context, seq: int = SEQ) -> None:
+        self._target, self._seq = target, seq
         self._checkpoint: bytes | bytearray = b""
 
     def before(self) -> None:
         """Copy the recurrent state to the host."""
-        self._checkpoint = self._target.save_state(recurrent_only=True)
+        self._checkpoint = self._target.save_state(recurrent_only=True, seq=self._seq)
 
     def after(self, tokens: Ints, start: int, n_keep: int) -> None:
         """Restore the checkpoint and decode the kept tokens once more, without output rows."""
         if n_keep == len(tokens):
             return
-        go_back(self._target, self._checkpoint, start)
-        self._target.decode(tokens[:n_keep], start, np.zeros(n_keep, dtype=np.int8))
+        go_back(self._target, self._checkpoint, start, self._seq)
+        none = np.zeros(n_keep, dtype=np.int8)
+        self._target.decode(tokens[:n_keep], start, none, seq=self._seq)
 
 
-def make_rollback(target: Context, n_max: int, method: str) -> Rollback:
-    """The rollback for up to `n_max` drafts per round.
+def make_rollback(target: Context, n_max: int, method: str, seq: int = SEQ) -> Rollback:
+    """The rollback of a sequence for up to `n_max` drafts per round.
 
     Args:
         method: "snapshot", "replay", or "auto": snapshot when the context keeps enough of them, or
@@ -91,4 +95,4 @@ def make_rollback(target: Context, n_max: int, method: str) -> Rollback:
             f"{n_max} are needed; use rollback='replay'"
         )
     use_replay = method == "replay" or not enough
-    return ReplayRollback(target) if use_replay else SnapshotRollback(target)
+    return ReplayRollback(target, seq) if use_replay else SnapshotRollback(target, seq)

@@ -71,10 +71,10 @@ def test_the_driver_keeps_them_where_it_verifies(demo: Model, text: list[int]) -
     """Off in the prompt, on in a pass with drafts; what is rolled back is right after it."""
     engine = Engine(demo, settings(SNAPSHOTS, rollback="snapshot"))
     engine.prefill(text[:40], Telemetry())
-    assert engine.target._rewind == 0
+    assert engine.target.rewind() == 0
     drafts = [1, 2, 3]
     engine.verify(text[40], drafts)
-    assert engine.target._rewind == SNAPSHOTS
+    assert engine.target.rewind() == SNAPSHOTS
     engine.keep(0, Telemetry())
     engine.verify(text[41], [])
     after = engine.target.logits(0).copy()
