@@ -133,6 +133,8 @@ class DepthController:
     Args:
         limit: greatest depth.
         calibration: costs measured earlier; None: the first rounds are plain, to know one cost.
+        trackers: acceptance of drafts, and how often they are made (p_min), where controllers of
+            the same text share what they know; None: its own.
 
     Attributes:
         depth: the depth in use.
@@ -140,14 +142,19 @@ class DepthController:
         probing, total: see above.
     """
 
-    def __init__(self, limit: int, calibration: Costs | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        calibration: Costs | None = None,
+        trackers: tuple[AcceptanceTracker, AcceptanceTracker] | None = None,
+    ) -> None:
         self.limit = limit
         self.depth = self.rounds = self.probes = 0
         self.probing = Allowance(balance=1.5, most=2.0)
         self.total = Allowance(balance=2.5, most=20.0)
         self._model = CostModel(limit, calibration)
-        self._accepted = AcceptanceTracker(limit)
-        self._offered = AcceptanceTracker(limit, rate=1.0)
+        own = AcceptanceTracker(limit), AcceptanceTracker(limit, rate=1.0)
+        self._accepted, self._offered = trackers or own
         self._plain_rounds = 0 if calibration else PLAIN_ROUNDS
         self._deepest = calibration.limit if calibration else 0  # depth whose cost was seen
         #: By depth, the last round that followed another one of that depth.
@@ -250,17 +257,40 @@ class DepthController:
             draft_s: seconds of drafting.
             total_s: seconds of the whole round, drafting included.
         """
+        self.update_pooled(n_drafted, [(self._asked, n_accepted)], draft_s, total_s)
+
+    def update_pooled(
+        self,
+        n_drafted: int,
+        outcomes: Sequence[tuple[int, int]],
+        draft_s: float,
+        total_s: float,
+    ) -> None:
+        """The outcome of the round that was chosen last, in which several sequences took part.
+
+        All costs are those of a round of so many sequences: a controller must always get rounds of
+        equally many. A plain step then yields a token for each of them, and what a round yields is
+        the mean.
+
+        Args:
+            n_drafted: drafts verified of each sequence.
+            outcomes: for each sequence, at least one: how many drafts it could have used, at most
+                as many as were asked for, and how many of them held.
+            draft_s, total_s: see :meth:`update`.
+        """
         self.rounds += 1
         self._deepest = max(self._deepest, self._asked)
         if self._repeated and self.rounds > self._plain_rounds:
             self._measured[self._asked] = self.rounds
         self._model.update(self._asked, n_drafted, draft_s, total_s - draft_s)
-        self._accepted.update(self._asked, n_accepted)
+        for n_usable, n_held in outcomes:
+            self._accepted.update(n_usable, n_held)
         self._offered.update(self._asked, n_drafted)
         if self.costs:
-            self._account(self.costs, n_drafted, n_accepted + 1, total_s)
+            n_tokens = 1.0 + sum(n_held for _, n_held in outcomes) / len(outcomes)
+            self._account(self.costs, n_drafted, n_tokens, total_s)
 
-    def _account(self, costs: Costs, n_drafted: int, n_tokens: int, total_s: float) -> None:
+    def _account(self, costs: Costs, n_drafted: int, n_tokens: float, total_s: float) -> None:
         """Hold the round against plain decoding, and a probe against the depth in use."""
         made = min(n_drafted + 1, self._asked)
         usual = costs.draft[made] + costs.verify[n_drafted + 1]
