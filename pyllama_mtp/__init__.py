@@ -13,6 +13,7 @@ from __future__ import annotations
 from importlib import metadata
 
 from . import errors, native
+from .batchsession import BatchGeneration, BatchSession
 from .errors import PyllamaMtpError
 from .model import Model
 from .session import Generation, Session, stream
@@ -25,6 +26,8 @@ except metadata.PackageNotFoundError:
     __version__ = "0+source"
 
 __all__ = [
+    "BatchGeneration",
+    "BatchSession",
     "Generation",
     "Model",
     "Pair",

@@ -54,15 +54,46 @@ class TextStream:
         return longest
 
 
-class Generation:
-    """One generation; iterate over it for text as it comes, or :meth:`run` it.
+class Answer:
+    """What is generated after one prompt.
 
     Attributes:
         text, tokens: what was generated so far; tokens include the end token, text does not.
         finish_reason: "length" (max_tokens or a full context), "eos", "stop", "interrupted" (an
             exception or the consumer ended it), or None while it runs.
         telemetry: see :class:`Telemetry`; complete when the generation is.
+        ended: "eos" or "stop" once no token may follow, by the text itself.
     """
+
+    def __init__(
+        self, model: Model, limits: Limits, stop: Sequence[str], telemetry: Telemetry
+    ) -> None:
+        self.text = ""
+        self.finish_reason: str | None = None
+        self.tokens: list[int] = []
+        self.telemetry = telemetry
+        self.ended: str | None = None
+        self._model, self._limits, self._stream = model, limits, TextStream(stop)
+
+    def take(self, token: int) -> str:
+        """The next token. The text that can be emitted now; "" for none."""
+        self.tokens.append(token)
+        end = self._model.is_end(token) and not self._limits.ignore_eos
+        piece = self._stream.feed(b"" if end else self._model.piece(token))
+        self.text += piece
+        if end or self._stream.stopped:
+            self.ended = "eos" if end else "stop"
+        return piece
+
+    def rest(self) -> str:
+        """No token follows: the text that was held back; "" for none."""
+        piece = "" if self._stream.stopped else self._stream.feed(b"", final=True)
+        self.text += piece
+        return piece
+
+
+class Generation(Answer):
+    """One generation; iterate over it for text as it comes, or :meth:`run` it."""
 
     def __init__(
         self,
@@ -73,15 +104,12 @@ class Generation:
         stop: Sequence[str],
         log_pairs: bool,
     ) -> None:
-        self.text = ""
-        self.finish_reason: str | None = None
-        self.tokens: list[int] = []
-        self.telemetry = Telemetry(
+        telemetry = Telemetry(
             synthetic_acceptance=engine.settings.synthetic_acceptance,
             pairs=[] if log_pairs else None,
         )
-        self._engine, self._prompt, self._limits = engine, prompt, limits
-        self._sampling, self._stop = sampling, stop
+        super().__init__(engine.model, limits, stop, telemetry)
+        self._engine, self._prompt, self._sampling = engine, prompt, sampling
         self._pieces = self._generate()
 
     def __iter__(self) -> Iterator[str]:
@@ -94,31 +122,45 @@ class Generation:
         return self
 
     def _generate(self) -> Iterator[str]:
-        model, stream = self._engine.model, TextStream(self._stop)
-        sampler = Sampler(model, self._sampling, self._prompt)
+        sampler = Sampler(self._model, self._sampling, self._prompt)
         reason = "interrupted"
         try:
             tokens = generate(self._engine, self._prompt, sampler, self._limits, self.telemetry)
             for token in tokens:
-                self.tokens.append(token)
-                ended = model.is_end(token) and not self._limits.ignore_eos
-                piece = stream.feed(b"" if ended else model.piece(token))
+                piece = self.take(token)
                 if piece:
-                    self.text += piece
                     yield piece
-                if ended or stream.stopped:
-                    reason = "eos" if ended else "stop"
+                if self.ended:
                     break
-            else:
-                reason = "length"
-            rest = "" if stream.stopped else stream.feed(b"", final=True)
+            reason = self.ended or "length"
+            rest = self.rest()
             if rest:
-                self.text += rest
                 yield rest
         finally:
             self.finish_reason = reason
             self._engine.count_traffic(self.telemetry)
             sampler.close()
+
+
+def prompt_tokens(model: Model, prompt: str | Sequence[int], n_ctx: int) -> list[int]:
+    """Token ids of a prompt: of text, in which control tokens are recognised, or ids as they are.
+
+    Raises:
+        UsageError: no token, one that is not in the vocabulary, or more than `n_ctx`.
+    """
+    if isinstance(prompt, str):
+        tokens = model.tokenize(prompt, add_special=True, parse_special=True)
+    else:
+        tokens = [int(token) for token in prompt]
+        model.check_tokens(tokens)
+    if not tokens:
+        raise UsageError("the prompt is empty; give at least one token of text")
+    if len(tokens) > n_ctx:
+        raise UsageError(
+            f"the prompt has {len(tokens)} tokens and the context {n_ctx}; "
+            "shorten it or use a longer n_ctx"
+        )
+    return tokens
 
 
 class Session(Owned):
@@ -178,26 +220,11 @@ class Session(Owned):
             raise UsageError(f"max_tokens is {max_tokens}, it must be at least 1")
         if isinstance(stop, str):
             stop = [stop]
-        tokens = self._tokens(prompt)
+        tokens = prompt_tokens(self.model, prompt, self.n_ctx)
         limits = Limits(max_tokens, ignore_eos, draft)
         return Generation(
             self._engine, tokens, sampling or Sampling(), limits, list(stop), log_pairs
         )
-
-    def _tokens(self, prompt: str | Sequence[int]) -> list[int]:
-        if isinstance(prompt, str):
-            tokens = self.model.tokenize(prompt, add_special=True, parse_special=True)
-        else:
-            tokens = [int(token) for token in prompt]
-            self.model.check_tokens(tokens)
-        if not tokens:
-            raise UsageError("the prompt is empty; give at least one token of text")
-        if len(tokens) > self.n_ctx:
-            raise UsageError(
-                f"the prompt has {len(tokens)} tokens and the context {self.n_ctx}; "
-                "shorten it or use a longer n_ctx"
-            )
-        return tokens
 
     def process(self, prompt: str | Sequence[int], *, draft: bool = True) -> Telemetry:
         """Process a prompt ahead of time; a prompt that begins with it then starts from its end.
@@ -211,7 +238,7 @@ class Session(Owned):
         Returns:
             Figures of the prefill.
         """
-        tokens = self._tokens(prompt)
+        tokens = prompt_tokens(self.model, prompt, self.n_ctx)
         telemetry = Telemetry()
         if len(tokens) > 1:
             began = time.perf_counter()

@@ -1,0 +1,168 @@
+"""Several prompts at once: each gets the text that it gets alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from .batchengine import BatchEngine
+from .batchgenerate import BatchLoop, BatchTelemetry, Request
+from .errors import UsageError
+from .generate import Limits
+from .model import Model
+from .owned import Owned
+from .session import Answer, prompt_tokens
+from .settings import Sampling, Settings
+from .telemetry import Telemetry
+
+Value = TypeVar("Value")
+
+
+class BatchGeneration:
+    """One generation for several prompts; iterate over it, or :meth:`run` it.
+
+    Iterating gives (index of the prompt, piece of its text) as text comes.
+
+    Attributes:
+        results: an :class:`Answer` for each prompt: text, tokens, finish_reason, telemetry. Times
+            in its telemetry are those of the prefill of its prompt, and of the rounds in which it
+            took part.
+        telemetry: of all prompts together.
+    """
+
+    def __init__(self, engine: BatchEngine, requests: Sequence[Request]) -> None:
+        self.results = [request.answer for request in requests]
+        self.telemetry = BatchTelemetry(
+            synthetic_acceptance=engine.engine.settings.synthetic_acceptance
+        )
+        self._engine = engine
+        self._pieces = self._generate(requests)
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        return self._pieces
+
+    def run(self) -> BatchGeneration:
+        """Generate to the end."""
+        for _ in self:
+            pass
+        return self
+
+    def _generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, str]]:
+        try:
+            yield from BatchLoop(self._engine, requests, self.telemetry).run()
+        finally:
+            for answer in self.results:
+                answer.finish_reason = answer.finish_reason or "interrupted"
+            self._engine.engine.count_traffic(self.telemetry)
+
+
+class BatchSession(Owned):
+    """Contexts for several sequences on a model. A context manager.
+
+    Prompts are processed one after the other, as places become free; the sequences in places are
+    then drafted for and verified together, in one decode each per round. Nothing is kept from one
+    generation to the next. With ``draft_n_max="auto"`` the depth is chosen for every number of
+    sequences by itself: with many of them drafting may not pay, and then stops.
+    """
+
+    def __init__(
+        self, model: Model, settings: Settings | None = None, n_sequences: int = 4
+    ) -> None:
+        """Make the contexts.
+
+        Args:
+            settings: default :class:`Settings`; without an MTP head, ``draft_n_max=0``. `n_ctx` is
+                the length of each sequence, and memory is taken for all of them. `n_batch` and
+                `n_ubatch` must hold n_sequences * (drafts + 1) tokens. `checkpoints` has no effect.
+            n_sequences: most sequences at once, 1 to 256; more prompts wait for a place.
+
+        Raises:
+            UsageError: settings that do not go together, or not with this model.
+            InsufficientMemoryError: caches and buffers do not fit into memory.
+        """
+        if settings is None:
+            settings = Settings(draft_n_max=Settings.draft_n_max if model.has_mtp else 0)
+        self.model, self.settings, self.n_sequences = model, settings, n_sequences
+        self._engine = BatchEngine(model, settings, n_sequences)
+
+    @property
+    def n_ctx(self) -> int:
+        """Length that each sequence may have, in tokens."""
+        return self._engine.n_ctx
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        max_tokens: int | Sequence[int] = 256,
+        sampling: Sampling | Sequence[Sampling | None] | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> BatchGeneration:
+        """Start a generation; nothing is computed until it is iterated or run.
+
+        Another one that is started before it has ended takes its places: it then cannot go on.
+
+        Args:
+            prompts: at least one; each is text (control tokens such as ``<|im_start|>`` are
+                recognised) or token ids. They may differ in length.
+            max_tokens: most tokens to generate, at least 1; for all prompts, or one for each.
+            sampling: default greedy; for all prompts, or one for each.
+            stop: strings that end a sequence; not part of the text.
+            ignore_eos: go on after an end token (speed measurements).
+
+        Raises:
+            UsageError: no prompt, an empty one, one that is longer than `n_ctx`, lists of another
+                length than `prompts`, or a bad argument.
+        """
+        if isinstance(prompts, str):
+            raise UsageError("prompts is one text; give a list of prompts")
+        if not prompts:
+            raise UsageError("there is no prompt; give at least one")
+        limits = [
+            self._limits(n, ignore_eos) for n in _for_each("max_tokens", max_tokens, len(prompts))
+        ]
+        samplings = _for_each("sampling", sampling, len(prompts))
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        requests = [
+            Request(
+                self._tokens(index, prompt),
+                samplings[index] or Sampling(),
+                limits[index],
+                Answer(self.model, limits[index], stops, self._telemetry()),
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        return BatchGeneration(self._engine, requests)
+
+    @staticmethod
+    def _limits(max_tokens: int, ignore_eos: bool) -> Limits:
+        if max_tokens < 1:
+            raise UsageError(f"max_tokens is {max_tokens}, it must be at least 1")
+        return Limits(max_tokens, ignore_eos)
+
+    def _tokens(self, index: int, prompt: str | Sequence[int]) -> list[int]:
+        try:
+            return prompt_tokens(self.model, prompt, self.n_ctx)
+        except UsageError as error:
+            raise UsageError(f"prompts[{index}]: {error}") from None
+
+    def _telemetry(self) -> Telemetry:
+        return Telemetry(synthetic_acceptance=self.settings.synthetic_acceptance)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes in use, by what they are for; see :meth:`Engine.memory`."""
+        return self._engine.engine.memory()
+
+    def close(self) -> None:
+        """Free the contexts. May be called again."""
+        self._engine.engine.close()
+
+
+def _for_each(name: str, given: Value | Sequence[Value], n: int) -> list[Value]:
+    """A value for each of `n` prompts: the one that was given, or each its own."""
+    if not isinstance(given, Sequence):
+        return [given] * n
+    if len(given) != n:
+        raise UsageError(f"{name} has {len(given)} values for {n} prompts; give one for each")
+    return list(given)

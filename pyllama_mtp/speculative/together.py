@@ -1,0 +1,97 @@
+"""Drafting, and catching up, for several sequences in one decode each.
+
+A :class:`.drafter.Drafter` per sequence keeps the books; which row pairs with which token is
+written there. All of them are on one draft context, whose sequences share a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..batch import Batch
+from ..hidden import Hidden, Ints, TapRows, joined
+from .drafter import Drafter, top_probability
+
+
+def draft_together(
+    drafters: Sequence[Drafter], tokens: Sequence[int], n_max: int, p_min: float = 0.0
+) -> list[list[int]]:
+    """Greedy drafts for what follows the newest token of each sequence.
+
+    Args:
+        drafters: one per sequence, at least one.
+        tokens: the newest token of each, which the target has chosen and not decoded yet.
+        n_max: most drafts, at least 1.
+        p_min: stop when each sequence has met a draft less probable than this; see
+            :func:`.drafter.top_probability`.
+
+    Returns:
+        0 to n_max token ids for each sequence, equally many.
+    """
+    begun = [drafter.begin_draft() for drafter in drafters]
+    hidden = joined([carry for _, carry in begun])
+    newest = np.array(tokens, dtype=np.int32)
+    starts = np.array([start for start, _ in begun], dtype=np.int32)
+    seqs = np.array([drafter.seq for drafter in drafters], dtype=np.int32)
+    context = drafters[0].context
+    if drafters[0].chained and p_min == 0:
+        return context.draft_chains(newest, starts, seqs, hidden, n_max)
+    context.set_greedy(p_min == 0)
+    on_device, ones = isinstance(hidden, TapRows), np.ones(len(seqs), dtype=np.int8)
+    drafts: list[list[int]] = [[] for _ in drafters]
+    sure = np.ones(len(seqs), dtype=bool)
+    for step in range(n_max):
+        context.decode_batch(Batch(newest, starts + step, seqs, ones, hidden))
+        newest = np.array([context.argmax(row) for row in range(len(seqs))], dtype=np.int32)
+        if p_min > 0:
+            sure &= [top_probability(context.logits(row)) >= p_min for row in range(len(seqs))]
+            if not sure.any():
+                break
+        for one, token in zip(drafts, newest.tolist(), strict=True):
+            one.append(token)
+        # From here on the block is fed its own states, after its head norm.
+        hidden = context.hidden(on_device)
+    return drafts
+
+
+def sync_together(
+    drafters: Sequence[Drafter],
+    tokens: Ints,
+    starts: Sequence[int],
+    hidden: Hidden,
+    n_keep: Sequence[int],
+) -> None:
+    """Write the positions that the target has just decoded, in one decode.
+
+    Args:
+        drafters: one per sequence.
+        tokens: [n_seqs, n] ids that the target decoded, from position starts[i] on.
+        hidden: n_seqs * n rows, sequence by sequence: the target's.
+        n_keep: how many of its n tokens each sequence keeps, at least 1; the rest was rejected.
+
+    Raises:
+        UsageError: see :meth:`.drafter.Drafter.sync`.
+    """
+    n = tokens.shape[1]
+    own = [hidden.part(i * n, (i + 1) * n) for i in range(len(drafters))]
+    # Equally many of each are in step: the newest token if drafts were made, else none.
+    skips = [drafter.begin_sync(start, n) for drafter, start in zip(drafters, starts, strict=True)]
+    new = [n - skip for skip in skips]
+    ids = np.concatenate([row[skip:] for row, skip in zip(tokens, skips, strict=True)])
+    positions = np.concatenate(
+        [np.arange(start + skip, start + n) for start, skip in zip(starts, skips, strict=True)]
+    )
+    seqs = np.repeat(np.array([drafter.seq for drafter in drafters], dtype=np.int32), new)
+    rows = joined(
+        [
+            drafter.paired(part, skip, n)
+            for drafter, part, skip in zip(drafters, own, skips, strict=True)
+        ]
+    )
+    if len(ids):
+        none = np.zeros(len(ids), dtype=np.int8)
+        drafters[0].context.decode_batch(Batch(ids, positions, seqs, none, rows))
+    for drafter, start, part, kept in zip(drafters, starts, own, n_keep, strict=True):
+        drafter.end_sync(start, n, part, kept)
