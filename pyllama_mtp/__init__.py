@@ -16,7 +16,7 @@ from . import errors, native
 from .batchsession import BatchGeneration, BatchSession
 from .errors import PyllamaMtpError
 from .model import Model
-from .session import Generation, Session, stream
+from .session import Answer, Generation, Session, stream
 from .settings import Sampling, Settings
 from .telemetry import Pair, Telemetry
 
@@ -26,6 +26,7 @@ except metadata.PackageNotFoundError:
     __version__ = "0+source"
 
 __all__ = [
+    "Answer",
     "BatchGeneration",
     "BatchSession",
     "Generation",

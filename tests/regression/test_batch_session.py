@@ -1,0 +1,369 @@
+"""Several sequences at once: each gets the tokens that it gets alone.
+
+A divergence is allowed only where the two best logits are within rounding; see
+:func:`support.assert_same_tokens`, which checks exactly that in a fresh context.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from pyllama_mtp import Answer, BatchSession, Model, Sampling, Session, Settings
+from pyllama_mtp.batchengine import BatchEngine
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.sampling import Sampler
+from pyllama_mtp.telemetry import PHASES
+
+from .support import assert_same_tokens, greedy, rounding
+from .support import settings as small
+
+RunPython = Callable[..., "CompletedProcess[str]"]
+Prompts = list[list[int]]
+
+PLACES = 3
+#: Which of the demo's prompts: chat that ends early, chat that goes on, code; 20 to 159 tokens.
+CHOSEN = (0, 12, 18, 3, 22, 20, 9, 15)
+#: One ends within a round, one at its first token.
+MOST = (60, 23, 40, 60, 60, 1, 17, 44)
+
+
+def settings(depth: int | str, **options: object) -> Settings:
+    """As for one sequence, with room for the rows of all."""
+    return replace(small(0, n_ubatch=32, **options), draft_n_max=depth)
+
+
+@pytest.fixture(scope="module")
+def prompts(demo: Model, demo_prompts: list[str]) -> Prompts:
+    return [demo.tokenize(demo_prompts[i], parse_special=True) for i in CHOSEN]
+
+
+def one_by_one(model: Model, chosen: Settings, prompts: Prompts) -> list[Answer]:
+    with Session(model, chosen) as session:
+        found: list[Answer] = []
+        for prompt, n in zip(prompts, MOST, strict=True):
+            session.reset()
+            found.append(session.generate(prompt, max_tokens=n).run())
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(demo: Model, prompts: Prompts) -> list[Answer]:
+    """Plain greedy answers; some end early, at different places."""
+    found = one_by_one(demo, settings(0), prompts)
+    assert [answer.finish_reason for answer in found].count("eos") >= 3
+    assert len({len(answer.tokens) for answer in found}) >= 6
+    return found
+
+
+def assert_like_alone(
+    model: Model, prompts: Prompts, got: Sequence[Answer], alone: Sequence[Answer], gap: float
+) -> None:
+    """Equal answers, but for near-ties, of which there may be one in eight."""
+    n_equal = 0
+    for prompt, answer, plain in zip(prompts, got, alone, strict=True):
+        if assert_same_tokens(model, prompt, answer.tokens, plain.tokens, gap):
+            n_equal += 1
+            assert (answer.text, answer.finish_reason) == (plain.text, plain.finish_reason)
+    assert n_equal >= len(prompts) - 1
+
+
+CASES: dict[str, tuple[int | str, dict[str, object]]] = {
+    "no drafts": (0, {}),
+    "one draft": (1, {}),
+    "chain": (3, {"drafting": "chain"}),
+    "stepwise": (3, {"drafting": "stepwise"}),
+    "replay": (3, {"rollback": "replay"}),
+    "deep": (6, {}),
+    "part of the vocabulary": (3, {"draft_vocab": 1024}),
+    "over the host": (3, {"handoff": "host"}),
+    "whole block": (3, {"prompt_sync": "full"}),
+    "without flash attention": (3, {"flash_attn": "off"}),
+    "least probability": (3, {"p_min": 0.6}),
+    "auto": ("auto", {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_gets_what_it_gets_alone(
+    demo: Model, prompts: Prompts, alone: list[Answer], gap: float, case: str
+) -> None:
+    """Ragged prompts, ends at different tokens, more prompts than places."""
+    depth, options = CASES[case]
+    with BatchSession(demo, settings(depth, **options), PLACES) as session:
+        for _ in range(2):  # the second one finds used places
+            got = session.generate(prompts, max_tokens=MOST).run()
+            assert_like_alone(demo, prompts, got.results, alone, gap)
+    depths = {d for by_depth in got.telemetry.passes.values() for d in by_depth}
+    assert max(got.telemetry.passes) == PLACES, "they did not run together: it was not tested"
+    if depth == 0:
+        assert depths == {0} and not got.telemetry.drafted
+    if isinstance(depth, int) and depth > 0:
+        accepted, drafted = got.telemetry.accepted, got.telemetry.drafted
+        assert max(depths) == len(drafted) == depth
+        assert accepted[-1] > 0, "no round with all drafts accepted: it was not tested"
+        assert accepted[0] < drafted[0], "no round with the first rejected: it was not tested"
+
+
+@pytest.mark.parametrize("options", [{}, {"drafting": "stepwise"}], ids=["chain", "stepwise"])
+def test_drafts_are_those_made_alone(
+    demo: Model, prompts: Prompts, options: dict[str, object]
+) -> None:
+    """The text does not show a draft cache that holds something else; what is accepted does.
+
+    Rounding may turn a draft here and there.
+    """
+    chosen = settings(3, **options)
+    with BatchSession(demo, chosen, PLACES) as session:
+        got = session.generate(prompts, max_tokens=MOST).run().results
+    n_accepted = n_other = 0
+    for answer, single in zip(got, one_by_one(demo, chosen, prompts), strict=True):
+        pairs = zip(answer.telemetry.accepted, single.telemetry.accepted, strict=False)
+        n_other += sum(abs(a - b) for a, b in pairs)
+        n_accepted += sum(single.telemetry.accepted)
+    assert n_accepted > 50 and n_other <= 0.05 * n_accepted
+
+
+@pytest.mark.parametrize("rollback", ["snapshot", "replay"])
+def test_mixture_of_experts(moe: Model, rollback: str) -> None:
+    """Random weights: hardly a draft is right, so this is about rejection."""
+    text = [(7 * i * i + 13 * i + 5) % moe.n_vocab for i in range(97)]
+    gap = rounding(moe, text)
+    prompts = [text[:n] for n in (1, 16, 17, 48, 97)]
+    with Session(moe, settings(0)) as single:
+        plain = [greedy(single, prompt, 12).tokens for prompt in prompts]
+    with BatchSession(moe, settings(3, rollback=rollback), PLACES) as session:
+        got = session.generate(prompts, max_tokens=12).run()
+    for prompt, answer, wanted in zip(prompts, got.results, plain, strict=True):
+        assert_same_tokens(moe, prompt, answer.tokens, wanted, gap)
+    assert got.telemetry.accepted[0] < got.telemetry.drafted[0]
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_each_its_own_sampling(demo: Model, prompts: Prompts, gap: float, depth: int) -> None:
+    """Greedy, drawn by a seed, with a penalty: side by side. For draws see test_sampling.py."""
+    warm = Sampling(temperature=0.8, seed=7)
+    chosen = [None, warm, Sampling(temperature=1.2, top_k=0, top_p=1.0, min_p=0.0, seed=8)]
+    chosen += [Sampling(), replace(warm, seed=9), Sampling(repeat_penalty=1.3), warm, None]
+    options = {"max_tokens": 20, "ignore_eos": True}
+    with BatchSession(demo, settings(depth), len(prompts)) as session:
+        got = session.generate(prompts, sampling=chosen, **options).run().results
+    drawn_equal = 0
+    with Session(demo, settings(0)) as single:
+        for prompt, sampling, answer in zip(prompts, chosen, got, strict=True):
+            single.reset()
+            wanted = single.generate(prompt, sampling=sampling, **options).run().tokens
+            if sampling is None or sampling.plain_greedy:
+                assert_same_tokens(demo, prompt, answer.tokens, wanted, gap)
+            else:
+                drawn_equal += answer.tokens == wanted
+    assert drawn_equal >= 3, "rounding parts one in ten; of five draws, three must be equal"
+
+
+class Scripted:
+    """Depths by a list, over and over; keeps what it is told."""
+
+    def __init__(self, depths: Sequence[int]) -> None:
+        self.next = itertools.cycle(depths)
+        self.told: list[tuple[int, int]] = []
+
+    def choose(self, n_sequences: int, at_most: int) -> int:
+        return min(next(self.next), at_most)
+
+    def update(
+        self,
+        n_sequences: int,
+        n_drafted: int,
+        outcomes: list[tuple[int, int]],
+        draft_s: float,
+        total_s: float,
+    ) -> None:
+        assert len(outcomes) == n_sequences and 0 <= draft_s < total_s
+        assert all(0 <= held <= usable <= n_drafted for usable, held in outcomes)
+        self.told.append((n_sequences, n_drafted))
+
+
+def test_depths_change(demo: Model, prompts: Prompts, alone: list[Answer], gap: float) -> None:
+    """From round to round, from no draft to six and back; what is told is what was done."""
+    with BatchSession(demo, settings("auto"), PLACES) as session:
+        depths = session._engine.depths = Scripted([0, 6, 1, 0, 0, 3, 2, 6, 5])  # type: ignore
+        got = session.generate(prompts, max_tokens=MOST).run()
+    assert_like_alone(demo, prompts, got.results, alone, gap)
+    passes = got.telemetry.passes
+    done = {(n, depth): k for n, found in passes.items() for depth, k in found.items()}
+    assert done == {one: depths.told.count(one) for one in depths.told}
+    assert {0, 6} <= {depth for _, depth in done}
+
+
+def test_up_to_the_end_of_the_context(demo: Model, text: list[int], gap: float) -> None:
+    """One fills its context to the last position while others go on."""
+    n_ctx = 256
+    prompts = [text[:30], text[: n_ctx - 6], text[40:60], text[:n_ctx]]
+    with BatchSession(demo, settings(4, n_ctx=n_ctx - 5), 3) as session:
+        assert session.n_ctx == n_ctx, "rounded up, as for one sequence"
+        got = session.generate(prompts, max_tokens=40, ignore_eos=True).run().results
+    assert [len(answer.tokens) for answer in got] == [40, 7, 40, 1]
+    with Session(demo, settings(0, n_ctx=n_ctx)) as single:
+        for prompt, answer in zip(prompts, got, strict=True):
+            single.reset()
+            wanted = single.generate(prompt, max_tokens=40, ignore_eos=True).run()
+            assert_same_tokens(demo, prompt, answer.tokens, wanted.tokens, gap)
+            assert answer.finish_reason == wanted.finish_reason == "length"
+
+
+def test_pieces_and_stop_strings(demo: Model, prompts: Prompts) -> None:
+    """Pieces belong to their prompt; a stop string ends the sequences that have it."""
+    options = {"max_tokens": 24, "ignore_eos": True}
+    with BatchSession(demo, settings(4), PLACES) as session:
+        whole = [answer.text for answer in session.generate(prompts, **options).run().results]
+        stop = whole[1][9:12]
+        ends = [stop in text for text in whole]
+        assert any(ends) and not all(ends)
+        got = session.generate(prompts, stop=stop, **options)
+        pieces = [""] * len(prompts)
+        for index, piece in got:
+            pieces[index] += piece
+        for text, piece, answer in zip(whole, pieces, got.results, strict=True):
+            assert piece == answer.text == text.partition(stop)[0]
+            assert answer.finish_reason == ("stop" if stop in text else "length")
+
+
+def test_figures(demo: Model, prompts: Prompts) -> None:
+    """Each sequence's own, and sums; a round counts once in the time of all."""
+    with BatchSession(demo, settings(3), PLACES) as session:
+        got = session.generate(prompts, max_tokens=MOST).run()
+    own, total = [answer.telemetry for answer in got.results], got.telemetry
+    assert [t.n_prompt for t in own] == [len(prompt) for prompt in prompts]
+    assert [t.n_generated for t in own] == [len(answer.tokens) for answer in got.results]
+    for name in ("n_prompt", "n_generated", "rounds"):
+        assert getattr(total, name) == sum(getattr(t, name) for t in own)
+    assert total.drafted == [sum(n) for n in zip(*(t.drafted or [0] * 3 for t in own), strict=True)]
+    n_rounds = sum(k * n for k, found in total.passes.items() for n in found.values())
+    assert n_rounds == total.rounds and total.n_started == len(prompts)
+    assert total.prefill_s == pytest.approx(sum(t.prefill_s for t in own))
+    assert 0 < sum(total.time_s[phase] for phase in PHASES) <= total.decode_s
+    assert total.decode_s < sum(t.decode_s for t in own)
+    tokens = total.n_generated - len(prompts)
+    assert total.decode_tps == pytest.approx(tokens / total.decode_s)
+    assert json.loads(json.dumps(total.to_dict()))["output_bytes"] > 0
+
+
+BAD = [
+    ([], {}, "there is no prompt"),
+    ("text", {}, "one text"),
+    ([[5], []], {}, r"prompts\[1\]: the prompt is empty"),
+    (["", "text"], {}, r"prompts\[0\]: the prompt is empty"),
+    ([[5], [6] * 513], {}, r"prompts\[1\]: the prompt has 513 tokens and the context 512"),
+    ([[5], [10**6]], {}, r"prompts\[1\]: token id 1000000 is not in the vocabulary"),
+    ([[5], [6]], {"max_tokens": [3]}, "max_tokens has 1 values for 2 prompts"),
+    ([[5], [6]], {"max_tokens": [3, 0]}, "max_tokens is 0"),
+    ([[5], [6]], {"max_tokens": 0}, "max_tokens is 0"),
+    ([[5], [6]], {"sampling": [None] * 3}, "sampling has 3 values for 2 prompts"),
+]
+
+
+@pytest.mark.parametrize(("prompts", "options", "message"), BAD)
+def test_bad_input(demo: Model, prompts: object, options: dict[str, object], message: str) -> None:
+    with BatchSession(demo, settings(1), 2) as session:
+        with pytest.raises(UsageError, match=message):
+            session.generate(prompts, **options)  # type: ignore[arg-type]
+        assert session.generate([[5, 6]], max_tokens=2).run().results[0].tokens
+
+
+@pytest.mark.parametrize(
+    ("n_sequences", "options", "message"),
+    [
+        (0, {}, "n_sequences is 0, it must be from 1 to 256"),
+        (257, {}, "n_sequences is 257"),
+        (9, {}, "verifying 3 drafts of 9 sequences in one graph needs at least 36"),
+        (2, {"prompt_rows": "all"}, "one sequence"),
+    ],
+)
+def test_bad_settings(
+    demo: Model, n_sequences: int, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        BatchSession(demo, settings(3, **options), n_sequences)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("where", ["sample", "prefill", "draft", "verify", "keep"])
+def test_usable_after_an_interruption(
+    demo: Model,
+    prompts: Prompts,
+    alone: list[Answer],
+    gap: float,
+    monkeypatch: pytest.MonkeyPatch,
+    depth: int,
+    where: str,
+) -> None:
+    owner = Sampler if where == "sample" else BatchEngine
+    original, calls = getattr(owner, where), itertools.count(1)
+
+    def interrupted(*arguments: object) -> object:
+        result = original(*arguments)
+        if next(calls) == (2 if where == "prefill" else 5):
+            raise KeyboardInterrupt
+        return result
+
+    with BatchSession(demo, settings(depth), PLACES) as session:
+        broken = session.generate(prompts, max_tokens=MOST)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(owner, where, interrupted)
+            broken.run()
+        assert "interrupted" in {answer.finish_reason for answer in broken.results}
+        after = session.generate(prompts, max_tokens=MOST).run().results
+    assert_like_alone(demo, prompts, after, alone, gap)
+
+
+def test_an_overtaken_generation_says_so(
+    demo: Model, prompts: Prompts, alone: list[Answer], gap: float
+) -> None:
+    """Whatever it still has to hand over, it leaves the other one's places alone."""
+    with BatchSession(demo, settings(3), PLACES) as session:
+        first = session.generate(prompts[:3], max_tokens=60)
+        for _ in range(20):
+            next(iter(first))
+        second = session.generate(prompts, max_tokens=MOST)
+        next(iter(second))
+        with pytest.raises(UsageError, match="used for something else"):
+            first.run()
+        assert {answer.finish_reason for answer in first.results} <= {"interrupted", "eos"}
+        assert_like_alone(demo, prompts, second.run().results, alone, gap)
+
+
+UPSTREAM = """
+import json, sys
+from pyllama_mtp import BatchSession, Model, Settings, native
+
+prompts, most, options = json.loads(sys.argv[2])
+small = dict(n_ctx=512, n_batch=48, n_ubatch=32, n_threads=1)
+with Model(sys.argv[1]) as model, BatchSession(model, Settings(**small, **options), 3) as session:
+    got = session.generate(prompts, max_tokens=most).run()
+print(json.dumps([native.load().variant, [a.tokens for a in got.results], got.telemetry.accepted]))
+"""
+
+
+@pytest.mark.parametrize("rollback", ["snapshot", "replay"])
+def test_upstreams_library(
+    run_python: RunPython, demo: Model, demo_file: Path, prompts: Prompts, gap: float, rollback: str
+) -> None:
+    """Without our patches: single steps, hidden rows over the host, the same tokens."""
+    found = {}
+    for variant in ("upstream", "patched"):
+        options = {"draft_n_max": 3, "rollback": rollback}
+        given = json.dumps([prompts, MOST, options])
+        done = run_python(UPSTREAM, demo_file, given, env={"PYLLAMA_MTP_LIB": variant})
+        assert done.returncode == 0, done.stderr
+        loaded, *found[variant] = json.loads(done.stdout)
+        assert loaded == variant
+    pairs = zip(prompts, found["upstream"][0], found["patched"][0], strict=True)
+    for prompt, got, wanted in pairs:
+        assert_same_tokens(demo, prompt, got, wanted, gap)
+    assert found["upstream"][1][0] == pytest.approx(found["patched"][1][0], rel=0.05)
