@@ -1,0 +1,131 @@
+"""When the recurrent states of several sequences can go back, and what they then are.
+
+Snapshots lie beside the state of their sequence. A graph of several sequences brings their states
+together; a state that it moves leaves its snapshots behind, and llama.cpp would go back to what
+lies there instead. The driver asks only for what is there; see Context.rewind().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyllama_mtp import Model
+from pyllama_mtp.batch import Batch
+from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.speculative.rollback import make_rollback
+
+from .support import N_CTX, made_up, plain_context
+
+SNAPSHOTS, N_SEQS, N_UBATCH = 3, 3, 16
+STARTS = (9, 14, 20)
+
+
+def some(context: Context, lengths: dict[int, int]) -> Batch:
+    """The next `lengths[seq]` tokens of sequences, in that order; every row is an output."""
+    tokens, positions, seqs = [], [], []
+    for seq, n in lengths.items():
+        start = context.past(seq)
+        tokens.append(text(context.model, seq)[start : start + n])
+        positions.append(np.arange(start, start + n))
+        seqs.append(np.full(n, seq))
+    ones = np.ones(sum(lengths.values()), dtype=np.int8)
+    return Batch(np.concatenate(tokens), np.concatenate(positions), np.concatenate(seqs), ones)
+
+
+def text(model: Model, seq: int) -> npt.NDArray[np.int32]:
+    return made_up(model, 64, 100 * seq)
+
+
+@pytest.fixture
+def context(model: Model) -> Iterator[Context]:
+    """Three sequences of different lengths."""
+    size = {"n_ctx": 3 * N_CTX, "n_batch": 48, "n_ubatch": N_UBATCH, "n_threads": 1}
+    more = {"n_seq_max": N_SEQS, "unified": True, "n_rs_seq": SNAPSHOTS, "n_outputs_max": 48}
+    with Context(model, ContextOptions(**size, **more)) as made:  # type: ignore[arg-type]
+        for seq, n in enumerate(STARTS):
+            made.decode_batch(some(made, {seq: n}))
+        yield made
+
+
+def right(model: Model, seq: int, n: int) -> npt.NDArray[np.float32]:
+    """Logits after the first `n` tokens of a sequence alone, the last of them by itself."""
+    with plain_context(model) as alone:
+        for begin, end in ((0, n - 1), (n - 1, n)):
+            outputs = np.zeros(end - begin, dtype=np.int8)
+            outputs[-1] = 1
+            alone.decode(text(model, seq)[begin:end], begin, outputs)
+        return alone.logits(0).copy()
+
+
+def off(context: Context, seq: int) -> float:
+    """How far the logits of the next token are from the right ones, as a share of their range."""
+    context.decode_batch(some(context, {seq: 1}))
+    wanted = right(context.model, seq, context.past(seq))
+    return float(np.abs(context.logits(0) - wanted).max() / np.ptp(wanted))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (2, 0), (1,)])
+def test_each_goes_back_as_far_as_it_likes(context: Context, order: Sequence[int]) -> None:
+    """Equally many rows of each in one graph, in any order, one of them left out."""
+    context.decode_batch(some(context, dict.fromkeys(order, 4)))
+    for seq in range(N_SEQS):
+        assert context.rewind(seq) == (SNAPSHOTS if seq in order else 0)
+    for back, seq in enumerate(order, start=1):
+        past = context.past(seq)
+        assert not context.remove(past - SNAPSHOTS - 1, seq)
+        assert context.remove(past - back, seq) and context.past(seq) == past - back
+        assert context.rewind(seq) == 0 and not context.remove(past - back - 1, seq)
+    for seq in range(N_SEQS):
+        assert off(context, seq) < 0.01
+
+
+def test_as_many_as_there_are_rows(context: Context) -> None:
+    context.decode_batch(some(context, {0: 2, 2: 2}))
+    assert [context.rewind(seq) for seq in range(N_SEQS)] == [1, 0, 1]
+    context.decode_batch(some(context, {0: 1, 2: 1}))
+    assert [context.rewind(seq) for seq in range(N_SEQS)] == [0, 0, 0]
+
+
+def test_not_after_another_decode(context: Context) -> None:
+    context.decode_batch(some(context, {0: 4, 1: 4}))
+    context.decode_batch(some(context, {2: 1}))
+    assert not context.remove(context.past(0) - 1, 0)
+
+
+RAGGED = {1: 2, 0: 4, 2: 4}
+LARGE = {0: 6, 1: 6, 2: 6}
+
+
+@pytest.mark.parametrize("lengths", [RAGGED, LARGE], ids=["ragged", "more than a graph"])
+def test_not_with_several_graphs(context: Context, lengths: dict[int, int]) -> None:
+    context.decode_batch(some(context, lengths))
+    assert [context.rewind(seq) for seq in range(N_SEQS)] == [0, 0, 0]
+    assert not context.remove(context.past(1) - 1, 1)
+    assert all(off(context, seq) < 0.01 for seq in range(N_SEQS))
+
+
+def test_llama_cpp_would_go_back_to_another_state(context: Context) -> None:
+    """The reason. The first graph has sequence 1, the second one brings 0 and 2 together and puts
+    the state of 1 elsewhere. When this fails, Context._rewinds() can allow more."""
+    context.decode_batch(some(context, RAGGED))
+    past = context.past(1)
+    assert context.library.lib.llama_memory_seq_rm(context._memory, 1, past - 1, -1)
+    assert off(context, 1) > 0.05
+
+
+def test_by_a_checkpoint_of_its_own(context: Context) -> None:
+    """Replay: any number of rows, one sequence after the other."""
+    rollbacks = [make_rollback(context, SNAPSHOTS, "replay", seq) for seq in range(N_SEQS)]
+    for rollback in rollbacks:
+        rollback.before()
+    starts = [context.past(seq) for seq in range(N_SEQS)]
+    context.decode_batch(some(context, RAGGED))
+    for seq, n_keep in ((0, 2), (1, 1), (2, 4)):
+        tokens = text(context.model, seq)[starts[seq] : starts[seq] + RAGGED[seq]]
+        rollbacks[seq].after(tokens, starts[seq], n_keep)
+        assert context.past(seq) == starts[seq] + n_keep
+    assert all(off(context, seq) < 0.01 for seq in range(N_SEQS))
