@@ -17,6 +17,7 @@ import pytest
 
 from pyllama_mtp import Answer, BatchSession, Model, Sampling, Session, Settings
 from pyllama_mtp.batchengine import BatchEngine
+from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.sampling import Sampler
 from pyllama_mtp.telemetry import PHASES
@@ -320,6 +321,21 @@ def test_usable_after_an_interruption(
         assert "interrupted" in {answer.finish_reason for answer in broken.results}
         after = session.generate(prompts, max_tokens=MOST).run().results
     assert_like_alone(demo, prompts, after, alone, gap)
+
+
+def test_a_computation_that_broke_off_leaves_nothing(
+    demo: Model, prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caches are wiped: sequences that are only removed leave their values, NaN maybe."""
+    with BatchSession(demo, settings(3), PLACES) as session:
+        session.generate(prompts[:3], max_tokens=5).run()
+        wiped: list[bool] = []
+        monkeypatch.setattr(Engine, "reset", lambda engine: wiped.append(engine.intact))
+        session.generate(prompts[:3], max_tokens=5).run()
+        assert not wiped
+        session._engine.engine.intact = False
+        session.generate(prompts[:3], max_tokens=5).run()
+        assert wiped == [False]
 
 
 def test_an_overtaken_generation_says_so(

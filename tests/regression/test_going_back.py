@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyllama_mtp import Model
+from pyllama_mtp import Model, native
 from pyllama_mtp.batch import Batch
 from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.speculative.rollback import make_rollback
@@ -94,6 +94,20 @@ def test_not_after_another_decode(context: Context) -> None:
     context.decode_batch(some(context, {0: 4, 1: 4}))
     context.decode_batch(some(context, {2: 1}))
     assert not context.remove(context.past(0) - 1, 0)
+
+
+def test_not_after_a_decode_that_was_interrupted(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context.decode_batch(some(context, {0: 4, 1: 4}))
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(native, "raise_pending", interrupt)
+        context.decode_batch(some(context, {2: 1}))
+    assert [context.rewind(seq) for seq in range(N_SEQS)] == [0, 0, 0]
 
 
 RAGGED = {1: 2, 0: 4, 2: 4}
