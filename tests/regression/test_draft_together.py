@@ -38,10 +38,10 @@ def prompts(model: Model, text: list[int]) -> list[list[int]]:
 def test_together_and_alone(
     model: Model, prompts: list[list[int]], drafting: str, handoff: str
 ) -> None:
-    """Rounding may turn a draft and what follows it: one of four sequences may differ."""
-    options = {"drafting": drafting, "handoff": handoff}
-    alone = [drafts(model, [prompt], **options)[0] for prompt in prompts]
-    found = drafts(model, prompts, **options)
+    """Alone by a chain, which test_chain.py compares with the contract. Rounding may turn a draft
+    and what follows it: one of four sequences may differ."""
+    alone = [drafts(model, [prompt], drafting="chain")[0] for prompt in prompts]
+    found = drafts(model, prompts, drafting=drafting, handoff=handoff)
     assert [len(one) for one in found] == [DEPTH] * len(prompts)
     assert sum(a == b for a, b in zip(found, alone, strict=True)) >= len(prompts) - 1
     assert len({*map(tuple, alone)}) == len(prompts), "they must differ for this to mean anything"
