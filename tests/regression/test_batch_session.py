@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
@@ -25,7 +23,6 @@ from pyllama_mtp.telemetry import PHASES
 from .support import assert_same_tokens, greedy, rounding
 from .support import settings as small
 
-RunPython = Callable[..., "CompletedProcess[str]"]
 Prompts = list[list[int]]
 
 PLACES = 3
@@ -352,34 +349,3 @@ def test_an_overtaken_generation_says_so(
             first.run()
         assert {answer.finish_reason for answer in first.results} <= {"interrupted", "eos"}
         assert_like_alone(demo, prompts, second.run().results, alone, gap)
-
-
-UPSTREAM = """
-import json, sys
-from pyllama_mtp import BatchSession, Model, Settings, native
-
-prompts, most, options = json.loads(sys.argv[2])
-small = dict(n_ctx=512, n_batch=48, n_ubatch=32, n_threads=1)
-with Model(sys.argv[1]) as model, BatchSession(model, Settings(**small, **options), 3) as session:
-    got = session.generate(prompts, max_tokens=most).run()
-print(json.dumps([native.load().variant, [a.tokens for a in got.results], got.telemetry.accepted]))
-"""
-
-
-@pytest.mark.parametrize("rollback", ["snapshot", "replay"])
-def test_upstreams_library(
-    run_python: RunPython, demo: Model, demo_file: Path, prompts: Prompts, gap: float, rollback: str
-) -> None:
-    """Without our patches: single steps, hidden rows over the host, the same tokens."""
-    found = {}
-    for variant in ("upstream", "patched"):
-        options = {"draft_n_max": 3, "rollback": rollback}
-        given = json.dumps([prompts, MOST, options])
-        done = run_python(UPSTREAM, demo_file, given, env={"PYLLAMA_MTP_LIB": variant})
-        assert done.returncode == 0, done.stderr
-        loaded, *found[variant] = json.loads(done.stdout)
-        assert loaded == variant
-    pairs = zip(prompts, found["upstream"][0], found["patched"][0], strict=True)
-    for prompt, got, wanted in pairs:
-        assert_same_tokens(demo, prompt, got, wanted, gap)
-    assert found["upstream"][1][0] == pytest.approx(found["patched"][1][0], rel=0.05)

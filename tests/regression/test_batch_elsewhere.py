@@ -1,0 +1,90 @@
+"""Several sequences at once with upstream's library, on a device of its own, and their memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from pyllama_mtp import BatchSession, Model
+from pyllama_mtp.models.memory import memory_estimate
+
+from ..workers import worker
+from .support import assert_same_tokens, settings
+
+RunPython = Callable[..., "CompletedProcess[str]"]
+Prompts = list[list[int]]
+
+CHOSEN = (0, 12, 18, 3, 22)
+MOST = [60, 23, 40, 1, 31]
+
+
+@pytest.fixture(scope="module")
+def prompts(demo: Model, demo_prompts: list[str]) -> Prompts:
+    return [demo.tokenize(demo_prompts[i], parse_special=True) for i in CHOSEN]
+
+
+UPSTREAM = """
+import json, sys
+from pyllama_mtp import BatchSession, Model, Settings, native
+
+prompts, most, options = json.loads(sys.argv[2])
+small = dict(n_ctx=512, n_batch=48, n_ubatch=16, n_threads=1)
+with Model(sys.argv[1]) as model, BatchSession(model, Settings(**small, **options), 3) as session:
+    got = session.generate(prompts, max_tokens=most).run()
+print(json.dumps([native.load().variant, [a.tokens for a in got.results], got.telemetry.accepted]))
+"""
+
+
+@pytest.mark.parametrize("rollback", ["snapshot", "replay"])
+def test_upstreams_library(
+    run_python: RunPython, demo: Model, demo_file: Path, prompts: Prompts, gap: float, rollback: str
+) -> None:
+    """Without our patches: single steps, hidden rows over the host, the same tokens."""
+    found = {}
+    for variant in ("upstream", "patched"):
+        options = {"draft_n_max": 3, "rollback": rollback}
+        given = json.dumps([prompts, MOST, options])
+        done = run_python(UPSTREAM, demo_file, given, env={"PYLLAMA_MTP_LIB": variant})
+        assert done.returncode == 0, done.stderr
+        loaded, *found[variant] = json.loads(done.stdout)
+        assert loaded == variant
+    pairs = zip(prompts, found["upstream"][0], found["patched"][0], strict=True)
+    for prompt, got, wanted in pairs:
+        assert_same_tokens(demo, prompt, got, wanted, gap)
+    assert found["upstream"][1][0] == pytest.approx(found["patched"][1][0], rel=0.05)
+
+
+@pytest.mark.parametrize("options", [{}, {"drafting": "stepwise"}, {"rollback": "replay"}], ids=str)
+def test_on_a_device(
+    demo: Model, demo_file: Path, prompts: Prompts, gap: float, options: dict[str, object]
+) -> None:
+    """On a worker: the same tokens, and no hidden row passes through the host."""
+    chosen = settings(3, **options)
+    with BatchSession(demo, chosen, 3) as here:
+        wanted = here.generate(prompts, max_tokens=MOST).run()
+    with (
+        worker() as address,
+        Model(demo_file, rpc_servers=address) as remote,
+        BatchSession(remote, chosen, 3) as there,
+    ):
+        got = there.generate(prompts, max_tokens=MOST).run()
+    for prompt, a, b in zip(prompts, got.results, wanted.results, strict=True):
+        assert_same_tokens(demo, prompt, a.tokens, b.tokens, gap)
+    assert got.telemetry.accepted[0] == pytest.approx(wanted.telemetry.accepted[0], rel=0.05)
+    assert got.telemetry.handoff == "device"
+    assert got.telemetry.hidden_bytes == {"to_host": 0, "from_host": 0}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_memory_is_for_all_of_them(demo: Model, n: int) -> None:
+    """Caches and snapshots of each sequence: exactly what is estimated, and checked, beforehand."""
+    with BatchSession(demo, settings(2), n) as session:
+        found = session.memory()
+        sizes = {"n_seq": n, "n_rs_seq": 2, "n_batch": 48, "n_ubatch": 16}
+        wanted = memory_estimate(demo.info, n * session.n_ctx, **sizes)
+    assert found["target_context"] == wanted.kv_target + wanted.recurrent
+    assert found["draft_context"] == wanted.kv_draft
