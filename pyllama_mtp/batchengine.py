@@ -21,10 +21,10 @@ from .engine import Engine
 from .errors import UsageError
 from .model import Model
 from .settings import Settings
-from .speculative.drafter import Drafter
+from .speculative.drafter import Drafter, Drafts, Propose
 from .speculative.rollback import Rollback, make_rollback
 from .speculative.sharedepth import SharedDepth
-from .speculative.together import draft_together, sync_together
+from .speculative.together import Newest, draft_together, sync_together
 from .telemetry import Telemetry
 
 #: llama.cpp's LLAMA_MAX_SEQ.
@@ -125,16 +125,29 @@ class BatchEngine:
 
     # -- one round -----------------------------------------------------------------------------
 
-    def draft(self, places: Sequence[Place], tokens: Sequence[int], n_max: int) -> list[list[int]]:
-        """Up to `n_max` drafts for what follows the newest token of each place, equally many."""
-        drafters = [place.drafter for place in places if place.drafter]
-        if not drafters or n_max < 1:
-            return [[] for _ in places]
+    def draft(
+        self,
+        places: Sequence[Place],
+        tokens: Sequence[int],
+        n_max: int,
+        n_usable: Sequence[int],
+        proposes: Sequence[Propose | None],
+    ) -> list[Drafts]:
+        """Up to `n_max` drafts for what follows the newest token of each place, equally many; for
+        `n_usable` and `proposes` see :class:`.together.Newest`."""
+        given = zip(places, tokens, n_usable, proposes, strict=True)
+        sequences = [
+            Newest(place.drafter, token, usable, propose)
+            for place, token, usable, propose in given
+            if place.drafter
+        ]
+        if not sequences or n_max < 1:
+            return [Drafts() for _ in places]
         self.engine.intact = False
-        return draft_together(drafters, tokens, n_max, self.engine.settings.p_min)
+        return draft_together(sequences, n_max, self.engine.settings.p_min)
 
     def verify(
-        self, places: Sequence[Place], tokens: Sequence[int], drafts: Sequence[Sequence[int]]
+        self, places: Sequence[Place], tokens: Sequence[int], drafts: Sequence[Drafts]
     ) -> int:
         """One pass of the target over the newest token and the drafts of each place; every entry is
         an output.
@@ -147,8 +160,8 @@ class BatchEngine:
         """
         engine, target = self.engine, self.engine.target
         engine.intact = False
-        both = zip(tokens, drafts, strict=True)
-        self._batch = np.array([[token, *drafted] for token, drafted in both], dtype=np.int32)
+        rows = [[token, *made.tokens] for token, made in zip(tokens, drafts, strict=True)]
+        self._batch = np.array(rows, dtype=np.int32)
         n_rows = self._batch.shape[1]
         target.set_snapshots(n_rows > 1)
         for place in places:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .batchengine import BatchEngine, Place
 from .errors import UsageError
-from .generate import Limits
+from .generate import Limits, make_judge, proposer
 from .sampling import Sampler
 from .session import Answer
-from .settings import Sampling
-from .speculative.acceptance import SyntheticAcceptance, Verdict, accept
+from .speculative.acceptance import Verdict
+from .speculative.drafter import Drafts, Propose
 from .telemetry import PHASES, Telemetry
 
 
@@ -46,10 +46,13 @@ class BatchTelemetry(Telemetry):
 
 @dataclass
 class Request:
-    """One prompt and what is to come of it: token ids, how to choose, when to stop."""
+    """One prompt and what is to come of it: token ids, what chooses the next one, when to stop.
+
+    The sampler belongs to it, and is closed when it is done.
+    """
 
     prompt: list[int]
-    sampling: Sampling
+    sampler: Sampler
     limits: Limits
     answer: Answer
 
@@ -60,14 +63,15 @@ class _Live:
 
     Attributes:
         index: of the request.
+        judge, propose: how its drafts are accepted and made; see generate.py.
         token: the newest one, in neither cache.
     """
 
     index: int
     request: Request
     place: Place
-    sampler: Sampler
-    synthetic: SyntheticAcceptance | None
+    judge: Callable[[Drafts, int], Verdict]
+    propose: Propose | None
     token: int = -1
 
     def wanted(self) -> int:
@@ -82,6 +86,7 @@ class BatchLoop:
         self, engine: BatchEngine, requests: Sequence[Request], total: BatchTelemetry
     ) -> None:
         self._engine, self._total = engine, total
+        self._requests = requests
         self._waiting = deque(enumerate(requests))
         self._live: list[_Live] = []  # by place: states that are in order need not move
 
@@ -107,17 +112,16 @@ class BatchLoop:
                         free.append(live.place)
                 yield from pieces
         finally:
-            for live in self._live:
-                live.sampler.close()
+            for request in self._requests:
+                request.sampler.close()
 
     # -- one sequence --------------------------------------------------------------------------
 
     def _start(self, index: int, request: Request, place: Place) -> list[tuple[_Live, list[int]]]:
         """Prefill, and choose the first token."""
-        engine, telemetry = self._engine, request.answer.telemetry
-        rates = engine.engine.settings.synthetic_acceptance if place.drafter else None
-        sampler = Sampler(engine.engine.model, request.sampling, request.prompt)
-        live = _Live(index, request, place, sampler, SyntheticAcceptance(rates) if rates else None)
+        engine, telemetry, sampler = self._engine, request.answer.telemetry, request.sampler
+        judge = make_judge(engine.engine, sampler, request.limits)
+        live = _Live(index, request, place, judge, proposer(engine.engine, sampler))
         self._live.append(live)
         self._live.sort(key=lambda one: one.place.seq)
         began = time.perf_counter()
@@ -149,7 +153,7 @@ class BatchLoop:
         return [(live.index, piece) for piece in pieces if piece]
 
     def _retire(self, live: _Live) -> None:
-        live.sampler.close()
+        live.request.sampler.close()
         self._live.remove(live)
         self._engine.release(live.place)
 
@@ -159,16 +163,18 @@ class BatchLoop:
         """Draft, verify, accept and keep: what came of it for each sequence."""
         engine, live = self._engine, list(self._live)
         places, tokens = [one.place for one in live], [one.token for one in live]
-        engine.engine.target.set_greedy(all(one.sampler.plain_greedy for one in live))
+        engine.engine.target.set_greedy(all(one.request.sampler.plain_greedy for one in live))
         asked, clock, began = self._depth(), Telemetry(), time.perf_counter()
+        usable = [min(asked, one.wanted() - 1) for one in live]
         with clock.timed("draft"):
-            drafts = engine.draft(places, tokens, asked)
+            proposes = [one.propose for one in live]
+            drafts = engine.draft(places, tokens, asked, usable, proposes)
         with clock.timed("verify"):
             n_rows = engine.verify(places, tokens, drafts)
         with clock.timed("sampling"):
-            usable = [min(asked, one.wanted() - 1) for one in live]
             verdicts = [
-                self._accept(one, drafts[i][: usable[i]], i * n_rows) for i, one in enumerate(live)
+                one.judge(Drafts(made.tokens[:n], made.distributions), i * n_rows)
+                for i, (one, made, n) in enumerate(zip(live, drafts, usable, strict=True))
             ]
         accepted = [verdict.n_accepted for verdict in verdicts]
         engine.keep(places, accepted, clock)
@@ -195,17 +201,6 @@ class BatchLoop:
             min(engine.room(one.place) for one in self._live) - 1,
         )
         return engine.depths.choose(len(self._live), most) if engine.depths else most
-
-    def _accept(self, live: _Live, drafts: Sequence[int], first_row: int) -> Verdict:
-        target, model = self._engine.engine.target, self._engine.engine.model
-        ignore_eos = live.request.limits.ignore_eos
-
-        def sample_row(row: int) -> int:
-            return live.sampler.sample(target, first_row + row)
-
-        if live.synthetic:
-            return live.synthetic.accept(drafts, sample_row)
-        return accept(drafts, sample_row, lambda token: not ignore_eos and model.is_end(token))
 
     @staticmethod
     def _count_time(telemetry: Telemetry, clock: Telemetry) -> None:

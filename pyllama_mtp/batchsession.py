@@ -11,6 +11,7 @@ from .errors import UsageError
 from .generate import Limits
 from .model import Model
 from .owned import Owned
+from .sampling import Sampler
 from .session import Answer, prompt_tokens
 from .settings import Sampling, Settings
 from .telemetry import Telemetry
@@ -125,12 +126,7 @@ class BatchSession(Owned):
         samplings = _for_each("sampling", sampling, len(prompts))
         stops = [stop] if isinstance(stop, str) else list(stop)
         requests = [
-            Request(
-                self._tokens(index, prompt),
-                samplings[index] or Sampling(),
-                limits[index],
-                Answer(self.model, limits[index], stops, self._telemetry()),
-            )
+            self._request(index, prompt, samplings[index] or Sampling(), limits[index], stops)
             for index, prompt in enumerate(prompts)
         ]
         return BatchGeneration(self._engine, requests)
@@ -141,14 +137,21 @@ class BatchSession(Owned):
             raise UsageError(f"max_tokens is {max_tokens}, it must be at least 1")
         return Limits(max_tokens, ignore_eos)
 
-    def _tokens(self, index: int, prompt: str | Sequence[int]) -> list[int]:
+    def _request(
+        self,
+        index: int,
+        prompt: str | Sequence[int],
+        sampling: Sampling,
+        limits: Limits,
+        stop: Sequence[str],
+    ) -> Request:
+        telemetry = Telemetry(synthetic_acceptance=self.settings.synthetic_acceptance)
+        answer = Answer(self.model, limits, stop, telemetry)
         try:
-            return prompt_tokens(self.model, prompt, self.n_ctx)
+            tokens = prompt_tokens(self.model, prompt, self.n_ctx)
+            return Request(tokens, Sampler(self.model, sampling, tokens), limits, answer)
         except UsageError as error:
             raise UsageError(f"prompts[{index}]: {error}") from None
-
-    def _telemetry(self) -> Telemetry:
-        return Telemetry(synthetic_acceptance=self.settings.synthetic_acceptance)
 
     def memory(self) -> dict[str, int]:
         """Bytes in use, by what they are for; see :meth:`Engine.memory`."""

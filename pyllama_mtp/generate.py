@@ -10,7 +10,7 @@ from .engine import Engine
 from .errors import UsageError
 from .sampling import Sampler
 from .speculative.acceptance import SyntheticAcceptance, Verdict, accept
-from .speculative.drafter import Drafts
+from .speculative.drafter import Drafts, Propose
 from .speculative.rejection import Distribution, accept_sampled
 from .telemetry import Pair, Telemetry
 
@@ -31,8 +31,8 @@ def generate(
     began = time.perf_counter()
     sampler.prepare(engine.target)
     row = engine.prefill(prompt, telemetry, limits.draft)
-    turn, judge = engine.turn, _judge(engine, sampler, limits)
-    propose = sampler.propose if engine.settings.draft_sampling and not sampler.greedy else None
+    turn, judge = engine.turn, make_judge(engine, sampler, limits)
+    propose = proposer(engine, sampler)
     token = sampler.sample(engine.target, row)
     telemetry.prefill_s = time.perf_counter() - began
     telemetry.n_generated = 1
@@ -48,7 +48,7 @@ def generate(
         with telemetry.timed("verify"):
             engine.verify(token, drafts.tokens)
         with telemetry.timed("sampling"):
-            verdict = judge(drafts)
+            verdict = judge(drafts, 0)
         engine.keep(verdict.n_accepted, telemetry)
 
         telemetry.count_round(len(drafts.tokens), verdict.n_accepted)
@@ -78,21 +78,29 @@ def _depth(engine: Engine, limits: Limits, telemetry: Telemetry) -> int:
     return engine.depths.choose(most) if engine.depths and engine.drafting else most
 
 
-def _judge(engine: Engine, sampler: Sampler, limits: Limits) -> Callable[[Drafts], Verdict]:
-    """The rule by which verified drafts are accepted."""
+def proposer(engine: Engine, sampler: Sampler) -> Propose | None:
+    """What draws the drafts of a sequence; None: they are the head's best tokens."""
+    return sampler.propose if engine.settings.draft_sampling and not sampler.greedy else None
+
+
+def make_judge(
+    engine: Engine, sampler: Sampler, limits: Limits
+) -> Callable[[Drafts, int], Verdict]:
+    """The rule by which verified drafts of one sequence are accepted: of (drafts, batch entry of
+    the target's last decode that has its first row)."""
     rates = engine.settings.synthetic_acceptance
     synthetic = SyntheticAcceptance(rates) if rates and engine.drafter else None
-
-    def sample_row(row: int) -> int:
-        return sampler.sample(engine.target, row)
-
-    def distribution(row: int) -> Distribution:
-        return sampler.distribution(engine.target, row)
 
     def ends(token: int) -> bool:
         return not limits.ignore_eos and engine.model.is_end(token)
 
-    def judge(drafts: Drafts) -> Verdict:
+    def judge(drafts: Drafts, first: int) -> Verdict:
+        def sample_row(row: int) -> int:
+            return sampler.sample(engine.target, first + row)
+
+        def distribution(row: int) -> Distribution:
+            return sampler.distribution(engine.target, first + row)
+
         if synthetic:
             return synthetic.accept(drafts.tokens, sample_row)
         if drafts.distributions:

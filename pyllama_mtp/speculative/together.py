@@ -7,50 +7,70 @@ written there. All of them are on one draft context, whose sequences share a cac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..batch import Batch
 from ..hidden import Hidden, Ints, TapRows, joined
-from .drafter import Drafter, top_probability
+from .drafter import Drafter, Drafts, Propose, top_probability
 
 
-def draft_together(
-    drafters: Sequence[Drafter], tokens: Sequence[int], n_max: int, p_min: float = 0.0
-) -> list[list[int]]:
-    """Greedy drafts for what follows the newest token of each sequence.
+@dataclass(frozen=True, eq=False)
+class Newest:
+    """Where the drafts of one sequence begin, and how they are chosen.
+
+    Attributes:
+        token: the newest one, which the target has chosen and not decoded yet.
+        n_usable: drafts that can be of use; what follows them is drafted for the sake of others.
+        propose: draws the usable ones from the head's logits; None: the best tokens.
+    """
+
+    drafter: Drafter
+    token: int
+    n_usable: int
+    propose: Propose | None = None
+
+
+def draft_together(sequences: Sequence[Newest], n_max: int, p_min: float = 0.0) -> list[Drafts]:
+    """Drafts for what follows the newest token of each sequence.
 
     Args:
-        drafters: one per sequence, at least one.
-        tokens: the newest token of each, which the target has chosen and not decoded yet.
+        sequences: at least one.
         n_max: most drafts, at least 1.
         p_min: stop when each sequence has met a draft less probable than this; see
             :func:`.drafter.top_probability`.
 
     Returns:
-        0 to n_max token ids for each sequence, equally many.
+        0 to n_max drafts for each sequence, equally many.
     """
+    drafters = [one.drafter for one in sequences]
     begun = [drafter.begin_draft() for drafter in drafters]
     hidden = joined([carry for _, carry in begun])
-    newest = np.array(tokens, dtype=np.int32)
+    newest = np.array([one.token for one in sequences], dtype=np.int32)
     starts = np.array([start for start, _ in begun], dtype=np.int32)
     seqs = np.array([drafter.seq for drafter in drafters], dtype=np.int32)
     context = drafters[0].context
     if drafters[0].chained and p_min == 0:
-        return context.draft_chains(newest, starts, seqs, hidden, n_max)
-    context.set_greedy(p_min == 0)
+        return [Drafts(ids) for ids in context.draft_chains(newest, starts, seqs, hidden, n_max)]
+    context.set_greedy(p_min == 0 and not any(one.propose for one in sequences))
     on_device, ones = isinstance(hidden, TapRows), np.ones(len(seqs), dtype=np.int8)
-    drafts: list[list[int]] = [[] for _ in drafters]
+    drafts = [Drafts() for _ in sequences]
     sure = np.ones(len(seqs), dtype=bool)
     for step in range(n_max):
         context.decode_batch(Batch(newest, starts + step, seqs, ones, hidden))
-        newest = np.array([context.argmax(row) for row in range(len(seqs))], dtype=np.int32)
         if p_min > 0:
             sure &= [top_probability(context.logits(row)) >= p_min for row in range(len(seqs))]
             if not sure.any():
                 break
-        for one, token in zip(drafts, newest.tolist(), strict=True):
-            one.append(token)
+        for row, (one, made) in enumerate(zip(sequences, drafts, strict=True)):
+            if one.propose and step < one.n_usable:
+                token, q = one.propose(context.logits(row), context.draft_ids)
+                made.distributions.append(q)
+            else:
+                token = context.argmax(row)
+            made.tokens.append(token)
+        newest = np.array([made.tokens[-1] for made in drafts], dtype=np.int32)
         # From here on the block is fed its own states, after its head norm.
         hidden = context.hidden(on_device)
     return drafts

@@ -164,6 +164,25 @@ def test_each_its_own_sampling(demo: Model, prompts: Prompts, gap: float, depth:
     assert drawn_equal >= 3, "rounding parts one in ten; of five draws, three must be equal"
 
 
+def test_drawn_drafts(demo: Model, prompts: Prompts) -> None:
+    """Rejection sampling: the numbers of each generator are taken as they are alone, whatever the
+    others do and however long they go on. Rounding may part a text, not half of them."""
+    chosen = settings(3, draft_sampling=True)
+    samplings = [Sampling(temperature=0.8, seed=n) for n in range(len(prompts))]
+    samplings[2] = Sampling()
+    with BatchSession(demo, chosen, PLACES) as session:
+        got = session.generate(prompts, max_tokens=MOST, sampling=samplings).run()
+    n_equal = 0
+    with Session(demo, chosen) as single:
+        for prompt, n, sampling, answer in zip(prompts, MOST, samplings, got.results, strict=True):
+            single.reset()
+            wanted = single.generate(prompt, max_tokens=n, sampling=sampling).run()
+            same = answer.tokens == wanted.tokens
+            n_equal += same and answer.telemetry.accepted == wanted.telemetry.accepted
+    assert n_equal >= 0.5 * len(prompts)
+    assert got.telemetry.accepted[0] > 20
+
+
 class Scripted:
     """Depths by a list, over and over; keeps what it is told."""
 
@@ -263,6 +282,11 @@ BAD = [
     ([[5], [6]], {"max_tokens": [3, 0]}, "max_tokens is 0"),
     ([[5], [6]], {"max_tokens": 0}, "max_tokens is 0"),
     ([[5], [6]], {"sampling": [None] * 3}, "sampling has 3 values for 2 prompts"),
+    (
+        [[5], [6]],
+        {"sampling": [None, Sampling(logit_bias={10**6: 1.0})]},
+        r"prompts\[1\]: token id",
+    ),
 ]
 
 

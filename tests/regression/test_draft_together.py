@@ -20,12 +20,13 @@ def drafts(model: Model, prompts: list[list[int]], **options: object) -> Drafts:
     try:
         for place, prompt in zip(engine.places, prompts, strict=True):
             engine.prefill(place, prompt[:-1], Telemetry())
-        found = engine.draft(engine.places, [prompt[-1] for prompt in prompts], DEPTH)
+        newest, n = [prompt[-1] for prompt in prompts], len(prompts)
+        found = engine.draft(engine.places, newest, DEPTH, [DEPTH] * n, [None] * n)
         past = {engine.engine.target.past(place.seq) for place in engine.places}
         assert past == {len(prompt) - 1 for prompt in prompts}, "drafting is not the target's"
     finally:
         engine.engine.close()
-    return found
+    return [made.tokens for made in found]
 
 
 @pytest.fixture
