@@ -73,8 +73,10 @@ class BatchSession(Owned):
 
         Args:
             settings: default :class:`Settings`; without an MTP head, ``draft_n_max=0``. `n_ctx` is
-                the length of each sequence, and memory is taken for all of them. `n_batch` and
-                `n_ubatch` must hold n_sequences * (drafts + 1) tokens. `checkpoints` has no effect.
+                the length of each sequence, and memory is taken for all of them, with n_sequences *
+                (drafts + 1) recurrent states where rollback goes by snapshots ("auto": up to
+                AUTO_DEPTH drafts). `n_batch` and `n_ubatch` must hold as many tokens.
+                `checkpoints` has no effect.
             n_sequences: most sequences at once, 1 to 256; more prompts wait for a place.
 
         Raises:

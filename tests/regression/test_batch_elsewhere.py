@@ -10,7 +10,6 @@ from subprocess import CompletedProcess
 import pytest
 
 from pyllama_mtp import BatchSession, Model
-from pyllama_mtp.models.memory import memory_estimate
 
 from ..workers import worker
 from .support import assert_same_tokens, settings
@@ -84,7 +83,6 @@ def test_memory_is_for_all_of_them(demo: Model, n: int) -> None:
     """Caches and snapshots of each sequence: exactly what is estimated, and checked, beforehand."""
     with BatchSession(demo, settings(2), n) as session:
         found = session.memory()
-        sizes = {"n_seq": n, "n_rs_seq": 2, "n_batch": 48, "n_ubatch": 16}
-        wanted = memory_estimate(demo.info, n * session.n_ctx, **sizes)
+        wanted = session._engine.engine._estimate(session.n_ctx)
     assert found["target_context"] == wanted.kv_target + wanted.recurrent
     assert found["draft_context"] == wanted.kv_draft

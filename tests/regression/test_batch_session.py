@@ -15,7 +15,7 @@ import pytest
 
 from pyllama_mtp import Answer, BatchSession, Model, Sampling, Session, Settings
 from pyllama_mtp.batchengine import BatchEngine
-from pyllama_mtp.engine import Engine
+from pyllama_mtp.engine import DRAFT_UBATCH_CPU, Engine
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.sampling import Sampler
 from pyllama_mtp.telemetry import PHASES
@@ -34,7 +34,7 @@ MOST = (60, 23, 40, 60, 60, 1, 17, 44)
 
 def settings(depth: int | str, **options: object) -> Settings:
     """As for one sequence, with room for the rows of all."""
-    return replace(small(0, n_ubatch=32, **options), draft_n_max=depth)
+    return replace(small(0, **{"n_ubatch": 32, **options}), draft_n_max=depth)
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +143,21 @@ def test_mixture_of_experts(moe: Model, rollback: str) -> None:
     assert got.telemetry.accepted[0] < got.telemetry.drafted[0]
 
 
+def test_very_many(demo: Model, text: list[int], gap: float) -> None:
+    """More rows in a round than the draft context has in a graph otherwise."""
+    n, prompts = 33, [text[2 * i : 2 * i + 3 + i % 5] for i in range(35)]
+    with Session(demo, settings(0)) as single:
+        plain = [greedy(single, prompt, 12).tokens for prompt in prompts]
+    with BatchSession(demo, settings(3, n_batch=160, n_ubatch=160), n) as session:
+        got = session.generate(prompts, max_tokens=12).run()
+    assert max(got.telemetry.passes) == n and 4 * n > DRAFT_UBATCH_CPU
+    equal = [
+        assert_same_tokens(demo, prompt, answer.tokens, wanted, gap)
+        for prompt, answer, wanted in zip(prompts, got.results, plain, strict=True)
+    ]
+    assert sum(equal) >= 0.8 * len(prompts)
+
+
 @pytest.mark.parametrize("depth", [0, 3])
 def test_each_its_own_sampling(demo: Model, prompts: Prompts, gap: float, depth: int) -> None:
     """Greedy, drawn by a seed, with a penalty: side by side. For draws see test_sampling.py."""
@@ -170,16 +185,17 @@ def test_drawn_drafts(demo: Model, prompts: Prompts) -> None:
     chosen = settings(3, draft_sampling=True)
     samplings = [Sampling(temperature=0.8, seed=n) for n in range(len(prompts))]
     samplings[2] = Sampling()
-    with BatchSession(demo, chosen, PLACES) as session:
+    with BatchSession(demo, chosen, len(prompts)) as session:
         got = session.generate(prompts, max_tokens=MOST, sampling=samplings).run()
     n_equal = 0
     with Session(demo, chosen) as single:
         for prompt, n, sampling, answer in zip(prompts, MOST, samplings, got.results, strict=True):
             single.reset()
             wanted = single.generate(prompt, max_tokens=n, sampling=sampling).run()
-            same = answer.tokens == wanted.tokens
-            n_equal += same and answer.telemetry.accepted == wanted.telemetry.accepted
-    assert n_equal >= 0.5 * len(prompts)
+            if n > 1 and not sampling.greedy:
+                same = answer.tokens == wanted.tokens
+                n_equal += same and answer.telemetry.accepted == wanted.telemetry.accepted
+    assert n_equal >= 3, "of six; with another's numbers, or rows, none is equal"
     assert got.telemetry.accepted[0] > 20
 
 
