@@ -158,7 +158,7 @@ class Engine:
     def _make_drafter(self, options: ContextOptions) -> Drafter:
         n_ubatch, n_sequences = options.n_ubatch, self.n_sequences
         if not self.model.on_gpu:
-            rows = n_sequences * (self.settings.depth_limit + 1)
+            rows = n_sequences * self.settings.depth_limit  # a chain, and what is synced after it
             n_ubatch = min(n_ubatch, max(DRAFT_UBATCH_CPU, rows))
         s, has_tap = self.settings, options.need_embd_pre_norm
         stepwise = s.drafting == "stepwise" or s.draft_sampling
