@@ -51,7 +51,7 @@ def draft_together(sequences: Sequence[Newest], n_max: int, p_min: float = 0.0) 
     starts = np.array([start for start, _ in begun], dtype=np.int32)
     seqs = np.array([drafter.seq for drafter in drafters], dtype=np.int32)
     context = drafters[0].context
-    if drafters[0].chained and p_min == 0:
+    if drafters[0].chained:
         return [Drafts(ids) for ids in context.draft_chains(newest, starts, seqs, hidden, n_max)]
     context.set_greedy(p_min == 0 and not any(one.propose for one in sequences))
     on_device, ones = isinstance(hidden, TapRows), np.ones(len(seqs), dtype=np.int8)
