@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from .batchengine import BatchEngine, Place
 from .errors import UsageError
 from .generate import Limits, make_judge, proposer
-from .sampling import Sampler
+from .sampling import Sampler, prepare
 from .session import Answer
 from .speculative.acceptance import Verdict
 from .speculative.drafter import Drafts, Propose
@@ -125,7 +125,7 @@ class BatchLoop:
         self._live.append(live)
         self._live.sort(key=lambda one: one.place.seq)
         began = time.perf_counter()
-        engine.engine.target.set_greedy(sampler.plain_greedy)
+        prepare(engine.engine.target, [sampler])
         row = engine.prefill(place, request.prompt, telemetry)
         live.token = sampler.sample(engine.engine.target, row)
         telemetry.prefill_s = time.perf_counter() - began
@@ -163,7 +163,7 @@ class BatchLoop:
         """Draft, verify, accept and keep: what came of it for each sequence."""
         engine, live = self._engine, list(self._live)
         places, tokens = [one.place for one in live], [one.token for one in live]
-        engine.engine.target.set_greedy(all(one.request.sampler.plain_greedy for one in live))
+        prepare(engine.engine.target, [one.request.sampler for one in live])
         asked, clock, began = self._depth(), Telemetry(), time.perf_counter()
         usable = [min(asked, one.wanted() - 1) for one in live]
         with clock.timed("draft"):

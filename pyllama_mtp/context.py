@@ -59,6 +59,7 @@ class Context(Owned):
         self.library = native.load()
         self._ffi, self._lib = self.library.ffi, self.library.lib
         self._handle: Any = None
+        self._on_device: dict[int, bytearray] = {}  # by sequence: the state kept on its device
         self._batch: Any = None
         self._lock = threading.Lock()
         self.last_outputs = np.zeros(0, dtype=np.int8)
@@ -475,9 +476,21 @@ class Context(Owned):
         self.handle  # noqa: B018 - raises when closed
         self._lib.llama_memory_clear(self._memory, True)
 
-    def save_state(self, recurrent_only: bool = False, seq: int = SEQ) -> bytearray:
-        """The cache of a sequence, as bytes for :meth:`load_state`."""
-        flags = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if recurrent_only else 0
+    def _state_flags(self, recurrent_only: bool, on_device: bool) -> int:
+        lib = self._lib
+        flags = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if recurrent_only else 0
+        return flags | (lib.LLAMA_STATE_SEQ_FLAGS_ON_DEVICE if on_device else 0)
+
+    def save_state(
+        self, recurrent_only: bool = False, seq: int = SEQ, on_device: bool = False
+    ) -> bytearray:
+        """The cache of a sequence, as bytes for :meth:`load_state`.
+
+        Args:
+            on_device: the contents stay in memory of their device, and the bytes only say where.
+                They are good until the next such call for the sequence.
+        """
+        flags = self._state_flags(recurrent_only, on_device)
         size = self._lib.llama_state_seq_get_size_ext(self.handle, seq, flags)
         data = bytearray(size)
         message = self._ffi.new("char[256]")
@@ -489,13 +502,20 @@ class Context(Owned):
             raise FatalDecodeError(f"the state cannot be saved: {self.library.text(message)}")
         del target  # cffi's hold on the buffer
         del data[n:]
+        if on_device:
+            self._on_device[seq] = data
         return data
 
     def load_state(
         self, data: bytes | bytearray, recurrent_only: bool = False, seq: int = SEQ
     ) -> None:
-        """Put back what :meth:`save_state` gave for a context of the same model and settings."""
-        flags = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if recurrent_only else 0
+        """Put back what :meth:`save_state` gave for a context of the same model and settings.
+
+        Raises:
+            FatalDecodeError: llama.cpp refused.
+        """
+        on_device = any(data is kept for kept in self._on_device.values())
+        flags = self._state_flags(recurrent_only, on_device)
         message = self._ffi.new("char[256]")
         source = self._ffi.from_buffer("uint8_t[]", data)
         self._rewind = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .engine import Engine
 from .errors import UsageError
-from .sampling import Sampler
+from .sampling import Sampler, prepare
 from .speculative.acceptance import SyntheticAcceptance, Verdict, accept
 from .speculative.drafter import Drafts, Propose
 from .speculative.rejection import Distribution, accept_sampled
@@ -29,7 +29,7 @@ def generate(
 ) -> Iterator[int]:
     """Yield the tokens that the target chooses after `prompt`, the end token included."""
     began = time.perf_counter()
-    sampler.prepare(engine.target)
+    prepare(engine.target, [sampler])
     row = engine.prefill(prompt, telemetry, limits.draft)
     turn, judge = engine.turn, make_judge(engine, sampler, limits)
     propose = proposer(engine, sampler)

@@ -108,8 +108,8 @@ class Library:
         return self.variant != "upstream"
 
     def set_small_batch(self, value: bool) -> bool:
-        """Switch patch 12 for the process: products of a Q8_0 matrix with 2 to 8 columns, on a CPU,
-        that read each weight once. On in the patched variant, off in upstream's; same results.
+        """Switch patch 12 for the process: products of a Q8_0 matrix with 2 to 32 columns on a CPU
+        read each weight once. On in the patched variant, off in upstream's; same results.
 
         Returns:
             Whether a loaded CPU backend has it.

@@ -87,14 +87,8 @@ class Sampler:
             raise UsageError(f"the grammar is not valid GBNF with a rule `root`: {why}")
         return sampler
 
-    def prepare(self, context: Context) -> None:
-        """Have the next decodes of `context` leave what is sampled from: the best token, the
-        `top_k` best ones, or all logits."""
-        context.set_greedy(self._chain is None or self._n_candidates > 0)
-        context.set_candidates(self._n_candidates)
-
     @property
-    def _n_candidates(self) -> int:
+    def n_candidates(self) -> int:
         """How many of the best tokens the chain looks at; 0: at all of them, or at the best one."""
         s = self.sampling
         reorders = s.repeat_penalty != 1.0 or s.logit_bias or s.grammar is not None
@@ -179,3 +173,12 @@ class Sampler:
     def __del__(self) -> None:
         if getattr(self, "_chain", None) is not None:
             self.close()
+
+
+def prepare(context: Context, samplers: Sequence[Sampler]) -> None:
+    """Have the next decodes of `context` leave what all samplers need: the best token, some of the
+    best ones, or all logits."""
+    needed = [sampler.n_candidates for sampler in samplers]
+    few = all(n or sampler.plain_greedy for n, sampler in zip(needed, samplers, strict=True))
+    context.set_greedy(few)
+    context.set_candidates(max(needed) if few else 0)

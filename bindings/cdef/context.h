@@ -52,6 +52,7 @@ llama_pos llama_memory_seq_pos_min(llama_memory_t mem, llama_seq_id seq_id);
 llama_pos llama_memory_seq_pos_max(llama_memory_t mem, llama_seq_id seq_id);
 
 #define LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY ...
+#define LLAMA_STATE_SEQ_FLAGS_ON_DEVICE ...
 size_t llama_state_seq_get_size_ext(struct llama_context * ctx, llama_seq_id seq_id, uint32_t flags);
 
 struct llama_batch_ext;

@@ -177,11 +177,11 @@ class Drafter:
         self.context.set_candidates(P_MIN_CANDIDATES if p_min > 0 and propose is None else 0)
         if self.chained and propose is None:
             tokens = self.context.draft_chain(token, start, carry, n_max)
-            sure = itertools.takewhile(lambda row: self._is_probable(row, p_min), range(n_max))
+            sure = itertools.takewhile(lambda row: self.is_probable(row, p_min), range(n_max))
             return Drafts(tokens[: len(list(sure))])
         return self._draft_stepwise(token, start, carry, n_max, p_min, propose)
 
-    def _is_probable(self, row: int, p_min: float) -> bool:
+    def is_probable(self, row: int, p_min: float) -> bool:
         """Whether the head's best token of `row` is as probable as p_min asks."""
         return p_min == 0 or top_probability(self.context.candidates(row)[1]) >= p_min
 
@@ -199,7 +199,7 @@ class Drafter:
         for position in range(start, start + n_max):
             context.decode(np.array([token], dtype=np.int32), position, ones, hidden)
             # Whether there is a draft depends on the head's logits only, not on what is drawn.
-            if not self._is_probable(0, p_min):
+            if not self.is_probable(0, p_min):
                 break
             if propose:
                 token, q = propose(context.logits(0), context.draft_ids)

@@ -66,8 +66,8 @@ class ReplayRollback:
         self._checkpoint: bytes | bytearray = b""
 
     def before(self) -> None:
-        """Copy the recurrent state to the host."""
-        self._checkpoint = self._target.save_state(recurrent_only=True, seq=self._seq)
+        """Copy the recurrent state; the copy stays on the device."""
+        self._checkpoint = self._target.save_state(True, self._seq, on_device=True)
 
     def after(self, tokens: Ints, start: int, n_keep: int) -> None:
         """Restore the checkpoint and decode the kept tokens once more, without output rows."""

@@ -6,6 +6,7 @@ written there. All of them are on one draft context, whose sequences share a cac
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from ..batch import Batch
 from ..hidden import Hidden, Ints, TapRows, joined
-from .drafter import Drafter, Drafts, Propose, top_probability
+from .drafter import P_MIN_CANDIDATES, Drafter, Drafts, Propose
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,19 +51,28 @@ def draft_together(sequences: Sequence[Newest], n_max: int, p_min: float = 0.0) 
     newest = np.array([one.token for one in sequences], dtype=np.int32)
     starts = np.array([start for start, _ in begun], dtype=np.int32)
     seqs = np.array([drafter.seq for drafter in drafters], dtype=np.int32)
-    context = drafters[0].context
+    context, drawn = drafters[0].context, any(one.propose for one in sequences)
+    sure = np.ones(len(seqs), dtype=bool)
+
+    def any_sure(first_row: int) -> bool:
+        """Whether a sequence has met no improbable draft, that of the rows from here included."""
+        rows = range(first_row, first_row + len(seqs))
+        sure[:] &= [drafters[0].is_probable(row, p_min) for row in rows]
+        return bool(sure.any())
+
+    context.set_greedy(not drawn)
+    context.set_candidates(P_MIN_CANDIDATES if p_min > 0 and not drawn else 0)
     if drafters[0].chained:
-        return [Drafts(ids) for ids in context.draft_chains(newest, starts, seqs, hidden, n_max)]
-    context.set_greedy(p_min == 0 and not any(one.propose for one in sequences))
+        chains = context.draft_chains(newest, starts, seqs, hidden, n_max)
+        steps = itertools.takewhile(lambda step: any_sure(step * len(seqs)), range(n_max))
+        n = len(list(steps))
+        return [Drafts(ids[:n]) for ids in chains]
     on_device, ones = isinstance(hidden, TapRows), np.ones(len(seqs), dtype=np.int8)
     drafts = [Drafts() for _ in sequences]
-    sure = np.ones(len(seqs), dtype=bool)
     for step in range(n_max):
         context.decode_batch(Batch(newest, starts + step, seqs, ones, hidden))
-        if p_min > 0:
-            sure &= [top_probability(context.logits(row)) >= p_min for row in range(len(seqs))]
-            if not sure.any():
-                break
+        if not any_sure(0):
+            break
         for row, (one, made) in enumerate(zip(sequences, drafts, strict=True)):
             if one.propose and step < one.n_usable:
                 token, q = one.propose(context.logits(row), context.draft_ids)

@@ -19,7 +19,7 @@ EDGES = (1, N_UBATCH - 1, N_UBATCH, N_UBATCH + 1, N_BATCH, N_BATCH + 1, 2 * N_BA
 N_CTX = 512
 
 
-def settings(depth: int, **options: object) -> Settings:
+def settings(depth: int | str, **options: object) -> Settings:
     """Small batches; one thread, which a small model on a shared machine likes best."""
     chosen = {"n_ctx": N_CTX, "n_batch": N_BATCH, "n_ubatch": N_UBATCH, "n_threads": 1, **options}
     return Settings(draft_n_max=depth, **chosen)  # type: ignore[arg-type]

@@ -16,7 +16,8 @@ import pytest
 from pyllama_mtp import Model, native
 from pyllama_mtp.batch import Batch
 from pyllama_mtp.context import Context, ContextOptions
-from pyllama_mtp.speculative.rollback import make_rollback
+from pyllama_mtp.errors import FatalDecodeError
+from pyllama_mtp.speculative.rollback import go_back, make_rollback
 
 from .support import N_CTX, made_up, plain_context
 
@@ -143,3 +144,21 @@ def test_by_a_checkpoint_of_its_own(context: Context) -> None:
         rollbacks[seq].after(tokens, starts[seq], n_keep)
         assert context.past(seq) == starts[seq] + n_keep
     assert all(off(context, seq) < 0.01 for seq in range(N_SEQS))
+
+
+def test_a_state_that_stays_on_its_device(context: Context) -> None:
+    """Going back to it is going back to the state on the host, of each sequence by itself."""
+    model = context.model
+    if not model.is_recurrent:
+        pytest.skip("no recurrent state")
+    for seq in range(N_SEQS):
+        outdated = context.save_state(True, seq, on_device=True)
+        state, copy = context.save_state(True, seq, on_device=True), context.save_state(True, seq)
+        assert 10 * len(state) < len(copy)
+        context.decode_batch(some(context, {seq: 4}))
+        go_back(context, state, STARTS[seq], seq)
+        context.decode_batch(some(context, {seq: 1}))
+        wanted = right(model, seq, STARTS[seq] + 1)
+        np.testing.assert_allclose(context.logits(0), wanted, atol=0.05)
+        with pytest.raises(FatalDecodeError, match="cannot be restored"):
+            context.load_state(outdated, True, seq)

@@ -1,0 +1,69 @@
+"""Long generations do not leak: resident memory is flat over tens of thousands of tokens."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+
+from pyllama_mtp import BatchSession, Model, Sampling, Session
+
+from .support import settings
+
+STATM = Path("/proc/self/statm")
+N_CTX = 2048
+#: Memory that the allocator may still move by, bytes: 25 bytes a token would be seen.
+SLACK = 384 * 1024
+
+pytestmark = pytest.mark.skipif(not STATM.exists(), reason="resident memory is read from /proc")
+
+
+def resident() -> int:
+    """Bytes of this process in memory that are not a file's."""
+    gc.collect()
+    pages = [int(word) for word in STATM.read_text().split()]
+    return (pages[1] - pages[2]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "depth", "options"),
+    [
+        pytest.param(20_000, "auto", {}, id="auto"),
+        pytest.param(10_000, 4, {"rollback": "replay"}, id="replay"),
+        pytest.param(10_000, 4, {"draft_sampling": True}, id="drawn drafts"),
+        pytest.param(10_000, 4, {"drafting": "stepwise", "p_min": 0.4}, id="stepwise"),
+    ],
+)
+def test_memory_is_flat(
+    demo: Model, text: list[int], n_tokens: int, depth: int | str, options: dict[str, object]
+) -> None:
+    """Every round accepts another number of drafts; the context is filled again and again."""
+    done, drafted, accepted, marks = 0, 0, 0, []
+    with Session(demo, settings(depth, **{"n_ctx": N_CTX, **options})) as session:
+        while done < n_tokens:
+            drawn = Sampling(temperature=1.3, top_k=0, seed=done)
+            prompt = text[done % 50 : done % 50 + 60]
+            run = session.generate(
+                prompt, max_tokens=N_CTX - 80, sampling=drawn, ignore_eos=True
+            ).run()
+            done += run.telemetry.n_generated
+            drafted += sum(run.telemetry.drafted)
+            accepted += sum(run.telemetry.accepted)
+            del run
+            marks.append(resident())
+    assert drafted / 10 < accepted < drafted * 9 / 10
+    assert marks[-1] - marks[2] < SLACK, marks
+
+
+def test_memory_of_several_sequences_is_flat(demo: Model, text: list[int]) -> None:
+    marks = []
+    with BatchSession(demo, settings(3, n_ctx=512), n_sequences=3) as session:
+        for number in range(12):
+            prompts = [text[i : i + 20 + 7 * i] for i in range(5)]
+            drawn = Sampling(temperature=0.9, seed=number)
+            batch = session.generate(prompts, max_tokens=200, sampling=drawn, ignore_eos=True).run()
+            assert batch.telemetry.n_generated == 1000
+            marks.append(resident())
+    assert marks[-1] - marks[2] < SLACK, marks
