@@ -153,7 +153,7 @@ def test_nothing_but_logits_comes_back(remote: Model, line: Line, text: list[int
     """Prompt and generation: of the answers, all that are not a few numbers are logits; and of a
     greedy generation there are none."""
     row = 4 * remote.n_vocab
-    warm = Sampling(temperature=0.1, seed=1)
+    warm = Sampling(temperature=0.1, top_k=0, seed=1)
 
     def answers(handoff: str, sampling: Sampling, **options: object) -> list[int]:
         with Session(remote, settings(3, handoff=handoff, **options, **KEPT_OUT)) as session:
@@ -177,6 +177,23 @@ def test_nothing_but_logits_comes_back(remote: Model, line: Line, text: list[int
     assert answers("device", warm) == answers("device", GREEDY) == []
     hidden = answers("host", GREEDY)
     assert hidden and not [size for size in hidden if size % (4 * remote.n_embd)]
+
+
+def test_sampling_among_the_best_fetches_no_row(remote: Model, line: Line, text: list[int]) -> None:
+    """On a device candidates are ggml_top_k()'s; the text is that of sampling on the host."""
+    texts = []
+    for depth in (0, 3):
+        with Session(remote, settings(depth, **KEPT_OUT)) as session:
+            settle(line)
+            line.clear()
+            sampling = Sampling(temperature=0.5, top_k=20, seed=3)
+            run = session.generate(
+                text[:N_PROMPT], max_tokens=N_TOKENS, ignore_eos=True, sampling=sampling
+            ).run()
+            settle(line)
+            texts.append(run.tokens)
+            assert max(line.answers()) < remote.n_vocab
+    assert texts[0] == texts[1]
 
 
 def test_bytes_per_token(remote: Model, line: Line, text: list[int]) -> None:
