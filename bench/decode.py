@@ -117,11 +117,13 @@ def run(args: argparse.Namespace) -> int:
             name: stack.enter_context(session) for name, session in open_sessions(model, plan, args)
         }
         prompt = random_prompt(args.n_prompt, model.n_vocab)
-        lockstep.decode(sessions, rates(0.5, DEEPEST), prompt, min(16, args.n_decode))  # warm-up
+        lockstep.decode(sessions, prompt, min(16, args.n_decode))  # warm-up
         for number in range(args.rounds):
             for acceptance in args.acceptance:
-                imposed = rates(acceptance, DEEPEST)
-                found = lockstep.decode(sessions, imposed, prompt, args.n_decode)
+                for session in sessions.values():
+                    lockstep.impose(session, rates(acceptance, DEEPEST))
+                decoded = lockstep.decode(sessions, prompt, args.n_decode)
+                found = {name: lockstep.sample(each) for name, each in decoded.items()}
                 if built and acceptance in args.server_acceptance:
                     found |= serve(built, plan, args, acceptance, number)
                 for name, sample in found.items():

@@ -18,26 +18,24 @@ if TYPE_CHECKING:
 
 
 def decode(
-    sessions: Mapping[str, Session], rates: Sequence[float], prompt: Sequence[int], n_decode: int
-) -> dict[str, Sample]:
-    """Decode `n_decode` tokens after the prompt in every session.
-
-    Args:
-        rates: imposed acceptance per position, unconditional, as long as the deepest depth. A
-            session that chooses its depth begins without experience.
-    """
-    running = {name: _start(session, rates, prompt, n_decode) for name, session in sessions.items()}
-    found = dict(running)
+    sessions: Mapping[str, Session], prompt: Sequence[int], n_decode: int
+) -> dict[str, Generation]:
+    """Decode `n_decode` tokens after the prompt in every session."""
+    found = {
+        name: session.generate(prompt, max_tokens=n_decode + 1, ignore_eos=True)
+        for name, session in sessions.items()
+    }
+    running = dict(found)
     while running:
         name = min(running, key=lambda name: len(found[name].tokens))
         if next(iter(running[name]), None) is None:
             del running[name]
-    return {name: _sample(generation) for name, generation in found.items()}
+    return found
 
 
-def _start(
-    session: Session, rates: Sequence[float], prompt: Sequence[int], n_decode: int
-) -> Generation:
+def impose(session: Session, rates: Sequence[float]) -> None:
+    """Impose acceptance per position, unconditional, on the generations to come. A session that
+    chooses its depth forgets its experience."""
     from pyllama_mtp.speculative.depth import DepthController
 
     engine = session._engine
@@ -46,10 +44,10 @@ def _start(
         engine.settings = replace(engine.settings, synthetic_acceptance=tuple(rates[:limit]))
     if engine.depths:
         engine.depths = DepthController(limit)
-    return session.generate(prompt, max_tokens=n_decode + 1, ignore_eos=True)
 
 
-def _sample(generation: Generation) -> Sample:
+def sample(generation: Generation) -> Sample:
+    """Its figures, in the terms that all sides share."""
     t = generation.telemetry
     return Sample(
         prefill_tps=t.prefill_tps,

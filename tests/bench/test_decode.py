@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import decode
@@ -17,7 +18,7 @@ def sample(tps: float, drafted: int = 0, accepted: int = 0, rounds: int = 0) -> 
     return Sample(1.0, tps, 4, 100, drafted, accepted, rounds)
 
 
-def test_the_one_with_the_fewest_tokens_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_one_with_the_fewest_tokens_is_next() -> None:
     log: list[str] = []
 
     class Fake:
@@ -35,11 +36,12 @@ def test_the_one_with_the_fewest_tokens_is_next(monkeypatch: pytest.MonkeyPatch)
             self.tokens += [0] * self.per_round
             return "x"
 
-    fakes = {"slow": Fake("slow", 1), "fast": Fake("fast", 3)}
-    monkeypatch.setattr(lockstep, "_start", lambda session, *_: fakes[session])
-    monkeypatch.setattr(lockstep, "_sample", lambda generation: len(generation.tokens))
-    found = lockstep.decode({name: name for name in fakes}, (), (), 0)  # type: ignore[misc,arg-type]
-    assert found == {"slow": 6, "fast": 6}
+    fakes: Any = {"slow": Fake("slow", 1), "fast": Fake("fast", 3)}
+    sessions: Any = {
+        name: SimpleNamespace(generate=lambda *_, fake=fake, **__: fake)
+        for name, fake in fakes.items()
+    }
+    assert lockstep.decode(sessions, (), 6) == fakes
     assert log == ["slow", "fast", "slow", "slow", "slow", "fast", "slow", "slow"]
 
 
@@ -51,7 +53,10 @@ def test_sessions_decode_at_the_imposed_acceptance(demo: Model) -> None:
     made = {
         str(depth): Session(demo, Settings(draft_n_max=depth, **with_rates)) for depth in depths
     }
-    found = lockstep.decode(made, decode.rates(0.8, 3), list(range(20, 40)), 90)
+    for session in made.values():
+        lockstep.impose(session, decode.rates(0.8, 3))
+    decoded = lockstep.decode(made, list(range(20, 40)), 90)
+    found = {name: lockstep.sample(one) for name, one in decoded.items()}
     assert {name: one.n_decoded for name, one in found.items()} == {"0": 90, "2": 90, "auto": 90}
     assert found["0"].rounds == 0 and found["auto"].drafted > 0
     two = found["2"]
