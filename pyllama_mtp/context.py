@@ -338,15 +338,11 @@ class Context(Owned):
 
     def candidates(self, row: int) -> tuple[Ints, Floats]:
         """The best tokens of batch entry `row`, the best one first: ([n] int32 ids, [n] float32
-        logits). n is `n_candidates`, or what a draft head has; all, where logits are kept.
+        logits). n is `n_candidates`, or what a draft head has.
 
         Raises:
             UsageError: no output row was asked for there, or no candidates.
         """
-        if not self._left_greedy:
-            logits = self.logits(row)
-            order = np.argsort(-logits, kind="stable").astype(np.int32)
-            return order if self.draft_ids is None else self.draft_ids[order], logits[order]
         self._check_output(row)
         out = self._ffi.new("llama_token *[1]"), self._ffi.new("float *[1]")
         n = int(self._lib.llama_mtp_get_candidates_ith(self.handle, row, *out))

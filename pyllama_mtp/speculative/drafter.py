@@ -183,7 +183,11 @@ class Drafter:
 
     def is_probable(self, row: int, p_min: float) -> bool:
         """Whether the head's best token of `row` is as probable as p_min asks."""
-        return p_min == 0 or top_probability(self.context.candidates(row)[1]) >= p_min
+        if p_min == 0:
+            return True
+        context = self.context
+        logits = context.candidates(row)[1] if context.greedy else context.logits(row)
+        return top_probability(logits) >= p_min
 
     def _draft_stepwise(
         self,
