@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,7 @@ class Context(Owned):
         self._handle: Any = None
         self._on_device: dict[int, bytearray] = {}  # by sequence: the state kept on its device
         self._batch: Any = None
+        self._message = self._ffi.new("char[256]")
         self._lock = threading.Lock()
         self.last_outputs = np.zeros(0, dtype=np.int8)
         self._rewind: dict[int, int] = {}  # by sequence: positions that its state can go back
@@ -197,7 +199,7 @@ class Context(Owned):
         view, alive = batch.view(self)
         if isinstance(batch.hidden, HostRows):
             self.hidden_bytes_sent += batch.hidden.data.nbytes
-        message = self._ffi.new("char[256]")
+        message = self._message
         native.take_recent_errors()
         if self._trace:
             self._trace.clear()
@@ -225,14 +227,13 @@ class Context(Owned):
         several can go back only if a single graph had them all: equally many tokens of each, and
         no more than n_ubatch together.
         """
-        if not self._snapshots:
+        if not self._snapshots or not self.n_rs_seq:
             return {}
-        seqs, counts = np.unique(batch.seqs, return_counts=True)
-        alike = counts.min() == counts.max() and len(batch.tokens) <= self.n_ubatch
-        if len(seqs) > 1 and not (self.options.unified and alike):
+        counts = Counter(batch.seqs.tolist())
+        alike = len({*counts.values()}) == 1 and len(batch.tokens) <= self.n_ubatch
+        if len(counts) > 1 and not (self.options.unified and alike):
             return {}
-        back = np.minimum(counts - 1, self.n_rs_seq)
-        return dict(zip(seqs.tolist(), back.tolist(), strict=True))
+        return {seq: min(n - 1, self.n_rs_seq) for seq, n in counts.items()}
 
     def rewind(self, seq: int = SEQ) -> int:
         """How many positions the recurrent state of a sequence can go back now."""

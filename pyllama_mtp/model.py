@@ -234,7 +234,7 @@ class Model(Owned):
 
     def piece(self, token: int, special: bool = False) -> bytes:
         """The bytes of one token; control tokens are empty unless `special`."""
-        self.check_tokens(np.asarray([token], dtype=np.int32))
+        self.check_tokens([token])
         capacity = 32
         while True:
             out = self._ffi.new("char[]", capacity)
@@ -255,9 +255,9 @@ class Model(Owned):
     def check_tokens(self, tokens: Sequence[int] | Tokens) -> None:
         """Raises UsageError when an id is not in the vocabulary."""
         self.handle  # noqa: B018 - raises when closed
-        ids = np.asarray(tokens)
-        if ids.size and (ids.min() < 0 or ids.max() >= self.n_vocab):
-            bad = next(int(token) for token in tokens if not 0 <= token < self.n_vocab)
+        ids = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
+        if len(ids) and (min(ids) < 0 or max(ids) >= self.n_vocab):
+            bad = next(int(token) for token in ids if not 0 <= token < self.n_vocab)
             raise UsageError(f"token id {bad} is not in the vocabulary (0 to {self.n_vocab - 1})")
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:

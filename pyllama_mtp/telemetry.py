@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 PHASES = ("draft", "verify", "sync", "sampling")
+
+
+class Timer:
+    """Adds the time of its block to `times[phase]`, whatever ends the block."""
+
+    __slots__ = ("_phase", "_start", "_times")
+
+    def __init__(self, times: dict[str, float], phase: str) -> None:
+        self._times, self._phase = times, phase
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *reason: object) -> None:
+        self._times[self._phase] += time.perf_counter() - self._start
 
 
 @dataclass(frozen=True)
@@ -64,14 +77,9 @@ class Telemetry:
     synthetic_acceptance: tuple[float, ...] | None = None
     pairs: list[Pair] | None = None
 
-    @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        """Add the time of the block to `time_s[phase]`."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.time_s[phase] += time.perf_counter() - start
+    def timed(self, phase: str) -> Timer:
+        """A context manager that adds the time of its block to `time_s[phase]`."""
+        return Timer(self.time_s, phase)
 
     def count_round(self, n_drafted: int, n_accepted: int) -> None:
         """One verification pass over `n_drafted` drafts, of which the first `n_accepted` held."""
