@@ -93,9 +93,7 @@ class Batch:
                 f"a batch of {n} tokens; it must hold 1 to n_batch = {context.n_batch}"
             )
         if not len(positions) == len(seqs) == n:
-            raise UsageError(
-                f"{len(positions)} positions and {len(seqs)} sequences for {n} tokens"
-            )
+            raise UsageError(f"{len(positions)} positions and {len(seqs)} sequences for {n} tokens")
         first, last = min(positions), max(positions)
         if first < 0 or last >= context.n_ctx:
             raise UsageError(

@@ -28,8 +28,11 @@ from .models.memory import (
     padded,
 )
 from .settings import Settings
+from .speculative.acceptance import Verdict
 from .speculative.depth import DepthController
-from .speculative.drafter import Drafter, Drafts, Propose
+from .speculative.drafter import MOST_LATER, Drafter, Drafts, Propose
+from .speculative.ngram import Match, NgramLookup
+from .speculative.rejection import point
 from .speculative.rollback import go_back, make_rollback
 from .telemetry import Telemetry
 
@@ -68,6 +71,7 @@ class Engine:
         intact: False between the start of a prefill or round and its end.
         on_device: hidden rows are handed over in the tap, not through arrays.
         depths: chooses the draft depth of each round; None: it is fixed.
+        lookup: drafts from the text itself; None: the head's only.
         drafting: whether the text at hand is drafted for; if not, MTP costs nothing.
         turn: changes with every prefill and reset; a generation that finds another one has been
             overtaken.
@@ -91,8 +95,13 @@ class Engine:
         self.checkpoints = Checkpoints(settings.checkpoints if model.is_recurrent else 0)
         depth = settings.depth_limit
         self.depths: DepthChoice | None = None
+        self.lookup: NgramLookup | None = None
+        self._controller: DepthController | None = None
         if settings.draft_n_max == "auto":
-            self.depths = DepthController(depth)
+            self.depths = self._controller = DepthController(depth)
+            if settings.ngram and settings.synthetic_acceptance is None:
+                self.lookup = NgramLookup(depth)
+        self._match: Match | None = None
         if depth and not model.has_mtp:
             raise UsageError(
                 f"{model.path} was loaded without an MTP head (mtp=False); use draft_n_max=0"
@@ -260,6 +269,7 @@ class Engine:
         if not self.intact:
             self.reset()
         self.turn += 1
+        self.catch_up()
         self.intact = False
         self.drafting = drafting and self.drafter is not None
         self.target.set_tap(self.drafting)
@@ -294,6 +304,8 @@ class Engine:
                 self._sync(*behind)
         self.cached = list(prompt)
         self.intact = True
+        if self.lookup and self.drafting:
+            self.lookup.begin(prompt)
         return len(chunk) - 1
 
     def _cuts(self, start: int, stop: int) -> list[int]:
@@ -310,6 +322,13 @@ class Engine:
         """Bring the draft cache in step with what the target has decoded and keeps."""
         assert self.drafter
         self.drafter.sync(tokens, start, hidden, n_keep)
+
+    def catch_up(self) -> None:
+        """Bring the draft cache in step with the target's after plain rounds."""
+        if self.drafter and self.intact:
+            self.intact = False
+            self.drafter.catch_up()
+            self.intact = True
 
     def _checkpoint(self, n_past: int, n_batch: int) -> None:
         """The target has just decoded `n_batch` tokens, up to `n_past`."""
@@ -380,11 +399,49 @@ class Engine:
 
     def draft(self, token: int, n_max: int, propose: Propose | None = None) -> Drafts:
         """Up to `n_max` drafts for what follows `token`, the newest token: the head's best ones, or
-        what `propose` draws."""
-        if not self.drafter or not self.drafting or n_max < 1:
+        what `propose` draws; or, where that promises more, what followed earlier in the text."""
+        if not self.drafter or not self.drafting:
+            return Drafts()
+        looked_up = self._look_up(token, n_max)
+        if looked_up:
+            q = [point(token) for token in looked_up] if propose else []
+            return Drafts(looked_up, q, looked_up=True)
+        if self.depths:
+            n_max = self.depths.choose(n_max)
+        if n_max < 1:
             return Drafts()
         self.intact = False
         return self.drafter.draft(token, n_max, self.settings.p_min, propose)
+
+    def _look_up(self, token: int, n_max: int) -> list[int]:
+        """What followed `token` earlier in the text, if that promises more than the head does."""
+        lookup, controller = self.lookup, self._controller
+        if not lookup or not controller:
+            return []
+        lookup.add([token])
+        self._match = lookup.find()
+        if not self._match:
+            return []
+        n = controller.lookup_depth(lookup.rates(self._match), n_max)
+        return lookup.drafts(self._match, n)
+
+    def learn(self, drafts: Drafts, verdict: Verdict, draft_s: float, total_s: float) -> None:
+        """The outcome of a round, for the choice of the next ones.
+
+        Args:
+            draft_s: seconds of drafting.
+            total_s: seconds of the whole round, drafting included.
+        """
+        if not self.depths or not self.drafting:
+            return
+        if drafts.looked_up and self._controller:
+            self._controller.update_lookup(len(drafts.tokens), verdict.n_accepted, total_s)
+        else:
+            self.depths.update(len(drafts.tokens), verdict.n_accepted, draft_s, total_s)
+        if self.lookup:
+            if self._match:
+                self.lookup.learn(self._match, verdict.tokens)
+            self.lookup.add(verdict.tokens[:-1])  # the last one comes with the next round
 
     def verify(self, token: int, drafts: Sequence[int]) -> None:
         """One pass of the target over the newest token and the drafts; every entry is an output."""
@@ -392,6 +449,8 @@ class Engine:
         self.target.set_snapshots(bool(drafts))
         if drafts:
             self.rollback.before()
+            if self.drafter and len(drafts) >= MOST_LATER:
+                self.drafter.catch_up()
         self._batch = np.array([token, *drafts], dtype=np.int32)
         outputs = np.ones(len(self._batch), dtype=np.int8)
         self.target.decode(self._batch, len(self.cached), outputs)
@@ -401,9 +460,13 @@ class Engine:
         """Keep the newest token and the first `n_accepted` drafts of the pass; drop the rest."""
         with telemetry.timed("sync"):
             start, n_keep = len(self.cached), n_accepted + 1
-            if self.drafting:
-                # All of them: K and V of rejected tokens cost less than a graph of another shape.
-                self._sync(self._batch, start, self._hidden(len(self._batch)), n_keep)
+            if self.drafter and self.drafting:
+                rows = self._hidden(len(self._batch))
+                if len(self._batch) == 1:
+                    self.drafter.sync_later(self._batch, start, rows)
+                else:
+                    # All: K and V of rejected tokens cost less than a graph of another shape.
+                    self.drafter.sync(self._batch, start, rows, n_keep)
             if len(self._batch) > 1:
                 self.rollback.after(self._batch, start, n_keep)
             self.cached += self._batch[:n_keep].tolist()

@@ -43,7 +43,7 @@ def generate(
             raise UsageError("the session has been used for something else since; start again")
         began = time.perf_counter()  # the consumer's time between rounds does not count
         with telemetry.timed("draft"):
-            drafts = engine.draft(token, _depth(engine, limits, telemetry), propose)
+            drafts = engine.draft(token, _most_drafts(engine, limits, telemetry), propose)
         drafted_s = time.perf_counter() - began
         with telemetry.timed("verify"):
             engine.verify(token, drafts.tokens)
@@ -51,15 +51,15 @@ def generate(
             verdict = judge(drafts, 0)
         engine.keep(verdict.n_accepted, telemetry)
 
-        telemetry.count_round(len(drafts.tokens), verdict.n_accepted)
-        _log_pairs(engine, telemetry, drafts.tokens, verdict.tokens)
+        telemetry.count_round(len(drafts.tokens), verdict.n_accepted, drafts.looked_up)
+        _log_pairs(engine, telemetry, drafts, verdict.tokens)
         elapsed_s = time.perf_counter() - began
         telemetry.decode_s += elapsed_s
-        if engine.depths and engine.drafting:
-            engine.depths.update(len(drafts.tokens), verdict.n_accepted, drafted_s, elapsed_s)
+        engine.learn(drafts, verdict, drafted_s, elapsed_s)
         for token in verdict.tokens:
             telemetry.n_generated += 1
             yield token
+    engine.catch_up()
 
 
 def finished(engine: Engine, limits: Limits, telemetry: Telemetry, token: int) -> bool:
@@ -71,11 +71,10 @@ def finished(engine: Engine, limits: Limits, telemetry: Telemetry, token: int) -
     )
 
 
-def _depth(engine: Engine, limits: Limits, telemetry: Telemetry) -> int:
-    """Drafts worth making: a round emits one token more than it accepts."""
+def _most_drafts(engine: Engine, limits: Limits, telemetry: Telemetry) -> int:
+    """Drafts that can be of use: a round emits one token more than it accepts."""
     wanted = limits.max_tokens - telemetry.n_generated - 1
-    most = min(engine.settings.depth_limit, wanted, engine.room() - 1)
-    return engine.depths.choose(most) if engine.depths and engine.drafting else most
+    return min(engine.settings.depth_limit, wanted, engine.room() - 1)
 
 
 def proposer(engine: Engine, sampler: Sampler) -> Propose | None:
@@ -111,12 +110,10 @@ def make_judge(
     return judge
 
 
-def _log_pairs(
-    engine: Engine, telemetry: Telemetry, drafts: Sequence[int], tokens: Sequence[int]
-) -> None:
-    if telemetry.pairs is None:
+def _log_pairs(engine: Engine, telemetry: Telemetry, drafts: Drafts, tokens: Sequence[int]) -> None:
+    if telemetry.pairs is None or drafts.looked_up:
         return
     text = engine.model.detokenize
-    for i, (drafted, actual) in enumerate(zip(drafts, tokens, strict=False)):
+    for i, (drafted, actual) in enumerate(zip(drafts.tokens, tokens, strict=False)):
         pair = Pair(i + 1, drafted, actual, text([drafted], True), text([actual], True))
         telemetry.pairs.append(pair)

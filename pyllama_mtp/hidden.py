@@ -56,7 +56,8 @@ class HostRows:
 
 @dataclass(frozen=True, eq=False)
 class TapRows:
-    """Rows of a tap: index is [n] int32. Valid until the batch after the next, unless kept."""
+    """Rows of a tap: index is [n] int32. Unless kept, valid until the batch after the next; after a
+    batch of up to LLAMA_MTP_SHORT tokens, until as many more have come in such batches."""
 
     tap: Tap
     index: Ints
@@ -98,10 +99,11 @@ Hidden: TypeAlias = "HostRows | TapRows"
 
 def joined(parts: Sequence[Hidden]) -> Hidden:
     """The rows of all `parts`, at least one, in order; all on the host or all of one tap."""
-    rows = parts[0]
-    for part in parts[1:]:
-        rows = part.after(rows)
-    return rows
+    taps = [part for part in parts if isinstance(part, TapRows)]
+    if not taps:
+        return HostRows(np.concatenate([part.to_host() for part in parts]))
+    assert len(taps) == len(parts) and all(part.tap is taps[0].tap for part in taps)
+    return TapRows(taps[0].tap, np.concatenate([part.index for part in taps]))
 
 
 class Tap:
@@ -120,9 +122,9 @@ class Tap:
 
     @property
     def n_bytes(self) -> int:
-        """Size of the tap: rows of two batches, kept rows, zeros."""
-        options = self.context.options
-        kept = options.n_seq_max + int(self._lib.LLAMA_MTP_MORE_SLOTS)
+        """Size of the tap: zeros, kept rows, rows of short batches and of two long ones."""
+        lib, n_seq_max = self._lib, self.context.options.n_seq_max
+        kept = n_seq_max + int(lib.LLAMA_MTP_MORE_SLOTS) + 3 * int(lib.LLAMA_MTP_SHORT)
         return 4 * self.context.model.n_embd * (1 + kept + 2 * self.context.n_batch)
 
     def set(self, on: bool) -> None:

@@ -33,6 +33,7 @@ def save(engine: Engine, path: str | os.PathLike[str]) -> None:
     """
     if not engine.intact or not engine.cached:
         raise UsageError("there is no processed prompt to save; process one first")
+    engine.catch_up()
     draft, n_past, carry = None, 0, None
     drafter = engine.drafter
     if drafter and drafter.n_past:

@@ -62,6 +62,8 @@ class Settings:
         draft_n_max: drafts per round; 0 turns MTP off. "auto": 0 to AUTO_DEPTH, as many as make
             this generation fastest on this machine, by the costs and the acceptance measured
             meanwhile.
+        ngram: with draft_n_max "auto", draft what followed the last time the newest tokens occurred
+            in the text (prompt lookup), in rounds where that promises more than the head does.
         drafting: "chain": the drafts of a round come from one graph; "stepwise": from one graph
             each; "auto": chain if the library can and drafts are not drawn. The same drafts either
             way.
@@ -99,6 +101,7 @@ class Settings:
     cache_type_v: str = "f16"
     flash_attn: str = "auto"
     draft_n_max: int | str = "auto"
+    ngram: bool = True
     drafting: str = "auto"
     draft_vocab: str | int = "auto"
     p_min: float = 0.0
@@ -147,6 +150,7 @@ class Settings:
                 f"a {self.cache_type_v} V cache needs flash attention: "
                 "use flash_attn 'auto' or 'on', or cache_type_v 'f16'"
             )
+        _require(isinstance(self.ngram, bool), "ngram", self.ngram, "True or False")
         drawn = self.draft_sampling
         _require(isinstance(drawn, bool), "draft_sampling", drawn, "True or False")
         if drawn:

@@ -44,8 +44,9 @@ class Telemetry:
         n_generated: tokens emitted.
         prefill_s: from the start to the moment the first token is known (draft cache included).
         decode_s: from then to the end.
-        drafted: drafts offered to verification, per position 1..n.
+        drafted: drafts of the head offered to verification, per position 1..n.
         accepted: drafts accepted, per position; unconditional: all earlier ones were accepted too.
+        looked_up: drafts from earlier in the text: {"rounds": of `rounds`, "drafted", "accepted"}.
         rounds: verification passes, those without a draft included.
         time_s: decode time by phase: draft, verify, sync (draft cache catch-up), sampling. The sync
             of the prompt is part of prefill_s and is given as "prompt_sync"; on a GPU, which works
@@ -66,6 +67,9 @@ class Telemetry:
     decode_s: float = 0.0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    looked_up: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("rounds", "drafted", "accepted"), 0)
+    )
     rounds: int = 0
     time_s: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys((*PHASES, "prompt_sync"), 0.0)
@@ -81,9 +85,13 @@ class Telemetry:
         """A context manager that adds the time of its block to `time_s[phase]`."""
         return Timer(self.time_s, phase)
 
-    def count_round(self, n_drafted: int, n_accepted: int) -> None:
+    def count_round(self, n_drafted: int, n_accepted: int, looked_up: bool = False) -> None:
         """One verification pass over `n_drafted` drafts, of which the first `n_accepted` held."""
         self.rounds += 1
+        if looked_up:
+            for name, n in (("rounds", 1), ("drafted", n_drafted), ("accepted", n_accepted)):
+                self.looked_up[name] += n
+            return
         for counts, n in ((self.drafted, n_drafted), (self.accepted, n_accepted)):
             counts.extend([0] * (n_drafted - len(counts)))
             for position in range(n):
@@ -112,7 +120,8 @@ class Telemetry:
     @property
     def mean_accepted_length(self) -> float:
         """Accepted drafts per round."""
-        return sum(self.accepted) / self.rounds if self.rounds else 0.0
+        n_accepted = sum(self.accepted) + self.looked_up["accepted"]
+        return n_accepted / self.rounds if self.rounds else 0.0
 
     @property
     def tokens_per_round(self) -> float:

@@ -342,6 +342,7 @@ def settings_from(args: argparse.Namespace, draft_n_max: int | str, **switches: 
         cache_type_v=args.cache_type_v,
         flash_attn=args.flash_attn,
         draft_n_max=draft_n_max,
+        ngram=getattr(args, "ngram", True),  # where the depth can be "auto"
         p_min=args.p_min,
         draft_sampling=getattr(args, "draft_sampling", False),  # with the sampling options
         checkpoints=args.checkpoints,

@@ -61,6 +61,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "is measured while it generates",
     )
     parser.add_argument(
+        "--no-ngram",
+        dest="ngram",
+        action="store_false",
+        help="with 'auto': never draft from earlier occurrences in the text",
+    )
+    parser.add_argument(
         "--stop",
         action="append",
         default=[],

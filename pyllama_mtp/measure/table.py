@@ -287,7 +287,8 @@ def telemetry_lines(telemetry: Telemetry) -> list[str]:
         f"generated  {telemetry.n_generated} tokens; decode {telemetry.decode_s:.3f} s, "
         f"{_speed(telemetry.decode_tps)} tok/s; elapsed {telemetry.elapsed_s:.3f} s",
     ]
-    if telemetry.drafted:
+    looked_up = telemetry.looked_up
+    if telemetry.drafted or looked_up["rounds"]:
         lines.append(
             f"rounds     {telemetry.rounds}; {telemetry.tokens_per_round:.2f} tokens per round, "
             f"{telemetry.mean_accepted_length:.2f} accepted drafts per round"
@@ -296,6 +297,11 @@ def telemetry_lines(telemetry: Telemetry) -> list[str]:
         for position, (drafted, accepted) in enumerate(counts, start=1):
             rate = f"{accepted / drafted:.2f}" if drafted else _NONE
             lines.append(f"draft {position}    {rate} = {accepted} accepted of {drafted}")
+    if looked_up["rounds"]:
+        lines.append(
+            f"looked up  {looked_up['accepted']} accepted of {looked_up['drafted']} drafts from "
+            f"earlier in the text, in {looked_up['rounds']} rounds"
+        )
     if telemetry.prompt_sync:
         moved = telemetry.hidden_bytes
         lines.append(

@@ -32,6 +32,9 @@ FRESH, SPACING, CLOSE, CLOSE_START = 200, 16, 0.95, 0.5
 SHARE = 0.01
 #: A round is charged at most so many times what it usually takes: a stall is nobody's loss.
 STALL = 1.3
+#: Most plain rounds that are decided on at once, while no probe can be afforded anyway: a decision
+#: costs time, too, which counts where a step takes less than a millisecond.
+MOST_RUN = 16
 
 
 @dataclass
@@ -115,6 +118,15 @@ class Allowance:
         self.balance = min(self.most, self.balance + SHARE * steps - lost)
 
 
+@dataclass
+class _Run:
+    """Plain rounds decided on at once: how many are left, how many were made, in which time."""
+
+    left: int = 0
+    n: int = 0
+    seconds: float = 0.0
+
+
 class DepthController:
     """Chooses the depth of each round: :meth:`choose` before it, :meth:`update` after it.
 
@@ -163,6 +175,10 @@ class DepthController:
         self._asked, self._repeated = -1, False
         self._probe: int | None = None
         self._probe_rounds = self._last_measuring = 0
+        self._price = 0.0  # plain steps that the cheapest probe would lose
+        self._run = _Run()
+        self._pace = 1.0  # tokens per plain step of the depth in use
+        self._looked_up = 0  # most drafts from elsewhere whose verification was seen
 
     @property
     def costs(self) -> Costs | None:
@@ -181,6 +197,8 @@ class DepthController:
         Args:
             at_most: no more than this many can be used: the text or the context ends.
         """
+        if self._run.left:
+            return 0
         before, self._asked = self._asked, 0
         costs = self.costs
         if costs and self.rounds >= self._plain_rounds:
@@ -203,11 +221,20 @@ class DepthController:
             self._missed += steps[self.depth] * (speeds[best] / speeds[self.depth] - 1.0)
             if self._missed > CHANGE:
                 self.depth, self._missed = best, 0.0
+        plain = self.depth == 0 or self.total.balance < 0
+        self._pace = 1.0 if plain else speeds[self.depth]
         if self._probe_rounds == 0:
             self._probe = self._start_probe(speeds, steps)
         if self._probe is not None:
             return self._probe
-        return self.depth if self.total.balance >= 0 else 0
+        if plain:
+            self._run = _Run(self._rounds_to_wait())
+        return 0 if plain else self.depth
+
+    def _rounds_to_wait(self) -> int:
+        """Plain rounds before another decision can be of use: until what is missing is earned."""
+        missing = self._price - min(self.probing.balance, self.total.balance)
+        return max(1, min(MOST_RUN, int(missing / SHARE)))
 
     def _start_probe(self, speeds: Sequence[float], steps: Sequence[float]) -> int | None:
         """The depth of a probe that begins now, None for no probe.
@@ -225,11 +252,13 @@ class DepthController:
         n_rounds = 2 if candidates else 1
         if not candidates and self.depth == 0:
             candidates = others
+        self._price = 0.0
         if not candidates:
             return None
         lost = {depth: steps[depth] * (1.0 - speeds[depth] / current) for depth in candidates}
         depth = min(candidates, key=lost.__getitem__)
-        if n_rounds * lost[depth] > min(self.probing.balance, self.total.balance):
+        self._price = n_rounds * lost[depth]
+        if self._price > min(self.probing.balance, self.total.balance):
             return None
         self._probe_rounds = n_rounds
         if n_rounds == 2:
@@ -278,6 +307,12 @@ class DepthController:
                 as many as were asked for, and how many of them held.
             draft_s, total_s: see :meth:`update`.
         """
+        run = self._run
+        if run.left:
+            run.left, run.n, run.seconds = run.left - 1, run.n + 1, run.seconds + total_s
+            if not run.left:
+                self._end_run(run)
+            return
         self.rounds += 1
         self._deepest = max(self._deepest, self._asked)
         if self._repeated and self.rounds > self._plain_rounds:
@@ -289,6 +324,56 @@ class DepthController:
         if self.costs:
             n_tokens = 1.0 + sum(n_held for _, n_held in outcomes) / len(outcomes)
             self._account(self.costs, n_drafted, n_tokens, total_s)
+
+    def _end_run(self, run: _Run) -> None:
+        """The plain rounds of `run` are made: their mean counts as one time."""
+        steady = self._repeated or run.n > 1
+        self.rounds += run.n
+        if steady:
+            self._measured[0] = self.rounds
+        self._repeated = True
+        self._model.update(0, 0, 0.0, run.seconds / run.n)
+        if self.costs:
+            steps = min(run.seconds / self.costs.plain, STALL * run.n)
+            self.total.count(steps, 0.0)
+            self.probing.count(steps, 0.0)
+
+    def lookup_depth(self, rates: Sequence[float], at_most: int) -> int:
+        """How many drafts that cost nothing to make, such as those of an earlier occurrence, are
+        worth verifying in the next round, in place of what :meth:`choose` would have; 0: none.
+
+        Args:
+            rates: conditional acceptance of these drafts, per position.
+            at_most: no more than this many can be used.
+        """
+        costs = self.costs
+        if not costs or self.rounds < self._plain_rounds or self.total.balance < 0:
+            return 0
+        reach = max(0, min(self.limit, 2 * max(self._deepest, self._looked_up) + 1, at_most))
+        chosen, best, tokens, reached = 0, self._pace / costs.plain, 1.0, 1.0
+        for depth, rate in enumerate(rates[:reach], start=1):
+            reached *= rate
+            tokens += reached
+            if tokens / costs.verify[depth + 1] > best:
+                chosen, best = depth, tokens / costs.verify[depth + 1]
+        return chosen
+
+    def update_lookup(self, n_drafted: int, n_accepted: int, total_s: float) -> None:
+        """The outcome of a round with drafts that :meth:`lookup_depth` asked for.
+
+        Args:
+            n_drafted: drafts verified, at least 1.
+            n_accepted: how many of them held.
+            total_s: seconds of the round.
+        """
+        self.rounds += 1
+        self._asked = -1  # what is chosen next follows a round of another kind
+        self._looked_up = max(self._looked_up, n_drafted)
+        self._model.update(0, n_drafted, 0.0, total_s)
+        if self.costs:
+            steps = min(total_s, STALL * self.costs.verify[n_drafted + 1]) / self.costs.plain
+            self.total.count(steps, steps - 1.0 - n_accepted)
+            self.probing.count(steps, 0.0)
 
     def _account(self, costs: Costs, n_drafted: int, n_tokens: float, total_s: float) -> None:
         """Hold the round against plain decoding, and a probe against the depth in use."""

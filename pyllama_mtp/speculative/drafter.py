@@ -16,11 +16,15 @@ import numpy as np
 
 from ..context import SEQ, Context
 from ..errors import UsageError
-from ..hidden import CARRY_SLOT, Floats, Hidden, HostRows, Ints, TapRows
+from ..hidden import CARRY_SLOT, Floats, Hidden, HostRows, Ints, TapRows, joined
 from .rejection import Distribution
 
 #: (logits, ids of a draft head or None) -> a draft, and what it was drawn from.
 Propose = Callable[[Floats, Ints | None], tuple[int, Distribution]]
+
+#: Tokens whose sync may be put off. Their rows stay in the tap while twice as many further tokens
+#: (LLAMA_MTP_SHORT) are decoded: those that are put off as well, and a verification's.
+MOST_LATER = 16
 
 #: Candidates among which a draft's probability is taken, as in upstream's draft-mtp (top_k = 10).
 P_MIN_CANDIDATES = 10
@@ -44,10 +48,12 @@ class Drafts:
     Attributes:
         tokens: their ids.
         distributions: what each was drawn from; none where they are the head's best tokens.
+        looked_up: they are from the text itself, not from the head; see :mod:`.ngram`.
     """
 
     tokens: list[int] = field(default_factory=list)
     distributions: list[Distribution] = field(default_factory=list)
+    looked_up: bool = False
 
 
 class Drafter:
@@ -56,6 +62,7 @@ class Drafter:
     Attributes:
         n_past: positions 0 .. n_past-1 of the draft cache were written from the target's hidden
             states. Anything above is left over from drafting and is removed before the next write.
+            Positions put off by :meth:`sync_later` follow.
     """
 
     def __init__(
@@ -78,6 +85,8 @@ class Drafter:
         self.n_past = 0
         zeros = HostRows(np.zeros((1, context.model.n_embd), dtype=np.float32))
         self._zero: Hidden = target.tap.zero() if target and target.tap else zeros
+        self._later: list[tuple[Ints, Hidden]] = []  # tokens from n_past on, and their rows
+        self._n_later = 0
         # h_{n_past-1}; None when the target has decoded that position but we were not told its row.
         self.carry: Hidden | None = self._zero
 
@@ -86,6 +95,10 @@ class Drafter:
         self.context.remove(0, self.seq)
         self.n_past = 0
         self.carry = self._zero
+        self._forget()
+
+    def _forget(self) -> None:
+        self._later, self._n_later = [], 0
 
     def truncate(self, n_past: int) -> None:
         """Keep positions below `n_past`. The row that pairs with the next token is then unknown
@@ -113,6 +126,10 @@ class Drafter:
         Raises:
             UsageError: a gap: `start` lies above `n_past`, or the row for `n_past` is not known.
         """
+        if self._later:
+            start -= self._n_later
+            n_keep = None if n_keep is None else n_keep + self._n_later
+            tokens, hidden = self._taken((tokens, hidden))
         n = len(tokens)
         skip = self.begin_sync(start, n)
         # One graph at a time: llama.cpp copies the rows of a batch several times.
@@ -122,6 +139,34 @@ class Drafter:
             paired = self.paired(hidden, begin, end)
             self.context.decode(tokens[begin:end], start + begin, outputs, paired, self.seq)
         self.end_sync(start, n, hidden, n if n_keep is None else n_keep)
+
+    def sync_later(self, tokens: Ints, start: int, hidden: Hidden) -> None:
+        """:meth:`sync` that may wait for the next draft, so that several plain decode steps are
+        caught up with in one decode. Rows of a tap wait; rows on the host do not last.
+
+        Args:
+            tokens: at most MOST_LATER.
+        """
+        if not isinstance(hidden, TapRows):
+            self.sync(tokens, start, hidden)
+            return
+        if self._n_later + len(tokens) > MOST_LATER:
+            self.catch_up()
+        self._later.append((tokens, hidden))
+        self._n_later += len(tokens)
+
+    def catch_up(self) -> None:
+        """Write what :meth:`sync_later` has put off; before the target decodes more than MOST_LATER
+        tokens at once."""
+        if self._later:
+            tokens, hidden = self._taken()
+            self.sync(tokens, self.n_past, hidden)
+
+    def _taken(self, *more: tuple[Ints, Hidden]) -> tuple[Ints, Hidden]:
+        """What was put off, which is then forgotten, and `more`: tokens and their rows."""
+        tokens, rows = zip(*self._later, *more, strict=True)
+        self._forget()
+        return np.concatenate(tokens), joined(rows)
 
     def begin_sync(self, start: int, n: int) -> int:
         """Make room for positions start .. start+n-1; how many of them are in step already, by an
@@ -152,6 +197,7 @@ class Drafter:
     def begin_draft(self) -> tuple[int, Hidden]:
         """Make room for the newest token: its position, which then counts as in step, and the row
         that pairs with it. Raises UsageError when that row is not known."""
+        self.catch_up()
         if self.carry is None:
             raise UsageError("the hidden state of the last position is not known; sync first")
         carry, self.carry = self.carry, None

@@ -58,7 +58,7 @@ def test_every_switch_arrives(fake: ModuleType, cli: Cli, tmp_path: Path) -> Non
         *("--temperature", "0.5", "--top-k", "7", "--top-p", "0.5", "--min-p", "0.1"),
         *("--repeat-penalty", "1.1", "--repeat-last-n", "9", "--seed", "3", "--draft-sampling"),
         *("--logit-bias", "5=-2.5", "--logit-bias", "7=-inf", "--grammar", str(grammar)),
-        *("--stop", "END", "--stop", "\n\n", "--ignore-eos", "x"),
+        *("--stop", "END", "--stop", "\n\n", "--ignore-eos", "--no-ngram", "x"),
     )
     report = json.loads(result.out)
     assert report["settings"] == {
@@ -70,6 +70,7 @@ def test_every_switch_arrives(fake: ModuleType, cli: Cli, tmp_path: Path) -> Non
         "cache_type_v": "q4_0",
         "flash_attn": "on",
         "draft_n_max": 2,
+        "ngram": False,
         "drafting": "stepwise",
         "draft_vocab": "500",
         "p_min": 0.25,

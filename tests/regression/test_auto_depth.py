@@ -10,6 +10,7 @@ from pyllama_mtp import Model, Session
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.costs import measure_costs, tokens_needed
 from pyllama_mtp.settings import AUTO_DEPTH
+from pyllama_mtp.speculative.depth import MOST_RUN
 
 from .support import N_CTX, assert_same_tokens, greedy, settings
 
@@ -58,7 +59,8 @@ def test_the_controller_is_asked_and_told(demo: Model, text: list[int], gap: flo
             assert_same_tokens(demo, text[:40], got.tokens, expected.tokens, gap)
         depths = session._engine.depths
         assert depths is not None and depths.costs is not None  # type: ignore[attr-defined]
-        assert depths.rounds == rounds  # type: ignore[attr-defined]
+        seen = depths.rounds  # type: ignore[attr-defined]
+        assert rounds - MOST_RUN < seen <= rounds, "plain rounds are told together"
         assert len(got.telemetry.drafted) <= AUTO_DEPTH
 
 

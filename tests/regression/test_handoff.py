@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyllama_mtp import Model, Session
+from pyllama_mtp import Model, Session, native
 from pyllama_mtp.batch import Batch
 from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.errors import ContextClosedError, DecodeError, UsageError
@@ -193,7 +193,7 @@ def test_arrays_and_taps_in_turn(model: Model, target: Context, draft: Context) 
     """Batches of one shape, whose graph would be used again if nobody looked where rows are."""
     tokens, rows = text(model, N_UBATCH), tap_of(target).rows(N_UBATCH)
     with context(model) as other:
-        other.decode(text(model, N_UBATCH, 100), 0, none(N_UBATCH))
+        other.decode(text(model, N, 100), 0, none(N))
         others = tap_of(other).rows(N_UBATCH)
         assert np.array_equal(others.index, rows.index), "or the indices would tell them apart"
         a, b = synced(draft, tokens, rows), synced(draft, tokens, others)
@@ -314,7 +314,7 @@ def unharmed(model: Model, target: Context, draft: Context) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unharmed")
-@pytest.mark.parametrize("wrong", [-1, 1 + 33 + 2 * N_BATCH, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("wrong", [-1, 1 + 33 + 3 * 32 + 2 * N_BATCH, 2**31 - 1, -(2**31)])
 def test_a_row_out_of_range(model: Model, target: Context, draft: Context, wrong: int) -> None:
     tap = tap_of(target)
     index = np.array([0, 1, wrong], dtype=np.int32)
@@ -472,3 +472,26 @@ print("done")
 """
     done = run_python(code, demo_file)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_rows_of_short_batches_stay(model: Model) -> None:
+    """Until LLAMA_MTP_SHORT further tokens have come in short batches, long ones in between or not;
+    to the bit, in any sizes."""
+    rng = np.random.default_rng(7)
+    short = int(native.load().lib.LLAMA_MTP_SHORT)
+    with context(model, n_ctx=2048, n_batch=N_BATCH, n_ubatch=N_BATCH) as made:
+        tap, position, kept = tap_of(made), 0, []  # (row, its data, short tokens since)
+        while position < 1200:
+            long = rng.random() < 0.1
+            n = int(rng.integers(short + 1, N_BATCH) if long else rng.integers(1, short + 1))
+            n = 1 if not long and rng.random() < 0.5 else n
+            made.decode(text(model, n, position), position, none(n))
+            position += n
+            rows, data = tap.rows(n).index.tolist(), made.hidden_rows().copy()
+            if not long:
+                kept = [(row, was, since + n) for row, was, since in kept]
+                kept = [one for one in kept if one[2] <= short]
+                kept += [(row, was, 0) for row, was in zip(rows, data, strict=True)]
+            assert len({row for row, _, _ in kept}) == len(kept)
+            for row, was, _ in kept:
+                assert tap.read(row).tobytes() == was.tobytes()

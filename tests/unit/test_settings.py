@@ -40,6 +40,7 @@ BAD_SETTINGS = [
     ("p_min", 1.1, "0 to 1"),
     ("p_min", math.nan, "0 to 1"),
     ("draft_sampling", "on", "True or False"),
+    ("ngram", "off", "True or False"),
     ("synthetic_acceptance", (0.5, 0.6, 0.1), "do not increase"),
     ("synthetic_acceptance", (1.5, 0.5, 0.5), "0 to 1"),
     ("synthetic_acceptance", (0.5, 0.5, -0.1), "0 to 1"),

@@ -1,0 +1,124 @@
+"""Drafts from the text itself: what followed the last time its newest tokens occurred.
+
+Editing, code and tables repeat what the prompt has. Such drafts cost nothing to make; what they
+gain is a matter of how often they hold, which is learned for every length of match, whether they
+are used or not. Prompt lookup decoding (Saxena 2023). Pure; no library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: Tokens that must occur again, and as many as are compared.
+LEAST, MOST = 3, 16
+#: Matches are trusted by their length: the least length of each kind, and how often the first draft
+#: is taken to hold before any was seen. The belief is worth PRIOR_WEIGHT outcomes.
+KINDS = ((LEAST, 0.3), (5, 0.5), (8, 0.7), (MOST, 0.8))
+PRIOR_WEIGHT = 3.0
+#: Outcomes after which one counts for 1/e.
+MEMORY = 16.0
+
+
+class _Trust:
+    """How often drafts of one kind held, per position, all before them having held."""
+
+    def __init__(self, limit: int, prior: float) -> None:
+        self._prior = prior
+        self._tried, self._held = [0.0] * limit, [0.0] * limit
+
+    def update(self, n_tried: int, n_held: int) -> None:
+        """Positions 1 to `n_tried` were compared; the first `n_held` held, the next one did not."""
+        fade = 1.0 - 1.0 / MEMORY
+        for position in range(min(n_tried, n_held + 1)):
+            self._tried[position] = self._tried[position] * fade + 1.0
+            self._held[position] = self._held[position] * fade + (position < n_held)
+
+    def rates(self) -> list[float]:
+        """Estimated conditional rate of each position; one never reached gets that before it."""
+        rate, rates = self._prior, []
+        for tried, held in zip(self._tried, self._held, strict=True):
+            rate = (held + PRIOR_WEIGHT * rate) / (tried + PRIOR_WEIGHT)
+            rates.append(rate)
+        return rates
+
+
+@dataclass(frozen=True)
+class Match:
+    """An earlier occurrence of the newest tokens.
+
+    Attributes:
+        follows: index in the text of what followed it.
+        length: how many tokens are the same, LEAST to MOST.
+    """
+
+    follows: int
+    length: int
+
+
+class NgramLookup:
+    """The text, and where in it each run of LEAST tokens occurred last.
+
+    Args:
+        limit: most drafts per round.
+
+    Attributes:
+        tokens: the text so far, the newest token included.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.tokens: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}
+        self._trusts = [_Trust(limit, prior) for _, prior in KINDS]
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """The text is `prompt` from here on; what it shares with the last one is not read again."""
+        n = len(self.tokens)
+        if self.tokens != list(prompt[:n]):
+            self.tokens, self._after, n = [], {}, 0
+        self.add(prompt[n:])
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """The text goes on with `tokens`."""
+        text, after = self.tokens, self._after
+        for token in tokens:
+            if len(text) >= LEAST:
+                after[tuple(text[-LEAST:])] = len(text)
+            text.append(token)
+
+    def find(self) -> Match | None:
+        """The last earlier occurrence of the newest tokens; None when there is none."""
+        text = self.tokens
+        follows = self._after.get(tuple(text[-LEAST:]))
+        if follows is None:
+            return None
+        length = LEAST
+        while length < min(MOST, follows) and text[follows - 1 - length] == text[-1 - length]:
+            length += 1
+        return Match(follows, length)
+
+    def drafts(self, match: Match, n: int) -> list[int]:
+        """`n` tokens that followed; where the occurrence runs into the end of the text, the text
+        goes on with the drafts themselves: a loop is drafted for as long as it lasts."""
+        text, out = self.tokens, list[int]()
+        for i in range(match.follows, match.follows + n):
+            out.append(text[i] if i < len(text) else out[i - len(text)])
+        return out
+
+    def rates(self, match: Match) -> list[float]:
+        """[limit] conditional acceptance per position of drafts after a match of this length."""
+        return self._trust(match).rates()
+
+    def learn(self, match: Match, actual: Sequence[int]) -> None:
+        """`actual` is what the model chose after the newest token, at least one token; it is not in
+        the text yet."""
+        drafts = self.drafts(match, min(len(actual), self.limit))
+        n_held = next(
+            (i for i, (a, b) in enumerate(zip(drafts, actual, strict=False)) if a != b), len(drafts)
+        )
+        self._trust(match).update(len(drafts), n_held)
+
+    def _trust(self, match: Match) -> _Trust:
+        kind = max(i for i, (least, _) in enumerate(KINDS) if match.length >= least)
+        return self._trusts[kind]

@@ -1,0 +1,183 @@
+"""Drafts from the text itself, and plain rounds whose sync is put off: the text and both caches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_mtp import Model, Sampling, Session
+from pyllama_mtp.speculative.drafter import MOST_LATER
+
+from .support import assert_same_tokens, greedy, settings
+from .test_draft_cache import check
+
+AUTO = dataclasses.replace(settings(0), draft_n_max="auto", cache_type_k="f32", cache_type_v="f32")
+
+
+class Scripted:
+    """Depths of the head and of drafts from the text, by a list of pairs, over and over."""
+
+    def __init__(self, *rounds: tuple[int, int]) -> None:
+        self.rounds, self.n = rounds, 0
+        self.told: list[tuple[int, int]] = []
+        self.told_looked_up: list[tuple[int, int]] = []
+
+    def lookup_depth(self, rates: Sequence[float], at_most: int) -> int:
+        assert all(0 <= rate <= 1 for rate in rates)
+        return min(self.rounds[self.n % len(self.rounds)][1], max(at_most, 0))
+
+    def choose(self, at_most: int) -> int:
+        return min(self.rounds[self.n % len(self.rounds)][0], at_most)
+
+    def update(self, n_drafted: int, n_accepted: int, draft_s: float, total_s: float) -> None:
+        self.n += 1
+        self.told.append((n_drafted, n_accepted))
+
+    def update_lookup(self, n_drafted: int, n_accepted: int, total_s: float) -> None:
+        assert n_drafted > 0 and total_s > 0
+        self.n += 1
+        self.told_looked_up.append((n_drafted, n_accepted))
+
+
+def script(session: Session, *rounds: tuple[int, int]) -> Scripted:
+    """(depth of the head, drafts from the text where there are any) of the rounds to come."""
+    engine: Any = session._engine
+    engine.depths = engine._controller = scripted = Scripted(*rounds)
+    return scripted
+
+
+@pytest.fixture
+def repeated(text: list[int]) -> list[int]:
+    """A prompt that says everything twice."""
+    return [*text[:30], *text[:30]]
+
+
+@pytest.mark.parametrize("rollback", ["snapshot", "replay"])
+def test_the_text_is_the_same(demo: Model, repeated: list[int], gap: float, rollback: str) -> None:
+    """Drafts of the head, of the text and none, in turn."""
+    with Session(demo, settings(0)) as session:
+        expected = greedy(session, repeated, 120)
+    with Session(demo, dataclasses.replace(AUTO, rollback=rollback)) as session:
+        told = script(session, (0, 6), (3, 0), (0, 0), (0, 2), (2, 5), (0, 0), (0, 0))
+        got = greedy(session, repeated, 120)
+        assert_same_tokens(demo, repeated, got.tokens, expected.tokens, gap)
+        check(session)
+        lookup = session._engine.lookup
+        assert lookup and lookup.tokens == [*repeated, *got.tokens[:-1]]
+    looked_up = got.telemetry.looked_up
+    assert looked_up["rounds"] == len(told.told_looked_up) > 3
+    assert looked_up["drafted"] == sum(n for n, _ in told.told_looked_up)
+    assert looked_up["accepted"] == sum(n for _, n in told.told_looked_up) > 0
+    assert sum(got.telemetry.drafted) == sum(n for n, _ in told.told) > 0
+    assert got.telemetry.rounds == len(told.told) + looked_up["rounds"]
+    emitted = got.telemetry.tokens_per_round * got.telemetry.rounds
+    assert round(emitted) == got.telemetry.n_generated - 1
+
+
+def test_drafts_are_what_followed_before(demo: Model, repeated: list[int]) -> None:
+    """The first round after a prompt that begins to repeat itself."""
+    prompt = repeated[:36]
+    with Session(demo, AUTO) as session:
+        script(session, (0, 6))
+        engine = session._engine
+        session.process(prompt)
+        engine.prefill(prompt, session.generate(prompt, max_tokens=1).telemetry)
+        drafts = engine.draft(prompt[6], 6)
+    assert drafts.looked_up and drafts.tokens == prompt[7:13]
+
+
+def test_off_where_it_has_no_place(demo: Model) -> None:
+    for other in (
+        dataclasses.replace(AUTO, ngram=False),
+        dataclasses.replace(AUTO, draft_n_max=3),
+        dataclasses.replace(AUTO, synthetic_acceptance=(0.5,) * 6),
+    ):
+        with Session(demo, other) as session:
+            assert session._engine.lookup is None
+    with Session(demo, AUTO) as session:
+        assert session._engine.lookup is not None
+
+
+def test_drawn_drafts_and_looked_up_ones(demo: Model, repeated: list[int]) -> None:
+    """Under rejection sampling a draft from the text is certain of itself."""
+    chosen = dataclasses.replace(AUTO, draft_sampling=True)
+    with Session(demo, chosen) as session:
+        told = script(session, (2, 3), (0, 3))
+        run = session.generate(
+            repeated, max_tokens=80, sampling=Sampling(temperature=1.0, seed=5), ignore_eos=True
+        ).run()
+        check(session)
+    assert len(run.tokens) == 80 and told.told and told.told_looked_up
+
+
+def count_decodes(session: Session) -> list[int]:
+    """Tokens of every decode of the draft context from here on."""
+    assert session._engine.drafter
+    context, sizes = session._engine.drafter.context, []
+    decode = context.decode_batch
+
+    def counted(batch: Any) -> None:
+        sizes.append(len(batch.tokens))
+        decode(batch)
+
+    context.decode_batch = counted  # type: ignore[method-assign]
+    return sizes
+
+
+@pytest.mark.parametrize("n", [2, MOST_LATER, MOST_LATER + 1, 3 * MOST_LATER + 5])
+def test_plain_rounds_are_caught_up_with_together(demo: Model, text: list[int], n: int) -> None:
+    with Session(demo, AUTO) as session:
+        script(session, (0, 0))
+        session.process(text[:20])
+        sizes = count_decodes(session)
+        session.generate(text[:21], max_tokens=n + 1, ignore_eos=True).run()
+        assert len(session._engine.cached) == 21 + n
+        assert sum(sizes) == 2 + n and max(sizes) <= MOST_LATER  # process() leaves the last
+        assert len(sizes) <= 2 + n // MOST_LATER
+        check(session)
+
+
+@pytest.mark.parametrize("n_plain", [1, 5, MOST_LATER - 1, MOST_LATER, MOST_LATER + 1])
+@pytest.mark.parametrize("then", [(3, 0), (0, 6)])
+def test_rows_last_until_they_are_needed(
+    demo: Model, text: list[int], n_plain: int, then: tuple[int, int]
+) -> None:
+    """Plain rounds and then drafts, of the head or of the text: caught up with before, or with, the
+    verification."""
+    prompt = [*text[:24], *text[:24]]
+    with Session(demo, AUTO) as session:
+        script(session, *[(0, 0)] * n_plain, then)
+        session.generate(prompt, max_tokens=100, ignore_eos=True).run()
+        check(session)
+
+
+def test_what_was_put_off_is_saved(demo: Model, text: list[int], tmp_path: Path) -> None:
+    """A generation that is given up leaves plain rounds behind."""
+    with Session(demo, AUTO) as session:
+        script(session, (0, 0))
+        generation = session.generate(text[:20], max_tokens=50, ignore_eos=True)
+        while len(generation.tokens) < 9:
+            next(iter(generation))
+        assert session._engine.drafter and session._engine.drafter.n_past < len(
+            session._engine.cached
+        )
+        session.save(tmp_path / "prompt")
+        check(session)
+        with Session(demo, AUTO) as other:
+            other.restore(tmp_path / "prompt")
+            check(other)
+
+
+def test_a_prompt_that_goes_on_after_plain_rounds(demo: Model, text: list[int]) -> None:
+    with Session(demo, AUTO) as session:
+        script(session, (0, 0))
+        generation = session.generate(text[:20], max_tokens=50, ignore_eos=True)
+        while len(generation.tokens) < 9:
+            next(iter(generation))
+        prompt = [*session._engine.cached, *text[40:60]]
+        session.generate(prompt, max_tokens=5, ignore_eos=True).run()
+        check(session)

@@ -1,0 +1,137 @@
+"""Drafts from the text itself: what is found, what is drafted, and how far it is trusted."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pyllama_mtp.speculative.costs import Costs
+from pyllama_mtp.speculative.depth import DepthController
+from pyllama_mtp.speculative.ngram import KINDS, LEAST, MOST, Match, NgramLookup
+
+LIMIT = 6
+
+
+def lookup(tokens: list[int]) -> NgramLookup:
+    made = NgramLookup(LIMIT)
+    made.begin(tokens)
+    return made
+
+
+def expected_match(text: list[int]) -> Match | None:
+    """By looking at every earlier place, the last one first."""
+    for follows in range(len(text) - 1, LEAST - 1, -1):
+        if text[follows - LEAST : follows] == text[-LEAST:]:
+            same = (text[follows - 1 - i] == text[-1 - i] for i in range(min(MOST, follows)))
+            length = 0
+            for equal in same:
+                if not equal:
+                    break
+                length += 1
+            return Match(follows, length)
+    return None
+
+
+def test_nothing_repeats() -> None:
+    for text in ([], [1], [1, 1], [1, 2, 3], [1, 1, 1], list(range(50))):
+        assert lookup(text).find() is None, text
+
+
+def test_the_last_occurrence() -> None:
+    text = [1, 2, 3, 7, 8, 1, 2, 3, 9, 4, 1, 2, 3]
+    found = lookup(text)
+    match = found.find()
+    assert match == Match(8, 3)
+    assert found.drafts(match, 4) == [9, 4, 1, 2]
+
+
+def test_a_loop_is_drafted_on() -> None:
+    found = lookup([5, 1, 2, 3, 1, 2, 3])
+    match = found.find()
+    assert match and found.drafts(match, 7) == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_against_a_search_of_the_whole_text() -> None:
+    rng = random.Random(4)
+    for _ in range(200):
+        text = [rng.randrange(3) for _ in range(rng.randrange(60))]
+        found = NgramLookup(LIMIT)
+        found.begin(text[:20])
+        found.add(text[20:])
+        assert found.find() == expected_match(text), text
+
+
+def test_another_prompt() -> None:
+    """One that goes on, and ones that leave the text: nothing of what was left is found."""
+    found = lookup([1, 2, 3, 4])
+    found.begin([1, 2, 3, 4, 9, 1, 2, 3])
+    assert found.find() == Match(3, 3)
+    found.begin([1, 2, 3, 4, 8, 1, 2, 3])
+    assert found.drafts(found.find() or Match(0, 0), 2) == [4, 8]
+    found.begin([7, 1, 2, 3])
+    assert found.find() is None
+
+
+def test_trust_is_learned_by_kind_of_match() -> None:
+    found = lookup([*range(40), *range(20)])
+    long, short = Match(20, MOST), Match(20, LEAST)
+    before = found.rates(short)
+    for _ in range(30):
+        found.learn(long, [20, 21, 22, 0])
+    rates = found.rates(long)
+    assert rates[0] > 0.9 and rates[2] > 0.9 and rates[3] < 0.2
+    assert rates[4] == pytest.approx(rates[3]), "never reached: as the one before"
+    assert found.rates(short) == before
+    for _ in range(60):
+        found.learn(long, [0])
+    assert found.rates(long)[0] < 0.2
+    assert [least for least, _ in KINDS] == sorted(least for least, _ in KINDS)
+
+
+COSTS = Costs((0.0, 1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7), (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2))
+
+
+def test_worth_it_where_it_beats_the_depth_in_use() -> None:
+    controller = DepthController(LIMIT, COSTS)
+    controller.choose()
+    assert controller.lookup_depth([0.99] * LIMIT, LIMIT) == LIMIT
+    assert controller.lookup_depth([0.99] * LIMIT, 2) == 2
+    assert controller.lookup_depth([0.99] * LIMIT, 0) == 0
+    assert controller.lookup_depth([0.99] * LIMIT, -1) == 0
+    assert controller.lookup_depth([0.05] * LIMIT, LIMIT) == 0
+    # two drafts hold for sure, no more: (1 + 1 + 1) / 1.3 is the best there is
+    assert controller.lookup_depth([1.0, 1.0, 0.0, 0.0, 0.0, 0.0], LIMIT) == 2
+
+
+def test_not_where_the_head_is_faster() -> None:
+    """Drafts that hold nine times in ten, against a head that is free and always right."""
+    free = Costs(COSTS.verify, (0.0, *[1e-6] * LIMIT))
+    controller = DepthController(LIMIT, free)
+    for _ in range(40):
+        depth = controller.choose()
+        controller.update(depth, depth, 0.0, free.verify[depth + 1])
+    assert controller.depth == LIMIT
+    assert controller.lookup_depth([0.9] * LIMIT, LIMIT) == 0
+
+
+def test_losses_end_it() -> None:
+    """Whatever is believed, what has been lost against plain decoding counts."""
+    controller = DepthController(LIMIT, COSTS)
+    controller.choose()
+    for _ in range(20):
+        n = controller.lookup_depth([0.99] * LIMIT, LIMIT)
+        if not n:
+            break
+        controller.update_lookup(n, 0, COSTS.verify[n + 1])
+    assert n == 0 and controller.total.balance < 0
+
+
+def test_nothing_is_looked_up_before_a_plain_step_is_known() -> None:
+    controller = DepthController(LIMIT)
+    assert controller.choose() == 0 and controller.lookup_depth([1.0] * LIMIT, LIMIT) == 0
+    controller.update(0, 0, 0.0, 1.0)
+    controller.choose()
+    controller.update(0, 0, 0.0, 1.0)
+    controller.choose()
+    assert 1 <= controller.lookup_depth([1.0] * LIMIT, LIMIT) <= LIMIT
