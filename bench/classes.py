@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from benchkit import lockstep, results
 from benchkit.paths import ensure_driver
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Model, Session
+    from pyllama_mtp import Session
 
 PLAIN = "no MTP"
 #: [class][case]: sums over prompts of n_decoded, decode_s, draft_s, rounds, tried and held (first
@@ -73,18 +72,6 @@ def cases(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
             for depth in args.depths
         }
     return {PLAIN: {"draft_n_max": 0}, **drafting}
-
-
-def read_prompts(model: Model, path: Path) -> list[tuple[str, list[int]]]:
-    """(class, token ids) of every prompt."""
-    rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    found = []
-    for row in rows:
-        text = row["prompt"]
-        if row.get("chat"):
-            text = model.apply_chat_template([{"role": "user", "content": text}])
-        found.append((row["class"], model.tokenize(text, parse_special=True)))
-    return found
 
 
 def one_round(
@@ -143,13 +130,15 @@ def run(args: argparse.Namespace) -> int:
     """Round after round; the exit code."""
     from pyllama_mtp import Model, Session, Settings, native
     from pyllama_mtp.measure.machine import describe_machine
+    from pyllama_mtp.measure.promptset import demo_prompts, read_prompts
     from pyllama_mtp.models.demo import demo_path
 
     path = args.model or demo_path()
+    chosen = read_prompts(args.prompts) if args.prompts else demo_prompts()
     sums: Sums = {}
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(Model(path))
-        prompts = read_prompts(model, args.prompts or demo_path().with_name("prompts.jsonl"))
+        prompts = [(prompt.kind, prompt.tokens(model)) for prompt in chosen]
         n_ctx = max(len(prompt) for _, prompt in prompts) + args.max_tokens + 16
         sessions = {
             name: stack.enter_context(

@@ -1,0 +1,93 @@
+"""Sets of prompts: what the package ships, and what is refused in a file of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure import promptset
+from pyllama_mtp.measure.promptset import Prompt, read_prompts
+
+
+def test_the_package_has_twenty_different_prompts_of_each_class() -> None:
+    found = promptset.package_prompts()
+    for name in ("factual", "thinking", "code", "instruction"):
+        own = [prompt for prompt in found if prompt.kind == name]
+        assert 20 <= len(own) <= 24
+        assert all(prompt.chat and prompt.thinking is (name == "thinking") for prompt in own)
+    texts = [prompt.text.strip().lower() for prompt in found]
+    assert len(set(texts)) == len(texts) and all(len(text) >= 30 for text in texts)
+
+
+def test_classes_are_chosen_in_the_order_asked_for() -> None:
+    kinds = [prompt.kind for prompt in promptset.package_prompts(("code", "factual"))]
+    assert list(dict.fromkeys(kinds)) == ["code", "factual"]
+    with pytest.raises(UsageError, match=r"'cod'; there are factual, thinking, code, instruction"):
+        promptset.package_prompts(("cod",))
+
+
+def test_the_demo_model_has_prompts_of_its_own() -> None:
+    found = promptset.demo_prompts()
+    assert {prompt.kind for prompt in found} == set(promptset.CLASSES)
+    assert not {prompt.text for prompt in found} & {p.text for p in promptset.package_prompts()}
+
+
+def test_only_the_prompt_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    text = '{"prompt": "one\u2028line"}\r\n\n{"class": "x", "prompt": "b", "chat": true}'
+    path.write_text(text, encoding="utf-8", newline="")
+    assert read_prompts(path) == [Prompt("own", "one\u2028line"), Prompt("x", "b", chat=True)]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('["a"]', "not an object"),
+        ('{"class": "code"}', "'prompt' is missing or empty"),
+        ('{"prompt": " "}', "'prompt' is missing or empty"),
+        ('{"prompt": "a", "class": ""}', "'class' is missing or empty"),
+        ('{"prompt": 3}', "'prompt' is 3; it must be text"),
+        ('{"prompt": "a", "chat": "yes"}', "'chat' is 'yes'; it must be true or false"),
+        ('{"prompt": "a", "chat": null}', "'chat' is None"),
+        ('{"prompt": "a", "thinkng": true}', "unknown key 'thinkng'; known are class, prompt"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "fine"}\n\n' + line + "\n")
+    with pytest.raises(UsageError) as error:
+        read_prompts(path)
+    assert "mine.jsonl, line 3: " in str(error.value) and message in str(error.value)
+
+
+def test_no_file_and_an_empty_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read the prompts file"):
+        read_prompts(tmp_path / "nowhere.jsonl")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(UsageError, match="is empty"):
+        read_prompts(tmp_path / "empty.jsonl")
+
+
+class Model:
+    """Renders what it is given, visibly."""
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        return f"{messages[0]['role']}:{messages[0]['content']}:{variables}"
+
+    def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> Any:
+        return (text, add_special, parse_special)
+
+
+def test_rendering() -> None:
+    model: Any = Model()
+    assert Prompt("x", "a").render(model, "b ") == "b a"
+    assert Prompt("x", "a", chat=True).render(model) == "user:a:{}"
+    thinking = Prompt("x", "a", chat=True, thinking=False)
+    assert thinking.render(model, "b ") == "user:b a:{'enable_thinking': False}"
+    assert Prompt("x", "a").tokens(model) == ("a", True, True)
