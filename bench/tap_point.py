@@ -13,8 +13,6 @@ Writes results/tap-point.json and .md.
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,17 +43,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def wilson(accepted: int, drafted: int) -> tuple[float, float]:
-    """95 % confidence interval of a rate (Wilson 1927): drafts are taken as independent."""
-    if not drafted:
-        return (0.0, 1.0)
-    z, rate = 1.96, accepted / drafted
-    middle = rate + z * z / (2 * drafted)
-    half = z * math.sqrt(rate * (1 - rate) / drafted + z * z / (4 * drafted * drafted))
-    scale = 1 + z * z / drafted
-    return ((middle - half) / scale, (middle + half) / scale)
-
-
 def add_up(sums: list[int], given: list[int]) -> None:
     """Add position by position."""
     for position, n in enumerate(given):
@@ -65,36 +52,37 @@ def add_up(sums: list[int], given: list[int]) -> None:
 def count(args: argparse.Namespace) -> tuple[Counts, str]:
     """Drafted and accepted by class, point and position; and the model's name."""
     from pyllama_mtp import Model, Sampling, Session, Settings
+    from pyllama_mtp.measure.promptset import demo_prompts, read_prompts
     from pyllama_mtp.models.demo import demo_path
 
     path = args.model or demo_path()
-    prompts = args.prompts or demo_path().with_name("prompts.jsonl")
-    rows = [json.loads(line) for line in prompts.read_text().splitlines() if line.strip()]
     counts: Counts = {}
     with Model(path) as model:
-        for row in rows:
-            text = row["prompt"]
-            if row.get("chat"):
-                text = model.apply_chat_template([{"role": "user", "content": text}])
-            n_ctx = len(model.tokenize(text, parse_special=True)) + args.max_tokens + args.depth + 1
+        for prompt in read_prompts(args.prompts) if args.prompts else demo_prompts():
+            tokens = prompt.tokens(model)
+            n_ctx = len(tokens) + args.max_tokens + args.depth + 1
             for point in POINTS:
                 settings = Settings(n_ctx=n_ctx, draft_n_max=args.depth, hidden=point)
                 with Session(model, settings) as session:
                     for seed in range(args.seeds):
                         sampling = Sampling(temperature=args.temperature, seed=seed)
-                        run = session.generate(text, max_tokens=args.max_tokens, sampling=sampling)
+                        run = session.generate(
+                            tokens, max_tokens=args.max_tokens, sampling=sampling
+                        )
                         found = run.run().telemetry
-                        for name in (row["class"], "all"):
+                        for name in (prompt.kind, "all"):
                             zeros = ([0] * args.depth, [0] * args.depth)
                             sums = counts.setdefault(name, {}).setdefault(point, zeros)
                             add_up(sums[0], found.drafted)
                             add_up(sums[1], found.accepted)
-            print(f"{row['class']}: {text[:40]!r}", file=sys.stderr, flush=True)
+            print(f"{prompt.kind}: {prompt.text[:40]!r}", file=sys.stderr, flush=True)
     return counts, Path(path).name
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The result as Markdown."""
+    from pyllama_mtp.measure.acceptance_rates import wilson
+
     depth = result["depth"]
     lines = ["# Where the hidden state is taken: after or before the final norm", ""]
     lines += results.header_lines(result)
@@ -122,10 +110,14 @@ def main(argv: list[str] | None = None) -> int:
     """Count, print, write."""
     args = parse_arguments(argv)
     ensure_driver()
-    from pyllama_mtp import native
+    from pyllama_mtp import PyllamaMtpError, native
     from pyllama_mtp.measure.machine import describe_machine
 
-    counts, model = count(args)
+    try:
+        counts, model = count(args)
+    except PyllamaMtpError as error:
+        print(f"tap_point: {error}", file=sys.stderr)
+        return 1
     stamp = native.load().stamp
     result = {
         **results.header(describe_machine(), stamp),

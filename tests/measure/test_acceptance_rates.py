@@ -1,0 +1,127 @@
+"""Rates, intervals and verdict, against values worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.acceptance_rates import (
+    Acceptance,
+    Rounds,
+    by_position,
+    pooled,
+    verdict,
+    wilson,
+)
+
+
+def counts(*rows: list[int]) -> np.ndarray:
+    return np.array(rows, dtype=np.int64)
+
+
+def test_a_round_is_judged_up_to_its_first_miss() -> None:
+    tally = Rounds(3, (3, 0, 1, 3)).tally()
+    assert tally.held.tolist() == [3, 2, 2]
+    assert tally.judged.tolist() == [4, 3, 2]
+    assert tally.known.tolist() == [4, 4, 4]
+    assert tally.rounds == 4
+
+
+def test_nothing_is_known_behind_an_end_token() -> None:
+    tally = Rounds(3, (3, 1), ended=True).tally()
+    assert tally.held.tolist() == [2, 1, 1]
+    assert tally.judged.tolist() == [2, 1, 1]
+    assert tally.known.tolist() == [2, 1, 1]
+
+
+def test_conditional_and_unconditional_are_pooled_over_prompts() -> None:
+    tallies = [Rounds(3, (3, 0, 1, 3)).tally(), Rounds(3, (2, 0)).tally(), Rounds(3, ()).tally()]
+    found = Acceptance.of(tallies, 3)
+    assert (found.prompts, found.rounds) == (2, 6)
+    assert [rate and (rate.held, rate.tried) for rate in found.conditional] == [
+        (4, 6), (3, 4), (2, 3),
+    ]  # fmt: skip
+    assert [rate and (rate.held, rate.tried) for rate in found.unconditional] == [
+        (4, 6), (3, 6), (2, 6),
+    ]  # fmt: skip
+    assert found.mean_accepted == 9 / 6
+    assert found.rates() == [4 / 6, 3 / 4, 2 / 3]
+
+
+def test_positions_that_were_never_judged_have_no_rate() -> None:
+    found = Acceptance.of([Rounds(3, (1, 0)).tally()], 3)
+    assert found.conditional[2] is None and found.rates() == [0.5, 0.0]
+    nothing = Acceptance.of([], 2)
+    assert nothing.conditional == [None, None] and nothing.mean_accepted is None
+
+
+@pytest.mark.parametrize(
+    ("held", "tried", "low", "high"),
+    # Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I, method 3.
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilson_against_published_values(held: int, tried: int, low: float, high: float) -> None:
+    assert wilson(held, tried) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_wilson_without_trials() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_the_interval_knows_that_prompts_differ() -> None:
+    """One prompt takes everything, one nothing: of four equally likely draws of two prompts, one
+    has only the first and one only the second, so 95 % reach from 0 to 1."""
+    (rate,) = pooled(counts([50], [0]), counts([50], [50]))
+    assert rate and (rate.rate, rate.low, rate.high) == (0.5, 0.0, 1.0)
+    alike = pooled(counts([25], [25]), counts([50], [50]))[0]
+    assert alike and (alike.low, alike.high) == pytest.approx(wilson(50, 100))
+
+
+def test_one_prompt_and_full_acceptance_are_not_certain() -> None:
+    (rate,) = pooled(counts([9]), counts([9]))
+    assert (
+        rate and rate.high == 1.0 and rate.low == pytest.approx(wilson(9, 9)[0]) and rate.low < 0.8
+    )
+
+
+def test_the_same_rounds_give_the_same_interval() -> None:
+    held, tried = counts([3], [9], [5]), counts([10], [10], [9])
+    assert pooled(held, tried) == pooled(held, tried)
+
+
+def test_rounds_begin_where_the_tokens_before_them_end() -> None:
+    assert Rounds(3, (3, 0, 1)).starts() == [1, 5, 6]
+
+
+def test_buckets_of_generated_positions() -> None:
+    prompt = Rounds(3, (3,) * 16 + (1,) * 4)  # 16 rounds of 4 tokens from 1, then 65, 67, 69, 71
+    found = [(first, last, a.rounds, a.rates()) for first, last, a in by_position([prompt], 3)]
+    assert found == [(0, 63, 16, [1.0, 1.0, 1.0]), (64, 127, 4, [1.0, 0.0])]
+
+
+@pytest.mark.parametrize(
+    ("rates", "outcome"),
+    [
+        ((0.60, 0.60, 0.60, 0.10), "worth it"),
+        ((0.60, 0.60, 0.59, 0.59), "between"),
+        ((0.29, 0.29, 0.29, 0.29), "broken"),
+        ((0.29, 0.29, 0.29, 0.30), "between"),
+        ((0.29, 0.95, 0.29, 0.29), "between"),
+        ((0.60,), "worth it"),
+        ((0.60, 0.59), "between"),
+    ],
+)
+def test_verdict(rates: tuple[float, ...], outcome: str) -> None:
+    found = verdict({f"class {n}": rate for n, rate in enumerate(rates)})
+    assert found.outcome == outcome
+
+
+def test_no_verdict_on_nothing() -> None:
+    with pytest.raises(UsageError, match="no class"):
+        verdict({})
