@@ -1,0 +1,139 @@
+"""The file of an acceptance run: what is written is what the schema says, and is read again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jsonschema
+import pytest
+
+import pyllama_mtp.measure
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.acceptance_record import Lines, miss_record, read_run, record
+
+SCHEMA = json.loads(
+    Path(pyllama_mtp.measure.__file__).with_name("acceptance-schema-1.json").read_text()
+)
+
+
+@pytest.fixture
+def lines(fakes: ModuleType) -> list[dict[str, Any]]:
+    run = fakes.a_run()
+    objects = [record(run.header), *map(record, run.results), *map(record, run.costs)]
+    return [dict(json.loads(json.dumps(each))) for each in objects]
+
+
+def write(path: Path, objects: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(each) + "\n" for each in objects))
+    return path
+
+
+def test_every_line_is_what_the_schema_says(lines: list[Any]) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    for line in lines:
+        validator.validate(line)
+        for name in line:
+            changed = {key: value for key, value in line.items() if key != name}
+            assert not validator.is_valid(changed), f"{name} is said to be required"
+        assert not validator.is_valid({**line, "more": 1})
+    assert not validator.is_valid({**lines[0], "schema": 2})
+
+
+def test_what_is_written_is_read(tmp_path: Path, fakes: ModuleType, lines: list[Any]) -> None:
+    path = tmp_path / "run.jsonl"
+    with Lines(path) as file:
+        for line in lines:
+            file.write(line)
+    run = fakes.a_run()
+    found = read_run(path)
+    assert (found.header, found.results, found.costs) == (run.header, run.results, run.costs)
+
+
+def test_lines_are_on_the_disk_at_once(tmp_path: Path, lines: list[Any]) -> None:
+    path = tmp_path / "run.jsonl"
+    with Lines(path) as file:
+        file.write(lines[0])
+        assert len(read_run(path).results) == 0
+        file.write(*lines[1:3])
+        assert len(read_run(path).results) == 2
+
+
+def test_a_file_that_exists_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text("mine")
+    with pytest.raises(UsageError, match=r"cannot create .*run.jsonl: File exists"):
+        Lines(path)
+    assert path.read_text() == "mine"
+
+
+def test_a_failure_before_the_first_line_leaves_no_file(tmp_path: Path, lines: list[Any]) -> None:
+    for written in (0, 1):
+        path = tmp_path / f"{written}.jsonl"
+        with pytest.raises(KeyboardInterrupt), Lines(path) as file:
+            file.write(*lines[:written])
+            raise KeyboardInterrupt
+        assert path.exists() is bool(written)
+
+
+def damage(number: int, **changes: Any) -> Callable[[list[Any]], None]:
+    def change(found: list[Any]) -> None:
+        found[number].update(changes)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "number", "message"),
+    [
+        (damage(0, schema=2), 1, "version 2 is not known; known: 1"),
+        (damage(0, kind="cell"), 1, "not the header of an acceptance run"),
+        (damage(0, depth=0), 1, "'depth' is 0"),
+        (damage(0, settings=[]), 1, "'settings' is []"),
+        (lambda found: found[0].pop("model"), 1, "'model' is missing"),
+        (lambda found: found.pop(0), 1, "not the header of an acceptance run"),
+        (damage(1, kind="else"), 2, "of kind 'else'"),
+        (damage(1, kind="acceptance"), 2, "of kind 'acceptance'"),
+        (damage(1, accepted=[1, -1]), 2, "'accepted' is [1, -1]"),
+        (damage(1, accepted=[1, 3]), 2, "3 accepted of 2 drafts"),
+        (damage(1, accepted=[True]), 2, "'accepted' is [True]"),
+        (damage(2, n_prompt="20"), 3, "'n_prompt' is '20'"),
+        (damage(2, ended=0), 3, "'ended' is 0"),
+        (damage(2, decode_s=float("nan")), 3, "'decode_s' is nan"),
+        (damage(2, context_length=0), 3, "'context_length' is 0"),
+        (damage(4, verify=[0.0, 1.0]), 5, "verification"),
+        (damage(4, draft=[0.0, 1.0], verify=[0.0, 1.0, 1.0]), 5, "costs of 1 drafts in a run with"),
+        (lambda found: found.insert(2, "text"), 3, "of kind None"),
+    ],
+)
+def test_damage_is_refused_by_file_and_line(
+    tmp_path: Path,
+    lines: list[Any],
+    change: Callable[[list[Any]], Any],
+    number: int,
+    message: str,
+) -> None:
+    change(lines)
+    with pytest.raises(UsageError) as error:
+        read_run(write(tmp_path / "run.jsonl", lines))
+    assert f"run.jsonl, line {number}: " in str(error.value) and message in str(error.value)
+
+
+def test_a_line_that_was_cut_off(tmp_path: Path, lines: list[Any]) -> None:
+    path = write(tmp_path / "run.jsonl", lines[:3])
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UsageError, match=r"run.jsonl, line 3: damaged, not a whole JSON object"):
+        read_run(path)
+
+
+def test_a_miss_says_where_it_was(fakes: ModuleType) -> None:
+    result = fakes.a_run().results[0]
+    assert miss_record(result, result.misses[0]) == {
+        "class": "code", "prompt": 1, "context_length": None, "generated": 7, "position": 1,
+        "drafted": 3, "actual": 4, "drafted_text": " a", "actual_text": "|b",
+        "context": "before it",
+    }  # fmt: skip
