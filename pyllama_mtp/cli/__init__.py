@@ -25,6 +25,7 @@ BROKEN_PIPE = 141
 COMMANDS = {
     "generate": "continue a prompt, streaming the text as it comes",
     "matrix": "measure speed: prompt sizes x draft depths, with and without MTP",
+    "accept": "measure how often drafts are accepted, by class of prompt and context length",
     "tune": "measure what drafting costs here, and recommend a draft depth",
     "inspect": "show a model's architecture, layers, MTP head, tensor types and memory need",
     "synth": "write a model of a published shape with random weights, for measuring speed",

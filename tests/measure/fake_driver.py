@@ -176,7 +176,7 @@ class Model:
         head = [self._bos] if add_special and self._bos is not None else []
         return head + list(text.encode())
 
-    def apply_chat_template(self, messages: list[dict[str, str]]) -> str:
+    def apply_chat_template(self, messages: list[dict[str, str]], **variables: Any) -> str:
         return "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>"
 
 

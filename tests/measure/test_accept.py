@@ -1,0 +1,297 @@
+"""Running an acceptance measurement, on a scripted driver."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pyllama_mtp.errors import DecodeAborted, UsageError
+from pyllama_mtp.measure.accept import (
+    Measurement,
+    Plan,
+    header,
+    limited,
+    padded_tokens,
+    refuse_meaningless,
+)
+from pyllama_mtp.measure.acceptance_record import CostResult, PromptResult
+from pyllama_mtp.measure.matrix import Build
+from pyllama_mtp.measure.promptset import Prompt
+from pyllama_mtp.settings import Sampling, Settings
+from pyllama_mtp.telemetry import Pair, Telemetry
+
+#: What a round is: its drafts, and what the target chose.
+Round = tuple[str, str]
+END = "."
+
+
+class Generation:
+    """Emits the script's tokens, logging pairs as the driver does."""
+
+    def __init__(self, rounds: Sequence[Round], failure: BaseException | None) -> None:
+        self.telemetry, self.tokens = Telemetry(pairs=[], decode_s=0.5), [ord("a")]
+        self.finish_reason: str | None = None
+        self._rounds, self._failure = rounds, failure
+
+    def run(self) -> Generation:
+        for drafts, chosen in self._rounds:
+            self.telemetry.count_round(len(drafts), len(chosen) - 1)
+            for i, (drafted, actual) in enumerate(zip(drafts, chosen, strict=False)):
+                pair = Pair(i + 1, ord(drafted), ord(actual), drafted, actual)
+                self.telemetry.pairs.append(pair)  # type: ignore[union-attr]
+            self.tokens += map(ord, chosen)
+        self.telemetry.n_generated = len(self.tokens)
+        if self._failure:
+            raise self._failure
+        self.finish_reason = "eos" if self.tokens[-1] == ord(END) else "length"
+        return self
+
+
+@pytest.fixture
+def driver(fake: ModuleType) -> Iterator[ModuleType]:
+    """`driver.rounds` is the script of every generation, by number."""
+    fake.rounds, fake.failures, fake.done, fake.variables = {}, {}, 0, []
+
+    class Session(fake.Session):
+        def generate(self, prompt: Any, **options: Any) -> Generation:
+            fake.log.append(("generate", len(prompt), options["max_tokens"]))
+            number, fake.done = fake.done, fake.done + 1
+            rounds = fake.rounds.get(number, [("bc", "bcd")])
+            return Generation(rounds, fake.failures.get(number))
+
+    class Model(fake.Model):
+        def apply_chat_template(self, messages: Any, **variables: Any) -> str:
+            fake.variables.append(variables)
+            return str(super().apply_chat_template(messages))
+
+        def detokenize(self, tokens: Sequence[int], special: bool = False) -> str:
+            return bytes(tokens).decode()
+
+    fake.ScriptedSession, fake.ScriptedModel = Session, Model
+    yield fake
+
+
+class Text:
+    """Padding: one letter."""
+
+    def prompt(self, n: int) -> list[int]:
+        return [ord("p")] * n
+
+
+PROMPTS = (Prompt("code", "def"), Prompt("text", "Why?", chat=True, thinking=False))
+
+
+def measurement(
+    driver: ModuleType, prompts: tuple[Prompt, ...] = PROMPTS, **options: Any
+) -> Measurement:
+    settings = options.pop("settings", Settings(n_threads=1))
+    plan = Plan(prompts, "test", 2, 64, **{"cost_repeats": 0, **options})
+    model = driver.ScriptedModel("folder/m.gguf")
+    return Measurement(
+        model,
+        plan,
+        settings,
+        Sampling(),
+        lambda settings: driver.ScriptedSession(model, settings),
+        Text(),  # type: ignore[arg-type]
+        costs=lambda session, tokens, repeats: (len(tokens), repeats),
+    )
+
+
+def only(driver: ModuleType, *rounds: Round, failure: BaseException | None = None) -> PromptResult:
+    driver.rounds[0], driver.failures[0], driver.done = rounds, failure, 0
+    (result,) = measurement(driver, PROMPTS[:1]).run()
+    assert isinstance(result, PromptResult)
+    return result
+
+
+def test_accepted_drafts_per_round(driver: ModuleType) -> None:
+    result = only(driver, ("bc", "bcd"), ("ef", "x"), ("yz", "yw"))
+    assert (result.accepted, result.ended, result.finish_reason) == ((2, 0, 1), False, "length")
+    assert (result.n_prompt, result.n_generated) == (3, 7)
+
+
+def test_short_rounds_at_the_end_do_not_count(driver: ModuleType) -> None:
+    assert only(driver, ("bc", "x"), ("d", "de"), ("", "f")).accepted == (0,)
+    assert only(driver, ("b", "bc")).accepted == ()
+
+
+def test_an_end_token_cuts_a_round(driver: ModuleType) -> None:
+    drafted = only(driver, ("bc", "bcd"), (".c", "."))
+    assert (drafted.accepted, drafted.ended, drafted.finish_reason) == ((2, 1), True, "eos")
+
+
+def test_an_end_token_that_was_not_drafted_cuts_nothing(driver: ModuleType) -> None:
+    chosen = only(driver, ("bc", "b."))
+    assert (chosen.accepted, chosen.ended) == ((1,), False)
+    whole = only(driver, ("b.", "b."))
+    assert (whole.accepted, whole.ended) == ((2,), False)
+
+
+def test_misses_with_what_came_before(driver: ModuleType) -> None:
+    result = only(driver, ("bc", "bcd"), ("ef", "x"), ("yz", "yw"), ("b", "c"))
+    assert [dataclasses.astuple(miss) for miss in result.misses] == [
+        (4, 1, ord("e"), ord("x"), "e", "x", "defabcd"),
+        (6, 2, ord("z"), ord("w"), "z", "w", "efabcdxy"),
+    ]
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), DecodeAborted("aborted", 2)])
+def test_ctrl_c_keeps_the_rounds_that_are_complete(
+    driver: ModuleType, failure: BaseException
+) -> None:
+    driver.rounds[0], driver.failures[0] = [("bc", "bcd"), ("ef", "x"), ("yz", "y")], failure
+    run = measurement(driver)
+    (result,) = run.run()
+    assert isinstance(result, PromptResult)
+    assert (result.accepted, result.ended, result.finish_reason) == ((2, 0), False, "interrupted")
+    assert run.interrupted and driver.done == 1 and driver.state["open_sessions"] == 0
+
+
+def test_order_sessions_and_costs(driver: ModuleType) -> None:
+    run = measurement(driver, cost_repeats=3, context_lengths=(200, 100), context_prompts=1)
+    seen = []
+    run._on_prompt = lambda *what: seen.append(what)
+    found = list(run.run())
+    assert seen == [
+        ("code", 1, None), ("text", 1, None), ("code", 1, 100), ("text", 1, 100),
+        ("code", 1, 200), ("text", 1, 200),
+    ]  # fmt: skip
+    assert [isinstance(each, CostResult) for each in found] == [False, False, True] * 3
+    chat = len("<user>Why?<assistant>")
+    assert [each for each in found if isinstance(each, CostResult)] == [
+        CostResult(None, chat, (chat, 3)), CostResult(100, 100, (100, 3)),
+        CostResult(200, 200, (200, 3)),
+    ]  # fmt: skip
+    steps = [entry for entry in driver.log if entry[0] in ("open", "reset", "generate", "close")]
+    assert steps[:6] == [
+        ("open", 2, 256, 1), ("reset",), ("generate", 3, 64), ("reset",), ("generate", chat, 64),
+        ("close", 2),
+    ]  # fmt: skip
+    assert steps[6:10] == [
+        ("open", 2, 256, 1), ("generate", 100, 64), ("generate", 100, 64), ("close", 2),
+    ]  # fmt: skip
+    assert steps[10] == ("open", 2, 512, 1), "200 + 64 tokens and a draft more"
+
+
+def test_only_the_first_prompts_of_a_class_get_long_contexts(driver: ModuleType) -> None:
+    three = tuple(Prompt("code", text) for text in "abc")
+    plan = Plan((*three, *PROMPTS[1:]), "test", 2, 8, context_lengths=(50,), context_prompts=2)
+    assert [(n, p.text) for n, p in plan.chosen(50)] == [(1, "a"), (2, "b"), (1, "Why?")]
+    assert plan.size == 4 + 3
+
+
+def test_padding_goes_into_the_message(driver: ModuleType) -> None:
+    model: Any = driver.ScriptedModel("m.gguf")
+    text: Any = Text()
+    tokens = padded_tokens(model, PROMPTS[1], 40, text)
+    assert len(tokens) == 40
+    assert bytes(tokens).decode() == "<user>" + "p" * 17 + "\n\nWhy?<assistant>"
+    assert driver.variables == [{"enable_thinking": False}]
+    assert bytes(padded_tokens(model, PROMPTS[0], 10, text)) == b"ppppp\n\ndef"
+
+
+def test_padding_after_a_leading_bos(driver: ModuleType) -> None:
+    model: Any = driver.ScriptedModel("m.gguf", bos=1)
+
+    class WithBos(Text):
+        def prompt(self, n: int) -> list[int]:
+            return [1, *[ord("p")] * (n - 1)]
+
+    text: Any = WithBos()
+    assert bytes(padded_tokens(model, PROMPTS[0], 10, text)) == b"\x01pppp\n\ndef"
+
+
+def test_a_template_that_changes_the_message(driver: ModuleType) -> None:
+    class Upper(driver.ScriptedModel):  # type: ignore[name-defined, misc]
+        def apply_chat_template(self, messages: Any, **variables: Any) -> str:
+            return str(messages[0]["content"]).replace("PADDING", "")
+
+    model: Any = Upper("m.gguf")
+    text: Any = Text()
+    assert bytes(padded_tokens(model, PROMPTS[1], 12, text)) == b"pppppp\n\nWhy?"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context_lengths": (20,)}, "a context of 20 tokens is too short for a text prompt of 23"),
+        ({"context_lengths": (9000,)}, "a prompt of 9000 tokens leaves no room"),
+        ({"context_lengths": (64, 64)}, "give each once"),
+        ({"prompts": ()}, "no prompts"),
+        ({"prompts": (Prompt("a", "x" * 4096),)}, "in the model's context, 4096"),
+        ({"settings": Settings(n_ctx=8)}, "in --n-ctx, 8"),
+        ({"settings": Settings(synthetic_acceptance=(0.9,) * 6)}, "imposed acceptance"),
+        ({"settings": Settings(p_min=0.5)}, "--p-min"),
+        ({"cost_repeats": -1}, "cost_repeats is -1"),
+    ],
+)
+def test_refusals_come_before_anything_is_measured(
+    driver: ModuleType, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        measurement(driver, **options)
+    assert driver.done == 0
+
+
+def test_settings_that_are_fine() -> None:
+    refuse_meaningless(Settings())
+
+
+def test_prompts_per_class() -> None:
+    prompts = [Prompt(kind, str(n)) for n, kind in enumerate("abab")]
+    assert [p.text for p in limited(prompts, None)] == ["0", "2", "1", "3"]
+    assert [p.text for p in limited(prompts, 1)] == ["0", "1"]
+
+
+def test_the_header_names_no_folder_and_is_json(driver: ModuleType) -> None:
+    build = Build("patched", "0123", "feed", "CPU", {"cpu": "a CPU"})
+    settings = Settings(draft_vocab="somewhere/ranked.json")
+    sampling = Sampling(logit_bias={3: -math.inf, 4: 1.5})
+    plan = Plan(PROMPTS, "test", 2, 64)
+    model: Any = driver.ScriptedModel("somewhere/m.gguf")
+    found = header(model, plan, settings, sampling, build)
+    text = json.dumps(dataclasses.asdict(found), allow_nan=False)
+    assert "somewhere" not in text and found.model == "m.gguf"
+    assert found.settings["draft_n_max"] == 2 and found.planned == 2
+    assert found.settings["sampling"]["logit_bias"] == {"3": "-inf", "4": 1.5}
+
+
+def test_costs_are_against_no_mtp(fakes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain step is taken from generations without drafts, before and after; medians."""
+    from pyllama_mtp.measure import acceptance_costs
+
+    steps = iter([1.0, 2.0, 50.0, 2.0, 3.0, 2.0, 4.0, 1.0])
+    order: list[Any] = []
+
+    class Plain:
+        def __init__(self, max_tokens: int) -> None:
+            self.telemetry, self.max_tokens = Telemetry(n_generated=1), max_tokens
+
+        def __iter__(self) -> Iterator[str]:
+            yield "first"
+            for number in range(self.max_tokens - 1):
+                self.telemetry.n_generated += 1
+                self.telemetry.decode_s += next(steps)
+                if number != 1:  # half a character is no text yet
+                    yield "more"
+
+    class Session:
+        def generate(self, prompt: Any, *, max_tokens: int, **options: Any) -> Plain:
+            order.append((max_tokens, options))
+            return Plain(max_tokens)
+
+    measure: Callable[..., Any] = lambda *_: order.append("rounds") or fakes.COSTS  # noqa: E731
+    monkeypatch.setattr(acceptance_costs, "measure_costs", measure)
+    session: Any = Session()
+    found = acceptance_costs.costs_against_no_mtp(session, [1], 1)
+    without = (5, {"ignore_eos": True, "draft": False})
+    assert order == [without, "rounds", without]
+    # 1, 26 twice (no text between them tells 2 from 50), 2; then 3, 3 twice, 1.
+    assert found.verify == (0.0, 3.0, *fakes.COSTS.verify[2:]) and found.draft == fakes.COSTS.draft
