@@ -147,7 +147,8 @@ class Drafter:
         Args:
             tokens: at most MOST_LATER.
         """
-        if not isinstance(hidden, TapRows):
+        drafted = self.n_past > start  # the newest token is in step, but nothing came of it (p_min)
+        if drafted or not isinstance(hidden, TapRows):
             self.sync(tokens, start, hidden)
             return
         if self._n_later + len(tokens) > MOST_LATER:

@@ -181,3 +181,12 @@ def test_a_prompt_that_goes_on_after_plain_rounds(demo: Model, text: list[int]) 
         prompt = [*session._engine.cached, *text[40:60]]
         session.generate(prompt, max_tokens=5, ignore_eos=True).run()
         check(session)
+
+
+def test_rounds_in_which_drafting_stops_at_once(demo: Model, text: list[int]) -> None:
+    """p_min 1: the newest token is in step by then, and there is no draft."""
+    with Session(demo, dataclasses.replace(AUTO, p_min=1.0, ngram=False)) as session:
+        script(session, (3, 0), (0, 0), (0, 0), (3, 0), (3, 0), (0, 0))
+        run = session.generate(text[:20], max_tokens=30, ignore_eos=True).run()
+        assert not sum(run.telemetry.drafted)
+        check(session)
