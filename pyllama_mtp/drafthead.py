@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .draftvocab import DEFAULT_SIZE, Ids, choose
-from .errors import ModelFileError
+from .errors import ModelFileError, UsageError
 from .models.ggufheader import TENSOR_TYPES
 from .models.ggufinfo import GGUFInfo, read_gguf
+from .models.trimmedhead import n_rows, own_head, trimmed_head, trimmed_head_ids
 
 log = logging.getLogger("pyllama_mtp")
 
@@ -30,8 +31,8 @@ def head_rows(model: str | os.PathLike[str] | GGUFInfo, ids: Ids) -> HeadRows:
     """Copy the rows of the LM head that the MTP head drafts with, whatever their type.
 
     A row is a whole number of blocks in every type, so quantized rows are copied, not quantized
-    again. The head is the MTP block's own if the file has one, else the model's, else the token
-    embedding (as in `graph_mtp` of upstream's src/models/qwen35.cpp).
+    again. The head is the MTP block's own if the file has one over the whole vocabulary, else the
+    model's, else the token embedding (as in `graph_mtp` of upstream's src/models/qwen35.cpp).
 
     Args:
         model: a model file, or its description, which saves reading it again.
@@ -42,11 +43,10 @@ def head_rows(model: str | os.PathLike[str] | GGUFInfo, ids: Ids) -> HeadRows:
     """
     info = model if isinstance(model, GGUFInfo) else read_gguf(model)
     tensors = {tensor.name: tensor for tensor in info.tensors}
-    own = f"blk.{info.n_layer}.nextn.shared_head_head.weight"
-    found = [tensors[n] for n in (own, "output.weight", "token_embd.weight") if n in tensors]
-    if not found:
+    own = None if trimmed_head(info) else own_head(info)
+    head = own or tensors.get("output.weight") or tensors.get("token_embd.weight")
+    if not head:
         raise ModelFileError(f"{info.path}: the file has no LM head", info.path)
-    head = found[0]
     number = next(n for n, (name, _, _) in TENSOR_TYPES.items() if name == head.type)
     _, block, block_bytes = TENSOR_TYPES[number]
     row_bytes = head.shape[0] // block * block_bytes
@@ -63,19 +63,31 @@ def head_rows(model: str | os.PathLike[str] | GGUFInfo, ids: Ids) -> HeadRows:
 
 @dataclass(frozen=True, eq=False)
 class DraftHead:
-    """An LM head over a part of the vocabulary: rows[i] belongs to token ids[i], ascending."""
+    """An LM head over a part of the vocabulary: rows[i] belongs to token ids[i], ascending.
+
+    rows is None for the trimmed head of a model file, which stays where the model has it; its ids
+    are in the order of the file.
+    """
 
     ids: Ids
-    rows: HeadRows
+    rows: HeadRows | None
 
 
 def draft_head(info: GGUFInfo, spec: str | int | os.PathLike[str]) -> DraftHead | None:
     """The draft head that a user asks for; None: the model's own.
 
     Args:
-        spec: as for :func:`choose`; or "auto": DEFAULT_SIZE tokens if that is less than half of the
-            vocabulary and the tokenizer can be ranked.
+        spec: as for :func:`choose`; or "auto": the file's trimmed head if it has one, else
+            DEFAULT_SIZE tokens if that is less than half of the vocabulary and the tokenizer can be
+            ranked.
+
+    Raises:
+        UsageError, DraftVocabError, ModelFileError: see :func:`choose`; UsageError also for the
+            whole vocabulary where the file's head has a part of it.
     """
+    trimmed = trimmed_head(info)
+    if spec == "auto" and trimmed:
+        return DraftHead(trimmed_head_ids(info), None)
     if spec == "auto":
         if info.n_vocab <= 2 * DEFAULT_SIZE:
             return None
@@ -86,4 +98,9 @@ def draft_head(info: GGUFInfo, spec: str | int | os.PathLike[str]) -> DraftHead 
             return None
     else:
         vocab = choose(info.path, spec)
+    if trimmed and not vocab:
+        raise UsageError(
+            f"draft_vocab {spec!r}: the MTP head of {info.path} has {n_rows(trimmed)} of "
+            f"{info.n_vocab} tokens; use 'auto', or fewer rows of the model's LM head"
+        )
     return DraftHead(vocab.ids, head_rows(info, vocab.ids)) if vocab else None

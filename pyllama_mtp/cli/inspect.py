@@ -9,6 +9,7 @@ from typing import Any
 
 from pyllama_mtp.models.ggufinfo import GGUFInfo, read_gguf
 from pyllama_mtp.models.memory import MemoryEstimate, available_memory, memory_estimate
+from pyllama_mtp.models.trimmedhead import n_rows, trimmed_head, trimmed_head_problems
 from pyllama_mtp.settings import CACHE_TYPES
 
 _PARTS = {
@@ -78,8 +79,13 @@ def _mtp_text(info: GGUFInfo) -> str:
         return "none"
     if not info.supported:
         return "present, but this architecture's head is not driven by this package"
+    problems = trimmed_head_problems(info)
+    if problems:
+        return f"MALFORMED, {problems[0]}"
     if info.mtp_complete:
-        return f"complete ({info.n_mtp_layers} block)"
+        head = trimmed_head(info)
+        part = f", trimmed to {n_rows(head)} of {info.n_vocab} tokens" if head else ""
+        return f"complete ({info.n_mtp_layers} block{part})"
     return f"INCOMPLETE, missing {', '.join(info.mtp_missing[:4])}"
 
 
@@ -113,12 +119,14 @@ def _as_json(
     available: int,
 ) -> dict[str, Any]:
     skipped = ("tensors", "metadata")
+    head = trimmed_head(info)
     return {
         **{k: v for k, v in vars(info).items() if k not in skipped},
         "supported": info.supported,
         "has_mtp": info.has_mtp,
         "mtp_complete": info.mtp_complete,
         "mtp_missing": info.mtp_missing,
+        "mtp_trimmed_to": n_rows(head) if head else None,
         "n_tensors": len(info.tensors),
         "tensor_types": info.tensor_types,
         "n_params": info.n_params,

@@ -39,6 +39,9 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {42: ("Q2_0", 64, 18)} | {
     int(t): (t.name, *size) for t, size in GGML_QUANT_SIZES.items()
 }
 
+#: Types that no kernel takes for weights.
+NOT_WEIGHTS = ("I8", "I16", "I32", "I64", "F64")
+
 
 @dataclass(frozen=True)
 class ArraySummary:

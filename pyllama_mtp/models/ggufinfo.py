@@ -12,7 +12,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from pyllama_mtp.errors import ModelFileError, NoMtpHeadError, UnsupportedArchitectureError
-from pyllama_mtp.models.ggufheader import ArraySummary, Header, TensorEntry, Value, read_header
+from pyllama_mtp.models.ggufheader import (
+    NOT_WEIGHTS,
+    ArraySummary,
+    Header,
+    TensorEntry,
+    Value,
+    read_header,
+)
 from pyllama_mtp.models.layout import model_tensors
 from pyllama_mtp.models.shapes import (
     MAX_LAYERS,
@@ -20,6 +27,7 @@ from pyllama_mtp.models.shapes import (
     ModelShape,
     shape_problems,
 )
+from pyllama_mtp.models.trimmedhead import trimmed_head_problems
 
 
 @dataclass(frozen=True)
@@ -228,7 +236,7 @@ def validate_model_file(path: str | os.PathLike[str], require_mtp: bool = True) 
 
     Raises:
         ModelFileError: as :func:`read_gguf`; also missing or impossible hyper-parameters, missing
-            tensors, wrong tensor shapes, a vocabulary that cannot be loaded.
+            tensors, wrong tensor shapes, a vocabulary or trimmed MTP head that cannot be loaded.
         UnsupportedArchitectureError: the architecture is not one this package drives.
         NoMtpHeadError: no MTP head, or part of one, and ``require_mtp`` is true.
     """
@@ -242,7 +250,7 @@ def validate_model_file(path: str | os.PathLike[str], require_mtp: bool = True) 
     problems = _hyperparameter_problems(info) or _vocabulary_problems(info)
     if not problems and require_mtp and not info.mtp_complete:
         raise NoMtpHeadError(f"{path}: {_mtp_complaint(info)}", path)
-    problems = problems or _tensor_problems(info, require_mtp)
+    problems = problems or _tensor_problems(info, require_mtp) or trimmed_head_problems(info)
     if problems:
         shown = "; ".join(problems[:4])
         more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
@@ -324,7 +332,7 @@ def _type_fits(tensor: TensorEntry) -> bool:
     """llama.cpp's converter keeps vectors and the convolution in F32; its kernels rely on it."""
     if len(_trimmed(tensor.shape)) == 1 or tensor.name.endswith("ssm_conv1d.weight"):
         return tensor.type == "F32"
-    return tensor.type not in ("I8", "I16", "I32", "I64", "F64")
+    return tensor.type not in NOT_WEIGHTS
 
 
 def _has_fused(name: str, names: dict[str, TensorEntry] | set[str]) -> bool:

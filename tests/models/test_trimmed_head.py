@@ -1,0 +1,180 @@
+"""MTP heads over a part of the vocabulary: what files may say of them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyllama_mtp import cli
+from pyllama_mtp.drafthead import draft_head, head_rows
+from pyllama_mtp.errors import ModelFileError, UsageError
+from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
+from pyllama_mtp.models.trimmedhead import trimmed_head, trimmed_head_ids
+
+from ..trimmed import write_trimmed
+
+#: Tokens of a head, in an order of no kind; the vocabulary has 2,048.
+IDS = np.array([5, 2047, 700, 0, 31], dtype=np.int64)
+#: Ascending, two of them neighbours, as any real list has.
+NEIGHBOURS = np.array([0, 5, 6, 31, 2047])
+HEAD = "blk.4.nextn.shared_head_head.weight"
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("which", ["tiny_dense", "tiny_moe"])
+def test_a_trimmed_head(
+    which: str, dtype: type[np.generic], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    whole: Path = request.getfixturevalue(which)
+    info = validate_model_file(
+        write_trimmed(whole, tmp_path / "m.gguf", IDS, IDS.astype(dtype)), require_mtp=True
+    )
+    head = trimmed_head(info)
+    assert head and head.name == HEAD and head.shape == (128, 5)
+    ids = trimmed_head_ids(info)
+    assert ids.dtype == np.int32 and ids.tolist() == IDS.tolist()
+    assert info.mtp_complete
+
+
+def test_a_whole_head_is_not_trimmed(tiny_dense: Path, tmp_path: Path) -> None:
+    """Of its own, or the model's; with ids it may be in any order."""
+    every = np.arange(2048)
+    own = validate_model_file(write_trimmed(tiny_dense, tmp_path / "own.gguf", every, None))
+    for info in (own, validate_model_file(tiny_dense)):
+        assert trimmed_head(info) is None
+        with pytest.raises(ModelFileError, match="no trimmed MTP head"):
+            trimmed_head_ids(info)
+    back = every[::-1].astype(np.int64)
+    info = validate_model_file(write_trimmed(tiny_dense, tmp_path / "back.gguf", back, back))
+    assert trimmed_head_ids(info).tolist() == back.tolist()
+
+
+def changed(at: int, value: int) -> npt.NDArray[np.int64]:
+    ids = IDS.copy()
+    ids[at] = value
+    return ids
+
+
+#: Rows of the head, d2t, and the complaint about them.
+MALFORMED: dict[str, tuple[npt.NDArray[np.int64] | None, npt.NDArray[np.generic] | None, str]] = {
+    "too few ids": (IDS, IDS[:4], f"d2t has 4 entries for the 5 rows of {HEAD}"),
+    "too many ids": (IDS[:4], IDS, f"d2t has 5 entries for the 4 rows of {HEAD}"),
+    "an id for every token": (IDS, np.arange(2048), "d2t has 2048 entries for the 5 rows"),
+    "id out of range": (IDS, changed(2, 2048), "d2t: row 2 is token 2048, .* 0 to 2047"),
+    "id beyond 32 bits": (IDS, changed(2, 2**32 + 7), "d2t: row 2 is token 4294967303"),
+    "negative": (IDS, changed(4, -1), "d2t: row 4 is token -1"),
+    "negative, 32 bits": (IDS, changed(4, -1).astype(np.int32), "d2t: row 4 is token -1"),
+    "the same id twice": (IDS, changed(4, 5), "d2t: token 5 has 2 rows"),
+    "floats": (IDS, IDS.astype(np.float32), "d2t has type F32; token ids are I32 or I64"),
+    "16 bits": (IDS, IDS.astype(np.int16), "d2t has type I16"),
+    "two dimensions": (IDS, IDS[:4].reshape(2, 2), r"d2t is \(2, 2\), expected one dimension"),
+    "one row of ids": (IDS, IDS.reshape(5, 1), r"d2t is \(1, 5\), expected one dimension"),
+    "no ids": (IDS, None, f"{HEAD} has 5 rows for a vocabulary of 2048 .* no tensor d2t"),
+    "no head": (None, IDS, rf"there is a tensor d2t, .* no such head \({HEAD}\)"),
+    "offsets": (
+        NEIGHBOURS,
+        NEIGHBOURS - np.arange(5),
+        r"d2t: token 4 has 2 rows; it seems to hold offsets .*convert the model again",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def malformed(tiny_dense: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A file of each kind."""
+    folder = tmp_path_factory.mktemp("malformed")
+    return {
+        name: write_trimmed(tiny_dense, folder / f"{index}.gguf", rows, d2t)
+        for index, (name, (rows, d2t, _)) in enumerate(MALFORMED.items())
+    }
+
+
+@pytest.mark.parametrize("mtp", [True, False])
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_one_is_refused(malformed: dict[str, Path], name: str, mtp: bool) -> None:
+    """Without MTP too: the library would look at the tensors all the same."""
+    with pytest.raises(ModelFileError, match=MALFORMED[name][2]) as caught:
+        validate_model_file(malformed[name], require_mtp=mtp)
+    assert str(malformed[name]) in str(caught.value)
+    assert ("offsets" in str(caught.value)) is (name == "offsets")
+
+
+def test_rows_of_another_length(tiny_dense: Path, tiny_moe: Path, tmp_path: Path) -> None:
+    """Rows as of a narrower model, and a stack of heads."""
+    from gguf import GGUFWriter
+
+    for shape in ((5, 64), (5, 256), (5, 2, 128), (128,)):
+        path = tmp_path / "m.gguf"
+        with pytest.MonkeyPatch.context() as patch:
+            real = GGUFWriter.add_tensor
+
+            def add(self, name, data, shape=shape, real=real, **kwargs):  # type: ignore[no-untyped-def]
+                if name == HEAD:
+                    data, kwargs = np.zeros(shape, np.float32), {}
+                real(self, name, data, **kwargs)
+
+            patch.setattr(GGUFWriter, "add_tensor", add)
+            write_trimmed(tiny_dense, path, IDS, IDS)
+        with pytest.raises(ModelFileError, match=rf"{HEAD} is \(.*\), expected \(128, 2048\)"):
+            validate_model_file(path)
+
+
+# -- what is drafted with --------------------------------------------------------------------------
+
+
+def test_auto_is_the_trimmed_head(tiny_dense: Path, tmp_path: Path) -> None:
+    info = read_gguf(write_trimmed(tiny_dense, tmp_path / "m.gguf", IDS, IDS))
+    head = draft_head(info, "auto")
+    assert head and head.rows is None and head.ids.tolist() == IDS.tolist()
+
+
+@pytest.mark.parametrize("spec", ["full", 2048, 4096])
+def test_the_whole_vocabulary_is_refused(spec: str | int, tiny_dense: Path, tmp_path: Path) -> None:
+    """No head for it was trained, and a copy of the model's would take its memory again."""
+    info = read_gguf(write_trimmed(tiny_dense, tmp_path / "m.gguf", IDS, IDS))
+    with pytest.raises(UsageError, match=r"5 of 2048 tokens; use 'auto'"):
+        draft_head(info, spec)
+
+
+def test_a_number_takes_rows_of_the_models_head(tiny_moe: Path, tmp_path: Path) -> None:
+    info = read_gguf(write_trimmed(tiny_moe, tmp_path / "m.gguf", IDS, IDS))
+    head, wanted = draft_head(info, 300), draft_head(read_gguf(tiny_moe), 300)
+    assert head and head.rows and wanted and wanted.rows
+    assert head.rows.name == wanted.rows.name == "output.weight"
+    assert head.ids.tolist() == wanted.ids.tolist()
+    np.testing.assert_array_equal(head.rows.data, wanted.rows.data)
+    last = np.array([2047], np.int32)
+    np.testing.assert_array_equal(
+        head_rows(info, last).data, head_rows(read_gguf(tiny_moe), last).data
+    )
+
+
+# -- inspect ---------------------------------------------------------------------------------------
+
+
+def inspected(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert cli.main(["inspect", str(path), *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_inspect_shows_it(
+    tiny_dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_trimmed(tiny_dense, tmp_path / "m.gguf", IDS, IDS)
+    assert "complete (1 block, trimmed to 5 of 2048 tokens)\n" in inspected(path, capsys)
+    assert json.loads(inspected(path, capsys, "--json"))["mtp_trimmed_to"] == 5
+    assert "complete (1 block)\n" in inspected(tiny_dense, capsys)
+    assert json.loads(inspected(tiny_dense, capsys, "--json"))["mtp_trimmed_to"] is None
+
+
+@pytest.mark.parametrize("name", ["too few ids", "the same id twice", "no head", "no ids"])
+def test_inspect_shows_what_is_wrong(
+    malformed: dict[str, Path], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = inspected(malformed[name], capsys)
+    assert "MTP head        MALFORMED, " in out and "d2t" in out
+    json.loads(inspected(malformed[name], capsys, "--json"))
