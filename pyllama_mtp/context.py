@@ -361,17 +361,21 @@ class Context(Owned):
         self._lib.llama_mtp_set_chain(self.handle, 0)
         return can
 
-    def set_draft_head(self, rows: HeadRows, ids: Ints) -> None:
+    def set_draft_head(self, rows: HeadRows | None, ids: Ints) -> None:
         """Give a draft context an LM head over a part of the vocabulary.
 
         Args:
-            rows: [n] rows of the model's LM head, as they are in its file.
-            ids: [n] int32: their tokens, ascending.
+            rows: [n] rows of the model's LM head, as they are in its file; None: those of the
+                trimmed head that the file has.
+            ids: [n] int32: their tokens, ascending; those of the trimmed head as in the file.
 
         Raises:
             UsageError: the library, or the model, has no use for one, or memory is short.
         """
         ids = np.array(ids, dtype=np.int32)
+        if rows is None:
+            self._use_model_draft_head(ids)
+            return
         data = np.ascontiguousarray(rows.data)
         if not len(ids) or rows.type < 0:
             raise UsageError(f"a draft head of {len(ids)} rows of type {rows.type}")
@@ -384,6 +388,18 @@ class Context(Owned):
             raise UsageError(
                 f"there is no draft head here: {said or 'it needs the patched library'}"
             )
+        self.draft_ids = ids
+
+    def _use_model_draft_head(self, ids: Ints) -> None:
+        native.take_recent_errors()
+        out = self._ffi.new("int32_t *[1]")
+        n = int(self._lib.llama_mtp_use_model_draft_head(self.handle, out))
+        if not n:
+            said = native.take_recent_errors()
+            raise UsageError(f"there is no draft head here: {said or 'it needs a trimmed head'}")
+        native_ids = np.frombuffer(self._ffi.buffer(out[0], 4 * n), dtype=np.int32)
+        if not np.array_equal(native_ids, ids):
+            raise UsageError("the file's trimmed head has other tokens than these")
         self.draft_ids = ids
 
     @property

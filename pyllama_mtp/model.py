@@ -17,6 +17,7 @@ from .drafthead import DraftHead, draft_head
 from .errors import ContextClosedError, InsufficientMemoryError, ModelFileError, UsageError
 from .models.ggufinfo import GGUFInfo, validate_model_file
 from .models.memory import available_memory
+from .models.trimmedhead import n_rows, trimmed_head
 from .owned import Owned
 
 Tokens = npt.NDArray[np.int32]
@@ -68,6 +69,7 @@ class Model(Owned):
         self.info: GGUFInfo = validate_model_file(path, require_mtp=mtp)
         self._library = native.load()
         self._ffi, self._lib = self._library.ffi, self._library.lib
+        self._refuse_trimmed_head()
         #: Contexts must be freed before their model; those alive add themselves.
         self.contexts: weakref.WeakSet[Owned] = weakref.WeakSet()
         #: Whether layers are on devices with memory of their own: GPUs, workers.
@@ -108,6 +110,15 @@ class Model(Owned):
         if not self._draft_head or self._draft_head[0] != spec:
             self._draft_head = (spec, draft_head(self.info, spec))
         return self._draft_head[1]
+
+    def _refuse_trimmed_head(self) -> None:
+        head = trimmed_head(self.info)
+        if head and not self._library.has_tap:
+            raise ModelFileError(
+                f"{self.path}: the MTP head has {n_rows(head)} of {self.info.n_vocab} tokens "
+                "(tensor d2t), which upstream's library cannot load; use the patched variant",
+                self.path,
+            )
 
     def _check_memory(self) -> None:
         if not self.on_gpu and self.info.weight_bytes > available_memory():

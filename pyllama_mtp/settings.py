@@ -70,7 +70,9 @@ class Settings:
         draft_vocab: tokens that can be drafted: a number (the best of a ranking made from the
             tokenizer), a file made with ``pyllama-mtp draft-vocab``, or "full"; "auto": 32,768 if
             that is less than half of the vocabulary and the library can. Fewer make drafting
-            cheaper and are never wrong: the model verifies over its whole vocabulary.
+            cheaper and are never wrong: the model verifies over its whole vocabulary. A model file
+            may have an MTP head that is trimmed to some tokens: "auto" is then that head, and
+            "full" is refused; a number or a file takes rows of the model's own LM head.
         p_min: drafting stops at a draft less probable than this, in [0, 1]. The probability is the
             one among the head's ten best candidates, as in upstream's draft-mtp.
         draft_sampling: at temperature > 0, drafts are drawn from the head's own distribution and

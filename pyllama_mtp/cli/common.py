@@ -262,7 +262,8 @@ def _add_prompt_switches(parser: argparse.ArgumentParser, compare: bool) -> None
         default=Settings.draft_vocab,
         metavar="N|FILE|full" + (",..." if compare else ""),
         help="tokens that can be drafted: the N best by the tokenizer, or those of a file made by "
-        "'pyllama-mtp draft-vocab'; 'auto' is 32768 if that is less than half of them all",
+        "'pyllama-mtp draft-vocab'; 'auto' is those of the model file's MTP head if it is trimmed, "
+        "else 32768 if that is less than half of them all",
     )
 
 

@@ -1,0 +1,442 @@
+"""A model file whose MTP head is over a part of the vocabulary drafts as with a draft head that is
+given the same rows; the text is that of plain decoding.
+
+Logits and tokens are compared to the byte: the same kernels see the same rows of the same number.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyllama_mtp import BatchSession, Model, Sampling, Session
+from pyllama_mtp.context import Context
+from pyllama_mtp.drafthead import head_rows
+from pyllama_mtp.draftvocab import Ranking, read_tokenizer, save
+from pyllama_mtp.errors import ModelFileError, UsageError
+from pyllama_mtp.hidden import Floats, Ints
+from pyllama_mtp.models.ggufinfo import GGUFInfo, read_gguf
+from pyllama_mtp.models.synth import write_synthetic
+from pyllama_mtp.models.trimmedhead import trimmed_head_ids
+from pyllama_mtp.speculative.drafter import Drafter, Drafts
+
+from ..models.test_trimmed_head import MALFORMED
+from ..trimmed import write_trimmed
+from ..workers import worker
+from .support import greedy, settings
+from .test_draft_head import MARKS, context, logits_of, tokens_of
+
+RunPython = Callable[..., "CompletedProcess[str]"]
+Make = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """make(source, ids, dtype=..., **options): a trimmed file."""
+    folder = tmp_path_factory.mktemp("trimmed")
+
+    def write(source: Path, ids: Ints, dtype: type[np.generic] = np.int64, **options: bool) -> Path:
+        target = folder / f"{len(list(folder.iterdir()))}.gguf"
+        return write_trimmed(source, target, ids, ids.astype(dtype), **options)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def vocab(demo_file: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """For a head that is given: two tokens of three; hardly a row has its token's number."""
+    tokenizer = read_tokenizer(demo_file)
+    some = np.delete(np.arange(tokenizer.n_vocab, dtype=np.int32), slice(0, None, 3))
+    path = tmp_path_factory.mktemp("vocab") / "ranking.json"
+    save(path, Ranking(some, np.ones(len(some), np.int64)), tokenizer, "made here")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def ids(demo: Model, vocab: str) -> Ints:
+    head = demo.draft_head(vocab)
+    assert head and len(head.ids) > 1300 and (head.ids != np.arange(len(head.ids))).mean() > 0.9
+    return head.ids
+
+
+@pytest.fixture(scope="module")
+def trimmed(make: Make, demo_file: Path, ids: Ints) -> Iterator[Model]:
+    with Model(make(demo_file, ids)) as model:
+        yield model
+
+
+def given(draft: Context, ids: Ints) -> None:
+    """Rows from the caller."""
+    draft.set_draft_head(head_rows(draft.model.info, ids), ids)
+
+
+def candidates_of(draft: Context, n: int) -> list[tuple[list[int], bytes]]:
+    """The best tokens of each output row, and their logits."""
+    draft.set_candidates(n)
+    tokens_of(draft, True)
+    rows = [draft.candidates(int(row)) for row in np.flatnonzero(MARKS["some"])]
+    draft.set_candidates(0)
+    return [(best.tolist(), logits.tobytes()) for best, logits in rows]
+
+
+# -- logits, tokens, candidates --------------------------------------------------------------------
+
+#: Shape, type of the matrices, type of d2t.
+FILES = [
+    ("tiny", "f16", np.int64),
+    ("tiny", "f16", np.int32),
+    ("tiny-moe", "f16", np.int64),
+    ("tiny-moe", "q8_0", np.int32),
+]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("case", FILES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2].__name__}")
+def test_the_same_as_a_head_that_is_given(
+    make: Make, tmp_path: Path, case: tuple[str, str, type[np.generic]], in_order: bool
+) -> None:
+    """Every row of a batch; ids in the order of the file."""
+    shape, kind, dtype = case
+    whole_file = write_synthetic(tmp_path / "whole.gguf", shape, kind, n_vocab=2055)
+    ids = np.sort(np.random.default_rng(1).choice(2055, 37, replace=False)).astype(np.int32)
+    order = np.arange(37) if in_order else np.random.default_rng(2).permutation(37)
+    part_file = make(whole_file, ids[order], dtype)
+    with (
+        Model(whole_file) as whole,
+        Model(part_file) as part,
+        context(whole) as wanted,
+        context(part) as found,
+    ):
+        given(wanted, ids)
+        found.set_draft_head(None, ids[order])
+        assert found.draft_ids is not None
+        assert found.draft_ids.tolist() == trimmed_head_ids(part.info).tolist()
+        logits = logits_of(wanted)[:, order]
+        assert logits_of(found).tobytes() == np.ascontiguousarray(logits).tobytes()
+        best = tokens_of(wanted, True)
+        assert tokens_of(found, True) == tokens_of(found, False) == best
+        assert candidates_of(found, 5) == candidates_of(wanted, 5)
+        assert len(candidates_of(found, 99)[0][0]) == 37
+
+
+def test_for_who_does_not_know_of_it(trimmed: Model, demo: Model, ids: Ints) -> None:
+    """Logits of the whole vocabulary, as upstream's drafting programs read them."""
+    with context(demo) as wanted, context(trimmed) as found:
+        given(wanted, ids)
+        logits = logits_of(found)
+        assert logits.shape[1] == demo.n_vocab
+        assert logits[:, ids].tobytes() == logits_of(wanted).tobytes()
+        others = np.delete(np.arange(demo.n_vocab), ids)
+        assert np.isneginf(logits[:, others]).all()
+        assert tokens_of(found, True) == tokens_of(found, False) == tokens_of(wanted, True)
+        assert candidates_of(found, 7) == candidates_of(wanted, 7)
+
+
+def test_one_head_after_another(trimmed: Model, demo: Model, ids: Ints) -> None:
+    """The file's, one that is given, and what the context began with."""
+    others = np.arange(3, 700, 5, dtype=np.int32)
+    with context(demo) as wanted, context(trimmed) as found:
+        at_first = logits_of(found)
+        for _ in range(2):
+            given(wanted, others)
+            given(found, others)
+            assert logits_of(found).tobytes() == logits_of(wanted).tobytes()
+            given(wanted, ids)
+            found.set_draft_head(None, ids)
+            assert logits_of(found).tobytes() == logits_of(wanted).tobytes()
+        null = found.library.ffi.NULL
+        assert found.library.lib.llama_mtp_set_draft_head(found.handle, 0, null, 0, null, 0)
+        found.draft_ids = None
+        assert logits_of(found).tobytes() == at_first.tobytes()
+
+
+def test_nothing_is_copied(trimmed: Model, demo: Model, ids: Ints) -> None:
+    """Weights: the rows and their ids as in the file, and ids for the graphs. Contexts: nothing."""
+    rows = head_rows(demo.info, ids).data.nbytes
+    with context(demo) as whole, context(trimmed) as found:
+        before = found.memory()
+        grown = before["model"] - whole.memory()["model"]
+        assert rows + (8 + 4) * len(ids) <= grown <= rows + 12 * len(ids) + 4096
+        found.set_draft_head(None, ids)
+        assert found.memory()["context"] == before["context"] == whole.memory()["context"]
+
+
+def test_on_a_device(trimmed: Model, make: Make, demo_file: Path, ids: Ints) -> None:
+    """The head lies in the memory of a worker, where the logits are computed."""
+    order = np.random.default_rng(3).permutation(len(ids))
+    with context(trimmed) as here:
+        here.set_draft_head(None, ids)
+        wanted, best = logits_of(here), tokens_of(here, True)
+    with (
+        worker() as address,
+        Model(make(demo_file, ids[order]), rpc_servers=address) as remote,
+        context(remote) as there,
+    ):
+        assert tokens_of(there, True) == tokens_of(there, False) == best
+        there.set_draft_head(None, ids[order])
+        np.testing.assert_allclose(logits_of(there), wanted[:, order], rtol=0, atol=1e-4)
+        assert tokens_of(there, True) == best
+
+
+# -- generation ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def prompts(demo: Model, demo_prompts: list[str]) -> list[list[int]]:
+    return [demo.tokenize(prompt, parse_special=True) for prompt in demo_prompts[::3]]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every token that is drafted, verified or not."""
+    found: list[int] = []
+    real = Drafter.draft
+
+    def draft(self: Drafter, *args: Any) -> Drafts:
+        drafts = real(self, *args)
+        found.extend(drafts.tokens)
+        return drafts
+
+    monkeypatch.setattr(Drafter, "draft", draft)
+    return found
+
+
+Result = tuple[list[list[int]], list[int]]
+
+
+def generated(
+    model: Model, prompts: Sequence[Sequence[int]], seen: list[int], **options: Any
+) -> Result:
+    """Tokens after each prompt, and all drafts."""
+    seen.clear()
+    sampling = options.pop("sampling", None)
+    tokens = []
+    with Session(model, settings(options.pop("depth", 3), **options)) as session:
+        for prompt in prompts:
+            if sampling:
+                session.reset()
+                run = session.generate(prompt, max_tokens=32, sampling=sampling).run()
+            else:
+                run = greedy(session, prompt, 32)
+            tokens.append(run.tokens)
+    return tokens, seen.copy()
+
+
+OPTIONS: dict[str, dict[str, object]] = {
+    "chain": {"drafting": "chain"},
+    "stepwise": {"drafting": "stepwise"},
+    "a probability": {"p_min": 0.4},
+    "a probability, stepwise": {"p_min": 0.4, "drafting": "stepwise"},
+    "drawn": {"draft_sampling": True, "sampling": Sampling(temperature=0.8, seed=5)},
+    "host": {"handoff": "host", "drafting": "stepwise"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_same_drafts(
+    demo: Model,
+    trimmed: Model,
+    make: Make,
+    demo_file: Path,
+    prompts: list[list[int]],
+    seen: list[int],
+    ids: Ints,
+    vocab: str,
+    options: dict[str, Any],
+) -> None:
+    """As with a draft head over the same tokens, one by one, whatever the order and type of d2t;
+    and the same tokens, which at temperature 0 are those of plain decoding."""
+    wanted = generated(demo, prompts, seen, draft_vocab=vocab, **options)
+    assert len(wanted[1]) > 20
+    assert generated(trimmed, prompts, seen, **options) == wanted
+    with Model(make(demo_file, ids, np.int32)) as other:
+        assert generated(other, prompts, seen, **options) == wanted
+    drawn = "sampling" in options
+    if not drawn:
+        plain, none = generated(demo, prompts, seen, depth=0)
+        assert wanted[0] == plain and not none
+        order = np.random.default_rng(4).permutation(len(ids))
+        with Model(make(demo_file, ids[order])) as other:
+            assert generated(other, prompts, seen, **options) == wanted
+
+
+def test_several_sequences(
+    demo: Model, trimmed: Model, prompts: list[list[int]], vocab: str
+) -> None:
+    """Drafts of a batch are accepted as often as with a head that is given."""
+    found = []
+    for model, chosen in ((demo, vocab), (trimmed, "auto")):
+        with BatchSession(model, settings(2, draft_vocab=chosen), n_sequences=3) as session:
+            batch = session.generate(prompts[:3], max_tokens=24).run()
+            found.append(
+                [(r.tokens, r.telemetry.drafted, r.telemetry.accepted) for r in batch.results]
+            )
+    assert found[0] == found[1]
+    assert all(sum(accepted) > 0 for *_, accepted in found[0])
+
+
+def test_other_tokens_than_the_files(
+    demo: Model, trimmed: Model, prompts: list[list[int]], seen: list[int]
+) -> None:
+    """Rows of the model's own LM head; for the whole vocabulary there is no head."""
+    wanted = generated(demo, prompts[:3], seen, draft_vocab=512)
+    assert generated(trimmed, prompts[:3], seen, draft_vocab=512) == wanted
+    with pytest.raises(UsageError, match=r"\d+ of 2048 tokens; use 'auto'"):
+        Session(trimmed, settings(3, draft_vocab="full"))
+
+
+def test_without_the_head(
+    demo: Model, make: Make, demo_file: Path, prompts: list[list[int]], seen: list[int], ids: Ints
+) -> None:
+    with Model(make(demo_file, ids), mtp=False) as model:
+        assert not model.has_mtp
+        found = generated(model, prompts[:2], seen, depth=0)
+        assert model.draft_head("auto") is not None  # of the file, which is as it was
+    assert found == generated(demo, prompts[:2], seen, depth=0)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def test_where_there_is_no_trimmed_head(demo: Model, trimmed: Model, ids: Ints) -> None:
+    """A whole one, and a target context."""
+    with context(demo) as whole, context(trimmed, mtp_head=False) as target:
+        for found in (whole, target):
+            with pytest.raises(UsageError, match=r"no draft head here: .*whose file has"):
+                found.set_draft_head(None, ids)
+            assert found.draft_ids is None
+    with context(trimmed) as found, pytest.raises(UsageError, match="other tokens"):
+        found.set_draft_head(None, ids[::-1])
+
+
+UPSTREAM = """
+import json, sys
+from pyllama_mtp import Model, native
+from pyllama_mtp.errors import ModelFileError
+said = []
+for mtp in (True, False):
+    try:
+        Model(sys.argv[1], mtp=mtp)
+    except ModelFileError as error:
+        said.append(str(error))
+print(json.dumps([native.load().variant, said]))
+"""
+
+
+def test_upstreams_library(run_python: RunPython, make: Make, demo_file: Path, ids: Ints) -> None:
+    done = run_python(UPSTREAM, make(demo_file, ids), env={"PYLLAMA_MTP_LIB": "upstream"})
+    assert done.returncode == 0, done.stderr
+    variant, said = json.loads(done.stdout)
+    assert variant == "upstream" and len(said) == 2
+    assert all(f"{len(ids)} of 2048 tokens (tensor d2t)" in text for text in said)
+    assert all("use the patched variant" in text for text in said)
+
+
+#: What the library itself says of the files of MALFORMED; validation would have refused them.
+NATIVELY = {
+    "too few ids": "shared_head_head.weight' has wrong shape; expected +128, +4, got +128, +5",
+    "too many ids": "shared_head_head.weight' has wrong shape; expected +128, +5, got +128, +4",
+    "an id for every token": "wrong shape; expected +128, +2048, got +128, +5",
+    "id out of range": "d2t: row 2 is token 2048 of a vocabulary of 2048",
+    "id beyond 32 bits": "d2t: row 2 is token 4294967303 of a vocabulary of 2048",
+    "negative": "d2t: row 4 is token -1 of a vocabulary of 2048",
+    "negative, 32 bits": "d2t: row 4 is token -1 of a vocabulary of 2048",
+    "the same id twice": "d2t: token 5 has two rows",
+    "floats": "d2t has type f32, it must be i32 or i64",
+    "16 bits": "d2t has type i16, it must be i32 or i64",
+    "two dimensions": "tensor 'd2t' has wrong shape; expected +2, got +2, +2",
+    "one row of ids": "tensor 'd2t' has wrong shape; expected +1, got +1, +5",
+    "no ids": "wrong shape; expected +128, +2048, got +128, +5",
+    "no head": "the file has no such head",
+    "offsets": "d2t: token 4 has two rows",
+}
+
+BYPASS = """
+import json, sys
+import pyllama_mtp.model as module
+from pyllama_mtp.errors import ModelFileError
+from pyllama_mtp.models.ggufinfo import read_gguf
+module.validate_model_file = lambda path, require_mtp: read_gguf(path)
+said = []
+for path in sys.argv[1:]:
+    try:
+        module.Model(path).close()
+        said.append("loaded")
+    except ModelFileError as error:
+        said.append(str(error))
+print(json.dumps(said))
+"""
+
+
+def test_the_library_refuses_by_itself(run_python: RunPython, tmp_path: Path) -> None:
+    """Malformed files are refused, not aborted over. In a process of its own for that reason."""
+    whole = write_synthetic(tmp_path / "whole.gguf", "tiny", "f16")
+    paths = [
+        write_trimmed(whole, tmp_path / f"{i}.gguf", *MALFORMED[name][:2])
+        for i, name in enumerate(NATIVELY)
+    ]
+    done = run_python(BYPASS, *paths)
+    assert done.returncode == 0, done.stderr
+    assert set(NATIVELY) == set(MALFORMED)
+    for said, name in zip(json.loads(done.stdout), NATIVELY, strict=True):
+        assert re.search(f"llama.cpp cannot load it: .*{NATIVELY[name]}", said), (name, said)
+
+
+# -- files of nothing but the head -----------------------------------------------------------------
+
+
+def unchecked(path: str | Path, require_mtp: bool = True) -> GGUFInfo:
+    return read_gguf(path)
+
+
+def test_a_file_without_a_trunk(
+    make: Make,
+    demo: Model,
+    demo_file: Path,
+    ids: Ints,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its only LM head is the trimmed one. The driver has no use for such files; the library does,
+    for programs that load the head beside its model."""
+    path = make(demo_file, ids, sidecar=True)
+    with pytest.raises(ModelFileError, match="missing"):
+        Model(path)
+    monkeypatch.setattr("pyllama_mtp.model.validate_model_file", unchecked)
+    with Model(path) as head, context(head) as found, context(demo) as wanted:
+        given(wanted, ids)
+        part: Floats = logits_of(wanted)
+        assert logits_of(found)[:, ids].tobytes() == part.tobytes()
+        assert tokens_of(found, True) == tokens_of(wanted, True)
+        found.set_draft_head(None, ids)
+        assert logits_of(found).tobytes() == part.tobytes()
+        assert tokens_of(found, True) == tokens_of(wanted, True)
+
+
+def test_a_trimmed_output_beside_a_trunk(
+    make: Make, moe_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The trunk could not run with it: refused by both."""
+    from gguf import GGUFWriter
+
+    real = GGUFWriter.add_tensor
+
+    def add(self: GGUFWriter, name: str, data: npt.NDArray[Any], **kwargs: Any) -> None:
+        real(self, name, data[:5] if name == "output.weight" else data, **kwargs)
+
+    path = tmp_path / "m.gguf"
+    with monkeypatch.context() as patch:
+        patch.setattr(GGUFWriter, "add_tensor", add)
+        write_trimmed(moe_file, path, None, np.arange(5))
+    with pytest.raises(ModelFileError, match=r"output\.weight"):
+        Model(path)
+    monkeypatch.setattr("pyllama_mtp.model.validate_model_file", unchecked)
+    with pytest.raises(ModelFileError, match="the file has no such head"):
+        Model(path)
