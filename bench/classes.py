@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PLAIN = "no MTP"
 #: [class][case]: sums over prompts of n_decoded, decode_s, draft_s, rounds, tried and held (first
-#: drafts), by round of the bench.
+#: drafts of the head), looked_up (accepted drafts from the text), by round of the bench.
 Sums = dict[str, dict[str, list[dict[str, float]]]]
 
 
@@ -71,6 +71,8 @@ def cases(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
             "auto" if depth == "auto" else f"depth {depth}": {"draft_n_max": depth}
             for depth in args.depths
         }
+        if "auto" in args.depths:
+            drafting["auto, head only"] = {"draft_n_max": "auto", "ngram": False}
     return {PLAIN: {"draft_n_max": 0}, **drafting}
 
 
@@ -89,6 +91,7 @@ def one_round(
                 "rounds": t.rounds,
                 "tried": sum(t.drafted[:1]),
                 "held": sum(t.accepted[:1]),
+                "looked_up": t.looked_up["accepted"],
             }
             for key in (name, "all"):
                 old = sums.setdefault(key, {}).setdefault(case, dict.fromkeys(new, 0.0))
@@ -119,10 +122,12 @@ def table(sums: Sums) -> list[str]:
                     f"{median(ratios):.3f}",
                     f"{total['held'] / total['tried']:.3f}" if drafted else "-",
                     f"{total['n_decoded'] / total['rounds']:.2f}",
+                    f"{100 * total['looked_up'] / total['n_decoded']:.0f}",
                     f"{1000 * total['draft_s'] / total['rounds']:.2f}" if drafted else "-",
                 ]
             )
     head = ["class", "case", "tok/s", "ratio", "first drafts accepted", "tokens per round"]
+    head.append("% looked up")
     return results.markdown_table([*head, "ms to draft per round"], rows)
 
 
@@ -169,7 +174,8 @@ def run(args: argparse.Namespace) -> int:
         "",
         *table(sums),
         "",
-        "Sessions decode side by side; `ratio` is to no MTP, the median of the rounds' ratios.",
+        "Sessions decode side by side; `ratio` is to no MTP, the median of the rounds' ratios. `% looked "
+        "up`: tokens that were drafted from earlier in the text, not by the head.",
     ]
     print("\n".join(lines))
     if not args.dry_run:

@@ -43,7 +43,8 @@ def impose(session: Session, rates: Sequence[float]) -> None:
     if limit:
         engine.settings = replace(engine.settings, synthetic_acceptance=tuple(rates[:limit]))
     if engine.depths:
-        engine.depths = DepthController(limit)
+        engine.depths = engine._controller = DepthController(limit)
+    engine.lookup = None  # what it drafts is not accepted at imposed rates
 
 
 def sample(generation: Generation) -> Sample:

@@ -20,6 +20,7 @@ def figures(n: float, seconds: float, held: float = 0.0) -> dict[str, float]:
         "rounds": n / 2 if held else n,
         "tried": tried,
         "held": held,
+        "looked_up": n / 4 if held else 0.0,
     }
 
 
@@ -28,9 +29,9 @@ def test_ratios_are_taken_within_a_round() -> None:
     drafted = [figures(100, 0.5, 3), figures(100, 2, 1), figures(100, 1, 2)]
     lines = classes.table({"code": {classes.PLAIN: plain, "depth 1": drafted}})
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
-    assert cells == ["code", "no MTP", "50", "1.000", "-", "1.00", "-"]
+    assert cells == ["code", "no MTP", "50", "1.000", "-", "1.00", "0", "-"]
     cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
-    assert cells == ["code", "depth 1", "100", "2.000", "0.500", "2.00", "0.80"]
+    assert cells == ["code", "depth 1", "100", "2.000", "0.500", "2.00", "25", "0.80"]
 
 
 def test_one_round_on_the_demo_model(
