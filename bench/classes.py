@@ -174,8 +174,8 @@ def run(args: argparse.Namespace) -> int:
         "",
         *table(sums),
         "",
-        "Sessions decode side by side; `ratio` is to no MTP, the median of the rounds' ratios. `% looked "
-        "up`: tokens that were drafted from earlier in the text, not by the head.",
+        "Sessions decode side by side; `ratio` is to no MTP, the median of the rounds' ratios. "
+        "`% looked up`: tokens that were drafted from earlier in the text, not by the head.",
     ]
     print("\n".join(lines))
     if not args.dry_run:
