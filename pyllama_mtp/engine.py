@@ -10,7 +10,6 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
@@ -28,10 +27,8 @@ from .models.memory import (
     padded,
 )
 from .settings import Settings
-from .speculative.acceptance import Verdict
-from .speculative.depth import DepthController
+from .speculative.choice import DraftChoice
 from .speculative.drafter import MOST_LATER, Drafter, Drafts, Propose
-from .speculative.ngram import Match, NgramLookup
 from .speculative.rejection import point
 from .speculative.rollback import go_back, make_rollback
 from .telemetry import Telemetry
@@ -41,16 +38,6 @@ log = logging.getLogger("pyllama_mtp")
 #: Tokens per graph of the draft context on a CPU. The block is one layer: larger graphs cost memory
 #: (44 MiB at 512 on the 0.8B shape) and sync the prompt no faster.
 DRAFT_UBATCH_CPU = 128
-
-
-class DepthChoice(Protocol):
-    """Chooses how many drafts each round makes; see :class:`DepthController`."""
-
-    def choose(self, at_most: int | None = None) -> int:
-        """Drafts of the next round."""
-
-    def update(self, n_drafted: int, n_accepted: int, draft_s: float, total_s: float) -> None:
-        """The outcome of the round."""
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -70,8 +57,7 @@ class Engine:
         cached: tokens in the target cache, position 0 first.
         intact: False between the start of a prefill or round and its end.
         on_device: hidden rows are handed over in the tap, not through arrays.
-        depths: chooses the draft depth of each round; None: it is fixed.
-        lookup: drafts from the text itself; None: the head's only.
+        choice: chooses what each round drafts.
         drafting: whether the text at hand is drafted for; if not, MTP costs nothing.
         turn: changes with every prefill and reset; a generation that finds another one has been
             overtaken.
@@ -94,14 +80,7 @@ class Engine:
         self._traffic = Traffic(0, 0, False)
         self.checkpoints = Checkpoints(settings.checkpoints if model.is_recurrent else 0)
         depth = settings.depth_limit
-        self.depths: DepthChoice | None = None
-        self.lookup: NgramLookup | None = None
-        self._controller: DepthController | None = None
-        if settings.draft_n_max == "auto":
-            self.depths = self._controller = DepthController(depth)
-            if settings.ngram and settings.synthetic_acceptance is None:
-                self.lookup = NgramLookup(depth)
-        self._match: Match | None = None
+        self.choice = DraftChoice(settings)
         if depth and not model.has_mtp:
             raise UsageError(
                 f"{model.path} was loaded without an MTP head (mtp=False); use draft_n_max=0"
@@ -304,8 +283,8 @@ class Engine:
                 self._sync(*behind)
         self.cached = list(prompt)
         self.intact = True
-        if self.lookup and self.drafting:
-            self.lookup.begin(prompt)
+        if self.drafting:
+            self.choice.begin(prompt)
         return len(chunk) - 1
 
     def _cuts(self, start: int, stop: int) -> list[int]:
@@ -402,46 +381,20 @@ class Engine:
         what `propose` draws; or, where that promises more, what followed earlier in the text."""
         if not self.drafter or not self.drafting:
             return Drafts()
-        looked_up = self._look_up(token, n_max)
+        looked_up = self.choice.look_up(token, n_max)
         if looked_up:
             q = [point(token) for token in looked_up] if propose else []
             return Drafts(looked_up, q, looked_up=True)
-        if self.depths:
-            n_max = self.depths.choose(n_max)
+        n_max = self.choice.depth(n_max)
         if n_max < 1:
             return Drafts()
         self.intact = False
         return self.drafter.draft(token, n_max, self.settings.p_min, propose)
 
-    def _look_up(self, token: int, n_max: int) -> list[int]:
-        """What followed `token` earlier in the text, if that promises more than the head does."""
-        lookup, controller = self.lookup, self._controller
-        if not lookup or not controller:
-            return []
-        lookup.add([token])
-        self._match = lookup.find()
-        if not self._match:
-            return []
-        n = controller.lookup_depth(lookup.rates(self._match), n_max)
-        return lookup.drafts(self._match, n)
-
-    def learn(self, drafts: Drafts, verdict: Verdict, draft_s: float, total_s: float) -> None:
-        """The outcome of a round, for the choice of the next ones.
-
-        Args:
-            draft_s: seconds of drafting.
-            total_s: seconds of the whole round, drafting included.
-        """
-        if not self.depths or not self.drafting:
-            return
-        if drafts.looked_up and self._controller:
-            self._controller.update_lookup(len(drafts.tokens), verdict.n_accepted, total_s)
-        else:
-            self.depths.update(len(drafts.tokens), verdict.n_accepted, draft_s, total_s)
-        if self.lookup:
-            if self._match:
-                self.lookup.learn(self._match, verdict.tokens)
-            self.lookup.add(verdict.tokens[:-1])  # the last one comes with the next round
+    def learn(self, drafts: Drafts, tokens: Sequence[int], draft_s: float, total_s: float) -> None:
+        """The outcome of a round, for the choice of the next ones; see :class:`.DraftChoice`."""
+        if self.drafting:
+            self.choice.learn(drafts, tokens, draft_s, total_s)
 
     def verify(self, token: int, drafts: Sequence[int]) -> None:
         """One pass of the target over the newest token and the drafts; every entry is an output."""

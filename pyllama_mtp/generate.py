@@ -55,7 +55,7 @@ def generate(
         _log_pairs(engine, telemetry, drafts, verdict.tokens)
         elapsed_s = time.perf_counter() - began
         telemetry.decode_s += elapsed_s
-        engine.learn(drafts, verdict, drafted_s, elapsed_s)
+        engine.learn(drafts, verdict.tokens, drafted_s, elapsed_s)
         for token in verdict.tokens:
             telemetry.n_generated += 1
             yield token

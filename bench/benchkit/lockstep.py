@@ -42,9 +42,9 @@ def impose(session: Session, rates: Sequence[float]) -> None:
     limit = engine.settings.depth_limit
     if limit:
         engine.settings = replace(engine.settings, synthetic_acceptance=tuple(rates[:limit]))
-    if engine.depths:
-        engine.depths = engine._controller = DepthController(limit)
-    engine.lookup = None  # what it drafts is not accepted at imposed rates
+    if engine.choice.depths:
+        engine.choice.depths = DepthController(limit)
+    engine.choice.lookup = None  # what it drafts is not accepted at imposed rates
 
 
 def sample(generation: Generation) -> Sample:

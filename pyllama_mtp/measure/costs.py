@@ -77,14 +77,14 @@ def measure_costs(session: Session, prompt: Sequence[int], repeats: int) -> Cost
     if limit < 1:
         raise UsageError("costs are measured at depths 0 to draft_n_max; give at least 1")
     n_tokens = tokens_needed(limit, repeats)
-    rotation, before = Rotation(limit, repeats), engine.depths
+    rotation, before = Rotation(limit, repeats), engine.choice.depths
     sampler = Sampler(session.model, Sampling(), prompt)
-    engine.depths = rotation
+    engine.choice.depths = rotation
     try:
         for _ in generate(engine, prompt, sampler, Limits(n_tokens, ignore_eos=True), Telemetry()):
             if rotation.done:
                 break
     finally:
-        engine.depths = before
+        engine.choice.depths = before
         sampler.close()
     return rotation.costs()

@@ -39,7 +39,7 @@ def test_text_is_the_same_whatever_the_depths(demo: Model, text: list[int], gap:
     with Session(demo, settings(0)) as session:
         expected = greedy(session, text[:40], N_TOKENS)
     with Session(demo, AUTO) as session:
-        depths = session._engine.depths = Scripted([0, 6, 1, 0, 0, 3, 2, 6, 5, 0, 4])
+        depths = session._engine.choice.depths = Scripted([0, 6, 1, 0, 0, 3, 2, 6, 5, 0, 4])
         got = greedy(session, text[:40], N_TOKENS)
     assert_same_tokens(demo, text[:40], got.tokens, expected.tokens, gap)
     assert [drafted for drafted, _ in depths.told] == depths.asked and {0, 6} <= {*depths.asked}
@@ -57,7 +57,7 @@ def test_the_controller_is_asked_and_told(demo: Model, text: list[int], gap: flo
             got = greedy(session, text[:40], N_TOKENS)
             rounds += got.telemetry.rounds
             assert_same_tokens(demo, text[:40], got.tokens, expected.tokens, gap)
-        depths = session._engine.depths
+        depths = session._engine.choice.depths
         assert depths is not None and depths.costs is not None  # type: ignore[attr-defined]
         seen = depths.rounds  # type: ignore[attr-defined]
         assert rounds - MOST_RUN < seen <= rounds, "plain rounds are told together"
@@ -66,7 +66,7 @@ def test_the_controller_is_asked_and_told(demo: Model, text: list[int], gap: flo
 
 def test_a_generation_that_does_not_draft_does_not_ask(demo: Model, text: list[int]) -> None:
     with Session(demo, AUTO) as session:
-        depths = session._engine.depths = Scripted([2])
+        depths = session._engine.choice.depths = Scripted([2])
         session.generate(text[:40], max_tokens=20, ignore_eos=True, draft=False).run()
         assert not depths.asked and not depths.told
 
@@ -75,9 +75,9 @@ def test_costs_are_measured_at_every_depth(demo: Model, text: list[int]) -> None
     limit, repeats = 3, 2
     n_ctx = max(N_CTX, 40 + tokens_needed(limit, repeats) + 1)
     with Session(demo, settings(limit, n_ctx=n_ctx)) as session:
-        before = session._engine.depths
+        before = session._engine.choice.depths
         costs = measure_costs(session, text[:40], repeats)
-        assert session._engine.depths is before
+        assert session._engine.choice.depths is before
     assert costs.limit == limit and all(seconds > 0 for seconds in costs.verify[1:])
     with Session(demo, settings(0)) as session, pytest.raises(UsageError, match="at least 1"):
         measure_costs(session, text[:40], repeats)

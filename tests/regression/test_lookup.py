@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
+from pyllama_mtp.speculative.depth import DepthController
 from pyllama_mtp.speculative.drafter import MOST_LATER
 
 from .support import assert_same_tokens, greedy, settings
@@ -18,20 +19,22 @@ from .test_draft_cache import check
 AUTO = dataclasses.replace(settings(0), draft_n_max="auto", cache_type_k="f32", cache_type_v="f32")
 
 
-class Scripted:
+class Scripted(DepthController):
     """Depths of the head and of drafts from the text, by a list of pairs, over and over."""
 
     def __init__(self, *rounds: tuple[int, int]) -> None:
-        self.rounds, self.n = rounds, 0
+        super().__init__(6)
+        self.script, self.n = rounds, 0
         self.told: list[tuple[int, int]] = []
         self.told_looked_up: list[tuple[int, int]] = []
 
     def lookup_depth(self, rates: Sequence[float], at_most: int) -> int:
         assert all(0 <= rate <= 1 for rate in rates)
-        return min(self.rounds[self.n % len(self.rounds)][1], max(at_most, 0))
+        return min(self.script[self.n % len(self.script)][1], max(at_most, 0))
 
-    def choose(self, at_most: int) -> int:
-        return min(self.rounds[self.n % len(self.rounds)][0], at_most)
+    def choose(self, at_most: int | None = None) -> int:
+        assert at_most is not None
+        return min(self.script[self.n % len(self.script)][0], at_most)
 
     def update(self, n_drafted: int, n_accepted: int, draft_s: float, total_s: float) -> None:
         self.n += 1
@@ -45,8 +48,7 @@ class Scripted:
 
 def script(session: Session, *rounds: tuple[int, int]) -> Scripted:
     """(depth of the head, drafts from the text where there are any) of the rounds to come."""
-    engine: Any = session._engine
-    engine.depths = engine._controller = scripted = Scripted(*rounds)
+    session._engine.choice.depths = scripted = Scripted(*rounds)
     return scripted
 
 
@@ -66,7 +68,7 @@ def test_the_text_is_the_same(demo: Model, repeated: list[int], gap: float, roll
         got = greedy(session, repeated, 120)
         assert_same_tokens(demo, repeated, got.tokens, expected.tokens, gap)
         check(session)
-        lookup = session._engine.lookup
+        lookup = session._engine.choice.lookup
         assert lookup and lookup.tokens == [*repeated, *got.tokens[:-1]]
     looked_up = got.telemetry.looked_up
     assert looked_up["rounds"] == len(told.told_looked_up) > 3
@@ -97,9 +99,9 @@ def test_off_where_it_has_no_place(demo: Model) -> None:
         dataclasses.replace(AUTO, synthetic_acceptance=(0.5,) * 6),
     ):
         with Session(demo, other) as session:
-            assert session._engine.lookup is None
+            assert session._engine.choice.lookup is None
     with Session(demo, AUTO) as session:
-        assert session._engine.lookup is not None
+        assert session._engine.choice.lookup is not None
 
 
 def test_drawn_drafts_and_looked_up_ones(demo: Model, repeated: list[int]) -> None:
