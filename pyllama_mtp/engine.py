@@ -19,14 +19,9 @@ from .context import Context, ContextOptions
 from .errors import UsageError
 from .hidden import Hidden, Ints, Tap, TapRows, Traffic, traffic
 from .model import Model
-from .models.memory import (
-    MemoryEstimate,
-    available_memory,
-    check_memory,
-    memory_estimate,
-    padded,
-)
+from .models.memory import padded
 from .settings import Settings
+from .sizing import choose_n_ctx, n_outputs, refuse_without_tap
 from .speculative.choice import DraftChoice
 from .speculative.drafter import MOST_LATER, Drafter, Drafts, Propose
 from .speculative.rejection import point
@@ -87,7 +82,7 @@ class Engine:
             )
         has_tap = native.load().has_tap
         if not has_tap:
-            self._refuse_without_tap()
+            refuse_without_tap(settings)
         self.prompt_sync = "full" if settings.prompt_sync == "full" or not has_tap else "kv"
         self.on_device = has_tap and settings.handoff != "host"
         # llama.cpp keeps a sequence's last depth + 1 tokens in one graph, and asserts room for one.
@@ -98,7 +93,9 @@ class Engine:
                 f"n_batch is {settings.n_batch} and n_ubatch {settings.n_ubatch}; "
                 f"verifying {depth} drafts{of} in one graph needs at least {least} of both"
             )
-        n_ctx = max(self._choose_n_ctx(), least)  # llama.cpp cuts n_batch down to n_ctx
+        n_ctx = max(
+            choose_n_ctx(model, settings, n_sequences), least
+        )  # llama.cpp cuts n_batch down to n_ctx
         if n_sequences > 1:
             n_ctx = n_sequences * padded(n_ctx)
         n_batch = min(settings.n_batch, n_ctx)
@@ -113,7 +110,7 @@ class Engine:
             need_embd_pre_norm=depth > 0 and has_tap,
             hidden=settings.hidden,
             tap="all" if depth and not has_tap else "off",
-            n_outputs_max=self._n_outputs(n_batch),
+            n_outputs_max=n_outputs(settings, n_sequences, n_batch),
             n_rs_seq=depth if settings.rollback != "replay" else 0,
             n_seq_max=n_sequences,
             unified=n_sequences > 1,
@@ -127,21 +124,6 @@ class Engine:
         except BaseException:
             self.close()
             raise
-
-    def _refuse_without_tap(self) -> None:
-        s = self.settings
-        for name, value, default in (
-            ("prompt_sync", s.prompt_sync, ("auto", "full")),
-            ("hidden", s.hidden, ("post-norm",)),
-            ("handoff", s.handoff, ("auto", "host")),
-            ("drafting", s.drafting, ("auto", "stepwise")),
-            ("draft_vocab", s.draft_vocab, ("auto", "full")),
-        ):
-            if value not in default:
-                raise UsageError(
-                    f"{name} {value!r} is not in upstream's library; use the patched variant, or "
-                    f"{name} {default[-1]!r}"
-                )
 
     def _make_drafter(self, options: ContextOptions) -> Drafter:
         n_ubatch, n_sequences = options.n_ubatch, self.n_sequences
@@ -179,42 +161,6 @@ class Engine:
                 "the MTP block is not on the device that computes its input: hidden rows are copied"
             )
         return Drafter(context, self.target if self.on_device else None, chained)
-
-    def _n_outputs(self, n_batch: int) -> int:
-        rows = self.n_sequences * (self.settings.depth_limit + 1)
-        return n_batch if self.settings.prompt_rows == "all" else rows
-
-    def _estimate(self, n_ctx: int) -> MemoryEstimate:
-        s, n_ctx = self.settings, self.n_sequences * n_ctx
-        n_batch = min(s.n_batch, n_ctx)
-        return memory_estimate(
-            self.model.info,
-            n_ctx,
-            s.cache_type_k,
-            s.cache_type_v,
-            n_seq=self.n_sequences,
-            n_rs_seq=s.depth_limit if s.rollback != "replay" else 0,
-            mtp=s.depth_limit > 0,
-            n_batch=n_batch,
-            n_ubatch=min(s.n_ubatch, n_batch),
-            n_outputs=self._n_outputs(n_batch),
-            checkpoints=s.checkpoints,
-        )
-
-    def _choose_n_ctx(self) -> int:
-        """The length asked for; for 0 the training length, halved until the caches fit memory."""
-        wanted, loaded = self.settings.n_ctx, self.model.info.weight_bytes
-        if wanted:
-            # The weights are in memory already; on a GPU none of this is known here.
-            if not self.model.on_gpu:
-                check_memory(self._estimate(wanted), available_memory() + loaded)
-            return wanted
-        n_ctx = self.model.n_ctx_train
-        while n_ctx > 4096 and self._estimate(n_ctx).total > available_memory() / 2 + loaded:
-            n_ctx //= 2
-        if n_ctx < self.model.n_ctx_train:
-            log.info("context of %d tokens (of %d): it fits memory", n_ctx, self.model.n_ctx_train)
-        return n_ctx
 
     def close(self) -> None:
         """Free both contexts. May be called again."""

@@ -1,0 +1,80 @@
+"""How large the contexts of an engine are: what settings, model and memory allow."""
+
+from __future__ import annotations
+
+import logging
+
+from .errors import UsageError
+from .model import Model
+from .models.memory import MemoryEstimate, available_memory, check_memory, memory_estimate
+from .settings import Settings
+
+log = logging.getLogger("pyllama_mtp")
+
+#: A length that nobody asked for is not cut below this.
+LEAST_N_CTX = 4096
+
+
+def n_outputs(settings: Settings, n_sequences: int, n_batch: int) -> int:
+    """Output rows that a decode of the target may have."""
+    rows = n_sequences * (settings.depth_limit + 1)
+    return n_batch if settings.prompt_rows == "all" else rows
+
+
+def estimate(model: Model, settings: Settings, n_sequences: int, n_ctx: int) -> MemoryEstimate:
+    """Memory of an engine whose sequences have `n_ctx` tokens each."""
+    s, n_ctx = settings, n_sequences * n_ctx
+    n_batch = min(s.n_batch, n_ctx)
+    return memory_estimate(
+        model.info,
+        n_ctx,
+        s.cache_type_k,
+        s.cache_type_v,
+        n_seq=n_sequences,
+        n_rs_seq=s.depth_limit if s.rollback != "replay" else 0,
+        mtp=s.depth_limit > 0,
+        n_batch=n_batch,
+        n_ubatch=min(s.n_ubatch, n_batch),
+        n_outputs=n_outputs(s, n_sequences, n_batch),
+        checkpoints=s.checkpoints,
+    )
+
+
+def choose_n_ctx(model: Model, settings: Settings, n_sequences: int) -> int:
+    """The length asked for; for 0 the training length, halved until the caches fit memory.
+
+    Raises:
+        InsufficientMemoryError: the length asked for does not fit.
+    """
+    wanted, loaded = settings.n_ctx, model.info.weight_bytes
+    if wanted:
+        # The weights are in memory already; on a GPU none of this is known here.
+        if not model.on_gpu:
+            needed = estimate(model, settings, n_sequences, wanted)
+            check_memory(needed, available_memory() + loaded)
+        return wanted
+    n_ctx = model.n_ctx_train
+    while n_ctx > LEAST_N_CTX:
+        if estimate(model, settings, n_sequences, n_ctx).total <= available_memory() / 2 + loaded:
+            break
+        n_ctx //= 2
+    if n_ctx < model.n_ctx_train:
+        log.info("context of %d tokens (of %d): it fits memory", n_ctx, model.n_ctx_train)
+    return n_ctx
+
+
+def refuse_without_tap(settings: Settings) -> None:
+    """Raises UsageError for what upstream's library, which has no tap, cannot do."""
+    s = settings
+    for name, value, possible in (
+        ("prompt_sync", s.prompt_sync, ("auto", "full")),
+        ("hidden", s.hidden, ("post-norm",)),
+        ("handoff", s.handoff, ("auto", "host")),
+        ("drafting", s.drafting, ("auto", "stepwise")),
+        ("draft_vocab", s.draft_vocab, ("auto", "full")),
+    ):
+        if value not in possible:
+            raise UsageError(
+                f"{name} {value!r} is not in upstream's library; use the patched variant, or "
+                f"{name} {possible[-1]!r}"
+            )
