@@ -82,6 +82,9 @@ class Cell:
     hash of the patch series; `repeat` is how many samples were planned, so an interrupted cell has
     fewer in `samples`; `memory` is in bytes, by use; `model` is a file name without its folder.
     `prompt_sync_share` is the part of the prefill's time that the MTP block took; None without MTP.
+    `prompt_class` is the kind of text of the prompts, `program` what measured it. `repeats` says of
+    each sample which repeat it is, so that it can be paired with that of another cell; `run` is the
+    id of the run. Files of schema 1 have neither.
     """
 
     model: str
@@ -111,6 +114,10 @@ class Cell:
     machine: dict[str, Any] = field(default_factory=dict)
     time: str = ""
     skipped: str | None = None
+    prompt_class: str = "text"
+    program: str = "pyllama-mtp"
+    repeats: list[int] = field(default_factory=list)
+    run: str = ""
     schema: int = SCHEMA
 
     def summarize(self) -> None:

@@ -1,0 +1,110 @@
+"""Paired ratios: which samples belong together, and the interval of their median."""
+
+from __future__ import annotations
+
+import random
+from statistics import median
+from typing import Any
+
+import pytest
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.cells import Cell, Sample
+from pyllama_mtp.measure.ratios import base_of, median_ratio, paired_ratios
+
+
+def cell(depth: int, speeds: dict[int, float], **changes: Any) -> Cell:
+    """A cell with these decode speeds, by repeat; prefill is ten times as fast."""
+    samples = [
+        Sample(9, 8, 1.0, 1.0, 60 / v if v else 1.0, 10 * v, v, [], [], 0, 1.0)
+        for v in speeds.values()
+    ]
+    values: dict[str, Any] = {"n_prompt": 512, "max_tokens": 8, **changes}
+    return Cell(
+        model="m.gguf",
+        variant=values.pop("variant", "patched"),
+        upstream_commit="c",
+        series="s",
+        backend="CPU",
+        mode="draft-mtp" if depth else "no-mtp",
+        n_max=depth,
+        repeat=len(samples),
+        samples=samples,
+        **{"repeats": list(speeds), **values},
+    )
+
+
+def test_ratios_are_of_the_same_repeat() -> None:
+    """The machine was half as fast in repeat 1; the ratio of medians would be 150 / 50."""
+    plain = cell(0, {0: 100.0, 1: 50.0, 2: 50.0})
+    mtp = cell(3, {2: 75.0, 0: 150.0, 3: 150.0})
+    assert paired_ratios(mtp, plain, "decode_tps") == [1.5, 1.5]
+    assert paired_ratios(mtp, plain, "prefill_tps") == [1.5, 1.5]
+    assert paired_ratios(mtp, plain, "elapsed_s") == pytest.approx([1 / 1.5, 1 / 1.5])
+
+
+def test_without_repeats_samples_pair_by_their_order() -> None:
+    plain = cell(0, {0: 100.0, 1: 50.0}, repeats=[])
+    assert paired_ratios(cell(3, {0: 200.0, 1: 150.0}, repeats=[]), plain, "decode_tps") == [2, 3]
+
+
+def test_a_sample_without_a_rate_has_no_ratio() -> None:
+    assert paired_ratios(cell(3, {0: 0.0, 1: 9.0}), cell(0, {0: 1.0, 1: 3.0}), "decode_tps") == [3]
+
+
+def test_five_pairs_have_their_whole_range_and_say_what_it_is_worth() -> None:
+    ratio = median_ratio([1.3, 1.1, 1.2, 1.0, 1.9])
+    assert (ratio.median, ratio.low, ratio.high, ratio.n) == (1.2, 1.0, 1.9, 5)
+    assert ratio.confidence == 1 - 2 / 2**5
+    assert ratio.scatter == pytest.approx(0.7 / 1.2)
+    assert median_ratio([1.5]).confidence == 0
+
+
+def test_published_ranks() -> None:
+    """Ranks and coverage of the tables of order statistics: n = 10 from 2nd to 9th, 0.9785."""
+    for n, rank, coverage in ((6, 1, 0.9688), (9, 2, 0.9609), (10, 2, 0.9785), (20, 6, 0.9586)):
+        ratio = median_ratio([float(value) for value in range(1, n + 1)])
+        assert (ratio.low, ratio.high) == (rank, n + 1 - rank)
+        assert ratio.confidence == pytest.approx(coverage, abs=5e-5)
+
+
+def test_the_interval_holds_the_true_median_as_often_as_it_says() -> None:
+    draw = random.Random(7)
+    trials = [[draw.lognormvariate(0.3, 0.2) for _ in range(9)] for _ in range(4000)]
+    found = [median_ratio(trial) for trial in trials]
+    true = 2.718281828459045**0.3
+    held = sum(ratio.low <= true <= ratio.high for ratio in found) / len(found)
+    assert held == pytest.approx(found[0].confidence, abs=0.015)
+    assert [ratio.median for ratio in found] == [median(trial) for trial in trials]
+
+
+@pytest.mark.parametrize(("ratios", "message"), [([], "no repeat"), ([1.0, 0.0], "above 0")])
+def test_what_has_no_median_is_refused(ratios: list[float], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        median_ratio(ratios)
+
+
+def test_the_base_is_the_plain_cell_of_the_same_setting() -> None:
+    plain = cell(0, {0: 1.0})
+    others = [
+        cell(0, {0: 1.0}, **change)
+        for change in (
+            {"n_prompt": 1024},
+            {"variant": "upstream"},
+            {"prompt_class": "code"},
+            {"run": "b"},
+            {"program": "llama-server"},
+            {"max_tokens": 9},
+        )
+    ]
+    mtp = cell(3, {0: 1.0})
+    assert base_of(mtp, [*others, mtp, plain]) is plain
+    assert base_of(plain, [*others, plain]) is plain
+    assert base_of(mtp, [*others, mtp, cell(0, {})]) is None, "a cell without a sample is no base"
+
+
+def test_of_several_bases_the_closest_is_taken() -> None:
+    first, second = cell(0, {0: 1.0}), cell(0, {0: 2.0})
+    mtp = cell(3, {0: 4.0})
+    assert base_of(mtp, [first, cell(2, {0: 1.0}), second, mtp]) is second
+    assert base_of(mtp, [first, mtp, cell(2, {0: 1.0}), second]) is first
