@@ -3,44 +3,58 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyllama_mtp.cli import FAILED, INTERRUPTED, PROGRAM, common
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 
 if TYPE_CHECKING:
+    from pyllama_mtp.cli.matrix_run import Request
     from pyllama_mtp.measure.cells import Cell
-    from pyllama_mtp.measure.matrix import Event, Matrix, Plan
-    from pyllama_mtp.settings import Sampling, Settings
+    from pyllama_mtp.measure.plan import Plan
 
 DEPTHS = (0, 2, 3, 4)
+REPEAT = 7
+#: Tokens generated per sample, by output mode.
+MAX_TOKENS = {"text": 128, "code": 2048}
 
 _EPILOG = """\
-Every sample is a fresh session: a short warm-up, then one prompt (prefill) and
---max-tokens tokens of continuation (decode), the end-of-text token ignored.
-The depths take turns, so that a machine growing slower slows all alike; figures
-are medians over the repeats. Each repeat has a text of its own, the same for
-all depths. Times are in seconds, speeds in tokens per second. Depth 0 is
-measured once per size, with the defaults of --rows, --sync and the like; what
-they vary has a column of its own.
+Every sample is a fresh session: a warm-up as long as the prompt (at most one
+--n-batch), then one prompt (prefill) and --max-tokens tokens of continuation
+(decode), the end-of-text token ignored. Nothing comes from a cache. A repeat
+measures everything side by side on one text: prompts one right after the
+other, then tokens by turns, the first one another in every repeat. So a
+machine that grows slower slows all alike. Each repeat has a text of its own.
+Speeds are medians over the repeats; ratios are medians of the ratios within
+each repeat. Times are in seconds, speeds in tokens per second. Depth 0 is
+measured with the defaults of --rows, --sync and the like; what they vary has a
+column of its own.
 
-The table goes to stdout, progress to stderr, and every finished cell as one
-JSON object to --output, which is appended to, never overwritten. Ctrl-C keeps
-what was measured and exits with 130.
+The table goes to stdout, progress to stderr, and every finished sample as one
+line of JSON to --output, which is appended to, never overwritten. Ctrl-C keeps
+what was measured and exits with 130; --resume goes on from there, also after a
+crash. What the lines hold: schema-2.json in the package's folder "measure".
+
+Without --threads, cores that other programs keep busy are left to them: a
+thread that has to share its core makes all the others wait.
 
 examples:
   pyllama-mtp matrix
-  pyllama-mtp matrix --model Qwen3.5-4B-Q8_0.gguf --prompt-sizes 1024,8192
-  pyllama-mtp matrix --depths 0,3 --repeat 5 --format markdown
+  pyllama-mtp matrix --model Qwen3.5-4B-Q8_0.gguf --prompt-sizes 1k,8k,192k
+  pyllama-mtp matrix --depths 0,3 --repeat 9 --budget 10m --format markdown
   pyllama-mtp matrix --depths 0,3 --rows all,last --sync full,kv
-  pyllama-mtp matrix --lib upstream --output upstream.jsonl
+  pyllama-mtp matrix --variants upstream,patched --output libraries.jsonl
+  pyllama-mtp matrix --output-mode code --max-tokens 16384 --depths 0,3,4
   pyllama-mtp matrix --model random.gguf --synthetic-acceptance 0.8,0.7,0.6
 """
+
+
+def size(text: str) -> int:
+    """An argparse type: tokens, "2048" or "2k"."""
+    thousands = text[:-1] if text[-1:] in ("k", "K") else ""
+    return 1024 * common.whole(1)(thousands) if thousands.isdigit() else common.whole(1)(text)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -62,32 +76,58 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--prompt-sizes",
-        type=common.comma_list(common.whole(1)),
+        type=common.comma_list(size),
         default="512,1024,2048",
         metavar="TOKENS,...",
-        help="prompt sizes in tokens",
+        help="prompt sizes in tokens; 1k is 1024",
     )
     parser.add_argument(
         "--max-tokens",
         type=common.whole(1),
-        default=128,
         metavar="N",
-        help="tokens generated per sample",
+        help="tokens generated per sample (default: "
+        f"{MAX_TOKENS['text']}; {MAX_TOKENS['code']} with --output-mode code)",
     )
     parser.add_argument(
-        "--repeat", type=common.whole(1), default=3, metavar="R", help="samples per cell"
+        "--repeat", type=common.whole(1), default=REPEAT, metavar="R", help="samples per cell"
+    )
+    parser.add_argument(
+        "--budget",
+        metavar="TIME",
+        help="most time to measure for, as in 90s, 10m, 1h: the least useful repeats are left out, "
+        "which is said, and recorded; every cell is measured once if that is possible",
+    )
+    parser.add_argument(
+        "--classes",
+        type=common.comma_list(str),
+        default="text",
+        metavar="CLASS,...",
+        help="kinds of prompts: text (documentation), code",
     )
     parser.add_argument(
         "--prompt-file",
         metavar="FILE",
-        help="UTF-8 text to cut prompts from (default: sources of Python's standard library)",
+        help="UTF-8 text to cut prompts from (default: that of Python's standard library)",
+    )
+    parser.add_argument(
+        "--output-mode",
+        default="text",
+        choices=("text", "code"),
+        help="what the model is made to write: a continuation of the text, or, in a chat that "
+        "shows the text, long code",
     )
     output = parser.add_argument_group("output")
     destination = output.add_mutually_exclusive_group()
     destination.add_argument(
-        "--output", default="matrix.jsonl", metavar="FILE.jsonl", help="append the cells here"
+        "--output", default="matrix.jsonl", metavar="FILE.jsonl", help="append the samples here"
     )
     destination.add_argument("--no-output", action="store_true", help="write no file")
+    output.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the last run in --output: measure what it lacks. Refused if it measured "
+        "something else",
+    )
     output.add_argument(
         "--format",
         default="table",
@@ -95,25 +135,29 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="what to print at the end",
     )
     common.add_model_options(parser)
+    parser.add_argument(
+        "--variants",
+        type=common.comma_list(str),
+        metavar="upstream|patched|DIR,...",
+        help="native libraries to compare, in place of --lib; each but the first has a process of "
+        "its own, which loads the model as well",
+    )
     common.add_settings_options(parser, compare=True)
     common.add_sampling_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, keep every finished cell, print the table."""
-    from pyllama_mtp.measure.cells import append_cell, check_output
+    """Measure, keep every finished sample, print the table."""
+    from pyllama_mtp.cli.matrix_run import measure
+    from pyllama_mtp.measure.recordfile import Records, check_output
 
-    measured = _prepare(args)
-    output = None if args.no_output else args.output
-    if output:
-        check_output(output)
-    finished: list[Cell] = []
+    request = _check(args)
+    if request.output:
+        check_output(request.output)
+    found, code = Records(), 0
     try:
-        for cell in measured:
-            if output:
-                append_cell(output, cell)
-            finished.append(cell)
+        measure(args, request, found)
     except (KeyboardInterrupt, PyllamaMtpError) as error:
         if isinstance(error, KeyboardInterrupt):
             print(f"{PROGRAM}: interrupted", file=sys.stderr)
@@ -121,27 +165,45 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(f"{PROGRAM}: error: {error}", file=sys.stderr)
             code = FAILED
-        if finished:
+        if found.cells:
             print("what was measured before:", file=sys.stderr)
-    else:
-        code = 0
-    if finished or not code:
-        show(finished, args.format)
-    if output and finished:
-        print(f"cells appended to {output}: {len(finished)}", file=sys.stderr)
+    if found.cells or not code:
+        show(found.cells, args.format)
+    if request.output and found.cells:
+        n_samples = sum(len(one.measured) for one in found.runs.values())
+        more = "; --resume goes on" if code else ""
+        print(f"samples in {request.output}: {n_samples}{more}", file=sys.stderr)
     return code
 
 
-def _prepare(args: argparse.Namespace) -> Iterator[Cell]:
-    """Check every option before anything is loaded; the cells then come as they are measured."""
-    from pyllama_mtp.measure.matrix import SWITCHES
-    from pyllama_mtp.measure.workload import read_text
+def _check(args: argparse.Namespace) -> Request:
+    """Check every option before anything is loaded."""
+    from pyllama_mtp.cli.matrix_run import Request
+    from pyllama_mtp.measure.budget import parse_duration
+    from pyllama_mtp.measure.plan import SWITCHES
+    from pyllama_mtp.measure.workload import read_text, source_of_prompts, texts_for_class
 
+    if args.lib is not None and args.variants is not None:
+        raise UsageError("--lib is for one library and --variants for several; give one of them")
+    if args.resume and args.no_output:
+        raise UsageError("--resume needs the file of the run; leave --no-output out")
+    libraries = args.variants or ("" if args.lib is None else args.lib,)
     plan = make_plan(args)
-    settings = common.settings_from(args, max(plan.depths), **SWITCHES)
-    sampling = common.sampling_from(args)
+    if args.prompt_file is not None and plan.classes != ("text",):
+        raise UsageError("--prompt-file gives the text of all prompts; leave --classes out")
+    for name in plan.classes:
+        texts_for_class(name)
     texts = None if args.prompt_file is None else [read_text(args.prompt_file)]
-    return _measure(args, plan, settings, sampling, texts)
+    return Request(
+        plan,
+        common.settings_from(args, max(plan.depths), **SWITCHES),
+        common.sampling_from(args),
+        libraries,
+        texts,
+        source_of_prompts(args.prompt_file, texts[0] if texts else None),
+        None if args.budget is None else parse_duration(args.budget),
+        None if args.no_output else args.output,
+    )
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
@@ -151,7 +213,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
         UsageError: a size, depth or switch named twice, a depth without a synthetic rate, or
             something to compare but no depth above 0.
     """
-    from pyllama_mtp.measure.matrix import SWITCHES, Plan
+    from pyllama_mtp.measure.plan import SWITCHES, Plan
 
     rates = args.synthetic_acceptance
     depths = args.depths
@@ -170,123 +232,22 @@ def make_plan(args: argparse.Namespace) -> Plan:
             "--rows, --sync, --hidden, --drafting and --draft-vocab need a depth above 0; no MTP "
             "is measured with their defaults only"
         )
-    return Plan(args.prompt_sizes, depths, args.max_tokens, args.repeat, **switches)
-
-
-def _measure(
-    args: argparse.Namespace,
-    plan: Plan,
-    settings: Settings,
-    sampling: Sampling,
-    texts: list[str] | None,
-) -> Iterator[Cell]:
-    """Load, measure, yield the cells; KeyboardInterrupt at the end if the user interrupted."""
-    from pyllama_mtp import Session, native
-    from pyllama_mtp.measure.matrix import Build, Matrix
-    from pyllama_mtp.measure.workload import Workload
-
-    library = native.load(args.lib)
-    with (
-        common.open_model(args, mtp=any(plan.depths), without="--depths 0") as model,
-        progress(plan) as on_event,
-    ):
-        matrix = Matrix(
-            model,
-            plan,
-            settings=settings,
-            sampling=sampling,
-            open_session=lambda settings: Session(model, settings),
-            prompts=Workload(model, texts),
-            build=Build.of(library, args.n_gpu_layers),
-            on_event=on_event,
-        )
-        matrix.check()
-        with finished_cells_first(matrix):
-            yield from matrix.run()
-    if matrix.interrupted:
-        raise KeyboardInterrupt
-
-
-@contextmanager
-def finished_cells_first(matrix: Matrix) -> Iterator[None]:
-    """Let Ctrl-C cut a sample short, but never the writing of the cells that are finished."""
-    previous = signal.getsignal(signal.SIGINT)
-    if previous is not signal.default_int_handler:  # ignored, or somebody else's
-        yield
-        return
-
-    def on_interrupt(number: int, frame: FrameType | None) -> None:
-        if matrix.measuring:
-            raise KeyboardInterrupt
-        matrix.interrupted = True
-
-    signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-@contextmanager
-def progress(plan: Plan) -> Iterator[Callable[[Event], None]]:
-    """A live bar on stderr; where stderr is not a terminal, one line per finished sample."""
-    samples = len(plan.sizes) * len(plan.variants) * plan.repeat
-    if not sys.stderr.isatty():
-        yield _plain_progress(samples, plan)
-        return
-    from rich import progress as bars
-    from rich.console import Console
-
-    columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.TextColumn("sample {task.fields[number]}/" + str(samples)),
-        bars.TimeElapsedColumn(),
-        bars.TextColumn("left"),
-        bars.TimeRemainingColumn(),
+    libraries = tuple(_label(library) for library in args.variants or ("",))
+    return Plan(
+        args.prompt_sizes,
+        depths,
+        args.max_tokens or MAX_TOKENS[args.output_mode],
+        args.repeat,
+        **switches,
+        classes=args.classes,
+        libraries=libraries,
+        output_mode=args.output_mode,
     )
-    total = sum(plan.work(size) for size in plan.sizes) * len(plan.variants) * plan.repeat
-    with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("warming up", total=total, number=0)
-
-        def on_event(event: Event) -> None:
-            if event.kind == "start":
-                number = bar.tasks[0].fields["number"] + 1
-                bar.update(task, description=_short_label(event, plan), number=number)
-            elif event.kind == "done":
-                bar.advance(task, plan.work(event.size))
-
-        yield on_event
 
 
-def _plain_progress(samples: int, plan: Plan) -> Callable[[Event], None]:
-    done = 0
-
-    def on_event(event: Event) -> None:
-        nonlocal done
-        if event.kind != "done" or event.cell is None:
-            return
-        done += 1
-        cell = event.cell
-        if cell.skipped:
-            result = "skipped"
-        else:
-            last = cell.samples[-1]
-            result = f"prefill {last.prefill_tps:.1f} tok/s, decode {last.decode_tps:.1f} tok/s"
-        print(f"[{done}/{samples}] {_label(event, plan)}: {result}", file=sys.stderr, flush=True)
-
-    return on_event
-
-
-def _label(event: Event, plan: Plan) -> str:
-    mode = plan.label(event.variant) if event.variant else ""
-    return f"prompt {event.size}, {mode}, repeat {event.repeat + 1}"
-
-
-def _short_label(event: Event, plan: Plan) -> str:
-    """For the bar, which needs room beside it."""
-    mode = plan.label(event.variant, short=True) if event.variant else ""
-    return f"{event.size} tokens, {mode}"
+def _label(library: str) -> str:
+    """What a library of --variants is called: a folder by its name."""
+    return library if library in ("", "upstream", "patched") else Path(library).resolve().name
 
 
 def show(cells: list[Cell], how: str) -> None:

@@ -1,4 +1,4 @@
-"""The record of a measurement: one `Cell` per prompt size and draft depth, one JSON line each.
+"""The record of a measurement in memory: one `Cell` per prompt size, class and variant.
 
 Timings are medians of the raw samples, which are kept beside them. Counts (drafted, accepted,
 rounds) are summed over the samples, and every rate is a total over a total.
@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,8 @@ from pyllama_mtp.errors import UsageError
 if TYPE_CHECKING:
     from pyllama_mtp import Telemetry
 
-#: Raised when the meaning of a field changes.
-SCHEMA = 1
+#: Raised when the meaning of a field changes; schema-2.json describes it.
+SCHEMA = 2
 NO_MTP = "no-mtp"
 DRAFT_MTP = "draft-mtp"
 
@@ -34,6 +33,8 @@ class Sample:
     `drafted` and `accepted` hold one count per draft position 1..n_max. `time_s` has the seconds of
     each phase, "prompt_sync" among them. `prompt_sync` and `handoff` are what was used, and
     `hidden_bytes` are hidden states moved to and from the host, as in the driver's telemetry.
+    `waited_s` are seconds that the threads, added up, waited for a core that others had, in
+    "prefill" and in "decode"; empty: not known.
     """
 
     n_prompt: int
@@ -51,6 +52,7 @@ class Sample:
     prompt_sync: str = ""
     handoff: str = ""
     hidden_bytes: dict[str, int] = field(default_factory=dict)
+    waited_s: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_telemetry(cls, telemetry: Telemetry) -> Sample:
@@ -72,6 +74,18 @@ class Sample:
             handoff=telemetry.handoff,
             hidden_bytes=dict(telemetry.hidden_bytes),
         )
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Sample:
+        """From its JSON object; unknown keys are ignored.
+
+        Raises:
+            UsageError: the object lacks a field that a sample must have.
+        """
+        try:
+            return cls(**_known(cls, record))
+        except (TypeError, AttributeError) as error:
+            raise UsageError(f"not a sample: {error}") from None
 
 
 @dataclass
@@ -146,13 +160,13 @@ class Cell:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Cell:
-        """The inverse of :meth:`to_json`; keys of a later schema are ignored.
+        """The inverse of :meth:`to_json`; unknown keys are ignored.
 
         Raises:
             UsageError: the record lacks a field that a cell must have.
         """
         known = _known(cls, record)
-        known["samples"] = [Sample(**_known(Sample, sample)) for sample in known.get("samples", ())]
+        known["samples"] = [Sample.from_dict(sample) for sample in known.get("samples", ())]
         try:
             return cls(**known)
         except TypeError as error:
@@ -174,68 +188,13 @@ def pooled_rates(accepted: Sequence[int], drafted: Sequence[int]) -> list[float 
     return [hits / tries if tries else None for hits, tries in zip(accepted, drafted, strict=True)]
 
 
-def check_output(path: str | os.PathLike[str]) -> None:
-    """Refuse, before anything is measured, a file that cells cannot be appended to.
-
-    Raises:
-        UsageError: the file cannot be written, or it exists and does not hold cells.
-    """
-    path = Path(path)
-    existed = path.exists()
-    try:
-        with path.open("ab"):
-            pass
-        if not existed:
-            path.unlink()
-            return
-        with path.open("rb") as file:
-            first = file.readline()
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror}; name another file with --output"
-        ) from None
-    if first.strip() and b'"prefill_tps"' not in first:
-        raise UsageError(
-            f"{path} exists and does not hold cells of a matrix (JSON lines); "
-            "name another file with --output"
-        )
-
-
-def append_cell(path: str | os.PathLike[str], cell: Cell) -> None:
-    """Append one line in a single write and bring it to the disk.
-
-    A line that an earlier run left half-written is closed first, so it cannot spoil this one.
-    """
-    line = (cell.to_json() + "\n").encode("utf-8")
-    with Path(path).open("a+b", buffering=0) as file:
-        if file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                line = b"\n" + line
-        file.write(line)  # O_APPEND: always at the end, whatever was read before
-        os.fsync(file.fileno())
-
-
 def read_cells(path: str | os.PathLike[str]) -> list[Cell]:
-    """Read every cell of a file; half-written lines (a run was killed) are left out.
+    """Every cell of a file, run by run; an unfinished last line (a run was killed) is left out.
 
     Raises:
-        UsageError: the file cannot be read, or a complete line is JSON but not a cell.
+        UsageError: the file cannot be read, or a line is damaged, of an unknown schema or does not
+            fit; the message begins with "FILE, line N:".
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    cells = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if not isinstance(record, dict):
-            raise UsageError(f"{path}, line {number}: not a cell of a matrix")
-        try:
-            cells.append(Cell.from_dict(record))
-        except UsageError as error:
-            raise UsageError(f"{path}, line {number}: {error}") from None
-    return cells
+    from pyllama_mtp.measure.recordfile import read_file  # which is made of cells
+
+    return read_file(path).cells

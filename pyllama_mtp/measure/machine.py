@@ -5,8 +5,11 @@ No host name, user name or path is ever read.
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ from pyllama_mtp.settings import available_threads
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
+_STAT = Path("/proc/stat")
+_TASKS = Path("/proc/self/task")
 
 
 def _first_match(path: Path, pattern: str) -> str | None:
@@ -51,3 +56,41 @@ def describe_machine(devices: list[str] | None = None) -> dict[str, Any]:
         "arch": platform.machine(),
         "python": platform.python_version(),
     }
+
+
+def waited_for_core() -> float:
+    """Seconds that this process's threads, added up, have been ready to run while others had the
+    core; 0 where the system does not count it.
+
+    Source: the second number of /proc/PID/task/TID/schedstat, in nanoseconds (Linux,
+    Documentation/scheduler/sched-stats.rst).
+    """
+    waited = 0
+    for task in _TASKS.glob("*/schedstat"):
+        with suppress(OSError, ValueError):  # the thread has ended meanwhile
+            waited += int(task.read_text().split()[1])
+    return waited / 1e9
+
+
+def busy_cores(seconds: float = 0.5) -> float:
+    """How many of the cores that this process may run on other programs use; it sleeps meanwhile.
+
+    0 where /proc/stat cannot be read. Time that is stolen from a virtual machine counts as used.
+    """
+    before = _idle_ticks()
+    began = time.perf_counter()
+    time.sleep(seconds)
+    after = _idle_ticks()
+    ticks = (time.perf_counter() - began) * os.sysconf("SC_CLK_TCK")
+    cores = before.keys() & after.keys()
+    return sum(max(0.0, 1 - (after[core] - before[core]) / ticks) for core in cores)
+
+
+def _idle_ticks() -> dict[str, int]:
+    """Ticks that each core of this process has been idle or waiting for a disk."""
+    try:
+        lines = [line.split() for line in _STAT.read_text().splitlines()]
+    except OSError:
+        return {}
+    own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    return {words[0]: int(words[4]) + int(words[5]) for words in lines if words[0] in own}

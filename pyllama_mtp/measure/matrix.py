@@ -1,192 +1,80 @@
-"""The speed matrix: prompt sizes x variants, interleaved, one fresh session per sample.
+"""The speed matrix: prompt sizes x classes x variants, interleaved, a fresh session per sample.
 
-A variant is no MTP, or a draft depth with the switches that a prompt's cost depends on. For each
-size the variants take turns (A B C D A B C D), so that a machine that grows slower or busier in the
-meantime slows all of them alike. All variants of one repeat get the same text.
+A variant is no MTP, or a draft depth with the switches that a prompt's cost depends on, with one of
+the native libraries. All variants of a repeat get the same text and are measured side by side:
+their sessions are open together, process the prompt one right after the other, and decode by turns,
+some tokens each. So a machine that grows slower or busier in the meantime slows all of them alike,
+which leaves their ratios as they are. Where memory does not hold all of them, as many as it holds.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
-from pyllama_mtp.measure.cells import DRAFT_MTP, NO_MTP, Cell, Sample
-from pyllama_mtp.measure.machine import describe_machine
-from pyllama_mtp.measure.workload import Workload
+from pyllama_mtp.measure import budget
+from pyllama_mtp.measure.header import OWN_SETTINGS, now, without_folders
+from pyllama_mtp.measure.plan import SWITCHES, Group, Plan, Variant
+from pyllama_mtp.measure.recordfile import Record, cell_key
+from pyllama_mtp.measure.runner import InterruptedSample, Measured, Task
+from pyllama_mtp.measure.workload import Prompts
 from pyllama_mtp.settings import Settings
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Model, Sampling, Session, Telemetry
-    from pyllama_mtp.native import Library
+    from pyllama_mtp import Model, Sampling
 
-#: Tokens of the prompt, and tokens generated, of the warm-up before each sample.
-WARM_UP_PROMPT = 32
-WARM_UP_TOKENS = 8
+#: Tokens of a turn: long enough that what the others left in the CPU's caches does not count.
+TURN_TOKENS = 16
+#: Rest before another process gets its turn: OpenMP's threads spin that long after their last work.
+SETTLE_S = 0.02
 _CONTEXT_STEP = 256  # llama.cpp pads contexts to this many tokens
 
 
-#: Opens a session with the settings of one cell; it is closed before the next one is opened.
-OpenSession = Callable[["Settings"], "Session"]
+class SideBySide(Protocol):
+    """A :class:`~pyllama_mtp.measure.runner.Runner`, here or in another process."""
 
-#: The fields of `Settings` that a plan may vary, with their defaults.
-SWITCHES = {
-    name: str(getattr(Settings, name))
-    for name in ("prompt_rows", "prompt_sync", "hidden", "drafting", "draft_vocab")
-}
-
-
-@dataclass(frozen=True)
-class Variant:
-    """What a cell does at its size: drafts per round (0: no MTP), and fields of `Settings`."""
-
-    depth: int
-    prompt_rows: str = SWITCHES["prompt_rows"]
-    prompt_sync: str = SWITCHES["prompt_sync"]
-    hidden: str = SWITCHES["hidden"]
-    drafting: str = SWITCHES["drafting"]
-    draft_vocab: str = SWITCHES["draft_vocab"]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to measure: prompt sizes and generated tokens in tokens, depths in drafts per round.
-
-    `prompt_rows` and what follows are values of those fields of `Settings`; each depth above 0 is
-    measured with every combination of them, depth 0 once, with the defaults.
-    """
-
-    sizes: tuple[int, ...]
-    depths: tuple[int, ...]
-    max_tokens: int
-    repeat: int
-    prompt_rows: tuple[str, ...] = (SWITCHES["prompt_rows"],)
-    prompt_sync: tuple[str, ...] = (SWITCHES["prompt_sync"],)
-    hidden: tuple[str, ...] = (SWITCHES["hidden"],)
-    drafting: tuple[str, ...] = (SWITCHES["drafting"],)
-    draft_vocab: tuple[str, ...] = (SWITCHES["draft_vocab"],)
-
-    def __post_init__(self) -> None:
-        """Refuse plans that measure nothing, or the same cell twice."""
-        for name, values, least in (("prompt sizes", self.sizes, 1), ("depths", self.depths, 0)):
-            if not values:
-                raise UsageError(f"no {name} given")
-            if min(values) < least:
-                raise UsageError(f"{name} must be {least} or more, not {min(values)}")
-            _check_distinct(name, values)
-        for name in SWITCHES:
-            if not getattr(self, name):
-                raise UsageError(f"no {name} given")
-            _check_distinct(name, getattr(self, name))
-        for name, words, meaning in (
-            ("prompt_sync", self.prompt_sync, "kv or full"),
-            ("drafting", self.drafting, "chain or stepwise"),
-        ):
-            if len(words) > 1 and "auto" in words:
-                raise UsageError(
-                    f"{name} {', '.join(words)} name one value twice: auto is {meaning}; "
-                    "leave it out"
-                )
-        if self.max_tokens < 1 or self.repeat < 1:
-            raise UsageError(
-                f"max_tokens ({self.max_tokens}) and repeat ({self.repeat}) must be 1 or more"
-            )
-
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        """The cells of one size, in their order."""
-        combinations = [*itertools.product(*(getattr(self, name) for name in SWITCHES))]
-        return tuple(
-            Variant(depth, *switches)
-            for depth in self.depths
-            for switches in (combinations if depth else [()])
-        )
-
-    def schedule(self) -> list[tuple[int, Variant]]:
-        """(repeat, variant) of every sample of one size, in the order they are measured."""
-        return [(repeat, variant) for repeat in range(self.repeat) for variant in self.variants]
-
-    def label(self, variant: Variant, *, short: bool = False) -> str:
-        """The variant in words, as far as the plan varies it: "depth 3, rows all"; short: "all"."""
-        if not variant.depth:
-            return "no MTP"
-        varied = [name for name in SWITCHES if len(getattr(self, name)) > 1]
-        said = [name.removeprefix("prompt_").replace("_", " ") for name in varied]
-        names = ["" if short else name + " " for name in said]
-        words = [name + getattr(variant, of) for name, of in zip(names, varied, strict=True)]
-        return ", ".join([f"depth {variant.depth}", *words])
-
-    def context_needed(self, size: int) -> int:
-        """Tokens of context of the cells of one size; the same for all variants."""
-        return size + self.max_tokens + max(self.depths) + 1
-
-    def work(self, size: int) -> int:
-        """Rough weight of one sample, for progress: a decoded token costs about 10 of prefill."""
-        return size + 10 * self.max_tokens
-
-
-def _check_distinct(name: str, values: Sequence[object]) -> None:
-    if len(set(values)) != len(values):
-        raise UsageError(f"{name} {', '.join(map(str, values))} name one value twice")
-
-
-@dataclass(frozen=True)
-class Build:
-    """What the cells say of the library and the machine it ran on."""
-
-    variant: str
-    upstream_commit: str
-    series: str
-    backend: str
-    machine: dict[str, Any]
-
-    @classmethod
-    def of(cls, library: Library, n_gpu_layers: int) -> Build:
-        """Read it from the loaded `Library`; without GPU layers the backend is the CPU."""
-        stamp = library.stamp
-        accelerators = [d for d in library.devices() if n_gpu_layers and "gpu" in d.kind]
-        names = sorted({device.name.rstrip("0123456789") for device in accelerators})
-        return cls(
-            variant=library.variant,
-            upstream_commit=str(stamp.get("upstream_commit", "")),
-            series=str(stamp.get("series", "")),
-            backend="+".join(names) or "CPU",
-            machine=describe_machine([device.description for device in accelerators]),
-        )
+    def check(self, settings: Settings) -> None: ...
+    def begin(self, number: int, task: Task) -> None: ...
+    def advance(self, number: int, goal: int) -> int: ...
+    def finish(self, number: int) -> Measured: ...
+    def drop(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Event:
-    """Progress: a sample begins, a sample is done (or left out), a size is done."""
+    """Progress. A sample begins; its prompt is processed; it is done; or its cell is skipped.
 
-    kind: Literal["start", "done", "size"]
-    size: int
-    variant: Variant | None = None
-    repeat: int = 0
-    cell: Cell | None = None
+    Attributes:
+        left_s: about how many seconds the rest takes; None: not known yet.
+    """
 
-
-class _InterruptedError(Exception):
-    """The driver ended a generation because the user asked for it."""
+    kind: Literal["start", "prefilled", "done", "skipped"]
+    group: Group
+    variant: Variant
+    measured: Measured | None = None
+    left_s: float | None = None
 
 
 class Matrix:
     """Runs a plan.
 
     Args:
-        model: the model; sessions come from `open_session`, so it is only tokenized and named.
+        model: the model; it is only named, and its context length asked for.
         plan: what to measure.
         settings: settings of every cell; `draft_n_max` and the switches are set to the variant's,
             `n_ctx` 0 to what the cells of a size need, and synthetic rates are cut to the depth.
         sampling: sampling of every cell.
-        open_session: opens a session with given settings.
+        runners: what measures, by the plan's names of libraries.
         prompts: where prompts come from.
-        build: library and machine, for the record.
+        run: id of the run, for its records.
+        budget_s: seconds after which nothing further begins; None: no limit.
+        measured: samples that are there already: key of the cell and repeat.
+        skipped: keys of the cells that cannot be measured.
         on_event: told of every step; must not raise.
     """
 
@@ -197,23 +85,33 @@ class Matrix:
         *,
         settings: Settings,
         sampling: Sampling,
-        open_session: OpenSession,
-        prompts: Workload,
-        build: Build,
+        runners: Mapping[str, SideBySide],
+        prompts: Prompts,
+        run: str = "",
+        budget_s: float | None = None,
+        measured: Collection[tuple[str, int]] = (),
+        skipped: Collection[str] = (),
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self.plan = plan
-        #: True once the run is interrupted, here or by the caller; it then ends after this size.
+        #: True once the run is interrupted, here or by the caller; it then ends.
         self.interrupted = False
-        #: True while a KeyboardInterrupt costs a sample and no more.
+        #: True while a KeyboardInterrupt costs samples that are not finished and no more.
         self.measuring = False
-        self._model = model
-        self._settings = settings
-        self._sampling = sampling
-        self._open = open_session
-        self._prompts = prompts
-        self._build = build
-        self._on_event = on_event
+        #: Groups that the time budget left out.
+        self.dropped: list[Group] = []
+        self._model, self._settings, self._sampling = model, settings, sampling
+        self._runners, self._prompts, self._run = runners, prompts, run
+        self._budget_s = budget_s
+        self.on_event = on_event
+        self._measured, self._skipped = set(measured), set(skipped)
+        self._times: dict[budget.Kind, list[float]] = {}
+        self._identities = {
+            (kind, variant): self._identify(*kind, variant)
+            for kind in plan.kinds()
+            for variant in plan.variants
+        }
+        self._keys = {name: cell_key(record) for name, record in self._identities.items()}
 
     def check(self) -> None:
         """Open a session of every variant, so that no run fails half-way for what it could know.
@@ -222,69 +120,168 @@ class Matrix:
             UsageError: settings that this library or model cannot do; the message names them.
         """
         for variant in self.plan.variants:
+            settings = self._cell_settings(min(self.plan.sizes), variant)
             try:
-                self._open(self._cell_settings(min(self.plan.sizes), variant)).close()
+                self._runners[variant.library].check(settings)
             except UsageError as error:
                 raise UsageError(f"{self.plan.label(variant)}: {error}") from None
             except InsufficientMemoryError:
                 pass  # the cell says so, and the others are measured
 
-    def run(self) -> Iterator[Cell]:
-        """Yield the cells of a size as soon as they are finished, in the order of the variants.
+    # -- what is done next -------------------------------------------------------------------------
 
-        After an interruption (Ctrl-C) the cells that have at least one sample still come, then
-        the run ends and `interrupted` is true.
+    def run(self) -> Iterator[Record]:
+        """Yield a record of every sample as soon as it is finished, and of every skipped cell.
+
+        After an interruption (Ctrl-C) the run ends and `interrupted` is true.
         """
-        for size in self.plan.sizes:
-            cells = {variant: self._cell(size, variant) for variant in self.plan.variants}
-            try:
-                self.measuring = True
-                self._measure_size(size, cells)
+        began = time.monotonic()
+        try:
+            while not self.interrupted and (group := self._next_group(began)):
+                with closing(self._measure_group(group)) as records:
+                    for record in records:
+                        self.measuring = False
+                        yield record
+                        if self.interrupted:
+                            return
+                        self.measuring = True
                 self.measuring = False
-            except (KeyboardInterrupt, DecodeAborted, _InterruptedError):
-                self.measuring, self.interrupted = False, True
-            for cell in cells.values():
-                cell.summarize()
-                if cell.samples or cell.skipped:
-                    yield cell
-            if self.interrupted:
-                return
+        except (KeyboardInterrupt, DecodeAborted, InterruptedSample):
+            self.measuring, self.interrupted = False, True
+            return
+        finally:
+            self.measuring = False
+        if self.dropped and not self.interrupted:
+            yield self._drop_record()
 
-    def _measure_size(self, size: int, cells: dict[Variant, Cell]) -> None:
-        reason = self._too_long(size)
-        for repeat, variant in self.plan.schedule():
-            cell = cells[variant]
-            self._on_event(Event("start", size, variant, repeat))
-            if reason:
-                cell.skipped = reason
-            if not cell.skipped:
-                try:
-                    self._measure(cell, self._cell_settings(size, variant), repeat)
-                except InsufficientMemoryError as error:
-                    if not cell.samples:
-                        cell.skipped = str(error)
-            self._on_event(Event("done", size, variant, repeat, cell))
-        self._on_event(Event("size", size))
+    def _next_group(self, began: float) -> Group | None:
+        """The next one that has samples to measure and for which there is time."""
+        pending = [group for group in self.plan.groups() if self._to_do(group)]
+        cost = budget.estimate(self._times, self.plan.work)
+        dropped: set[Group] = set()
+        if self._budget_s is not None and cost is not None:
+            left_s = self._budget_s - (time.monotonic() - began)
+            done = {kind: self._repeats_done(*kind) for kind in self.plan.kinds()}
+            dropped = budget.to_drop(pending, done, cost, left_s)
+        self.dropped = [group for group in pending if group in dropped]
+        return next((group for group in pending if group not in dropped), None)
 
-    def _measure(self, cell: Cell, settings: Settings, repeat: int) -> None:
-        """Add one sample: fresh session, warm-up, prefill and decode, close."""
-        prompt = self._prompts.prompt(cell.n_prompt, repeat)
-        with self._open(settings) as session:
-            self._generate(session, prompt[:WARM_UP_PROMPT], WARM_UP_TOKENS)
-            session.reset()
-            telemetry = self._generate(session, prompt, self.plan.max_tokens)
-            cell.memory = dict(session.memory())
-        cell.samples.append(Sample.from_telemetry(telemetry))
-        cell.time = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    def _to_do(self, group: Group) -> list[Variant]:
+        """Variants of a group that are still to be measured, in the order of their turns."""
+        keys = {variant: self._key(group, variant) for variant in self.plan.order(group.repeat)}
+        return [
+            variant
+            for variant, key in keys.items()
+            if key not in self._skipped and (key, group.repeat) not in self._measured
+        ]
 
-    def _generate(self, session: Session, prompt: list[int], max_tokens: int) -> Telemetry:
-        generation = session.generate(
-            prompt, max_tokens=max_tokens, sampling=self._sampling, ignore_eos=True
+    def _repeats_done(self, size: int, prompt_class: str) -> int:
+        groups = (Group(size, prompt_class, repeat) for repeat in range(self.plan.repeat))
+        return sum(not self._to_do(group) for group in groups)
+
+    @property
+    def n_to_do(self) -> int:
+        """Samples that are still to be measured, those that the budget leaves out included."""
+        return sum(len(self._to_do(group)) for group in self.plan.groups())
+
+    def left_s(self) -> float | None:
+        """About how many seconds the rest takes; None before anything was measured."""
+        cost = budget.estimate(self._times, self.plan.work)
+        if cost is None:
+            return None
+        n_variants = len(self.plan.variants)
+        rest = sum(
+            cost(group) * len(self._to_do(group)) / n_variants
+            for group in self.plan.groups()
+            if group not in self.dropped
         )
-        generation.run()
-        if generation.finish_reason == "interrupted":
-            raise _InterruptedError
-        return generation.telemetry
+        return max(0.0, rest)
+
+    def _drop_record(self) -> Record:
+        groups = [
+            {"n_prompt": group.size, "prompt_class": group.prompt_class, "repeat": group.repeat}
+            for group in self.dropped
+        ]
+        head = {"kind": "dropped", "run": self._run, "time": now()}
+        return {**head, "budget_s": self._budget_s, "groups": groups}
+
+    # -- measuring a group -------------------------------------------------------------------------
+
+    def _measure_group(self, group: Group) -> Generator[Record]:
+        """Every variant that is still to be measured, as many at once as memory holds."""
+        self.measuring = True
+        began, todo = time.monotonic(), self._to_do(group)
+        waiting, n_measured = todo, 0
+        if reason := self._too_long(group.size):
+            yield from (self._skip(group, variant, reason) for variant in todo)
+            return
+        prompt = self._prompts.prompt(group.prompt_class, group.size, group.repeat)
+        try:
+            while waiting:
+                together, refused = self._begin(group, waiting, prompt)
+                waiting = waiting[len(together) + len(refused) :]
+                for variant, why in refused.items():
+                    yield self._skip(group, variant, why)
+                for record in self._finish(group, together):
+                    n_measured += 1
+                    yield record
+        finally:
+            for runner in self._runners.values():
+                runner.drop()
+        if n_measured:
+            whole = (time.monotonic() - began) * len(self.plan.variants) / n_measured
+            self._times.setdefault(group.kind, []).append(whole)
+
+    def _begin(
+        self, group: Group, variants: list[Variant], prompt: list[int]
+    ) -> tuple[list[Variant], dict[Variant, str]]:
+        """Open and warm up sessions, the first of `variants` first, until memory is full: those
+        that are open, and those that do not fit by themselves, with the reason."""
+        together: list[Variant] = []
+        refused: dict[Variant, str] = {}
+        for variant in variants:
+            settings = self._cell_settings(group.size, variant)
+            warm_up = min(len(prompt), settings.n_batch)
+            task = Task(settings, self._sampling, prompt, self.plan.max_tokens, warm_up)
+            self.on_event(Event("start", group, variant, left_s=self.left_s()))
+            try:
+                self._runners[variant.library].begin(self._number(variant), task)
+            except InsufficientMemoryError as error:
+                if together:
+                    break  # it may fit when the others are closed
+                refused[variant] = str(error)
+            else:
+                together.append(variant)
+        return together, refused
+
+    def _finish(self, group: Group, variants: list[Variant]) -> Iterator[Record]:
+        """Prompts one after the other, then tokens by turns; records as generations end."""
+        last = ""
+
+        def turn(variant: Variant, goal: int) -> int:
+            nonlocal last
+            if variant.library != last and len(self._runners) > 1:
+                time.sleep(SETTLE_S)
+            last = variant.library
+            return self._runners[last].advance(self._number(variant), goal)
+
+        tokens = {}
+        for variant in variants:
+            tokens[variant] = turn(variant, 1)
+            self.on_event(Event("prefilled", group, variant, left_s=self.left_s()))
+        while tokens:
+            variant = min(tokens, key=lambda one: tokens[one])
+            goal = min(tokens[variant] + TURN_TOKENS, self.plan.max_tokens)
+            tokens[variant] = turn(variant, goal)
+            if tokens[variant] >= self.plan.max_tokens or tokens[variant] < goal:
+                del tokens[variant]
+                measured = self._runners[variant.library].finish(self._number(variant))
+                self._measured.add((self._key(group, variant), group.repeat))
+                yield self._sample(group, variant, measured)
+                self.on_event(Event("done", group, variant, measured, self.left_s()))
+
+    def _number(self, variant: Variant) -> int:
+        return self.plan.variants.index(variant)
 
     def _too_long(self, size: int) -> str | None:
         """Why a prompt of this size cannot be measured at all, if so."""
@@ -299,6 +296,44 @@ class Matrix:
             f"exceed {whose}, {limit}"
         )
 
+    # -- records -----------------------------------------------------------------------------------
+
+    def _sample(self, group: Group, variant: Variant, measured: Measured) -> Record:
+        return {
+            "kind": "sample",
+            "run": self._run,
+            **self._identities[group.kind, variant],
+            "repeat": group.repeat,
+            "time": now(),
+            "memory": measured.memory,
+            "sample": dataclasses.asdict(measured.sample),
+        }
+
+    def _skip(self, group: Group, variant: Variant, reason: str) -> Record:
+        self._skipped.add(self._key(group, variant))
+        self.on_event(Event("skipped", group, variant, left_s=self.left_s()))
+        identity = self._identities[group.kind, variant]
+        return {"kind": "skipped", "run": self._run, **identity, "time": now(), "reason": reason}
+
+    def _key(self, group: Group, variant: Variant) -> str:
+        return self._keys[group.kind, variant]
+
+    def _identify(self, size: int, prompt_class: str, variant: Variant) -> Record:
+        """`cell` and `settings` of a record."""
+        settings = self._cell_settings(size, variant)
+        own = {name: getattr(settings, name) for name in OWN_SETTINGS}
+        rates = own["synthetic_acceptance"]
+        own["synthetic_acceptance"] = list(rates) if rates else None
+        own["draft_vocab"] = without_folders(str(own["draft_vocab"]))
+        cell = {
+            "build": variant.library,
+            "n_prompt": size,
+            "prompt_class": prompt_class,
+            "n_max": variant.depth,
+            "max_tokens": self.plan.max_tokens,
+        }
+        return {"cell": cell, "settings": own}
+
     def _cell_settings(self, size: int, variant: Variant) -> Settings:
         """The settings of one cell; see the class for what is changed."""
         needed = -(-self.plan.context_needed(size) // _CONTEXT_STEP) * _CONTEXT_STEP
@@ -310,28 +345,3 @@ class Matrix:
             synthetic_acceptance=rates[:depth] if rates and depth else None,
             **{name: getattr(variant, name) for name in SWITCHES},
         )
-
-    def _cell(self, size: int, variant: Variant) -> Cell:
-        settings, depth = self._cell_settings(size, variant), variant.depth
-        rates = settings.synthetic_acceptance
-        return Cell(
-            model=os.path.basename(self._model.path),  # noqa: PTH119 - also takes plain strings
-            variant=self._build.variant,
-            upstream_commit=self._build.upstream_commit,
-            series=self._build.series,
-            backend=self._build.backend,
-            mode=DRAFT_MTP if depth else NO_MTP,
-            n_max=depth,
-            n_prompt=size,
-            max_tokens=self.plan.max_tokens,
-            repeat=self.plan.repeat,
-            synthetic_acceptance=list(rates) if rates else None,
-            settings={**_record(settings), "sampling": _record(self._sampling)},
-            machine=self._build.machine,
-            time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        )
-
-
-def _record(options: Any) -> dict[str, Any]:
-    """The fields of a dataclass of settings."""
-    return dict(dataclasses.asdict(options))

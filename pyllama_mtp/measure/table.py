@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
+from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.ratios import Figure, Ratio, base_of, median_ratio, paired_ratios
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 _NONE = "-"
 _UNLIMITED = 1000
+_WAITED_MUCH = 0.03
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,19 @@ _SWITCHES = (
     ("draft vocab", "draft_vocab"),
 )
 _SIZE = Column("prompt\ntokens", lambda cell, _: str(cell.n_prompt), measured=False)
+#: Axes that have a column only if they vary.
+_AXES = (
+    Column("class", lambda cell, _: cell.prompt_class, words=True, measured=False),
+    Column("library", lambda cell, _: cell.variant, words=True, measured=False),
+)
 _MODE = Column("mode", lambda cell, _: mode_label(cell), words=True, measured=False)
 _SYNC = Column("sync\n%", lambda cell, _: _percent(cell.prompt_sync_share), spare=3)
 _FIGURES = (
     Column("prefill\ntok/s", lambda cell, _: _speed(cell.prefill_tps)),
-    Column("vs\nno-MTP", lambda c, base: _ratio(c.prefill_tps, base.prefill_tps if base else None)),
+    Column("vs\nno-MTP", lambda cell, base: _times(ratio_to(cell, base, "prefill_tps"))),
     _SYNC,
     Column("decode\ntok/s", lambda cell, _: _speed(cell.decode_tps)),
-    Column("vs\nno-MTP", lambda c, base: _ratio(c.decode_tps, base.decode_tps if base else None)),
+    Column("vs\nno-MTP", lambda cell, base: _times(ratio_to(cell, base, "decode_tps"))),
     Column("elapsed\ns", lambda cell, _: f"{cell.elapsed_s:.2f}", spare=2),
     Column(
         "accepted %\nat 1,2,...",
@@ -77,13 +85,14 @@ _FIGURES = (
 
 
 def matrix_columns(cells: Sequence[Cell]) -> list[Column]:
-    """The columns of a table of these cells: a switch has one if it varies among them."""
+    """The columns of a table of these cells: class, library and a switch have one if they vary."""
+    axes = [axis for axis in _AXES if len({axis.text(cell, None) for cell in cells}) > 1]
     switches = [
         _switch_column(heading, name)
         for heading, name in _SWITCHES
         if len(switch_values(cells, name)) > 1
     ]
-    return [_SIZE, _MODE, *switches, *_FIGURES]
+    return [_SIZE, *axes, _MODE, *switches, *_FIGURES]
 
 
 def _switch_column(heading: str, name: str) -> Column:
@@ -117,8 +126,9 @@ def switch_values(cells: Iterable[Cell], name: str) -> list[str]:
 def matrix_rows(cells: Sequence[Cell], columns: Sequence[Column] | None = None) -> list[list[str]]:
     """One row of text per cell; `columns`: None is all that :func:`matrix_columns` has."""
     columns = matrix_columns(cells) if columns is None else columns
-    plain = {cell.n_prompt: cell for cell in cells if cell.n_max == 0 and cell.samples}
-    return [[column.value(cell, plain.get(cell.n_prompt)) for column in columns] for cell in cells]
+    bases = [base_of(cell, cells) for cell in cells]
+    pairs = [*zip(cells, bases, strict=True)]
+    return [[column.value(cell, base) for column in columns] for cell, base in pairs]
 
 
 def mode_label(cell: Cell) -> str:
@@ -135,13 +145,21 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
         return ["nothing was measured"]
     first = cells[0]
     cores = first.machine.get("cores")
+    threads = first.settings.get("n_threads")
+    builds = {
+        f"{cell.variant} build of llama.cpp {cell.upstream_commit[:9]}, patches "
+        f"{cell.series[:12] or _NONE}, {cell.backend}": None
+        for cell in cells
+    }
     notes = [
-        f"model {first.model}; {first.variant} build of llama.cpp {first.upstream_commit[:9]}, "
-        f"patches {first.series[:12] or _NONE}, {first.backend}",
+        f"model {first.model}; {'; '.join(builds)}",
         f"{', '.join([str(first.machine.get('cpu')), *first.machine.get('devices', ())])}, "
-        f"{cores} core{'' if cores == 1 else 's'}; "
+        f"{cores} core{'' if cores == 1 else 's'}"
+        f"{f', {threads} used' if threads else ''}; "
         f"{first.max_tokens} tokens generated; medians of {_counts(cells)}, interleaved; "
         "acceptance and tokens per round are totals over totals",
+        *_ratio_note(cells),
+        *_waiting_note(cells),
     ]
     settled = [(heading, switch_values(cells, name)) for heading, name in _SWITCHES]
     alike = [
@@ -167,10 +185,54 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
     return notes
 
 
+def _ratio_note(cells: Sequence[Cell]) -> list[str]:
+    """What the ratios are, and how far to trust them."""
+    worst: dict[Figure, Ratio] = {}
+    figures: tuple[Figure, ...] = ("prefill_tps", "decode_tps")
+    for cell in cells:
+        for figure in figures:
+            ratio = ratio_to(cell, base_of(cell, cells), figure) if cell.n_max else None
+            if ratio and (figure not in worst or ratio.scatter > worst[figure].scatter):
+                worst[figure] = ratio
+    if not worst:
+        return []
+    note = "vs no-MTP: median of the ratios within a repeat"
+    if all(ratio.n > 1 for ratio in worst.values()):
+        bounds = [
+            f"{100 * ratio.scatter:.1f} % ({figure.removesuffix('_tps')})"
+            for figure, ratio in worst.items()
+        ]
+        sure = 100 * min(ratio.confidence for ratio in worst.values())
+        note += f"; {sure:.0f} % confidence intervals reach at most {', '.join(bounds)} from it"
+    return [note]
+
+
+def _waiting_note(cells: Sequence[Cell]) -> list[str]:
+    """That other programs kept the machine busy, if they did."""
+    waited = [
+        (
+            sum(sample.waited_s.values()),
+            sample.elapsed_s * (cell.settings.get("n_threads") or cores),
+        )
+        for cell in cells
+        if (cores := cell.machine.get("cores"))
+        for sample in cell.samples
+        if sample.waited_s
+    ]
+    share = sum(part for part, _ in waited) / (sum(whole for _, whole in waited) or 1.0)
+    if share < _WAITED_MUCH:
+        return []
+    return [
+        f"threads waited for a core {100 * share:.0f} % of the time: other programs are running. "
+        "Close them, or use fewer --threads, and figures scatter less"
+    ]
+
+
 def _row_label(cell: Cell, cells: Sequence[Cell]) -> str:
     """The mode, and those switches of the cell that vary."""
     varied = [name for _, name in _SWITCHES if cell.n_max and len(switch_values(cells, name)) > 1]
-    return " ".join([mode_label(cell), *(switch_value(cell, name) for name in varied)])
+    axes = [axis.text(cell, None) for axis in _AXES if axis in matrix_columns(cells)]
+    return " ".join([*axes, mode_label(cell), *(switch_value(cell, name) for name in varied)])
 
 
 def synthetic_warning(imposed: Sequence[float]) -> str:
@@ -194,8 +256,16 @@ def _speed(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
 
 
-def _ratio(value: float | None, base: float | None) -> str:
-    return f"{value / base:.2f}x" if value is not None and base else _NONE
+def ratio_to(cell: Cell, base: Cell | None, figure: Figure) -> Ratio | None:
+    """The median of the paired ratios; None where nothing was measured on both sides."""
+    try:
+        return median_ratio(paired_ratios(cell, base, figure)) if base else None
+    except UsageError:
+        return None
+
+
+def _times(ratio: Ratio | None) -> str:
+    return f"{ratio.median:.2f}x" if ratio else _NONE
 
 
 def _percent(share: float | None) -> str:

@@ -1,15 +1,18 @@
 """Prompts of an exact number of tokens, cut from real text, another text for every repeat.
 
 Random tokens would do for prefill, but acceptance of drafts means nothing on them. The text is a
-file of the user's or, by default, the source code and docstrings of Python's standard library,
-read through the running interpreter: it is always there, and it is the same on every machine with
-the same Python.
+file of the user's or, by default, that of Python's standard library, read through the running
+interpreter: it is always there, and it is the same on every machine with the same Python.
 """
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib.util
 import os
+import platform
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +39,8 @@ STDLIB_MODULES = (
     "importlib.resources", "plistlib", "optparse", "shelve", "filecmp", "fileinput", "glob",
 )  # fmt: skip
 
+_LEAST_DOCSTRING = 80  # characters; shorter ones are hardly sentences
+
 
 def stdlib_texts() -> Iterator[str]:
     """The sources of :data:`STDLIB_MODULES` that this interpreter has, in order."""
@@ -53,6 +58,38 @@ def stdlib_texts() -> Iterator[str]:
             continue
         if source:
             yield source
+
+
+def docstrings() -> Iterator[str]:
+    """The documentation in those modules, module by module; then the sources, so that long prompts
+    do not run out of text."""
+    for source in stdlib_texts():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what another Python version deprecates
+            nodes = ast.walk(ast.parse(source))
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        texts = [ast.get_docstring(node) for node in nodes if isinstance(node, documented)]
+        found = [text for text in texts if text and len(text) >= _LEAST_DOCSTRING]
+        if found:
+            yield "\n\n".join(found) + "\n\n"
+    yield from stdlib_texts()
+
+
+#: Where the text of a class of prompts comes from. A further class is one more entry.
+CLASS_TEXTS: dict[str, Callable[[], Iterable[str]]] = {"text": docstrings, "code": stdlib_texts}
+#: Of a prompt given with a file, whatever is in it.
+DEFAULT_CLASS = "text"
+
+
+def texts_for_class(name: str) -> Iterable[str]:
+    """The texts of a class of prompts, document by document.
+
+    Raises:
+        UsageError: there is no such class.
+    """
+    if name not in CLASS_TEXTS:
+        raise UsageError(f"unknown class of prompts {name!r}; known are {', '.join(CLASS_TEXTS)}")
+    return CLASS_TEXTS[name]()
 
 
 def read_text(path: str | os.PathLike[str], what: str = "prompt") -> str:
@@ -95,14 +132,23 @@ class Workload:
     Args:
         model: tokenizes the text.
         texts: the text, document by document; None takes the standard library's sources.
+        before, after: tokens that stand around the text of every prompt and count as part of it.
     """
 
-    def __init__(self, model: Model, texts: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        texts: Iterable[str] | None = None,
+        *,
+        before: list[int] | None = None,
+        after: list[int] | None = None,
+    ) -> None:
         self._model = model
         self._texts = iter(stdlib_texts() if texts is None else texts)
         self._tokens: list[int] = []
         self._exhausted = False
-        self._prefix = _special_prefix(model)
+        self._prefix = _special_prefix(model) + (before or [])
+        self._suffix = after or []
 
     def prompt(self, n_tokens: int, repeat: int = 0) -> list[int]:
         """Exactly `n_tokens` token ids, a leading BOS of the model included.
@@ -110,15 +156,17 @@ class Workload:
         Raises:
             UsageError: there is no text at all, or `n_tokens` leaves no room for any.
         """
-        n_text = n_tokens - len(self._prefix)
+        around = len(self._prefix) + len(self._suffix)
+        n_text = n_tokens - around
         if n_text < 1:
             raise UsageError(
-                f"a prompt of {n_tokens} tokens is too short; give at least {len(self._prefix) + 1}"
+                f"a prompt of {n_tokens} tokens is too short; give at least {around + 1}"
             )
         start = self._start(n_text, repeat)
         self._fill(start + n_text)
         size = len(self._tokens)
-        return self._prefix + [self._tokens[(start + i) % size] for i in range(n_text)]
+        text = [self._tokens[(start + i) % size] for i in range(n_text)]
+        return self._prefix + text + self._suffix
 
     def _start(self, n_text: int, repeat: int) -> int:
         """Where repeat number `repeat` begins; no two repeats at the same token of the text."""
@@ -143,6 +191,66 @@ class Workload:
                 self._tokens += self._model.tokenize(text, add_special=False, parse_special=False)
         if not self._tokens:
             raise UsageError("no text to make prompts of; give some with --prompt-file")
+
+
+#: What the chat of a code prompt asks for after the text.
+CODE_REQUEST = (
+    "\n\nThe text above is the context. Now write a long, complete program that builds on it: many "
+    "functions and classes, with all of their code, docstrings and tests. Write code only, and "
+    "leave nothing out.\n"
+)
+_PLACE = "@@THE-TEXT-GOES-HERE@@"
+
+
+class Prompts:
+    """The prompts of a matrix, by class.
+
+    Args:
+        model: tokenizes the text.
+        texts: the text of every class; None: see :func:`texts_for_class`.
+        output_mode: "text": a prompt is a piece of text. "code": a chat that shows the text and
+            asks for long code; the template's tokens count as part of the prompt.
+    """
+
+    def __init__(
+        self, model: Model, texts: list[str] | None = None, output_mode: str = "text"
+    ) -> None:
+        self._model, self._texts, self._mode = model, texts, output_mode
+        self._workloads: dict[str, Workload] = {}
+
+    def prompt(self, prompt_class: str, n_tokens: int, repeat: int) -> list[int]:
+        """Exactly `n_tokens` token ids; another text for every repeat.
+
+        Raises:
+            UsageError: no such class, no text, too few tokens, or no chat template.
+        """
+        if prompt_class not in self._workloads:
+            texts = texts_for_class(prompt_class) if self._texts is None else self._texts
+            around = self._chat() if self._mode == "code" else ([], [])
+            self._workloads[prompt_class] = Workload(
+                self._model, texts, before=around[0], after=around[1]
+            )
+        return self._workloads[prompt_class].prompt(n_tokens, repeat)
+
+    def _chat(self) -> tuple[list[int], list[int]]:
+        """What the chat template puts before and after the text."""
+        message = {"role": "user", "content": _PLACE + CODE_REQUEST}
+        before, place, after = self._model.apply_chat_template([message]).partition(_PLACE)
+        if not place:
+            raise UsageError(
+                "the chat template of this model changes the text; use --output-mode text"
+            )
+        return self._tokens(before), self._tokens(after)
+
+    def _tokens(self, text: str) -> list[int]:
+        return self._model.tokenize(text, add_special=False, parse_special=True)
+
+
+def source_of_prompts(file: str | None, text: str | None) -> str:
+    """What a record says about where prompts come from; equal only for equal text."""
+    if file is None or text is None:
+        return f"standard library of Python {platform.python_version()}"
+    return f"{Path(file).name}, SHA-256 {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _special_prefix(model: Model) -> list[int]:

@@ -26,6 +26,7 @@ def fake(
         monkeypatch.setattr(pyllama_mtp, name, getattr(module, name), raising=False)
     native = module.Native()
     monkeypatch.setattr(pyllama_mtp, "native", native, raising=False)
+    monkeypatch.setattr("pyllama_mtp.measure.machine.busy_cores", lambda: 0.0)
     monkeypatch.chdir(tmp_path)
     module.native = native
     yield module

@@ -82,7 +82,7 @@ MATRIX = [
     (["--depths", "0,99"], "draft_n_max is 99"),
     (["--prompt-sizes", "0"], "0 is not allowed; give 1 or more"),
     (["--prompt-sizes", "512,,1024"], "has an empty item"),
-    (["--prompt-sizes", "1k"], "'1k' is not a whole number"),
+    (["--prompt-sizes", "1x"], "'1x' is not a whole number"),
     (["--prompt-sizes", "64,64"], "name one value twice"),
     (["--max-tokens", "0"], "--max-tokens: 0 is not allowed"),
     (["--repeat", "0"], "--repeat: 0 is not allowed"),
@@ -189,7 +189,7 @@ def test_log_pairs_never_overwrites(fake: ModuleType, cli: Cli) -> None:
 
 def test_matrix_does_not_append_to_something_else(fake: ModuleType, cli: Cli) -> None:
     Path("notes.md").write_text("# precious\n")
-    refused(cli("matrix", "--output", "notes.md"), "does not hold cells")
+    refused(cli("matrix", "--output", "notes.md"), "does not hold measurements")
     assert Path("notes.md").read_text() == "# precious\n"
 
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.cli.matrix import _short_label
+from pyllama_mtp.cli.matrix import REPEAT
+from pyllama_mtp.cli.matrix_progress import short_label
 from pyllama_mtp.errors import FatalDecodeError
-from pyllama_mtp.measure import cells
 from pyllama_mtp.measure.cells import read_cells
-from pyllama_mtp.measure.matrix import Event, Plan
+from pyllama_mtp.measure.matrix import Event
+from pyllama_mtp.measure.plan import Group, Plan
+from pyllama_mtp.measure.recordfile import Writer, read_file
 
 Cli = Callable[..., SimpleNamespace]
 SMALL = (
@@ -38,7 +40,7 @@ def test_table_and_cells(fake: ModuleType, cli: Cli) -> None:
     ]  # fmt: skip
     for word in ("MTP 2", "no-MTP", "1,000", "1.00x", "medians of 2 samples", "m.gguf"):
         assert word in result.out, word
-    assert "cells appended to matrix.jsonl: 4" in result.err
+    assert "samples in matrix.jsonl: 8" in result.err
     assert fake.log[-1] == ("model closed",)
 
 
@@ -48,7 +50,8 @@ def test_defaults_cover_what_the_manual_promises(fake: ModuleType, cli: Cli) -> 
     assert {(c.n_prompt, c.n_max) for c in cells} == {
         (size, depth) for size in (512, 1024, 2048) for depth in (0, 2, 3, 4)
     }
-    assert all(len(c.samples) == 3 and c.max_tokens == 128 for c in cells)
+    assert all(len(c.samples) == REPEAT and c.max_tokens == 128 for c in cells)
+    assert REPEAT >= 5
 
 
 def test_a_second_run_appends(fake: ModuleType, cli: Cli) -> None:
@@ -56,7 +59,8 @@ def test_a_second_run_appends(fake: ModuleType, cli: Cli) -> None:
     before = Path("matrix.jsonl").read_bytes()
     cli(*SMALL)
     after = Path("matrix.jsonl").read_bytes()
-    assert after.startswith(before) and after.count(b"\n") == 8
+    assert after.startswith(before) and after.count(b"\n") == 2 * (1 + 8)
+    assert [len(c.samples) for c in read_cells("matrix.jsonl")] == [2] * 8
 
 
 def test_the_states_of_the_prefill_side_by_side(fake: ModuleType, cli: Cli) -> None:
@@ -75,8 +79,8 @@ def test_the_states_of_the_prefill_side_by_side(fake: ModuleType, cli: Cli) -> N
     ]
     assert {(c.settings["handoff"], c.settings["checkpoints"]) for c in found} == {("host", 9)}
     assert {s.handoff for c in found[1:] for s in c.samples} == {"host"}
-    lines = result.err.splitlines()
-    assert lines[1].startswith("[2/20] prompt 64, depth 2, rows all, sync full, repeat 1: prefill")
+    first = "prompt 64, depth 2, rows all, sync full, repeat 1: prefill"
+    assert any(first in line for line in result.err.splitlines()[:5])
     rows = [line.split() for line in result.out.splitlines() if " MTP 2 " in line][:4]
     assert [row[3:7] for row in rows] == [
         ["all", "full", "444.4", "0.44x"],
@@ -101,7 +105,7 @@ def test_no_output_writes_nothing(fake: ModuleType, cli: Cli) -> None:
 def test_no_path_of_this_machine_in_the_file(fake: ModuleType, cli: Cli, tmp_path: Path) -> None:
     cli("matrix", "--model", str(tmp_path / "m.gguf"), *SMALL[3:])
     text = Path("matrix.jsonl").read_text()
-    assert str(tmp_path) not in text and '"model": "m.gguf"' in text
+    assert str(tmp_path) not in text and '"name": "m.gguf"' in text
 
 
 def test_json_and_markdown(fake: ModuleType, cli: Cli) -> None:
@@ -123,39 +127,42 @@ def test_piped_output_is_plain_and_whole(fake: ModuleType, cli: Cli) -> None:
 def test_progress_without_a_terminal_is_one_line_per_sample(fake: ModuleType, cli: Cli) -> None:
     lines = cli(*SMALL).err.splitlines()
     assert lines[0].startswith("[1/8] prompt 64, no MTP, repeat 1: prefill 1000.0 tok/s, decode ")
-    assert lines[7].startswith("[8/8] prompt 128, depth 2, repeat 2: prefill")
+    assert lines[7].startswith("[8/8] prompt 128, ") and ", repeat 2: prefill" in lines[7]
+    assert " left" not in lines[0] and " left" not in lines[7]
 
 
 def test_the_bar_has_room_in_eighty_columns() -> None:
     """Beside the longest label: "sample 12/15 0:00:00 left 0:00:00" and a short bar."""
     both = {"prompt_rows": ("all", "last"), "prompt_sync": ("full", "kv")}
     plan = Plan((16384,), (0, 3), 1, 1, **both, hidden=("post-norm", "pre-norm"))
-    labels = [_short_label(Event("start", 16384, v), plan) for v in plan.variants]
+    group = Group(16384, "text", 0)
+    labels = [short_label(Event("start", group, v), plan) for v in plan.variants]
     assert labels[:2] == ["16384 tokens, no MTP", "16384 tokens, depth 3, all, full, post-norm"]
     assert max(map(len, labels)) <= 44
 
 
 def test_ctrl_c_keeps_what_was_measured(fake: ModuleType, cli: Cli) -> None:
-    fake.script[11] = raise_interrupt  # the sixth sample: size 128, repeat 1, depth 2
+    fake.script[10] = raise_interrupt  # in the third group: size 64, repeat 2
     result = cli(*SMALL)
     assert result.code == 130
     kept = [(c.n_prompt, c.n_max, len(c.samples)) for c in read_cells("matrix.jsonl")]
-    assert kept == [(64, 0, 2), (64, 2, 2), (128, 0, 1)]
-    assert "interrupted" in result.err and "medians of 1 or 2 samples" in result.out
+    assert kept == [(64, 0, 1), (64, 2, 1), (128, 0, 1), (128, 2, 1)]
+    assert "interrupted" in result.err and "medians of 1 sample," in result.out
+    assert "samples in matrix.jsonl: 4; --resume goes on" in result.err
     assert fake.state["open_sessions"] == 0 and fake.log[-1] == ("model closed",)
 
 
-def test_ctrl_c_between_two_cells_loses_neither(
+def test_ctrl_c_between_two_samples_loses_neither(
     fake: ModuleType, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The signal comes when the first cell of a size is in the file and the second is not yet."""
-    append = cells.append_cell
+    """The signal comes while the first sample of all is being written."""
+    write = Writer.write
 
-    def append_and_interrupt(path: str, cell: cells.Cell) -> None:
-        append(path, cell)
+    def write_and_interrupt(self: Writer, record: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
+        write(self, record)
 
-    monkeypatch.setattr(cells, "append_cell", append_and_interrupt)
+    monkeypatch.setattr(Writer, "write", write_and_interrupt)
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         result = cli(*SMALL)
@@ -163,8 +170,8 @@ def test_ctrl_c_between_two_cells_loses_neither(
     finally:
         signal.signal(signal.SIGINT, previous)
     assert result.code == 130
-    assert [(c.n_prompt, c.n_max) for c in read_cells("matrix.jsonl")] == [(64, 0), (64, 2)]
-    assert "MTP 2" in result.out
+    assert [(c.n_prompt, c.n_max) for c in read_cells("matrix.jsonl")] == [(64, 0)]
+    assert "no-MTP" in result.out
     assert fake.state["open_sessions"] == 0 and fake.log[-1] == ("model closed",)
 
 
@@ -175,11 +182,11 @@ def test_ctrl_c_before_the_first_sample(fake: ModuleType, cli: Cli) -> None:
     assert not Path("matrix.jsonl").exists()
 
 
-def test_a_failure_keeps_finished_sizes(fake: ModuleType, cli: Cli) -> None:
+def test_a_failure_keeps_finished_samples(fake: ModuleType, cli: Cli) -> None:
     def fail(generation: Any) -> None:
         raise FatalDecodeError("llama_decode failed with -3", -3)
 
-    fake.script[11] = fail
+    fake.script[6] = fail
     result = cli(*SMALL)
     assert result.code == 2
     assert "pyllama-mtp: error: llama_decode failed with -3" in result.err
@@ -187,11 +194,160 @@ def test_a_failure_keeps_finished_sizes(fake: ModuleType, cli: Cli) -> None:
     assert "MTP 2" in result.out
 
 
+# -- going on --------------------------------------------------------------------------------------
+
+
+def test_resume_measures_what_is_missing(fake: ModuleType, cli: Cli) -> None:
+    fake.script[10] = raise_interrupt
+    assert cli(*SMALL).code == 130
+    before = Path("matrix.jsonl").read_bytes()
+    fake.reset()
+    result = cli(*SMALL, "--resume")
+    assert result.code == 0
+    assert "going on with run " in result.err and ": 4 of 8 samples are there" in result.err
+    assert result.err.splitlines()[1].startswith("[5/8] ")
+    after = Path("matrix.jsonl").read_bytes()
+    assert after.startswith(before) and after.count(b'"kind": "run"') == 1
+    assert [c.repeats for c in read_cells("matrix.jsonl")] == [[0, 1]] * 4
+    assert "medians of 2 samples" in result.out
+
+
+def test_resume_of_a_complete_run_measures_nothing(fake: ModuleType, cli: Cli) -> None:
+    first = cli(*SMALL)
+    before = Path("matrix.jsonl").read_bytes()
+    again = cli(*SMALL, "--resume")
+    assert (again.code, again.out) == (0, first.out)
+    assert Path("matrix.jsonl").read_bytes() == before
+
+
+def test_resume_without_a_file_begins(fake: ModuleType, cli: Cli) -> None:
+    assert cli(*SMALL, "--resume").code == 0
+    assert len(read_cells("matrix.jsonl")) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--repeat", "3"), "plan.repeat was 2"),
+        (("--prompt-sizes", "64,256"), "plan.sizes was [64, 128]"),
+        (("--n-ubatch", "64"), "settings.n_ubatch was 512"),
+        (("--temperature", "1"), "sampling.temperature was 0.0"),
+        (("--model", "other.gguf"), "model.name was 'm.gguf'"),
+    ],
+)
+def test_resume_of_something_else_is_refused(
+    fake: ModuleType, cli: Cli, options: tuple[str, ...], message: str
+) -> None:
+    cli(*SMALL)
+    before = Path("matrix.jsonl").read_bytes()
+    result = cli(*SMALL, "--resume", *options)
+    assert result.code == 2
+    assert f"--resume: {message}" in result.err
+    assert Path("matrix.jsonl").read_bytes() == before
+
+
+def test_resume_keeps_the_threads_that_were_chosen(
+    fake: ModuleType, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine was busy when the run began, and is not now."""
+    monkeypatch.setattr("pyllama_mtp.settings.available_threads", lambda: 4)
+    monkeypatch.setattr("pyllama_mtp.measure.machine.busy_cores", lambda: 1.2)
+    result = cli(*SMALL)
+    assert "other programs keep 1 of 4 cores busy; measuring with 3 threads" in result.err
+    monkeypatch.setattr("pyllama_mtp.measure.machine.busy_cores", lambda: 0.0)
+    assert cli(*SMALL, "--resume").code == 0
+    assert {c.settings["n_threads"] for c in read_cells("matrix.jsonl")} == {3}
+    cli(*SMALL, "--threads", "4", "--output", "four.jsonl")
+    assert {c.settings["n_threads"] for c in read_cells("four.jsonl")} == {4}
+
+
+def test_a_damaged_file_is_refused_before_anything_is_loaded(fake: ModuleType, cli: Cli) -> None:
+    cli(*SMALL)
+    path = Path("matrix.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b"{}\n", *lines[2:]]))
+    fake.reset()
+    result = cli(*SMALL, "--resume")
+    assert result.code == 2 and "matrix.jsonl, line 3: not a cell" in result.err
+    assert not fake.log
+
+
+# -- budget ----------------------------------------------------------------------------------------
+
+
+def test_what_a_budget_left_out_is_said_and_recorded(fake: ModuleType, cli: Cli) -> None:
+    result = cli(*SMALL, "--budget", "0.000001s")
+    assert result.code == 0
+    assert "left out for the budget of 0 s: prompt 128 (2 of 2 repeats), 64 (1 of 2" in result.err
+    (run,) = read_file("matrix.jsonl").runs.values()
+    assert len(run.dropped) == 3 and len(run.measured) == 2
+    assert cli(*SMALL, "--resume").code == 0
+    (run,) = read_file("matrix.jsonl").runs.values()
+    assert len(run.measured) == 8
+
+
+def test_a_budget_that_is_enough_leaves_nothing_out(fake: ModuleType, cli: Cli) -> None:
+    result = cli(*SMALL, "--budget", "1h")
+    assert "left out" not in result.err and '"dropped"' not in Path("matrix.jsonl").read_text()
+
+
+# -- axes ------------------------------------------------------------------------------------------
+
+
+def test_classes_are_an_axis(fake: ModuleType, cli: Cli) -> None:
+    result = cli(*SMALL, "--classes", "text,code")
+    assert [(c.prompt_class, c.n_prompt) for c in read_cells("matrix.jsonl")[::2]] == [
+        ("text", 64),
+        ("text", 128),
+        ("code", 64),
+        ("code", 128),
+    ]
+    assert "class" in result.out and "prompt 64 code, no MTP, repeat 1" in result.err
+
+
+def test_code_mode_asks_for_code_in_a_chat(fake: ModuleType, cli: Cli) -> None:
+    options = ("--prompt-sizes", "600", "--depths", "0", "--repeat", "1", "--output-mode", "code")
+    cli("matrix", "--model", "m.gguf", *options)
+    (cell,) = read_cells("matrix.jsonl")
+    assert cell.max_tokens == 2048 and cell.samples[0].n_generated == 2048
+    prompts = [bytes(entry[1]) for entry in fake.log if entry[0] == "generate"]
+    prompt = prompts[-1]
+    assert len(prompt) == 600
+    assert prompt.startswith(b"<user>") and prompt.endswith(b"<assistant>")
+    assert b"write a long, complete program" in prompt
+
+
+def test_sizes_may_be_in_thousands(fake: ModuleType, cli: Cli) -> None:
+    cli("matrix", "--model", "m.gguf", "--prompt-sizes", "1k,2K", *SMALL[5:])
+    assert [c.n_prompt for c in read_cells("matrix.jsonl")[::2]] == [1024, 2048]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--classes", "poems"), "unknown class of prompts 'poems'; known are text, code"),
+        (("--classes", "code", "--prompt-file", "p.txt"), "leave --classes out"),
+        (("--budget", "soon"), "'soon' is no length of time"),
+        (("--lib", "upstream", "--variants", "patched"), "give one of them"),
+        (("--variants", "patched,patched"), "libraries patched, patched name one value twice"),
+        (("--resume", "--no-output"), "leave --no-output out"),
+        (("--prompt-sizes", "1kk"), "'1kk' is not a whole number"),
+    ],
+)
+def test_options_that_make_no_sense(
+    fake: ModuleType, cli: Cli, options: tuple[str, ...], message: str
+) -> None:
+    Path("p.txt").write_text("text")
+    result = cli(*SMALL, *options)
+    assert result.code == 2 and message in result.err
+    assert not fake.log
+
+
 def test_too_long_prompts_are_skipped_with_the_reason(fake: ModuleType, cli: Cli) -> None:
     result = cli("matrix", "--model", "m.gguf", "--prompt-sizes", "64,5000", "--depths", "0")
     assert result.code == 0
     assert "skipped: 5000 no-MTP: prompt 5000 + 128 generated = 5128 tokens" in result.out
-    assert "prompt 5000, no MTP, repeat 3: skipped" in result.err
+    assert "prompt 5000, no MTP, repeat 1: skipped" in result.err
     assert [bool(c.skipped) for c in read_cells("matrix.jsonl")] == [False, True]
 
 
@@ -206,7 +362,7 @@ def test_imposed_acceptance_is_said_everywhere(fake: ModuleType, cli: Cli) -> No
 def test_prompts_come_from_the_file(fake: ModuleType, cli: Cli) -> None:
     Path("p.txt").write_text("0123456789" * 50)
     cli(*SMALL, "--prompt-file", "p.txt")
-    prompts = [entry[1] for entry in fake.log if entry[0] == "generate"][1::2]
+    prompts = [entry[1] for entry in fake.log if entry[0] == "generate"]
     assert {len(prompt) for prompt in prompts} == {64, 128}
     assert all(set(bytes(prompt)) <= set(b"0123456789") for prompt in prompts)
 

@@ -1,22 +1,20 @@
-"""Cells: medians, pooled rates, and a file that survives whatever happens to the process."""
+"""Cells: medians, and rates that are totals over totals."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.cells import Cell, Sample, append_cell, check_output, read_cells
+from pyllama_mtp.measure.cells import Cell, Sample
 from pyllama_mtp.telemetry import Telemetry
 
 REQUIRED = {
     "model", "variant", "upstream_commit", "backend", "mode", "n_max", "n_prompt", "max_tokens",
     "prefill_tps", "decode_tps", "elapsed_s", "samples", "drafted", "accepted",
     "acceptance_per_position", "mean_accepted_length", "synthetic_acceptance", "settings",
-    "machine", "time", "prompt_sync_share",
+    "machine", "time", "prompt_sync_share", "prompt_class", "program", "repeats", "run",
 }  # fmt: skip
 
 
@@ -105,86 +103,9 @@ def test_a_sample_keeps_what_the_prompt_cost() -> None:
     assert kept.hidden_bytes["to_host"] == 5
 
 
-def test_cells_from_before_the_switches_are_still_read(tmp_path: Path) -> None:
-    path = tmp_path / "cells.jsonl"
-    record = json.loads(cell(sample()).to_json())
-    del record["prompt_sync_share"]
-    for name in ("prompt_sync", "handoff", "hidden_bytes"):
-        del record["samples"][0][name]
-    path.write_text(json.dumps(record) + "\n")
-    (read,) = read_cells(path)
-    assert read.prompt_sync_share is None and read.samples[0].hidden_bytes == {}
-
-
-def test_json_has_every_field_and_reads_back(tmp_path: Path) -> None:
-    path = tmp_path / "cells.jsonl"
+def test_json_has_every_field_and_reads_back() -> None:
     first = cell(sample(), machine={"cpu": "Kern-Ä"}, settings={"n_ctx": 512}, time="now")
-    second = cell(n_prompt=20, skipped="too long")
-    append_cell(path, first)
-    append_cell(path, second)
-    assert read_cells(path) == [first, second]
-    lines = path.read_bytes().splitlines()
-    assert len(lines) == 2
-    assert set(json.loads(lines[0])) >= REQUIRED
-    assert json.loads(lines[1])["prefill_tps"] is None
-
-
-def test_appending_never_shortens_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "cells.jsonl"
-    append_cell(path, cell(sample()))
-    before = path.read_bytes()
-    append_cell(path, cell(sample(), n_prompt=11))
-    assert path.read_bytes().startswith(before)
-
-
-def test_a_half_written_line_costs_only_itself(tmp_path: Path) -> None:
-    """A process killed in the middle of a line: the cells before and after it are still there."""
-    path = tmp_path / "cells.jsonl"
-    append_cell(path, cell(sample(), n_prompt=1))
-    with path.open("a") as file:
-        file.write('{"model": "m.gguf", "prefill_tps": 1')
-    append_cell(path, cell(sample(), n_prompt=3))
-    assert [found.n_prompt for found in read_cells(path)] == [1, 3]
-
-
-def test_keys_of_a_later_schema_are_ignored(tmp_path: Path) -> None:
-    path = tmp_path / "cells.jsonl"
-    record = json.loads(cell(sample()).to_json())
-    record["samples"][0]["joules"] = record["joules"] = 5
-    path.write_text(json.dumps(record) + "\n")
-    assert read_cells(path) == [cell(sample())]
-
-
-@pytest.mark.parametrize("line", ['{"a": 1}', "[1, 2]"])
-def test_a_line_that_is_no_cell_is_named(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "cells.jsonl"
-    append_cell(path, cell(sample()))
-    with path.open("a") as file:
-        file.write(line + "\n")
-    with pytest.raises(UsageError, match=r"line 2.*not a cell"):
-        read_cells(path)
-
-
-def test_output_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "no such folder" / "x.jsonl"):
-        with pytest.raises(UsageError, match="cannot write"):
-            check_output(path)
-
-
-def test_output_that_holds_something_else_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "README.md"
-    path.write_text("# Not cells\n")
-    with pytest.raises(UsageError, match="does not hold cells"):
-        check_output(path)
-    assert path.read_text() == "# Not cells\n"
-
-
-def test_a_good_output_is_left_as_it_was(tmp_path: Path) -> None:
-    new, old, empty = tmp_path / "new.jsonl", tmp_path / "old.jsonl", tmp_path / "empty.jsonl"
-    append_cell(old, cell(sample()))
-    empty.touch()
-    before = old.read_bytes()
-    for path in (new, old, empty):
-        check_output(path)
-    assert not new.exists()
-    assert old.read_bytes() == before
+    record = json.loads(first.to_json())
+    assert set(record) >= REQUIRED
+    assert Cell.from_dict(record) == first
+    assert json.loads(cell(skipped="too long").to_json())["prefill_tps"] is None

@@ -1,4 +1,4 @@
-"""The matrix: order, fresh sessions, interruption, cells that are left out."""
+"""The matrix: side by side, fresh sessions, interruption, going on, cells that are left out."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
-from pyllama_mtp.measure.matrix import WARM_UP_TOKENS, Build, Event, Matrix, Plan, Variant
-from pyllama_mtp.measure.workload import Workload
+from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.header import Build, make_header
+from pyllama_mtp.measure.matrix import TURN_TOKENS, Event, Matrix
+from pyllama_mtp.measure.plan import Plan
+from pyllama_mtp.measure.recordfile import Records
+from pyllama_mtp.measure.runner import WARM_UP_TOKENS, Runner
+from pyllama_mtp.measure.workload import Prompts
 from pyllama_mtp.settings import Sampling, Settings
 
 PLAN = Plan(sizes=(100, 200), depths=(0, 2, 3), max_tokens=12, repeat=2)
@@ -18,32 +23,94 @@ STATES = Plan((100, 200), (0, 3), 12, 2, prompt_rows=("all", "last"), prompt_syn
 
 def make(fake: ModuleType, plan: Plan = PLAN, **changes: Any) -> Matrix:
     model = fake.Model("folder/m.gguf")
+    runner = Runner(lambda settings: fake.Session(model, settings))
     options: dict[str, Any] = {
         "settings": Settings(),
         "sampling": Sampling(),
-        "open_session": lambda settings: fake.Session(model, settings),
-        "prompts": Workload(model),
-        "build": Build.of(fake.Library(), -1),
+        "runners": dict.fromkeys(plan.libraries, runner),
+        "prompts": Prompts(model),
+        "run": "r",
     }
     return Matrix(model, plan, **{**options, **changes})
+
+
+def header_of(fake: ModuleType, plan: Plan, settings: Settings | None = None) -> dict[str, Any]:
+    builds = {label: Build.of(fake.Library(), -1, label) for label in plan.libraries}
+    return make_header(
+        "r",
+        fake.Model("folder/m.gguf"),
+        plan,
+        settings=settings or Settings(),
+        sampling=Sampling(),
+        builds=builds,
+        prompts="a text",
+        command=["pyllama-mtp", "matrix"],
+        version="1",
+    )
+
+
+def collect(fake: ModuleType, matrix: Matrix) -> Records:
+    """What a file of this run would hold."""
+    found = Records()
+    found.add(header_of(fake, matrix.plan))
+    for record in matrix.run():
+        found.add(record)
+    return found
+
+
+def measure(fake: ModuleType, plan: Plan = PLAN, **changes: Any) -> list[Cell]:
+    return collect(fake, make(fake, plan, **changes)).cells
 
 
 def logged(fake: ModuleType, kind: str) -> list[tuple[Any, ...]]:
     return [entry for entry in fake.log if entry[0] == kind]
 
 
-def test_depths_take_turns(fake: ModuleType) -> None:
-    cells = list(make(fake).run())
-    assert [entry[1] for entry in logged(fake, "open")] == [0, 2, 3, 0, 2, 3] * 2
+def prompts_measured(fake: ModuleType, max_tokens: int = 12) -> list[tuple[int, ...]]:
+    """Of every sample, in the order of their groups; warm-ups left out."""
+    return [entry[1] for entry in logged(fake, "generate") if entry[2] == max_tokens]
+
+
+def test_a_repeat_is_finished_before_the_next_and_turns_go_backwards(fake: ModuleType) -> None:
+    cells = measure(fake)
+    assert [entry[1] for entry in logged(fake, "open")] == [0, 2, 3] * 2 + [3, 2, 0] * 2
+    sizes = [len(prompt) for prompt in prompts_measured(fake)]
+    assert sizes == [100] * 3 + [200] * 3 + [100] * 3 + [200] * 3
     assert [(c.n_prompt, c.n_max) for c in cells] == [(s, d) for s in (100, 200) for d in (0, 2, 3)]
     assert [c.mode for c in cells[:2]] == ["no-mtp", "draft-mtp"]
+    assert [c.repeats for c in cells] == [[0, 1]] * 6
+
+
+def test_sessions_of_a_group_are_open_together_and_closed_after_it(fake: ModuleType) -> None:
+    measure(fake)
+    assert [entry[3] for entry in logged(fake, "open")] == [1, 2, 3] * 4
+    assert fake.state["open_sessions"] == 0
+
+
+def test_tokens_come_by_turns(fake: ModuleType) -> None:
+    """No session is more than a turn ahead of another that still generates."""
+    matrix = make(fake, Plan((10,), (0, 2), 5 * TURN_TOKENS, 1))
+    reached: list[dict[int, int]] = [{}]
+    runner = matrix._runners[""]
+    advance = runner.advance
+
+    def watched(number: int, goal: int) -> int:
+        tokens = advance(number, goal)
+        reached.append({**reached[-1], number: tokens})
+        return tokens
+
+    runner.advance = watched  # type: ignore[method-assign]
+    list(matrix.run())
+    assert reached[2] == {0: 1, 1: 1}, "both prompts come before the first turn"
+    assert all(abs(at[0] - at[1]) <= TURN_TOKENS + 2 for at in reached[2:])
+    assert reached[-1] == {0: 5 * TURN_TOKENS, 1: 5 * TURN_TOKENS}
 
 
 def switches(settings: Any) -> tuple[Any, ...]:
     return settings.draft_n_max, settings.prompt_rows, settings.prompt_sync, settings.hidden
 
 
-def test_switches_are_axes_and_take_turns(fake: ModuleType) -> None:
+def test_switches_are_axes(fake: ModuleType) -> None:
     opened: list[Any] = []
 
     def open_session(settings: Any) -> Any:
@@ -51,7 +118,7 @@ def test_switches_are_axes_and_take_turns(fake: ModuleType) -> None:
         return fake.Session(model, settings)
 
     model = fake.Model("m.gguf")
-    cells = list(make(fake, STATES, open_session=open_session).run())
+    cells = measure(fake, STATES, runners={"": Runner(open_session)})
     turn = [
         (0, "last", "auto", "post-norm"),
         (3, "all", "full", "post-norm"),
@@ -59,19 +126,13 @@ def test_switches_are_axes_and_take_turns(fake: ModuleType) -> None:
         (3, "last", "full", "post-norm"),
         (3, "last", "kv", "post-norm"),
     ]
-    assert [switches(settings) for settings in opened] == turn * 4
+    assert [switches(settings) for settings in opened] == turn * 2 + turn[::-1] * 2
     assert [c.settings["prompt_sync"] for c in cells[:5]] == ["auto", "full", "kv", "full", "kv"]
     assert [len(c.samples) for c in cells] == [2] * 10
 
 
-def test_all_variants_of_a_repeat_get_the_same_text(fake: ModuleType) -> None:
-    list(make(fake, STATES).run())
-    prompts = [entry[1] for entry in logged(fake, "generate")[1::2]]
-    assert all(len(set(prompts[start : start + 5])) == 1 for start in range(0, 20, 5))
-
-
 def test_cells_hold_what_the_prompt_cost(fake: ModuleType) -> None:
-    plain, all_full, all_kv, last_full, last_kv = list(make(fake, STATES).run())[:5]
+    plain, all_full, all_kv, last_full, last_kv = measure(fake, STATES)[:5]
     assert [c.prefill_tps for c in (plain, all_full, all_kv, last_full, last_kv)] == pytest.approx(
         [1000, 1000 / 2.25, 500, 800, 1000]
     )
@@ -81,22 +142,22 @@ def test_cells_hold_what_the_prompt_cost(fake: ModuleType) -> None:
     sample = last_full.samples[0]
     assert (sample.prompt_sync, sample.handoff) == ("full", "device")
     assert sample.time_s["prompt_sync"] == pytest.approx(0.025)
-    host = list(make(fake, STATES, settings=Settings(handoff="host")).run())[1]
+    host = measure(fake, STATES, settings=Settings(handoff="host"))[1]
     assert host.samples[0].handoff == "host"
     assert host.samples[0].hidden_bytes == {"to_host": 400, "from_host": 400}
 
 
-def test_every_depth_above_zero_has_every_combination() -> None:
-    plan = Plan((5,), (0, 2, 4), 1, 1, hidden=("pre-norm", "post-norm"), prompt_sync=("kv",))
-    assert plan.variants == (
-        Variant(0),
-        Variant(2, prompt_sync="kv", hidden="pre-norm"),
-        Variant(2, prompt_sync="kv"),
-        Variant(4, prompt_sync="kv", hidden="pre-norm"),
-        Variant(4, prompt_sync="kv"),
-    )
-    assert [plan.label(v) for v in plan.variants[:2]] == ["no MTP", "depth 2, hidden pre-norm"]
-    assert plan.label(plan.variants[1], short=True) == "depth 2, pre-norm"
+def test_libraries_and_classes_are_axes(fake: ModuleType) -> None:
+    plan = Plan((100,), (0, 3), 12, 1, classes=("text", "code"), libraries=("upstream", "patched"))
+    cells = measure(fake, plan)
+    assert [(c.prompt_class, c.variant, c.n_max) for c in cells] == [
+        (kind, library, depth)
+        for kind in ("text", "code")
+        for library in ("upstream", "patched")
+        for depth in (0, 3)
+    ]
+    prompts = prompts_measured(fake)
+    assert len(set(prompts[:4])) == 1 and prompts[0] != prompts[4]
 
 
 def test_what_the_library_cannot_do_is_refused_beforehand(fake: ModuleType) -> None:
@@ -113,35 +174,36 @@ def test_the_check_opens_every_variant_and_leaves_memory_to_the_run(fake: Module
     assert fake.state["open_sessions"] == 0 and not logged(fake, "generate")
 
 
-def test_one_session_at_a_time(fake: ModuleType) -> None:
-    list(make(fake).run())
-    assert {entry[3] for entry in logged(fake, "open")} == {1}
-    assert fake.state["open_sessions"] == 0
-
-
-def test_every_sample_is_warmed_up_reset_and_of_full_length(fake: ModuleType) -> None:
-    cells = list(make(fake).run())
+def test_every_sample_is_fresh_warmed_up_and_of_full_length(fake: ModuleType) -> None:
+    cells = measure(fake)
     kinds = [entry[0] for entry in fake.log if entry[0] not in ("tokenize", "model closed")]
-    assert kinds == ["open", "generate", "reset", "generate", "close"] * 12
-    warm_ups, measured = logged(fake, "generate")[::2], logged(fake, "generate")[1::2]
-    assert {entry[2] for entry in warm_ups} == {WARM_UP_TOKENS}
-    assert all(entry[3] for entry in measured), "EOS must be ignored"
+    group = ["open", "generate", "reset", "generate"] * 3 + ["close"] * 3
+    assert kinds == group * 4
+    warm_ups = [entry for entry in logged(fake, "generate") if entry[2] == WARM_UP_TOKENS]
+    assert sorted({len(entry[1]) for entry in warm_ups}) == [100, 200]
+    assert all(entry[3] for entry in logged(fake, "generate")), "EOS must be ignored"
     assert {s.n_generated for c in cells for s in c.samples} == {12}
 
 
-def test_all_depths_of_a_repeat_get_the_same_text(fake: ModuleType) -> None:
-    list(make(fake).run())
-    prompts = [entry[1] for entry in logged(fake, "generate")[1::2]]
-    by_repeat = [prompts[start : start + 3] for start in range(0, 12, 3)]
-    assert all(len(set(group)) == 1 for group in by_repeat)
-    assert len({group[0] for group in by_repeat}) == 4
-    assert [len(group[0]) for group in by_repeat] == [100, 100, 200, 200]
+def test_the_warm_up_is_no_longer_than_a_batch(fake: ModuleType) -> None:
+    measure(fake, settings=Settings(n_batch=64))
+    warm_ups = [entry for entry in logged(fake, "generate") if entry[2] == WARM_UP_TOKENS]
+    assert {len(entry[1]) for entry in warm_ups} == {64}
+
+
+def test_all_variants_of_a_repeat_get_the_same_text(fake: ModuleType) -> None:
+    measure(fake)
+    prompts = prompts_measured(fake)
+    by_group = [prompts[start : start + 3] for start in range(0, 12, 3)]
+    assert all(len(set(group)) == 1 for group in by_group)
+    assert len({group[0] for group in by_group}) == 4
 
 
 def test_cells_hold_what_was_measured(fake: ModuleType) -> None:
-    cell = list(make(fake).run())[2]
+    cell = measure(fake)[2]
     assert (cell.model, cell.variant, cell.backend, cell.n_max) == ("m.gguf", "patched", "CPU", 3)
     assert (cell.upstream_commit, cell.series) == ("0123456789abcdef", "feedc0dedeadbeef")
+    assert (cell.program, cell.prompt_class, cell.run) == ("pyllama-mtp", "text", "r")
     assert cell.prefill_tps == pytest.approx(1000)
     assert cell.decode_tps == pytest.approx(11 / (4 * 0.013))
     assert (cell.drafted, cell.accepted, cell.rounds) == ([8, 8, 8], [8, 8, 0], 8)
@@ -149,29 +211,24 @@ def test_cells_hold_what_was_measured(fake: ModuleType) -> None:
     assert (cell.mean_accepted_length, cell.tokens_per_round) == (2, 3)
     assert cell.memory == {"weights": 1000, "draft_context": 30}
     assert cell.settings["draft_n_max"] == 3 and cell.settings["sampling"]["temperature"] == 0
+    assert cell.settings["n_batch"] == 2048
     assert cell.time.endswith("+00:00")
-
-
-def test_a_size_is_handed_out_before_the_next_one_begins(fake: ModuleType) -> None:
-    cells = make(fake).run()
-    for _ in range(3):
-        next(cells)
-    assert len(logged(fake, "open")) == 6
+    assert set(cell.samples[0].waited_s) == {"prefill", "decode"}
 
 
 def test_contexts_are_no_bigger_than_needed_and_alike(fake: ModuleType) -> None:
-    list(make(fake, Plan((100, 1000), (0, 3), 12, 1)).run())
+    measure(fake, Plan((100, 1000), (0, 3), 12, 1))
     assert [entry[2] for entry in logged(fake, "open")] == [256, 256, 1024, 1024]
 
 
 def test_an_explicit_context_is_kept(fake: ModuleType) -> None:
-    list(make(fake, settings=Settings(n_ctx=2048)).run())
+    measure(fake, settings=Settings(n_ctx=2048))
     assert {entry[2] for entry in logged(fake, "open")} == {2048}
 
 
 def test_synthetic_rates_are_cut_to_the_depth(fake: ModuleType) -> None:
     settings = Settings(synthetic_acceptance=(0.8, 0.7, 0.6))
-    cells = list(make(fake, settings=settings).run())
+    cells = measure(fake, settings=settings)
     assert [c.synthetic_acceptance for c in cells[:3]] == [None, [0.8, 0.7], [0.8, 0.7, 0.6]]
 
 
@@ -189,72 +246,153 @@ def interrupt_quietly(generation: Any) -> None:
 
 @pytest.mark.parametrize("how", [interrupt_by_raising, interrupt_by_abort, interrupt_quietly])
 @pytest.mark.parametrize(
-    ("sample", "expected"),
+    ("generation", "expected"),
     [
-        (0, []),
-        (2, [(100, 0, 1), (100, 2, 1)]),
-        (4, [(100, 0, 2), (100, 2, 1), (100, 3, 1)]),
-        (7, [(100, 0, 2), (100, 2, 2), (100, 3, 2), (200, 0, 1)]),
+        (0, []),  # a warm-up
+        (3, []),
+        (8, [(100, 0, 1), (100, 2, 1), (100, 3, 1)]),  # a warm-up of the second group
+        (9, [(100, 0, 1), (100, 2, 1), (100, 3, 1)]),
+        (15, [(100, 0, 1), (100, 2, 1), (100, 3, 1), (200, 0, 1), (200, 2, 1), (200, 3, 1)]),
     ],
 )
-def test_an_interruption_keeps_every_cell_with_a_sample(
-    fake: ModuleType, how: Any, sample: int, expected: list[tuple[int, int, int]]
+def test_an_interruption_keeps_every_finished_sample(
+    fake: ModuleType, how: Any, generation: int, expected: list[tuple[int, int, int]]
 ) -> None:
-    fake.script[2 * sample + 1] = how
+    fake.script[generation] = how
     matrix = make(fake)
-    cells = list(matrix.run())
-    assert matrix.interrupted
+    cells = collect(fake, matrix).cells
+    assert matrix.interrupted and not matrix.measuring
     assert [(c.n_prompt, c.n_max, len(c.samples)) for c in cells] == expected
     assert all(c.decode_tps for c in cells)
-    assert fake.state["open_sessions"] == 0, "the session must be closed"
-    assert len(logged(fake, "open")) == sample + 1, "nothing may run afterwards"
+    assert fake.state["open_sessions"] == 0, "the sessions must be closed"
+
+
+def test_a_consumer_that_stops_leaves_nothing_open(fake: ModuleType) -> None:
+    matrix = make(fake)
+    records = matrix.run()
+    next(records)
+    matrix.interrupted = True
+    assert list(records) == []
+    assert fake.state["open_sessions"] == 0
+
+
+def test_a_run_goes_on_with_what_is_missing(fake: ModuleType) -> None:
+    """Interrupted in the middle of a group: what was finished of it is not measured again."""
+    first = collect(fake, make(fake))
+    whole = next(iter(first.runs.values()))
+    kept = {(key, repeat) for key, repeat in whole.measured if repeat == 0}
+    some = min(set(whole.measured) - kept)
+    fake.reset()
+    matrix = make(fake, measured=kept | {some})
+    assert matrix.n_to_do == 5
+    records = list(matrix.run())
+    assert [record["repeat"] for record in records] == [1] * 5
+    found = Records()
+    found.add(header_of(fake, PLAN))
+    for record in records:
+        found.add(record)
+    assert next(iter(found.runs.values())).measured == whole.measured - kept - {some}
+    assert matrix.n_to_do == 0
 
 
 def test_a_prompt_beyond_the_context_is_skipped_and_the_run_goes_on(fake: ModuleType) -> None:
     matrix = make(fake, Plan((4084, 4085, 50), (0, 2), 12, 2))
-    cells = list(matrix.run())
+    cells = collect(fake, matrix).cells
     assert [bool(c.samples) for c in cells] == [True, True, False, False, True, True]
     assert cells[2].skipped is not None
     assert "4085 + 12" in cells[2].skipped and "4096" in cells[2].skipped
     assert cells[2].prefill_tps is None
-    assert not matrix.interrupted
+    assert not matrix.interrupted and matrix.n_to_do == 0
 
 
 def test_a_cell_without_memory_is_skipped_and_the_run_goes_on(fake: ModuleType) -> None:
-    fake.refuse_session[(256, 3)] = InsufficientMemoryError("needs 99 GiB, 1 GiB available")
-    cells = list(make(fake).run())
-    reasons = [c.skipped for c in cells]
-    assert reasons == [None, None, "needs 99 GiB, 1 GiB available"] * 2
-    assert [len(c.samples) for c in cells] == [2, 2, 0] * 2
+    fake.refuse_session[(256, 2)] = InsufficientMemoryError("needs 99 GiB, 1 GiB available")
+    cells = measure(fake)
+    reasons = {(c.n_prompt, c.n_max): c.skipped for c in cells}
+    assert reasons == {
+        (size, depth): None if depth != 2 else "needs 99 GiB, 1 GiB available"
+        for size in (100, 200)
+        for depth in (0, 2, 3)
+    }
+    assert {(c.n_max, len(c.samples)) for c in cells} == {(0, 2), (2, 0), (3, 2)}
+
+
+def test_sessions_that_do_not_fit_together_are_measured_in_turn(fake: ModuleType) -> None:
+    """Memory holds two sessions."""
+    model = fake.Model("m.gguf")
+
+    def open_session(settings: Any) -> Any:
+        if fake.state["open_sessions"] >= 2:
+            raise InsufficientMemoryError("two are there already")
+        return fake.Session(model, settings)
+
+    cells = measure(fake, runners={"": Runner(open_session)})
+    assert [len(c.samples) for c in cells] == [2] * 6 and not any(c.skipped for c in cells)
+    assert max(entry[3] for entry in logged(fake, "open")) == 2
 
 
 def test_progress_tells_of_every_sample(fake: ModuleType) -> None:
     events: list[Event] = []
-    list(make(fake, Plan((100, 5000), (0, 2), 12, 2), on_event=events.append).run())
-    done = [(e.size, e.variant, e.repeat) for e in events if e.kind == "done"]
-    order = [(repeat, Variant(depth)) for repeat in (0, 1) for depth in (0, 2)]
-    assert done == [(size, variant, repeat) for size in (100, 5000) for repeat, variant in order]
-    assert [e.size for e in events if e.kind == "size"] == [100, 5000]
+    plan = Plan((100, 5000), (0, 2), 12, 2)
+    list(make(fake, plan, on_event=events.append).run())
+    done = [(e.group.size, e.variant.depth, e.group.repeat) for e in events if e.kind == "done"]
+    assert sorted(done) == [(100, depth, repeat) for depth in (0, 2) for repeat in (0, 1)]
+    skipped = [(e.group.size, e.variant.depth) for e in events if e.kind == "skipped"]
+    assert skipped == [(5000, 0), (5000, 2)]
+    assert [e.left_s is None for e in events[:3]] == [True] * 3
+    assert events[-1].left_s == 0
+
+
+class Clock:
+    """Time that passes only while a prompt is processed: a second per 100 tokens."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @pytest.mark.parametrize(
-    ("plan", "message"),
+    ("budget_s", "expected", "left_out"),
     [
-        (((), (0,), 1, 1), "no prompt sizes"),
-        (((5,), (), 1, 1), "no depths"),
-        (((5,), (-1,), 1, 1), "depths must be 0 or more, not -1"),
-        (((0,), (0,), 1, 1), "prompt sizes must be 1 or more, not 0"),
-        (((5,), (2, 2), 1, 1), "twice"),
-        (((5,), (0,), 0, 1), "max_tokens"),
-        (((5,), (0,), 1, 0), "repeat"),
-        (((5,), (2,), 1, 1, ("all", "all")), "prompt_rows all, all name one value twice"),
-        (((5,), (2,), 1, 1, ("all",), ("kv", "auto")), "auto is kv or full; leave it out"),
-        (((5,), (2,), 1, 1, ("all",), ("kv",), ()), "no hidden given"),
+        (1000, {100: 5, 200: 5, 400: 5}, 0),
+        (24, {100: 3, 200: 2, 400: 1}, 9),  # one each takes 2 + 4 + 8 seconds
+        (15, {100: 1, 200: 1, 400: 1}, 12),
+        (4, {100: 1, 200: 0, 400: 0}, 14),
     ],
 )
-def test_plans_that_make_no_sense_are_refused(plan: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        Plan(*plan)
+def test_a_budget_leaves_out_the_least_useful_repeats(
+    fake: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    budget_s: float,
+    expected: dict[int, int],
+    left_out: int,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("pyllama_mtp.measure.matrix.time.monotonic", clock)
+    model = fake.Model("m.gguf")
+
+    class Slow(Runner):
+        def advance(self, number: int, goal: int) -> int:
+            if goal == 1:
+                clock.now += self.size / 100
+            return super().advance(number, goal)
+
+        def begin(self, number: int, task: Any) -> None:
+            self.size = len(task.prompt)
+            super().begin(number, task)
+
+    plan = Plan((100, 200, 400), (0, 2), 12, 5)
+    runner = Slow(lambda settings: fake.Session(model, settings))
+    matrix = make(fake, plan, runners={"": runner}, budget_s=budget_s)
+    found = collect(fake, matrix)
+    (run,) = found.runs.values()
+    counts = dict.fromkeys(plan.sizes, 0)
+    counts.update({cell.n_prompt: len(cell.samples) for cell in found.cells})
+    assert counts == expected
+    assert len(matrix.dropped) == len(run.dropped) == left_out
+    assert clock.now <= max(budget_s, 2)
 
 
 def test_the_backend_is_what_computes(fake: ModuleType) -> None:

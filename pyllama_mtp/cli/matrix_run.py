@@ -1,0 +1,228 @@
+"""What ``pyllama-mtp matrix`` does once its options are checked: load, measure, keep."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from pyllama_mtp.cli import PROGRAM, common
+
+if TYPE_CHECKING:
+    from pyllama_mtp import Model
+    from pyllama_mtp.measure.header import Build
+    from pyllama_mtp.measure.matrix import Matrix, SideBySide
+    from pyllama_mtp.measure.plan import Plan
+    from pyllama_mtp.measure.recordfile import Record, Records, Run
+    from pyllama_mtp.settings import Sampling, Settings
+
+
+@dataclass
+class Request:
+    """The options, checked.
+
+    Attributes:
+        libraries: as given, one for each label of the plan.
+        texts: of --prompt-file.
+        prompts: says where the text comes from.
+        output: the file; None: write none.
+    """
+
+    plan: Plan
+    settings: Settings
+    sampling: Sampling
+    libraries: tuple[str, ...]
+    texts: list[str] | None
+    prompts: str
+    budget_s: float | None
+    output: str | None
+
+
+def measure(args: argparse.Namespace, request: Request, found: Records) -> None:
+    """Load and measure; every record goes to the file, then to `found`.
+
+    Raises:
+        KeyboardInterrupt: at the end, if the user interrupted.
+    """
+    from pyllama_mtp import native
+    from pyllama_mtp.cli.matrix_progress import progress
+    from pyllama_mtp.measure.header import Build
+    from pyllama_mtp.measure.matrix import Matrix
+    from pyllama_mtp.measure.recordfile import Writer
+    from pyllama_mtp.measure.workload import Prompts
+
+    library = native.load(request.libraries[0] or None)
+    choose_threads(args, request)
+    mtp = any(request.plan.depths)
+    with contextlib.ExitStack() as stack:
+        model = stack.enter_context(common.open_model(args, mtp=mtp, without="--depths 0"))
+        labels = request.plan.libraries
+        build = Build.of(library, args.n_gpu_layers, labels[0])
+        if not labels[0]:  # one library: what its stamp says
+            request.plan = replace(request.plan, libraries=(build.variant,))
+        runners, builds = _runners(args, request, model, build, stack)
+        header, before = _begin_run(args, request, model, builds, found)
+        prompts = Prompts(model, request.texts, request.plan.output_mode)
+        matrix = Matrix(
+            model,
+            request.plan,
+            settings=request.settings,
+            sampling=request.sampling,
+            runners=runners,
+            prompts=prompts,
+            run=header["run"],
+            budget_s=request.budget_s,
+            measured=before.measured if before else (),
+            skipped=before.skipped if before else (),
+        )
+        matrix.check()
+        matrix.on_event = stack.enter_context(progress(matrix))
+        write = None
+        if request.output:
+            new = None if before else header
+            write = stack.enter_context(Writer(request.output, new)).write
+        with finished_samples_first(matrix):
+            for record in matrix.run():
+                if write:
+                    write(record)
+                found.add(record)
+    _say_what_was_dropped(matrix, request)
+    if matrix.interrupted:
+        raise KeyboardInterrupt
+
+
+def choose_threads(args: argparse.Namespace, request: Request) -> None:
+    """Without --threads: one thread less for every core that other programs keep busy."""
+    from pyllama_mtp.measure import machine
+    from pyllama_mtp.settings import available_threads
+
+    cores = available_threads()
+    if args.threads is not None or cores == 1:
+        return
+    if args.resume and (run := _last_run(args)):
+        threads = run.header["settings"].get("n_threads")  # chosen when it began
+        request.settings = replace(request.settings, n_threads=threads)
+        return
+    free = max(1, cores - round(machine.busy_cores()))
+    if free < cores:
+        request.settings = replace(request.settings, n_threads=free)
+        print(
+            f"{PROGRAM}: other programs keep {cores - free} of {cores} cores busy; measuring with "
+            f"{free} thread{'' if free == 1 else 's'} (--threads {cores} uses all)",
+            file=sys.stderr,
+        )
+
+
+def _last_run(args: argparse.Namespace) -> Run | None:
+    """The run that would go on; None: there is none yet."""
+    from pyllama_mtp.measure.recordfile import read_file
+
+    runs = [*read_file(args.output).runs.values()] if Path(args.output).exists() else []
+    return runs[-1] if runs else None
+
+
+def _runners(
+    args: argparse.Namespace,
+    request: Request,
+    model: Model,
+    build: Build,
+    stack: contextlib.ExitStack,
+) -> tuple[dict[str, SideBySide], dict[str, Build]]:
+    """What measures with each library, and what those are: the first here, others in processes."""
+    from pyllama_mtp import Session
+    from pyllama_mtp.measure.runner import Runner
+    from pyllama_mtp.measure.worker import Load, WorkerRunner
+
+    labels = request.plan.libraries
+    runners: dict[str, SideBySide] = {labels[0]: Runner(lambda settings: Session(model, settings))}
+    builds = {labels[0]: build}
+    for label, name in zip(labels[1:], request.libraries[1:], strict=True):
+        mtp = any(request.plan.depths)
+        load = Load(name, label, str(model.path), args.n_gpu_layers, mtp)
+        worker = stack.enter_context(contextlib.closing(WorkerRunner(load)))
+        runners[label], builds[label] = worker, worker.loaded()
+    return runners, builds
+
+
+def _begin_run(
+    args: argparse.Namespace,
+    request: Request,
+    model: Model,
+    builds: dict[str, Build],
+    found: Records,
+) -> tuple[Record, Run | None]:
+    """The header of the run, and the run of the file that goes on (None: a new one begins)."""
+    from pyllama_mtp.cli import version
+    from pyllama_mtp.measure.header import make_header
+    from pyllama_mtp.measure.recordfile import run_to_resume
+
+    header = make_header(
+        uuid.uuid4().hex[:12],
+        model,
+        request.plan,
+        settings=request.settings,
+        sampling=request.sampling,
+        builds=builds,
+        prompts=request.prompts,
+        command=[PROGRAM, *sys.argv[1:]],
+        version=version(),
+    )
+    earlier = run_to_resume(request.output, header) if args.resume and request.output else None
+    if earlier is None:
+        found.add(header)
+        return header, None
+    found.runs[earlier.id] = earlier
+    print(
+        f"{PROGRAM}: going on with run {earlier.id}: {len(earlier.measured)} of "
+        f"{request.plan.n_samples} samples are there",
+        file=sys.stderr,
+    )
+    return earlier.header, earlier
+
+
+def _say_what_was_dropped(matrix: Matrix, request: Request) -> None:
+    """What the time budget left out: repeats per size, and sizes that were not measured at all."""
+    from pyllama_mtp.measure.budget import duration
+
+    if not matrix.dropped or request.budget_s is None:
+        return
+    kinds = list(dict.fromkeys(group.kind for group in matrix.dropped))
+    several = len(matrix.plan.classes) > 1
+    parts = []
+    for size, prompt_class in kinds:
+        n = sum(group.kind == (size, prompt_class) for group in matrix.dropped)
+        what = f"{size}{f' {prompt_class}' if several else ''}"
+        parts.append(f"{what} ({n} of {matrix.plan.repeat} repeats)")
+    print(
+        f"{PROGRAM}: left out for the budget of {duration(request.budget_s)}: prompt "
+        f"{', '.join(parts)}; --resume with more time measures them",
+        file=sys.stderr,
+    )
+
+
+@contextmanager
+def finished_samples_first(matrix: Matrix) -> Iterator[None]:
+    """Let Ctrl-C cut a sample short, but never the writing of one that is finished."""
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is not signal.default_int_handler:  # ignored, or somebody else's
+        yield
+        return
+
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        if matrix.measuring:
+            raise KeyboardInterrupt
+        matrix.interrupted = True
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,131 @@
+"""The record that begins a run: what is measured, with which build, where."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyllama_mtp.measure.machine import describe_machine
+from pyllama_mtp.measure.plan import SWITCHES, Plan
+from pyllama_mtp.measure.recordfile import Record, to_line
+from pyllama_mtp.settings import Sampling, Settings
+
+if TYPE_CHECKING:
+    from pyllama_mtp import Model
+    from pyllama_mtp.native import Library
+
+_FINGERPRINT = 2**20  # bytes at either end of a model file
+#: The fields of `Settings` that every cell has its own value of.
+OWN_SETTINGS = ("n_ctx", "draft_n_max", "synthetic_acceptance", *SWITCHES)
+
+
+@dataclass(frozen=True)
+class Build:
+    """What the records say of a library and the machine it ran on."""
+
+    variant: str
+    upstream_commit: str
+    series: str
+    backend: str
+    machine: dict[str, Any]
+
+    @classmethod
+    def of(cls, library: Library, n_gpu_layers: int, label: str = "") -> Build:
+        """Read it from the loaded `Library`; without GPU layers the backend is the CPU.
+
+        Args:
+            label: what the variant is called; default: as its stamp says.
+        """
+        stamp = library.stamp
+        accelerators = [d for d in library.devices() if n_gpu_layers and "gpu" in d.kind]
+        names = sorted({device.name.rstrip("0123456789") for device in accelerators})
+        return cls(
+            variant=label or library.variant,
+            upstream_commit=str(stamp.get("upstream_commit", "")),
+            series=str(stamp.get("series", "")),
+            backend="+".join(names) or "CPU",
+            machine=describe_machine([device.description for device in accelerators]),
+        )
+
+    def to_dict(self) -> Record:
+        """As in the header of a run."""
+        fields = dataclasses.asdict(self)
+        del fields["machine"]
+        return {"program": "pyllama-mtp", **fields}
+
+
+def now() -> str:
+    """The time as records give it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def make_header(
+    run: str,
+    model: Model,
+    plan: Plan,
+    *,
+    settings: Settings,
+    sampling: Sampling,
+    builds: Mapping[str, Build],
+    prompts: str,
+    command: Sequence[str],
+    version: str,
+) -> Record:
+    """The record that begins a run.
+
+    Args:
+        builds: by the plan's names of libraries.
+        prompts: says where the text of the prompts comes from.
+        command: arguments as they were given; paths lose their folders here.
+    """
+    planned = dataclasses.asdict(plan)
+    shared = dataclasses.asdict(settings)
+    for name in OWN_SETTINGS:
+        shared.pop(name)
+    planned["draft_vocab"] = [without_folders(name) for name in plan.draft_vocab]
+    drawn = dataclasses.asdict(sampling)
+    if sampling.logit_bias:  # JSON has no infinity
+        biases = sampling.logit_bias.items()
+        drawn["logit_bias"] = {k: v if math.isfinite(v) else str(v) for k, v in biases}
+    header = {
+        "kind": "run",
+        "run": run,
+        "time": now(),
+        "version": version,
+        "command": [without_folders(word) for word in command],
+        "model": _describe_model(model.path),
+        "builds": {label: build.to_dict() for label, build in builds.items()},
+        "machine": next(iter(builds.values())).machine,
+        "plan": {**planned, "prompts": prompts},
+        "settings": shared,
+        "sampling": drawn,
+    }
+    return dict(json.loads(to_line(header)))  # as a reader sees it: lists for tuples
+
+
+def without_folders(word: str) -> str:
+    """An argument without the folders of its paths: "--model=m.gguf", "patched,folder"."""
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return option + equals + ",".join(Path(part).name or part for part in value.split(","))
+
+
+def _describe_model(path: str | os.PathLike[str]) -> Record:
+    """Name, size and a fingerprint; see the schema."""
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            digest = hashlib.sha256(file.read(_FINGERPRINT))
+            file.seek(max(size - _FINGERPRINT, 0))
+            digest.update(file.read())
+    except OSError:
+        return {"name": path.name, "bytes": None, "sha256_ends": None}
+    return {"name": path.name, "bytes": size, "sha256_ends": digest.hexdigest()}

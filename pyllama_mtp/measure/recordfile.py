@@ -1,0 +1,350 @@
+"""Files of measurements: reading them into cells, and appending to them so that nothing is lost.
+
+What a line holds is described in ``schema-2.json``. Files of schema 1, which have one whole cell a
+line, are read as well.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.cells import DRAFT_MTP, NO_MTP, SCHEMA, Cell, Sample
+from pyllama_mtp.measure.schema import check_figures, check_record
+
+#: What a line begins with, by schema; only such a line can be an unfinished one of ours.
+_BEGINNINGS = (b'{"schema": 2, "kind": "', b'{"model": "')
+Record = dict[str, Any]
+
+
+def to_line(record: Record) -> bytes:
+    """A record as one line, with its line break."""
+    text = json.dumps({"schema": SCHEMA, **record}, ensure_ascii=False, allow_nan=False)
+    return (text + "\n").encode()
+
+
+def cell_key(record: Record) -> str:
+    """The same for all records of one cell of a run, and for no others."""
+    return json.dumps([record["cell"], record["settings"]], sort_keys=True)
+
+
+# -- records to cells ------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """One run: its header, its cells in the order in which they came, and what it left out.
+
+    Attributes:
+        measured: key of a cell and number of the repeat, of every sample.
+        dropped: groups that a time budget left out, as in the file.
+    """
+
+    header: Record
+    cells: dict[str, Cell] = field(default_factory=dict)
+    measured: set[tuple[str, int]] = field(default_factory=set)
+    dropped: list[Record] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return str(self.header["run"])
+
+    @property
+    def skipped(self) -> set[str]:
+        """Keys of the cells that cannot be measured."""
+        return {key for key, cell in self.cells.items() if cell.skipped}
+
+    def add(self, record: Record) -> None:
+        """Take the next record of this run.
+
+        Raises:
+            UsageError: a sample twice, or of a build that the header does not name.
+        """
+        if record["kind"] == "dropped":
+            self.dropped = record["groups"]
+            return
+        key = cell_key(record)
+        if key not in self.cells:
+            self.cells[key] = self._cell(record)
+        cell = self.cells[key]
+        cell.time = record["time"]
+        if record["kind"] == "skipped":
+            cell.skipped = record["reason"]
+            return
+        repeat = int(record["repeat"])
+        if (key, repeat) in self.measured:
+            raise UsageError(f"repeat {repeat} of this cell is there already")
+        self.measured.add((key, repeat))
+        cell.samples.append(Sample.from_dict(record["sample"]))
+        cell.repeats.append(repeat)
+        cell.memory = dict(record.get("memory", {}))
+
+    def _cell(self, record: Record) -> Cell:
+        header, cell = self.header, record["cell"]
+        build = header["builds"].get(cell["build"])
+        if build is None:
+            raise UsageError(f"its run has no build {cell['build']!r}")
+        settings = {**header["settings"], **record["settings"]}
+        rates = settings.get("synthetic_acceptance")
+        return Cell(
+            model=header["model"]["name"],
+            variant=build["variant"],
+            upstream_commit=build["upstream_commit"],
+            series=build["series"],
+            backend=build["backend"],
+            mode=DRAFT_MTP if cell["n_max"] else NO_MTP,
+            n_max=cell["n_max"],
+            n_prompt=cell["n_prompt"],
+            max_tokens=cell["max_tokens"],
+            repeat=header["plan"]["repeat"],
+            synthetic_acceptance=list(rates) if rates else None,
+            settings={**settings, "sampling": header["sampling"]},
+            machine=header["machine"],
+            prompt_class=cell["prompt_class"],
+            program=build["program"],
+            run=self.id,
+        )
+
+
+@dataclass
+class Records:
+    """What a file holds, or what a run has measured so far.
+
+    `end` is the length in bytes up to the last whole line; `unclosed` says that this line is whole
+    but has no line break.
+    """
+
+    runs: dict[str, Run] = field(default_factory=dict)
+    old: list[Cell] = field(default_factory=list)
+    end: int = 0
+    unclosed: bool = False
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells with their figures, those of schema 1 first."""
+        found = [*self.old, *(cell for run in self.runs.values() for cell in run.cells.values())]
+        for cell in found:
+            cell.summarize()
+        return found
+
+    def add(self, record: Record) -> None:
+        """Take the next record, of schema 2.
+
+        Raises:
+            UsageError: it does not fit the schema, or the records before it.
+        """
+        check_record({"schema": SCHEMA, **record})
+        run = self.runs.get(record["run"])
+        if record["kind"] == "run":
+            if run is not None:
+                raise UsageError(f"run {record['run']} has begun already")
+            self.runs[record["run"]] = Run(record)
+        elif run is None:
+            raise UsageError(f"run {record['run']} has not begun")
+        else:
+            run.add(record)
+
+
+def _old_cell(record: Record) -> Cell:
+    """A line of schema 1."""
+    cell = Cell.from_dict(record)
+    for sample in record.get("samples", ()):
+        check_figures(sample)
+    cell.schema = 1
+    return cell
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def read_file(path: str | os.PathLike[str]) -> Records:
+    """Everything in a file. A last line that was being written when its program was killed is left
+    out, unless it is whole.
+
+    Raises:
+        UsageError: the file cannot be read, or a line is damaged, of an unknown schema or does not
+            fit; the message begins with "FILE, line N:".
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    found, at = Records(), 0
+    for number, line in enumerate(data.splitlines(keepends=True), start=1):
+        closed = line.endswith(b"\n")
+        try:
+            if line.strip():
+                _take(found, line)
+        except UsageError as error:
+            if not closed and _may_be_unfinished(line):
+                break
+            raise UsageError(f"{path}, line {number}: {error}") from None
+        at += len(line)
+        found.end, found.unclosed = at, not closed
+    return found
+
+
+def _take(found: Records, line: bytes) -> None:
+    try:
+        record = json.loads(line.decode(), parse_constant=_refuse_constant)
+    except ValueError as error:
+        raise UsageError(f"damaged, not a line of JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise UsageError("not a cell of a matrix, nor a record of a run")
+    schema = record.get("schema", 1)
+    if schema == 1 and schema is not True:
+        found.old.append(_old_cell(record))
+    elif schema == SCHEMA:
+        found.add(record)
+    else:
+        raise UsageError(
+            f"schema {schema!r} is unknown; this version reads 1 and {SCHEMA}. "
+            "A later version of pyllama-mtp wrote it"
+        )
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _may_be_unfinished(line: bytes) -> bool:
+    """Whether a line is the beginning of one of ours; nothing else is ever cut off."""
+    return any(line[: len(begin)] == begin[: len(line)] for begin in _BEGINNINGS)
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def check_output(path: str | os.PathLike[str]) -> None:
+    """Refuse, before anything is measured, a file that records cannot be appended to.
+
+    Raises:
+        UsageError: the file cannot be written, or it exists and holds something else.
+    """
+    path = Path(path)
+    existed = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if not existed:
+            path.unlink()
+            return
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}; name another file with --output"
+        ) from None
+    try:
+        read_file(path)
+    except UsageError as error:
+        raise UsageError(
+            f"{error}\n{path} exists and does not hold measurements that can be appended to; "
+            "name another file with --output"
+        ) from None
+
+
+class Writer:
+    """Appends records to a file, each in a single write that is on the disk when it returns.
+
+    The file is made with the first record, before which the header is written, if one is given. A
+    line that an earlier run left unfinished is cut off. A context manager; while it is open no
+    other one can write to the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], header: Record | None) -> None:
+        self._path, self._header = Path(path), header
+        self._file: int | None = None
+
+    def write(self, record: Record) -> None:
+        """Append a record.
+
+        Raises:
+            UsageError: another process is writing to this file, or it was damaged meanwhile.
+            OSError: the file cannot be written.
+        """
+        if self._file is None:
+            self._file = self._open()
+        line = to_line(record)
+        if self._header is not None:
+            line, self._header = to_line(self._header) + line, None
+        written = os.write(self._file, line)
+        if written < len(line):  # the disk is full; the next reader leaves the rest out
+            raise OSError(f"{self._path}: only {written} of {len(line)} bytes could be written")
+        os.fsync(self._file)
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        file = os.open(self._path, flags, 0o666)
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"another process is measuring into {self._path}; wait for it, or name another "
+                    "file with --output"
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+            found = read_file(self._path)
+            os.ftruncate(file, found.end)
+            if found.unclosed:
+                os.write(file, b"\n")
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+# -- going on with a run ---------------------------------------------------------------------------
+
+#: Parts of a header that must be the same; of the machine, what figures depend on.
+_COMPARED = ("model", "builds", "plan", "settings", "sampling")
+_MACHINE = ("cpu", "cores", "devices", "arch")
+
+
+def run_to_resume(path: str | os.PathLike[str], header: Record) -> Run | None:
+    """The last run of a file, which is to go on; None: there is none yet.
+
+    Raises:
+        UsageError: it measured something else; the message names the first field that differs.
+    """
+    if not Path(path).exists():
+        return None
+    runs = [*read_file(path).runs.values()]
+    if not runs:
+        return None
+    for name, was, now in _differences(runs[-1].header, json.loads(to_line(header))):
+        raise UsageError(
+            f"--resume: {name} was {was!r} in the last run of {path} and is {now!r} now; give the "
+            "options of that run, or begin a new one without --resume"
+        )
+    return runs[-1]
+
+
+def _differences(old: Record, new: Record) -> Iterator[tuple[str, Any, Any]]:
+    was_on, now_on = ({name: h["machine"].get(name) for name in _MACHINE} for h in (old, new))
+    parts = [(part, old[part], new[part]) for part in _COMPARED]
+    for part, was, now in [*parts, ("machine", was_on, now_on)]:
+        for name in [*was, *(name for name in now if name not in was)]:
+            if was.get(name) != now.get(name):
+                yield f"{part}.{name}", was.get(name), now.get(name)

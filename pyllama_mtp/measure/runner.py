@@ -1,0 +1,147 @@
+"""Sessions of one library that are measured side by side, each a step at a time.
+
+A run of a session: open it, warm it up, let it forget; process the prompt; generate, some tokens at
+a time, until all are there; take its figures and close it. Between two steps other sessions get
+their turns, here or in another process; their time does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyllama_mtp.measure.cells import Sample
+from pyllama_mtp.measure.machine import waited_for_core
+
+if TYPE_CHECKING:
+    from pyllama_mtp import Generation, Sampling, Session, Settings
+
+#: Tokens that the warm-up generates.
+WARM_UP_TOKENS = 8
+
+#: Opens a session with the settings of one cell.
+OpenSession = Callable[["Settings"], "Session"]
+
+
+class InterruptedSample(Exception):
+    """The driver ended a generation because the user asked for it."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One sample to be measured.
+
+    Attributes:
+        prompt: token ids.
+        max_tokens: tokens to generate, the first one included.
+        warm_up: tokens of the prompt that the warm-up processes.
+    """
+
+    settings: Settings
+    sampling: Sampling
+    prompt: list[int]
+    max_tokens: int
+    warm_up: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A finished sample, and the bytes in use by what they are for."""
+
+    sample: Sample
+    memory: dict[str, int]
+
+
+@dataclass
+class _Run:
+    session: Session
+    generation: Generation
+    pieces: Iterator[str] = field(init=False)
+    ended: bool = False
+    waited_s: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0})
+
+    def __post_init__(self) -> None:
+        self.pieces = iter(self.generation)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count what the threads wait for a core in this block; it is one of prefill or decode."""
+        phase = "decode" if self.generation.tokens else "prefill"
+        before = waited_for_core()
+        yield
+        self.waited_s[phase] += waited_for_core() - before
+
+
+class Runner:
+    """Runs of one library in this process; each has a number of the caller's choice."""
+
+    def __init__(self, open_session: OpenSession) -> None:
+        self._open = open_session
+        self._runs: dict[int, _Run] = {}
+
+    def check(self, settings: Settings) -> None:
+        """Open and close a session.
+
+        Raises:
+            UsageError: settings that this library or model cannot do.
+            InsufficientMemoryError: it does not fit into memory.
+        """
+        self._open(settings).close()
+
+    def begin(self, number: int, task: Task) -> None:
+        """Open a session and warm it up. Raises as :meth:`check`."""
+        session = self._open(task.settings)
+        try:
+            warm = _start(session, task, task.prompt[: task.warm_up], WARM_UP_TOKENS).run()
+            if warm.finish_reason == "interrupted":
+                raise InterruptedSample
+            session.reset()
+            self._runs[number] = _Run(session, _start(session, task, task.prompt, task.max_tokens))
+        except BaseException:
+            session.close()
+            raise
+
+    def advance(self, number: int, goal: int) -> int:
+        """Generate until there are `goal` tokens; 1 is the prefill. The number there are.
+
+        The last ones come with the end of the generation. Tokens may come several at a time.
+        """
+        run = self._runs[number]
+        with run.waiting():
+            while not run.ended and len(run.generation.tokens) < goal:
+                run.ended = next(run.pieces, None) is None
+        if run.ended and run.generation.finish_reason == "interrupted":
+            raise InterruptedSample
+        return len(run.generation.tokens)
+
+    def finish(self, number: int) -> Measured:
+        """Generate to the end; the session's figures. It is closed."""
+        run = self._runs[number]
+        with run.waiting():
+            for _ in run.pieces:
+                pass
+        if run.generation.finish_reason == "interrupted":
+            raise InterruptedSample
+        sample = Sample.from_telemetry(run.generation.telemetry)
+        sample.waited_s = run.waited_s
+        memory = dict(run.session.memory())
+        del self._runs[number]
+        run.session.close()
+        return Measured(sample, memory)
+
+    def drop(self) -> None:
+        """Close whatever is open."""
+        while self._runs:
+            _, run = self._runs.popitem()
+            with suppress(Exception):  # the cause is on its way already
+                run.session.close()
+
+    def close(self) -> None:
+        """Nothing more will be asked for."""
+        self.drop()
+
+
+def _start(session: Session, task: Task, prompt: list[int], max_tokens: int) -> Generation:
+    return session.generate(prompt, max_tokens=max_tokens, sampling=task.sampling, ignore_eos=True)

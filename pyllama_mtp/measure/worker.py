@@ -1,0 +1,159 @@
+"""A process that holds another library of the same model, and measures with it when it is asked.
+
+One process can load one variant. Samples of further variants come from such processes; between two
+requests they wait at a pipe and compute nothing. A worker ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import tempfile
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import IO, TYPE_CHECKING, Any
+
+from pyllama_mtp import errors
+from pyllama_mtp.errors import PyllamaMtpError
+
+if TYPE_CHECKING:
+    from pyllama_mtp.measure.header import Build
+    from pyllama_mtp.measure.runner import Measured, Task
+    from pyllama_mtp.settings import Settings
+
+_CLOSING_S = 3.0
+_SAID = 2000  # characters of its last words
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a worker loads first: a library ("upstream", "patched", a folder) under a label, and a
+    model, with its MTP head if `mtp`."""
+
+    library: str
+    label: str
+    model: str
+    n_gpu_layers: int
+    mtp: bool
+
+
+class WorkerRunner:
+    """As :class:`~pyllama_mtp.measure.runner.Runner`, in a process of its own.
+
+    Every method raises what the runner raises there, and PyllamaMtpError with the last lines that
+    the process wrote to stderr when it has died.
+    """
+
+    def __init__(self, load: Load) -> None:
+        self._label = load.label
+        self._errors: IO[bytes] = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed with it
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, self._errors.name, load))
+        self._process.start()
+        theirs.close()
+        self._waiting = True  # for the answer to the loading
+
+    def loaded(self) -> Build:
+        """Wait until library and model are loaded: what they are."""
+        build: Build = self._answer()
+        return build
+
+    def check(self, settings: Settings) -> None:
+        """See :class:`Runner`; so for the others."""
+        self._ask("check", settings)
+
+    def begin(self, number: int, task: Task) -> None:
+        """See :class:`Runner`."""
+        self._ask("begin", number, task)
+
+    def advance(self, number: int, goal: int) -> int:
+        """See :class:`Runner`."""
+        return int(self._ask("advance", number, goal))
+
+    def finish(self, number: int) -> Measured:
+        """See :class:`Runner`."""
+        measured: Measured = self._ask("finish", number)
+        return measured
+
+    def drop(self) -> None:
+        """See :class:`Runner`. A process that was cut short in the middle of something ends."""
+        if self._waiting or not self._process.is_alive():
+            self._process.kill()
+        else:
+            self._ask("drop")
+
+    def close(self) -> None:
+        """End the process, at once if it is in the middle of something."""
+        self._pipe.close()
+        if self._waiting:
+            self._process.kill()
+        self._process.join(_CLOSING_S)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+        self._errors.close()
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        self._waiting = True
+        with contextlib.suppress(BrokenPipeError):  # the answer will be that it has died
+            self._pipe.send((method, arguments))
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            kind, value = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            self._process.join(_CLOSING_S)
+            raise PyllamaMtpError(
+                f"the process with the {self._label} library has ended "
+                f"({self._process.exitcode}): {self._last_words()}"
+            ) from None
+        self._waiting = False
+        if kind == "done":
+            return value
+        # A class that takes more than a message is said by its base class.
+        found = {one.__name__: one for one in (errors.UsageError, errors.InsufficientMemoryError)}
+        raise found.get(kind, PyllamaMtpError)(f"{self._label}: {value}")
+
+    def _last_words(self) -> str:
+        with open(self._errors.name, "rb") as file:  # noqa: PTH123 - it has a name of its own
+            said = file.read().decode(errors="replace").strip()
+        return said[-_SAID:] or "it said nothing"
+
+
+# -- the process itself ----------------------------------------------------------------------------
+
+
+def serve(pipe: Connection, stderr: str, load: Load) -> None:
+    """Load, then answer requests until there are no more. The target of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who ends us
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with open(stderr, "ab", buffering=0) as file:  # noqa: PTH123
+        os.dup2(file.fileno(), 2)
+        os.dup2(file.fileno(), 1)
+
+    from pyllama_mtp import Model, Session, native
+    from pyllama_mtp.measure.header import Build
+    from pyllama_mtp.measure.runner import Runner
+
+    try:
+        library = native.load(load.library)
+        with Model(load.model, n_gpu_layers=load.n_gpu_layers, mtp=load.mtp) as model:
+            runner = Runner(lambda settings: Session(model, settings))
+            pipe.send(("done", Build.of(library, load.n_gpu_layers, load.label)))
+            while True:
+                try:
+                    method, arguments = pipe.recv()
+                except EOFError:
+                    return runner.close()
+                try:
+                    pipe.send(("done", getattr(runner, method)(*arguments)))
+                except PyllamaMtpError as error:
+                    pipe.send((type(error).__name__, str(error)))
+    except PyllamaMtpError as error:
+        pipe.send((type(error).__name__, str(error)))

@@ -1,0 +1,333 @@
+"""Files of measurements: read back, refused by line, never half-written, gone on with."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.cells import Cell, Sample, read_cells
+from pyllama_mtp.measure.recordfile import (
+    Writer,
+    check_output,
+    read_file,
+    run_to_resume,
+    to_line,
+)
+
+
+def _load(name: str) -> ModuleType:
+    """A module beside this one."""
+    spec = importlib.util.spec_from_file_location(
+        f"measure_{name}", Path(__file__).parent / f"{name}.py"
+    )
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+records = _load("records")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "m.jsonl"
+
+
+def write(path: Path, *lines: Any, end: bytes = b"") -> None:
+    path.write_bytes(b"".join(map(to_line, lines)) + end)
+
+
+def old_cell(**changes: Any) -> dict[str, Any]:
+    """A line of schema 1, as the version before wrote it."""
+    one = {k: v for k, v in records.FIGURES.items() if k not in ("waited_s", "time_s")}
+    record = {
+        **{"model": "m.gguf", "variant": "patched", "upstream_commit": "c", "series": "s"},
+        **{"backend": "CPU", "mode": "draft-mtp", "n_max": 2, "n_prompt": 10, "max_tokens": 8},
+        **{"repeat": 1, "prefill_tps": 10.0, "decode_tps": 4.0, "elapsed_s": 3.0},
+        **{"samples": [one], "settings": {}, "machine": {}, "time": "", "skipped": None},
+        "schema": 1,
+    }
+    return {**record, **changes}
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def test_samples_become_cells(path: Path) -> None:
+    write(
+        path,
+        records.run(),
+        records.sample(1, 0, decode_tps=3.0),
+        records.sample(1),
+        records.sample(0, decode_tps=5.0),
+        records.sample(0, 0),
+        records.skipped(3),
+        records.dropped(),
+    )
+    plain, mtp, left_out = read_cells(path)
+    assert (plain.n_max, plain.mode, plain.repeats) == (0, "no-mtp", [1, 0])
+    assert (mtp.n_max, mtp.mode, mtp.repeats) == (2, "draft-mtp", [1, 0])
+    assert (mtp.decode_tps, mtp.drafted, mtp.repeat) == (4.5, [8, 8], 3)
+    assert mtp.settings == {
+        "n_batch": 64,
+        "n_ctx": 256,
+        "draft_n_max": 2,
+        "sampling": {"temperature": 0.0},
+    }
+    assert (mtp.model, mtp.variant, mtp.series, mtp.program) == (
+        *("m.gguf", "patched", "s"),
+        "pyllama-mtp",
+    )
+    assert mtp.samples[0].waited_s == {"prefill": 0.0, "decode": 0.25}
+    assert (mtp.run, mtp.prompt_class, mtp.memory) == ("a", "text", {"weights": 7})
+    assert (left_out.skipped, left_out.samples) == ("no memory", [])
+    (run,) = read_file(path).runs.values()
+    assert run.dropped == records.dropped()["groups"]
+
+
+def test_runs_in_one_file_have_cells_of_their_own(path: Path) -> None:
+    write(
+        path,
+        records.run("a"),
+        records.sample(run="a"),
+        records.run("b"),
+        records.sample(run="b"),
+        records.sample(1, run="a"),
+    )
+    assert [(c.run, len(c.samples)) for c in read_cells(path)] == [("a", 2), ("b", 1)]
+
+
+def test_unknown_keys_are_ignored(path: Path) -> None:
+    more = records.sample(joules=5)
+    write(path, records.run(mood="good"), {**more, "watts": 3})
+    assert len(read_cells(path)[0].samples) == 1
+
+
+def test_files_of_schema_1_are_read(path: Path) -> None:
+    first = old_cell()
+    del first["samples"][0]["elapsed_s"]
+    first["samples"][0]["elapsed_s"] = 3.0
+    path.write_text(json.dumps(first) + "\n")
+    write(path, end=path.read_bytes() + to_line(records.run()) + to_line(records.sample()))
+    old, new = read_cells(path)
+    assert (old.schema, old.prompt_class, old.program, old.repeats) == (
+        *(1, "text", "pyllama-mtp"),
+        [],
+    )
+    assert old.decode_tps == new.decode_tps == 4.0
+    assert old.samples[0].prompt_sync == ""
+
+
+def test_the_published_file_of_schema_1_is_read() -> None:
+    published = Path(__file__).parents[2] / "bench" / "results" / "matrix-0.8b.jsonl"
+    if not published.exists():
+        pytest.skip("the results are in the checkout only")
+    cells = read_cells(published)
+    assert len(cells) == 8 and all(len(cell.samples) == 3 for cell in cells)
+
+
+def damaged(record: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**record, **changes}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"not json", "damaged, not a line of JSON"),
+        (b'{"schema": 2, "kind": "sam', "damaged"),
+        (b"\xff\xfe", "damaged"),
+        (b"[1, 2]", "not a cell of a matrix, nor a record"),
+        (b'{"a": 1}', "not a cell of a matrix"),
+        (b'{"schema": 3, "kind": "run"}', "schema 3 is unknown; this version reads 1 and 2"),
+        (b'{"schema": "2", "kind": "run"}', "schema '2' is unknown"),
+        (b'{"schema": 2, "kind": "party"}', "unknown kind 'party'"),
+        (b'{"schema": 2, "kind": "sample"}', "not a record of kind sample: lacks run"),
+        (records.sample(run="b"), "run b has not begun"),
+        (records.sample(0), "repeat 0 of this cell is there already"),
+        (records.run(), "run a has begun already"),
+        (records.sample(1, decode_tps="fast"), "sample.decode_tps is 'fast', not number"),
+        (records.sample(1, drafted=[1.5]), r"sample.drafted\[0\] is 1.5, not integer"),
+        (damaged(records.sample(1), repeat=-1), "repeat is -1, the least is 0"),
+        (damaged(records.sample(1), cell={**records.cell(), "build": "x"}), "no build 'x'"),
+        (json.dumps(records.sample(1)).replace("4.0", "NaN").encode(), "NaN is not a number"),
+        (old_cell(samples=[{}]), "not a sample"),
+        (old_cell(samples=[{**records.FIGURES, "rounds": "many"}]), "sample.rounds is 'many'"),
+    ],
+)
+def test_a_line_that_does_not_fit_is_refused_by_file_and_number(
+    path: Path, line: Any, message: str
+) -> None:
+    """In the middle of a file, and as its last line."""
+    data = line if isinstance(line, bytes) else json.dumps(line).encode()
+    for after in ([], [records.sample(2)]):
+        write(path, records.run(), records.sample(0))
+        write(path, end=path.read_bytes() + data + b"\n" + b"".join(map(to_line, after)))
+        with pytest.raises(UsageError, match=rf"^{path}, line 3: .*{message}"):
+            read_cells(path)
+
+
+def test_an_unfinished_last_line_is_left_out_wherever_it_was_cut(path: Path) -> None:
+    last = to_line(records.sample(1))
+    for cut in range(1, len(last) - 1):
+        write(path, records.run(), records.sample(0), end=last[:cut])
+        assert [cell.repeats for cell in read_cells(path)] == [[0]], cut
+    write(path, records.run(), records.sample(0), end=last[:-1])
+    assert [cell.repeats for cell in read_cells(path)] == [[0, 1]], "only its line break is missing"
+
+
+def test_a_last_line_of_something_else_is_not_taken_for_an_unfinished_one(path: Path) -> None:
+    write(path, records.run(), end=b"my notes")
+    with pytest.raises(UsageError, match="line 2: damaged"):
+        read_cells(path)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        read_cells(tmp_path)
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def test_the_header_comes_with_the_first_record(path: Path) -> None:
+    with Writer(path, records.run()) as writer:
+        assert not path.exists()
+        writer.write(records.sample(0))
+        assert len(read_cells(path)[0].samples) == 1, "it is in the file when write returns"
+        writer.write(records.sample(1))
+    kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+    assert kinds == ["run", "sample", "sample"]
+
+
+def test_every_record_is_one_write_brought_to_the_disk(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    module = "pyllama_mtp.measure.recordfile.os"
+    real_write, real_sync = __import__("os").write, __import__("os").fsync
+    monkeypatch.setattr(
+        f"{module}.write", lambda file, data: (calls.append(data), real_write(file, data))[1]
+    )
+    monkeypatch.setattr(f"{module}.fsync", lambda file: (calls.append("sync"), real_sync(file))[1])
+    with Writer(path, records.run()) as writer:
+        writer.write(records.sample(0))
+        writer.write(records.sample(1))
+    first = to_line(records.run()) + to_line(records.sample(0))
+    assert calls == [first, "sync", to_line(records.sample(1)), "sync"]
+
+
+def test_appending_keeps_what_is_there_and_cuts_off_what_is_unfinished(path: Path) -> None:
+    write(path, records.run(), records.sample(0), end=to_line(records.sample(1))[:50])
+    whole = path.read_bytes()[:-50]
+    with Writer(path, None) as writer:
+        writer.write(records.sample(1))
+    assert path.read_bytes() == whole + to_line(records.sample(1))
+
+
+def test_a_line_without_its_line_break_is_closed(path: Path) -> None:
+    write(path, records.run(), end=to_line(records.sample(0))[:-1])
+    with Writer(path, None) as writer:
+        writer.write(records.sample(1))
+    assert read_cells(path)[0].repeats == [0, 1]
+
+
+def test_two_processes_do_not_write_to_one_file(path: Path) -> None:
+    with Writer(path, records.run()) as first, Writer(path, None) as second:
+        first.write(records.sample(0))
+        with pytest.raises(UsageError, match="another process is measuring into"):
+            second.write(records.sample(1))
+    with Writer(path, None) as second:
+        second.write(records.sample(1))
+    assert read_cells(path)[0].repeats == [0, 1]
+
+
+def test_a_disk_that_is_full_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = __import__("os").write
+    monkeypatch.setattr(
+        "pyllama_mtp.measure.recordfile.os.write", lambda file, data: real(file, data[:20])
+    )
+    with Writer(path, records.run()) as writer, pytest.raises(OSError, match="only 20 of"):
+        writer.write(records.sample(0))
+    assert read_cells(path) == []
+
+
+def test_output_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "no such folder" / "x.jsonl"):
+        with pytest.raises(UsageError, match="cannot write"):
+            check_output(path)
+
+
+@pytest.mark.parametrize("text", ["# Not cells\n", "# Not cells", "{}\n"])
+def test_output_that_holds_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "README.md"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"line 1: .*\n.*does not hold measurements"):
+        check_output(path)
+    assert path.read_text() == text
+
+
+def test_a_good_output_is_left_as_it_was(tmp_path: Path) -> None:
+    new, old, empty = tmp_path / "new.jsonl", tmp_path / "old.jsonl", tmp_path / "empty.jsonl"
+    write(old, records.run(), records.sample(), end=to_line(records.sample(1))[:40])
+    empty.touch()
+    before = old.read_bytes()
+    for path in (new, old, empty):
+        check_output(path)
+    assert not new.exists()
+    assert old.read_bytes() == before
+
+
+# -- going on --------------------------------------------------------------------------------------
+
+
+def test_the_last_run_goes_on(path: Path) -> None:
+    assert run_to_resume(path, records.run()) is None
+    write(
+        path, records.run("a"), records.sample(run="a"), records.run("b"), records.skipped(0, "b")
+    )
+    found = run_to_resume(path, records.run("new"))
+    assert found is not None and found.id == "b"
+    assert found.measured == set() and len(found.skipped) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"plan": {**records.run()["plan"], "repeat": 9}}, "plan.repeat was 3 .* and is 9 now"),
+        ({"plan": {**records.run()["plan"], "prompts": "x"}}, "plan.prompts was None"),
+        ({"model": {**records.run()["model"], "bytes": 6}}, "model.bytes was 5 .* is 6"),
+        ({"settings": {"n_batch": 32}}, "settings.n_batch was 64 .* is 32"),
+        ({"sampling": {"temperature": 1.0}}, "sampling.temperature"),
+        ({"builds": {}}, "builds.patched was "),
+        ({"machine": {"cpu": "b", "cores": 2, "devices": [], "arch": "x86_64"}}, "machine.cpu"),
+    ],
+)
+def test_another_measurement_is_refused_and_the_field_named(
+    path: Path, change: dict[str, Any], message: str
+) -> None:
+    write(path, records.run(), records.sample())
+    with pytest.raises(UsageError, match=f"^--resume: {message}"):
+        run_to_resume(path, records.run("new", **change))
+
+
+def test_what_does_not_matter_may_differ(path: Path) -> None:
+    write(path, records.run())
+    other = {**records.run()["machine"], "python": "3.99", "os": "Linux 9"}
+    changes = {"machine": other, "time": "later", "version": "2", "command": ["x"]}
+    assert run_to_resume(path, records.run("new", **changes)) is not None
+
+
+def test_cells_of_a_run_are_those_of_the_driver(path: Path) -> None:
+    """Every field of a sample survives the file."""
+    write(path, records.run(), records.sample())
+    (cell,) = read_cells(path)
+    assert isinstance(cell, Cell) and cell.samples == [Sample(**records.FIGURES)]
