@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from pyllama_mtp.errors import UsageError
 
 if TYPE_CHECKING:
-    from pyllama_mtp.measure.cells import Cell
+    from pyllama_mtp.measure.cells import Cell, Sample
 
 #: What of a sample can be compared: speeds in tokens per second, the whole time in seconds.
 Figure = Literal["prefill_tps", "decode_tps", "elapsed_s"]
@@ -54,15 +54,41 @@ def paired_ratios(cell: Cell, base: Cell, figure: Figure) -> list[float]:
 
     For `elapsed_s` this is a ratio of times: below 1 is faster. Samples without a rate (0: nothing
     was decoded) are left out. Cells of schema 1 do not say their repeats; sample i is repeat i.
+
+    What one thread on a CPU waited for its core is left out on both sides, if both know it: it says
+    what other programs did, and not what the drafts cost. (Of several threads it is not known how
+    long all of them stood still when one of them waited, so there nothing is left out.)
     """
-    ours, theirs = _by_repeat(cell, figure), _by_repeat(base, figure)
+    own = without_waiting(cell) and without_waiting(base)
+    ours, theirs = _by_repeat(cell, figure, own), _by_repeat(base, figure, own)
     return [ours[repeat] / theirs[repeat] for repeat in sorted(ours) if repeat in theirs]
 
 
-def _by_repeat(cell: Cell, figure: Figure) -> dict[int, float]:
+def without_waiting(cell: Cell) -> bool:
+    """Whether ratios of this cell can leave out the time that its thread waited for a core."""
+    threads = cell.settings.get("n_threads") or cell.machine.get("cores")
+    return threads == 1 and cell.backend == "CPU" and all(one.waited_s for one in cell.samples)
+
+
+def _by_repeat(cell: Cell, figure: Figure, own: bool) -> dict[int, float]:
     repeats = cell.repeats or range(len(cell.samples))
-    figures = [float(getattr(sample, figure)) for sample in cell.samples]
+    figures = [_figure(sample, figure, own) for sample in cell.samples]
     return {repeat: value for repeat, value in zip(repeats, figures, strict=True) if value > 0}
+
+
+def _figure(sample: Sample, figure: Figure, own: bool) -> float:
+    """The figure; with `own`, as it was without the time spent waiting for a core."""
+    value = float(getattr(sample, figure))
+    if not own:
+        return value
+    waited = sample.waited_s
+    if figure == "elapsed_s":
+        return value - sum(waited.values())
+    phase, seconds = figure.removesuffix("_tps"), sample.prefill_s
+    if phase == "decode":
+        seconds = sample.decode_s
+    rest = seconds - waited.get(phase, 0.0)
+    return value * seconds / rest if rest > 0 else 0.0
 
 
 def median_ratio(ratios: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:

@@ -8,7 +8,14 @@ from typing import IO, TYPE_CHECKING
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.cells import Cell
-from pyllama_mtp.measure.ratios import Figure, Ratio, base_of, median_ratio, paired_ratios
+from pyllama_mtp.measure.ratios import (
+    Figure,
+    Ratio,
+    base_of,
+    median_ratio,
+    paired_ratios,
+    without_waiting,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -197,6 +204,8 @@ def _ratio_note(cells: Sequence[Cell]) -> list[str]:
     if not worst:
         return []
     note = "vs no-MTP: median of the ratios within a repeat"
+    if all(map(without_waiting, cells)):
+        note += ", without the time that the thread waited for a core"
     if all(ratio.n > 1 for ratio in worst.values()):
         bounds = [
             f"{100 * ratio.scatter:.1f} % ({figure.removesuffix('_tps')})"

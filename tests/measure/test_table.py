@@ -128,6 +128,56 @@ def test_the_order_of_the_cells_does_not_matter_for_ratios() -> None:
     assert matrix_rows(CELLS[::-1])[1][3] == "0.95x"
 
 
+def repeated(depth: int, speeds: list[float], **changes: Any) -> Cell:
+    """A cell with these decode speeds, repeat by repeat."""
+    made = cell(depth, 1000, 1, **changes)
+    made.samples = [cell(depth, 1000, speed).samples[0] for speed in speeds]
+    made.repeats = [*range(len(speeds))]
+    made.summarize()
+    return made
+
+
+def test_ratios_are_medians_of_ratios_within_a_repeat() -> None:
+    """The machine slowed down; medians of the speeds would give 60 / 100."""
+    cells = [repeated(0, [100, 100, 30]), repeated(3, [120, 60, 36])]
+    assert matrix_rows(cells)[1][6] == "1.20x"
+    (note,) = [note for note in matrix_notes(cells) if note.startswith("vs no-MTP: median")]
+    assert note.endswith(
+        "75 % confidence intervals reach at most 0.0 % (prefill), 50.0 % (decode) from it"
+    )
+
+
+def test_class_and_library_have_a_column_if_they_vary() -> None:
+    cells = [
+        cell(depth, speed, speed, prompt_class=kind, variant=library)
+        for kind in ("text", "code")
+        for library, faster in (("upstream", 1), ("patched", 2))
+        for depth, speed in ((0, 1000), (2, 1000 * faster))
+    ]
+    names = [column.name for column in matrix_columns(cells)]
+    assert names[:4] == ["prompt tokens", "class", "library", "mode"]
+    rows = matrix_rows(cells)
+    assert [[*row[1:4], row[5]] for row in rows[:4]] == [
+        ["text", "upstream", "no-MTP", "1.00x"],
+        ["text", "upstream", "MTP 2", "1.00x"],
+        ["text", "patched", "no-MTP", "1.00x"],
+        ["text", "patched", "MTP 2", "2.00x"],
+    ]
+    cells[-1].samples, cells[-1].skipped = [], "no memory"
+    assert "skipped: 512 code patched MTP 2: no memory" in matrix_notes(cells)
+    assert "upstream build" in matrix_notes(cells)[0] and "patched build" in matrix_notes(cells)[0]
+
+
+def test_a_machine_that_others_keep_busy_is_said() -> None:
+    quiet, busy = cell(0, 2000, 100), cell(0, 2000, 100)
+    elapsed = quiet.samples[0].elapsed_s
+    quiet.samples[0].waited_s = {"prefill": 0.0, "decode": 0.01 * elapsed}
+    busy.samples[0].waited_s = {"prefill": 0.1 * elapsed, "decode": 0.1 * elapsed}
+    assert not any("waited" in note for note in matrix_notes([quiet]))
+    (note,) = [note for note in matrix_notes([busy]) if "waited" in note]
+    assert note.startswith("threads waited for a core 10 % of the time"), "of two threads"
+
+
 def test_markdown_is_a_table_with_notes() -> None:
     lines = markdown_table(CELLS).splitlines()
     assert lines[0].startswith("| prompt tokens | mode | prefill tok/s | vs no-MTP |")

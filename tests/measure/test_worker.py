@@ -1,0 +1,102 @@
+"""Workers: other libraries in processes of their own, idle between requests, ending with us."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyllama_mtp.errors import InsufficientMemoryError, PyllamaMtpError, UsageError
+from pyllama_mtp.measure.runner import Task
+from pyllama_mtp.measure.worker import Load, WorkerRunner
+from pyllama_mtp.settings import Sampling, Settings
+
+SETTINGS = Settings(n_ctx=256, n_threads=2, draft_n_max=2)
+
+
+def task(n_prompt: int = 40, settings: Settings = SETTINGS) -> Task:
+    return Task(settings, Sampling(), list(range(300, 300 + n_prompt)), 12, n_prompt)
+
+
+@pytest.fixture(params=["patched", "upstream"])
+def worker(request: pytest.FixtureRequest, demo_file: Path) -> Iterator[WorkerRunner]:
+    made = WorkerRunner(Load(request.param, request.param, str(demo_file), 0, True))
+    try:
+        build = made.loaded()
+        assert build.variant == request.param and len(build.upstream_commit) == 40
+        yield made
+    finally:
+        made.close()
+
+
+def cpu_s(process: int) -> float:
+    """CPU time that a process has used."""
+    words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_sessions_side_by_side_and_idle_between(worker: WorkerRunner) -> None:
+    plain = Settings(n_ctx=256, n_threads=2, draft_n_max=0)
+    worker.begin(0, task())
+    worker.begin(1, task(settings=plain))
+    assert worker.advance(0, 1) >= 1 and worker.advance(1, 1) >= 1
+    assert worker._process.pid
+    time.sleep(0.1)  # OpenMP's threads spin for a moment
+    before = cpu_s(worker._process.pid)
+    time.sleep(1.0)
+    assert cpu_s(worker._process.pid) - before <= 0.05, "an idle worker must use no CPU"
+    assert worker.advance(0, 5) >= 5
+    found = [worker.finish(number) for number in (0, 1)]
+    assert [measured.sample.n_generated for measured in found] == [12, 12]
+    assert found[0].sample.drafted and not found[1].sample.drafted
+    assert found[0].memory["weights"] > 0
+    worker.drop()
+
+
+def test_what_is_refused_there_is_refused_here(worker: WorkerRunner) -> None:
+    with pytest.raises(InsufficientMemoryError, match="available"):
+        worker.check(Settings(n_ctx=2_000_000_000, draft_n_max=0))
+    with pytest.raises(UsageError, match=r"longer|context"):
+        worker.begin(0, task(n_prompt=400))
+    worker.check(SETTINGS)
+
+
+def test_a_worker_that_dies_is_an_error_with_its_last_words(worker: WorkerRunner) -> None:
+    assert worker._process.pid
+    os.kill(worker._process.pid, signal.SIGKILL)
+    with pytest.raises(PyllamaMtpError, match=r"library has ended \(-9\): it said nothing"):
+        worker.check(SETTINGS)
+    worker.drop()
+
+
+def test_what_it_wrote_last_is_in_the_error(worker: WorkerRunner) -> None:
+    """What a native abort leaves on stderr."""
+    with Path(worker._errors.name).open("ab") as file:
+        file.write(b"GGML_ASSERT(something) failed\n")
+    assert worker._process.pid
+    os.kill(worker._process.pid, signal.SIGABRT)
+    with pytest.raises(PyllamaMtpError, match="GGML_ASSERT"):
+        worker.check(SETTINGS)
+
+
+def test_a_library_or_model_that_cannot_be_loaded(demo_file: Path, tmp_path: Path) -> None:
+    for load in (
+        Load("patched", "patched", str(tmp_path / "nowhere.gguf"), 0, True),
+        Load(str(tmp_path), "mine", str(demo_file), 0, True),
+    ):
+        worker = WorkerRunner(load)
+        with pytest.raises(PyllamaMtpError, match=r"nowhere|no native library|tried"):
+            worker.loaded()
+        worker.close()
+
+
+def test_it_is_gone_when_it_is_closed_in_the_middle_of_something(worker: WorkerRunner) -> None:
+    worker._pipe.send(("check", (SETTINGS,)))
+    worker._waiting = True
+    worker.drop()
+    worker._process.join(5)
+    assert worker._process.exitcode == -signal.SIGKILL
