@@ -60,10 +60,10 @@ def measure(args: argparse.Namespace, request: Request, found: Records) -> None:
     from pyllama_mtp.measure.workload import Prompts
 
     library = native.load(request.libraries[0] or None)
-    choose_threads(args, request)
     mtp = any(request.plan.depths)
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(common.open_model(args, mtp=mtp, without="--depths 0"))
+        choose_threads(args, request)  # before workers are there
         labels = request.plan.libraries
         build = Build.of(library, args.n_gpu_layers, labels[0])
         if not labels[0]:  # one library: what its stamp says

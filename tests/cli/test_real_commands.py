@@ -233,14 +233,15 @@ def test_ctrl_c_keeps_finished_cells(model: str, tmp_path: Path) -> None:
     )
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
-        if file.exists() and len(read_cells(file)) == 2:
+        if file.exists() and any(cell.repeats == [0, 1] for cell in read_cells(file)[:1]):
             break
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err.decode()
     cells = read_cells(file)
-    assert [(cell.n_prompt, len(cell.samples)) for cell in cells[:2]] == [(32, 9), (32, 9)]
+    assert [cell.n_prompt for cell in cells] == [32, 32, 3000, 3000]
+    assert len(cells[0].samples) >= 2 and len(cells[2].samples) < 9
     assert "MTP 2" in out.decode() and "Traceback" not in err.decode()
 
 
