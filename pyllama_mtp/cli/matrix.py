@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEPTHS = (0, 2, 3, 4)
 REPEAT = 7
 #: Tokens generated per sample, by output mode.
-MAX_TOKENS = {"text": 128, "code": 2048}
+MAX_TOKENS = {"text": 256, "code": 2048}
 
 _EPILOG = """\
 Every sample is a fresh session: a warm-up as long as the prompt (at most one

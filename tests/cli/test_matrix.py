@@ -50,7 +50,7 @@ def test_defaults_cover_what_the_manual_promises(fake: ModuleType, cli: Cli) -> 
     assert {(c.n_prompt, c.n_max) for c in cells} == {
         (size, depth) for size in (512, 1024, 2048) for depth in (0, 2, 3, 4)
     }
-    assert all(len(c.samples) == REPEAT and c.max_tokens == 128 for c in cells)
+    assert all(len(c.samples) == REPEAT and c.max_tokens == 256 for c in cells)
     assert REPEAT >= 5
 
 
@@ -346,7 +346,7 @@ def test_options_that_make_no_sense(
 def test_too_long_prompts_are_skipped_with_the_reason(fake: ModuleType, cli: Cli) -> None:
     result = cli("matrix", "--model", "m.gguf", "--prompt-sizes", "64,5000", "--depths", "0")
     assert result.code == 0
-    assert "skipped: 5000 no-MTP: prompt 5000 + 128 generated = 5128 tokens" in result.out
+    assert "skipped: 5000 no-MTP: prompt 5000 + 256 generated = 5256 tokens" in result.out
     assert "prompt 5000, no MTP, repeat 1: skipped" in result.err
     assert [bool(c.skipped) for c in read_cells("matrix.jsonl")] == [False, True]
 
