@@ -1,7 +1,8 @@
 """The command line: ``pyllama-mtp COMMAND``. One module per command, imported when it is used.
 
-Exit codes: 0 done; 1 ``doctor`` found something wrong; 2 bad input or an expected failure, one
-message on stderr; 130 interrupted with Ctrl-C; 141 the reader of our output went away.
+Exit codes: 0 done; 1 ``doctor`` found something wrong, or ``compare`` something slower; 2 bad input
+or an expected failure, one message on stderr; 130 interrupted with Ctrl-C; 141 the reader of our
+output went away.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ COMMANDS = {
     "generate": "continue a prompt, streaming the text as it comes",
     "matrix": "measure speed: prompt sizes x draft depths, with and without MTP",
     "accept": "measure how often drafts are accepted, by class of prompt and context length",
+    "compare": "compare two measurements cell by cell; exit code 1 if something got slower",
     "tune": "measure what drafting costs here, and recommend a draft depth",
     "inspect": "show a model's architecture, layers, MTP head, tensor types and memory need",
     "synth": "write a model of a published shape with random weights, for measuring speed",

@@ -1,0 +1,193 @@
+"""Which cells belong together, and the words for what tells them apart.
+
+A series is what a line of a plot is: cells that differ in nothing but the prompt size. What can
+tell two series apart are their dimensions (program, mode, library variant, ...); a label names the
+mode, and of the others those that vary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.plan import SWITCHES
+from pyllama_mtp.measure.table import mode_label
+
+#: What all the cells of this project's own measurements have as their `program`.
+OURS = "pyllama-mtp"
+
+
+def mode_words(cell: Cell) -> str:
+    """ "no-MTP" or "MTP 3": the mode without the mark of imposed acceptance."""
+    return mode_label(cell).removesuffix(" SYNTHETIC")
+
+
+def machine_words(cell: Cell) -> str:
+    """ "AMD EPYC, 2 cores": processor, cores and accelerators."""
+    machine = cell.machine
+    cores = machine.get("cores")
+    words = [str(machine.get("cpu") or "unknown machine"), *machine.get("devices", ())]
+    if cores:
+        words.append(f"{cores} core{'' if cores == 1 else 's'}")
+    return ", ".join(words)
+
+
+def build_words(cell: Cell) -> str:
+    """ "patched, llama.cpp 0c1e57098, patches 7ffaa8541e19, CPU"."""
+    words = [cell.variant]
+    if cell.upstream_commit:
+        words.append(f"llama.cpp {cell.upstream_commit[:9]}")
+    if cell.series:
+        words.append(f"patches {cell.series[:12]}")
+    return ", ".join(word for word in [*words, cell.backend] if word)
+
+
+def switch_of(cell: Cell, name: str) -> str:
+    """The value of a switch as it was asked for; "" without MTP, which has none.
+
+    Files from before a switch existed have its default.
+    """
+    return str(cell.settings.get(name, SWITCHES[name])) if cell.n_max else ""
+
+
+def imposed_words(cell: Cell) -> str:
+    """The imposed acceptance rates, "0.84 0.76"; "" where the model's own counted."""
+    return " ".join(f"{rate:g}" for rate in cell.synthetic_acceptance or ())
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """Something that tells series apart.
+
+    Attributes:
+        name: what it is called.
+        value: what a cell has there.
+        within: it is worth a word in a label only if it varies among cells that are equal in
+            these dimensions: a peer has a build of its own, which its program's name says already.
+        words: a value as part of a label; None: the value itself.
+    """
+
+    name: str
+    value: Callable[[Cell], str]
+    within: tuple[str, ...] = ()
+    words: str | None = None
+
+    def say(self, value: str) -> str:
+        """The value as part of a label."""
+        return value if self.words is None else self.words.format(value)
+
+
+def _switch(name: str) -> Dimension:
+    title = name.removeprefix("prompt_").replace("_", " ")
+    return Dimension(
+        name, lambda cell: switch_of(cell, name), within=("mode",), words=title + " {}"
+    )
+
+
+MODE = Dimension("mode", mode_words)
+#: In the order in which a label names them.
+DIMENSIONS = (
+    Dimension("model", lambda cell: cell.model),
+    Dimension("machine", machine_words),
+    Dimension("program", lambda cell: cell.program),
+    MODE,
+    Dimension("variant", lambda cell: cell.variant, within=("program",)),
+    Dimension(
+        "upstream", lambda cell: cell.upstream_commit[:9], ("program", "variant"), "llama.cpp {}"
+    ),
+    Dimension("patches", lambda cell: cell.series[:7], ("program", "variant"), "patches {}"),
+    Dimension("backend", lambda cell: cell.backend, within=("program",)),
+    *map(_switch, SWITCHES),
+    Dimension("imposed", imposed_words, within=("mode",), words="acceptance {}"),
+    Dimension("class", lambda cell: cell.prompt_class),
+    Dimension("generated", lambda cell: str(cell.max_tokens), words="{} generated"),
+)
+
+#: The values of all dimensions, in their order.
+SeriesKey = tuple[str, ...]
+
+
+def series_key(cell: Cell) -> SeriesKey:
+    """What the cell has in every dimension; equal for the cells of a series."""
+    return tuple(dimension.value(cell) for dimension in DIMENSIONS)
+
+
+def varying(cells: Iterable[Cell]) -> dict[str, set[tuple[str, ...]]]:
+    """The dimensions that tell series of these cells apart, by name, and where they do: the values
+    of the dimensions `within` which there are several.
+    """
+    names = [dimension.name for dimension in DIMENSIONS]
+    keys = {series_key(cell) for cell in cells}
+    found = {}
+    for number, dimension in enumerate(DIMENSIONS):
+        places = [names.index(name) for name in dimension.within]
+        values: dict[tuple[str, ...], set[str]] = {}
+        for key in keys:
+            values.setdefault(tuple(key[place] for place in places), set()).add(key[number])
+        several = {group for group, different in values.items() if len(different) > 1}
+        if several:
+            found[dimension.name] = several
+    return found
+
+
+class Labels:
+    """Words for the series of some cells: the mode, and what else tells them apart.
+
+    Args:
+        cells: all that are to be told apart.
+        ignored: names of dimensions that are not to be named.
+    """
+
+    def __init__(self, cells: Iterable[Cell], ignored: Collection[str] = ()) -> None:
+        self._named = {
+            name: groups for name, groups in varying(cells).items() if name not in ignored
+        }
+
+    def __call__(self, cell: Cell) -> str:
+        """ "MTP 3, upstream"."""
+        values = {dimension.name: dimension.value(cell) for dimension in DIMENSIONS}
+        mode, words = mode_words(cell), []
+        for dimension in DIMENSIONS:
+            value = values[dimension.name]
+            group = tuple(values[name] for name in dimension.within)
+            if dimension is MODE or not value or group not in self._named.get(dimension.name, ()):
+                continue
+            if dimension.name != "program":
+                words.append(dimension.say(value))
+            elif value != OURS:
+                mode = f"{value} {mode}"
+        return ", ".join([mode, *words])
+
+
+def latest(cells: Iterable[Cell]) -> list[Cell]:
+    """One cell per series and prompt size: the last one that has samples, if any has.
+
+    A file is appended to, so it may hold the same cell twice. The order is that of first
+    appearance.
+    """
+    kept: dict[tuple[SeriesKey, int], Cell] = {}
+    for cell in cells:
+        place = (series_key(cell), cell.n_prompt)
+        if place not in kept or cell.samples or not kept[place].samples:
+            kept[place] = cell
+    return list(kept.values())
+
+
+@dataclass(frozen=True)
+class Section:
+    """Cells that may share a plot: of one model, one machine and one class of prompts."""
+
+    model: str
+    machine: str
+    prompt_class: str
+    cells: tuple[Cell, ...]
+
+
+def sections(cells: Iterable[Cell]) -> list[Section]:
+    """The cells by model, machine and class of prompts, in order of appearance."""
+    found: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in cells:
+        place = (cell.model, machine_words(cell), cell.prompt_class)
+        found.setdefault(place, []).append(cell)
+    return [Section(*place, tuple(members)) for place, members in found.items()]

@@ -1,0 +1,260 @@
+"""Comparing: what is matched with what, what is found, what is said, and the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.compare import compare, of_variants
+
+MakeCell = Callable[..., Cell]
+MakeMatrix = Callable[..., list[Cell]]
+Cli = Callable[..., SimpleNamespace]
+Write = Callable[[str, Sequence[Cell]], Path]
+SHIPPED = Path(__file__).parents[2] / "bench" / "results" / "matrix-0.8b.jsonl"
+
+
+def slowed(cells: Sequence[Cell], factor: float, figure: str = "decode_tps") -> list[Cell]:
+    """A copy in which everything took longer by the same factor, without noise of its own."""
+    cells = copy.deepcopy(list(cells))
+    for cell in cells:
+        for sample in cell.samples:
+            setattr(sample, figure, getattr(sample, figure) * factor)
+        cell.summarize()
+    return cells
+
+
+def test_a_file_compared_with_itself_finds_nothing(cli: Cli) -> None:
+    """A real one of this project."""
+    for options in ([], ["--ratios"], ["--threshold", "0.1%"], ["--figure", "decode"]):
+        result = cli("compare", SHIPPED, SHIPPED, *options)
+        assert result.code == 0 and "nothing got slower" in result.out, options
+
+
+def test_a_planted_slow_down_of_five_percent_is_found(
+    cli: Cli, make_matrix: MakeMatrix, write_cells: Write
+) -> None:
+    old = write_cells("old.jsonl", make_matrix(1))
+    new = write_cells("new.jsonl", slowed(make_matrix(2), 0.95))
+    result = cli("compare", old, new)
+    assert result.code == 1
+    lines = [line for line in result.out.splitlines() if "SLOWER" in line]
+    assert any(line.startswith("decode") and "all cells" in line for line in lines)
+    assert not any(line.startswith("prefill") for line in lines)
+    assert cli("compare", old, new, "--figure", "prefill").code == 0
+    assert cli("compare", old, new, "--threshold", "10%").code == 0
+    faster = cli("compare", new, old)
+    assert faster.code == 0 and "faster" in faster.out
+
+
+def test_in_a_file_of_its_own_scale(make_matrix: MakeMatrix) -> None:
+    """Without noise the threshold decides alone, and it is included."""
+    old = make_matrix(1)
+    assert not compare(old, slowed(old, 0.951), threshold=0.05).slower
+    assert len(compare(old, slowed(old, 0.95), threshold=0.05).slower) == 12 + 4 + 1
+    change = compare(old, slowed(old, 0.95)).slower[0]
+    assert change.ratio == pytest.approx(0.95)
+    assert (change.low, change.high) == pytest.approx((0.95, 0.95))
+    assert change.new == pytest.approx(0.95 * (change.old or 0))
+
+
+def test_noise_past_the_threshold_is_unclear_not_slower(make_cell: MakeCell) -> None:
+    old = [make_cell(0, decode=[40, 40, 40])]
+    found = compare(old, [make_cell(0, decode=[36, 44, 30])], figures=["decode"])
+    assert [change.verdict for change in found.changes] == ["unclear"]
+    assert found.changes[0].low < 1 < found.changes[0].high
+
+
+def test_samples_are_paired_by_repeat(make_cell: MakeCell) -> None:
+    """Every repeat has a text of its own, and half the speed of the one before."""
+    old = [make_cell(0, decode=[40, 20, 10], prefill=[9, 9, 9], repeats=[0, 1, 2])]
+    new = [make_cell(0, decode=[9, 18, 36], prefill=[9, 9, 9], repeats=[2, 1, 0])]
+    (change,) = compare(old, new, figures=["decode"]).changes
+    assert change.ratio == pytest.approx(0.9) and change.high < 0.91
+    assert change.verdict == "slower"
+
+
+def test_ratios_to_no_mtp_do_not_see_the_machine(make_matrix: MakeMatrix) -> None:
+    old = make_matrix(1)
+    new = slowed(slowed(old, 0.8), 0.8, "prefill_tps")
+    assert compare(old, new).slower
+    found = compare(old, new, ratios=True)
+    assert not found.slower and all(c.ratio == pytest.approx(1) for c in found.changes)
+    assert {change.name for change in found.changes if change.n_prompt} == {
+        "MTP 2",
+        "MTP 3",
+        "MTP 4",
+    }
+    for cell in new:
+        if cell.n_max == 3:
+            for sample in cell.samples:
+                sample.decode_tps *= 0.95
+    slower = compare(old, new, ratios=True).slower
+    assert {(change.figure, change.name.split(",")[0]) for change in slower} == {
+        ("decode", "MTP 3")
+    }
+    no_mtp = [cell for cell in old if not cell.n_max]
+    with pytest.raises(UsageError, match="without --ratios"):
+        compare(no_mtp, no_mtp, ratios=True)
+
+
+def test_cells_of_one_side_only_are_named(make_cell: MakeCell) -> None:
+    skipped = make_cell(3, 4096, prefill=[], decode=[], skipped="too long")
+    found = compare(
+        [make_cell(0), make_cell(3), make_cell(3, 4096)], [make_cell(0), make_cell(2), skipped]
+    )
+    assert found.only_old == ["MTP 3, prompt 512", "MTP 3, prompt 4096"]
+    assert found.only_new == ["MTP 2, prompt 512"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": "n.gguf"},
+        {"program": "llama-server"},
+        {"prompt_class": "code"},
+        {"max_tokens": 65},
+        {"settings": {"prompt_sync": "full"}},
+        {"synthetic_acceptance": [0.5]},
+    ],
+)
+def test_other_measurements_do_not_match(make_cell: MakeCell, changed: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=r"no cell was measured on both sides.*MTP 2"):
+        compare([make_cell(2)], [make_cell(2, **changed)])
+
+
+def test_what_differs_besides_is_said(make_cell: MakeCell) -> None:
+    old = make_cell(2, settings={"n_threads": 2, "n_ctx": 1, "gone": 1})
+    new = make_cell(
+        2,
+        series="0badcafe00",
+        machine={"cpu": "Testcore", "cores": 4, "devices": []},
+        settings={"n_threads": 4, "n_ctx": 2},
+    )
+    plain = make_cell(0, series=new.series, machine=new.machine)
+    assert compare([old, make_cell(0), old], [new, plain]).notes == [
+        "measured more than once in OLD, the last counts: 1 cell",
+        "different machine: cores 2 -> 4",
+        "different build: series feedc0dedead -> 0badcafe00",
+        "different settings: n_threads 2 -> 4",
+    ]
+
+
+def test_two_variants_of_one_file(cli: Cli, make_matrix: MakeMatrix, write_cells: Write) -> None:
+    cells = [*make_matrix(1, variant="upstream", series="u"), *slowed(make_matrix(2), 0.9)]
+    path = write_cells("both.jsonl", cells)
+    result = cli("compare", path, "--variants", "upstream,patched")
+    assert result.code == 1 and "variant upstream -> patched" in result.out
+    assert cli("compare", path, "--variants", "patched,upstream").code == 0
+    wrong = cli("compare", path, "--variants", "upstream,mine")
+    assert wrong.code == 2 and "there are: upstream, patched" in wrong.err
+    with pytest.raises(UsageError, match="both patched"):
+        of_variants(cells, "patched", "patched")
+
+
+def test_two_variants_in_one_go(
+    cli: Cli, make_matrix: MakeMatrix, write_cells: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The matrix measures into its file; what the file held before does not count."""
+    options: list[argparse.Namespace] = []
+    before = {"run": "before", "sizes": [4096]}
+    earlier = [*make_matrix(8, **before), *make_matrix(9, **before, variant="upstream")]
+    path = write_cells("m.jsonl", earlier)
+
+    def measure(args: argparse.Namespace) -> int:
+        options.append(args)
+        print("the table of the matrix")
+        upstream = make_matrix(1, run="now", variant="upstream")
+        write_cells("m.jsonl", [*earlier, *upstream, *slowed(make_matrix(2, run="now"), 0.9)])
+        return code
+
+    monkeypatch.setattr("pyllama_mtp.cli.matrix.run", measure)
+    code = 0
+    matrix = ["--matrix", "--output", path, "--depths", "0,3"]
+    result = cli("compare", "--variants", "upstream,patched", "--format", "json", *matrix)
+    found = json.loads(result.out)
+    assert result.code == 1 and found["slower"] == 17 and found["old"] == "upstream"
+    assert 4096 not in [change["n_prompt"] for change in found["changes"]]
+    assert "the table of the matrix" in result.err
+    assert (options[0].variants, options[0].depths) == (("upstream", "patched"), (0, 3))
+    code = 130
+    result = cli("compare", "--variants", "upstream,patched", *matrix)
+    assert result.code == 130 and not result.out
+    for arguments, message in (
+        (["--matrix"], "give --variants"),
+        (["--variants", "a,b", "--matrix", "--no-output"], "--no-output"),
+        ([path, "--variants", "a,b", "--matrix"], "no file"),
+    ):
+        result = cli("compare", *arguments)
+        assert result.code == 2 and message in result.err
+
+
+def test_variants_in_both_files_match_their_own(make_matrix: MakeMatrix) -> None:
+    old = [*make_matrix(1), *slowed(make_matrix(1, variant="upstream"), 0.5)]
+    found = compare(old, old)
+    assert not found.slower and not found.faster
+    assert "MTP 3, upstream" in {change.name for change in found.changes}
+
+
+def test_a_file_appended_to_by_two_new_builds(make_cell: MakeCell) -> None:
+    """Neither is the old one, so the last counts."""
+    new = [make_cell(2, series="b", decode=[9, 9, 9]), make_cell(2, series="c")]
+    found = compare([make_cell(2)], new)
+    assert not found.slower and "series feedc0dedead -> c" in found.notes[-1]
+    assert compare([make_cell(2, series="b")], new).slower
+
+
+def test_json_and_markdown(cli: Cli, make_matrix: MakeMatrix, write_cells: Write) -> None:
+    cells = make_matrix(1)
+    old = write_cells("old.jsonl", cells)
+    new = write_cells("new.jsonl", slowed(cells, 0.9))
+    result = cli("compare", old, new, "--format", "json")
+    found = json.loads(result.out)
+    assert result.code == 1 and found["slower"] == 17 and found["threshold"] == 0.03
+    assert found["changes"][0]["verdict"] == "same"
+    lines = cli("compare", old, new, "--format", "markdown").out.splitlines()
+    assert lines[0].startswith("| figure | prompt | mode | OLD tok/s | NEW tok/s | NEW/OLD |")
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+    assert lines[-1].startswith("**SLOWER by 3 % or more: 17 of 34 lines")
+
+
+def test_what_cannot_be_compared_ends_with_2(
+    cli: Cli, make_cell: MakeCell, make_matrix: MakeMatrix, write_cells: Write, tmp_path: Path
+) -> None:
+    good = write_cells("good.jsonl", make_matrix(1))
+    once = write_cells("once.jsonl", make_matrix(1, repeat=1))
+    other = write_cells("other.jsonl", [make_cell(9)])
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    for arguments, message in (
+        ([good], "two files"),
+        ([good, good, good], "two files"),
+        ([good, good, "--variants", "a,b"], "within one file"),
+        ([good, "--variants", "a"], "two names"),
+        ([good, empty], "holds no measured cell"),
+        ([good, tmp_path / "none.jsonl"], "cannot read"),
+        ([good, other], "on both sides"),
+        ([once, once], "one sample only"),
+        ([good, good, "--threshold", "5"], "3% or 0.03"),
+        ([good, good, "--threshold", "100%"], "below 100%"),
+        ([good, good, "--threshold", "x%"], "'x%'"),
+    ):
+        result = cli("compare", *arguments)
+        assert result.code == 2 and message in result.err, arguments
+        assert not result.out
+
+
+def test_arguments_of_the_function(make_cell: MakeCell) -> None:
+    cells = [make_cell(0)]
+    with pytest.raises(UsageError, match="threshold"):
+        compare(cells, cells, threshold=1)
+    with pytest.raises(UsageError, match="figures"):
+        compare(cells, cells, figures=["elapsed"])

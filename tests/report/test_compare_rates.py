@@ -1,0 +1,112 @@
+"""How often a comparison is wrong: of a thing with itself, and with a slow-down of 5 % planted.
+
+Both sides are simulated: twelve cells, every sample with noise of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.compare import Change, compare
+
+MakeMatrix = Callable[..., list[Cell]]
+RUNS = 100
+
+
+def uneven(size: int) -> float:
+    """Noise of short prompts twice that of long ones."""
+    return {512: 0.03, 2048: 0.02}.get(size, 0.015)
+
+
+def slow_down(cells: Sequence[Cell], chosen: Callable[[Cell], bool]) -> None:
+    """Decode of the chosen cells becomes 5 % slower."""
+    for cell in filter(chosen, cells):
+        for sample in cell.samples:
+            sample.decode_tps *= 0.95
+        cell.summarize()
+
+
+def findings(
+    make_matrix: MakeMatrix,
+    noise: object,
+    repeat: int,
+    chosen: Callable[[Cell], bool] = lambda cell: False,
+    **how: object,
+) -> list[list[Change]]:
+    """What got slower in each of RUNS comparisons with the default settings."""
+    found = []
+    for seed in range(RUNS):
+        old = make_matrix(2 * seed, noise=noise, repeat=repeat)
+        new = make_matrix(2 * seed + 1, noise=noise, repeat=repeat)
+        slow_down(new, chosen)
+        found.append(compare(old, new, **how).slower)
+    return found
+
+
+def share(found: Sequence[object]) -> float:
+    """Of the runs, those that found something."""
+    return sum(map(bool, found)) / len(found)
+
+
+CASES = pytest.mark.parametrize(
+    ("noise", "repeat"), [(0.02, 5), (0.025, 7), (0.03, 9), (uneven, 7), (0.03, 3)]
+)
+
+
+@CASES
+@pytest.mark.parametrize("ratios", [False, True])
+def test_a_thing_is_not_slower_than_itself(
+    make_matrix: MakeMatrix, noise: object, repeat: int, ratios: bool
+) -> None:
+    """At most once in 20 times, over all cells and both figures together."""
+    assert share(findings(make_matrix, noise, repeat, ratios=ratios)) <= 0.05
+
+
+@CASES
+def test_five_percent_everywhere_are_found(
+    make_matrix: MakeMatrix, noise: object, repeat: int
+) -> None:
+    found = findings(make_matrix, noise, repeat, lambda cell: True)
+    decode = [[change for change in changes if change.figure == "decode"] for changes in found]
+    assert share(decode) >= 0.95
+
+
+@pytest.mark.parametrize(("noise", "repeat"), [(0.02, 5), (0.025, 7), (0.03, 9), (uneven, 7)])
+def test_five_percent_at_one_depth_are_found(
+    make_matrix: MakeMatrix, noise: object, repeat: int
+) -> None:
+    found = findings(make_matrix, noise, repeat, lambda cell: cell.n_max == 3)
+    named = [[change for change in changes if change.name.startswith("MTP 3")] for changes in found]
+    assert share(named) >= 0.9
+
+
+@pytest.mark.parametrize(("noise", "repeat", "least"), [(0.02, 9, 0.8), (0.02, 5, 0.35)])
+def test_five_percent_in_a_single_cell(
+    make_matrix: MakeMatrix, noise: float, repeat: int, least: float
+) -> None:
+    """One cell of twelve: more repeats find it more surely."""
+    found = findings(make_matrix, noise, repeat, lambda c: c.n_max == 3 and c.n_prompt == 2048)
+    cell = [[c for c in changes if (c.name, c.n_prompt) == ("MTP 3", 2048)] for changes in found]
+    assert share(cell) >= least
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_the_ratio_to_no_mtp_finds_it_on_a_machine_that_drifted(
+    make_matrix: MakeMatrix, planted: bool
+) -> None:
+    """NEW ran on a machine 8 % slower; that is no finding, 5 % at one depth are."""
+    found = []
+    for seed in range(RUNS):
+        old, new = (make_matrix(2 * seed + side, noise=0.02, repeat=9) for side in (0, 1))
+        for sample in (sample for cell in new for sample in cell.samples):
+            sample.decode_tps *= 0.92
+            sample.prefill_tps *= 0.92
+        slow_down(new, lambda cell: planted and cell.n_max == 3)
+        found.append(compare(old, new, ratios=True).slower)
+    if planted:
+        assert share(found) >= 0.8
+    else:
+        assert share(found) <= 0.05
