@@ -16,7 +16,7 @@ import pytest
 from pyllama_mtp.cli import COMMANDS, build_parser, version
 from pyllama_mtp.settings import Sampling, Settings
 
-OWN = ("generate", "matrix", "accept", "draft-vocab", "rpc-worker", "doctor", "compare")
+OWN = ("generate", "matrix", "accept", "draft-vocab", "rpc-worker", "doctor", "compare", "report")
 
 
 def options_of(command: str) -> argparse.ArgumentParser:

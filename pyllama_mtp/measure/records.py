@@ -1,0 +1,102 @@
+"""Cells as flat records, one dict each: for CSV files, data frames and scripts."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from pyllama_mtp.measure import series
+from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.plan import SWITCHES
+from pyllama_mtp.measure.ratios import Figure, base_of, median_ratio, paired_ratios
+from pyllama_mtp.measure.recordfile import Records
+
+_FIGURES: tuple[Figure, ...] = ("prefill_tps", "decode_tps")
+
+
+def records(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """One flat dict per cell, all with the same keys.
+
+    Speeds (`prefill_tps`, `decode_tps`) are medians in tokens per second, with `_low` and `_high`
+    of the samples; `prefill_ratio` and `decode_ratio` are medians of the paired ratios to no MTP,
+    with the bounds of their interval; `elapsed_s` is in seconds. `acceptance_1`, ... are accepted /
+    drafted per position. `synthetic` says that the acceptance was imposed. None: nothing measured.
+    """
+    depth = max((len(cell.acceptance_per_position) for cell in cells), default=0)
+    return [_record(cell, cells, depth) for cell in cells]
+
+
+def _record(cell: Cell, cells: Sequence[Cell], depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "model": cell.model,
+        "machine": series.machine_words(cell),
+        "program": cell.program,
+        "variant": cell.variant,
+        "upstream_commit": cell.upstream_commit,
+        "series": cell.series,
+        "backend": cell.backend,
+        "mode": cell.mode,
+        "n_max": cell.n_max,
+        "n_prompt": cell.n_prompt,
+        "prompt_class": cell.prompt_class,
+        "max_tokens": cell.max_tokens,
+        **{name: series.switch_of(cell, name) or None for name in SWITCHES},
+        "synthetic": bool(cell.synthetic_acceptance),
+        "n_samples": len(cell.samples),
+    }
+    base = base_of(cell, cells) if cell.n_max else None
+    for figure in _FIGURES:
+        found |= _speed(cell, figure)
+        found |= _ratio(cell, base, figure)
+    rates = [*cell.acceptance_per_position, *[None] * depth][:depth]
+    return {
+        **found,
+        "elapsed_s": cell.elapsed_s,
+        "prompt_sync_share": cell.prompt_sync_share,
+        "tokens_per_round": cell.tokens_per_round if cell.n_max else None,
+        **{f"acceptance_{position}": rate for position, rate in enumerate(rates, start=1)},
+        "time": cell.time,
+        "run": cell.run,
+        "skipped": cell.skipped,
+    }
+
+
+def _speed(cell: Cell, figure: Figure) -> dict[str, float | None]:
+    spread = spread_of(cell, figure) or (None, None, None)
+    return dict(zip((figure, f"{figure}_low", f"{figure}_high"), spread, strict=True))
+
+
+def spread_of(cell: Cell, figure: Figure) -> tuple[float, float, float] | None:
+    """Median, lowest and highest of the samples; None where nothing was measured."""
+    speeds = [value for sample in cell.samples if (value := getattr(sample, figure)) > 0]
+    middle = getattr(cell, figure)
+    return (middle, min(speeds), max(speeds)) if speeds and middle else None
+
+
+def _ratio(cell: Cell, base: Cell | None, figure: Figure) -> dict[str, float | None]:
+    name = figure.replace("_tps", "_ratio")
+    paired = paired_ratios(cell, base, figure) if base else []
+    if not paired:
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    ratio = median_ratio(paired)
+    return {name: ratio.median, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
+
+
+def run_commands(found: Records) -> dict[str, str]:
+    """The command of every run of a file, by the run's id, as it was typed (paths without folders).
+
+    Files of schema 1 have none.
+    """
+    return {run.id: shlex.join(run.header["command"]) for run in found.runs.values()}
+
+
+def to_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """The records as CSV with a header line; None is an empty field."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,136 @@
+"""What the plots show, as numbers: curves over prompt size, and acceptance over position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure import series
+from pyllama_mtp.measure.cells import Cell, pooled_rates, sum_positions
+from pyllama_mtp.measure.published import Published, by_source
+from pyllama_mtp.measure.ratios import Figure, base_of, median_ratio, paired_ratios
+from pyllama_mtp.measure.records import spread_of
+
+Kind = Literal["prefill", "decode", "prefill-ratio", "decode-ratio", "acceptance"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value at a prompt size in tokens (of acceptance: at a draft position), and its bounds."""
+
+    x: int
+    y: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of a plot.
+
+    Attributes:
+        label: the series in words.
+        points: by rising x.
+        mode: "no-MTP" or "MTP 3"; curves of a mode share a colour.
+        rest: what tells curves of a mode apart; they differ in the style of the line.
+        source: of published figures, who published them and on what; else "".
+    """
+
+    label: str
+    points: tuple[Point, ...]
+    mode: str
+    rest: str = ""
+    source: str = ""
+
+
+def check_kind(kind: str) -> Kind:
+    """Raises UsageError if `kind` is not one of `KINDS`."""
+    for known in KINDS:
+        if kind == known:
+            return known
+    raise UsageError(f"there is no plot {kind!r}; there are: {', '.join(KINDS)}")
+
+
+def figure_of(kind: Kind) -> Figure:
+    """The figure of a sample that a kind of plot shows."""
+    return "prefill_tps" if kind.startswith("prefill") else "decode_tps"
+
+
+def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
+    """The curves of a plot, without MTP first, then by depth.
+
+    A speed is the median of the samples, with the lowest and the highest as bounds. A ratio to no
+    MTP is the median of the paired ratios with its interval (see ``ratios.py``). Acceptance is
+    accepted / drafted at each position, totals over all samples and sizes, without bounds.
+    """
+    shown = [cell for cell in series.latest(cells) if cell.samples]
+    label = series.Labels(shown)
+    by_series: dict[series.SeriesKey, list[Cell]] = {}
+    for cell in shown:
+        by_series.setdefault(series.series_key(cell), []).append(cell)
+    found = []
+    for members in by_series.values():
+        members.sort(key=lambda cell: cell.n_prompt)
+        points = _points(members, cells, kind)
+        if points:
+            words = label(members[0])
+            mode = series.mode_words(members[0])
+            found.append((members[0].n_max, Curve(words, points, mode, words.replace(mode, ""))))
+    return [curve for _, curve in sorted(found, key=lambda item: item[0])]
+
+
+def _points(members: Sequence[Cell], cells: Sequence[Cell], kind: Kind) -> tuple[Point, ...]:
+    if kind == "acceptance":
+        return _acceptance(members)
+    points = []
+    for cell in members:
+        figure = figure_of(kind)
+        if kind.endswith("-ratio"):
+            base = base_of(cell, cells) if cell.n_max else None
+            paired = paired_ratios(cell, base, figure) if base else []
+            if paired:
+                ratio = median_ratio(paired)
+                points.append(Point(cell.n_prompt, ratio.median, ratio.low, ratio.high))
+        elif spread := spread_of(cell, figure):
+            points.append(Point(cell.n_prompt, *spread))
+    return tuple(points)
+
+
+def _acceptance(members: Iterable[Cell]) -> tuple[Point, ...]:
+    members = [cell for cell in members if cell.n_max]
+    accepted = sum_positions(cell.accepted for cell in members)
+    drafted = sum_positions(cell.drafted for cell in members)
+    rates = enumerate(pooled_rates(accepted, drafted), start=1)
+    return tuple(Point(position, rate, rate, rate) for position, rate in rates if rate is not None)
+
+
+def published_curves(
+    figures: Sequence[Published], shown: Sequence[Curve], kind: Kind
+) -> list[Curve]:
+    """Reference curves for a plot: those published figures whose mode the plot shows as well."""
+    if kind == "acceptance":
+        return []
+    modes = {curve.mode for curve in shown}
+    found = []
+    for source, members in by_source(figures).items():
+        plain = {f.n_prompt: getattr(f, figure_of(kind)) for f in members if not f.n_max}
+        for n_max in sorted({figure.n_max for figure in members}):
+            mode = f"MTP {n_max}" if n_max else "no-MTP"
+            points = []
+            for figure in sorted(members, key=lambda figure: figure.n_prompt):
+                value = getattr(figure, figure_of(kind))
+                if figure.n_max != n_max or mode not in modes:
+                    continue
+                if kind.endswith("-ratio"):
+                    if not n_max or figure.n_prompt not in plain:
+                        continue
+                    value /= plain[figure.n_prompt]
+                points.append(Point(figure.n_prompt, value, value, value))
+            if points:
+                first = members[0]
+                title = f"{source}: {first.model}, {first.hardware}"
+                found.append(Curve(f"{mode}, {source}", tuple(points), mode, source, title))
+    return found

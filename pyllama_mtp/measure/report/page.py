@@ -1,0 +1,159 @@
+"""Write a report: one page that needs nothing else, pictures, and tables as Markdown and CSV."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure import records, series
+from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.published import Published
+from pyllama_mtp.measure.report import plots, style, tables
+from pyllama_mtp.measure.report.curves import KINDS, Kind
+from pyllama_mtp.measure.report.plots import Plot
+from pyllama_mtp.measure.series import Section
+
+TITLE = "pyllama-mtp: prefill and decode, with and without MTP"
+
+
+def write_report(
+    cells: Sequence[Cell],
+    directory: str | os.PathLike[str],
+    *,
+    published: Sequence[Published] = (),
+    command: str = "",
+    commands: Mapping[str, str] | None = None,
+) -> list[Path]:
+    """Write ``index.html``, ``tables.md``, ``tables.csv``, and each plot as SVG and PNG.
+
+    There is a section per model, machine and class of prompts. Files of the same names are
+    replaced, others stay.
+
+    Args:
+        cells: what was measured; skipped cells are named with their reason.
+        directory: made if it is not there.
+        published: figures to draw behind, see ``published.py``.
+        command: how the report was made, for the page.
+        commands: how the cells were measured, by their run; where it is not known, a command is put
+            together from what the cells say of themselves.
+
+    Returns:
+        the files, ``index.html`` first.
+
+    Raises:
+        UsageError: no cells, matplotlib is not installed, or the directory cannot be written.
+    """
+    if not cells:
+        raise UsageError("there are no cells to report")
+    plots.require_matplotlib()
+    sections = series.sections(cells)
+    drawn = [_plots(section, published) for section in sections]
+    files: dict[str, bytes] = {
+        "index.html": _page(sections, drawn, published, command, commands or {}).encode("utf-8"),
+        "tables.md": _markdown(sections, commands or {}).encode("utf-8"),
+        "tables.csv": records.to_csv(records.records(cells)).encode("utf-8"),
+    }
+    for number, pictures in enumerate(drawn, start=1):
+        suffix = f"-{number}" if len(sections) > 1 else ""
+        for plot in pictures:
+            files[f"{plot.kind}{suffix}.svg"] = plot.svg[style.WIDE.name].encode("utf-8")
+            files[f"{plot.kind}{suffix}.png"] = plot.png
+    return _write(Path(directory), files)
+
+
+def _write(directory: Path, files: dict[str, bytes]) -> list[Path]:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            (directory / name).write_bytes(data)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the report to {directory}: {error.strerror}; name another folder with -o"
+        ) from None
+    return [directory / name for name in files]
+
+
+def _plots(section: Section, published: Sequence[Published]) -> list[Plot]:
+    made = (plots.make_plot(section.cells, kind, published) for kind in KINDS)
+    return [plot for plot in made if plot is not None]
+
+
+def _markdown(sections: Sequence[Section], commands: Mapping[str, str]) -> str:
+    written = (tables.markdown(section, commands) for section in sections)
+    return "\n\n".join([f"# {TITLE}", *written]) + "\n"
+
+
+def _page(
+    sections: Sequence[Section],
+    drawn: Sequence[Sequence[Plot]],
+    published: Sequence[Published],
+    command: str,
+    commands: Mapping[str, str],
+) -> str:
+    import jinja2
+
+    from pyllama_mtp.cli import version
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    return environment.get_template("page.html.j2").render(
+        title=TITLE,
+        date=tables.time_words(datetime.now(timezone.utc).isoformat()),
+        version=version(),
+        command=command,
+        light=_colors({}),
+        dark=_colors(style.DARK),
+        headings=tables.HEADINGS,
+        sections=[_section(*pair, commands) for pair in zip(sections, drawn, strict=True)],
+        published=published,
+    )
+
+
+def _colors(replaced: dict[str, str]) -> dict[str, str]:
+    named = {
+        "paper": style.PAPER,
+        "ink": style.INK,
+        "muted": style.MUTED,
+        "grid": style.GRID,
+        "warning": style.WARNING,
+    }
+    return {name: replaced.get(color, color) for name, color in named.items()}
+
+
+def _section(
+    section: Section, drawn: Sequence[Plot], commands: Mapping[str, str]
+) -> dict[str, Any]:
+    missing: list[Kind] = [kind for kind in KINDS if kind not in [plot.kind for plot in drawn]]
+    return {
+        "title": tables.title(section),
+        "warning": plots.synthetic_words(section.cells),
+        "about": tables.about_section(section, commands),
+        "plots": [_picture(plot) for plot in drawn],
+        "missing": [
+            f"No plot of {plots.TITLES[kind]}: {plots.why_nothing(section.cells, kind)}."
+            for kind in missing
+        ],
+        "rows": tables.rows(section),
+        "notes": tables.notes(section),
+    }
+
+
+def _picture(plot: Plot) -> dict[str, str]:
+    shapes = {}
+    for name, svg in plot.svg.items():
+        shapes[name] = _data_uri(svg)
+        shapes[f"{name}_dark"] = _data_uri(style.dark(svg))
+    return {"kind": plot.kind, "alt": plot.alt, **shapes}
+
+
+def _data_uri(svg: str) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode("utf-8")).decode("ascii")

@@ -1,0 +1,346 @@
+"""The plots: speed and ratio against prompt size, acceptance against draft position."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure import series
+from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.published import Published
+from pyllama_mtp.measure.report import style
+from pyllama_mtp.measure.report.curves import Curve, Kind, curves, published_curves
+from pyllama_mtp.measure.report.legend import ROW, draw_legends, legends, looks, source_lines
+from pyllama_mtp.measure.report.style import Shape
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TITLES: dict[Kind, str] = {
+    "prefill": "Prefill speed",
+    "decode": "Decode speed",
+    "prefill-ratio": "Prefill, relative to no MTP",
+    "decode-ratio": "Decode, relative to no MTP",
+    "acceptance": "Acceptance by draft position",
+}
+_Y_LABELS: dict[Kind, str] = {
+    "prefill": "prefill (tokens per second)",
+    "decode": "decode (tokens per second)",
+    "prefill-ratio": "prefill speed / that of no MTP",
+    "decode-ratio": "decode speed / that of no MTP",
+    "acceptance": "accepted / drafted",
+}
+_X_LABEL = "prompt size (tokens)"
+#: Speeds that differ by more are drawn on a logarithmic axis.
+_LOGARITHMIC = 8.0
+#: Distance between the curves at a size, in octaves: bars do not hide each other.
+_ASIDE = 0.035
+#: One size only: the curves stand side by side.
+_ASIDE_ALONE = 0.3
+#: Height of a line of the heading, in sizes of the type.
+_LINE = 1.2
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A finished picture.
+
+    Attributes:
+        kind: what it shows.
+        title: its heading.
+        alt: what it shows in words, with every value.
+        svg: for each shape, by name.
+        png: the wide shape, 200 dots per inch.
+    """
+
+    kind: Kind
+    title: str
+    alt: str
+    svg: dict[str, str]
+    png: bytes
+
+
+def require_matplotlib() -> None:
+    """Raises UsageError, which says what to install."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "plots need matplotlib, which is not installed; pip install 'pyllama-mtp[report]'"
+        ) from None
+
+
+def make_plot(
+    cells: Sequence[Cell], kind: Kind, published: Sequence[Published] = ()
+) -> Plot | None:
+    """Draw a plot in all its shapes; None if these cells have nothing to show in it."""
+    require_matplotlib()
+    shown = curves(cells, kind)
+    if not shown:
+        return None
+    svg, png = {}, b""
+    for shape in (style.WIDE, style.NARROW):
+        figure = _figure(cells, kind, published, shape)
+        svg[shape.name] = _rendered(figure, "svg").decode("utf-8")
+        if shape is style.WIDE:
+            png = _rendered(figure, "png")
+    return Plot(kind, TITLES[kind], _alt(shown, kind, cells), svg, png)
+
+
+def _figure(
+    cells: Sequence[Cell], kind: Kind, published: Sequence[Published], shape: Shape
+) -> Figure:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    size = figure_size(cells, kind, published, shape)
+    with matplotlib.rc_context({"font.size": shape.type_size, "font.family": "DejaVu Sans"}):
+        figure = Figure(size, layout="constrained", facecolor=style.PAPER)
+        draw(figure.add_subplot(), cells, kind, published, shape)
+    return figure
+
+
+def figure_size(
+    cells: Sequence[Cell], kind: Kind, published: Sequence[Published], shape: Shape
+) -> tuple[float, float]:
+    """Width and height in inches, with room for title and legend above and below the plot."""
+    shown = curves(cells, kind)
+    behind = published_curves(published, shown, kind)
+    rows = sum(legend.rows for legend in legends(shown, behind, shape)) if shown else 0
+    lines = len(_heading_lines(cells, kind, shape)) if shown else 0
+    points = (rows * ROW + 2 + lines * _LINE) * shape.type_size
+    return shape.width, shape.height + points / 72
+
+
+def _rendered(figure: Figure, form: str) -> bytes:
+    import matplotlib
+
+    data = io.BytesIO()
+    # Nothing of the moment: the same cells give the same file.
+    with matplotlib.rc_context({"svg.hashsalt": "pyllama-mtp", "svg.fonttype": "path"}):
+        metadata = {"Date": None} if form == "svg" else {}
+        figure.savefig(data, format=form, dpi=200, metadata=metadata)
+    return data.getvalue()
+
+
+def draw(
+    axes: Axes,
+    cells: Sequence[Cell],
+    kind: Kind,
+    published: Sequence[Published] = (),
+    shape: Shape = style.WIDE,
+) -> None:
+    """Draw a plot into `axes`.
+
+    Raises:
+        UsageError: these cells have nothing to show in it.
+    """
+    shown = curves(cells, kind)
+    if not shown:
+        raise UsageError(f"there is nothing to plot: {why_nothing(cells, kind)}")
+    behind = published_curves(published, shown, kind)
+    _frame(axes)
+    _draw_published(axes, behind, shown)
+    positions = _draw_curves(axes, shown, kind)
+    axes.set_ylabel(_Y_LABELS[kind], color=style.INK)
+    if kind == "acceptance":
+        _position_axis(axes, shown)
+    else:
+        everywhere = sorted({p.x for curve in [*shown, *behind] for p in curve.points})
+        _size_axis(axes, positions, everywhere, shape)
+        _value_axis(axes, [*shown, *behind], kind)
+    _heading(axes, cells, kind, shape)
+    draw_legends(axes, legends(shown, behind, shape), shape)
+
+
+def why_nothing(cells: Sequence[Cell], kind: Kind) -> str:
+    """Why a plot has nothing to show."""
+    if not any(cell.samples for cell in cells):
+        return "no cell has samples"
+    if kind.endswith("-ratio"):
+        return "no cell with MTP has one without beside it"
+    return f"no cell has {'MTP' if kind == 'acceptance' else 'a speed'}"
+
+
+def _frame(axes: Axes) -> None:
+    axes.set_facecolor(style.PAPER)
+    axes.grid(True, axis="y", color=style.GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(style.MUTED)
+    axes.tick_params(colors=style.MUTED, labelcolor=style.INK, which="both")
+
+
+def _draw_curves(axes: Axes, shown: Sequence[Curve], kind: Kind) -> list[float]:
+    """Returns the x of all points, as drawn."""
+    sizes = {point.x for curve in shown for point in curve.points}
+    step = _ASIDE if len(sizes) > 1 else min(_ASIDE_ALONE, 0.8 / len(shown))
+    drawn: list[float] = []
+    for number, (curve, look) in enumerate(zip(shown, looks(shown), strict=True)):
+        aside = step * (number - (len(shown) - 1) / 2)
+        if kind == "acceptance":
+            x = [point.x + aside for point in curve.points]
+        else:
+            x = [point.x * 2**aside for point in curve.points]
+        y = [point.y for point in curve.points]
+        below = [point.y - point.low for point in curve.points]
+        above = [point.high - point.y for point in curve.points]
+        bars = None if kind == "acceptance" else (below, above)
+        axes.errorbar(
+            *(x, y, bars),
+            label=curve.label,
+            linewidth=1.8,
+            markersize=6,
+            elinewidth=1.2,
+            capsize=3,
+            zorder=3,
+            **look,
+        )
+        drawn += x
+    return drawn
+
+
+def _draw_published(axes: Axes, behind: Sequence[Curve], shown: Sequence[Curve]) -> None:
+    colors = {c.mode: look["color"] for c, look in zip(shown, looks(shown), strict=True)}
+    lines = source_lines(behind)
+    for curve in behind:
+        axes.plot(
+            [point.x for point in curve.points],
+            [point.y for point in curve.points],
+            color=colors[curve.mode],
+            alpha=0.45,
+            linewidth=1.1,
+            linestyle=lines[curve.source],
+            marker=".",
+            markersize=4,
+            zorder=1,
+        )
+
+
+def _size_axis(axes: Axes, positions: Sequence[float], sizes: Sequence[int], shape: Shape) -> None:
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(_thinned(sizes, shape.ticks)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda value, _: style.size_words(round(value)))
+    axes.set_xlabel(_X_LABEL, color=style.INK)
+    room = 2**0.25
+    axes.set_xlim(min(*positions, *sizes) / room, max(*positions, *sizes) * room)
+
+
+def _thinned(sizes: Sequence[int], most: int) -> list[int]:
+    """Sizes that get a label: their labels must not touch, so no two within a part of the axis."""
+    least = (max(sizes) / min(sizes)) ** (1 / most)
+    kept: list[int] = []
+    for size in sizes:
+        if not kept or size / kept[-1] >= least * 0.999:
+            kept.append(size)
+    return kept
+
+
+def _value_axis(axes: Axes, drawn: Sequence[Curve], kind: Kind) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low = min(point.low for curve in drawn for point in curve.points)
+    high = max(point.high for curve in drawn for point in curve.points)
+    if kind.endswith("-ratio"):
+        axes.axhline(1.0, color=style.MUTED, linewidth=1.2, linestyle=(0, (4, 3)), zorder=2)
+        low, high = min(low, 1.0), max(high, 1.0)
+        room = max(0.08 * (high - low), 0.02)
+        axes.set_ylim(low - room, high + room)
+    elif high / low > _LOGARITHMIC:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_ylim(0, 1.06 * high)
+
+
+def _position_axis(axes: Axes, shown: Sequence[Curve]) -> None:
+    positions = sorted({point.x for curve in shown for point in curve.points})
+    axes.set_xticks(positions)
+    axes.set_xlim(min(positions) - 0.5, max(positions) + 0.5)
+    axes.set_ylim(0, 1.03)
+    axes.set_xlabel("draft position in the round (1 is the first)", color=style.INK)
+
+
+def caption(cells: Sequence[Cell], kind: Kind) -> str:
+    """What the points and bars are."""
+    shown = [cell for cell in series.latest(cells) if cell.samples]
+    counts = sorted({len(cell.samples) for cell in shown})
+    many = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+    noun = "sample" if counts[-1] == 1 else "samples"
+    if kind == "acceptance":
+        return f"totals over {many} {noun} per prompt size and all sizes"
+    if kind.endswith("-ratio"):
+        return f"medians of {many} paired ratios; bars: interval of the median"
+    return f"medians of {many} {noun}; bars: lowest and highest"
+
+
+def synthetic_words(cells: Sequence[Cell]) -> str:
+    """The warning of imposed acceptance, with the rates; "" if all is the model's own."""
+    rates = max((cell.synthetic_acceptance or [] for cell in cells), key=len, default=[])
+    if not rates:
+        return ""
+    return f"SYNTHETIC ACCEPTANCE: imposed at {', '.join(f'{rate:g}' for rate in rates)}"
+
+
+def _heading_lines(cells: Sequence[Cell], kind: Kind, shape: Shape) -> list[tuple[str, str, str]]:
+    """What stands below the title: lines with their colour and weight."""
+    places = list(dict.fromkeys(f"{cell.model}, {series.machine_words(cell)}" for cell in cells))
+    grey = [*(places if len(places) == 1 else []), caption(cells, kind)]
+    lines = [
+        (line, style.MUTED, "normal")
+        for text in grey
+        for line in textwrap.wrap(text, shape.letters)
+    ]
+    letters = round(shape.letters * 0.84)  # bold is wider
+    warning = textwrap.wrap(synthetic_words(cells), letters)
+    return lines + [(line, style.WARNING, "bold") for line in warning]
+
+
+def _heading(axes: Axes, cells: Sequence[Cell], kind: Kind, shape: Shape) -> None:
+    """Title; model and machine; what the points are; and the warning of imposed acceptance."""
+    lines = _heading_lines(cells, kind, shape)
+    step = _LINE * shape.type_size
+    for number, (line, color, weight) in enumerate(reversed(lines)):
+        axes.annotate(
+            line,
+            *((0, 1), (0, 7 + number * step)),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            fontsize=shape.type_size - 1.5,
+            color=color,
+            fontweight=weight,
+        )
+    axes.set_title(
+        TITLES[kind],
+        loc="left",
+        pad=11 + len(lines) * step,
+        fontsize=shape.type_size + 2,
+        fontweight="bold",
+        color=style.INK,
+    )
+
+
+def _alt(shown: Sequence[Curve], kind: Kind, cells: Sequence[Cell]) -> str:
+    where = "position" if kind == "acceptance" else "prompt size"
+    digits = 1 if kind in ("prefill", "decode") else 3
+    lines = [
+        f"{curve.label}: "
+        + ", ".join(
+            f"{point.y:.{digits}f} at {style.size_words(point.x)}" for point in curve.points
+        )
+        for curve in shown
+    ]
+    warning = synthetic_words(cells)
+    text = f"{TITLES[kind]}, {_Y_LABELS[kind]} against {where}. {'; '.join(lines)}."
+    return f"{text} {warning}." if warning else text

@@ -1,0 +1,244 @@
+"""The tables of a report, as text for HTML and Markdown, and the notes below them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime, timezone
+from typing import Any
+
+from pyllama_mtp.measure import series, table
+from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.plan import SWITCHES
+from pyllama_mtp.measure.ratios import base_of, median_ratio, paired_ratios, without_waiting
+from pyllama_mtp.measure.records import records
+from pyllama_mtp.measure.series import OURS, Section
+from pyllama_mtp.settings import Sampling, Settings
+
+_NONE = "-"
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The heading of a column; `figures` are aligned to the right."""
+
+    text: str
+    figures: bool = True
+
+
+HEADINGS = (
+    Heading("prompt tokens"),
+    Heading("mode", figures=False),
+    Heading("prefill tok/s"),
+    Heading("range", figures=False),
+    Heading("to no-MTP"),
+    Heading("interval", figures=False),
+    Heading("decode tok/s"),
+    Heading("range", figures=False),
+    Heading("to no-MTP"),
+    Heading("interval", figures=False),
+    Heading("tokens/round"),
+    Heading("accepted % at 1, 2, ...", figures=False),
+    Heading("samples"),
+)
+
+
+def rows(section: Section) -> list[list[str]]:
+    """The text of the table, one line per cell, by prompt size and mode."""
+    shown = series.latest(section.cells)
+    label = series.Labels(shown)
+    order = sorted(range(len(shown)), key=lambda i: (shown[i].n_prompt, shown[i].n_max))
+    figures = {
+        id(cell): record for cell, record in zip(shown, _records(section, shown), strict=True)
+    }
+    return [_row(shown[i], label(shown[i]), figures[id(shown[i])]) for i in order]
+
+
+def _records(section: Section, shown: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Of the cells shown; their partners without MTP may be among those that are not."""
+    by_cell = dict(zip(map(id, section.cells), records(section.cells), strict=True))
+    return [by_cell[id(cell)] for cell in shown]
+
+
+def _row(cell: Cell, label: str, record: dict[str, Any]) -> list[str]:
+    mark = " SYNTHETIC" if cell.synthetic_acceptance and cell.n_max else ""
+    if not cell.samples:
+        return [str(cell.n_prompt), label + mark, *[_NONE] * 10, "0"]
+    rates = (
+        _NONE if rate is None else f"{100 * rate:.0f}" for rate in cell.acceptance_per_position
+    )
+    rounds = record["tokens_per_round"]
+    return [
+        str(cell.n_prompt),
+        label + mark,
+        *_spread(record, "prefill_tps", 1),
+        *_spread(record, "prefill_ratio", 3),
+        *_spread(record, "decode_tps", 1),
+        *_spread(record, "decode_ratio", 3),
+        f"{rounds:.2f}" if rounds else _NONE,
+        " ".join(rates) or _NONE,
+        str(len(cell.samples)),
+    ]
+
+
+def _spread(record: dict[str, Any], name: str, digits: int) -> list[str]:
+    if record[name] is None:
+        return [_NONE, _NONE]
+    value, low, high = (f"{record[n]:,.{digits}f}" for n in (name, f"{name}_low", f"{name}_high"))
+    return [value, f"{low}-{high}"]
+
+
+def notes(section: Section) -> list[str]:
+    """What the figures are, what is missing and why, and the warning of imposed acceptance."""
+    shown = series.latest(section.cells)
+    measured = [cell for cell in shown if cell.samples]
+    label = series.Labels(shown)
+    found = []
+    imposed = max((cell.synthetic_acceptance or [] for cell in shown), key=len, default=[])
+    if imposed:
+        found.append(table.synthetic_warning(imposed))
+    if measured:
+        found.append(
+            "speeds are medians of the samples; ratios to no-MTP are medians of paired ratios"
+            f"{_left_out(measured)}, whose interval {_confidence(section.cells)}; acceptance and "
+            "tokens per round are totals over totals"
+        )
+    plain = {cell.n_max for cell in measured}
+    if plain and 0 not in plain:
+        found.append("there are no ratios: no MTP (depth 0) was not measured")
+    again = len(section.cells) - len(shown)
+    if again:
+        times = "1 cell" if again == 1 else f"{again} cells"
+        found.append(f"measured more than once, the last counts: {times}")
+    found += [
+        f"skipped: {label(cell)}, prompt {cell.n_prompt}: {cell.skipped or 'no sample'}"
+        for cell in shown
+        if not cell.samples
+    ]
+    return found
+
+
+def _left_out(measured: Sequence[Cell]) -> str:
+    alone = all(map(without_waiting, measured))
+    return " (without the time that the thread waited for a core)" if alone else ""
+
+
+def _confidence(cells: Sequence[Cell]) -> str:
+    """How probably the intervals hold the true median; it depends on the number of pairs."""
+    found: dict[int, float] = {}
+    for cell in cells:
+        base = base_of(cell, cells) if cell.n_max and cell.samples else None
+        paired = paired_ratios(cell, base, "prefill_tps") if base else []
+        if paired:
+            found[len(paired)] = median_ratio(paired).confidence
+    if not found:
+        return "needs cells with and without MTP"
+    pairs = sorted(found)
+    said = [f"{100 * found[n]:.3g} % ({n} pair{'' if n == 1 else 's'})" for n in pairs]
+    return f"holds the true median with {', '.join(said)}"
+
+
+def markdown(section: Section, commands: Mapping[str, str]) -> str:
+    """The section as Markdown: heading, build, table, notes."""
+    rule = ["--:" if heading.figures else ":--" for heading in HEADINGS]
+    lines = [[heading.text for heading in HEADINGS], rule, *rows(section)]
+    about = [f"- {name}: {value}" for name, value in about_section(section, commands)]
+    return "\n".join(
+        [
+            f"## {title(section)}",
+            "",
+            *about,
+            "",
+            *("| " + " | ".join(line) + " |" for line in lines),
+            "",
+            *(f"- {note}" for note in notes(section)),
+        ]
+    )
+
+
+def title(section: Section) -> str:
+    """The model, and the class of prompts if it is not the default text."""
+    return section.model + ("" if section.prompt_class == "text" else f": {section.prompt_class}")
+
+
+def about_section(section: Section, commands: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Machine, build, date and command, by name; `commands` are those recorded, by run."""
+    cells = section.cells
+    times = sorted(cell.time for cell in cells if cell.time)
+    machine = cells[-1].machine
+    memory = machine.get("memory_bytes")
+    details = [str(machine[name]) for name in ("os", "arch") if machine.get(name)]
+    if memory:
+        details.insert(0, f"{memory / 2**30:.0f} GiB")
+    if machine.get("python"):
+        details.append(f"Python {machine['python']}")
+    builds = dict.fromkeys(
+        ("" if cell.program == OURS else f"{cell.program}: ") + series.build_words(cell)
+        for cell in cells
+    )
+    found = [
+        ("machine", "; ".join([section.machine, *details])),
+        ("build", "; ".join(builds)),
+        ("generated", ", ".join(f"{n} tokens" for n in sorted({c.max_tokens for c in cells}))),
+    ]
+    if times:
+        days = list(dict.fromkeys(time_words(time) for time in (times[0], times[-1])))
+        found.append(("measured", " to ".join(days)))
+    recorded = dict.fromkeys(commands[cell.run] for cell in cells if cell.run in commands)
+    found += [("command", command) for command in recorded]
+    ours = [cell for cell in cells if cell.program == OURS and cell.run not in commands]
+    if ours:
+        found.append(("to repeat", repeat_command(ours)))
+    return found
+
+
+def time_words(time: str) -> str:
+    """2026-11-20T23:31:02+00:00 as 2026-11-20 23:31 UTC; what is no such time as it is."""
+    try:
+        moment = datetime.fromisoformat(time)
+    except ValueError:
+        return time
+    return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
+
+
+#: Options of `pyllama-mtp matrix` that are not called like their setting.
+_OPTIONS = {"prompt_rows": "--rows", "prompt_sync": "--sync", "n_threads": "--threads"}
+#: What a cell's settings have by what is measured, not by an option.
+_GIVEN = {"n_ctx", "draft_n_max", "synthetic_acceptance", "draft_sampling", *SWITCHES}
+
+
+def repeat_command(cells: Sequence[Cell]) -> str:
+    """The command that measures these cells, as far as they tell: put together from what they say
+    of themselves, not recorded.
+    """
+    parts = ["pyllama-mtp", "matrix", "--model", cells[0].model]
+    parts += ["--prompt-sizes", _listed(sorted({cell.n_prompt for cell in cells}))]
+    parts += ["--depths", _listed(sorted({cell.n_max for cell in cells}))]
+    parts += ["--max-tokens", str(cells[0].max_tokens)]
+    parts += ["--repeat", str(max(cell.repeat for cell in cells))]
+    variants = list(dict.fromkeys(cell.variant for cell in cells))
+    if variants != ["patched"]:
+        parts += ["--variants" if len(variants) > 1 else "--lib", _listed(variants)]
+    for name, default in SWITCHES.items():
+        values = list(dict.fromkeys(series.switch_of(cell, name) for cell in cells if cell.n_max))
+        if values and values != [default]:
+            parts += [_option(name), _listed(values)]
+    rates = max((cell.synthetic_acceptance or [] for cell in cells), key=len)
+    if rates:
+        parts += ["--synthetic-acceptance", _listed(f"{rate:g}" for rate in rates)]
+    defaults = {f.name: f.default for kind in (Settings, Sampling) for f in fields(kind)}
+    used = {**cells[0].settings, **(cells[0].settings.get("sampling") or {})}
+    for name, value in used.items():
+        plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+        if plain and name in defaults and name not in _GIVEN and value != defaults[name]:
+            parts += [_option(name), str(value)]
+    return shlex.join(parts)
+
+
+def _option(name: str) -> str:
+    return _OPTIONS.get(name, "--" + name.replace("_", "-"))
+
+
+def _listed(values: Any) -> str:
+    return ",".join(map(str, values))

@@ -1,0 +1,230 @@
+"""The files of a report, and what the page says."""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pyllama_mtp.cli import build_parser
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.published import read_published
+from pyllama_mtp.measure.report import plots
+from pyllama_mtp.measure.report.page import write_report
+from pyllama_mtp.measure.report.plots import make_plot
+from pyllama_mtp.measure.report.tables import repeat_command
+from pyllama_mtp.measure.series import sections
+
+MakeCell = Callable[..., Cell]
+MakeMatrix = Callable[..., list[Cell]]
+Cli = Callable[..., SimpleNamespace]
+SHIPPED = Path(__file__).parents[2] / "bench" / "results" / "matrix-0.8b.jsonl"
+PLOTS = ("prefill", "decode", "prefill-ratio", "decode-ratio", "acceptance")
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots are drawn, but not made into files: for tests of what is around them."""
+    monkeypatch.setattr(plots, "_rendered", lambda figure, form: b"<svg/>")
+
+
+def page(directory: Path) -> str:
+    return (directory / "index.html").read_text(encoding="utf-8")
+
+
+def test_the_files_of_a_real_result(cli: Cli, tmp_path: Path) -> None:
+    """A file of this project, at imposed acceptance."""
+    folder = tmp_path / "out"
+    result = cli("report", SHIPPED, "-o", folder, "--published")
+    assert result.code == 0 and result.out == f"{folder / 'index.html'}\n"
+    wanted = {"index.html", "tables.md", "tables.csv"}
+    wanted |= {f"{name}.{form}" for name in PLOTS for form in ("svg", "png")}
+    assert {path.name for path in folder.iterdir()} == wanted
+    for name in PLOTS:
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert ET.parse(folder / f"{name}.svg").getroot().tag.endswith("svg")
+    text = page(folder)
+    assert len(re.findall(r'<img src="data:image/svg', text)) == 5
+    for said in (
+        "synth-0.8b-q8_0.gguf",
+        "AMD EPYC, 2 cores; 24 GiB",
+        "patched, llama.cpp 0c1e57098, patches 7ffaa8541e19, CPU",
+        "2026-11-20 23:31 UTC",
+        "pyllama-mtp matrix --model synth-0.8b-q8_0.gguf --prompt-sizes 512,2048 --depths 0,2,3,4 "
+        "--max-tokens 96 --repeat 3 --synthetic-acceptance 0.84,0.76,0.67,0.6",
+        "turboquant-147-before",
+        "MTP 3 SYNTHETIC",
+        'class="warning">SYNTHETIC ACCEPTANCE: imposed at 0.84, 0.76, 0.67, 0.6<',
+    ):
+        assert said in text, said
+    assert not re.search(r"""(?:src|href|srcset)=["'](?!data:)|<script|@import|url\(""", text)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_the_same_figures_in_every_table(make_cell: MakeCell, tmp_path: Path) -> None:
+    cells = [make_cell(0, decode=[10, 20, 40]), make_cell(3, decode=[15, 40, 40])]
+    write_report(cells, tmp_path)
+    markdown = (tmp_path / "tables.md").read_text()
+    row = "| 512 | MTP 3 | 200.0 | 190.0-210.0 | 1.000 | 1.000-1.000 | 40.0 | 15.0-40.0 | 1.500 |"
+    assert row in markdown
+    cellified = re.sub(r"<[^>]+>", "|", page(tmp_path))
+    assert "40.0||15.0-40.0||1.500||1.000-2.000" in cellified
+    plain, mtp = csv.DictReader((tmp_path / "tables.csv").open())
+    assert plain["decode_ratio"] == "" and mtp["decode_ratio"] == "1.5"
+    assert (mtp["decode_tps"], mtp["decode_tps_low"]) == ("40", "15")
+    assert float(mtp["acceptance_1"]) == 0.8
+    assert "holds the true median with 75 % (3 pairs)" in markdown
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_imposed_acceptance_is_marked_everywhere(make_cell: MakeCell, tmp_path: Path) -> None:
+    cells = [make_cell(0), make_cell(2, synthetic_acceptance=[0.8, 0.7])]
+    write_report(cells, tmp_path)
+    assert "SYNTHETIC ACCEPTANCE" in page(tmp_path)
+    assert "MTP 2 SYNTHETIC" in (tmp_path / "tables.md").read_text()
+    assert "True" in (tmp_path / "tables.csv").read_text()
+    alts = re.findall(r' alt="([^"]*)"', page(tmp_path))
+    assert len(alts) == 5 and all("ACCEPTANCE: imposed at 0.8, 0.7" in alt for alt in alts)
+    write_report([make_cell(0), make_cell(2)], tmp_path)
+    assert "SYNTHETIC" not in page(tmp_path)
+
+
+def drawn(svg: str, color: str) -> int:
+    return svg.count(f"stroke: {color}")
+
+
+def test_the_warning_is_in_the_picture(make_cell: MakeCell) -> None:
+    """Pictures are quoted without the page around them."""
+    real, imposed = (
+        make_plot([make_cell(2, synthetic_acceptance=rates)], "acceptance")
+        for rates in (None, [0.8, 0.7])
+    )
+    assert real and imposed
+    for shape in ("wide", "narrow"):
+        assert "#a84301" in imposed.svg[shape] and "#a84301" not in real.svg[shape]
+
+
+def test_every_depth_has_its_colour_and_the_line_of_no_mtp(make_matrix: MakeMatrix) -> None:
+    plot = make_plot(make_matrix(1), "decode-ratio")
+    assert plot and "MTP 4: " in plot.alt
+    for svg in plot.svg.values():
+        assert all(drawn(svg, color) for color in ("#0072b2", "#d55e00", "#009e73"))
+    assert "at 512" in plot.alt and "at 8k" in plot.alt
+
+
+def test_a_plot_is_the_same_each_time(make_matrix: MakeMatrix) -> None:
+    one, two = (make_plot(make_matrix(1), "decode") for _ in range(2))
+    assert one and two and one.svg == two.svg
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_models_and_machines_have_sections_of_their_own(
+    make_cell: MakeCell, tmp_path: Path
+) -> None:
+    other = {"cpu": "Other & <Sons>", "cores": 8, "devices": []}
+    cells = [
+        cell
+        for changes in ({}, {"model": "<b>n</b>.gguf"}, {"machine": other})
+        for cell in (make_cell(0, **changes), make_cell(3, **changes))
+    ]
+    files = {path.name for path in write_report(cells, tmp_path)}
+    assert {f"decode-{number}.svg" for number in (1, 2, 3)} <= files and "decode.svg" not in files
+    text = page(tmp_path)
+    assert text.count("<h2>") == 3 and text.count("<img") == 15
+    assert "<b>n" not in text and "&lt;b&gt;n" in text and "Other &amp; &lt;Sons&gt;" in text
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_peers_are_further_series(make_cell: MakeCell, tmp_path: Path) -> None:
+    peer = {"program": "llama-server", "variant": "release", "series": ""}
+    write_report([make_cell(0), make_cell(3), make_cell(3, **peer)], tmp_path)
+    text = page(tmp_path)
+    assert text.count("<h2>") == 1 and "llama-server MTP 3" in text
+    assert "llama-server: release, llama.cpp 012345678, CPU" in text
+
+
+@pytest.mark.parametrize("figures", [0, 1])
+def test_cells_that_were_all_skipped(make_cell: MakeCell, tmp_path: Path, figures: int) -> None:
+    cell = make_cell(3, prefill=[], decode=[], skipped="prompt too long")
+    write_report([cell], tmp_path, published=read_published()[:figures])
+    text = page(tmp_path)
+    assert "skipped: MTP 3, prompt 512: prompt too long" in text
+    assert "No plot of Decode speed: no cell has samples." in text and "<img" not in text
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_without_no_mtp_there_are_no_ratios_and_it_says_why(
+    make_cell: MakeCell, tmp_path: Path
+) -> None:
+    write_report([make_cell(2), make_cell(3)], tmp_path)
+    text = page(tmp_path)
+    assert text.count("<img") == 3
+    assert "no cell with MTP has one without beside it" in text
+    assert "no MTP (depth 0) was not measured" in text
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_no_mtp_alone_one_size_and_one_sample(make_cell: MakeCell, tmp_path: Path) -> None:
+    write_report([make_cell(0, prefill=[200], decode=[40])], tmp_path)
+    text = page(tmp_path)
+    assert text.count("<img") == 2 and "No plot of Acceptance by draft position" in text
+
+
+def test_bad_input(
+    cli: Cli, make_cell: MakeCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty, good = tmp_path / "empty.jsonl", tmp_path / "good.jsonl"
+    empty.touch()
+    good.write_text(make_cell(0).to_json() + "\n")
+    for arguments, message in (
+        ([empty], "nothing to report"),
+        ([tmp_path / "none.jsonl"], "cannot read"),
+        ([good, "-o", good], "another folder with -o"),
+        ([good, "--published", empty], "no column"),
+    ):
+        result = cli("report", *arguments)
+        assert result.code == 2 and message in result.err, arguments
+    with pytest.raises(UsageError, match="no cells"):
+        write_report([], tmp_path / "x")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = cli("report", good, "-o", tmp_path / "x")
+    assert result.code == 2 and "pip install 'pyllama-mtp[report]'" in result.err
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"variant": "upstream"},
+        {"settings": {"n_threads": 4, "cache_type_k": "q8_0", "p_min": 0.5}},
+        {"settings": {"prompt_sync": "full", "sampling": {"temperature": 0.7, "seed": 3}}},
+    ],
+)
+def test_the_command_to_repeat_is_one_that_matrix_takes(
+    make_cell: MakeCell, changes: dict[str, object]
+) -> None:
+    """And it says what the cells say."""
+    command = repeat_command([make_cell(0, **changes), make_cell(3, 2048, **changes)])
+    args = build_parser("matrix").parse_args(command.split()[1:])
+    assert (args.prompt_sizes, args.depths, args.max_tokens) == ((512, 2048), (0, 3), 64)
+    assert (args.lib == "upstream") == ("variant" in changes)
+    used = changes.get("settings")
+    if isinstance(used, dict):
+        assert args.threads == used.get("n_threads")
+        assert args.cache_type_k == used.get("cache_type_k", "f16")
+        assert args.p_min == used.get("p_min", 0)
+        assert args.prompt_sync == (used.get("prompt_sync", "auto"),)
+        assert args.temperature == (0.7 if "sampling" in used else 0)
+
+
+def test_a_class_of_prompts_is_a_section(make_matrix: MakeMatrix) -> None:
+    cells: Sequence[Cell] = [*make_matrix(1, prompt_class="code"), *make_matrix(2)]
+    assert [section.prompt_class for section in sections(cells)] == ["code", "text"]

@@ -1,0 +1,172 @@
+"""The report's page in a real browser: headless Chromium, driven by its chromedriver.
+
+Where there is none, the tests are skipped; with PYLLAMA_MTP_REQUIRE_BROWSER set they fail instead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_mtp.measure.cells import Cell, read_cells
+from pyllama_mtp.measure.published import read_published
+from pyllama_mtp.measure.report.page import write_report
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+SHIPPED = Path(__file__).parents[2] / "bench" / "results" / "matrix-0.8b.jsonl"
+PHONE, WIDE = 360, 1600
+
+#: What of each picture is there to be seen: its pixels are counted by colour, on a canvas.
+PICTURES = """
+const hex = (r, g, b) => '#' + [r, g, b].map(v => v.toString(16).padStart(2, '0')).join('');
+return Promise.all([...document.querySelectorAll('img')].map(async img => {
+  await img.decode();
+  const canvas = document.createElement('canvas');
+  canvas.width = img.naturalWidth; canvas.height = img.naturalHeight;
+  const context = canvas.getContext('2d');
+  context.drawImage(img, 0, 0, canvas.width, canvas.height);
+  const data = context.getImageData(0, 0, canvas.width, canvas.height).data;
+  const colors = {};
+  for (let i = 0; i < data.length; i += 4) {
+    const color = hex(data[i], data[i + 1], data[i + 2]);
+    colors[color] = (colors[color] || 0) + 1;
+  }
+  const kept = Object.fromEntries(Object.entries(colors).filter(([, n]) => n > 20));
+  const box = img.getBoundingClientRect();
+  return {plot: img.dataset.plot, natural: img.naturalWidth, shown: box.width, left: box.left,
+          right: box.right, alt: img.alt, source: img.currentSrc, colors: kept};
+}));
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A headless Chromium whose console is kept."""
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    driver = shutil.which("chromedriver")
+    if not (program and driver):
+        missing = "Chromium" if driver else "chromedriver"
+        reason = f"{missing} is not installed (Debian: apt-get install chromium chromium-driver)"
+        if os.environ.get("PYLLAMA_MTP_REQUIRE_BROWSER"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    if os.environ.get("PYLLAMA_MTP_REQUIRE_BROWSER"):
+        import selenium.webdriver as webdriver
+    else:
+        webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    chrome.set_page_load_timeout(120)
+    chrome.set_script_timeout(120)
+    yield chrome
+    chrome.quit()
+
+
+def show(browser: Any, index: Path, width: int, scheme: str = "light") -> None:
+    """Open the page in a window of this many CSS pixels."""
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 700}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    browser.get_log("browser")  # what earlier pages said
+    browser.get(index.as_uri())
+
+
+def check(browser: Any, width: int, pictures: int) -> list[dict[str, Any]]:
+    """What holds for every page at every width; returns its pictures."""
+    found: list[dict[str, Any]] = browser.execute_script(PICTURES)
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+    assert browser.execute_script("return window.innerWidth") == width
+    overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert browser.execute_script(overflow) == 0
+    # Only the tables' own containers may be wider than the screen.
+    beyond = browser.execute_script(
+        "return [...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll table') "
+        "&& e.getBoundingClientRect().right > window.innerWidth + 0.5).map(e => e.outerHTML)"
+    )
+    assert beyond == []
+    fetched = browser.execute_script("return performance.getEntriesByType('resource')")
+    assert [e["name"] for e in fetched if not e["name"].startswith("data:")] == []
+    assert len(found) == pictures
+    for picture in found:
+        assert picture["natural"] > 0 and picture["alt"]
+        assert picture["left"] >= 0 and picture["right"] <= width
+    return found
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a result file of this project, with published figures."""
+    folder = tmp_path_factory.mktemp("report")
+    return write_report(read_cells(SHIPPED), folder, published=read_published())[0]
+
+
+def test_the_plots_are_there_on_a_wide_screen(browser: Any, real: Path) -> None:
+    show(browser, real, WIDE)
+    pictures = check(browser, WIDE, 5)
+    kinds = [picture["plot"] for picture in pictures]
+    assert kinds == ["prefill", "decode", "prefill-ratio", "decode-ratio", "acceptance"]
+    for picture in pictures:
+        # The curves of depths 2 to 4, and the warning: the acceptance was imposed.
+        assert {"#0072b2", "#d55e00", "#009e73", "#a84301"} <= set(picture["colors"]), picture
+    assert pictures[0]["right"] <= pictures[1]["left"]  # side by side
+    assert "SYNTHETIC ACCEPTANCE" in browser.find_element("class name", "warning").text
+
+
+def test_the_plots_are_there_on_a_phone(browser: Any, real: Path) -> None:
+    show(browser, real, WIDE)
+    wide = check(browser, WIDE, 5)
+    show(browser, real, PHONE)
+    narrow = check(browser, PHONE, 5)
+    for on_phone, on_screen in zip(narrow, wide, strict=True):
+        assert on_phone["source"] != on_screen["source"]  # drawn for the phone, not shrunk
+        smallest = 8 * 4 / 3 * on_phone["shown"] / on_phone["natural"]  # 8 points, in CSS pixels
+        assert smallest >= 9
+        assert {"#0072b2", "#d55e00", "#009e73", "#a84301"} <= set(on_phone["colors"])
+
+
+def test_a_dark_page_has_dark_plots(browser: Any, real: Path) -> None:
+    for width in (WIDE, PHONE):
+        show(browser, real, width, scheme="dark")
+        for picture in check(browser, width, 5):
+            ground = max(picture["colors"], key=lambda color: picture["colors"][color])
+            assert ground == "#14171b"
+            assert {"#d55e00", "#e8ebee"} <= set(picture["colors"])
+            assert "#fefefe" not in picture["colors"]  # the paper of the light one
+    body = "return getComputedStyle(document.body).backgroundColor"
+    assert browser.execute_script(body) == "rgb(20, 23, 27)"
+
+
+def test_a_table_that_is_too_wide_scrolls_by_itself(browser: Any, real: Path) -> None:
+    show(browser, real, PHONE)
+    tables = browser.find_elements("css selector", ".scroll")
+    assert len(tables) == 2
+    for table in tables:
+        inside, outside = table.get_property("scrollWidth"), table.get_property("clientWidth")
+        assert inside > outside > 0
+
+
+@pytest.mark.parametrize("width", [PHONE, WIDE])
+def test_long_names_many_series_and_skipped_cells(
+    browser: Any, tmp_path: Path, make_matrix: Callable[..., list[Cell]], width: int
+) -> None:
+    long = "a-model-with-a-rather-long-name-and-no-place-to-break-it-" * 3 + ".gguf"
+    cells = [
+        *make_matrix(1, model=long),
+        *make_matrix(2, model=long, variant="upstream"),
+        *make_matrix(3, model=long, program="llama-server", depths=(0, 3)),
+        *make_matrix(4, repeat=0, skipped="x" * 200),
+    ]
+    index, *_ = write_report(cells, tmp_path)
+    show(browser, index, width)
+    check(browser, width, 5)
