@@ -1,0 +1,310 @@
+"""Measurements from Python: run a matrix, read its files, compare, plot, report.
+
+    from pyllama_mtp import bench
+
+    results = bench.read("matrix.jsonl")
+    results.frame()  # a pandas data frame
+    results.plot("decode")
+    results.report("report")
+    bench.compare("before.jsonl", "after.jsonl").slower
+
+Plots need matplotlib (``pip install 'pyllama-mtp[report]'``), data frames need pandas.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure import records as flat
+from pyllama_mtp.measure import series
+from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.compare import THRESHOLD, Change, Comparison, of_variants
+from pyllama_mtp.measure.compare import compare as compare_cells
+from pyllama_mtp.measure.published import Published, read_published
+from pyllama_mtp.measure.recordfile import Records, Writer, check_output, read_file
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+
+    from pyllama_mtp import Model, Sampling, Settings
+    from pyllama_mtp.measure.matrix import Event
+
+__all__ = ["Change", "Comparison", "Results", "compare", "matrix", "read", "read_published"]
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Cells of speed matrices, and what can be made of them.
+
+    Attributes:
+        cells: as measured, with every sample; see ``measure/cells.py`` for fields and units.
+        commands: how they were measured, by their `run`, where that was recorded.
+    """
+
+    cells: list[Cell] = field(default_factory=list)
+    commands: dict[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Number of cells."""
+        return len(self.cells)
+
+    def __iter__(self) -> Iterator[Cell]:
+        """The cells."""
+        return iter(self.cells)
+
+    def select(self, **fields: Any) -> Results:
+        """The cells whose attributes have these values: ``select(n_max=3, variant="patched")``.
+
+        Ratios to no MTP need the cells without MTP as well, so select these along.
+
+        Raises:
+            UsageError: cells have no such attribute.
+        """
+        for name in fields:
+            if name not in Cell.__dataclass_fields__:
+                raise UsageError(
+                    f"cells have no {name!r}; they have: {', '.join(Cell.__dataclass_fields__)}"
+                )
+        chosen = [
+            cell
+            for cell in self.cells
+            if all(getattr(cell, name) == value for name, value in fields.items())
+        ]
+        return Results(chosen, self.commands)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat dict per cell, all with the same keys; speeds in tokens per second.
+
+        `prefill_tps` and `decode_tps` are medians, with `_low` and `_high` of the samples;
+        `prefill_ratio` and `decode_ratio` are medians of paired ratios to no MTP, with the bounds
+        of their interval. None: not measured.
+        """
+        return flat.records(self.cells)
+
+    def frame(self) -> pandas.DataFrame:
+        """:meth:`records` as a data frame, one row per cell.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise UsageError(
+                "a data frame needs pandas, which is not installed: pip install pandas; "
+                "records() needs nothing"
+            ) from None
+        frame: pandas.DataFrame = pandas.DataFrame(self.records())
+        return frame
+
+    def plot(
+        self, kind: str, ax: Axes | None = None, *, published: Sequence[Published] = ()
+    ) -> Axes:
+        """Draw one plot and return its axes.
+
+        Args:
+            kind: "prefill", "decode" (tokens per second against prompt size), "prefill-ratio",
+                "decode-ratio" (to no MTP), or "acceptance" (against draft position).
+            ax: matplotlib axes to draw into; None makes a figure with pyplot.
+            published: figures to draw behind, from :func:`read_published`.
+
+        Raises:
+            UsageError: no such plot, nothing to show in it, or matplotlib is not installed.
+        """
+        from pyllama_mtp.measure.report import plots, style
+        from pyllama_mtp.measure.report.curves import check_kind
+
+        plots.require_matplotlib()
+        checked = check_kind(kind)
+        if ax is not None:
+            plots.draw(ax, self.cells, checked, published)
+            return ax
+        from matplotlib import pyplot
+
+        size = plots.figure_size(self.cells, checked, published, style.WIDE)
+        figure, ax = pyplot.subplots(figsize=size, layout="constrained", facecolor=style.PAPER)
+        try:
+            plots.draw(ax, self.cells, checked, published)
+        except UsageError:
+            pyplot.close(figure)
+            raise
+        return ax
+
+    def report(self, directory: PathLike, *, published: Sequence[Published] = ()) -> Path:
+        """Write a page with all plots and tables, as ``pyllama-mtp report`` does.
+
+        Returns:
+            its ``index.html``.
+
+        Raises:
+            UsageError: no cells, matplotlib is not installed, or the folder cannot be written.
+        """
+        from pyllama_mtp.measure.report.page import write_report
+
+        options: dict[str, Any] = {"published": published, "commands": self.commands}
+        return write_report(self.cells, directory, **options)[0]
+
+    def markdown(self) -> str:
+        """The tables of the report as Markdown, one section per model, machine and prompt class."""
+        from pyllama_mtp.measure.report import tables
+
+        sections = series.sections(self.cells)
+        return "\n\n".join(tables.markdown(section, self.commands) for section in sections)
+
+    def compare_variants(self, old: str, new: str, **options: Any) -> Comparison:
+        """Compare two library variants measured in one run; options as of :func:`compare`.
+
+        Raises:
+            UsageError: a variant has no cells, or as of :func:`compare`.
+        """
+        return compare_cells(*of_variants(self.cells, old, new), **options)
+
+
+def read(*paths: PathLike) -> Results:
+    """The cells of one or more files that ``pyllama-mtp matrix`` wrote.
+
+    Raises:
+        UsageError: no file given, a file cannot be read, or a line is not a cell.
+    """
+    if not paths:
+        raise UsageError("give at least one file of cells")
+    found = Results()
+    for path in paths:
+        file = read_file(path)
+        found.cells.extend(file.cells)
+        found.commands.update(flat.run_commands(file))
+    return found
+
+
+def compare(
+    old: Results | PathLike,
+    new: Results | PathLike,
+    *,
+    threshold: float = THRESHOLD,
+    figures: Sequence[str] = ("prefill", "decode"),
+    ratios: bool = False,
+) -> Comparison:
+    """What got slower from `old` to `new`, cell by cell.
+
+    Args:
+        old, new: results, or files of them.
+        threshold: part of the speed, at least 0 and below 1; 0.03 is 3 %.
+        figures: "prefill", "decode" or both.
+        ratios: compare the ratios to no MTP, from which the machine's own speed cancels out.
+
+    Raises:
+        UsageError: no cell is on both sides, no cell has two samples, or a bad argument.
+    """
+    sides = (side if isinstance(side, Results) else read(side) for side in (old, new))
+    before, after = (side.cells for side in sides)
+    return compare_cells(before, after, threshold=threshold, figures=figures, ratios=ratios)
+
+
+def matrix(
+    model: Model | PathLike,
+    *,
+    sizes: Sequence[int] = (512, 1024, 2048),
+    depths: Sequence[int] = (0, 2, 3, 4),
+    max_tokens: int = 256,
+    repeat: int = 7,
+    settings: Settings | None = None,
+    sampling: Sampling | None = None,
+    text: str | None = None,
+    classes: Sequence[str] = ("text",),
+    budget_s: float | None = None,
+    n_gpu_layers: int = -1,
+    output: PathLike | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+    **switches: Sequence[str],
+) -> Results:
+    """Measure a speed matrix in this process, as ``pyllama-mtp matrix`` does.
+
+    Args:
+        model: an open model, or a .gguf file, which is loaded and closed again.
+        sizes: prompt sizes in tokens.
+        depths: drafts per round; 0 is no MTP, against which the others are compared.
+        max_tokens: tokens generated per sample.
+        repeat: samples per cell.
+        settings: of every cell; draft depth and `switches` replace its own.
+        sampling: of every cell; None is greedy.
+        text: to cut prompts from; None takes that of Python's standard library.
+        classes: kinds of prompts: "text", "code".
+        budget_s: most seconds to measure for; the least useful repeats are left out. None: all.
+        n_gpu_layers: layers on the GPU, -1 is all; for an open model, what it was opened with.
+        output: a file to which every finished sample is appended.
+        on_event: told of every step; must not raise.
+        switches: values to measure every depth above 0 with: ``prompt_rows=("last", "all")``.
+
+    Returns:
+        the finished cells; after Ctrl-C those that have samples, and KeyboardInterrupt is raised
+        if there are none.
+
+    Raises:
+        UsageError: a plan that measures nothing or a cell twice, or settings that this library or
+            model cannot do.
+    """
+    from pyllama_mtp import Model, Sampling, Session, Settings, native
+    from pyllama_mtp.cli import version
+    from pyllama_mtp.measure.header import Build, make_header
+    from pyllama_mtp.measure.matrix import Matrix
+    from pyllama_mtp.measure.plan import Plan
+    from pyllama_mtp.measure.runner import Runner
+    from pyllama_mtp.measure.workload import Prompts, source_of_prompts
+
+    varied: dict[str, Any] = {name: tuple(values) for name, values in switches.items()}
+    varied["classes"] = tuple(classes)
+    plan = Plan(tuple(sizes), tuple(depths), max_tokens, repeat, **varied)
+    if output is not None:
+        check_output(output)
+    settings, sampling = settings or Settings(), sampling or Sampling()
+    with ExitStack() as stack:
+        if isinstance(model, str | os.PathLike):
+            model = stack.enter_context(
+                Model(model, n_gpu_layers=n_gpu_layers, mtp=any(plan.depths))
+            )
+        loaded = model
+        build = Build.of(native.load(), n_gpu_layers)
+        plan = replace(plan, libraries=(build.variant,))
+        header = make_header(
+            uuid.uuid4().hex[:12],
+            loaded,
+            plan,
+            settings=settings,
+            sampling=sampling,
+            builds={build.variant: build},
+            prompts=source_of_prompts(None if text is None else "text", text),
+            command=["pyllama_mtp.bench.matrix"],
+            version=version(),
+        )
+        run = Matrix(
+            loaded,
+            plan,
+            settings=settings,
+            sampling=sampling,
+            runners={build.variant: Runner(lambda settings: Session(loaded, settings))},
+            prompts=Prompts(loaded, None if text is None else [text]),
+            run=header["run"],
+            budget_s=budget_s,
+            on_event=on_event,
+        )
+        run.check()
+        found = Records()
+        found.add(header)
+        write = None if output is None else stack.enter_context(Writer(output, header)).write
+        for record in run.run():
+            if write:
+                write(record)
+            found.add(record)
+    if run.interrupted and not found.cells:
+        raise KeyboardInterrupt
+    return Results(found.cells, flat.run_commands(found))
