@@ -283,7 +283,7 @@ def _run(
     from pyllama_mtp import Session, native
     from pyllama_mtp.measure.accept import Measurement, header
     from pyllama_mtp.measure.acceptance_record import Run, record
-    from pyllama_mtp.measure.matrix import Build
+    from pyllama_mtp.measure.header import Build
     from pyllama_mtp.measure.workload import Workload, read_text
 
     texts = None if args.context_file is None else [read_text(args.context_file, "context")]

@@ -23,7 +23,7 @@ from pyllama_mtp.measure.promptset import Prompt
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model, Sampling, Session, Settings
-    from pyllama_mtp.measure.matrix import Build
+    from pyllama_mtp.measure.header import Build
     from pyllama_mtp.measure.workload import Workload
     from pyllama_mtp.telemetry import Pair
 

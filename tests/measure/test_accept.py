@@ -21,7 +21,7 @@ from pyllama_mtp.measure.accept import (
     refuse_meaningless,
 )
 from pyllama_mtp.measure.acceptance_record import CostResult, PromptResult
-from pyllama_mtp.measure.matrix import Build
+from pyllama_mtp.measure.header import Build
 from pyllama_mtp.measure.promptset import Prompt
 from pyllama_mtp.settings import Sampling, Settings
 from pyllama_mtp.telemetry import Pair, Telemetry

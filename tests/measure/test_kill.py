@@ -14,7 +14,7 @@ from pathlib import Path
 import pyllama_mtp
 from pyllama_mtp.measure.recordfile import read_file
 
-SIZES, DEPTHS, REPEAT = (32, 96), (0, 1, 3), 20
+SIZES, DEPTHS, REPEAT = (32, 96), (0, 1, 3), 30
 PLAN = (
     *("--prompt-sizes", ",".join(map(str, SIZES)), "--depths", ",".join(map(str, DEPTHS))),
     *("--repeat", str(REPEAT), "--max-tokens", "48", "--threads", "1"),
