@@ -350,7 +350,7 @@ class Engine:
             self.rollback.before()
             if self.drafter and len(drafts) >= MOST_LATER:
                 self.drafter.catch_up()
-        self._batch = np.array([token, *drafts], dtype=np.int32)
+        self._token, self._batch = token, np.array([token, *drafts], dtype=np.int32)
         outputs = np.ones(len(self._batch), dtype=np.int8)
         self.target.decode(self._batch, len(self.cached), outputs)
         self.target.synchronize()
@@ -360,11 +360,11 @@ class Engine:
         with telemetry.timed("sync"):
             start, n_keep = len(self.cached), n_accepted + 1
             if self.drafter and self.drafting:
-                rows = self._hidden(len(self._batch))
-                if len(self._batch) == 1:
-                    self.drafter.sync_later(self._batch, start, rows)
+                if len(self._batch) == 1 and self.on_device and self.target.tap:
+                    self.drafter.sync_later(self._token, start, self.target.tap.first_row())
                 else:
                     # All: K and V of rejected tokens cost less than a graph of another shape.
+                    rows = self._hidden(len(self._batch))
                     self.drafter.sync(self._batch, start, rows, n_keep)
             if len(self._batch) > 1:
                 self.rollback.after(self._batch, start, n_keep)

@@ -149,6 +149,13 @@ class Tap:
         first = int(row(handle, i)) - i
         return TapRows(self, np.arange(first, first + n, dtype=np.int32))
 
+    def first_row(self) -> int:
+        """Index of the row of the last batch's first token. Raises UsageError: it has none."""
+        row = int(self._lib.llama_mtp_tap_row(self.context.handle, 0))
+        if row < 0:
+            raise UsageError("the last decode left no hidden rows (was the tap on?)")
+        return row
+
     def zero(self) -> TapRows:
         """The row of zeros that pairs with position 0."""
         return TapRows(self, np.array([self._lib.LLAMA_MTP_ROW_ZERO], dtype=np.int32))

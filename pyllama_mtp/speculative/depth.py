@@ -32,9 +32,13 @@ FRESH, SPACING, CLOSE, CLOSE_START = 200, 16, 0.95, 0.5
 SHARE = 0.01
 #: A round is charged at most so many times what it usually takes: a stall is nobody's loss.
 STALL = 1.3
+#: Stands for a depth of the last round where its drafts came from elsewhere.
+LOOKED_UP = 1_000
 #: Most plain rounds that are decided on at once, while no probe can be afforded anyway: a decision
 #: costs time, too, which counts where a step takes less than a millisecond.
 MOST_RUN = 16
+#: Going back to plain rounds is charged with at most so many plain steps.
+MOST_BACK = 2.0
 
 
 @dataclass
@@ -120,11 +124,18 @@ class Allowance:
 
 @dataclass
 class _Run:
-    """Plain rounds decided on at once: how many are left, how many were made, in which time."""
+    """Plain rounds decided on at once: how many are left, how many were made, in which time.
+
+    Attributes:
+        back: they come after a round of another kind, so that graphs may have to be rebuilt.
+        back_s: the first round's seconds, then.
+    """
 
     left: int = 0
     n: int = 0
     seconds: float = 0.0
+    back: bool = False
+    back_s: float = 0.0
 
 
 class DepthController:
@@ -206,6 +217,7 @@ class DepthController:
         if at_most is not None and at_most < self._asked:
             self._asked, self._probe, self._probe_rounds = max(at_most, 0), None, 0
         self._repeated = self._asked == before
+        self._run.back = before > 0
         return self._asked
 
     def _pick(self, costs: Costs) -> int:
@@ -309,6 +321,8 @@ class DepthController:
         """
         run = self._run
         if run.left:
+            if run.back and not run.n:
+                run.back_s = total_s
             run.left, run.n, run.seconds = run.left - 1, run.n + 1, run.seconds + total_s
             if not run.left:
                 self._end_run(run)
@@ -326,17 +340,22 @@ class DepthController:
             self._account(self.costs, n_drafted, n_tokens, total_s)
 
     def _end_run(self, run: _Run) -> None:
-        """The plain rounds of `run` are made: their mean counts as one time."""
+        """The plain rounds of `run` are made: their mean counts as one time. What going back to
+        plain rounds has cost is a loss, which those before it have made."""
         steady = self._repeated or run.n > 1
         self.rounds += run.n
         if steady:
             self._measured[0] = self.rounds
         self._repeated = True
-        self._model.update(0, 0, 0.0, run.seconds / run.n)
+        if run.back and run.n > 1:
+            self._model.update(0, 0, 0.0, (run.seconds - run.back_s) / (run.n - 1))
+        else:
+            self._model.update(0, 0, 0.0, run.seconds / run.n)
         if self.costs:
             steps = min(run.seconds / self.costs.plain, STALL * run.n)
-            self.total.count(steps, 0.0)
-            self.probing.count(steps, 0.0)
+            lost = min(max(run.back_s / self.costs.plain - 1.0, 0.0), MOST_BACK)
+            self.total.count(steps, lost)
+            self.probing.count(steps, lost)
 
     def lookup_depth(self, rates: Sequence[float], at_most: int) -> int:
         """How many drafts that cost nothing to make, such as those of an earlier occurrence, are
@@ -367,7 +386,7 @@ class DepthController:
             total_s: seconds of the round.
         """
         self.rounds += 1
-        self._asked = -1  # what is chosen next follows a round of another kind
+        self._asked = LOOKED_UP
         self._looked_up = max(self._looked_up, n_drafted)
         self._model.update(0, n_drafted, 0.0, total_s)
         if self.costs:

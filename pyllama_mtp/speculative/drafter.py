@@ -16,7 +16,7 @@ import numpy as np
 
 from ..context import SEQ, Context
 from ..errors import UsageError
-from ..hidden import CARRY_SLOT, Floats, Hidden, HostRows, Ints, TapRows, joined
+from ..hidden import CARRY_SLOT, Floats, Hidden, HostRows, Ints, TapRows
 from .rejection import Distribution
 
 #: (logits, ids of a draft head or None) -> a draft, and what it was drawn from.
@@ -24,7 +24,7 @@ Propose = Callable[[Floats, Ints | None], tuple[int, Distribution]]
 
 #: Tokens whose sync may be put off. Their rows stay in the tap while twice as many further tokens
 #: (LLAMA_MTP_SHORT) are decoded: those that are put off as well, and a verification's.
-MOST_LATER = 16
+MOST_LATER = 32
 
 #: Candidates among which a draft's probability is taken, as in upstream's draft-mtp (top_k = 10).
 P_MIN_CANDIDATES = 10
@@ -85,8 +85,7 @@ class Drafter:
         self.n_past = 0
         zeros = HostRows(np.zeros((1, context.model.n_embd), dtype=np.float32))
         self._zero: Hidden = target.tap.zero() if target and target.tap else zeros
-        self._later: list[tuple[Ints, Hidden]] = []  # tokens from n_past on, and their rows
-        self._n_later = 0
+        self._later: list[tuple[int, int]] = []  # tokens from n_past on, and their rows
         # h_{n_past-1}; None when the target has decoded that position but we were not told its row.
         self.carry: Hidden | None = self._zero
 
@@ -95,10 +94,7 @@ class Drafter:
         self.context.remove(0, self.seq)
         self.n_past = 0
         self.carry = self._zero
-        self._forget()
-
-    def _forget(self) -> None:
-        self._later, self._n_later = [], 0
+        self._later = []
 
     def truncate(self, n_past: int) -> None:
         """Keep positions below `n_past`. The row that pairs with the next token is then unknown
@@ -127,9 +123,9 @@ class Drafter:
             UsageError: a gap: `start` lies above `n_past`, or the row for `n_past` is not known.
         """
         if self._later:
-            start -= self._n_later
-            n_keep = None if n_keep is None else n_keep + self._n_later
-            tokens, hidden = self._taken((tokens, hidden))
+            before, start, rows = self._taken()
+            tokens, hidden = np.concatenate([before, tokens]), hidden.after(rows)
+            n_keep = None if n_keep is None else n_keep + len(before)
         n = len(tokens)
         skip = self.begin_sync(start, n)
         # One graph at a time: llama.cpp copies the rows of a batch several times.
@@ -140,34 +136,37 @@ class Drafter:
             self.context.decode(tokens[begin:end], start + begin, outputs, paired, self.seq)
         self.end_sync(start, n, hidden, n if n_keep is None else n_keep)
 
-    def sync_later(self, tokens: Ints, start: int, hidden: Hidden) -> None:
+    def sync_later(self, token: int, start: int, row: int) -> None:
         """:meth:`sync` that may wait for the next draft, so that several plain decode steps are
-        caught up with in one decode. Rows of a tap wait; rows on the host do not last.
+        caught up with in one decode.
 
         Args:
-            tokens: at most MOST_LATER.
+            token: the target has decoded it at `start`.
+            row: of the target's tap, where its hidden state is.
         """
-        drafted = self.n_past > start  # the newest token is in step, but nothing came of it (p_min)
-        if drafted or not isinstance(hidden, TapRows):
-            self.sync(tokens, start, hidden)
+        rows = np.array([row], dtype=np.int32)
+        if self.n_past > start:  # the newest token is in step, but nothing came of it (p_min)
+            self.sync(np.array([token], dtype=np.int32), start, self._of_tap(rows))
             return
-        if self._n_later + len(tokens) > MOST_LATER:
+        if len(self._later) == MOST_LATER:
             self.catch_up()
-        self._later.append((tokens, hidden))
-        self._n_later += len(tokens)
+        self._later.append((token, row))
 
     def catch_up(self) -> None:
         """Write what :meth:`sync_later` has put off; before the target decodes more than MOST_LATER
         tokens at once."""
         if self._later:
-            tokens, hidden = self._taken()
-            self.sync(tokens, self.n_past, hidden)
+            self.sync(*self._taken())
 
-    def _taken(self, *more: tuple[Ints, Hidden]) -> tuple[Ints, Hidden]:
-        """What was put off, which is then forgotten, and `more`: tokens and their rows."""
-        tokens, rows = zip(*self._later, *more, strict=True)
-        self._forget()
-        return np.concatenate(tokens), joined(rows)
+    def _taken(self) -> tuple[Ints, int, Hidden]:
+        """What was put off, which is then forgotten: tokens, where they start, their rows."""
+        tokens, rows = np.array(self._later, dtype=np.int32).T.copy()
+        self._later = []
+        return tokens, self.n_past, self._of_tap(rows)
+
+    def _of_tap(self, rows: Ints) -> Hidden:
+        assert isinstance(self._zero, TapRows)
+        return TapRows(self._zero.tap, rows)
 
     def begin_sync(self, start: int, n: int) -> int:
         """Make room for positions start .. start+n-1; how many of them are in step already, by an

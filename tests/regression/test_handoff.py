@@ -23,11 +23,13 @@ from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.errors import ContextClosedError, DecodeError, UsageError
 from pyllama_mtp.hidden import CARRY_SLOT, Hidden, HostRows, Ints, Tap, TapRows
 
-from .support import EDGES, N_BATCH, N_CTX, N_UBATCH, long_text, settings
+from .support import EDGES, N_CTX, long_text, settings
 from .support import made_up as text
 
 RunPython = Callable[..., "CompletedProcess[str]"]
-N = 37
+#: Tokens of the target, more than a short batch has.
+N = 69
+N_BATCH, N_UBATCH = 96, 32
 Int8s = npt.NDArray[np.int8]
 ONE = np.ones(1, dtype=np.int8)
 
@@ -314,7 +316,7 @@ def unharmed(model: Model, target: Context, draft: Context) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unharmed")
-@pytest.mark.parametrize("wrong", [-1, 1 + 33 + 3 * 32 + 2 * N_BATCH, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("wrong", [-1, 1 + 33 + 3 * 64 + 2 * N_BATCH, 2**31 - 1, -(2**31)])
 def test_a_row_out_of_range(model: Model, target: Context, draft: Context, wrong: int) -> None:
     tap = tap_of(target)
     index = np.array([0, 1, wrong], dtype=np.int32)

@@ -132,7 +132,7 @@ def count_decodes(session: Session) -> list[int]:
 
 @pytest.mark.parametrize("n", [2, MOST_LATER, MOST_LATER + 1, 3 * MOST_LATER + 5])
 def test_plain_rounds_are_caught_up_with_together(demo: Model, text: list[int], n: int) -> None:
-    with Session(demo, AUTO) as session:
+    with Session(demo, dataclasses.replace(AUTO, n_batch=64, n_ubatch=64)) as session:
         script(session, (0, 0))
         session.process(text[:20])
         sizes = count_decodes(session)
