@@ -255,11 +255,12 @@ def matrix(
     """
     from pyllama_mtp import Model, Sampling, Session, Settings, native
     from pyllama_mtp.cli import version
+    from pyllama_mtp.measure.classprompts import Prompts
     from pyllama_mtp.measure.header import Build, make_header
     from pyllama_mtp.measure.matrix import Matrix
     from pyllama_mtp.measure.plan import Plan
     from pyllama_mtp.measure.runner import Runner
-    from pyllama_mtp.measure.workload import Prompts, source_of_prompts
+    from pyllama_mtp.measure.workload import source_of_prompts
 
     varied: dict[str, Any] = {name: tuple(values) for name, values in switches.items()}
     varied["classes"] = tuple(classes)

@@ -208,10 +208,9 @@ def _new_file(name: str | None) -> Iterator[Lines | None]:
 
 def is_demo(args: argparse.Namespace) -> bool:
     """Whether the model is the bundled one."""
-    from pyllama_mtp.models.demo import demo_path
+    from pyllama_mtp.models import demo
 
-    path = Path(common.model_path(args))
-    return path.exists() and path.samefile(demo_path())
+    return demo.is_demo(common.model_path(args))
 
 
 def choose_prompts(args: argparse.Namespace) -> tuple[tuple[Prompt, ...], str]:
@@ -239,13 +238,9 @@ def choose_prompts(args: argparse.Namespace) -> tuple[tuple[Prompt, ...], str]:
         classes = args.classes or promptset.CLASSES
         for name in classes:
             promptset.check_class(name)
-        if is_demo(args):
-            own = promptset.demo_prompts()
-            found += [prompt for name in classes for prompt in own if prompt.kind == name]
-            sources.append("the demo model's own, held out of its training")
-        else:
-            found += promptset.package_prompts(classes)
-            sources.append("the package's own")
+        found += promptset.prompts_for(common.model_path(args), classes)
+        own = "the demo model's own, held out of its training"
+        sources.append(own if is_demo(args) else "the package's own")
     return limited(found, args.prompts_per_class), " and ".join(sources)
 
 

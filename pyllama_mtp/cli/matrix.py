@@ -102,7 +102,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=common.comma_list(str),
         default="text",
         metavar="CLASS,...",
-        help="kinds of prompts: text (documentation), code",
+        help="kinds of prompts: text (documentation, which is continued), source (of programs); "
+        "questions in a chat, after text of the size: factual, thinking, code, instruction",
     )
     parser.add_argument(
         "--prompt-file",
@@ -180,8 +181,9 @@ def _check(args: argparse.Namespace) -> Request:
     """Check every option before anything is loaded."""
     from pyllama_mtp.cli.matrix_run import Request
     from pyllama_mtp.measure.budget import parse_duration
+    from pyllama_mtp.measure.classprompts import check_class
     from pyllama_mtp.measure.plan import SWITCHES
-    from pyllama_mtp.measure.workload import read_text, source_of_prompts, texts_for_class
+    from pyllama_mtp.measure.workload import read_text, source_of_prompts
 
     if args.lib is not None and args.variants is not None:
         raise UsageError("--lib is for one library and --variants for several; give one of them")
@@ -192,7 +194,11 @@ def _check(args: argparse.Namespace) -> Request:
     if args.prompt_file is not None and plan.classes != ("text",):
         raise UsageError("--prompt-file gives the text of all prompts; leave --classes out")
     for name in plan.classes:
-        texts_for_class(name)
+        check_class(name)
+    if args.output_mode == "code" and plan.classes != ("text",):
+        raise UsageError(
+            "--output-mode code asks for code, whatever the class; leave --classes out"
+        )
     texts = None if args.prompt_file is None else [read_text(args.prompt_file)]
     return Request(
         plan,

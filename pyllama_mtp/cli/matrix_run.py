@@ -54,10 +54,10 @@ def measure(args: argparse.Namespace, request: Request, found: Records) -> None:
     """
     from pyllama_mtp import native
     from pyllama_mtp.cli.matrix_progress import progress
+    from pyllama_mtp.measure.classprompts import Prompts
     from pyllama_mtp.measure.header import Build
     from pyllama_mtp.measure.matrix import Matrix
     from pyllama_mtp.measure.recordfile import Writer
-    from pyllama_mtp.measure.workload import Prompts
 
     library = native.load(request.libraries[0] or None)
     mtp = any(request.plan.depths)

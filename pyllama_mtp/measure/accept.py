@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pyllama_mtp.errors import DecodeAborted, UsageError
 from pyllama_mtp.measure.acceptance_costs import costs_against_no_mtp, tokens_after
 from pyllama_mtp.measure.acceptance_record import CostResult, Header, Miss, PromptResult
+from pyllama_mtp.measure.classprompts import padded_tokens
 from pyllama_mtp.measure.promptset import Prompt
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 MISS_CONTEXT = 8
 _CONTEXT_STEP = 256  # llama.cpp pads contexts to this many tokens
 #: Stands where padding goes while a chat template is rendered.
-_MARK = "[[[PADDING]]]"
 
 OpenSession = Callable[["Settings"], "Session"]
 MeasureCosts = Callable[["Session", Sequence[int], int], Any]
@@ -98,30 +98,6 @@ class Plan:
     def size(self) -> int:
         """Generations in all."""
         return sum(len(self.chosen(length)) for length in self.lengths)
-
-
-def padded_tokens(model: Model, prompt: Prompt, n_tokens: int, text: Workload) -> list[int]:
-    """The prompt's tokens with real text before it, `n_tokens` in all.
-
-    In a chat the text is the beginning of what the user says, and the question follows it.
-
-    Raises:
-        UsageError: the prompt alone has as many tokens, or more.
-    """
-    rendered = prompt.render(model, before=_MARK)
-    head, found, tail = rendered.partition(_MARK)
-    if not found:  # a template that changes what it is given: padding goes before all of it
-        head, tail = "", prompt.render(model)
-    before = model.tokenize(head, add_special=True, parse_special=True)
-    after = model.tokenize("\n\n" + tail, add_special=False, parse_special=True)
-    room = n_tokens - len(before) - len(after)
-    if room < 1:
-        raise UsageError(
-            f"a context of {n_tokens} tokens is too short for a {prompt.kind} prompt of "
-            f"{len(before) + len(after)}; give a longer one with --context-lengths"
-        )
-    special = len(model.tokenize("a", add_special=True)) - len(model.tokenize("a", False))
-    return before + text.prompt(room + special)[special:] + after
 
 
 def split_rounds(pairs: Sequence[Pair]) -> list[list[Pair]]:

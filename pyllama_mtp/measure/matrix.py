@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
 from pyllama_mtp.measure import budget
+from pyllama_mtp.measure.classprompts import Prompts
 from pyllama_mtp.measure.header import OWN_SETTINGS, now, without_folders
 from pyllama_mtp.measure.plan import SWITCHES, Group, Plan, Variant
 from pyllama_mtp.measure.recordfile import Record, cell_key
 from pyllama_mtp.measure.runner import InterruptedSample, Measured, Task
-from pyllama_mtp.measure.workload import Prompts
 from pyllama_mtp.settings import Settings
 
 if TYPE_CHECKING:
@@ -116,11 +116,16 @@ class Matrix:
         self._keys = {name: cell_key(record) for name, record in self._identities.items()}
 
     def check(self) -> None:
-        """Open a session of every variant, so that no run fails half-way for what it could know.
+        """Make the shortest prompts and open a session of every variant, so that no run fails
+        half-way for what it could know.
 
         Raises:
-            UsageError: settings that this library or model cannot do; the message names them.
+            UsageError: settings that this library or model cannot do; the message names them. A
+                class of prompts that needs more tokens than the smallest size.
         """
+        for kind in self.plan.classes:
+            for repeat in range(self.plan.repeat):
+                self._prompts.prompt(kind, min(self.plan.sizes), repeat)
         for variant in self.plan.variants:
             settings = self._cell_settings(min(self.plan.sizes), variant)
             try:

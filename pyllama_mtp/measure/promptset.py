@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.workload import read_text
+from pyllama_mtp.models.demo import demo_path, is_demo
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model
@@ -120,8 +121,20 @@ def package_prompts(classes: Sequence[str] = CLASSES) -> list[Prompt]:
     return [prompt for name in classes for prompt in read_prompts(folder / f"{name}.jsonl")]
 
 
+def prompts_for(model_path: str | os.PathLike[str], classes: Sequence[str]) -> list[Prompt]:
+    """The prompts of these classes that fit a model: the package's, or the demo model's own.
+
+    Raises:
+        UsageError: a class that there is no set of.
+    """
+    if not is_demo(model_path):
+        return package_prompts(classes)
+    for name in classes:
+        check_class(name)
+    own = demo_prompts()
+    return [prompt for name in classes for prompt in own if prompt.kind == name]
+
+
 def demo_prompts() -> list[Prompt]:
     """The demo model's own prompts, held out of its training: it knows no others."""
-    from pyllama_mtp.models.demo import demo_path
-
     return read_prompts(demo_path().with_name("prompts.jsonl"))

@@ -75,23 +75,6 @@ def docstrings() -> Iterator[str]:
     yield from stdlib_texts()
 
 
-#: Where the text of a class of prompts comes from. A further class is one more entry.
-CLASS_TEXTS: dict[str, Callable[[], Iterable[str]]] = {"text": docstrings, "code": stdlib_texts}
-#: Of a prompt given with a file, whatever is in it.
-DEFAULT_CLASS = "text"
-
-
-def texts_for_class(name: str) -> Iterable[str]:
-    """The texts of a class of prompts, document by document.
-
-    Raises:
-        UsageError: there is no such class.
-    """
-    if name not in CLASS_TEXTS:
-        raise UsageError(f"unknown class of prompts {name!r}; known are {', '.join(CLASS_TEXTS)}")
-    return CLASS_TEXTS[name]()
-
-
 def read_text(path: str | os.PathLike[str], what: str = "prompt") -> str:
     """A file as text; `what` it is goes into the error.
 
@@ -191,59 +174,6 @@ class Workload:
                 self._tokens += self._model.tokenize(text, add_special=False, parse_special=False)
         if not self._tokens:
             raise UsageError("no text to make prompts of; give some with --prompt-file")
-
-
-#: What the chat of a code prompt asks for after the text.
-CODE_REQUEST = (
-    "\n\nThe text above is the context. Now write a long, complete program that builds on it: many "
-    "functions and classes, with all of their code, docstrings and tests. Write code only, and "
-    "leave nothing out.\n"
-)
-_PLACE = "@@THE-TEXT-GOES-HERE@@"
-
-
-class Prompts:
-    """The prompts of a matrix, by class.
-
-    Args:
-        model: tokenizes the text.
-        texts: the text of every class; None: see :func:`texts_for_class`.
-        output_mode: "text": a prompt is a piece of text. "code": a chat that shows the text and
-            asks for long code; the template's tokens count as part of the prompt.
-    """
-
-    def __init__(
-        self, model: Model, texts: list[str] | None = None, output_mode: str = "text"
-    ) -> None:
-        self._model, self._texts, self._mode = model, texts, output_mode
-        self._workloads: dict[str, Workload] = {}
-
-    def prompt(self, prompt_class: str, n_tokens: int, repeat: int) -> list[int]:
-        """Exactly `n_tokens` token ids; another text for every repeat.
-
-        Raises:
-            UsageError: no such class, no text, too few tokens, or no chat template.
-        """
-        if prompt_class not in self._workloads:
-            texts = texts_for_class(prompt_class) if self._texts is None else self._texts
-            around = self._chat() if self._mode == "code" else ([], [])
-            self._workloads[prompt_class] = Workload(
-                self._model, texts, before=around[0], after=around[1]
-            )
-        return self._workloads[prompt_class].prompt(n_tokens, repeat)
-
-    def _chat(self) -> tuple[list[int], list[int]]:
-        """What the chat template puts before and after the text."""
-        message = {"role": "user", "content": _PLACE + CODE_REQUEST}
-        before, place, after = self._model.apply_chat_template([message]).partition(_PLACE)
-        if not place:
-            raise UsageError(
-                "the chat template of this model changes the text; use --output-mode text"
-            )
-        return self._tokens(before), self._tokens(after)
-
-    def _tokens(self, text: str) -> list[int]:
-        return self._model.tokenize(text, add_special=False, parse_special=True)
 
 
 def source_of_prompts(file: str | None, text: str | None) -> str:

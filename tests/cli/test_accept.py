@@ -169,7 +169,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         (("--pairs", "bad.jsonl"), "cannot create bad.jsonl: File exists"),
         (("--read", "bad.jsonl"), "bad.jsonl, line 1: not the header of an acceptance run"),
         (("--read", "bad.jsonl", "--misses", "3"), "--read measures nothing"),
-        (("--model", "m.gguf", "--classes", "code", "--context-lengths", "30"), "too short for a"),
+        (("--model", "m.gguf", "--classes", "code", "--context-lengths", "30"), "too few for a"),
     ],
 )
 def test_refusals(fake: ModuleType, cli: Cli, options: Any, message: str) -> None:

@@ -295,14 +295,20 @@ def test_a_budget_that_is_enough_leaves_nothing_out(fake: ModuleType, cli: Cli) 
 
 
 def test_classes_are_an_axis(fake: ModuleType, cli: Cli) -> None:
-    result = cli(*SMALL, "--classes", "text,code")
+    result = cli(*SMALL, "--classes", "text,source")
     assert [(c.prompt_class, c.n_prompt) for c in read_cells("matrix.jsonl")[::2]] == [
         ("text", 64),
         ("text", 128),
-        ("code", 64),
-        ("code", 128),
+        ("source", 64),
+        ("source", 128),
     ]
-    assert "class" in result.out and "prompt 64 code, no MTP, repeat 1" in result.err
+    assert "class" in result.out and "prompt 64 source, no MTP, repeat 1" in result.err
+
+
+def test_a_size_too_small_for_a_question_is_refused_beforehand(fake: ModuleType, cli: Cli) -> None:
+    result = cli(*SMALL, "--classes", "text,code")
+    assert result.code == 2 and "64 tokens are too few for a code prompt" in result.err
+    assert not Path("matrix.jsonl").exists()
 
 
 def test_code_mode_asks_for_code_in_a_chat(fake: ModuleType, cli: Cli) -> None:
@@ -325,7 +331,7 @@ def test_sizes_may_be_in_thousands(fake: ModuleType, cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--classes", "poems"), "unknown class of prompts 'poems'; known are text, code"),
+        (("--classes", "poems"), "unknown class of prompts 'poems'; known are text, source"),
         (("--classes", "code", "--prompt-file", "p.txt"), "leave --classes out"),
         (("--budget", "soon"), "'soon' is no length of time"),
         (("--lib", "upstream", "--variants", "patched"), "give one of them"),

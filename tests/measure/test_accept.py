@@ -17,10 +17,10 @@ from pyllama_mtp.measure.accept import (
     Plan,
     header,
     limited,
-    padded_tokens,
     refuse_meaningless,
 )
 from pyllama_mtp.measure.acceptance_record import CostResult, PromptResult
+from pyllama_mtp.measure.classprompts import padded_tokens
 from pyllama_mtp.measure.header import Build
 from pyllama_mtp.measure.promptset import Prompt
 from pyllama_mtp.settings import Sampling, Settings
@@ -80,7 +80,7 @@ def driver(fake: ModuleType) -> Iterator[ModuleType]:
 class Text:
     """Padding: one letter."""
 
-    def prompt(self, n: int) -> list[int]:
+    def prompt(self, n: int, repeat: int = 0) -> list[int]:
         return [ord("p")] * n
 
 
@@ -201,7 +201,7 @@ def test_padding_after_a_leading_bos(driver: ModuleType) -> None:
     model: Any = driver.ScriptedModel("m.gguf", bos=1)
 
     class WithBos(Text):
-        def prompt(self, n: int) -> list[int]:
+        def prompt(self, n: int, repeat: int = 0) -> list[int]:
             return [1, *[ord("p")] * (n - 1)]
 
     text: Any = WithBos()
@@ -221,7 +221,10 @@ def test_a_template_that_changes_the_message(driver: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context_lengths": (20,)}, "a context of 20 tokens is too short for a text prompt of 23"),
+        (
+            {"context_lengths": (20,)},
+            "20 tokens are too few for a text prompt, which has 23 itself",
+        ),
         ({"context_lengths": (9000,)}, "a prompt of 9000 tokens leaves no room"),
         ({"context_lengths": (64, 64)}, "give each once"),
         ({"prompts": ()}, "no prompts"),

@@ -9,12 +9,12 @@ import pytest
 
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
 from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.classprompts import Prompts
 from pyllama_mtp.measure.header import Build, make_header
 from pyllama_mtp.measure.matrix import TURN_TOKENS, Event, Matrix
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.recordfile import Records
 from pyllama_mtp.measure.runner import WARM_UP_TOKENS, Runner
-from pyllama_mtp.measure.workload import Prompts
 from pyllama_mtp.settings import Sampling, Settings
 
 PLAN = Plan(sizes=(100, 200), depths=(0, 2, 3), max_tokens=12, repeat=2)
@@ -148,11 +148,13 @@ def test_cells_hold_what_the_prompt_cost(fake: ModuleType) -> None:
 
 
 def test_libraries_and_classes_are_axes(fake: ModuleType) -> None:
-    plan = Plan((100,), (0, 3), 12, 1, classes=("text", "code"), libraries=("upstream", "patched"))
+    plan = Plan(
+        (100,), (0, 3), 12, 1, classes=("text", "source"), libraries=("upstream", "patched")
+    )
     cells = measure(fake, plan)
     assert [(c.prompt_class, c.variant, c.n_max) for c in cells] == [
         (kind, library, depth)
-        for kind in ("text", "code")
+        for kind in ("text", "source")
         for library in ("upstream", "patched")
         for depth in (0, 3)
     ]

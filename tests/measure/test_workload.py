@@ -9,16 +9,12 @@ import pytest
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.workload import (
-    CLASS_TEXTS,
-    CODE_REQUEST,
-    Prompts,
     Workload,
     decode_text,
     docstrings,
     read_text,
     source_of_prompts,
     stdlib_texts,
-    texts_for_class,
 )
 
 
@@ -103,48 +99,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 # -- classes and modes -----------------------------------------------------------------------------
 
 
-def test_documentation_is_prose_and_code_is_code(fake: ModuleType) -> None:
-    prompts = Prompts(fake.Model("m"))
-    prose = bytes(prompts.prompt("text", 20_000, 0)).decode(errors="replace")
-    code = bytes(prompts.prompt("code", 20_000, 0)).decode(errors="replace")
-    assert code.count("\n    def ") > 10 * max(1, prose.count("\n    def "))
-    assert prose != code and len(prose.split()) > 2_000
-
-
 def test_documentation_does_not_run_out() -> None:
     """Sources follow it: a million tokens is more than all the documentation has."""
     assert sum(map(len, docstrings())) > sum(map(len, stdlib_texts())) + 500_000
-
-
-def test_an_unknown_class_is_refused_and_a_further_one_is_an_entry(
-    fake: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(
-        UsageError, match="unknown class of prompts 'factual'; known are text, code"
-    ):
-        texts_for_class("factual")
-    monkeypatch.setitem(CLASS_TEXTS, "factual", lambda: ["The sky is blue. "])
-    prompt = bytes(Prompts(fake.Model("m")).prompt("factual", 40, 0)).decode()
-    assert prompt == ("The sky is blue. " * 3)[:40]
-
-
-def test_a_file_is_the_text_of_every_class(fake: ModuleType) -> None:
-    prompts = Prompts(fake.Model("m"), ["0123456789"])
-    assert bytes(prompts.prompt("text", 5, 1)) == b"56789"
-
-
-@pytest.mark.parametrize("bos", [None, 300])
-def test_code_mode_has_exact_lengths_and_other_text_each_time(
-    fake: ModuleType, bos: int | None
-) -> None:
-    prompts = Prompts(fake.Model("m", bos=bos), output_mode="code")
-    found = [prompts.prompt("text", 700, repeat) for repeat in (0, 1)]
-    assert [len(prompt) for prompt in found] == [700, 700] and found[0] != found[1]
-    text = bytes(token for token in found[0] if token < 256).decode()
-    assert text.startswith("<user>") and text.endswith(CODE_REQUEST + "<assistant>")
-    assert (found[0][0] == bos) == (bos is not None)
-    with pytest.raises(UsageError, match="a prompt of 50 tokens is too short; give at least"):
-        prompts.prompt("text", 50, 0)
 
 
 def test_where_prompts_come_from_is_equal_only_for_equal_text() -> None:

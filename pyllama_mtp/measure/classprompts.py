@@ -1,0 +1,125 @@
+"""Prompts of an exact length, by class: text, a question after text, a call for long code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.promptset import CLASSES, Prompt, prompts_for
+from pyllama_mtp.measure.workload import Workload, docstrings, stdlib_texts
+
+if TYPE_CHECKING:
+    from pyllama_mtp import Model
+
+#: Classes of nothing but text, which the model continues, and where it comes from.
+TEXTS: dict[str, Callable[[], Iterable[str]]] = {"text": docstrings, "source": stdlib_texts}
+#: Of a prompt given with a file, whatever is in it.
+DEFAULT_CLASS = "text"
+#: What the chat of a code prompt asks for after the text.
+CODE_REQUEST = (
+    "\n\nThe text above is the context. Now write a long, complete program that builds on it: many "
+    "functions and classes, with all of their code, docstrings and tests. Write code only, and "
+    "leave nothing out.\n"
+)
+_PLACE = "@@THE-TEXT-GOES-HERE@@"
+
+
+def check_class(name: str) -> None:
+    """Raises UsageError when there are no prompts of a class."""
+    known = (*TEXTS, *CLASSES)
+    if name not in known:
+        raise UsageError(f"unknown class of prompts {name!r}; known are {', '.join(known)}")
+
+
+def padded_tokens(
+    model: Model, prompt: Prompt, n_tokens: int, text: Workload, repeat: int = 0
+) -> list[int]:
+    """The prompt's tokens with real text before it, `n_tokens` in all.
+
+    In a chat the text is the beginning of what the user says, and the question follows it.
+
+    Args:
+        repeat: takes another piece of `text` for every number.
+
+    Raises:
+        UsageError: the prompt alone has as many tokens, or more.
+    """
+    rendered = prompt.render(model, before=_PLACE)
+    head, found, tail = rendered.partition(_PLACE)
+    if not found:  # a template that changes what it is given: padding goes before all of it
+        head, tail = "", prompt.render(model)
+    before = model.tokenize(head, add_special=True, parse_special=True)
+    after = model.tokenize("\n\n" + tail, add_special=False, parse_special=True)
+    room = n_tokens - len(before) - len(after)
+    if room < 1:
+        raise UsageError(
+            f"{n_tokens} tokens are too few for a {prompt.kind} prompt, which has "
+            f"{len(before) + len(after)} itself; ask for longer ones"
+        )
+    special = len(model.tokenize("a", add_special=True)) - len(model.tokenize("a", False))
+    return before + text.prompt(room + special, repeat)[special:] + after
+
+
+class Prompts:
+    """The prompts of a matrix, by class.
+
+    Those of "text" and "source" are text, which the model continues; those of the classes of
+    :mod:`.promptset` are its questions, in a chat, after as much text as makes them long enough.
+    The demo model is asked its own questions: it knows no others.
+
+    Args:
+        model: tokenizes the text.
+        texts: the text of every class; None: docstrings, or sources for code.
+        output_mode: "text": see above. "code": a chat that shows the text and asks for long code;
+            the template's tokens count as part of the prompt.
+    """
+
+    def __init__(
+        self, model: Model, texts: list[str] | None = None, output_mode: str = "text"
+    ) -> None:
+        self._model, self._texts, self._mode = model, texts, output_mode
+        self._workloads: dict[str, Workload] = {}
+        self._questions: dict[str, list[Prompt]] = {}
+
+    def prompt(self, prompt_class: str, n_tokens: int, repeat: int) -> list[int]:
+        """Exactly `n_tokens` token ids; another text, and question, for every repeat.
+
+        Raises:
+            UsageError: no such class, no text, too few tokens, or no chat template.
+        """
+        if prompt_class not in self._workloads:
+            self._open(prompt_class)
+        text, questions = self._workloads[prompt_class], self._questions[prompt_class]
+        if not questions:
+            return text.prompt(n_tokens, repeat)
+        question = questions[repeat % len(questions)]
+        return padded_tokens(self._model, question, n_tokens, text, repeat)
+
+    def _open(self, prompt_class: str) -> None:
+        check_class(prompt_class)
+        asked = prompt_class in CLASSES and self._mode != "code"
+        texts: Iterable[str] | None = self._texts
+        if texts is None:
+            texts = TEXTS.get(
+                prompt_class, stdlib_texts if prompt_class == "code" else docstrings
+            )()
+        around = self._chat() if self._mode == "code" else ([], [])
+        questions = prompts_for(self._model.path, [prompt_class]) if asked else []
+        self._questions[prompt_class] = questions
+        self._workloads[prompt_class] = Workload(
+            self._model, texts, before=around[0], after=around[1]
+        )
+
+    def _chat(self) -> tuple[list[int], list[int]]:
+        """What the chat template puts before and after the text."""
+        message = {"role": "user", "content": _PLACE + CODE_REQUEST}
+        before, place, after = self._model.apply_chat_template([message]).partition(_PLACE)
+        if not place:
+            raise UsageError(
+                "the chat template of this model changes the text; use --output-mode text"
+            )
+        return self._tokens(before), self._tokens(after)
+
+    def _tokens(self, text: str) -> list[int]:
+        return self._model.tokenize(text, add_special=False, parse_special=True)
