@@ -86,7 +86,7 @@ class Results:
         """One flat dict per cell, all with the same keys; speeds in tokens per second.
 
         `prefill_tps` and `decode_tps` are medians, with `_low` and `_high` of the samples;
-        `prefill_ratio` and `decode_ratio` are medians of paired ratios to no MTP, with the bounds
+        `prefill_ratio` and `decode_ratio` are what paired ratios to no MTP come to, with the bounds
         of their interval. None: not measured.
         """
         return flat.records(self.cells)

@@ -27,7 +27,7 @@ Every sample is a fresh session: a warm-up as long as the prompt (at most one
 measures everything side by side on one text: prompts one right after the
 other, then tokens by turns, the first one another in every repeat. So a
 machine that grows slower slows all alike. Each repeat has a text of its own.
-Speeds are medians over the repeats; ratios are medians of the ratios within
+Speeds are medians over the repeats; ratios are made of the ratios within
 each repeat. Times are in seconds, speeds in tokens per second. Depth 0 is
 measured with the defaults of --rows, --sync and the like; what they vary has a
 column of its own.

@@ -1,15 +1,17 @@
-"""Ratios between two cells, from paired samples, and how far to trust their median.
+"""Ratios between two cells, from paired samples, and how far to trust them.
 
 What is measured in one repeat stands next to each other in time, so sample r of one cell is
 compared with sample r of the other: what slows the machine for a while slows both, and is gone from
-their ratio. The figure to quote is the median of these ratios, not the ratio of two medians.
+their ratio. The figure to quote is the Hodges-Lehmann estimate of these ratios, not the ratio of
+two medians: ratios of decode speeds differ from text to text by more than the noise, so that their
+own median rests on one or two of them; this takes all, and a stray one moves it as little.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
@@ -21,23 +23,23 @@ if TYPE_CHECKING:
 #: What of a sample can be compared: speeds in tokens per second, the whole time in seconds.
 Figure = Literal["prefill_tps", "decode_tps", "elapsed_s"]
 
-#: Least probability, 0 to 1, with which an interval holds the true median, where n allows it.
+#: Least probability, 0 to 1, with which an interval holds the true ratio, where n allows it.
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """The median of n paired ratios, and an interval that holds the true median.
+    """What n paired ratios say, and an interval that holds the true ratio.
 
     Attributes:
-        median: the figure to quote.
-        low, high: bounds of the interval; two of the ratios themselves.
+        value: the figure to quote.
+        low, high: bounds of the interval.
         n: number of pairs.
-        confidence: probability, 0 to 1, that the interval holds the true median. Below 0.95 with
+        confidence: probability, 0 to 1, that the interval holds the true ratio. Below 0.95 with
             less than 6 pairs, whose whole range is the widest interval there is (0.75 with 3).
     """
 
-    median: float
+    value: float
     low: float
     high: float
     n: int
@@ -45,8 +47,8 @@ class Ratio:
 
     @property
     def scatter(self) -> float:
-        """The farther bound's distance from the median, as a part of the median."""
-        return max(self.median - self.low, self.high - self.median) / self.median
+        """The farther bound's distance from the value, as a part of it."""
+        return max(self.value - self.low, self.high - self.value) / self.value
 
 
 def paired_ratios(cell: Cell, base: Cell, figure: Figure) -> list[float]:
@@ -91,15 +93,15 @@ def _figure(sample: Sample, figure: Figure, own: bool) -> float:
     return value * seconds / rest if rest > 0 else 0.0
 
 
-def median_ratio(ratios: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
-    """The median with its distribution-free confidence interval.
+def typical_ratio(ratios: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
+    """The Hodges-Lehmann estimate of the ratios with its exact confidence interval.
 
-    The interval is between the k-th smallest and the k-th largest ratio. The true median lies
-    below the k-th smallest of n independent values if fewer than k of them lie below it, each with
-    probability 1/2; so the interval holds it with probability 1 - 2 P(Binomial(n, 1/2) < k). Taken
-    is the largest k with at least `confidence`, or else 1. Source: W. J. Conover, Practical
-    Nonparametric Statistics, 3rd ed., section 3.2; H. A. David and H. N. Nagaraja, Order
-    Statistics, 3rd ed., section 7.1.
+    On a logarithmic scale: the median of the means of all pairs of ratios, each with itself too
+    (Walsh averages). The interval is between the k-th smallest and the k-th largest of these means.
+    Where the logarithms scatter symmetrically about the true one, this holds it with probability
+    1 - 2 P(T < k), T being Wilcoxon's signed-rank statistic. Taken is the largest k with at least
+    `confidence`, or else 1, which is the range of the ratios. Source: M. Hollander, D. A. Wolfe and
+    E. Chicken, Nonparametric Statistical Methods, 3rd ed., sections 3.2 and 3.3.
 
     Raises:
         UsageError: no ratio, or one that is not above 0.
@@ -108,14 +110,32 @@ def median_ratio(ratios: Sequence[float], confidence: float = CONFIDENCE) -> Rat
         raise UsageError("no repeat was measured on both sides, so there is no ratio")
     if min(ratios) <= 0:
         raise UsageError(f"a ratio of speeds must be above 0, not {min(ratios)}")
-    ordered, n = sorted(ratios), len(ratios)
-    rank = max((k for k in range(1, (n + 1) // 2 + 1) if _coverage(n, k) >= confidence), default=1)
-    return Ratio(median(ordered), ordered[rank - 1], ordered[n - rank], n, _coverage(n, rank))
+    n = len(ratios)
+    # sqrt(a * b) is the mean of the logarithms; sqrt(a * a) must be a to the last digit.
+    means = sorted(
+        a if i == j else math.sqrt(a * b)
+        for i, a in enumerate(ratios)
+        for j, b in enumerate(ratios[: i + 1])
+    )
+    coverage = _coverages(n)
+    rank = max((k for k, held in coverage.items() if held >= confidence), default=1)
+    return Ratio(median(means), means[rank - 1], means[-rank], n, coverage[rank])
 
 
-def _coverage(n: int, rank: int) -> float:
-    """1 - 2 P(Binomial(n, 1/2) < rank), exact up to one rounding; 0 for a single value."""
-    return max(0.0, 1 - 2 * sum(comb(n, hits) for hits in range(rank)) / (1 << n))
+def _coverages(n: int) -> dict[int, float]:
+    """By rank k, from 1 to the middle: 1 - 2 P(T < k), T the signed-rank statistic of n values."""
+    ways = [1]  # subsets of the ranks 1 to n by their sum
+    for number in range(1, n + 1):
+        ways = [
+            (ways[total] if total < len(ways) else 0)
+            + (ways[total - number] if total >= number else 0)
+            for total in range(len(ways) + number)
+        ]
+    below, found = 0, {}
+    for rank in range(1, (len(ways) + 1) // 2 + 1):
+        below += ways[rank - 1]
+        found[rank] = max(0.0, 1 - 2 * below / (1 << n))
+    return found
 
 
 def base_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:

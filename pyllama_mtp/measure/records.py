@@ -11,7 +11,7 @@ from typing import Any
 from pyllama_mtp.measure import series
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.plan import SWITCHES
-from pyllama_mtp.measure.ratios import Figure, base_of, median_ratio, paired_ratios
+from pyllama_mtp.measure.ratios import Figure, base_of, paired_ratios, typical_ratio
 from pyllama_mtp.measure.recordfile import Records
 
 _FIGURES: tuple[Figure, ...] = ("prefill_tps", "decode_tps")
@@ -21,7 +21,7 @@ def records(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """One flat dict per cell, all with the same keys.
 
     Speeds (`prefill_tps`, `decode_tps`) are medians in tokens per second, with `_low` and `_high`
-    of the samples; `prefill_ratio` and `decode_ratio` are medians of the paired ratios to no MTP,
+    of the samples; `prefill_ratio` and `decode_ratio` are what the paired ratios to no MTP come to,
     with the bounds of their interval; `elapsed_s` is in seconds. `acceptance_1`, ... are accepted /
     drafted per position. `synthetic` says that the acceptance was imposed. None: nothing measured.
     """
@@ -81,8 +81,8 @@ def _ratio(cell: Cell, base: Cell | None, figure: Figure) -> dict[str, float | N
     paired = paired_ratios(cell, base, figure) if base else []
     if not paired:
         return {name: None, f"{name}_low": None, f"{name}_high": None}
-    ratio = median_ratio(paired)
-    return {name: ratio.median, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
+    ratio = typical_ratio(paired)
+    return {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
 
 
 def run_commands(found: Records) -> dict[str, str]:

@@ -12,8 +12,8 @@ from pyllama_mtp.measure.ratios import (
     Figure,
     Ratio,
     base_of,
-    median_ratio,
     paired_ratios,
+    typical_ratio,
     without_waiting,
 )
 
@@ -203,7 +203,7 @@ def _ratio_note(cells: Sequence[Cell]) -> list[str]:
                 worst[figure] = ratio
     if not worst:
         return []
-    note = "vs no-MTP: median of the ratios within a repeat"
+    note = "vs no-MTP: Hodges-Lehmann estimate of the ratios within a repeat"
     if all(map(without_waiting, cells)):
         note += ", without the time that the thread waited for a core"
     if all(ratio.n > 1 for ratio in worst.values()):
@@ -266,15 +266,15 @@ def _speed(value: float | None) -> str:
 
 
 def ratio_to(cell: Cell, base: Cell | None, figure: Figure) -> Ratio | None:
-    """The median of the paired ratios; None where nothing was measured on both sides."""
+    """What the paired ratios come to; None where nothing was measured on both sides."""
     try:
-        return median_ratio(paired_ratios(cell, base, figure)) if base else None
+        return typical_ratio(paired_ratios(cell, base, figure)) if base else None
     except UsageError:
         return None
 
 
 def _times(ratio: Ratio | None) -> str:
-    return f"{ratio.median:.2f}x" if ratio else _NONE
+    return f"{ratio.value:.2f}x" if ratio else _NONE
 
 
 def _percent(share: float | None) -> str:

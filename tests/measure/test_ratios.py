@@ -1,7 +1,8 @@
-"""Paired ratios: which samples belong together, and the interval of their median."""
+"""Paired ratios: which samples belong together, what they come to, and its interval."""
 
 from __future__ import annotations
 
+import math
 import random
 from statistics import median
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.cells import Cell, Sample
-from pyllama_mtp.measure.ratios import base_of, median_ratio, paired_ratios
+from pyllama_mtp.measure.ratios import Ratio, base_of, paired_ratios, typical_ratio
 
 
 def cell(depth: int, speeds: dict[int, float], **changes: Any) -> Cell:
@@ -86,35 +87,48 @@ def test_waiting_that_says_little_is_not_left_out(change: dict[str, Any]) -> Non
 
 
 def test_five_pairs_have_their_whole_range_and_say_what_it_is_worth() -> None:
-    ratio = median_ratio([1.3, 1.1, 1.2, 1.0, 1.9])
-    assert (ratio.median, ratio.low, ratio.high, ratio.n) == (1.2, 1.0, 1.9, 5)
+    ratio = typical_ratio([1.3, 1.1, 1.2, 1.0, 1.9])
+    assert (ratio.low, ratio.high, ratio.n) == (1.0, 1.9, 5)
     assert ratio.confidence == 1 - 2 / 2**5
-    assert ratio.scatter == pytest.approx(0.7 / 1.2)
-    assert median_ratio([1.5]).confidence == 0
+    assert ratio.scatter == pytest.approx((1.9 - ratio.value) / ratio.value)
+    assert typical_ratio([1.5]) == Ratio(1.5, 1.5, 1.5, 1, 0.0)
 
 
-def test_published_ranks() -> None:
-    """Ranks and coverage of the tables of order statistics: n = 10 from 2nd to 9th, 0.9785."""
-    for n, rank, coverage in ((6, 1, 0.9688), (9, 2, 0.9609), (10, 2, 0.9785), (20, 6, 0.9586)):
-        ratio = median_ratio([float(value) for value in range(1, n + 1)])
-        assert (ratio.low, ratio.high) == (rank, n + 1 - rank)
-        assert ratio.confidence == pytest.approx(coverage, abs=5e-5)
+def test_the_estimate_takes_all_of_them_and_is_not_moved_by_a_stray_one() -> None:
+    """Of three: the fourth of the six means of pairs is between sqrt(1 * 4) and 2."""
+    assert typical_ratio([1.0, 2.0, 4.0]).value == 2.0
+    assert typical_ratio([1.0, 1.0, 1.21, 1.21]).value == pytest.approx(1.1)
+    assert typical_ratio([1.0] * 8 + [50.0]).value == 1.0
 
 
-def test_the_interval_holds_the_true_median_as_often_as_it_says() -> None:
+def test_published_critical_values() -> None:
+    """Two-sided 5 % of Wilcoxon's signed-rank test: reject below 0 for n = 6, 5 for 9, 8 for 10 and
+    52 for 20. The interval is between those means of pairs, counted from both ends."""
+    for n, critical in ((6, 0), (9, 5), (10, 8), (20, 52)):
+        ratios = [2.0**number for number in range(n)]
+        ratio = typical_ratio(ratios)
+        means = sorted((a * b) ** 0.5 for i, a in enumerate(ratios) for b in ratios[: i + 1])
+        assert ratio.low == pytest.approx(means[critical])
+        assert ratio.high == pytest.approx(means[-1 - critical])
+        assert 0.95 <= ratio.confidence < 0.972
+
+
+def test_the_interval_holds_the_true_ratio_as_often_as_it_says() -> None:
     draw = random.Random(7)
     trials = [[draw.lognormvariate(0.3, 0.2) for _ in range(9)] for _ in range(4000)]
-    found = [median_ratio(trial) for trial in trials]
+    found = [typical_ratio(trial) for trial in trials]
     true = 2.718281828459045**0.3
     held = sum(ratio.low <= true <= ratio.high for ratio in found) / len(found)
     assert held == pytest.approx(found[0].confidence, abs=0.015)
-    assert [ratio.median for ratio in found] == [median(trial) for trial in trials]
+    off = [abs(math.log(ratio.value / true)) for ratio in found]
+    off_median = [abs(math.log(median(trial) / true)) for trial in trials]
+    assert sum(off) < 0.9 * sum(off_median), "closer to the truth than their median"
 
 
 @pytest.mark.parametrize(("ratios", "message"), [([], "no repeat"), ([1.0, 0.0], "above 0")])
-def test_what_has_no_median_is_refused(ratios: list[float], message: str) -> None:
+def test_what_has_no_ratio_is_refused(ratios: list[float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        median_ratio(ratios)
+        typical_ratio(ratios)
 
 
 def test_the_base_is_the_plain_cell_of_the_same_setting() -> None:

@@ -72,7 +72,7 @@ def test_the_same_figures_in_every_table(make_cell: MakeCell, tmp_path: Path) ->
     cells = [make_cell(0, decode=[10, 20, 40]), make_cell(3, decode=[15, 40, 40])]
     write_report(cells, tmp_path)
     markdown = (tmp_path / "tables.md").read_text()
-    row = "| 512 | MTP 3 | 200.0 | 190.0-210.0 | 1.000 | 1.000-1.000 | 40.0 | 15.0-40.0 | 1.500 |"
+    row = "| 512 | MTP 3 | 200.0 | 190.0-210.0 | 1.000 | 1.000-1.000 | 40.0 | 15.0-40.0 | 1.457 |"
     assert row in markdown
     cellified = re.sub(r"<[^>]+>", "|", page(tmp_path))
     assert "40.0||15.0-40.0||1.500||1.000-2.000" in cellified

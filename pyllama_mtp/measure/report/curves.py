@@ -10,7 +10,7 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure import series
 from pyllama_mtp.measure.cells import Cell, pooled_rates, sum_positions
 from pyllama_mtp.measure.published import Published, by_source
-from pyllama_mtp.measure.ratios import Figure, base_of, median_ratio, paired_ratios
+from pyllama_mtp.measure.ratios import Figure, base_of, paired_ratios, typical_ratio
 from pyllama_mtp.measure.records import spread_of
 
 Kind = Literal["prefill", "decode", "prefill-ratio", "decode-ratio", "acceptance"]
@@ -63,7 +63,7 @@ def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
     """The curves of a plot, without MTP first, then by depth.
 
     A speed is the median of the samples, with the lowest and the highest as bounds. A ratio to no
-    MTP is the median of the paired ratios with its interval (see ``ratios.py``). Acceptance is
+    MTP is what the paired ratios come to, with its interval (see ``ratios.py``). Acceptance is
     accepted / drafted at each position, totals over all samples and sizes, without bounds.
     """
     shown = [cell for cell in series.latest(cells) if cell.samples]
@@ -92,8 +92,8 @@ def _points(members: Sequence[Cell], cells: Sequence[Cell], kind: Kind) -> tuple
             base = base_of(cell, cells) if cell.n_max else None
             paired = paired_ratios(cell, base, figure) if base else []
             if paired:
-                ratio = median_ratio(paired)
-                points.append(Point(cell.n_prompt, ratio.median, ratio.low, ratio.high))
+                ratio = typical_ratio(paired)
+                points.append(Point(cell.n_prompt, ratio.value, ratio.low, ratio.high))
         elif spread := spread_of(cell, figure):
             points.append(Point(cell.n_prompt, *spread))
     return tuple(points)

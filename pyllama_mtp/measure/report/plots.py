@@ -281,7 +281,7 @@ def caption(cells: Sequence[Cell], kind: Kind) -> str:
     if kind == "acceptance":
         return f"totals over {many} {noun} per prompt size and all sizes"
     if kind.endswith("-ratio"):
-        return f"medians of {many} paired ratios; bars: interval of the median"
+        return f"{many} paired ratios (Hodges-Lehmann); bars: their interval"
     return f"medians of {many} {noun}; bars: lowest and highest"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pyllama_mtp.measure import series, table
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.plan import SWITCHES
-from pyllama_mtp.measure.ratios import base_of, median_ratio, paired_ratios, without_waiting
+from pyllama_mtp.measure.ratios import base_of, paired_ratios, typical_ratio, without_waiting
 from pyllama_mtp.measure.records import records
 from pyllama_mtp.measure.series import OURS, Section
 from pyllama_mtp.settings import Sampling, Settings
@@ -100,7 +100,7 @@ def notes(section: Section) -> list[str]:
         found.append(table.synthetic_warning(imposed))
     if measured:
         found.append(
-            "speeds are medians of the samples; ratios to no-MTP are medians of paired ratios"
+            "speeds are medians of the samples; ratios to no-MTP: Hodges-Lehmann, of paired ratios"
             f"{_left_out(measured)}, whose interval {_confidence(section.cells)}; acceptance and "
             "tokens per round are totals over totals"
         )
@@ -125,18 +125,18 @@ def _left_out(measured: Sequence[Cell]) -> str:
 
 
 def _confidence(cells: Sequence[Cell]) -> str:
-    """How probably the intervals hold the true median; it depends on the number of pairs."""
+    """How probably the intervals hold the true ratio; it depends on the number of pairs."""
     found: dict[int, float] = {}
     for cell in cells:
         base = base_of(cell, cells) if cell.n_max and cell.samples else None
         paired = paired_ratios(cell, base, "prefill_tps") if base else []
         if paired:
-            found[len(paired)] = median_ratio(paired).confidence
+            found[len(paired)] = typical_ratio(paired).confidence
     if not found:
         return "needs cells with and without MTP"
     pairs = sorted(found)
     said = [f"{100 * found[n]:.3g} % ({n} pair{'' if n == 1 else 's'})" for n in pairs]
-    return f"holds the true median with {', '.join(said)}"
+    return f"holds the true ratio with {', '.join(said)}"
 
 
 def markdown(section: Section, commands: Mapping[str, str]) -> str:
