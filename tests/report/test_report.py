@@ -75,7 +75,7 @@ def test_the_same_figures_in_every_table(make_cell: MakeCell, tmp_path: Path) ->
     row = "| 512 | MTP 3 | 200.0 | 190.0-210.0 | 1.000 | 1.000-1.000 | 40.0 | 15.0-40.0 | 1.457 |"
     assert row in markdown
     cellified = re.sub(r"<[^>]+>", "|", page(tmp_path))
-    assert "40.0||15.0-40.0||1.500||1.000-2.000" in cellified
+    assert "40.0||15.0-40.0||1.457||1.000-2.000" in cellified
     plain, mtp = csv.DictReader((tmp_path / "tables.csv").open())
     assert plain["decode_ratio"] == "" and mtp["decode_ratio"] == "1.5"
     assert (mtp["decode_tps"], mtp["decode_tps_low"]) == ("40", "15")
