@@ -27,7 +27,8 @@ from benchkit.ours import DriverError
 from benchkit.paths import ensure_driver
 from benchkit.plan import RATES, Plan
 from benchkit.sample import Sample
-from benchkit.upstream_output import parse_system_info
+
+from pyllama_mtp.measure.peers.output import parse_system_info
 
 Samples = dict[str, dict[str, list[Sample]]]
 #: ggml options that decide the speed of the CPU backend, and how its description names them.

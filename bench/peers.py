@@ -18,65 +18,24 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchkit.paths import ROOT
+
+from pyllama_mtp.measure.peers import PeerError
+from pyllama_mtp.measure.peers.find import PROGRAMS, Peers, built
+
 DEFAULT_FOLDER = ROOT / "build" / "peers"
 SOURCE = ROOT / "bench" / "cmake"
-PROGRAMS = ("llama-bench", "llama-server")
-
-
-class PeerError(Exception):
-    """A program of upstream is missing or failed; the message says what to do."""
-
-
-@dataclass(frozen=True)
-class Peers:
-    """A build of upstream's programs.
-
-    Attributes:
-        folder: the build folder.
-        programs: those that are built, by name.
-        info: upstream_commit, series, compiler, build_type, cpu_features, ggml (options), defines,
-            recipe (see `recipe`).
-    """
-
-    folder: Path
-    programs: dict[str, Path]
-    info: dict[str, Any]
-
-    @property
-    def missing(self) -> list[str]:
-        """Programs that are not built."""
-        return [name for name in PROGRAMS if name not in self.programs]
-
-    def program(self, name: str) -> Path:
-        """Path of a program. Raises PeerError when it is not built."""
-        if name not in self.programs:
-            raise PeerError(
-                f"{name} is not built in {self.folder}: run `python bench/peers.py`; "
-                f"if it fails, the compiler's output is in {self.folder / 'build.log'}"
-            )
-        return self.programs[name]
 
 
 def find(folder: Path = DEFAULT_FOLDER) -> Peers:
     """What is built in `folder`, complete or not; changes nothing."""
-    built = {name: folder / "bin" / name for name in PROGRAMS}
-    programs = {name: path for name, path in built.items() if os.access(path, os.X_OK)}
-    try:
-        info = json.loads((folder / "peers.json").read_text())
-        info |= json.loads((folder / "request.json").read_text())
-    except (OSError, ValueError):
-        programs, info = {}, {}  # half configured: nothing is known about what lies there
-    return Peers(folder, programs, info)
+    return built(folder)
 
 
 def series_stamp() -> str:

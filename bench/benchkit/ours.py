@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    # In place of this folder, whose statistics.py is not the standard library's.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchkit.paths import child_environment, ensure_driver
+from benchkit.paths import ensure_driver
 from benchkit.sample import Sample
+from pyllama_mtp.measure.peers.process import child_environment
 
 STATUS = Path("/proc/self/status")
 

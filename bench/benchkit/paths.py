@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -16,9 +15,3 @@ def ensure_driver() -> None:
     """Make ``import pyllama_mtp`` work: the installed package, else the one of this checkout."""
     if importlib.util.find_spec("pyllama_mtp") is None:
         sys.path.insert(0, str(ROOT))
-
-
-def child_environment() -> dict[str, str]:
-    """The environment of a measured process: this one's, without settings of either side in it."""
-    prefixes = ("LLAMA_ARG_", "PYLLAMA_MTP_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}

@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    # In place of this folder, whose statistics.py is not the standard library's.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchkit.ours import DriverError
-from benchkit.paths import child_environment, ensure_driver
+from benchkit.paths import ensure_driver
+from pyllama_mtp.measure.peers.process import child_environment
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model

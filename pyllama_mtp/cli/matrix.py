@@ -20,6 +20,9 @@ REPEAT = 7
 #: Tokens generated per sample, by output mode.
 MAX_TOKENS = {"text": 256, "code": 2048}
 
+#: Of --peers; in the order of `pyllama_mtp.measure.peers.PEERS`.
+PEERS = ("llama-server", "llama-bench", "llama-cpp-python")
+
 _EPILOG = """\
 Every sample is a fresh session: a warm-up as long as the prompt (at most one
 --n-batch), then one prompt (prefill) and --max-tokens tokens of continuation
@@ -40,12 +43,21 @@ crash. What the lines hold: schema-2.json in the package's folder "measure".
 Without --threads, cores that other programs keep busy are left to them: a
 thread that has to share its core makes all the others wait.
 
+--peers measures other programs beside this one, in every repeat, with the same
+file, sizes, prompts and settings: llama-server at every depth, with its timings
+of a completion at temperature 0; llama-bench (random tokens) and
+llama-cpp-python without MTP. Each is started for one sample, the server on a
+free port of the loopback interface, warmed up, and ended after it, also when
+the run is interrupted; it loads the model once more meanwhile. One that is not
+installed, or fails, is reported, and the rest goes on.
+
 examples:
   pyllama-mtp matrix
   pyllama-mtp matrix --model Qwen3.5-4B-Q8_0.gguf --prompt-sizes 1k,8k,192k
   pyllama-mtp matrix --depths 0,3 --repeat 9 --budget 10m --format markdown
   pyllama-mtp matrix --depths 0,3 --rows all,last --sync full,kv
   pyllama-mtp matrix --variants upstream,patched --output libraries.jsonl
+  pyllama-mtp matrix --depths 0,3 --peers llama-server,llama-bench
   pyllama-mtp matrix --output-mode code --max-tokens 16384 --depths 0,3,4
   pyllama-mtp matrix --model random.gguf --synthetic-acceptance 0.8,0.7,0.6
 """
@@ -143,6 +155,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="native libraries to compare, in place of --lib; each but the first has a process of "
         "its own, which loads the model as well",
     )
+    parser.add_argument(
+        "--peers",
+        type=common.comma_list(common.one_of(PEERS)),
+        default=(),
+        metavar="PROGRAM,...",
+        help=f"other programs to measure beside: {', '.join(PEERS)}",
+    )
+    parser.add_argument(
+        "--peer-dir",
+        metavar="DIR",
+        help="folder of llama-server and llama-bench (default: PYLLAMA_MTP_PEERS from the "
+        "environment, then what bench/peers.py of the checkout has built, then PATH)",
+    )
     common.add_settings_options(parser, compare=True)
     common.add_sampling_options(parser)
     parser.set_defaults(run=run)
@@ -182,6 +207,7 @@ def _check(args: argparse.Namespace) -> Request:
     from pyllama_mtp.cli.matrix_run import Request
     from pyllama_mtp.measure.budget import parse_duration
     from pyllama_mtp.measure.classprompts import check_class
+    from pyllama_mtp.measure.peers.find import check_folder
     from pyllama_mtp.measure.plan import SWITCHES
     from pyllama_mtp.measure.workload import read_text, source_of_prompts
 
@@ -189,6 +215,7 @@ def _check(args: argparse.Namespace) -> Request:
         raise UsageError("--lib is for one library and --variants for several; give one of them")
     if args.resume and args.no_output:
         raise UsageError("--resume needs the file of the run; leave --no-output out")
+    check_folder(args.peer_dir)
     libraries = args.variants or ("" if args.lib is None else args.lib,)
     plan = make_plan(args)
     if args.prompt_file is not None and plan.classes != ("text",):
@@ -200,10 +227,16 @@ def _check(args: argparse.Namespace) -> Request:
             "--output-mode code asks for code, whatever the class; leave --classes out"
         )
     texts = None if args.prompt_file is None else [read_text(args.prompt_file)]
+    sampling = common.sampling_from(args)
+    if plan.peers and not sampling.plain_greedy:
+        raise UsageError(
+            "--peers measures at temperature 0, by the model's best token; leave the sampling "
+            "options out"
+        )
     return Request(
         plan,
         common.settings_from(args, max(plan.depths), **SWITCHES),
-        common.sampling_from(args),
+        sampling,
         libraries,
         texts,
         source_of_prompts(args.prompt_file, texts[0] if texts else None),
@@ -248,6 +281,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
         classes=args.classes,
         libraries=libraries,
         output_mode=args.output_mode,
+        peers=args.peers,
     )
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.cli import PROGRAM, common
 
@@ -69,6 +69,7 @@ def measure(args: argparse.Namespace, request: Request, found: Records) -> None:
         if not labels[0]:  # one library: what its stamp says
             request.plan = replace(request.plan, libraries=(build.variant,))
         runners, builds = _runners(args, request, model, build, stack)
+        add_peers(args, request, model, runners, builds)
         header, before = _begin_run(args, request, model, builds, found)
         prompts = Prompts(model, request.texts, request.plan.output_mode)
         matrix = Matrix(
@@ -81,7 +82,7 @@ def measure(args: argparse.Namespace, request: Request, found: Records) -> None:
             run=header["run"],
             budget_s=request.budget_s,
             measured=before.measured if before else (),
-            skipped=before.skipped if before else (),
+            skipped=_still_skipped(before) if before else (),
         )
         matrix.check()
         matrix.on_event = stack.enter_context(progress(matrix))
@@ -152,6 +153,42 @@ def _runners(
     return runners, builds
 
 
+def add_peers(
+    args: argparse.Namespace,
+    request: Request,
+    model: Model,
+    runners: dict[str, SideBySide],
+    builds: dict[str, Build],
+) -> None:
+    """Look for the programs of --peers; those that are missing are named now, and in the table."""
+    from pyllama_mtp.measure.header import Build
+    from pyllama_mtp.measure.peers import PeerError
+    from pyllama_mtp.measure.peers.find import find
+    from pyllama_mtp.measure.peers.runner import PeerRunner
+
+    for name in request.plan.peers:
+        build = Build("", "", "", "", {}, name)
+        try:
+            peer = find(name, args.peer_dir, gpu=args.n_gpu_layers != 0)
+        except PeerError as error:
+            print(f"{PROGRAM}: {error}; the others are measured", file=sys.stderr)
+            runners[name] = PeerRunner(error, str(model.path), args.n_gpu_layers)
+        else:
+            runners[name] = PeerRunner(peer, str(model.path), args.n_gpu_layers)
+            stamp = (peer.version, peer.upstream_commit, peer.series, peer.backend)
+            build = Build(*stamp, {}, name)
+        builds[name] = build
+
+
+def _still_skipped(run: Run) -> set[str]:
+    """Cells that a run which goes on cannot measure either; another program may work by now."""
+    return {
+        key
+        for key in run.skipped
+        if run.cells[key].program not in run.header["plan"].get("peers", ())
+    }
+
+
 def _begin_run(
     args: argparse.Namespace,
     request: Request,
@@ -210,19 +247,26 @@ def _say_what_was_dropped(matrix: Matrix, request: Request) -> None:
 
 @contextmanager
 def finished_samples_first(matrix: Matrix) -> Iterator[None]:
-    """Let Ctrl-C cut a sample short, but never the writing of one that is finished."""
-    previous = signal.getsignal(signal.SIGINT)
-    if previous is not signal.default_int_handler:  # ignored, or somebody else's
-        yield
-        return
+    """Let Ctrl-C cut a sample short, but never the writing of one that is finished.
+
+    So does SIGTERM, as otherwise nothing that was started would be ended.
+    """
+    usual: dict[signal.Signals, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
+    # Others are ignored, or somebody else's.
+    ours = [number for number, handler in usual.items() if signal.getsignal(number) is handler]
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:
         if matrix.measuring:
             raise KeyboardInterrupt
         matrix.interrupted = True
 
-    signal.signal(signal.SIGINT, on_interrupt)
+    for number in ours:
+        signal.signal(number, on_interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number in ours:
+            signal.signal(number, usual[number])

@@ -146,13 +146,16 @@ class Cell:
         self.rounds = sum(sample.rounds for sample in self.samples)
         self.acceptance_per_position = pooled_rates(self.accepted, self.drafted)
         prefill_s = sum(sample.prefill_s for sample in self.samples)
-        if self.n_max and prefill_s > 0:
+        if self.n_max and prefill_s > 0 and self.program == "pyllama-mtp":
             synced = sum(sample.time_s.get("prompt_sync", 0.0) for sample in self.samples)
             self.prompt_sync_share = synced / prefill_s
         if self.rounds:
             emitted = sum(sample.tokens_per_round * sample.rounds for sample in self.samples)
             self.tokens_per_round = emitted / self.rounds
-            self.mean_accepted_length = sum(self.accepted) / self.rounds
+            known = bool(self.drafted)  # other programs do not tell positions
+            self.mean_accepted_length = (
+                sum(self.accepted) / self.rounds if known else self.tokens_per_round - 1
+            )
 
     def to_json(self) -> str:
         """The cell as one line of JSON, without the newline."""

@@ -36,6 +36,7 @@ class Build:
     series: str
     backend: str
     machine: dict[str, Any]
+    program: str = "pyllama-mtp"
 
     @classmethod
     def of(cls, library: Library, n_gpu_layers: int, label: str = "") -> Build:
@@ -59,7 +60,7 @@ class Build:
         """As in the header of a run."""
         fields = dataclasses.asdict(self)
         del fields["machine"]
-        return {"program": "pyllama-mtp", **fields}
+        return fields
 
 
 def now() -> str:
@@ -90,6 +91,8 @@ def make_header(
     shared = dataclasses.asdict(settings)
     for name in OWN_SETTINGS:
         shared.pop(name)
+    if not plan.peers:  # as in files that are older than it
+        del planned["peers"]
     planned["draft_vocab"] = [without_folders(name) for name in plan.draft_vocab]
     drawn = dataclasses.asdict(sampling)
     if sampling.logit_bias:  # JSON has no infinity

@@ -5,6 +5,7 @@ the native libraries. All variants of a repeat get the same text and are measure
 their sessions are open together, process the prompt one right after the other, and decode by turns,
 some tokens each. So a machine that grows slower or busier in the meantime slows all of them alike,
 which leaves their ratios as they are. Where memory does not hold all of them, as many as it holds.
+Other programs get the same text before them or after, one at a time.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageErro
 from pyllama_mtp.measure import budget
 from pyllama_mtp.measure.classprompts import Prompts
 from pyllama_mtp.measure.header import OWN_SETTINGS, now, without_folders
+from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.plan import SWITCHES, Group, Plan, Variant
 from pyllama_mtp.measure.recordfile import Record, cell_key
 from pyllama_mtp.measure.runner import InterruptedSample, Measured, Task
@@ -71,7 +73,7 @@ class Matrix:
         settings: settings of every cell; `draft_n_max` and the switches are set to the variant's,
             `n_ctx` 0 to what the cells of a size need, and synthetic rates are cut to the depth.
         sampling: sampling of every cell.
-        runners: what measures, by the plan's names of libraries.
+        runners: what measures, by the plan's names of libraries and peers.
         prompts: where prompts come from.
         run: id of the run, for its records.
         budget_s: seconds after which nothing further begins; None: no limit.
@@ -196,13 +198,16 @@ class Matrix:
         cost = budget.estimate(self._times, self.plan.work)
         if cost is None:
             return None
-        n_variants = len(self.plan.variants)
         rest = sum(
-            cost(group) * len(self._to_do(group)) / n_variants
+            cost(group) * len(todo) / self._n_measurable(group)
             for group in self.plan.groups()
-            if group not in self.dropped
+            if group not in self.dropped and (todo := self._to_do(group))
         )
         return max(0.0, rest)
+
+    def _n_measurable(self, group: Group) -> int:
+        """Variants that are not skipped."""
+        return sum(self._key(group, one) not in self._skipped for one in self.plan.variants)
 
     def _drop_record(self) -> Record:
         groups = [
@@ -230,13 +235,13 @@ class Matrix:
                 for variant, why in refused.items():
                     yield self._skip(group, variant, why)
                 for record in self._finish(group, together):
-                    n_measured += 1
+                    n_measured += record["kind"] == "sample"
                     yield record
         finally:
             for runner in self._runners.values():
                 runner.drop()
         if n_measured:
-            whole = (time.monotonic() - began) * len(self.plan.variants) / n_measured
+            whole = (time.monotonic() - began) * self._n_measurable(group) / n_measured
             self._times.setdefault(group.kind, []).append(whole)
 
     def _begin(
@@ -247,13 +252,15 @@ class Matrix:
         together: list[Variant] = []
         refused: dict[Variant, str] = {}
         for variant in variants:
+            if together and {variant.library, together[0].library} & {*self.plan.peers}:
+                break  # another program is measured alone
             settings = self._cell_settings(group.size, variant)
             warm_up = min(len(prompt), settings.n_batch)
             task = Task(settings, self._sampling, prompt, self.plan.max_tokens, warm_up)
             self.on_event(Event("start", group, variant, left_s=self.left_s()))
             try:
                 self._runners[variant.library].begin(self._number(variant), task)
-            except InsufficientMemoryError as error:
+            except (InsufficientMemoryError, PeerError) as error:
                 if together:
                     break  # it may fit when the others are closed
                 refused[variant] = str(error)
@@ -274,7 +281,11 @@ class Matrix:
 
         tokens = {}
         for variant in variants:
-            tokens[variant] = turn(variant, 1)
+            try:
+                tokens[variant] = turn(variant, 1)
+            except PeerError as error:
+                yield self._skip(group, variant, str(error))
+                continue
             self.on_event(Event("prefilled", group, variant, left_s=self.left_s()))
         while tokens:
             variant = min(tokens, key=lambda one: tokens[one])

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.peers import PEERS
 from pyllama_mtp.settings import Settings
 
 #: The fields of `Settings` that a plan may vary, with their defaults.
@@ -27,7 +28,7 @@ OUTPUT_MODES = ("text", "code")
 class Variant:
     """What a cell does at its size: drafts per round (0: no MTP), and fields of `Settings`.
 
-    `library` names one of the native libraries of the plan.
+    `library` names one of the native libraries of the plan, or one of its peers.
     """
 
     depth: int
@@ -59,7 +60,9 @@ class Plan:
 
     `prompt_rows` to `draft_vocab` are values of those fields of `Settings`; each depth above 0 is
     measured with every combination of them, depth 0 once, with the defaults. `libraries` are labels
-    of native libraries, `classes` kinds of text; everything is measured with each.
+    of native libraries, `classes` kinds of text; everything is measured with each. `peers` are
+    other programs, by their names in `PEERS`: each is measured without MTP, and at the depths if it
+    can draft.
     """
 
     sizes: tuple[int, ...]
@@ -74,6 +77,7 @@ class Plan:
     classes: tuple[str, ...] = ("text",)
     libraries: tuple[str, ...] = ("",)
     output_mode: str = "text"
+    peers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse plans that measure nothing, or the same cell twice."""
@@ -87,6 +91,8 @@ class Plan:
             if not getattr(self, name):
                 raise UsageError(f"no {name} given")
             _check_distinct(name, getattr(self, name))
+        _check_distinct("peers", self.peers)
+        _check_distinct("libraries and peers", (*self.libraries, *self.peers))
         for name, words, meaning in (
             ("prompt_sync", self.prompt_sync, "kv or full"),
             ("drafting", self.drafting, "chain or stepwise"),
@@ -105,11 +111,20 @@ class Plan:
     def variants(self) -> tuple[Variant, ...]:
         """The cells of one size and class, in the order in which they are shown."""
         combinations = [*itertools.product(*(getattr(self, name) for name in SWITCHES))]
-        return tuple(
+        own = [
             replace(Variant(depth, *switches), library=library)
             for library in self.libraries
             for depth in self.depths
             for switches in (combinations if depth else [()])
+        ]
+        return (*own, *self._peer_variants())
+
+    def _peer_variants(self) -> tuple[Variant, ...]:
+        """The cells of other programs, which have none of our switches."""
+        return tuple(
+            Variant(depth, library=name)
+            for name in self.peers
+            for depth in (self.depths if PEERS[name].drafts else (0,))
         )
 
     def kinds(self) -> list[tuple[int, str]]:
@@ -124,11 +139,16 @@ class Plan:
         """The variants of a group in the order in which they take their turns.
 
         Another one is first in every pair of repeats, and the second of a pair goes backwards, so
-        that being first, or next to a certain other one, is nobody's advantage.
+        that being first, or next to a certain other one, is nobody's advantage. Other programs
+        stay together, before ours or after, so that ours are beside each other with them as
+        without.
         """
-        variants = self.variants
-        start = repeat // 2 % len(variants)
-        turned = variants[start:] + variants[:start]
+        variants, peers = self.variants, self._peer_variants()
+        blocks = []
+        for block in (variants[: len(variants) - len(peers)], peers):
+            start = repeat // 2 % len(block) if block else 0
+            blocks.append(block[start:] + block[:start])
+        turned = (*blocks[0], *blocks[1])
         return turned[::-1] if repeat % 2 else turned
 
     @property
@@ -138,9 +158,12 @@ class Plan:
 
     def label(self, variant: Variant, *, short: bool = False) -> str:
         """The variant in words, as far as the plan varies it: "depth 3, rows all"; short: "all"."""
-        words = [variant.library] if len(self.libraries) > 1 else []
+        several = len(self.libraries) > 1 or variant.library in self.peers
+        words = [variant.library] if several else []
         if not variant.depth:
             return ", ".join([*words, "no MTP"])
+        if variant.library in self.peers:
+            return ", ".join([*words, f"depth {variant.depth}"])
         varied = [name for name in SWITCHES if len(getattr(self, name)) > 1]
         said = [name.removeprefix("prompt_").replace("_", " ") for name in varied]
         names = ["" if short else name + " " for name in said]

@@ -83,6 +83,7 @@ class Run:
         if (key, repeat) in self.measured:
             raise UsageError(f"repeat {repeat} of this cell is there already")
         self.measured.add((key, repeat))
+        cell.skipped = None  # it could be measured after all
         cell.samples.append(Sample.from_dict(record["sample"]))
         cell.repeats.append(repeat)
         cell.memory = dict(record.get("memory", {}))

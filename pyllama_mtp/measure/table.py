@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.peers.notes import OURS, peer_notes
 from pyllama_mtp.measure.ratios import (
     Figure,
     Ratio,
@@ -67,7 +68,13 @@ _SIZE = Column("prompt\ntokens", lambda cell, _: str(cell.n_prompt), measured=Fa
 #: Axes that have a column only if they vary.
 _AXES = (
     Column("class", lambda cell, _: cell.prompt_class, words=True, measured=False),
-    Column("library", lambda cell, _: cell.variant, words=True, measured=False),
+    Column("program", lambda cell, _: cell.program, words=True, measured=False),
+    Column(
+        "library",
+        lambda cell, _: cell.variant if cell.program == OURS else _NONE,
+        words=True,
+        measured=False,
+    ),
 )
 _MODE = Column("mode", lambda cell, _: mode_label(cell), words=True, measured=False)
 _SYNC = Column("sync\n%", lambda cell, _: _percent(cell.prompt_sync_share), spare=3)
@@ -92,8 +99,9 @@ _FIGURES = (
 
 
 def matrix_columns(cells: Sequence[Cell]) -> list[Column]:
-    """The columns of a table of these cells: class, library and a switch have one if they vary."""
-    axes = [axis for axis in _AXES if len({axis.text(cell, None) for cell in cells}) > 1]
+    """The columns of a table of these cells: class, program, library and a switch have one if they
+    vary."""
+    axes = [axis for axis in _AXES if len({axis.text(cell, None) for cell in cells} - {_NONE}) > 1]
     switches = [
         _switch_column(heading, name)
         for heading, name in _SWITCHES
@@ -112,7 +120,7 @@ def _switch_column(heading: str, name: str) -> Column:
 
 def switch_value(cell: Cell, name: str) -> str:
     """The value of a switch with MTP; for the sync of the prompt, what "auto" came down to."""
-    if not cell.n_max:
+    if not cell.n_max or cell.program != OURS:
         return _NONE
     used = cell.samples[-1].prompt_sync if name == "prompt_sync" and cell.samples else ""
     return used or str(cell.settings.get(name, _NONE))
@@ -124,7 +132,8 @@ def switch_values(cells: Iterable[Cell], name: str) -> list[str]:
     "auto" is not one beside others: a cell without samples does not know what it comes down to
     (of the draft vocabulary it is one).
     """
-    values = list(dict.fromkeys(switch_value(cell, name) for cell in cells if cell.n_max))
+    ours = (cell for cell in cells if cell.n_max and cell.program == OURS)
+    values = list(dict.fromkeys(switch_value(cell, name) for cell in ours))
     if name == "draft_vocab":
         return values
     return [value for value in values if value != "auto"] or values
@@ -157,6 +166,7 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
         f"{cell.variant} build of llama.cpp {cell.upstream_commit[:9]}, patches "
         f"{cell.series[:12] or _NONE}, {cell.backend}": None
         for cell in cells
+        if cell.program == OURS
     }
     notes = [
         f"model {first.model}; {'; '.join(builds)}",
@@ -184,6 +194,7 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
     imposed = max((cell.synthetic_acceptance or [] for cell in cells), key=len)
     if imposed:
         notes.append(synthetic_warning(imposed))
+    notes += peer_notes(cells)
     notes += [
         f"skipped: {cell.n_prompt} {_row_label(cell, cells)}: {cell.skipped}"
         for cell in cells
@@ -204,7 +215,7 @@ def _ratio_note(cells: Sequence[Cell]) -> list[str]:
     if not worst:
         return []
     note = "vs no-MTP: Hodges-Lehmann estimate of the ratios within a repeat"
-    if all(map(without_waiting, cells)):
+    if all(without_waiting(cell) for cell in cells if cell.program == OURS):
         note += ", without the time that the thread waited for a core"
     if all(ratio.n > 1 for ratio in worst.values()):
         bounds = [

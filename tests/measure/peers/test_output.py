@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from benchkit.upstream_output import (
+
+from pyllama_mtp.measure.peers.output import (
     OutputError,
     parse_llama_bench,
     parse_system_info,

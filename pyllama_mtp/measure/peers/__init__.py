@@ -1,0 +1,64 @@
+"""Other programs that are measured beside this one, on the same model file and prompts.
+
+Each is a process of its own, started for one sample and ended after it. What can be measured with
+each, and how to get it, is said here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyllama_mtp.errors import PyllamaMtpError
+
+
+class PeerError(PyllamaMtpError):
+    """A program is not installed, or failed; the message says what to do, or what it said."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A program that can be measured.
+
+    Attributes:
+        drafts: it can draft with the MTP head; the others decode plainly.
+        obtain: how to get it.
+        note: what to know about its figures.
+    """
+
+    name: str
+    drafts: bool
+    obtain: str
+    note: str
+
+
+_BUILD = (
+    "`python bench/peers.py` in a checkout builds it from the pinned tree; one on PATH, in "
+    "--peer-dir DIR or in the folder of PYLLAMA_MTP_PEERS is found too"
+)
+
+#: By name, in the order in which they are shown.
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer(
+            "llama-server",
+            drafts=True,
+            obtain=_BUILD,
+            note="llama-server: its own timings of a completion of the same tokens; how many "
+            "drafts it accepted at each position it does not say",
+        ),
+        Peer(
+            "llama-bench",
+            drafts=False,
+            obtain=_BUILD,
+            note="llama-bench: as many tokens, but random ones, and none is sampled",
+        ),
+        Peer(
+            "llama-cpp-python",
+            drafts=False,
+            obtain="`pip install llama-cpp-python` for this Python; it compiles llama.cpp",
+            note="llama-cpp-python: Llama.generate of the same tokens, greedy, with the time that "
+            "its Python code takes",
+        ),
+    )
+}

@@ -1,0 +1,178 @@
+"""Which of the other programs are installed, and what they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.peers import PEERS, PeerError
+from pyllama_mtp.measure.peers.process import Program
+
+#: Upstream's programs.
+PROGRAMS = ("llama-bench", "llama-server")
+#: Names a folder that holds programs.
+VARIABLE = "PYLLAMA_MTP_PEERS"
+#: Where ``bench/peers.py`` builds them, in the checkout that this package is imported from.
+BUILD_FOLDER = Path(__file__).resolve().parents[3] / "build" / "peers"
+_ANSWER_S = 60.0
+_WORKER = Path(__file__).resolve().with_name("llama_cpp_worker.py")
+
+
+@dataclass(frozen=True)
+class Peers:
+    """A build of upstream's programs.
+
+    Attributes:
+        folder: the build folder.
+        programs: those that are built, by name.
+        info: upstream_commit, series, compiler, build_type, cpu_features, ggml (options), defines,
+            recipe (see ``bench/peers.py``).
+    """
+
+    folder: Path
+    programs: dict[str, Path]
+    info: dict[str, Any]
+
+    @property
+    def missing(self) -> list[str]:
+        """Programs that are not built."""
+        return [name for name in PROGRAMS if name not in self.programs]
+
+    def program(self, name: str) -> Path:
+        """Path of a program. Raises PeerError when it is not built."""
+        if name not in self.programs:
+            raise PeerError(
+                f"{name} is not built in {self.folder}: run `python bench/peers.py`; "
+                f"if it fails, the compiler's output is in {self.folder / 'build.log'}"
+            )
+        return self.programs[name]
+
+
+def built(folder: Path | None = None) -> Peers:
+    """What ``bench/peers.py`` has built in `folder`, complete or not; None: BUILD_FOLDER."""
+    folder = folder or BUILD_FOLDER
+    there = {name: folder / "bin" / name for name in PROGRAMS}
+    programs = {name: path for name, path in there.items() if os.access(path, os.X_OK)}
+    try:
+        info = json.loads((folder / "peers.json").read_text())
+        info |= json.loads((folder / "request.json").read_text())
+    except (OSError, ValueError):
+        programs, info = {}, {}  # half configured: nothing is known about what lies there
+    return Peers(folder, programs, info)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A program that is there and runs.
+
+    Attributes:
+        command: starts it.
+        version: as it says; "upstream" for one built by ``bench/peers.py``.
+        upstream_commit, series: of llama.cpp and its patches; "" where it does not say.
+        backend: "CPU", "CUDA", ...
+        devices: what it computes on beside the CPU, in words.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    version: str
+    upstream_commit: str
+    series: str
+    backend: str
+    devices: tuple[str, ...] = ()
+
+
+def check_folder(folder: str | None) -> None:
+    """Refuse a --peer-dir that is no folder. Raises UsageError."""
+    if folder is not None and not Path(folder).is_dir():
+        raise UsageError(f"--peer-dir {folder}: there is no such folder")
+
+
+def find(name: str, folder: str | None = None, *, gpu: bool = True) -> Installed:
+    """A program of `PEERS`, started once to see that it runs.
+
+    Upstream's programs are looked for in `folder`, in that of the environment variable
+    PYLLAMA_MTP_PEERS, where ``bench/peers.py`` builds them, and on PATH; llama-cpp-python is the
+    one that this Python imports.
+
+    Args:
+        gpu: whether it may use a GPU.
+
+    Raises:
+        PeerError: it is not installed, or does not run; the message says what to do.
+    """
+    if name == "llama-cpp-python":
+        return _find_llama_cpp_python(gpu)
+    path = next(_candidates(name, folder), None)
+    if path is None:
+        raise PeerError(f"{name} is not installed: {PEERS[name].obtain}")
+    version, commit = _version(name, path)
+    series = ""
+    if (build := built(path.parent.parent)).programs.get(name) == path:
+        version, commit = "upstream", str(build.info.get("upstream_commit", commit))
+        series = str(build.info.get("series", ""))
+    devices = _devices(name, path) if gpu else []
+    backend = "+".join(sorted({device.rstrip("0123456789") for device, _ in devices})) or "CPU"
+    return Installed(
+        name, (str(path),), version, commit, series, backend, tuple(words for _, words in devices)
+    )
+
+
+def _candidates(name: str, folder: str | None) -> Iterator[Path]:
+    given = [Path(one) for one in (folder, os.environ.get(VARIABLE)) if one]
+    for place in given:
+        for path in (place / name, place / "bin" / name):
+            if path.is_file() and os.access(path, os.X_OK):
+                yield path.resolve()
+    if name in (here := built()).programs:
+        yield here.programs[name]
+    if found := shutil.which(name):
+        yield Path(found).resolve()
+
+
+def _ask(name: str, *command: str) -> str:
+    """What a program says to a question that it answers at once."""
+    with Program(name, command) as program:
+        return program.wait(_ANSWER_S) + program.stderr()
+
+
+def _version(name: str, path: Path) -> tuple[str, str]:
+    """Version and commit, of ``version: 6789 (0c1e570)``."""
+    said = _ask(name, str(path), "--version")
+    found = re.search(r"version: (\S+)(?: \((\w+)\))?", said)
+    if not found:
+        raise PeerError(f"{path} does not say its version as {name} does: {said.strip()[:200]!r}")
+    return found[1], found[2] or ""
+
+
+def _devices(name: str, path: Path) -> list[tuple[str, str]]:
+    """(name, words) of each, of lines like ``  CUDA0: NVIDIA H100 (80000 MiB, 79000 MiB free)``."""
+    said = _ask(name, str(path), "--list-devices")
+    found = re.findall(r"^  (\w+): (.*?)(?: \(\d+ MiB.*)?$", said, re.MULTILINE)
+    return [(device, words) for device, words in found if not device.startswith(("CPU", "BLAS"))]
+
+
+def _find_llama_cpp_python(gpu: bool) -> Installed:
+    name = "llama-cpp-python"
+    command = (sys.executable, str(_WORKER))
+    try:
+        said = json.loads(_ask_worker(name, command))
+        missing, version, has_gpu = said["missing"], str(said["version"]), bool(said["gpu"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise PeerError(f"{name} answers nothing that can be read ({error!r})") from None
+    if missing:
+        raise PeerError(f"{name} is not installed: {PEERS[name].obtain}")
+    return Installed(name, command, version, "", "", "GPU" if gpu and has_gpu else "CPU")
+
+
+def _ask_worker(name: str, command: tuple[str, ...]) -> str:
+    with Program(name, [*command, "--probe"]) as program:
+        return program.wait(_ANSWER_S)

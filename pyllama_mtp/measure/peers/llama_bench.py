@@ -1,0 +1,45 @@
+"""Plain prefill and decode as llama-bench measures them, one process per measurement."""
+
+from __future__ import annotations
+
+from pyllama_mtp.measure.peers.options import Options
+from pyllama_mtp.measure.peers.output import Figures, OutputError, parse_llama_bench
+from pyllama_mtp.measure.peers.process import Program
+
+TIMEOUT_S = 3600.0
+
+
+def prefill(program: str, options: Options, n_prompt: int) -> Figures:
+    """`pp`: a prompt of random tokens in one go, one row of logits per batch.
+
+    Raises:
+        PeerError: it failed, or printed nothing that can be read; so for :func:`decode`.
+    """
+    return _run(program, options, ["-p", str(n_prompt), "-n", "0"])
+
+
+def decode(program: str, options: Options, n_prompt: int, n_decode: int) -> Figures:
+    """`tg` at depth: decode steps after n_prompt tokens; the tokens are random, none is sampled."""
+    return _run(program, options, ["-p", "0", "-n", str(n_decode), "-d", str(n_prompt)])
+
+
+def _run(path: str, options: Options, test: list[str]) -> Figures:
+    command = [path, *options.arguments(), *test, "-r", "1", "-o", "json"]
+    with Program("llama-bench", command) as program:
+        printed = program.wait(TIMEOUT_S)
+        try:
+            return parse_llama_bench(printed)
+        except OutputError as error:
+            raise OutputError(f"{error}; {program.last_words()}") from error
+
+
+def measure(program: str, options: Options, n_prompt: int, n_decode: int) -> Figures:
+    """Prefill, then decode, in two processes; decode 0 tokens: the prefill only."""
+    first = prefill(program, options, n_prompt)
+    second = decode(program, options, n_prompt, n_decode) if n_decode else None
+    return Figures(
+        prefill_tps=first.prefill_tps,
+        decode_tps=second.decode_tps if second else None,
+        n_prompt=first.n_prompt,
+        n_decoded=second.n_decoded if second else 0,
+    )

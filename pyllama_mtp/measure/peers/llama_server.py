@@ -1,0 +1,205 @@
+"""A completion of llama-server: start, warm up, measure, stop. Plain, or with draft-MTP."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from http.client import HTTPException
+from types import TracebackType
+from typing import Any
+
+from pyllama_mtp.measure.peers import PeerError
+from pyllama_mtp.measure.peers.options import Options
+from pyllama_mtp.measure.peers.output import Figures, parse_timings
+from pyllama_mtp.measure.peers.process import Program
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 600.0
+ANSWER_TIMEOUT_S = 3600.0
+_PORTS = 5  # how many are tried
+_POLL_S = 0.05
+_NAME = "llama-server"
+#: A proxy set for this machine is not meant for the loopback interface.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def server_options(
+    options: Options,
+    n_ctx: int,
+    depth: int,
+    *,
+    p_min: float = 0.0,
+    rates: Sequence[float] | None = None,
+) -> list[str]:
+    """Options for one slot, equal to ours; what costs upstream time and is not measured is off.
+
+    Off are the prompt cache in RAM, context checkpoints and the adjustment of sizes to memory.
+    Drafts are sampled in the graph (`--spec-draft-backend-sampling`), upstream's default.
+
+    Args:
+        depth: drafts per round; 0: no MTP.
+        rates: acceptance to impose, unconditional, one per draft; drawn at random by the server.
+    """
+    given = [
+        *options.arguments(),
+        *("-tb", str(options.threads)),
+        *("-c", str(n_ctx)),
+        *("-np", "1"),
+        *("--cache-ram", "0"),
+        *("--ctx-checkpoints", "0"),
+        *("--fit", "off"),
+        "--no-cache-prompt",
+    ]
+    if not depth:
+        return given
+    if rates:
+        given += ["--spec-synth-rates", ",".join(map(str, rates))]
+    return [
+        *given,
+        *("--spec-type", "draft-mtp"),
+        *("--spec-draft-n-max", str(depth)),
+        *("--spec-draft-p-min", f"{p_min:g}"),
+        *("--spec-draft-threads", str(options.threads)),
+        *("--spec-draft-threads-batch", str(options.threads)),
+        *("--spec-draft-type-k", options.cache_type_k),
+        *("--spec-draft-type-v", options.cache_type_v),
+    ]
+
+
+def completion_request(prompt: Sequence[int], n_predict: int, seed: int) -> dict[str, Any]:
+    """Greedy by the cheapest sampler chain that upstream has: the best candidate and nothing else.
+
+    Args:
+        seed: of the draw that imposes acceptance.
+    """
+    return {
+        "prompt": list(prompt),
+        "n_predict": n_predict,
+        "samplers": ["top_k"],
+        "top_k": 1,
+        "temperature": 0,
+        "ignore_eos": True,
+        "cache_prompt": False,
+        "seed": seed,
+        "stream": False,
+    }
+
+
+class Server:
+    """A llama-server on a free port of the loopback interface. A context manager that stops it.
+
+    Args:
+        program: its path.
+        options: see :func:`server_options`.
+        start_timeout_s: how long loading may take.
+    """
+
+    def __init__(
+        self, program: str, options: Sequence[str], start_timeout_s: float = START_TIMEOUT_S
+    ) -> None:
+        # Whoever answers at the port must know this name: it may be another program's by now.
+        self._alias = f"peer-{secrets.token_hex(8)}"
+        self._command = [program, *options, "--host", HOST, "--alias", self._alias]
+        self._start_timeout_s = start_timeout_s
+
+    def __enter__(self) -> Server:
+        for attempt in range(_PORTS):
+            port = free_port()
+            self._url = f"http://{HOST}:{port}"
+            self._program = Program(_NAME, [*self._command, "--port", str(port)])
+            try:
+                if self._wait_until_ready(may_retry=attempt + 1 < _PORTS):
+                    return self
+            except BaseException:
+                self._program.stop()
+                raise
+            self._program.stop()
+        raise AssertionError("the last attempt succeeds or raises")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._program.stop()
+
+    def _wait_until_ready(self, may_retry: bool) -> bool:
+        """Wait until it answers. False: its port was taken in the meantime."""
+        deadline = time.monotonic() + self._start_timeout_s
+        while time.monotonic() < deadline:
+            if (code := self._program.exit_code) is not None:
+                said = self._program.last_words()
+                if may_retry and "couldn't bind" in said:
+                    return False
+                raise PeerError(f"{_NAME} ended at its start ({code}): {said}")
+            # 503 while it loads, refused before it listens
+            with suppress(OSError, HTTPException, ValueError):
+                if self._get("/health").get("status") == "ok" and self._is_ours():
+                    return True
+            time.sleep(_POLL_S)
+        raise PeerError(
+            f"{_NAME} was not ready in {self._start_timeout_s:.0f} s: {self._program.last_words()}"
+        )
+
+    def _is_ours(self) -> bool:
+        models = self._get("/v1/models").get("data")
+        return any(isinstance(m, dict) and m.get("id") == self._alias for m in models or ())
+
+    def _get(self, path: str) -> dict[str, Any]:
+        with _opener.open(self._url + path, timeout=5) as answer:
+            response = json.load(answer)
+        return response if isinstance(response, dict) else {}
+
+    def complete(self, request: Mapping[str, Any]) -> Any:
+        """The response to a completion. Raises PeerError when the server refuses or dies."""
+        data = json.dumps(request).encode()
+        headers = {"Content-Type": "application/json"}
+        call = urllib.request.Request(f"{self._url}/completion", data, headers)
+        try:
+            with _opener.open(call, timeout=ANSWER_TIMEOUT_S) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace")[:500]
+            raise PeerError(f"{_NAME} answered {error.code}: {said}") from error
+        except ValueError as error:
+            raise PeerError(f"{_NAME} answered what is no JSON: {error}") from error
+        except (OSError, HTTPException) as error:
+            raise PeerError(f"{_NAME}: {error}; {self._program.last_words()}") from error
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def measure(
+    program: str,
+    options: Sequence[str],
+    prompt: Sequence[int],
+    n_predict: int,
+    *,
+    warm_up: tuple[int, int],
+    seed: int,
+) -> Figures:
+    """One completion by a fresh server, after a short one that warms it up.
+
+    Args:
+        n_predict: tokens to generate, the first included.
+        warm_up: tokens of the prompt that the warm-up processes, and tokens that it generates.
+
+    Raises:
+        PeerError: it failed, or answered nothing that can be read.
+    """
+    n_warm, n_first = warm_up
+    with Server(program, options) as server:
+        server.complete(completion_request(prompt[:n_warm], n_first, seed))
+        return parse_timings(server.complete(completion_request(prompt, n_predict, seed)))

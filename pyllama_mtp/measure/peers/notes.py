@@ -1,0 +1,79 @@
+"""What is said below a table about the other programs in it: what they are, how ours compares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.peers import PEERS
+from pyllama_mtp.measure.ratios import Figure, median_ratio, paired_ratios
+
+if TYPE_CHECKING:
+    from pyllama_mtp.measure.cells import Cell
+
+OURS = "pyllama-mtp"
+
+
+def peer_notes(cells: Sequence[Cell]) -> list[str]:
+    """Lines about every program beside ours; none if there are none."""
+    notes = []
+    for name in dict.fromkeys(cell.program for cell in cells if cell.program != OURS):
+        own = [cell for cell in cells if cell.program == name and cell.samples]
+        if not own:
+            continue
+        notes.append(_build(own[0]))
+        if name in PEERS:
+            notes.append(PEERS[name].note)
+        if any(cell.synthetic_acceptance for cell in own):
+            notes.append(
+                f"{name}: acceptance imposed by its --spec-synth-rates, drawn at random anew in "
+                "each sample, so that its tokens per round scatter"
+            )
+        notes += _comparison(name, own, cells)
+    return notes
+
+
+def _build(cell: Cell) -> str:
+    commit = f" of llama.cpp {cell.upstream_commit[:9]}" if cell.upstream_commit else ""
+    patches = f", patches {cell.series[:12]}" if cell.series else ""
+    return f"{cell.program}: {cell.variant}{commit}{patches}, {cell.backend}"
+
+
+def _comparison(name: str, own: Sequence[Cell], cells: Sequence[Cell]) -> list[str]:
+    """Our speed as a multiple of theirs, size by size: medians of the ratios within a repeat."""
+    parts: dict[str, list[str]] = {}
+    for theirs in own:
+        ours = next((cell for cell in cells if _comparable(cell, theirs)), None)
+        if ours is None:
+            continue
+        mode = f"MTP {theirs.n_max}" if theirs.n_max else "no-MTP"
+        speeds = [
+            f"{words} {ratio}"
+            for words, figure in _FIGURES
+            if (ratio := _ratio(ours, theirs, figure))
+        ]
+        if speeds:
+            kind = f"{theirs.n_prompt} {theirs.prompt_class}"
+            parts.setdefault(kind, []).append(f"{mode} {', '.join(speeds)}")
+    if not parts:
+        return []
+    sizes = [f"{kind}: {'; '.join(found)}" for kind, found in parts.items()]
+    return [f"ours to {name}, median of the ratios within a repeat, prompt {' | '.join(sizes)}"]
+
+
+_FIGURES: tuple[tuple[str, Figure], ...] = (("prefill", "prefill_tps"), ("decode", "decode_tps"))
+
+
+def _comparable(ours: Cell, theirs: Cell) -> bool:
+    """Ours with the same work; the first of them, where our switches vary."""
+    same = ("run", "model", "prompt_class", "n_prompt", "max_tokens", "n_max")
+    alike = all(getattr(ours, name) == getattr(theirs, name) for name in same)
+    return alike and ours.program == OURS and bool(ours.samples)
+
+
+def _ratio(ours: Cell, theirs: Cell, figure: Figure) -> str:
+    try:
+        return f"{median_ratio(paired_ratios(ours, theirs, figure)).median:.2f}x"
+    except UsageError:  # nothing was measured on both sides
+        return ""

@@ -1,0 +1,137 @@
+"""A program that is measured, as a process: it is ended in every case, and never has to wait.
+
+It leads a process group of its own, so that Ctrl-C reaches it through us only, and what it has
+started ends with it. Its output goes to files, which take everything at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from types import TracebackType
+from typing import IO
+
+from pyllama_mtp.measure.peers import PeerError
+
+_STOP_S = 10.0
+_SAID = 2000  # characters of its last words
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a measured process: this one's, without settings of either side in it."""
+    prefixes = ("LLAMA_ARG_", "PYLLAMA_MTP_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+
+
+class Program:
+    """A running program. A context manager that ends it.
+
+    Args:
+        name: what messages call it.
+        command: the program and its arguments.
+        stdin: text that it is given.
+
+    Raises:
+        PeerError: it cannot be started.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], stdin: str = "") -> None:
+        self.name = name
+        with contextlib.ExitStack() as files:
+            self._stdout: IO[bytes] = files.enter_context(tempfile.TemporaryFile())
+            self._stderr: IO[bytes] = files.enter_context(tempfile.TemporaryFile())
+            given = files.enter_context(tempfile.TemporaryFile())
+            given.write(stdin.encode())
+            given.seek(0)
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=given,
+                    stdout=self._stdout,
+                    stderr=self._stderr,
+                    env=child_environment(),
+                    start_new_session=True,
+                    preexec_fn=_end_with_parent,
+                )
+            except OSError as error:
+                raise PeerError(f"{name} cannot be started: {error}") from None
+            given.close()
+            self._files = files.pop_all()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; minus the signal that ended it."""
+        return self._process.poll()
+
+    def wait(self, timeout_s: float) -> str:
+        """Wait for its end: what it has written to stdout.
+
+        Raises:
+            PeerError: it failed, or took longer.
+        """
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise PeerError(
+                f"{self.name} was not done after {timeout_s:.0f} s: {self.last_words()}"
+            ) from None
+        if code:
+            raise PeerError(f"{self.name} failed ({code}): {self.last_words()}")
+        return self.stdout()
+
+    def stdout(self) -> str:
+        """What it has written to stdout so far."""
+        return _read(self._stdout)
+
+    def stderr(self) -> str:
+        """What it has written to stderr so far."""
+        return _read(self._stderr)
+
+    def last_words(self) -> str:
+        """The end of what it has said, for a message."""
+        said = self.stderr().strip() or self.stdout().strip()
+        return said[-_SAID:] or "it said nothing"
+
+    def stop(self) -> None:
+        """End it and all that it has started; at once, if it does not go by itself."""
+        try:
+            if self._process.poll() is None:
+                self._signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_STOP_S)
+        finally:  # also when Ctrl-C comes while it ends
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            self._files.close()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def _read(file: IO[bytes]) -> str:
+    # Not by its position, which the process writes at.
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+
+
+def _end_with_parent() -> None:
+    """In the new process: end when the one that started it has been killed."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
