@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -36,6 +36,38 @@ def fake_driver() -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+class FakePeers:
+    """A folder with programs that speak as llama-server and llama-bench do, and what they got."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._log = folder, folder / "log.jsonl"
+        self.environment = {"PYLLAMA_MTP_PEERS": str(folder), "FAKE_LOG": str(self._log)}
+        source = Path(__file__).parent / "measure" / "peers" / "fake_program.py"
+        for name in ("llama-server", "llama-bench"):
+            program = folder / name
+            program.write_text(f"#!{sys.executable}\n{source.read_text()}")
+            program.chmod(0o755)
+
+    def log(self, key: str) -> list[Any]:
+        """What the programs said they were given: "arguments", "request", "child", "pid"."""
+        lines = self._log.read_text().splitlines() if self._log.exists() else []
+        return [line[key] for line in map(json.loads, lines) if key in line]
+
+
+@pytest.fixture
+def fake_peers(tmp_path_factory: pytest.TempPathFactory) -> FakePeers:
+    """Programs in place of upstream's; `environment` makes them found."""
+    return FakePeers(tmp_path_factory.mktemp("peers"))
+
+
+@pytest.fixture
+def no_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No program of upstream's is found on this machine."""
+    monkeypatch.delenv("PYLLAMA_MTP_PEERS", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("pyllama_mtp.measure.peers.find.BUILD_FOLDER", tmp_path)
 
 
 @pytest.fixture(scope="session")

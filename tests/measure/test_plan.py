@@ -80,3 +80,35 @@ def test_an_axis_names_nothing_twice(axis: str) -> None:
     values: dict[str, Any] = {axis: ("a", "a")}
     with pytest.raises(UsageError, match=f"{axis} a, a name one value twice"):
         Plan((5,), (0,), 1, 1, **values)
+
+
+def test_other_programs_stay_together_before_ours_or_after() -> None:
+    plan = Plan((8,), (0, 2, 3), 4, 4, peers=("llama-server", "llama-bench"))
+    peers = [(one.library, one.depth) for one in plan.variants[3:]]
+    assert peers == [*(("llama-server", depth) for depth in (0, 2, 3)), ("llama-bench", 0)]
+    assert plan.n_samples == 4 * 7
+    for repeat in range(4):
+        theirs = [one.library != "" for one in plan.order(repeat)]
+        assert theirs == sorted(theirs, reverse=repeat % 2 == 1)
+        assert set(plan.order(repeat)) == set(plan.variants)
+    ours = Plan((8,), (0, 2, 3), 4, 4)
+    for repeat in range(4):
+        own = [one for one in plan.order(repeat) if not one.library]
+        assert tuple(own) == ours.order(repeat), "ours take their turns as without them"
+
+
+def test_other_programs_are_named_and_have_none_of_our_switches() -> None:
+    plan = Plan((8,), (0, 2), 4, 1, prompt_sync=("kv", "full"), peers=("llama-server",))
+    labels = [plan.label(one) for one in plan.variants]
+    assert labels[-2:] == ["llama-server, no MTP", "llama-server, depth 2"]
+    assert labels[:2] == ["no MTP", "depth 2, sync kv"]
+
+
+def test_plain_speed_needs_no_depth_0() -> None:
+    plan = Plan((8,), (3,), 4, 1, peers=("llama-bench",))
+    assert [one.depth for one in plan.variants] == [3, 0]
+
+
+def test_a_library_cannot_have_the_name_of_a_program() -> None:
+    with pytest.raises(UsageError, match="libraries and peers"):
+        Plan((8,), (0,), 4, 1, libraries=("llama-bench", "patched"), peers=("llama-bench",))

@@ -1,0 +1,214 @@
+"""matrix --peers: other programs beside ours in one run, one file and one table; with fakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import pyllama_mtp
+from pyllama_mtp.cli import matrix
+from pyllama_mtp.measure.cells import read_cells
+from pyllama_mtp.measure.peers import PEERS
+from pyllama_mtp.measure.recordfile import read_file
+
+Cli = Callable[..., SimpleNamespace]
+SMALL = (
+    *("matrix", "--model", "folder/m.gguf", "--prompt-sizes", "64"),
+    *("--depths", "0,2", "--max-tokens", "9", "--repeat", "2", "--threads", "1"),
+)
+BOTH = ("--peers", "llama-server,llama-bench")
+
+
+@pytest.fixture
+def peers(
+    fake: ModuleType, fake_peers: Any, no_peers: None, monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    """The fake driver and the fake programs."""
+    for name, value in fake_peers.environment.items():
+        monkeypatch.setenv(name, value)
+    return fake_peers
+
+
+def found() -> dict[tuple[str, int], Any]:
+    return {(cell.program, cell.n_max): cell for cell in read_cells("matrix.jsonl")}
+
+
+def test_the_help_names_all_of_them() -> None:
+    assert tuple(PEERS) == matrix.PEERS
+
+
+def test_side_by_side_in_one_file_and_table(peers: Any, cli: Cli) -> None:
+    result = cli(*SMALL, *BOTH)
+    assert result.code == 0, result.err
+    cells = found()
+    assert [*cells] == [
+        *(("pyllama-mtp", 0), ("pyllama-mtp", 2)),
+        *(("llama-server", 0), ("llama-server", 2), ("llama-bench", 0)),
+    ]
+    assert all(cell.repeats == [0, 1] and cell.skipped is None for cell in cells.values())
+    server = cells["llama-server", 2]
+    assert (server.prefill_tps, server.decode_tps, server.tokens_per_round) == (500, 70, 2)
+    assert (server.mode, server.upstream_commit, server.variant) == ("draft-mtp", "0c1e570", "9999")
+    assert server.mean_accepted_length == 1 and server.prompt_sync_share is None
+    rows = {tuple(line.split()[1:4]): line.split() for line in result.out.splitlines()}
+    assert rows["llama-server", "MTP", "2"][4:8] == ["500.0", "1.00x", "-", "70.0"]
+    assert rows["llama-server", "MTP", "2"][8] == "1.40x", "to its own no-MTP"
+    assert "program" in result.out and "library" not in result.out
+    for note in (
+        "random ones",
+        "ours to llama-server",
+        "no-MTP prefill 2.00x",
+        "llama-bench: 9999",
+    ):
+        assert note in result.out, note
+    assert "prompt 64, llama-server, depth 2, repeat 1: prefill 500.0" in result.err
+    assert "samples in matrix.jsonl: 10" in result.err
+
+
+def test_the_same_prompts_before_ours_or_after(peers: Any, cli: Cli, fake: ModuleType) -> None:
+    cli(*SMALL, *BOTH)
+    order = [json.loads(line) for line in Path("matrix.jsonl").read_text().splitlines()[1:]]
+    theirs = [record["cell"]["build"] != "patched" for record in order]
+    assert theirs == [False] * 2 + [True] * 3 + [True] * 3 + [False] * 2
+    ours = [list(entry[1]) for entry in fake.log if entry[0] == "generate" and entry[2] == 9]
+    sent = [one["prompt"] for one in peers.log("request") if one["n_predict"] == 9]
+    assert sent == [ours[0], ours[0], ours[2], ours[2]] and ours[0] != ours[2]
+
+
+def test_imposed_acceptance_is_said(peers: Any, cli: Cli) -> None:
+    out = cli(*SMALL, *BOTH, "--synthetic-acceptance", "0.8,0.5").out
+    assert "llama-server: acceptance imposed by its --spec-synth-rates" in out
+    given = [a for a in peers.log("arguments") if "--spec-synth-rates" in a]
+    assert {a[a.index("--spec-synth-rates") + 1] for a in given} == {"0.8,0.5"}
+
+
+def test_our_switches_are_not_theirs(peers: Any, cli: Cli) -> None:
+    result = cli(*SMALL, *BOTH, "--sync", "full,kv", "--draft-vocab", "full")
+    assert result.code == 0
+    cells = read_cells("matrix.jsonl")
+    assert [c.program for c in cells if c.n_max] == ["pyllama-mtp"] * 2 + ["llama-server"]
+    assert "all with MTP: " in result.out and "draft vocab full" in result.out
+
+
+def test_what_is_not_installed_is_reported_and_the_rest_measured(
+    fake: ModuleType, no_peers: None, cli: Cli
+) -> None:
+    result = cli(*SMALL, *BOTH)
+    assert result.code == 0
+    for name in ("llama-server", "llama-bench"):
+        text = f"{name} is not installed: `python bench/peers.py`"
+        assert text in result.err and text in result.out
+    cells = found()
+    assert len(cells["pyllama-mtp", 2].samples) == 2
+    assert cells["llama-server", 2].skipped.startswith("llama-server is not installed")
+    assert cells["llama-server", 2].samples == []
+
+
+def test_one_that_fails_is_reported_and_the_rest_measured(
+    peers: Any, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", "dies")
+    result = cli(*SMALL, *BOTH)
+    assert result.code == 0
+    cells = found()
+    assert "unknown model architecture" in cells["llama-server", 0].skipped
+    assert "unknown model architecture" in result.out
+    assert len(cells["pyllama-mtp", 0].samples) == len(cells["pyllama-mtp", 2].samples) == 2
+    assert len(peers.log("arguments")) == 3, "a cell that failed is not tried in every repeat"
+
+    monkeypatch.setenv("FAKE_MODE", "")
+    result = cli(*SMALL, *BOTH, "--resume")
+    assert result.code == 0, result.err
+    assert all(len(cell.samples) == 2 and not cell.skipped for cell in found().values())
+
+
+def test_going_on_measures_what_is_missing_only(peers: Any, cli: Cli) -> None:
+    cli(*SMALL, *BOTH)
+    lines = Path("matrix.jsonl").read_text().splitlines(keepends=True)
+    Path("matrix.jsonl").write_text("".join(lines[:-4]))
+    before = len(peers.log("arguments"))
+    assert cli(*SMALL, *BOTH, "--resume").code == 0
+    after = Path("matrix.jsonl").read_text().splitlines(keepends=True)
+    assert after[: len(lines) - 4] == lines[:-4] and len(after) == len(lines)
+    assert len(peers.log("arguments")) - before <= 4
+    refused = cli(*SMALL, "--peers", "llama-bench", "--resume")
+    assert refused.code == 2 and "--resume: builds.llama-server" in refused.err
+
+
+def test_files_without_peers_are_as_they_were(peers: Any, cli: Cli) -> None:
+    cli(*SMALL)
+    header = json.loads(Path("matrix.jsonl").read_text().splitlines()[0])
+    assert "peers" not in header["plan"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--peers", "ollama"), "'ollama' is not one of llama-server, llama-bench"),
+        (("--peers", "llama-bench,llama-bench"), "name one value twice"),
+        ((*BOTH, "--temperature", "0.7"), "--peers measures at temperature 0"),
+        ((*BOTH, "--peer-dir", "nowhere"), "--peer-dir nowhere: there is no such folder"),
+    ],
+)
+def test_bad_options(peers: Any, cli: Cli, options: tuple[str, ...], message: str) -> None:
+    try:
+        result = cli(*SMALL, *options)
+    except SystemExit:
+        pytest.fail("argparse's own exit")
+    assert result.code == 2 and message in result.err
+    assert not Path("matrix.jsonl").exists()
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that only waits for init to take note of it has."""
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_server_outlives_an_interrupted_run(
+    fake_peers: Any, tmp_path: Path, number: signal.Signals
+) -> None:
+    """The real command and the demo model; the server is in the middle of an answer."""
+    root = str(Path(pyllama_mtp.__file__).parents[1])
+    command = [sys.executable, "-m", "pyllama_mtp", "matrix", "--peers", "llama-server"]
+    command += ["--prompt-sizes", "32", "--depths", "0,1", "--max-tokens", "8", "--repeat", "3"]
+    environment = {**os.environ, **fake_peers.environment, "PYTHONPATH": root, "FAKE_MODE": "slow"}
+    process = subprocess.Popen(
+        [*command, "--threads", "1", "--output", "m.jsonl"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+    )
+    deadline = time.monotonic() + 60
+    while not fake_peers.log("request") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    pids = set(fake_peers.log("pid"))
+    assert pids and not any(map(gone, pids))
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    deadline = time.monotonic() + 10
+    while not all(map(gone, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert all(map(gone, pids)), "the server is left running"
+    assert process.returncode == (-number if number == signal.SIGKILL else 130), err.decode()
+    assert b"Traceback" not in err
+    (run,) = read_file(tmp_path / "m.jsonl").runs.values()
+    assert len(run.measured) == 2, "ours were finished, and are kept"
+    if number != signal.SIGKILL:
+        assert b"no-MTP" in out and b"interrupted" in err

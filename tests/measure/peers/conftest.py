@@ -1,0 +1,33 @@
+"""Programs that are not there, and ones that are fakes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def peers(fake_peers: Any, no_peers: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The fakes, which are found."""
+    for name, value in fake_peers.environment.items():
+        monkeypatch.setenv(name, value)
+    return fake_peers
+
+
+@pytest.fixture
+def ended() -> Callable[[int], bool]:
+    """Whether a process has ended and left nothing behind."""
+
+    def check(pid: int) -> bool:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] == "Z" and int(stat.split()[3]) != os.getpid()
+
+    return check

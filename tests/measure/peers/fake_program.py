@@ -1,0 +1,121 @@
+"""Speaks as llama-server or llama-bench does, by the name that it is called by.
+
+Exact speeds: prefill 500 tokens per second; decode 50 without MTP, 10 more for each draft. Of each
+round's drafts all but the last are accepted. FAKE_LOG: a file to which it says what it was given;
+FAKE_MODE: what goes wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+NAME, ARGUMENTS = Path(sys.argv[0]).name, sys.argv[1:]
+MODE = os.environ.get("FAKE_MODE", "")
+
+
+def log(**said: Any) -> None:
+    if path := os.environ.get("FAKE_LOG"):
+        with Path(path).open("a") as file:
+            file.write(json.dumps({"name": NAME, "pid": os.getpid(), **said}) + "\n")
+
+
+def option(name: str, default: str) -> str:
+    return ARGUMENTS[ARGUMENTS.index(name) + 1] if name in ARGUMENTS else default
+
+
+def bench() -> None:
+    n_prompt, n_gen = int(option("-p", "512")), int(option("-n", "128"))
+    if MODE == "garbage":
+        print("| model | size |")
+        return
+    test = {"n_prompt": n_prompt, "n_gen": n_gen, "n_depth": int(option("-d", "0"))}
+    rate = float("nan") if MODE == "nan" else 500.0 if n_prompt else 50.0
+    print(json.dumps([{**test, "samples_ts": [rate]}]))
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+    def answer(self, value: Any, code: int = 200) -> None:
+        body = value if isinstance(value, bytes) else json.dumps(value).encode()
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        if MODE == "never ready":
+            return self.answer({"error": "Loading model"}, 503)
+        if self.path == "/health":
+            return self.answer({"status": "ok"})
+        self.answer({"data": [{"id": option("--alias", "")}]})
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        log(request=request)
+        if MODE == "dies later":
+            print("GGML_ASSERT failed", file=sys.stderr, flush=True)
+            os._exit(134)
+        if MODE == "slow":
+            time.sleep(60)
+        if MODE == "refuses":
+            return self.answer({"error": {"message": "the request exceeds the context"}}, 400)
+        if MODE == "garbage":
+            return self.answer(b"<html>")
+        self.answer({"timings": self.timings(request)})
+
+    def timings(self, request: dict[str, Any]) -> dict[str, Any]:
+        depth = int(option("--spec-draft-n-max", "0"))
+        n = request["n_predict"] - (3 if MODE == "short" else 0)
+        found = {"cache_n": 0, "prompt_n": len(request["prompt"]), "prompt_per_second": 500.0}
+        found |= {"predicted_n": n, "predicted_per_second": 50.0 + 10 * depth}
+        if depth:
+            rounds = -(-(n - 1) // depth)
+            found |= {"draft_n": depth * rounds, "draft_n_accepted": n - 1 - rounds}
+        return found
+
+
+def serve() -> None:
+    if MODE == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if MODE == "has a child":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        log(child=child.pid)
+    try:
+        HTTPServer.allow_reuse_address = False
+        server = HTTPServer(("127.0.0.1", int(option("--port", "0"))), Handler)
+    except OSError:
+        print("couldn't bind HTTP server socket, hostname: 127.0.0.1", file=sys.stderr)
+        sys.exit(1)
+    server.serve_forever()
+
+
+def main() -> None:
+    if "--version" in ARGUMENTS:
+        print("version: 9999 (0c1e570)", file=sys.stderr)
+        return
+    if "--list-devices" in ARGUMENTS:
+        print("Available devices:")
+        if MODE == "gpu":
+            print("  CUDA0: NVIDIA H100 (80000 MiB, 79000 MiB free)")
+        return
+    log(arguments=ARGUMENTS)
+    if MODE == "dies":
+        print("error: unknown model architecture: 'qwen99'", file=sys.stderr)
+        sys.exit(3)
+    if MODE == "noisy":
+        for stream in (sys.stdout, sys.stderr):
+            stream.write("x" * 1_000_000 + "\n" if NAME != "llama-bench" else "")
+            stream.flush()
+    (serve if NAME == "llama-server" else bench)()
+
+
+main()

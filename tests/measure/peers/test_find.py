@@ -1,0 +1,93 @@
+"""Finding other programs, and saying how to get those that are missing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.peers import PeerError
+from pyllama_mtp.measure.peers.find import check_folder, find
+
+
+def test_one_of_the_folder_of_the_environment(peers: Any) -> None:
+    found = find("llama-server")
+    assert found.command == (str(peers.folder / "llama-server"),)
+    assert (found.version, found.upstream_commit, found.backend) == ("9999", "0c1e570", "CPU")
+
+
+def test_the_folder_given_comes_first_path_last(
+    peers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    there = Path(shutil.copy(peers.folder / "llama-bench", tmp_path / "bin"))
+    assert find("llama-bench", str(tmp_path)).command == (str(there),)
+    monkeypatch.setenv("PATH", str(there.parent))
+    assert find("llama-bench").command == (str(peers.folder / "llama-bench"),)
+    monkeypatch.delenv("PYLLAMA_MTP_PEERS")
+    assert find("llama-bench").command == (str(there),)
+
+
+def test_those_of_the_checkout_say_what_they_are(peers: Any, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    shutil.copy(peers.folder / "llama-bench", tmp_path / "bin")
+    info = {"upstream_commit": "0c1e57098bba", "series": "ab12"}
+    (tmp_path / "peers.json").write_text(json.dumps(info))
+    (tmp_path / "request.json").write_text(json.dumps({"defines": []}))
+    found = find("llama-bench", str(tmp_path))
+    assert (found.version, found.upstream_commit, found.series) == (
+        *("upstream", "0c1e57098bba", "ab12"),
+    )
+
+
+@pytest.mark.parametrize("name", ["llama-server", "llama-bench"])
+def test_one_that_is_not_there(no_peers: None, name: str) -> None:
+    with pytest.raises(PeerError, match=f"{name} is not installed: `python bench/peers.py`") as why:
+        find(name)
+    assert "--peer-dir" in str(why.value) and "PYLLAMA_MTP_PEERS" in str(why.value)
+
+
+@pytest.mark.skipif(find_spec("llama_cpp") is not None, reason="llama-cpp-python is installed")
+def test_llama_cpp_python_that_is_not_there() -> None:
+    with pytest.raises(PeerError, match="is not installed: `pip install llama-cpp-python`"):
+        find("llama-cpp-python")
+
+
+def test_one_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "llama_cpp.py").write_text("raise OSError('libllama.so: not found')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(PeerError, match=r"llama-cpp-python failed \(1\): [^!]*libllama.so"):
+        find("llama-cpp-python")
+
+
+def test_one_that_is_another_program(peers: Any) -> None:
+    (peers.folder / "llama-server").write_text("#!/bin/sh\necho hello\n")
+    with pytest.raises(PeerError, match="does not say its version as llama-server does: 'hello'"):
+        find("llama-server")
+
+
+def test_one_that_does_not_start(peers: Any) -> None:
+    (peers.folder / "llama-server").write_text(
+        "#!/bin/sh\necho libggml.so: not found >&2; exit 127"
+    )
+    with pytest.raises(PeerError, match=r"llama-server failed \(127\): libggml.so: not found"):
+        find("llama-server")
+
+
+def test_the_backend_is_what_computes(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_MODE", "gpu")
+    found = find("llama-server")
+    assert (found.backend, found.devices) == ("CUDA", ("NVIDIA H100",))
+    assert find("llama-server", gpu=False).backend == "CPU"
+
+
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    check_folder(None)
+    check_folder(str(tmp_path))
+    with pytest.raises(UsageError, match="no such folder"):
+        check_folder(str(tmp_path / "nowhere"))

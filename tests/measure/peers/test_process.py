@@ -1,0 +1,112 @@
+"""A measured program ends in every case, with all that it has started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pyllama_mtp
+from pyllama_mtp.measure.peers import PeerError, process
+from pyllama_mtp.measure.peers.process import Program
+
+Ended = Callable[[int], bool]
+WAIT = "import time; time.sleep(600)"
+
+
+def python(code: str, stdin: str = "") -> Program:
+    return Program("the program", [sys.executable, "-c", code], stdin)
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return met
+
+
+def test_it_is_given_its_input_and_read() -> None:
+    with python("import sys; print(sys.stdin.read() + '!')", "hello") as program:
+        assert program.wait(20) == "hello!\n"
+
+
+def test_it_never_waits_for_a_reader() -> None:
+    """More than a pipe holds, on both."""
+    with python("import sys; sys.stdout.write('a' * 10**6); sys.stderr.write('b' * 10**6)") as one:
+        assert len(one.wait(20)) == 10**6
+        assert one.stderr() == "b" * 10**6
+        assert len(one.last_words()) == 2000
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_it_ends_with_the_block(error: type[BaseException], ended: Ended) -> None:
+    with pytest.raises(error), python(WAIT) as program:
+        pid = program._process.pid
+        raise error
+    assert ended(pid)
+
+
+def test_one_that_ignores_sigterm_ends_too(ended: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_STOP_S", 0.2)
+    ignores = "import signal; signal.signal(15, signal.SIG_IGN); print('ready', flush=True);"
+    with python(ignores + WAIT) as program:
+        assert until(lambda: bool(program.stdout()))
+    assert ended(program._process.pid) and program.exit_code == -signal.SIGKILL
+
+
+def test_what_it_has_started_ends_too(ended: Ended) -> None:
+    start = "import subprocess as s; print(s.Popen(['sleep', '600']).pid, flush=True);"
+    with python(start + WAIT) as program:
+        assert until(lambda: program.stdout().endswith("\n"))
+        child = int(program.stdout())
+    assert ended(program._process.pid) and until(lambda: ended(child))
+
+
+def test_it_ends_when_its_owner_is_killed(ended: Ended, tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pyllama_mtp.measure.peers.process import Program\n"
+        f"p = Program('p', [sys.executable, '-c', {WAIT!r}])\n"
+        "print(p._process.pid, flush=True); time.sleep(600)"
+    )
+    root = str(Path(pyllama_mtp.__file__).parents[1])
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": root},
+        cwd=tmp_path,
+    )
+    assert owner.stdout
+    pid = int(owner.stdout.readline())
+    assert not ended(pid)
+    owner.kill()
+    owner.communicate()
+    assert until(lambda: ended(pid))
+
+
+def test_ctrl_c_of_the_terminal_does_not_reach_it() -> None:
+    with python(WAIT) as program:
+        assert os.getpgid(program._process.pid) == program._process.pid != os.getpgrp()
+
+
+def test_failures_say_what_it_said() -> None:
+    failed = pytest.raises(PeerError, match=r"the program failed \(1\): no such model")
+    with python("import sys; sys.exit('no such model')") as program, failed:
+        program.wait(20)
+    late = pytest.raises(PeerError, match="not done after 0 s: it said nothing")
+    with python(WAIT) as program, late:
+        program.wait(0.1)
+    with pytest.raises(PeerError, match=r"the program cannot be started: .*No such file"):
+        Program("the program", ["/nowhere/llama-server"])
+
+
+def test_settings_of_either_side_do_not_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "7")
+    monkeypatch.setenv("PYLLAMA_MTP_LIB", "upstream")
+    with python("import os; print([n for n in os.environ if 'LLAMA' in n])") as program:
+        assert program.wait(20) == "[]\n"

@@ -1,0 +1,168 @@
+"""llama-server: its start, its port, its answers, its end; with a fake one."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pyllama_mtp.measure.peers import PeerError, llama_server
+from pyllama_mtp.measure.peers.llama_server import HOST, Server, server_options
+from pyllama_mtp.measure.peers.options import Options
+from pyllama_mtp.measure.peers.output import OutputError
+
+Ended = Callable[[int], bool]
+OPTIONS = Options("m.gguf", 2048, 512, 2, "auto", "f16", "q8_0", n_gpu_layers=-1)
+
+
+def server(peers: Any, **changes: Any) -> Server:
+    return Server(str(peers.folder / "llama-server"), server_options(OPTIONS, 256, 3), **changes)
+
+
+def measure(peers: Any, depth: int = 3, n_predict: int = 13, **options: Any) -> Any:
+    return llama_server.measure(
+        str(peers.folder / "llama-server"),
+        server_options(OPTIONS, 256, depth, **options),
+        [*range(100)],
+        n_predict,
+        warm_up=(10, 8),
+        seed=7,
+    )
+
+
+@pytest.fixture(autouse=True)
+def none_is_left(peers: Any, ended: Ended) -> Iterator[None]:
+    """Whatever a test does, no server is left running."""
+    yield
+    assert all(ended(pid) for pid in peers.log("pid"))
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody else listens on."""
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        other.listen()
+        yield int(other.getsockname()[1])
+
+
+def test_plain_and_with_drafts(peers: Any) -> None:
+    plain, drafting = measure(peers, 0), measure(peers, 3)
+    assert (plain.prefill_tps, plain.decode_tps, plain.rounds) == (500, 50, 0)
+    assert (drafting.decode_tps, drafting.rounds, drafting.tokens_per_round) == (80, 4, 3)
+    assert (plain.n_prompt, plain.n_decoded) == (drafting.n_prompt, drafting.n_decoded) == (100, 12)
+    without, given = peers.log("arguments")
+    assert "--spec-type" not in without
+    assert given[given.index("--spec-type") + 1] == "draft-mtp"
+    assert given[given.index("--spec-draft-n-max") + 1] == "3"
+    for arguments in (without, given):
+        assert arguments[:2] == ["-m", "m.gguf"]
+        assert arguments[arguments.index("-ngl") + 1] == "999"
+        assert arguments[arguments.index("--host") + 1] == HOST
+        assert "--spec-synth-rates" not in arguments
+
+
+def test_the_request_is_the_prompt_greedy_and_uncached(peers: Any) -> None:
+    measure(peers)
+    warm_up, request = peers.log("request")
+    assert warm_up["prompt"] == [*range(10)] and warm_up["n_predict"] == 8
+    assert request["prompt"] == [*range(100)] and request["n_predict"] == 13
+    wanted = {"temperature": 0, "top_k": 1, "ignore_eos": True, "cache_prompt": False}
+    assert wanted.items() <= request.items()
+
+
+def test_imposed_acceptance_is_upstreams(peers: Any) -> None:
+    measure(peers, rates=(0.8, 0.7, 0.6), p_min=0.5)
+    (given,) = peers.log("arguments")
+    assert given[given.index("--spec-synth-rates") + 1] == "0.8,0.7,0.6"
+    assert given[given.index("--spec-draft-p-min") + 1] == "0.5"
+
+
+def test_a_port_that_is_taken_meanwhile(
+    peers: Any, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = llama_server.free_port
+    ports = [taken, taken]
+    monkeypatch.setattr(llama_server, "free_port", lambda: ports.pop() if ports else free())
+    measure(peers)
+    assert len(peers.log("arguments")) == 3
+
+
+def test_no_port_at_all(peers: Any, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_server, "free_port", lambda: taken)
+    with pytest.raises(PeerError, match=r"ended at its start \(1\): couldn't bind"):
+        measure(peers)
+
+
+def test_another_server_at_the_port_is_not_measured(
+    peers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It listens there and answers; ours, which cannot, starts again elsewhere."""
+    with server(peers) as other:
+        taken = int(other._url.rpartition(":")[2])
+        free, ports = llama_server.free_port, [taken]
+        monkeypatch.setattr(llama_server, "free_port", lambda: ports.pop() if ports else free())
+        with server(peers) as ours:
+            assert ours._url != other._url and ours._is_ours()
+        ours._url = other._url
+        assert not ours._is_ours()
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("dies", r"ended at its start \(3\): error: unknown model architecture: 'qwen99'"),
+        ("dies later", r"llama-server: .*GGML_ASSERT failed"),
+        ("garbage", "answered what is no JSON"),
+        ("refuses", "answered 400: .*exceeds the context"),
+    ],
+)
+def test_failures_say_what_it_said(
+    peers: Any, mode: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", mode)
+    with pytest.raises(PeerError, match=message):
+        measure(peers)
+
+
+def test_one_that_is_never_ready(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_MODE", "never ready")
+    with pytest.raises(PeerError, match="was not ready in 1 s"), server(peers, start_timeout_s=1):
+        pass
+
+
+@pytest.mark.parametrize("mode", ["noisy", "has a child"])
+def test_what_it_does_beside(
+    peers: Any, mode: str, ended: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", mode)
+    assert measure(peers).decode_tps == 80
+    assert all(ended(child) for child in peers.log("child"))
+
+
+def test_an_interruption_ends_it(peers: Any, ended: Ended) -> None:
+    with pytest.raises(KeyboardInterrupt), server(peers) as one:
+        pid = one._program._process.pid
+        assert not ended(pid)
+        raise KeyboardInterrupt
+    assert ended(pid)
+
+
+def test_an_interruption_while_it_starts_ends_it(
+    peers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("FAKE_MODE", "never ready")
+    monkeypatch.setattr("pyllama_mtp.measure.peers.llama_server.time.sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt), server(peers):
+        pass
+
+
+def test_output_of_another_version(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Server, "complete", lambda self, request: {"content": "text"})
+    with pytest.raises(OutputError, match="no usable timings"):
+        measure(peers)
