@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyllama_mtp.cli import FAILED, INTERRUPTED, PROGRAM, common
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
+from pyllama_mtp.measure.peers import PEERS
 
 if TYPE_CHECKING:
     from pyllama_mtp.cli.matrix_run import Request
@@ -19,9 +20,6 @@ DEPTHS = (0, 2, 3, 4)
 REPEAT = 7
 #: Tokens generated per sample, by output mode.
 MAX_TOKENS = {"text": 256, "code": 2048}
-
-#: Of --peers; in the order of `pyllama_mtp.measure.peers.PEERS`.
-PEERS = ("llama-server", "llama-bench", "llama-cpp-python")
 
 _EPILOG = """\
 Every sample is a fresh session: a warm-up as long as the prompt (at most one
@@ -157,7 +155,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--peers",
-        type=common.comma_list(common.one_of(PEERS)),
+        type=common.comma_list(common.one_of(tuple(PEERS))),
         default=(),
         metavar="PROGRAM,...",
         help=f"other programs to measure beside: {', '.join(PEERS)}",

@@ -16,9 +16,7 @@ from typing import Any
 import pytest
 
 import pyllama_mtp
-from pyllama_mtp.cli import matrix
 from pyllama_mtp.measure.cells import read_cells
-from pyllama_mtp.measure.peers import PEERS
 from pyllama_mtp.measure.recordfile import read_file
 
 Cli = Callable[..., SimpleNamespace]
@@ -41,10 +39,6 @@ def peers(
 
 def found() -> dict[tuple[str, int], Any]:
     return {(cell.program, cell.n_max): cell for cell in read_cells("matrix.jsonl")}
-
-
-def test_the_help_names_all_of_them() -> None:
-    assert tuple(PEERS) == matrix.PEERS
 
 
 def test_side_by_side_in_one_file_and_table(peers: Any, cli: Cli) -> None:

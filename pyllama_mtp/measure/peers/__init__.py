@@ -58,7 +58,7 @@ PEERS = {
             drafts=False,
             obtain="`pip install llama-cpp-python` for this Python; it compiles llama.cpp",
             note="llama-cpp-python: Llama.generate of the same tokens, greedy, with the time that "
-            "its Python code takes",
+            "its Python code takes; flash attention 'auto' is 'on' there",
         ),
     )
 }

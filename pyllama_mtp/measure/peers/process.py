@@ -18,7 +18,7 @@ from typing import IO
 
 from pyllama_mtp.measure.peers import PeerError
 
-_STOP_S = 10.0
+_STOP_S = 3.0  # a server in the middle of an answer does not go by itself
 _SAID = 2000  # characters of its last words
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)

@@ -1,0 +1,90 @@
+"""Other programs in a matrix: measured alone, left out where they fail, and what that costs."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pyllama_mtp.measure.cells import Sample
+from pyllama_mtp.measure.matrix import Matrix
+from pyllama_mtp.measure.peers import PeerError
+from pyllama_mtp.measure.peers.runner import PeerRunner
+from pyllama_mtp.measure.plan import Plan
+from pyllama_mtp.measure.runner import Measured, Runner, Task
+from pyllama_mtp.measure.workload import Prompts
+from pyllama_mtp.settings import Sampling, Settings
+
+
+class Peer:
+    """A program whose n-th sample may fail; it says how many of our sessions are open."""
+
+    def __init__(self, fake: ModuleType, failing: int = -1) -> None:
+        self._fake, self._failing = fake, failing
+        self.open_sessions: list[int] = []
+
+    def begin(self, number: int, task: Task) -> None:
+        self.open_sessions.append(self._fake.state["open_sessions"])
+        self._task = task
+
+    def advance(self, number: int, goal: int) -> int:
+        if goal == 1 and len(self.open_sessions) - 1 == self._failing:
+            raise PeerError("it died")
+        return self._task.max_tokens
+
+    def finish(self, number: int) -> Measured:
+        return Measured(Sample(10, 8, 1, 1, 2, 10, 7, [], [], 7, 1), {})
+
+    def drop(self) -> None:
+        pass
+
+
+def matrix(fake: ModuleType, plan: Plan, peer: Any, ours: Runner | None = None, **more: Any) -> Any:
+    model = fake.Model("m.gguf")
+    ours = ours or Runner(lambda settings: fake.Session(model, settings))
+    runners = {"": ours, plan.peers[0]: peer}
+    fixed = {"settings": Settings(), "sampling": Sampling(), "prompts": Prompts(model)}
+    return Matrix(model, plan, runners=runners, **fixed, **more)
+
+
+def kinds(records: Any) -> list[tuple[str, str, int]]:
+    return [(r["kind"], r["cell"]["build"], r["cell"]["n_max"]) for r in records]
+
+
+def test_none_of_our_sessions_is_open_meanwhile(fake: ModuleType) -> None:
+    peer = Peer(fake)
+    plan = Plan((10,), (0, 2), 8, 2, peers=("llama-server",))
+    records = [*matrix(fake, plan, peer).run()]
+    assert len(records) == 8 and peer.open_sessions == [0] * 4
+
+
+def test_a_failure_skips_its_cell_and_no_other(fake: ModuleType) -> None:
+    plan = Plan((10,), (0, 2), 8, 2, peers=("llama-server",))
+    one = matrix(fake, plan, Peer(fake, failing=1))
+    found = kinds(one.run())
+    assert found.count(("skipped", "llama-server", 2)) == 1
+    assert found.count(("sample", "llama-server", 0)) == 2
+    assert found.count(("sample", "", 0)) == found.count(("sample", "", 2)) == 2
+    assert one.left_s() == 0 and not one.interrupted
+
+
+def test_what_is_not_installed_takes_nothing_from_the_budget(
+    fake: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("pyllama_mtp.measure.matrix.time.monotonic", lambda: clock[0])
+    model = fake.Model("m.gguf")
+
+    class OneSecond(Runner):
+        def begin(self, number: int, task: Task) -> None:
+            clock[0] += 1
+            super().begin(number, task)
+
+    plan = Plan((10,), (0,), 8, 5, peers=("llama-bench",))
+    peer = PeerRunner(PeerError("not installed"), "m.gguf", -1)
+    ours = OneSecond(lambda settings: fake.Session(model, settings))
+    records = [*matrix(fake, plan, peer, ours, budget_s=4.5).run()]
+    found = kinds(record for record in records if record["kind"] != "dropped")
+    assert found.count(("sample", "", 0)) == 4
+    assert found.count(("skipped", "llama-bench", 0)) == 1
