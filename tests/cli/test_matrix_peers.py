@@ -92,6 +92,12 @@ def test_our_switches_are_not_theirs(peers: Any, cli: Cli) -> None:
     cells = read_cells("matrix.jsonl")
     assert [c.program for c in cells if c.n_max] == ["pyllama-mtp"] * 2 + ["llama-server"]
     assert "all with MTP: " in result.out and "draft vocab full" in result.out
+    drafting = [line.split() for line in result.out.splitlines() if " MTP 2 " in line]
+    assert [row[1:5] for row in drafting[:3]] == [
+        ["pyllama-mtp", "MTP", "2", "full"],
+        ["pyllama-mtp", "MTP", "2", "kv"],
+        ["llama-server", "MTP", "2", "-"],
+    ]
 
 
 def test_what_is_not_installed_is_reported_and_the_rest_measured(

@@ -97,16 +97,16 @@ class Server:
     Args:
         program: its path.
         options: see :func:`server_options`.
-        start_timeout_s: how long loading may take.
+        start_timeout_s: how long loading may take; None: START_TIMEOUT_S.
     """
 
     def __init__(
-        self, program: str, options: Sequence[str], start_timeout_s: float = START_TIMEOUT_S
+        self, program: str, options: Sequence[str], start_timeout_s: float | None = None
     ) -> None:
         # Whoever answers at the port must know this name: it may be another program's by now.
         self._alias = f"peer-{secrets.token_hex(8)}"
         self._command = [program, *options, "--host", HOST, "--alias", self._alias]
-        self._start_timeout_s = start_timeout_s
+        self._start_timeout_s = start_timeout_s or START_TIMEOUT_S
 
     def __enter__(self) -> Server:
         for attempt in range(_PORTS):

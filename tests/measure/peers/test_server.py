@@ -33,8 +33,9 @@ def measure(peers: Any, depth: int = 3, n_predict: int = 13, **options: Any) -> 
 
 
 @pytest.fixture(autouse=True)
-def none_is_left(peers: Any, ended: Ended) -> Iterator[None]:
+def none_is_left(peers: Any, ended: Ended, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever a test does, no server is left running."""
+    monkeypatch.setattr(llama_server, "START_TIMEOUT_S", 20.0)
     yield
     assert all(ended(pid) for pid in peers.log("pid"))
 
