@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.peers import PEERS
-from pyllama_mtp.measure.ratios import Figure, median_ratio, paired_ratios
+from pyllama_mtp.measure.ratios import Figure, paired_ratios, typical_ratio
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.cells import Cell
@@ -41,7 +41,7 @@ def _build(cell: Cell) -> str:
 
 
 def _comparison(name: str, own: Sequence[Cell], cells: Sequence[Cell]) -> list[str]:
-    """Our speed as a multiple of theirs, size by size: medians of the ratios within a repeat."""
+    """Our speed as a multiple of theirs, size by size: from the ratios within a repeat."""
     parts: dict[str, list[str]] = {}
     for theirs in own:
         ours = next((cell for cell in cells if _comparable(cell, theirs)), None)
@@ -59,7 +59,7 @@ def _comparison(name: str, own: Sequence[Cell], cells: Sequence[Cell]) -> list[s
     if not parts:
         return []
     sizes = [f"{kind}: {'; '.join(found)}" for kind, found in parts.items()]
-    return [f"ours to {name}, median of the ratios within a repeat, prompt {' | '.join(sizes)}"]
+    return [f"ours to {name}, from the ratios within a repeat, prompt {' | '.join(sizes)}"]
 
 
 _FIGURES: tuple[tuple[str, Figure], ...] = (("prefill", "prefill_tps"), ("decode", "decode_tps"))
@@ -74,6 +74,6 @@ def _comparable(ours: Cell, theirs: Cell) -> bool:
 
 def _ratio(ours: Cell, theirs: Cell, figure: Figure) -> str:
     try:
-        return f"{median_ratio(paired_ratios(ours, theirs, figure)).median:.2f}x"
+        return f"{typical_ratio(paired_ratios(ours, theirs, figure)).value:.2f}x"
     except UsageError:  # nothing was measured on both sides
         return ""

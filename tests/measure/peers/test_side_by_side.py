@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.measure.cells import Sample
+from pyllama_mtp.measure.classprompts import Prompts
 from pyllama_mtp.measure.matrix import Matrix
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.peers.runner import PeerRunner
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.runner import Measured, Runner, Task
-from pyllama_mtp.measure.workload import Prompts
 from pyllama_mtp.settings import Sampling, Settings
 
 
