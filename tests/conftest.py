@@ -24,6 +24,43 @@ if TYPE_CHECKING:
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+#: Options of a run on a GPU, as environment variables so that helper modules and processes that
+#: tests start see them too; the command line wins.
+SWITCHES = {
+    "--n-gpu-layers": ("PYLLAMA_TEST_N_GPU_LAYERS", int, "of the demo model and the mixture of "
+                       "experts; -1 (the default) is all, 0 keeps them on the CPU"),
+    "--tolerance-scale": ("PYLLAMA_TEST_TOLERANCE_SCALE", float, "what the regression tests' fixed "
+                          "tolerances are multiplied by (default: 1, right for a CPU)"),
+}  # fmt: skip
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of SWITCHES."""
+    group = parser.getgroup("pyllama-mtp")
+    for option, (variable, kind, text) in SWITCHES.items():
+        group.addoption(option, type=kind, help=f"{text}; also {variable}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Pass the options on; refuse what would make a tolerance meaningless."""
+    for option, (variable, kind, _) in SWITCHES.items():
+        given = config.getoption(option)
+        if given is not None:
+            os.environ[variable] = str(given)
+        try:
+            value = kind(os.environ.get(variable, "1"))
+        except ValueError:
+            raise pytest.UsageError(f"{variable} is {os.environ[variable]!r}: a number") from None
+        if kind is float and not 1 <= value <= 100:
+            raise pytest.UsageError(f"{option} is {value}, it must be from 1 to 100")
+
+
+@pytest.fixture(scope="session")
+def n_gpu_layers() -> int:
+    """Layers of the shared models that are kept on a GPU, where there is one."""
+    return int(os.environ.get("PYLLAMA_TEST_N_GPU_LAYERS", "-1"))
+
+
 @pytest.fixture(scope="session")
 def fake_driver() -> ModuleType:
     """The module ``tests/measure/fake_driver.py``; its users reset it."""
@@ -79,11 +116,11 @@ def demo_file() -> Path:
 
 
 @pytest.fixture(scope="session")
-def demo(demo_file: Path) -> Iterator[Model]:
+def demo(demo_file: Path, n_gpu_layers: int) -> Iterator[Model]:
     """The demo model, loaded once."""
     from pyllama_mtp import Model
 
-    with Model(demo_file) as model:
+    with Model(demo_file, n_gpu_layers=n_gpu_layers) as model:
         yield model
 
 
@@ -96,11 +133,11 @@ def moe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def moe(moe_file: Path) -> Iterator[Model]:
+def moe(moe_file: Path, n_gpu_layers: int) -> Iterator[Model]:
     """The mixture-of-experts model, loaded once."""
     from pyllama_mtp import Model
 
-    with Model(moe_file) as model:
+    with Model(moe_file, n_gpu_layers=n_gpu_layers) as model:
         yield model
 
 

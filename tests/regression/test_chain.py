@@ -35,13 +35,13 @@ from pyllama_mtp.trace import Node
 
 from ..workers import worker
 from . import kvstate
-from .support import N_BATCH, N_CTX, N_UBATCH, assert_same_tokens, greedy, made_up, settings
+from .support import N_BATCH, N_CTX, N_UBATCH, assert_same_tokens, greedy, made_up, scaled, settings
 
 RunPython = Callable[..., "CompletedProcess[str]"]
 Drafts = list[list[int]]
 
 #: Logits have a standard deviation of 1 to 3; see support.rounding().
-ROUNDING = 0.01
+ROUNDING = scaled(0.01)
 ONE = np.ones(1, dtype=np.int8)
 #: Type of both caches, flash attention. A quantized V cache needs it; without it V is transposed.
 CACHES = [("f16", "on"), ("f16", "off"), ("f32", "off"), ("q8_0", "on"), ("q4_0", "on")]
@@ -240,7 +240,7 @@ def test_k_and_v_of_a_chain(model: Model, hidden: str) -> None:
         draft.remove(at.position)
         found = draft.draft_chain(at.token, at.position, at.hidden, 7)
         assert agree(found, wanted, leads), "take another prompt"
-        assert len(rows) == 27 and np.abs(k_and_v(draft) - rows).max() < 0.003
+        assert len(rows) == 27 and np.abs(k_and_v(draft) - rows).max() < scaled(0.003)
         assert np.abs(rows[20:-1] - rows[21:]).max(axis=1).min() > 0.03, "steps are alike"
 
 
@@ -264,7 +264,7 @@ def test_switches_act_on_the_next_chain(demo: Model) -> None:
             found = draft.draft_chain(at.token, at.position, at.hidden, 4)
             assert agree(found, wanted, leads)
             states.append(k_and_v(draft))
-            assert np.abs(states[-1] - rows).max() < 0.003
+            assert np.abs(states[-1] - rows).max() < scaled(0.003)
             draft.remove(at.position)
             drafts.add(tuple(found))
     assert len(drafts) >= 3

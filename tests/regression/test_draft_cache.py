@@ -24,11 +24,14 @@ from pyllama_mtp.speculative.drafter import Drafter
 
 from . import kvstate
 from .kvstate import KVState
-from .support import EDGES, N_CTX, settings
+from .support import EDGES, N_CTX, scaled, settings
 
 #: Largest difference, as a share of the largest entry: exact caches, and quantized ones (a rounding
 #: difference may move a value by one step of 1/127, and the trunk's cache is quantized as well).
-TOLERANCE = {"f32": 0.003, "f16": 0.005, "q8_0": 0.03}
+TOLERANCE = {
+    cache: min(scaled(share), 0.05)
+    for cache, share in {"f32": 0.003, "f16": 0.005, "q8_0": 0.03}.items()
+}
 Keep: TypeAlias = "int | None"
 Sync = Callable[[Drafter, Ints, int, Hidden, Keep], None]
 

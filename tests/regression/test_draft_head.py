@@ -31,7 +31,7 @@ from pyllama_mtp.models.shapes import ModelShape
 from pyllama_mtp.speculative.drafter import Drafter, Drafts
 
 from ..workers import worker
-from .support import N_BATCH, N_CTX, N_UBATCH, greedy, made_up, settings
+from .support import N_BATCH, N_CTX, N_UBATCH, greedy, made_up, scaled, settings
 
 RunPython = Callable[..., "CompletedProcess[str]"]
 Int8s = npt.NDArray[np.int8]
@@ -97,7 +97,7 @@ def assert_part(found: Floats, whole: Floats, ids: Ints) -> None:
     """`found` are these columns of `whole`, and would not pass for their neighbours."""
     wanted, size = whole[:, ids], np.abs(whole).max()
     assert found.shape == wanted.shape
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * size)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=scaled(1e-5) * size)
     assert np.abs(whole - np.roll(whole, 1, axis=1)).mean() > 0.1 * whole.std()
 
 
@@ -187,7 +187,7 @@ def test_rows_of_another_type(demo: Model) -> None:
     with context(demo) as whole, context(demo) as draft:
         draft.set_draft_head(HeadRows(int(GGMLQuantizationType.F32), data, "made here"), ids)
         found, wanted = logits_of(draft), logits_of(whole)[:, ids]
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-3 * np.abs(wanted).max())
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=scaled(2e-3) * np.abs(wanted).max())
 
 
 def test_nothing_is_read_after_the_call(demo: Model) -> None:
@@ -227,7 +227,7 @@ def test_on_a_device(demo: Model, demo_file: Path) -> None:
         before = there.memory()["context"]
         set_head(there, ids)
         assert there.memory()["context"] - before >= 4 * len(ids) + 2 * ids.size * demo.n_embd
-        np.testing.assert_allclose(logits_of(there), wanted, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(logits_of(there), wanted, rtol=0, atol=scaled(1e-4))
         assert tokens_of(there, True) == best
 
 

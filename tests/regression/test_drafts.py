@@ -16,7 +16,7 @@ from pyllama_mtp.engine import Engine
 from pyllama_mtp.speculative.drafter import top_probability
 from pyllama_mtp.telemetry import Telemetry
 
-from .support import N_CTX, settings
+from .support import N_CTX, scaled, settings
 
 DEPTH = 5
 ONE = np.ones(1, dtype=np.int8)
@@ -63,7 +63,7 @@ def test_a_chain_of_drafts(demo: Model, text: list[int], n: int) -> None:
         engine.prefill(tokens[:n], Telemetry())
         assert engine.drafter is not None
         rows = engine.target.hidden()
-        sure = next((i for i, lead in enumerate(leads) if lead < 0.03), DEPTH)
+        sure = next((i for i, lead in enumerate(leads) if lead < scaled(0.03)), DEPTH)
         for _ in range(2):  # a second time, over what the first has left in the cache
             assert engine.draft(tokens[n], DEPTH).tokens[:sure] == wanted[:sure]
             engine.drafter.resume(n, rows.part(len(rows) - 1, len(rows)))
@@ -88,7 +88,9 @@ def test_drafts_in_the_middle_of_a_generation(demo: Model, text: list[int]) -> N
             if pair.position == 1:
                 wanted, _, leads = contract(demo, known)
                 rounds += 1
-            assert pair.drafted == wanted[pair.position - 1] or min(leads[: pair.position]) < 0.03
+            assert pair.drafted == wanted[pair.position - 1] or min(
+                leads[: pair.position]
+            ) < scaled(0.03)
             assert pair.actual == run.tokens[len(known) - len(prompt)]
             known.append(pair.actual)
             last = pair.drafted == pair.actual and pair.position == 3

@@ -16,7 +16,7 @@ from pyllama_mtp import Generation, Model, Session
 from pyllama_mtp.errors import PromptFileError, PyllamaMtpError, UsageError
 
 from . import kvstate
-from .support import N_UBATCH, assert_same_tokens, settings
+from .support import N_UBATCH, assert_same_tokens, scaled, settings
 
 N_TOKENS = 14
 EXACT = {"cache_type_k": "f32", "cache_type_v": "f32"}
@@ -45,7 +45,7 @@ def check_like_fresh(session: Session, prompt: Sequence[int], gap: float) -> Gen
             assert np.array_equal(ours.positions, theirs.positions)
             assert np.array_equal(ours.tokens, theirs.tokens)
             for a, b in ((ours.k, theirs.k), (ours.v, theirs.v)):
-                assert np.abs(a - b).max() < 0.003 * np.abs(b).max()
+                assert np.abs(a - b).max() < scaled(0.003) * np.abs(b).max()
     return got
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from pyllama_mtp import Model, Sampling, Session
 
-from .support import assert_same_tokens, last_logits, rounding, settings
+from .support import assert_same_tokens, last_logits, rounding, scaled, settings
 
 #: The chance of a red test although nothing is wrong, each time other seeds are drawn.
 FALSE_ALARM = 1e-4
@@ -164,7 +164,7 @@ def test_what_the_penalty_looks_at(demo: Model, text: list[int]) -> None:
         recent = sorted(set(so_far[-window:]))
         before = logits[recent]
         logits[recent] = np.where(before > 0, before / 1.5, before * 1.5)
-        assert logits[token] > logits.max() - 0.03, f"token {at}"
+        assert logits[token] > logits.max() - scaled(0.03), f"token {at}"
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 9])

@@ -23,7 +23,7 @@ from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.hidden import Floats, Ints
 
-from .support import EDGES, N_BATCH, N_CTX, N_UBATCH
+from .support import EDGES, N_BATCH, N_CTX, N_UBATCH, scaled
 from .support import made_up as text
 
 COMMON = {
@@ -115,7 +115,7 @@ def test_rows_of_several_sequences_go_by_token_index(model: Model, marks: Marks)
         mine = batch.seqs == seq
         wanted = rows(model, batch.tokens[mine], no_outputs, tap="all")
         off = np.abs(found[mine] - wanted).max()
-        assert off < 1e-3 * np.abs(wanted).max(), f"sequence {seq} is off by {off}"
+        assert off < scaled(1e-3) * np.abs(wanted).max(), f"sequence {seq} is off by {off}"
 
 
 @pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
@@ -142,7 +142,9 @@ def test_a_draft_context_keeps_the_rows_of_its_outputs(model: Model, hidden: str
         if hidden == "pre-norm":
             assert not np.allclose(found, wanted, rtol=0.05)
             found = normalized(model, found, mtp=True)
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+        np.testing.assert_allclose(
+            found, wanted, rtol=scaled(1e-4), atol=scaled(1e-5) * np.abs(wanted).max()
+        )
 
 
 def test_upstreams_masked_rows_of_a_draft_context(model: Model) -> None:
@@ -157,7 +159,9 @@ def test_upstreams_masked_rows_of_a_draft_context(model: Model) -> None:
         masked.decode(text(model, n), 0, marks, states)
         whole.decode(text(model, n), 0, marks, states)
         found, wanted = masked.hidden_rows(), whole.hidden_rows()[marks == 1]
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+        np.testing.assert_allclose(
+            found, wanted, rtol=scaled(1e-4), atol=scaled(1e-5) * np.abs(wanted).max()
+        )
 
 
 # -- before and after the norm ---------------------------------------------------------------------
@@ -185,7 +189,9 @@ def test_rows_before_the_norm_give_those_after_it(model: Model, marks: Marks) ->
     before = rows(model, tokens, marks, need_embd_pre_norm=True, hidden="pre-norm")
     after = rows(model, tokens, marks, need_embd_pre_norm=True)
     assert not np.allclose(before, after, rtol=0.05)
-    np.testing.assert_allclose(normalized(model, before), after, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        normalized(model, before), after, rtol=scaled(1e-4), atol=scaled(1e-6)
+    )
 
 
 def test_rows_before_the_norm_do_not_depend_on_outputs(model: Model) -> None:

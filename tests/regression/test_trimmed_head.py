@@ -31,7 +31,7 @@ from pyllama_mtp.speculative.drafter import Drafter, Drafts
 from ..models.test_trimmed_head import MALFORMED
 from ..trimmed import write_trimmed
 from ..workers import worker
-from .support import greedy, settings
+from .support import greedy, scaled, settings
 from .test_draft_head import MARKS, context, logits_of, tokens_of
 
 RunPython = Callable[..., "CompletedProcess[str]"]
@@ -182,7 +182,7 @@ def test_on_a_device(trimmed: Model, make: Make, demo_file: Path, ids: Ints) -> 
     ):
         assert tokens_of(there, True) == tokens_of(there, False) == best
         there.set_draft_head(None, ids[order])
-        np.testing.assert_allclose(logits_of(there), wanted[:, order], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(logits_of(there), wanted[:, order], rtol=0, atol=scaled(1e-4))
         assert tokens_of(there, True) == best
 
 
