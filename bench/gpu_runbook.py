@@ -4,6 +4,7 @@
     python bench/gpu_runbook.py bundle           # where there is a network: what the others need
     python bench/gpu_runbook.py check            # what this machine lacks
     python bench/gpu_runbook.py all              # build ... table, a step after the other
+    python bench/gpu_runbook.py next             # 9 minutes of it, then the table so far
     python bench/gpu_runbook.py matrix           # one step; exit code 3: call it again
     python bench/gpu_runbook.py all --dry-run    # all of it on the CPU with tiny models
 
@@ -38,11 +39,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpukit import bundle, machine, measure, prepare, table
+from gpukit import bundle, collect, machine, measure, prepare, table
 from gpukit import config as configs
 from gpukit.config import Config
 from gpukit.state import FAILED, RunbookError, Work
@@ -60,7 +62,7 @@ UNITS: dict[str, Callable[[Config], list[Unit]]] = {
 }
 OTHERS: dict[str, Callable[[Config], list[Unit]]] = {"toolchain": prepare.toolchain}
 ORDER = ("check", *UNITS, "table")
-STEPS = (*ORDER, *OTHERS, "bundle", "list", "all")
+STEPS = (*ORDER, *OTHERS, "bundle", "list", "next", "all")
 #: What a dry run measures, so that it takes seconds.
 DRY = {
     "shapes": ("tiny", "tiny-moe"),
@@ -116,6 +118,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--tolerance-scale", type=float, metavar="X", help=scale)
     add("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="compilers at a time")
     add("--define", action="append", default=[], metavar="NAME=VALUE", help="for CMake")
+    add("--commit", metavar="HASH", help="of the sources, where there is no git")
     add("--publish", action="store_true", help="table: write below bench/results")
     add("--python", default="3.12", metavar="X.Y", help="bundle: Python of the other machine")
     add("--leave-out", type=words, default=(), metavar="NAME,...", help="bundle: what it has")
@@ -150,6 +153,7 @@ def configure(args: argparse.Namespace) -> Config:
         tolerance_scale=args.tolerance_scale or (1.0 if args.dry_run else 10.0),
         jobs=args.jobs,
         defines=tuple(args.define),
+        commit=args.commit,
         **{**chosen, **(DRY if args.dry_run else {})},
     )
 
@@ -200,8 +204,8 @@ def tree_finding(config: Config) -> machine.Finding:
     return machine.Finding("llama.cpp", there, "laid out" if there else "no tree", todo)
 
 
-def run_step(step: str, config: Config, args: argparse.Namespace) -> int:
-    """One step; the exit code."""
+def run_step(step: str, config: Config, args: argparse.Namespace, limit_s: float) -> int:
+    """One step, for so many seconds at most; the exit code."""
     if step == "check":
         return check(config)
     if config.gpu and config.work.facts.get("gpu") != config.gpu.to_dict():
@@ -214,16 +218,38 @@ def run_step(step: str, config: Config, args: argparse.Namespace) -> int:
     if not config.dry_run and config.gpu is None and step != "toolchain":
         raise RunbookError("there is no GPU here; --dry-run runs everything on the CPU")
     units = {**UNITS, **OTHERS}[step](config)
-    return run_units(config.work, units, parse_budget(args.budget), stop=step in ("build",))
+    whole_s = parse_budget(args.budget)
+    return run_units(config.work, units, limit_s, stop=step == "build", whole_s=whole_s)
+
+
+def run_next(config: Config, args: argparse.Namespace) -> int:
+    """What is to be done next, one step after the other, until the budget of them all is over; then
+    the table of what there is."""
+    end, code = time.monotonic() + parse_budget(args.budget), ALL_DONE
+    for step in ORDER[:-1]:
+        left = end - time.monotonic()
+        worst = CALL_AGAIN if left <= 0 else run_step(step, config, args, left)
+        code = SOME_FAILED if SOME_FAILED in (code, worst) else max(code, worst)
+        if worst == CALL_AGAIN or (worst and _ends_all(step, args)):
+            break
+    if collect.rows(config):
+        table.write(config, args.publish)
+    return code
+
+
+def _ends_all(step: str, args: argparse.Namespace) -> bool:
+    """Whether nothing goes on where this step failed."""
+    needed = step in ("check", "build", "shapes")
+    return needed or (step == "correctness" and not args.keep_going)
 
 
 def run_all(config: Config, args: argparse.Namespace) -> int:
     """Every step in order, each as often as it needs; what fails ends it, but for measurements."""
-    worst = ALL_DONE
+    worst, limit_s = ALL_DONE, parse_budget(args.budget)
     for step in ORDER:
         while True:
             before = progress(config)
-            code = run_step(step, config, args)
+            code = run_step(step, config, args, limit_s)
             if code != CALL_AGAIN:
                 break
             if progress(config) == before:
@@ -231,10 +257,7 @@ def run_all(config: Config, args: argparse.Namespace) -> int:
                 code = SOME_FAILED
                 break
         worst = max(worst, code)
-        lasting = step in ("check", "build", "shapes") or (
-            step == "correctness" and not args.keep_going
-        )
-        if code and lasting:
+        if code and _ends_all(step, args):
             print(f"runbook: stopped after {step}", file=sys.stderr)
             return code
     return worst
@@ -274,7 +297,10 @@ def main(argv: list[str] | None = None) -> int:
             return show(config)
         if args.step == "all":
             return run_all(config, args)
-        code = run_step(args.step, config, args)
+        if args.step == "next":
+            code = run_next(config, args)
+        else:
+            code = run_step(args.step, config, args, parse_budget(args.budget))
         if code == CALL_AGAIN:
             print("runbook: the time is over; the same command goes on", file=sys.stderr)
         return code

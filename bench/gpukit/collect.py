@@ -74,6 +74,8 @@ def cells(kind: str, path: Path) -> Iterator[Row]:
             "shape": shape_of(cell.model),
             "model": cell.model,
             "backend": cell.backend,
+            "upstream_commit": cell.upstream_commit,
+            "series": cell.series,
             "n_prompt": cell.n_prompt,
             "depth": cell.n_max,
             "drafting": cell.settings.get("drafting"),

@@ -50,6 +50,7 @@ class Config:
     tolerance_scale: float
     jobs: int
     defines: tuple[str, ...]
+    commit: str | None
     n_decode: int
     draft_vocab: int
 

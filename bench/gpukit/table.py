@@ -44,7 +44,7 @@ def header(config: Config, found: Sequence[Row]) -> dict[str, Any]:
         "machine": describe_machine([gpu["name"]] if gpu else []),
         "gpu": gpu,
         "nvcc": config.work.facts.get("nvcc"),
-        "project_commit": project_commit(),
+        "project_commit": config.commit or project_commit(),
         "defines": config.work.facts.get("defines"),
         "tolerance_scale": config.tolerance_scale,
         "commands": {name: record.command for name, record in records.items() if record.command},

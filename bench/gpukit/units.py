@@ -60,28 +60,35 @@ class Unit:
         return list(self.command(left_s) if callable(self.command) else self.command)
 
 
-def run_units(work: Work, units: Sequence[Unit], budget_s: float, stop: bool = False) -> int:
+def run_units(
+    work: Work,
+    units: Sequence[Unit],
+    budget_s: float,
+    stop: bool = False,
+    whole_s: float | None = None,
+) -> int:
     """Run the units that are not done, in order; every one is noted when it ends.
 
     Args:
         stop: nothing further is begun after a failure.
+        whole_s: the most that a call can have, where this one has only what others left of it.
 
     Returns:
         ALL_DONE; CALL_AGAIN: the time was over; SOME_FAILED: units failed (the next call tries them
         again).
     """
-    begun = time.monotonic()
+    begun, whole_s = time.monotonic(), whole_s or budget_s
     failed = False
     for unit in units:
         if work.is_done(unit.name):
             continue
         left = budget_s - (time.monotonic() - begun)
         if left < unit.least_s:
-            if unit.least_s >= budget_s:
+            if unit.least_s >= whole_s:
                 _say(f"{unit.name}: needs {unit.least_s:.0f} s; give a larger --budget")
                 return SOME_FAILED
             return SOME_FAILED if failed else CALL_AGAIN
-        status = _attempt(work, unit, left, whole=left > 0.95 * budget_s)
+        status = _attempt(work, unit, left, whole=left > 0.95 * whole_s)
         if status == CUT:
             return SOME_FAILED if failed else CALL_AGAIN
         failed = failed or status == FAILED

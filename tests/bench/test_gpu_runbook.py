@@ -87,6 +87,17 @@ def test_what_is_done_is_not_done_again(
     assert "done" in runbook("list", "--dry-run", "--work", folder).stdout
 
 
+def test_next_goes_on_and_ends_in_the_table(
+    dry: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    folder, _ = dry
+    finished = runbook("next", "--dry-run", "--work", folder, "--commit", "1234")
+    assert finished.returncode == 0 and "commit 1234" in finished.stdout
+    begun = runbook("next", "--dry-run", "--work", tmp_path, "--budget", "21s")
+    assert begun.returncode == CALL_AGAIN and "## Decode" not in begun.stdout
+    assert units_of(tmp_path)["build command"]["status"] == DONE
+
+
 def test_a_dry_run_says_so_and_is_not_published(
     dry: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
@@ -141,6 +152,10 @@ def test_a_unit_that_can_never_finish_is_a_failure(tmp_path: Path) -> None:
     assert "larger --budget" in work.units["endless"].message
     greedy = Unit("greedy", [*PYTHON, "pass"], least_s=100)
     assert run_units(work, [greedy], 1.0) == SOME_FAILED and "greedy" not in work.units
+    assert run_units(work, [greedy], 1.0, whole_s=540) == CALL_AGAIN
+    late = Unit("late", [*PYTHON, "import time; time.sleep(60)"], 0.1)
+    assert run_units(work, [late], 1.0, whole_s=540) == CALL_AGAIN, "it had no whole call"
+    assert work.units["late"].status == CUT
 
 
 def test_an_unfinished_result_is_cut(tmp_path: Path) -> None:
