@@ -61,7 +61,8 @@ def build(config: Config) -> list[Unit]:
     def verify(name: str, variant: str, wanted: str, **extra: str) -> Unit:
         command = [sys.executable, str(VERIFY), variant, wanted]
         cwd, wide = config.work.folder, {**environment, **extra}
-        return Unit(name, command, 20, environment=wide, cwd=cwd)
+        least_s = 5 if config.dry_run else 20
+        return Unit(name, command, least_s, environment=wide, cwd=cwd)
 
     if config.dry_run:
         text = " ".join(install_command(config))
@@ -162,7 +163,7 @@ def correctness(config: Config, files: Sequence[Path] | None = None) -> list[Uni
             Unit(
                 f"correctness {file.stem}",
                 command,
-                20,
+                5 if config.dry_run else 20,
                 environment=config.environment(),
                 cwd=config.work.folder,
                 accepted=(0, 5),

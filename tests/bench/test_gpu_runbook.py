@@ -93,7 +93,7 @@ def test_next_goes_on_and_ends_in_the_table(
     folder, _ = dry
     finished = runbook("next", "--dry-run", "--work", folder, "--commit", "1234")
     assert finished.returncode == 0 and "commit 1234" in finished.stdout
-    begun = runbook("next", "--dry-run", "--work", tmp_path, "--budget", "21s")
+    begun = runbook("next", "--dry-run", "--work", tmp_path, "--budget", "9s")
     assert begun.returncode == CALL_AGAIN and "## Decode" not in begun.stdout
     assert units_of(tmp_path)["build command"]["status"] == DONE
 
