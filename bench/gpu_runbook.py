@@ -8,10 +8,10 @@
     python bench/gpu_runbook.py matrix           # one step; exit code 3: call it again
     python bench/gpu_runbook.py all --dry-run    # all of it on the CPU with tiny models
 
-Steps run for --budget at most (9 minutes), so that they fit into short loans of a machine. What is
-done is remembered in --work and not done again; a build that was cut goes on, and so does a
-matrix. No network is needed from `check` on, if --bundle (or the machine) has upstream's tree and
-the Python packages. cuBLAS and nvcc must be on the machine.
+Steps run for --budget at most (9 minutes), so that they can be made one by one. What is done is
+remembered in --work and not done again; a build that was cut goes on, and so does a matrix. No
+network is needed from `check` on, if --bundle (or the machine) has upstream's tree and the Python
+packages. cuBLAS and nvcc must be on the machine.
 
 Steps of `all`, in order:
 
