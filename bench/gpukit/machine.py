@@ -36,13 +36,13 @@ class Finding:
     ok: bool
     detail: str
     todo: str = ""
-    gpu: bool = False  # only needed where a GPU is used
+    gpu: bool = False  # only needed to build for a GPU and to use it, which a dry run does not
 
     def line(self, dry_run: bool) -> str:
         """For the screen."""
         if self.ok:
             return f"ok       {self.name:13} {self.detail}"
-        state = "no GPU  " if self.gpu and dry_run else "MISSING "
+        state = "not here" if self.gpu and dry_run else "MISSING "
         return f"{state} {self.name:13} {self.detail}; {self.todo}"
 
 
@@ -188,7 +188,7 @@ def check_python(wheels: Path | None) -> Iterator[Finding]:
         absent = [module for module in lacking(modules) if module not in have]
         detail = f"lacks {', '.join(absent)}" if absent else ", ".join(modules)
         todo = f"`pip install {' '.join(absent)}`, or bring them with the step `bundle`"
-        yield Finding(name, not absent, detail, todo)
+        yield Finding(name, not absent, detail, todo, gpu=modules is BUILD_MODULES)
 
 
 def check_space(folder: Path, needed: float, name: str) -> Finding:

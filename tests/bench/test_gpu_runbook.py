@@ -260,7 +260,7 @@ def test_missing_packages_disk_and_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     assert not space.ok and "MISSING" in space.line(dry_run=True)
     assert machine.check_space(tmp_path, 1, "disk").ok
     nothing = next(machine.check_gpu(None))
-    assert "MISSING" in nothing.line(dry_run=False) and "no GPU" in nothing.line(dry_run=True)
+    assert "MISSING" in nothing.line(dry_run=False) and "not here" in nothing.line(dry_run=True)
 
 
 @pytest.mark.skipif(machine.find_gpu() is not None, reason="there is a GPU here")
