@@ -1,7 +1,7 @@
 """Units of work: commands that run one after the other until the time of a step is used up.
 
-GPUs are often rented by the minute: a command gets what is left of the step, is interrupted (SIGINT,
-then SIGKILL) when that is over, and runs again in the next call.
+GPUs are often rented by the minute: a command gets what is left of the step, is interrupted
+(SIGINT, then SIGKILL) when that is over, and runs again in the next call.
 """
 
 from __future__ import annotations
