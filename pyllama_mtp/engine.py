@@ -1,13 +1,15 @@
 """The two contexts of a generation and what is in them: prefill, draft, verify, keep.
 
 Invariant between calls: the target cache holds exactly ``cached``; the draft cache is in step with
-it; the newest token, which the target has chosen, is in neither.
+it, or after plain rounds a few tokens behind, until :meth:`Engine.catch_up`; the newest token,
+which the target has chosen, is in neither.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,7 +25,7 @@ from .models.memory import padded
 from .settings import Settings
 from .sizing import choose_n_ctx, n_outputs, refuse_without_tap
 from .speculative.choice import DraftChoice
-from .speculative.drafter import MOST_LATER, Drafter, Drafts, Propose
+from .speculative.drafter import Drafter, Drafts, Propose
 from .speculative.rejection import point
 from .speculative.rollback import go_back, make_rollback
 from .telemetry import Telemetry
@@ -72,6 +74,7 @@ class Engine:
         self.turn = 0
         self.intact = True
         self._outputs_before = 0
+        self._late_s = 0.0  # seconds of the round at hand that went into catching up
         self._traffic = Traffic(0, 0, False)
         self.checkpoints = Checkpoints(settings.checkpoints if model.is_recurrent else 0)
         depth = settings.depth_limit
@@ -250,7 +253,7 @@ class Engine:
 
     def catch_up(self) -> None:
         """Bring the draft cache in step with the target's after plain rounds."""
-        if self.drafter and self.intact:
+        if self.drafter and self.intact and not self.target.closed:
             self.intact = False
             self.drafter.catch_up()
             self.intact = True
@@ -328,19 +331,26 @@ class Engine:
         if not self.drafter or not self.drafting:
             return Drafts()
         looked_up = self.choice.look_up(token, n_max)
+        n_max = 0 if looked_up else self.choice.depth(n_max)
+        self._late_s = 0.0
+        if looked_up or n_max > 0:
+            began = time.perf_counter()
+            self.catch_up()  # before the row that pairs with `token`, and before a verification
+            self._late_s = time.perf_counter() - began
         if looked_up:
             q = [point(token) for token in looked_up] if propose else []
             return Drafts(looked_up, q, looked_up=True)
-        n_max = self.choice.depth(n_max)
         if n_max < 1:
             return Drafts()
         self.intact = False
         return self.drafter.draft(token, n_max, self.settings.p_min, propose)
 
     def learn(self, drafts: Drafts, tokens: Sequence[int], draft_s: float, total_s: float) -> None:
-        """The outcome of a round, for the choice of the next ones; see :class:`.DraftChoice`."""
+        """The outcome of a round, for the choice of the next ones; see :class:`.DraftChoice`.
+
+        What catching up with earlier rounds took is not this one's."""
         if self.drafting:
-            self.choice.learn(drafts, tokens, draft_s, total_s)
+            self.choice.learn(drafts, tokens, draft_s - self._late_s, total_s - self._late_s)
 
     def verify(self, token: int, drafts: Sequence[int]) -> None:
         """One pass of the target over the newest token and the drafts; every entry is an output."""
@@ -348,8 +358,6 @@ class Engine:
         self.target.set_snapshots(bool(drafts))
         if drafts:
             self.rollback.before()
-            if self.drafter and len(drafts) >= MOST_LATER:
-                self.drafter.catch_up()
         self._token, self._batch = token, np.array([token, *drafts], dtype=np.int32)
         outputs = np.ones(len(self._batch), dtype=np.int8)
         self.target.decode(self._batch, len(self.cached), outputs)

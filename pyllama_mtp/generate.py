@@ -59,7 +59,11 @@ def generate(
         for token in verdict.tokens:
             telemetry.n_generated += 1
             yield token
-    engine.catch_up()
+
+    began = time.perf_counter()
+    with telemetry.timed("sync"):
+        engine.catch_up()
+    telemetry.decode_s += time.perf_counter() - began
 
 
 def finished(engine: Engine, limits: Limits, telemetry: Telemetry, token: int) -> bool:

@@ -1,6 +1,6 @@
 """Hidden rows on their way from the target to the MTP block: arrays, or rows of a context's tap.
 
-A tap (patch 3) keeps the rows of a context's last batch where the graph computed them; the draft
+A tap (patch 3) keeps the rows of a context's last batches where the graph computed them; the draft
 context reads them there (patch 6). Without one, as in the upstream variant, rows are copied to the
 host and sent back with the batch. Both kinds are used alike: cut, joined, kept.
 """

@@ -211,7 +211,7 @@ class Session(Owned):
             ignore_eos: go on after an end token (speed measurements).
             draft: False: without MTP this once, which then costs nothing. A later generation that
                 drafts processes this text again, as far back as the draft cache needs.
-            log_pairs: keep every (drafted, actual) pair in the telemetry.
+            log_pairs: keep every (drafted, actual) pair of the head in the telemetry.
 
         Raises:
             UsageError: empty prompt, one that is longer than the context, or a bad argument.

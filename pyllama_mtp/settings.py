@@ -63,7 +63,8 @@ class Settings:
             this generation fastest on this machine, by the costs and the acceptance measured
             meanwhile.
         ngram: with draft_n_max "auto", draft what followed the last time the newest tokens occurred
-            in the text (prompt lookup), in rounds where that promises more than the head does.
+            in the text (prompt lookup), in rounds where that promises more than the head does. For
+            one sequence; not at imposed acceptance.
         drafting: "chain": the drafts of a round come from one graph; "stepwise": from one graph
             each; "auto": chain if the library can and drafts are not drawn. The same drafts either
             way.

@@ -48,7 +48,8 @@ class Telemetry:
         accepted: drafts accepted, per position; unconditional: all earlier ones were accepted too.
         looked_up: drafts from earlier in the text: {"rounds": of `rounds`, "drafted", "accepted"}.
         rounds: verification passes, those without a draft included.
-        time_s: decode time by phase: draft, verify, sync (draft cache catch-up), sampling. The sync
+        time_s: decode time by phase: draft, verify, sync (draft cache; that of plain rounds is done
+            together, with the next draft or at the end), sampling. The sync
             of the prompt is part of prefill_s and is given as "prompt_sync"; on a GPU, which works
             asynchronously, it is the time that the host spends on it.
         prompt_sync: what the MTP block computed to fill its cache: "kv", "full", "" without MTP.
@@ -57,7 +58,7 @@ class Telemetry:
         output_bytes: bytes of logits and of greedy tokens that decodes have copied to the host,
             drafts and the prompt's last row included; upstream's library does not count them: 0.
         synthetic_acceptance: the imposed rates, or None.
-        pairs: every verified draft with what the target chose, when asked for.
+        pairs: every verified draft of the head with what the target chose, when asked for.
     """
 
     n_prompt: int = 0

@@ -41,6 +41,8 @@ class DraftChoice:
 
     def begin(self, prompt: Sequence[int]) -> None:
         """What is drafted from here on follows `prompt`."""
+        if isinstance(self.depths, DepthController):
+            self.depths.close_run()
         if self.lookup:
             self.lookup.begin(prompt)
 

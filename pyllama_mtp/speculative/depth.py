@@ -161,7 +161,7 @@ class DepthController:
 
     Attributes:
         depth: the depth in use.
-        rounds, probes: how many there were.
+        rounds, probes: how many there were; plain rounds are counted when a run of them is over.
         probing, total: see above.
     """
 
@@ -245,7 +245,10 @@ class DepthController:
 
     def _rounds_to_wait(self) -> int:
         """Plain rounds before another decision can be of use: until what is missing is earned."""
-        missing = self._price - min(self.probing.balance, self.total.balance)
+        if self.depth:
+            missing = -self.total.balance
+        else:
+            missing = self._price - min(self.probing.balance, self.total.balance)
         return max(1, min(MOST_RUN, int(missing / SHARE)))
 
     def _start_probe(self, speeds: Sequence[float], steps: Sequence[float]) -> int | None:
@@ -339,6 +342,14 @@ class DepthController:
             n_tokens = 1.0 + sum(n_held for _, n_held in outcomes) / len(outcomes)
             self._account(self.costs, n_drafted, n_tokens, total_s)
 
+    def close_run(self) -> None:
+        """Plain rounds that were decided on are over: another kind follows, or another text."""
+        run = self._run
+        if run.left:
+            run.left = 0
+            if run.n:
+                self._end_run(run)
+
     def _end_run(self, run: _Run) -> None:
         """The plain rounds of `run` are made: their mean counts as one time. What going back to
         plain rounds has cost is a loss, which those before it have made."""
@@ -385,6 +396,7 @@ class DepthController:
             n_accepted: how many of them held.
             total_s: seconds of the round.
         """
+        self.close_run()
         self.rounds += 1
         self._asked = LOOKED_UP
         self._looked_up = max(self._looked_up, n_drafted)

@@ -99,6 +99,7 @@ class Drafter:
     def truncate(self, n_past: int) -> None:
         """Keep positions below `n_past`. The row that pairs with the next token is then unknown
         (unless nothing was cut), so the next :meth:`sync` must start one position earlier."""
+        assert not self._later
         if n_past == 0:
             self.reset()
         elif n_past < self.n_past:
@@ -122,10 +123,7 @@ class Drafter:
         Raises:
             UsageError: a gap: `start` lies above `n_past`, or the row for `n_past` is not known.
         """
-        if self._later:
-            before, start, rows = self._taken()
-            tokens, hidden = np.concatenate([before, tokens]), hidden.after(rows)
-            n_keep = None if n_keep is None else n_keep + len(before)
+        self.catch_up()
         n = len(tokens)
         skip = self.begin_sync(start, n)
         # One graph at a time: llama.cpp copies the rows of a batch several times.
@@ -156,13 +154,9 @@ class Drafter:
         """Write what :meth:`sync_later` has put off; before the target decodes more than MOST_LATER
         tokens at once."""
         if self._later:
-            self.sync(*self._taken())
-
-    def _taken(self) -> tuple[Ints, int, Hidden]:
-        """What was put off, which is then forgotten: tokens, where they start, their rows."""
-        tokens, rows = np.array(self._later, dtype=np.int32).T.copy()
-        self._later = []
-        return tokens, self.n_past, self._of_tap(rows)
+            tokens, rows = np.array(self._later, dtype=np.int32).T.copy()
+            self._later = []
+            self.sync(tokens, self.n_past, self._of_tap(rows))
 
     def _of_tap(self, rows: Ints) -> Hidden:
         assert isinstance(self._zero, TapRows)

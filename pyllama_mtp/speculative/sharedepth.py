@@ -25,6 +25,7 @@ class SharedDepth:
         self.limit = limit
         self._trackers = AcceptanceTracker(limit), AcceptanceTracker(limit, rate=1.0)
         self._by_count: dict[int, DepthController] = {}
+        self._last: DepthController | None = None
 
     def choose(self, n_sequences: int, at_most: int | None = None) -> int:
         """Drafts per sequence in the next round of so many sequences, 0 to `limit`.
@@ -32,7 +33,11 @@ class SharedDepth:
         Args:
             at_most: no more than this many can be used.
         """
-        return self._controller(n_sequences).choose(at_most)
+        controller = self._controller(n_sequences)
+        if self._last is not None and self._last is not controller:
+            self._last.close_run()
+        self._last = controller
+        return controller.choose(at_most)
 
     def update(
         self,

@@ -263,7 +263,7 @@ def test_a_kept_row_stays_and_the_others_do_not(model: Model, target: Context) -
         assert tap.read(int(kept[slot].index[0])).tobytes() == before[row].tobytes()
     again = kept[0].keep(0)  # onto itself
     assert np.array_equal(again.index, kept[0].index)
-    for start in (N, N + N_BATCH):  # a tap may hold the rows of two batches
+    for start in (N, N + N_BATCH):  # a tap may hold the rows of two long batches
         target.decode(text(model, N_BATCH, start), start, none(N_BATCH))
         for slot, row in ((0, N - 1), (32, 3)):
             assert tap.read(int(kept[slot].index[0])).tobytes() == before[row].tobytes()

@@ -135,3 +135,36 @@ def test_nothing_is_looked_up_before_a_plain_step_is_known() -> None:
     controller.update(0, 0, 0.0, 1.0)
     controller.choose()
     assert 1 <= controller.lookup_depth([1.0] * LIMIT, LIMIT) <= LIMIT
+
+
+def test_a_run_of_plain_rounds_ends_where_drafts_are_looked_up() -> None:
+    """Its times count without the round that came after another kind of round, which is charged."""
+    controller = DepthController(LIMIT, COSTS)
+    controller.probing.balance = controller.total.balance = -1.0
+    controller.update_lookup(2, 0, COSTS.verify[3])
+    before, n = controller.total.balance, controller.rounds
+    assert controller.choose() == 0
+    controller.update(0, 0, 0.0, 2.5)  # back from the lookup: a graph was rebuilt
+    for _ in range(3):
+        assert controller.choose() == 0
+        controller.update(0, 0, 0.0, 1.0)
+    assert controller.rounds == n, "not told yet"
+    controller.update_lookup(2, 2, COSTS.verify[3])
+    assert controller.rounds == n + 5
+    assert controller.costs and controller.costs.plain == pytest.approx(1.0)
+    gained = 2.0 - (COSTS.verify[3] - 1.0)
+    assert controller.total.balance < before - 1.0 + gained, "what going back cost is charged"
+    assert controller.choose() == 0
+    controller.update(0, 0, 0.0, 2.5)
+    assert controller.costs.plain == pytest.approx(1.0), "the first after it is apart again"
+
+
+def test_a_run_ends_with_its_text() -> None:
+    controller = DepthController(LIMIT, COSTS)
+    controller.probing.balance = controller.total.balance = -1.0
+    assert controller.choose() == 0
+    controller.update(0, 0, 0.0, 1.0)
+    controller.close_run()
+    assert controller.rounds == 1
+    controller.close_run()
+    assert controller.rounds == 1
