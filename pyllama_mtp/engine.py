@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -74,7 +73,6 @@ class Engine:
         self.turn = 0
         self.intact = True
         self._outputs_before = 0
-        self._late_s = 0.0  # seconds of the round at hand that went into catching up
         self._traffic = Traffic(0, 0, False)
         self.checkpoints = Checkpoints(settings.checkpoints if model.is_recurrent else 0)
         depth = settings.depth_limit
@@ -331,15 +329,10 @@ class Engine:
         if not self.drafter or not self.drafting:
             return Drafts()
         looked_up = self.choice.look_up(token, n_max)
-        n_max = 0 if looked_up else self.choice.depth(n_max)
-        self._late_s = 0.0
-        if looked_up or n_max > 0:
-            began = time.perf_counter()
-            self.catch_up()  # before the row that pairs with `token`, and before a verification
-            self._late_s = time.perf_counter() - began
         if looked_up:
             q = [point(token) for token in looked_up] if propose else []
             return Drafts(looked_up, q, looked_up=True)
+        n_max = self.choice.depth(n_max)
         if n_max < 1:
             return Drafts()
         self.intact = False
@@ -348,9 +341,9 @@ class Engine:
     def learn(self, drafts: Drafts, tokens: Sequence[int], draft_s: float, total_s: float) -> None:
         """The outcome of a round, for the choice of the next ones; see :class:`.DraftChoice`.
 
-        What catching up with earlier rounds took is not this one's."""
+        What catching up with plain rounds took is charged to the drafts that called for it."""
         if self.drafting:
-            self.choice.learn(drafts, tokens, draft_s - self._late_s, total_s - self._late_s)
+            self.choice.learn(drafts, tokens, draft_s, total_s)
 
     def verify(self, token: int, drafts: Sequence[int]) -> None:
         """One pass of the target over the newest token and the drafts; every entry is an output."""

@@ -123,7 +123,11 @@ class Drafter:
         Raises:
             UsageError: a gap: `start` lies above `n_past`, or the row for `n_past` is not known.
         """
-        self.catch_up()
+        if self._later:  # written with what follows them
+            self._check_follows(start)
+            before, start, rows = self._taken()
+            tokens, hidden = np.concatenate([before, tokens]), hidden.after(rows)
+            n_keep = None if n_keep is None else n_keep + len(before)
         n = len(tokens)
         skip = self.begin_sync(start, n)
         # One graph at a time: llama.cpp copies the rows of a batch several times.
@@ -154,9 +158,18 @@ class Drafter:
         """Write what :meth:`sync_later` has put off; before the target decodes more than MOST_LATER
         tokens at once."""
         if self._later:
-            tokens, rows = np.array(self._later, dtype=np.int32).T.copy()
-            self._later = []
-            self.sync(tokens, self.n_past, self._of_tap(rows))
+            self.sync(*self._taken())
+
+    def _taken(self) -> tuple[Ints, int, Hidden]:
+        """What was put off, which is then forgotten: tokens, where they start, their rows."""
+        tokens, rows = np.array(self._later, dtype=np.int32).T.copy()
+        self._later = []
+        return tokens, self.n_past, self._of_tap(rows)
+
+    def _check_follows(self, start: int) -> None:
+        end = self.n_past + len(self._later)
+        if start != end:
+            raise UsageError(f"the draft cache goes on at position {end}, not at {start}")
 
     def _of_tap(self, rows: Ints) -> Hidden:
         assert isinstance(self._zero, TapRows)
