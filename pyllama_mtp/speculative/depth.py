@@ -128,13 +128,15 @@ class _Run:
 
     Attributes:
         back: they come after a round of another kind, so that graphs may have to be rebuilt.
-        back_s: the first round's seconds, then.
+        after_head: with drafts of the head.
+        back_s: the first round's seconds, if `back`.
     """
 
     left: int = 0
     n: int = 0
     seconds: float = 0.0
     back: bool = False
+    after_head: bool = False
     back_s: float = 0.0
 
 
@@ -189,6 +191,7 @@ class DepthController:
         self._price = 0.0  # plain steps that the cheapest probe would lose
         self._run = _Run()
         self._pace = 1.0  # tokens per plain step of the depth in use
+        self._back = 0.0  # plain steps that going back to plain rounds has cost lately
         self._looked_up = 0  # most drafts from elsewhere whose verification was seen
 
     @property
@@ -217,7 +220,7 @@ class DepthController:
         if at_most is not None and at_most < self._asked:
             self._asked, self._probe, self._probe_rounds = max(at_most, 0), None, 0
         self._repeated = self._asked == before
-        self._run.back = before > 0
+        self._run.back, self._run.after_head = before > 0, 0 < before < LOOKED_UP
         return self._asked
 
     def _pick(self, costs: Costs) -> int:
@@ -365,12 +368,16 @@ class DepthController:
         if self.costs:
             steps = min(run.seconds / self.costs.plain, STALL * run.n)
             lost = min(max(run.back_s / self.costs.plain - 1.0, 0.0), MOST_BACK)
+            if run.back_s:
+                self._back += (lost - self._back) / 4
             self.total.count(steps, lost)
-            self.probing.count(steps, lost)
+            self.probing.count(steps, lost if run.after_head else 0.0)
 
     def lookup_depth(self, rates: Sequence[float], at_most: int) -> int:
         """How many drafts that cost nothing to make, such as those of an earlier occurrence, are
         worth verifying in the next round, in place of what :meth:`choose` would have; 0: none.
+
+        Unless the last round had such drafts, what it costs to go back is part of the price.
 
         Args:
             rates: conditional acceptance of these drafts, per position.
@@ -380,12 +387,14 @@ class DepthController:
         if not costs or self.rounds < self._plain_rounds or self.total.balance < 0:
             return 0
         reach = max(0, min(self.limit, 2 * max(self._deepest, self._looked_up) + 1, at_most))
+        change = 0.0 if self._asked == LOOKED_UP else self._back * costs.plain
         chosen, best, tokens, reached = 0, self._pace / costs.plain, 1.0, 1.0
         for depth, rate in enumerate(rates[:reach], start=1):
             reached *= rate
             tokens += reached
-            if tokens / costs.verify[depth + 1] > best:
-                chosen, best = depth, tokens / costs.verify[depth + 1]
+            pace = tokens / (costs.verify[depth + 1] + change)
+            if pace > best:
+                chosen, best = depth, pace
         return chosen
 
     def update_lookup(self, n_drafted: int, n_accepted: int, total_s: float) -> None:
