@@ -174,15 +174,16 @@ def test_what_going_back_costs_is_part_of_the_price() -> None:
     """Graphs that take as long to rebuild as a step: drafts must gain that, too, unless the last
     round had some as well."""
     controller, rates = DepthController(LIMIT, COSTS), [0.5] * LIMIT
-    controller.probing.balance = -9.0
     controller.choose()
     assert controller.lookup_depth(rates, LIMIT) > 0
     for _ in range(30):
-        controller.total.balance, controller.probing.balance = 5.0, -9.0
         controller.update_lookup(2, 2, COSTS.verify[3])
         assert controller.lookup_depth(rates, LIMIT) > 0
+        controller.total.balance = controller.probing.balance = -9.0  # plain rounds follow
         for seconds in (2.0, 1.0, 1.0):
             assert controller.choose() == 0
             controller.update(0, 0, 0.0, seconds)
-    assert controller.lookup_depth(rates, LIMIT) == 0
+        controller.close_run()
+        controller.total.balance = 5.0
+    assert controller.choose() >= 0 and controller.lookup_depth(rates, LIMIT) == 0
     assert controller.lookup_depth([0.95] * LIMIT, LIMIT) == LIMIT
