@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from .errors import LibraryError
+from .spinning import little_spinning
 
 #: Names a folder with a variant's libraries, or a variant; the default is "patched".
 ENVIRONMENT_VARIABLE = "PYLLAMA_MTP_LIB"
@@ -276,14 +277,15 @@ def load(library: str | os.PathLike[str] | None = None) -> Library:
             f"{', '.join(missing)}. Build them here (`pip install --force-reinstall .`), or build "
             "a wheel for every x86-64 CPU with `-C cmake.define.PYLLAMA_CPU_ALL=ON`."
         )
-    _load_shim(folder)
-    extension = _import_extension()
-    _loaded = Library(str(stamp["variant"]), folder, stamp, extension.ffi, extension.lib)
-    try:
-        _start(_loaded)
-    except BaseException:
-        _loaded = None
-        raise
+    with little_spinning():
+        _load_shim(folder)
+        extension = _import_extension()
+        _loaded = Library(str(stamp["variant"]), folder, stamp, extension.ffi, extension.lib)
+        try:
+            _start(_loaded)
+        except BaseException:
+            _loaded = None
+            raise
     return _loaded
 
 

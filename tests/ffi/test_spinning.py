@@ -1,0 +1,45 @@
+"""OpenMP's threads are told to spin little, unless the user has said something else."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from pyllama_mtp.spinning import ROUNDS, USER_VARIABLES
+
+LOAD = """
+import os
+from pyllama_mtp import native
+before = dict(os.environ)
+native.load()
+assert dict(os.environ) == before, "what is started later would inherit it"
+"""
+
+
+def spin_count(**given: str) -> int:
+    """What libgomp says it was told when the library was loaded."""
+    environment = {k: v for k, v in os.environ.items() if k not in USER_VARIABLES}
+    environment |= {"OMP_DISPLAY_ENV": "VERBOSE", **given}
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)
+    assert found, "this library was built without OpenMP of GCC"
+    return int(found[1])
+
+
+def test_threads_spin_little() -> None:
+    assert spin_count() == ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({"GOMP_SPINCOUNT": "77"}, 77), ({"OMP_WAIT_POLICY": "passive"}, 0)],
+)
+def test_the_user_has_the_last_word(given: dict[str, str], expected: int) -> None:
+    assert spin_count(**given) == expected
