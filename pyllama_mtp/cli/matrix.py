@@ -51,6 +51,7 @@ installed, or fails, is reported, and the rest goes on.
 
 examples:
   pyllama-mtp matrix
+  pyllama-mtp matrix --report page
   pyllama-mtp matrix --model Qwen3.5-4B-Q8_0.gguf --prompt-sizes 1k,8k,192k
   pyllama-mtp matrix --depths 0,3 --repeat 9 --budget 10m --format markdown
   pyllama-mtp matrix --depths 0,3 --rows all,last --sync full,kv
@@ -134,6 +135,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     destination.add_argument("--no-output", action="store_true", help="write no file")
     output.add_argument(
+        "--report",
+        metavar="DIR",
+        help="write a page with plots, and tables, of this run into this folder at the end, as "
+        "'pyllama-mtp report' does (pip install 'pyllama-mtp[report]')",
+    )
+    output.add_argument(
         "--resume",
         action="store_true",
         help="go on with the last run in --output: measure what it lacks. Refused if it measured "
@@ -193,6 +200,8 @@ def run(args: argparse.Namespace) -> int:
             print("what was measured before:", file=sys.stderr)
     if found.cells or not code:
         show(found.cells, args.format)
+    if args.report and found.cells:
+        _report(args.report, found)
     if request.output and found.cells:
         n_samples = sum(len(one.measured) for one in found.runs.values())
         more = "; --resume goes on" if code else ""
@@ -207,6 +216,7 @@ def _check(args: argparse.Namespace) -> Request:
     from pyllama_mtp.measure.classprompts import check_class
     from pyllama_mtp.measure.peers.find import check_folder
     from pyllama_mtp.measure.plan import SWITCHES
+    from pyllama_mtp.measure.report.page import check_report
     from pyllama_mtp.measure.workload import read_text, source_of_prompts
 
     if args.lib is not None and args.variants is not None:
@@ -214,6 +224,8 @@ def _check(args: argparse.Namespace) -> Request:
     if args.resume and args.no_output:
         raise UsageError("--resume needs the file of the run; leave --no-output out")
     check_folder(args.peer_dir)
+    if args.report:
+        check_report(args.report)
     libraries = args.variants or ("" if args.lib is None else args.lib,)
     plan = make_plan(args)
     if args.prompt_file is not None and plan.classes != ("text",):
@@ -286,6 +298,15 @@ def make_plan(args: argparse.Namespace) -> Plan:
 def _label(library: str) -> str:
     """What a library of --variants is called: a folder by its name."""
     return library if library in ("", "upstream", "patched") else Path(library).resolve().name
+
+
+def _report(directory: str, found: Records) -> None:
+    """Write the page of this run, and say where it is."""
+    from pyllama_mtp.measure.records import run_commands
+    from pyllama_mtp.measure.report.page import write_report
+
+    page, *_ = write_report(found.cells, directory, commands=run_commands(found))
+    print(f"report: {page}", file=sys.stderr)
 
 
 def show(cells: list[Cell], how: str) -> None:

@@ -34,7 +34,8 @@ class Sample:
     each phase, "prompt_sync" among them. `prompt_sync` and `handoff` are what was used, and
     `hidden_bytes` are hidden states moved to and from the host, as in the driver's telemetry.
     `waited_s` are seconds that the threads, added up, waited for a core that others had, in
-    "prefill" and in "decode"; empty: not known.
+    "prefill" and in "decode"; `cpu_s` those of CPU time that the thread which drives the model
+    spent in each, which is all there is with one thread on a CPU. Empty: not known.
     """
 
     n_prompt: int
@@ -53,6 +54,7 @@ class Sample:
     handoff: str = ""
     hidden_bytes: dict[str, int] = field(default_factory=dict)
     waited_s: dict[str, float] = field(default_factory=dict)
+    cpu_s: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_telemetry(cls, telemetry: Telemetry) -> Sample:

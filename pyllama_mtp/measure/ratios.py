@@ -57,40 +57,39 @@ def paired_ratios(cell: Cell, base: Cell, figure: Figure) -> list[float]:
     For `elapsed_s` this is a ratio of times: below 1 is faster. Samples without a rate (0: nothing
     was decoded) are left out. Cells of schema 1 do not say their repeats; sample i is repeat i.
 
-    What one thread on a CPU waited for its core is left out on both sides, if both know it: it says
-    what other programs did, and not what the drafts cost. (Of several threads it is not known how
-    long all of them stood still when one of them waited, so there nothing is left out.)
+    With one thread on a CPU, speeds are taken by its CPU time, if both cells know it: that leaves
+    out what other programs and other guests of the machine took of the core. (Several threads wait
+    for each other, at work or spinning; their CPU time says little.)
     """
-    own = without_waiting(cell) and without_waiting(base)
-    ours, theirs = _by_repeat(cell, figure, own), _by_repeat(base, figure, own)
+    by_cpu = by_cpu_time(cell) and by_cpu_time(base)
+    ours, theirs = _by_repeat(cell, figure, by_cpu), _by_repeat(base, figure, by_cpu)
     return [ours[repeat] / theirs[repeat] for repeat in sorted(ours) if repeat in theirs]
 
 
-def without_waiting(cell: Cell) -> bool:
-    """Whether ratios of this cell can leave out the time that its thread waited for a core."""
+def by_cpu_time(cell: Cell) -> bool:
+    """Whether ratios of this cell can be made by CPU time: one thread, on a CPU, and known."""
     threads = cell.settings.get("n_threads") or cell.machine.get("cores")
-    return threads == 1 and cell.backend == "CPU" and all(one.waited_s for one in cell.samples)
+    return threads == 1 and cell.backend == "CPU" and all(one.cpu_s for one in cell.samples)
 
 
-def _by_repeat(cell: Cell, figure: Figure, own: bool) -> dict[int, float]:
+def _by_repeat(cell: Cell, figure: Figure, by_cpu: bool) -> dict[int, float]:
     repeats = cell.repeats or range(len(cell.samples))
-    figures = [_figure(sample, figure, own) for sample in cell.samples]
+    figures = [_figure(sample, figure, by_cpu) for sample in cell.samples]
     return {repeat: value for repeat, value in zip(repeats, figures, strict=True) if value > 0}
 
 
-def _figure(sample: Sample, figure: Figure, own: bool) -> float:
-    """The figure; with `own`, as it was without the time spent waiting for a core."""
+def _figure(sample: Sample, figure: Figure, by_cpu: bool) -> float:
+    """The figure; `by_cpu`: with CPU time in place of what passed on the clock."""
     value = float(getattr(sample, figure))
-    if not own:
+    if not by_cpu:
         return value
-    waited = sample.waited_s
     if figure == "elapsed_s":
-        return value - sum(waited.values())
-    phase, seconds = figure.removesuffix("_tps"), sample.prefill_s
-    if phase == "decode":
-        seconds = sample.decode_s
-    rest = seconds - waited.get(phase, 0.0)
-    return value * seconds / rest if rest > 0 else 0.0
+        return sum(sample.cpu_s.values())
+    phase, seconds = "prefill", sample.prefill_s
+    if figure == "decode_tps":
+        phase, seconds = "decode", sample.decode_s
+    spent = sample.cpu_s.get(phase, 0.0)
+    return value * seconds / spent if spent > 0 else 0.0
 
 
 def typical_ratio(ratios: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:

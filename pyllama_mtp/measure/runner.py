@@ -7,6 +7,7 @@ their turns, here or in another process; their time does not count.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -61,17 +62,22 @@ class _Run:
     pieces: Iterator[str] = field(init=False)
     ended: bool = False
     waited_s: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0})
+    cpu_s: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0})
 
     def __post_init__(self) -> None:
         self.pieces = iter(self.generation)
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count what the threads wait for a core in this block; it is one of prefill or decode."""
+    def counting(self) -> Iterator[None]:
+        """Count CPU time of this thread, and what the threads wait for a core, in this block.
+
+        It is one of prefill or decode.
+        """
         phase = "decode" if self.generation.tokens else "prefill"
-        before = waited_for_core()
+        waited, cpu = waited_for_core(), time.thread_time()
         yield
-        self.waited_s[phase] += waited_for_core() - before
+        self.cpu_s[phase] += time.thread_time() - cpu
+        self.waited_s[phase] += waited_for_core() - waited
 
 
 class Runner:
@@ -109,7 +115,7 @@ class Runner:
         The last ones come with the end of the generation. Tokens may come several at a time.
         """
         run = self._runs[number]
-        with run.waiting():
+        with run.counting():
             while not run.ended and len(run.generation.tokens) < goal:
                 run.ended = next(run.pieces, None) is None
         if run.ended and run.generation.finish_reason == "interrupted":
@@ -119,13 +125,13 @@ class Runner:
     def finish(self, number: int) -> Measured:
         """Generate to the end; the session's figures. It is closed."""
         run = self._runs[number]
-        with run.waiting():
+        with run.counting():
             for _ in run.pieces:
                 pass
         if run.generation.finish_reason == "interrupted":
             raise InterruptedSample
         sample = Sample.from_telemetry(run.generation.telemetry)
-        sample.waited_s = run.waited_s
+        sample.waited_s, sample.cpu_s = run.waited_s, run.cpu_s
         memory = dict(run.session.memory())
         del self._runs[number]
         run.session.close()

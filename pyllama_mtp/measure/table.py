@@ -13,9 +13,9 @@ from pyllama_mtp.measure.ratios import (
     Figure,
     Ratio,
     base_of,
+    by_cpu_time,
     paired_ratios,
     typical_ratio,
-    without_waiting,
 )
 
 if TYPE_CHECKING:
@@ -215,8 +215,8 @@ def _ratio_note(cells: Sequence[Cell]) -> list[str]:
     if not worst:
         return []
     note = "vs no-MTP: Hodges-Lehmann estimate of the ratios within a repeat"
-    if all(without_waiting(cell) for cell in cells if cell.program == OURS):
-        note += ", without the time that the thread waited for a core"
+    if all(by_cpu_time(cell) for cell in cells if cell.program == OURS):
+        note += ", by the CPU time of the one thread"
     if all(ratio.n > 1 for ratio in worst.values()):
         bounds = [
             f"{100 * ratio.scatter:.1f} % ({figure.removesuffix('_tps')})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -371,6 +372,40 @@ def test_prompts_come_from_the_file(fake: ModuleType, cli: Cli) -> None:
     prompts = [entry[1] for entry in fake.log if entry[0] == "generate"]
     assert {len(prompt) for prompt in prompts} == {64, 128}
     assert all(set(bytes(prompt)) <= set(b"0123456789") for prompt in prompts)
+
+
+def test_a_report_of_this_run_at_the_end(fake: ModuleType, cli: Cli) -> None:
+    cli(*SMALL)
+    result = cli(*SMALL, "--classes", "source", "--report", "page")
+    assert result.code == 0 and f"report: {Path('page', 'index.html')}" in result.err
+    tables = Path("page", "tables.md").read_text()
+    assert "MTP 2" in tables and "source" in tables
+    assert tables.count("\n## ") == 1, "the earlier run in the same file is not in it"
+    assert {path.suffix for path in Path("page").iterdir()} == {
+        ".html",
+        ".svg",
+        ".png",
+        ".md",
+        ".csv",
+    }
+
+
+def test_an_interrupted_run_is_reported_as_far_as_it_went(fake: ModuleType, cli: Cli) -> None:
+    fake.script[10] = raise_interrupt
+    result = cli(*SMALL, "--report", "page")
+    assert result.code == 130 and Path("page", "index.html").is_file()
+
+
+def test_a_report_that_cannot_be_made_is_refused_before_anything_is_measured(
+    fake: ModuleType, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("page").write_text("")
+    result = cli(*SMALL, "--report", "page")
+    assert result.code == 2 and "cannot write the report to page" in result.err
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = cli(*SMALL, "--report", "other")
+    assert result.code == 2 and "pyllama-mtp[report]" in result.err
+    assert not fake.log and not Path("matrix.jsonl").exists()
 
 
 @pytest.mark.parametrize("depths", ["0", "0,2"])

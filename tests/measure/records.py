@@ -18,6 +18,7 @@ FIGURES: dict[str, Any] = {
     "tokens_per_round": 2.0,
     "time_s": {"draft": 0.5},
     "waited_s": {"prefill": 0.0, "decode": 0.25},
+    "cpu_s": {"prefill": 0.5, "decode": 0.75},
 }
 
 

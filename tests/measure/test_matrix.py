@@ -216,6 +216,7 @@ def test_cells_hold_what_was_measured(fake: ModuleType) -> None:
     assert cell.settings["n_batch"] == 2048
     assert cell.time.endswith("+00:00")
     assert set(cell.samples[0].waited_s) == {"prefill", "decode"}
+    assert set(cell.samples[0].cpu_s) == {"prefill", "decode"}
 
 
 def test_contexts_are_no_bigger_than_needed_and_alike(fake: ModuleType) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,21 @@ def check(browser: Any, width: int, pictures: int) -> list[dict[str, Any]]:
         assert picture["natural"] > 0 and picture["alt"]
         assert picture["left"] >= 0 and picture["right"] <= width
     return found
+
+
+def test_one_command_measures_and_makes_the_page(browser: Any, tmp_path: Path) -> None:
+    """The real driver and the demo model; a few tokens of every default cell."""
+    options = ("--threads", "1", "--repeat", "2", "--max-tokens", "16", "--report", "page")
+    command = [sys.executable, "-m", "pyllama_mtp", "matrix", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    show(browser, tmp_path / "page" / "index.html", WIDE)
+    pictures = check(browser, WIDE, 5)
+    kinds = [picture["plot"] for picture in pictures]
+    assert kinds == ["prefill", "decode", "prefill-ratio", "decode-ratio", "acceptance"]
+    for picture in pictures:
+        assert {"#0072b2", "#d55e00", "#009e73"} <= set(picture["colors"]), "depths 2 to 4"
+    assert "demo" in browser.find_element("tag name", "body").text
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def write_report(
     """
     if not cells:
         raise UsageError("there are no cells to report")
-    plots.require_matplotlib()
+    check_report(directory)
     sections = series.sections(cells)
     drawn = [_plots(section, published) for section in sections]
     files: dict[str, bytes] = {
@@ -66,16 +66,30 @@ def write_report(
     return _write(Path(directory), files)
 
 
+def check_report(directory: str | os.PathLike[str]) -> None:
+    """Find out before a long measurement whether a report can be made; makes the directory.
+
+    Raises:
+        UsageError: matplotlib is not installed, or the directory cannot be written.
+    """
+    plots.require_matplotlib()
+    _write(Path(directory), {})
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise _cannot_write(directory, "Permission denied")
+
+
 def _write(directory: Path, files: dict[str, bytes]) -> list[Path]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             (directory / name).write_bytes(data)
     except OSError as error:
-        raise UsageError(
-            f"cannot write the report to {directory}: {error.strerror}; name another folder with -o"
-        ) from None
+        raise _cannot_write(directory, error.strerror) from None
     return [directory / name for name in files]
+
+
+def _cannot_write(directory: str | os.PathLike[str], reason: str | None) -> UsageError:
+    return UsageError(f"cannot write the report to {directory}: {reason}; name another folder")
 
 
 def _plots(section: Section, published: Sequence[Published]) -> list[Plot]:

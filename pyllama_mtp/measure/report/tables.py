@@ -11,7 +11,7 @@ from typing import Any
 from pyllama_mtp.measure import series, table
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.plan import SWITCHES
-from pyllama_mtp.measure.ratios import base_of, paired_ratios, typical_ratio, without_waiting
+from pyllama_mtp.measure.ratios import base_of, by_cpu_time, paired_ratios, typical_ratio
 from pyllama_mtp.measure.records import records
 from pyllama_mtp.measure.series import OURS, Section
 from pyllama_mtp.settings import Sampling, Settings
@@ -101,7 +101,7 @@ def notes(section: Section) -> list[str]:
     if measured:
         found.append(
             "speeds are medians of the samples; ratios to no-MTP: Hodges-Lehmann, of paired ratios"
-            f"{_left_out(measured)}, whose interval {_confidence(section.cells)}; acceptance and "
+            f"{_taken_by(measured)}, whose interval {_confidence(section.cells)}; acceptance and "
             "tokens per round are totals over totals"
         )
     plain = {cell.n_max for cell in measured}
@@ -119,9 +119,9 @@ def notes(section: Section) -> list[str]:
     return found
 
 
-def _left_out(measured: Sequence[Cell]) -> str:
-    alone = all(map(without_waiting, measured))
-    return " (without the time that the thread waited for a core)" if alone else ""
+def _taken_by(measured: Sequence[Cell]) -> str:
+    by_cpu = all(map(by_cpu_time, measured))
+    return " (by the CPU time of the one thread)" if by_cpu else ""
 
 
 def _confidence(cells: Sequence[Cell]) -> str:
