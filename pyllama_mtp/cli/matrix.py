@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyllama_mtp.cli.matrix_run import Request
     from pyllama_mtp.measure.cells import Cell
     from pyllama_mtp.measure.plan import Plan
+    from pyllama_mtp.measure.recordfile import Records
 
 DEPTHS = (0, 2, 3, 4)
 REPEAT = 7
