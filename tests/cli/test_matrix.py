@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.cli.matrix import REPEAT
+from pyllama_mtp.cli.matrix import DEMO_REPEAT, REPEAT
 from pyllama_mtp.cli.matrix_progress import short_label
 from pyllama_mtp.errors import FatalDecodeError
 from pyllama_mtp.measure.cells import read_cells
@@ -53,6 +53,27 @@ def test_defaults_cover_what_the_manual_promises(fake: ModuleType, cli: Cli) -> 
     }
     assert all(len(c.samples) == REPEAT and c.max_tokens == 256 for c in cells)
     assert REPEAT >= 5
+
+
+@pytest.mark.parametrize(
+    ("options", "repeats"),
+    [((), DEMO_REPEAT), (("--repeat", "3"), 3), (("--budget", "1h"), DEMO_REPEAT)],
+)
+def test_the_demo_model_is_repeated_more_often(
+    fake: ModuleType, cli: Cli, options: tuple[str, ...], repeats: int
+) -> None:
+    result = cli("matrix", "--depths", "0", "--prompt-sizes", "64", *options)
+    assert result.code == 0 and "left out" not in result.err
+    (cell,) = read_cells("matrix.jsonl")
+    assert len(cell.samples) == repeats
+
+
+def test_the_demo_model_is_done_in_its_budget(
+    fake: ModuleType, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyllama_mtp.cli.matrix.DEMO_BUDGET", "0.000001s")
+    assert "left out for the budget" in cli("matrix", "--depths", "0").err
+    assert "left out for the budget" not in cli("matrix", "--depths", "0", "--repeat", "2").err
 
 
 def test_a_second_run_appends(fake: ModuleType, cli: Cli) -> None:
