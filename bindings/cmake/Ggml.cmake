@@ -1,5 +1,6 @@
 # ggml once, from PYLLAMA_TREE_ggml. The variants share it: what the patches change in it lies in the CPU
-# backend, behind a switch that the upstream variant turns off when it is loaded (pyllama_set_small_batch).
+# backend, behind a switch that the upstream variant turns off when it is loaded (pyllama_set_small_batch),
+# and in the RPC backend, where it matters only once a worker is lost.
 set(GGML_BACKEND_DL ON CACHE BOOL "" FORCE)
 set(GGML_BUILD_TESTS OFF CACHE BOOL "" FORCE)
 set(GGML_BUILD_EXAMPLES OFF CACHE BOOL "" FORCE)
@@ -14,9 +15,9 @@ file(GLOB_RECURSE _theirs RELATIVE ${PYLLAMA_TREE_upstream} ${PYLLAMA_TREE_upstr
 foreach(_file ${_theirs})
     execute_process(COMMAND ${CMAKE_COMMAND} -E compare_files
         ${PYLLAMA_TREE_upstream}/${_file} ${PYLLAMA_TREE_patched}/${_file} RESULT_VARIABLE _differs)
-    if(_differs AND NOT _file MATCHES "^ggml/src/ggml-cpu/")
-        message(FATAL_ERROR "pyllama-mtp: ${_file} differs between the variants, but they share ggml: "
-            "only its CPU backend may differ, behind a switch. Mark the patch `both` in patches/series.")
+    if(_differs AND NOT _file MATCHES "^ggml/(src/ggml-(cpu|rpc)|include/ggml-rpc)")
+        message(FATAL_ERROR "pyllama-mtp: ${_file} differs between the variants, but they share ggml: only its "
+            "CPU backend may differ, behind a switch, and its RPC backend. Mark the patch `both` in patches/series.")
     endif()
 endforeach()
 
