@@ -56,6 +56,8 @@ class Context(Owned):
         Raises:
             InsufficientMemoryError: llama.cpp could not allocate it.
             UsageError: llama.cpp refused the combination; its reason is given.
+            WorkerLostError: a worker of the model is lost; so with every other method that
+                computes.
         """
         self.library = native.load()
         self._ffi, self._lib = self.library.ffi, self.library.lib
@@ -67,6 +69,7 @@ class Context(Owned):
         self.last_outputs = np.zeros(0, dtype=np.int8)
         self._rewind: dict[int, int] = {}  # by sequence: positions that its state can go back
         self._snapshots = True
+        self._settled = True  # what the last decode computed is known to be here
         self.greedy = self._left_greedy = False
         self.n_candidates = 0
         self.draft_ids: Ints | None = None
@@ -114,9 +117,13 @@ class Context(Owned):
         message = self._ffi.new("char[512]")
         native.take_recent_errors()
         handle = lib.pyllama_context_init(self.model.handle, p, message, len(message))
-        if native.pending.exception and handle:
-            lib.llama_free(handle)
-        native.raise_pending()
+        try:
+            native.raise_pending()
+            self.model.refuse_lost_worker()
+        except BaseException:
+            if handle:
+                lib.llama_free(handle)
+            raise
         if handle:
             return handle
         reason = "; ".join(filter(None, (self.library.text(message), native.take_recent_errors())))
@@ -204,6 +211,7 @@ class Context(Owned):
         if self._trace:
             self._trace.clear()
         self._rewind = {}
+        self._settled = False
         with self._alone():
             code = self._lib.pyllama_decode(self.handle, self._batch, view, message, len(message))
         del alive
@@ -212,6 +220,7 @@ class Context(Owned):
             rows = batch.outputs.sum() if self.options.tap == "outputs" else len(batch.tokens)
             self.hidden_bytes_read += 4 * self.model.n_embd * int(rows)
         native.raise_pending()
+        self.model.refuse_lost_worker()
         if code != 0:
             said = (self.library.text(message), native.take_recent_errors())
             raise decode_error(code, "; ".join(filter(None, said)))
@@ -269,8 +278,13 @@ class Context(Owned):
         return [[self.argmax(step * n_seqs + i) for step in range(n)] for i in range(n_seqs)]
 
     def synchronize(self) -> None:
-        """Wait until the last decode has finished (a GPU works asynchronously)."""
+        """Wait until the last decode has finished (a GPU works asynchronously).
+
+        Raises:
+            WorkerLostError: a worker was lost meanwhile, and what it should have computed is zeros.
+        """
         self._lib.llama_synchronize(self.handle)
+        self.model.refuse_lost_worker()
 
     # -- results of the last decode ------------------------------------------------------------
 
@@ -310,6 +324,14 @@ class Context(Owned):
     def _check_output(self, row: int) -> None:
         if not (0 <= row < len(self.last_outputs) and self.last_outputs[row]):
             raise UsageError(f"entry {row} of the last batch was not marked as an output row")
+        self._settle()
+
+    def _settle(self) -> None:
+        """With workers: have what was computed here, or the news that one is lost, before a result
+        is used. Whoever asks would wait for it anyway."""
+        if not self._settled and self.model.rpc_servers:
+            self.synchronize()
+            self._settled = True
 
     def check_finite(self, row: int) -> None:
         """Raises FatalDecodeError when the logits of batch entry `row` hold a NaN."""
@@ -439,6 +461,7 @@ class Context(Owned):
         n is the number of tokens; of output tokens for ``tap="outputs"``. Waits for the
         computation.
         """
+        self._settle()
         n = len(self.last_outputs)
         if self.tap:
             pointer = self._lib.llama_get_embeddings_pre_norm(self.handle)
@@ -511,6 +534,7 @@ class Context(Owned):
         n = self._lib.pyllama_state_seq_get(
             self.handle, target, size, seq, flags, message, len(message)
         )
+        self.model.refuse_lost_worker()
         if n == 0:
             raise FatalDecodeError(f"the state cannot be saved: {self.library.text(message)}")
         del target  # cffi's hold on the buffer
@@ -535,6 +559,7 @@ class Context(Owned):
         n = self._lib.pyllama_state_seq_set(
             self.handle, source, len(data), seq, flags, message, len(message)
         )
+        self.model.refuse_lost_worker()
         if n == 0:
             raise FatalDecodeError(f"the state cannot be restored: {self.library.text(message)}")
 

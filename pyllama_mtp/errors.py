@@ -69,6 +69,20 @@ class DraftVocabError(PyllamaMtpError):
         self.path = os.fspath(path)
 
 
+class WorkerLostError(PyllamaMtpError):
+    """A worker that a model uses died, or does not answer; what it held of the model is gone.
+
+    Close the model, which ends its sessions; other models are not affected.
+
+    Attributes:
+        address: the worker, "HOST:PORT".
+    """
+
+    def __init__(self, message: str, address: str) -> None:
+        super().__init__(message)
+        self.address = address
+
+
 class LibraryError(PyllamaMtpError):
     """The native library is missing, has another stamp, or needs CPU features that are absent."""
 

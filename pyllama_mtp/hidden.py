@@ -173,6 +173,7 @@ class Tap:
         pointer = self._ffi.from_buffer("float[]", data)
         if not self._lib.llama_mtp_tap_read(self.context.handle, row, pointer):
             raise UsageError(f"row {row} of the tap does not exist")
+        self.context.model.refuse_lost_worker()
         return data
 
     def write(self, slot: int, data: Floats) -> TapRows:

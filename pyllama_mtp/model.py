@@ -33,6 +33,7 @@ class Model(Owned):
         n_gpu_layers: int = -1,
         mtp: bool = True,
         rpc_servers: str | Sequence[str] = (),
+        rpc_timeout: int = rpc.SILENCE_S,
         tensor_split: Sequence[float] | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> None:
@@ -44,10 +45,10 @@ class Model(Owned):
                 none. Without either it has no effect.
             mtp: load the MTP head; False saves its memory and accepts models without one.
             rpc_servers: "HOST:PORT" of workers (``pyllama-mtp rpc-worker``), whose devices then
-                hold the layers, before the GPUs of this machine. ggml aborts this process when a
-                worker goes away while the model is open, and may when a session or model on the
-                same worker is closed in the middle of a generation. Trusted networks only; see
+                hold the layers, before the GPUs of this machine. Trusted networks only; see
                 :mod:`pyllama_mtp.rpc`.
+            rpc_timeout: seconds that a worker may be silent before it is lost; 0: any time. It
+                must have computed a batch of n_batch tokens by then.
             tensor_split: shares of the layers, one per device: of the workers in their order, then
                 of this machine's GPUs. Default: by free memory.
             progress: called with the share loaded, 0 to 1; an exception from it stops loading.
@@ -57,6 +58,7 @@ class Model(Owned):
                 UnsupportedArchitectureError among its subclasses.
             InsufficientMemoryError: the weights do not fit into memory.
             LibraryError: the native library cannot be used.
+            WorkerLostError: a worker died meanwhile, or does not answer.
             UsageError: a worker that cannot be used, or another bad argument.
         """
         self._handle: Any = None
@@ -64,6 +66,8 @@ class Model(Owned):
         self.path = Path(path)
         if not -1 <= n_gpu_layers < 2**31:
             raise UsageError(f"n_gpu_layers is {n_gpu_layers}, it must be -1 (all), 0 or above")
+        if not 0 <= rpc_timeout < 2**31 // 1000:
+            raise UsageError(f"rpc_timeout is {rpc_timeout} s, it must be 0 (no limit) or above")
         #: Addresses of the workers in use.
         self.rpc_servers = rpc.check_addresses(rpc_servers)
         self.info: GGUFInfo = validate_model_file(path, require_mtp=mtp)
@@ -78,7 +82,7 @@ class Model(Owned):
         )
         self._check_memory()
         try:
-            self._handle = self._load(n_gpu_layers, mtp, tensor_split, progress)
+            self._handle = self._load(n_gpu_layers, mtp, rpc_timeout, tensor_split, progress)
         except BaseException:
             self._disconnect()
             raise
@@ -128,15 +132,21 @@ class Model(Owned):
                 "use a smaller or more quantized model"
             )
 
-    def _devices(self) -> list[Any]:
+    def _devices(self, rpc_timeout: int) -> list[Any]:
         """What llama.cpp would choose of this machine's devices, after those of the workers."""
-        devices = rpc.connect(self.rpc_servers)
+        devices = rpc.connect(self.rpc_servers, rpc_timeout)
         self._connected = True
         for kind in ("gpu", "igpu"):
             local = self._library.handles(kind)
             if local:
                 return devices + local
         return devices
+
+    def refuse_lost_worker(self) -> None:
+        """Raises WorkerLostError when a worker of this model is lost; to be asked when a native
+        call has failed, and when a computation has finished, before its results are used."""
+        if self._connected:
+            rpc.refuse_lost(self.rpc_servers)
 
     def _disconnect(self) -> None:
         if self._connected:
@@ -156,6 +166,7 @@ class Model(Owned):
         self,
         n_gpu_layers: int,
         mtp: bool,
+        rpc_timeout: int,
         tensor_split: Sequence[float] | None,
         progress: Callable[[float], None] | None,
     ) -> Any:
@@ -165,7 +176,7 @@ class Model(Owned):
             params.tensor_split = split = self._split(tensor_split)  # noqa: F841 - kept alive
         if self.rpc_servers:
             params.devices = devices = ffi.new(  # noqa: F841 - kept alive
-                "ggml_backend_dev_t[]", [*self._devices(), ffi.NULL]
+                "ggml_backend_dev_t[]", [*self._devices(rpc_timeout), ffi.NULL]
             )
         params.n_gpu_layers = n_gpu_layers
         params.load_mtp = mtp
@@ -175,9 +186,13 @@ class Model(Owned):
         message = ffi.new("char[512]")
         native.take_recent_errors()
         handle = lib.pyllama_model_load(os.fsencode(self.path), params, message, len(message))
-        if native.pending.exception and handle:
-            lib.llama_model_free(handle)
-        native.raise_pending()
+        try:
+            native.raise_pending()
+            self.refuse_lost_worker()
+        except BaseException:
+            if handle:
+                lib.llama_model_free(handle)
+            raise
         if not handle:
             reason = self._library.text(message) or native.take_recent_errors() or "no reason given"
             raise ModelFileError(f"{self.path}: llama.cpp cannot load it: {reason}", self.path)

@@ -4,8 +4,11 @@ A worker lends the devices of its machine. It serves one process at a time, whos
 it. There is no authentication and no encryption: whoever reaches the port of a worker can run
 native code there, and whoever reaches the line can read along. Loopback and trusted networks only.
 
-ggml aborts the process when a worker goes away while a model uses it, or answers wrongly; here that
-is found out before, as far as it can be: :func:`check` speaks to a worker before ggml does.
+A worker that dies, or stops answering, while a model uses it is an error
+(:class:`.errors.WorkerLostError`) of the call that finds out, and of every later one of that model.
+Its memory is lost, so the model has to be closed; then the worker, or another one at its address,
+can be used again. Other models go on. ggml hands on zeros for what a lost worker should have
+computed (patch 15), so :func:`refuse_lost` is asked before a result is used.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import native
-from .errors import LibraryError, UsageError
+from .errors import LibraryError, UsageError, WorkerLostError
 
 #: Version of ggml's protocol (ggml-rpc.h): the first number must be the worker's, the second must
 #: not be below the worker's.
@@ -33,6 +36,9 @@ HELLO = struct.pack("<BQ24x", 14, 24)
 ANSWER = struct.Struct("<Q3Bx24x")
 #: How long a worker may take to answer the first message.
 TIMEOUT_S = 5.0
+#: How long a worker may leave a message unanswered, or unread, in seconds. It answers only when it
+#: has computed what it was given before, which may be a whole batch of a prompt.
+SILENCE_S = 600
 STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
 #: Workers that models of this process use at the moment; ggml has one connection to each.
@@ -107,19 +113,50 @@ def check_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def connect(addresses: Sequence[str]) -> list[Any]:
+def lost(address: str) -> str | None:
+    """Why the worker at `address` is lost; None: it is not, as far as is known.
+
+    It stays lost until a new connection to it is made, which needs every model closed that used it.
+    """
+    ffi = native.load().ffi
+    reason = ffi.new("char[256]")
+    ask = ffi.cast("bool (*)(const char *, char *, size_t)", _function("ggml_backend_rpc_lost"))
+    return native.load().text(reason) if ask(address.encode(), reason, len(reason)) else None
+
+
+def refuse_lost(addresses: Sequence[str]) -> None:
+    """Raises WorkerLostError when one of these workers is lost."""
+    for address in addresses:
+        reason = lost(address)
+        if reason is not None:
+            raise WorkerLostError(
+                f"the worker at {address} is lost ({reason}), and with it what it held of the "
+                "model; close the model, and load it again with workers that run. If the worker "
+                "was only slow, give it longer (rpc_timeout, --rpc-timeout)",
+                address,
+            )
+
+
+def connect(addresses: Sequence[str], timeout: int = SILENCE_S) -> list[Any]:
     """The devices (ggml_backend_dev_t) of workers, in order; call :func:`release` when done.
 
     They are not registered with ggml, so models that do not name them do not use them.
 
+    Args:
+        timeout: seconds of silence after which a worker is lost; 0: never. For all connections
+            that are made from now on.
+
     Raises:
         UsageError: a worker that cannot be used; see :func:`check`.
+        WorkerLostError: one that is lost, and the model that lost it is still open.
         LibraryError: the library was built without RPC.
     """
     library = native.load()
     ffi, lib = library.ffi, library.lib
     address = _function("ggml_backend_rpc_add_server")
     add_server = ffi.cast("ggml_backend_reg_t (*)(const char *)", address)
+    ffi.cast("void (*)(uint32_t)", _function("ggml_backend_rpc_set_timeout"))(timeout)
+    refuse_lost([worker for worker in addresses if _in_use[worker]])
     for worker in addresses:
         if not _in_use[worker]:
             check(worker)
@@ -127,9 +164,15 @@ def connect(addresses: Sequence[str]) -> list[Any]:
     for worker in addresses:
         registry = add_server(worker.encode())
         if not registry:
+            refuse_lost([worker])
             raise UsageError(f"the worker at {worker} has no devices")
         for index in range(lib.ggml_backend_reg_dev_count(registry)):
             devices.append(lib.ggml_backend_reg_dev_get(registry, index))
+        if not _in_use[worker]:
+            # ggml knows the devices from an earlier connection, and makes a new one when asked.
+            size = ffi.new("size_t[2]")
+            lib.ggml_backend_dev_memory(devices[-1], size, size + 1)
+            refuse_lost([worker])
     _in_use.update(addresses)
     return devices
 
@@ -207,7 +250,8 @@ class Worker:
         """
         while self._thread.is_alive():
             got = signal.sigtimedwait(STOP_SIGNALS, 1.0)
-            if got:
+            # Stopped and continued in between, Python hands out a record that nobody filled.
+            if got and got.si_signo in STOP_SIGNALS:
                 return got.si_signo
         raise UsageError(f"ggml no longer listens at {self.address}")
 
