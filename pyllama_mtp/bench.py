@@ -274,7 +274,7 @@ def matrix(
                 Model(model, n_gpu_layers=n_gpu_layers, mtp=any(plan.depths))
             )
         loaded = model
-        build = Build.of(native.load(), n_gpu_layers)
+        build = Build.of(native.load(), n_gpu_layers, workers=loaded.rpc_servers)
         plan = replace(plan, libraries=(build.variant,))
         header = make_header(
             uuid.uuid4().hex[:12],

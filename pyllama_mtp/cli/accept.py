@@ -285,7 +285,7 @@ def _run(
     library = native.load(args.lib)
     with common.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
         plan = make_plan(args, model, prompts, source)
-        build = Build.of(library, args.n_gpu_layers)
+        build = Build.of(library, args.n_gpu_layers, workers=args.rpc)
         found = Run(header(model, plan, settings, sampling, build))
         with progress(plan) as bar:
             measurement = Measurement(

@@ -114,6 +114,18 @@ def bias(text: str) -> tuple[int, float]:
         raise argparse.ArgumentTypeError(f"{text!r} is not ID=BIAS, as in 42=-2.5") from None
 
 
+def worker(text: str) -> str:
+    """An argparse type: HOST:PORT of a worker."""
+    from pyllama_mtp.errors import UsageError
+    from pyllama_mtp.rpc import parse_address
+
+    try:
+        parse_address(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
     """An argparse type: one of these words. For items of a list, which `choices` cannot check."""
 
@@ -129,7 +141,7 @@ def one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """--model, --lib, --n-gpu-layers."""
+    """--model, --lib, and where the layers go: what :func:`open_model` and `placement` read."""
     group = parser.add_argument_group("model and library")
     group.add_argument("--model", metavar="FILE", help="a .gguf file (default: bundled demo model)")
     group.add_argument(
@@ -143,7 +155,31 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         type=whole(-1),
         default=-1,
         metavar="N",
-        help="layers to put on the GPU; -1 is all, 0 is none; without a GPU it has no effect",
+        help="layers to put on the GPU; -1 is all, 0 is none; without a GPU or a worker it has no "
+        "effect",
+    )
+    group.add_argument(
+        "--rpc",
+        type=comma_list(worker),
+        default=(),
+        metavar="HOST:PORT,...",
+        help="spread the layers over these workers ('pyllama-mtp rpc-worker' starts one), and over "
+        "the GPUs of this machine after them. Neither authentication nor encryption: trusted "
+        "networks only",
+    )
+    group.add_argument(
+        "--rpc-timeout",
+        type=whole(0),
+        metavar="SECONDS",
+        help="give a worker up that is silent for so long; it must have computed --n-batch tokens "
+        "by then; 0 is never (default: 600)",
+    )
+    group.add_argument(
+        "--tensor-split",
+        type=comma_list(real(0)),
+        metavar="N,...",
+        help="shares of the layers: of the workers in their order, then of this machine's GPUs "
+        "(default: by their free memory)",
     )
 
 
@@ -382,6 +418,18 @@ def model_path(args: argparse.Namespace) -> str | Path:
     return demo_path()
 
 
+def placement(args: argparse.Namespace) -> dict[str, Any]:
+    """Where the layers go: the arguments of `Model` for it; what was not given is left out."""
+    given = {"n_gpu_layers": args.n_gpu_layers}
+    if args.rpc:
+        given["rpc_servers"] = args.rpc
+    if args.rpc_timeout is not None:
+        given["rpc_timeout"] = args.rpc_timeout
+    if args.tensor_split is not None:
+        given["tensor_split"] = args.tensor_split
+    return given
+
+
 @contextmanager
 def open_model(args: argparse.Namespace, *, mtp: bool, without: str) -> Iterator[Model]:
     """The model of the options, with a progress bar on stderr while a big one loads.
@@ -395,7 +443,7 @@ def open_model(args: argparse.Namespace, *, mtp: bool, without: str) -> Iterator
     path = model_path(args)
     try:
         with _loading_bar() as progress:
-            model = Model(path, n_gpu_layers=args.n_gpu_layers, mtp=mtp, progress=progress)
+            model = Model(path, **placement(args), mtp=mtp, progress=progress)
     except NoMtpHeadError as error:
         raise NoMtpHeadError(f"{error}\nto use this model without MTP, give {without}") from None
     with model:

@@ -248,6 +248,8 @@ def _check(args: argparse.Namespace) -> Request:
         )
     texts = None if args.prompt_file is None else [read_text(args.prompt_file)]
     sampling = common.sampling_from(args)
+    if plan.peers and args.rpc:
+        raise UsageError("--peers run on this machine alone, and --rpc is for this program only")
     if plan.peers and not sampling.plain_greedy:
         raise UsageError(
             "--peers measures at temperature 0, by the model's best token; leave the sampling "

@@ -65,7 +65,7 @@ def measure(args: argparse.Namespace, request: Request, found: Records) -> None:
         model = stack.enter_context(common.open_model(args, mtp=mtp, without="--depths 0"))
         choose_threads(args, request)  # before workers are there
         labels = request.plan.libraries
-        build = Build.of(library, args.n_gpu_layers, labels[0])
+        build = Build.of(library, args.n_gpu_layers, labels[0], args.rpc)
         if not labels[0]:  # one library: what its stamp says
             request.plan = replace(request.plan, libraries=(build.variant,))
         runners, builds = _runners(args, request, model, build, stack)
@@ -147,7 +147,7 @@ def _runners(
     builds = {labels[0]: build}
     for label, name in zip(labels[1:], request.libraries[1:], strict=True):
         mtp = any(request.plan.depths)
-        load = Load(name, label, str(model.path), args.n_gpu_layers, mtp)
+        load = Load(name, label, str(model.path), common.placement(args), mtp)
         worker = stack.enter_context(contextlib.closing(WorkerRunner(load)))
         runners[label], builds[label] = worker, worker.loaded()
     return runners, builds

@@ -39,15 +39,20 @@ class Build:
     program: str = "pyllama-mtp"
 
     @classmethod
-    def of(cls, library: Library, n_gpu_layers: int, label: str = "") -> Build:
+    def of(
+        cls, library: Library, n_gpu_layers: int, label: str = "", workers: Sequence[str] = ()
+    ) -> Build:
         """Read it from the loaded `Library`; without GPU layers the backend is the CPU.
 
         Args:
             label: what the variant is called; default: as its stamp says.
+            workers: addresses of the model's workers; the backend says how many.
         """
         stamp = library.stamp
         accelerators = [d for d in library.devices() if n_gpu_layers and "gpu" in d.kind]
         names = sorted({device.name.rstrip("0123456789") for device in accelerators})
+        if workers and n_gpu_layers:
+            names.insert(0, f"RPC*{len(workers)}")
         return cls(
             variant=label or library.variant,
             upstream_commit=str(stamp.get("upstream_commit", "")),
@@ -111,6 +116,8 @@ def make_header(
         "settings": shared,
         "sampling": drawn,
     }
+    if model.rpc_servers:
+        header["workers"] = list(model.rpc_servers)
     return dict(json.loads(to_line(header)))  # as a reader sees it: lists for tuples
 
 

@@ -32,12 +32,12 @@ _PR_SET_PDEATHSIG = 1
 @dataclass(frozen=True)
 class Load:
     """What a worker loads first: a library ("upstream", "patched", a folder) under a label, and a
-    model, with its MTP head if `mtp`."""
+    model, with its MTP head if `mtp`, and with these arguments of `Model` that say where to."""
 
     library: str
     label: str
     model: str
-    n_gpu_layers: int
+    placement: dict[str, Any]
     mtp: bool
 
 
@@ -143,9 +143,10 @@ def serve(pipe: Connection, stderr: str, load: Load) -> None:
 
     try:
         library = native.load(load.library)
-        with Model(load.model, n_gpu_layers=load.n_gpu_layers, mtp=load.mtp) as model:
+        with Model(load.model, **load.placement, mtp=load.mtp) as model:
             runner = Runner(lambda settings: Session(model, settings))
-            pipe.send(("done", Build.of(library, load.n_gpu_layers, load.label)))
+            n_gpu_layers, workers = load.placement["n_gpu_layers"], model.rpc_servers
+            pipe.send(("done", Build.of(library, n_gpu_layers, load.label, workers)))
             while True:
                 try:
                     method, arguments = pipe.recv()

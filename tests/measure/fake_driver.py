@@ -147,6 +147,7 @@ class Model:
     """One token per byte; no BOS unless `bos` is set."""
 
     n_ctx_train = 4096
+    rpc_servers: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from pyllama_mtp.measure.worker import Load, WorkerRunner
 from pyllama_mtp.settings import Sampling, Settings
 
 SETTINGS = Settings(n_ctx=256, n_threads=2, draft_n_max=2)
+CPU = {"n_gpu_layers": 0}
 
 
 def task(n_prompt: int = 40, settings: Settings = SETTINGS) -> Task:
@@ -24,7 +25,7 @@ def task(n_prompt: int = 40, settings: Settings = SETTINGS) -> Task:
 
 @pytest.fixture(params=["patched", "upstream"])
 def worker(request: pytest.FixtureRequest, demo_file: Path) -> Iterator[WorkerRunner]:
-    made = WorkerRunner(Load(request.param, request.param, str(demo_file), 0, True))
+    made = WorkerRunner(Load(request.param, request.param, str(demo_file), CPU, True))
     try:
         build = made.loaded()
         assert build.variant == request.param and len(build.upstream_commit) == 40
@@ -85,8 +86,8 @@ def test_what_it_wrote_last_is_in_the_error(worker: WorkerRunner) -> None:
 
 def test_a_library_or_model_that_cannot_be_loaded(demo_file: Path, tmp_path: Path) -> None:
     for load in (
-        Load("patched", "patched", str(tmp_path / "nowhere.gguf"), 0, True),
-        Load(str(tmp_path), "mine", str(demo_file), 0, True),
+        Load("patched", "patched", str(tmp_path / "nowhere.gguf"), CPU, True),
+        Load(str(tmp_path), "mine", str(demo_file), CPU, True),
     ):
         worker = WorkerRunner(load)
         with pytest.raises(PyllamaMtpError, match=r"nowhere|no native library|tried"):
