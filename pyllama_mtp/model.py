@@ -63,6 +63,7 @@ class Model(Owned):
         """
         self._handle: Any = None
         self._connected = False
+        self._workers: list[Any] = []  # their devices
         self.path = Path(path)
         if not -1 <= n_gpu_layers < 2**31:
             raise UsageError(f"n_gpu_layers is {n_gpu_layers}, it must be -1 (all), 0 or above")
@@ -134,7 +135,8 @@ class Model(Owned):
 
     def _devices(self, rpc_timeout: int) -> list[Any]:
         """What llama.cpp would choose of this machine's devices, after those of the workers."""
-        devices = rpc.connect(self.rpc_servers, rpc_timeout)
+        self._workers = rpc.connect(self.rpc_servers, rpc_timeout)
+        devices = [*self._workers]
         self._connected = True
         for kind in ("gpu", "igpu"):
             local = self._library.handles(kind)
@@ -188,6 +190,7 @@ class Model(Owned):
         handle = lib.pyllama_model_load(os.fsencode(self.path), params, message, len(message))
         try:
             native.raise_pending()
+            rpc.wait_for(self._workers if handle else ())  # weights are on their way until then
             self.refuse_lost_worker()
         except BaseException:
             if handle:

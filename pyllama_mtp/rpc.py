@@ -170,11 +170,19 @@ def connect(addresses: Sequence[str], timeout: int = SILENCE_S) -> list[Any]:
             devices.append(lib.ggml_backend_reg_dev_get(registry, index))
         if not _in_use[worker]:
             # ggml knows the devices from an earlier connection, and makes a new one when asked.
-            size = ffi.new("size_t[2]")
-            lib.ggml_backend_dev_memory(devices[-1], size, size + 1)
+            wait_for([devices[-1]])
             refuse_lost([worker])
     _in_use.update(addresses)
     return devices
+
+
+def wait_for(devices: Sequence[Any]) -> None:
+    """Wait until the workers of these devices have done everything that they were given, or are
+    lost: each is asked something."""
+    library = native.load()
+    size = library.ffi.new("size_t[2]")
+    for device in devices:
+        library.lib.ggml_backend_dev_memory(device, size, size + 1)
 
 
 def release(addresses: Sequence[str]) -> None:

@@ -1,0 +1,140 @@
+"""Run by test_lost_worker.py in a process of its own: lose a worker in a given way, go on.
+
+Arguments: when, model file, addresses of two workers (the first is lost), its process id, and
+"and then" to use the workers afterwards. Prints what happened as JSON lines; that it gets to the
+last one is a part of the test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.errors import PyllamaMtpError, WorkerLostError
+
+WHEN, FILE, FIRST, SECOND, PID = *sys.argv[1:5], int(sys.argv[5])
+AND_THEN = len(sys.argv) > 6
+SETTINGS = Settings(n_ctx=1024, n_batch=64, n_ubatch=16, n_threads=1, draft_n_max=3)
+PROMPT = "def add(a, b):\n    return a + b\n\n" * 10
+TIMEOUT_S = 2
+
+
+def say(**what: object) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def kill(after: float = 0.0) -> None:
+    if after:
+        threading.Timer(after, kill).start()
+    else:
+        os.kill(PID, signal.SIGKILL)
+
+
+def stop() -> None:
+    os.kill(PID, signal.SIGSTOP)
+
+
+def attempt(name: str, act: Callable[[], object]) -> None:
+    begin = time.monotonic()
+    try:
+        found: dict[str, object] = {"result": act()}
+    except PyllamaMtpError as error:
+        address = error.address if isinstance(error, WorkerLostError) else None
+        found = {"error": type(error).__name__, "message": str(error), "address": address}
+    say(step=name, seconds=time.monotonic() - begin, **found)
+
+
+def load(progress: Callable[[float], None] | None = None) -> Model:
+    return Model(
+        FILE,
+        rpc_servers=(FIRST, SECOND),
+        tensor_split=(1, 1),
+        rpc_timeout=TIMEOUT_S,
+        progress=progress,
+    )
+
+
+def generate(session: Session, at_piece: Callable[[], None] | None = None) -> str:
+    """The text; what was said before an error is said as a step of its own."""
+    pieces: list[str] = []
+    try:
+        for piece in session.generate(PROMPT, max_tokens=60, ignore_eos=True):
+            pieces.append(piece)
+            if len(pieces) == 5 and at_piece:
+                at_piece()
+    except PyllamaMtpError:
+        say(step="partly", result="".join(pieces))
+        raise
+    return "".join(pieces)
+
+
+def at_decode(session: Session, number: int, act: Callable[[], None]) -> None:
+    """Do something just before the context's decode call of that number."""
+    target, calls = session._engine.target, [0]
+    original = target.decode_batch
+
+    def decode_batch(batch: object) -> None:
+        calls[0] += 1
+        if calls[0] == number:
+            act()
+        original(batch)
+
+    target.decode_batch = decode_batch
+
+
+def elsewhere(*workers: str) -> str:
+    with Model(FILE, rpc_servers=workers) as model, Session(model, SETTINGS) as session:
+        return generate(session)
+
+
+def in_loading() -> None:
+    done = []
+
+    def progress(share: float) -> None:
+        if share > 0.2 and not done:
+            done.append(stop() if WHEN == "load, stalled" else kill())
+
+    attempt("lost", lambda: load(progress).close())
+
+
+def in_use() -> None:
+    model = load()
+    session = Session(model, SETTINGS)
+    if WHEN == "prefill":
+        at_decode(session, 4, kill)
+    elif WHEN == "prefill, computing":
+        at_decode(session, 4, lambda: kill(0.003))
+    attempt("whole", lambda: generate(session) if "prefill" not in WHEN else None)
+    if WHEN == "between":
+        kill()
+    acts = {
+        "decode": kill,
+        "decode, computing": lambda: kill(0.003),
+        "decode, computed by nobody": lambda: (stop(), kill(0.3)),
+        "decode, stalled": stop,
+    }
+    attempt("lost", lambda: generate(session, acts.get(WHEN)))
+    attempt("again", lambda: generate(session))
+    attempt("new session", lambda: Session(model, SETTINGS).close())
+    attempt("lost address", lambda: Model(FILE, rpc_servers=FIRST).close())
+    attempt("beside", elsewhere)
+    attempt("close", lambda: (session.close(), model.close(), model.close())[0])
+
+
+if WHEN.startswith("load"):
+    in_loading()
+else:
+    in_use()
+attempt("local", elsewhere)
+if AND_THEN:
+    attempt("other worker", lambda: elsewhere(SECOND))
+    say(step="restart")
+    sys.stdin.readline()
+    attempt("same address", lambda: elsewhere(FIRST))
+say(step="end")

@@ -1,0 +1,113 @@
+"""A worker that dies or stalls is an error that names it: no abort, no hang, and life goes on.
+
+Each case runs in an interpreter of its own, because an abort is what would go wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pyllama_mtp
+
+from ..workers import address_of, start_worker
+
+SCRIPT = Path(__file__).with_name("lose_a_worker.py")
+LIMIT_S = 60  # far above what it takes; a hang would take for ever
+IN_USE = [
+    "prefill",
+    "prefill, computing",
+    "decode",
+    "decode, computing",
+    "decode, computed by nobody",
+    "decode, stalled",
+    "between",
+]
+
+
+def lose(when: str, demo_file: Path, *and_then: str) -> dict[str, dict[str, Any]]:
+    """Run the script with two workers; what it said, by step, and the address of the lost one."""
+    workers = [start_worker(), start_worker()]
+    try:
+        first, second = map(address_of, workers)
+        root = str(Path(pyllama_mtp.__file__).parents[1])
+        arguments = (when, str(demo_file), first, second, str(workers[0].pid), *and_then)
+        script = subprocess.Popen(
+            [sys.executable, str(SCRIPT), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
+        )
+        workers.append(script)
+        assert script.stdout
+        lines = []
+        watch = signal.signal(signal.SIGALRM, lambda *_: script.kill())
+        signal.alarm(LIMIT_S)
+        try:
+            for line in script.stdout:
+                lines.append(json.loads(line))
+                if lines[-1]["step"] == "restart":
+                    workers[0].kill()
+                    workers[0].communicate()
+                    workers.append(start_worker("--port", first.split(":")[1]))
+                    assert address_of(workers[-1]) == first
+                    break
+            out, err = script.communicate("\n")
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, watch)
+        lines += map(json.loads, out.splitlines())
+        assert script.returncode == 0 and lines[-1]["step"] == "end", (lines, err[-3000:])
+        return {line.pop("step"): line for line in [*lines, {"step": "first", "address": first}]}
+    finally:
+        for process in workers:
+            process.kill()
+            process.communicate()
+
+
+def assert_lost(found: dict[str, dict[str, Any]], *steps: str) -> None:
+    address = found["first"]["address"]
+    for step in steps:
+        line = found[step]
+        assert line.get("error") == "WorkerLostError", (step, line)
+        assert line["address"] == address and address in line["message"]
+        assert line["seconds"] < 20
+
+
+@pytest.mark.parametrize("when", IN_USE)
+def test_in_use(demo_file: Path, when: str) -> None:
+    and_then = ["and then"] if when in ("decode", "decode, stalled") else []
+    found = lose(when, demo_file, *and_then)
+    assert_lost(found, "lost", "again", "new session", "lost address")
+    assert ("no answer in 2 s" in found["lost"]["message"]) == ("stalled" in when)
+    # A text that the lost worker's zeros are a part of would go on with other tokens.
+    text = found["beside"]["result"]
+    said = found["partly"]["result"] if "partly" in found else ""
+    assert len(text) > 50 and text.startswith(said)
+    assert bool(found["whole"]["result"]) == ("prefill" not in when)
+    assert found["whole"]["result"] in (None, text)
+    assert found["close"]["result"] is None
+    for step in ["local", *(["other worker", "same address"] if and_then else [])]:
+        assert found[step]["result"] == text
+
+
+@pytest.mark.parametrize("when", ["load", "load, stalled"])
+def test_while_loading(demo_file: Path, when: str) -> None:
+    found = lose(when, demo_file, "and then")
+    assert_lost(found, "lost")
+    texts = {found[step]["result"] for step in ("local", "other worker", "same address")}
+    assert len(texts) == 1 and len(texts.pop()) > 50
+
+
+def test_a_bad_limit(demo_file: Path) -> None:
+    with pytest.raises(pyllama_mtp.errors.UsageError, match="rpc_timeout"):
+        pyllama_mtp.Model(demo_file, rpc_timeout=-1)

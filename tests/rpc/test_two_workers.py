@@ -1,0 +1,108 @@
+"""A model spread over two workers writes what it writes locally, and its telemetry adds up."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from pyllama_mtp import Model, Sampling, Session
+
+from ..regression.support import assert_same_tokens, greedy, settings
+
+N_TOKENS = 32
+#: Output layer and MTP block on the second worker; the block on the first, the output layer on the
+#: second, so that hidden rows have to travel.
+TOGETHER, APART = (1.0, 1.0), (None, 1.5)
+
+
+@pytest.mark.parametrize("split", [TOGETHER, APART], ids=["together", "apart"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"draft_n_max": 0},
+        {"drafting": "stepwise"},
+        {"rollback": "replay"},
+        {"rollback": "replay", "drafting": "stepwise", "handoff": "host"},
+        {"prompt_sync": "full", "draft_n_max": 2},
+    ],
+    ids=lambda options: ",".join(map(str, options.values())) or "chain",
+)
+def test_same_text_as_local(
+    demo: Model,
+    demo_file: Path,
+    two_workers: tuple[str, str],
+    text: list[int],
+    gap: float,
+    split: tuple[float | None, float],
+    options: dict[str, object],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = dict(options)
+    chosen = settings(options.pop("draft_n_max", 3), checkpoints=4, **options)
+    shares = (split[0] or demo.info.n_layer + 0.5, split[1])
+    prompts = [text[:100], [*text[:70], *text[200:210]], text[:120]]
+    same = 0
+    with (
+        caplog.at_level(logging.WARNING, "pyllama_mtp"),
+        Model(demo_file, rpc_servers=two_workers, tensor_split=shares) as model,
+        Session(model, chosen) as remote,
+        Session(demo, chosen) as local,
+    ):
+        for prompt in prompts:  # the second parts from the first, the third goes back
+            got, expected = greedy(remote, prompt, N_TOKENS), greedy(local, prompt, N_TOKENS)
+            telemetry = got.telemetry
+            assert telemetry.n_cached == expected.telemetry.n_cached
+            assert 0 < telemetry.prefill_tps and 0 < telemetry.decode_tps
+            assert telemetry.n_generated == len(got.tokens) == N_TOKENS
+            if assert_same_tokens(demo, prompt, got.tokens, expected.tokens, gap):
+                assert got.text == expected.text
+                assert telemetry.drafted == expected.telemetry.drafted
+                assert telemetry.accepted == expected.telemetry.accepted
+                same += 1
+            if not chosen.draft_n_max:
+                continue
+            assert sum(telemetry.accepted) > 0
+            travels = split is APART or chosen.handoff == "host"
+            assert telemetry.handoff == ("host" if travels else "device")
+            assert (telemetry.hidden_bytes["to_host"] > 0) == travels
+    assert same >= 2, "rounding alone does not part that many"
+    copied = "hidden rows are copied" in caplog.text
+    by_itself = chosen.draft_n_max and chosen.handoff != "host"
+    assert copied == bool(split is APART and by_itself)
+
+
+def test_sampled_text_too(
+    demo: Model, demo_file: Path, two_workers: tuple[str, str], text: list[int]
+) -> None:
+    """Drafts drawn and not, from one seed: a text of the whole length, with drafts accepted."""
+    for drawn in (False, True):
+        with (
+            Model(demo_file, rpc_servers=two_workers, tensor_split=TOGETHER) as model,
+            Session(model, settings(3, draft_sampling=drawn)) as session,
+        ):
+            sampling = Sampling(temperature=0.7, seed=5)
+            runs = [
+                session.generate(
+                    text[:60], max_tokens=N_TOKENS, sampling=sampling, ignore_eos=True
+                ).run()
+                for _ in range(2)
+            ]
+            assert runs[0].tokens == runs[1].tokens and len(runs[0].tokens) == N_TOKENS
+            assert sum(runs[0].telemetry.accepted) > 0
+
+
+def test_both_workers_hold_a_part(
+    demo_file: Path, two_workers: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """By default layers go by free memory: two equal workers get about half each."""
+    with (
+        caplog.at_level(logging.DEBUG, "pyllama_mtp.native"),
+        Model(demo_file, rpc_servers=two_workers),
+    ):
+        pass
+    assigned = [line for line in caplog.messages if "assigned to device RPC" in line]
+    counts = [sum(f"device RPC{i}" in line for line in assigned) for i in range(20)]
+    assert sorted(filter(None, counts)) and len([*filter(None, counts)]) == 2, assigned
