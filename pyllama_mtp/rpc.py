@@ -1,7 +1,7 @@
 """Devices of other processes: workers, on this machine or another, over TCP (ggml's RPC backend).
 
-A worker lends the devices of its machine. It serves one process at a time, whose models may share
-it. There is no authentication and no encryption: whoever reaches the port of a worker can run
+A worker lends the devices of its machine, to several processes if they fit, and to several models
+of each. There is no authentication and no encryption: whoever reaches the port of a worker can run
 native code there, and whoever reaches the line can read along. Loopback and trusted networks only.
 
 A worker that dies, or stops answering, while a model uses it is an error
@@ -83,9 +83,8 @@ def check(address: str, timeout: float = TIMEOUT_S) -> None:
             answer = connection.makefile("rb").read(ANSWER.size)
         except TimeoutError:
             raise UsageError(
-                f"the worker at {address} did not answer in {timeout:g} s: it serves another "
-                "process, and a worker serves one at a time; wait for that one to end, or start "
-                "another worker"
+                f"the worker at {address} did not answer in {timeout:g} s: it is stopped, or it is "
+                "an rpc-server of llama.cpp, which serves one process at a time; start another"
             ) from None
         except OSError:
             answer = b""

@@ -17,7 +17,8 @@ import pyllama_mtp
 
 
 def start_worker(*options: str) -> subprocess.Popen[str]:
-    """``rpc-worker`` with one thread, in a process of its own; it has not spoken yet."""
+    """``rpc-worker`` with one thread, in a session of its own; it has not spoken yet. Signals to
+    its process group reach the process that serves, too."""
     # The package that is tested here, wherever it was imported from.
     root = str(Path(pyllama_mtp.__file__).parents[1])
     return subprocess.Popen(
@@ -28,6 +29,7 @@ def start_worker(*options: str) -> subprocess.Popen[str]:
         text=True,
         env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
         cwd=tempfile.gettempdir(),
+        start_new_session=True,
     )
 
 

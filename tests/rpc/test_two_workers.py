@@ -55,7 +55,7 @@ def test_same_text_as_local(
             got, expected = greedy(remote, prompt, N_TOKENS), greedy(local, prompt, N_TOKENS)
             telemetry = got.telemetry
             assert telemetry.n_cached == expected.telemetry.n_cached
-            assert 0 < telemetry.prefill_tps and 0 < telemetry.decode_tps
+            assert telemetry.prefill_tps > 0 and telemetry.decode_tps > 0
             assert telemetry.n_generated == len(got.tokens) == N_TOKENS
             if assert_same_tokens(demo, prompt, got.tokens, expected.tokens, gap):
                 assert got.text == expected.text
