@@ -381,6 +381,7 @@ class Context(Owned):
         self.set_greedy(True)
         can = bool(self._lib.llama_mtp_set_chain(self.handle, n_steps))
         self._lib.llama_mtp_set_chain(self.handle, 0)
+        self.model.refuse_lost_worker()
         return can
 
     def set_draft_head(self, rows: HeadRows | None, ids: Ints) -> None:
@@ -407,6 +408,7 @@ class Context(Owned):
             self.handle, rows.type, pointers[0], data.nbytes, pointers[1], len(ids)
         ):
             said = native.take_recent_errors()
+            self.model.refuse_lost_worker()
             raise UsageError(
                 f"there is no draft head here: {said or 'it needs the patched library'}"
             )
@@ -418,7 +420,9 @@ class Context(Owned):
         n = int(self._lib.llama_mtp_use_model_draft_head(self.handle, out))
         if not n:
             said = native.take_recent_errors()
+            self.model.refuse_lost_worker()
             raise UsageError(f"there is no draft head here: {said or 'it needs a trimmed head'}")
+        self.model.refuse_lost_worker()
         native_ids = np.frombuffer(self._ffi.buffer(out[0], 4 * n), dtype=np.int32)
         if not np.array_equal(native_ids, ids):
             raise UsageError("the file's trimmed head has other tokens than these")

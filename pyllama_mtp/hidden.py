@@ -115,6 +115,7 @@ class Tap:
         self._lib = context.library.lib
         self._ffi = context.library.ffi
         if not self._lib.llama_set_embeddings_pre_norm(context.handle, True):
+            context.model.refuse_lost_worker()
             raise UsageError(
                 "there is no hidden-state tap: the library is upstream's, the model has no MTP "
                 "head, or memory is short; use handoff='host'"
@@ -142,6 +143,7 @@ class Tap:
         handle, row = self.context.handle, self._lib.llama_mtp_tap_row
         i = next((i for i in range(n) if row(handle, i) >= 0), None)
         if i is None:
+            self.context.model.refuse_lost_worker()
             raise UsageError("the last decode left no hidden rows (was the tap on?)")
         had = len(self.context.last_outputs)
         if n > had:

@@ -32,6 +32,11 @@ IN_USE = [
 ]
 
 
+def json_line(line: str) -> bool:
+    """Not what a debugger prints when the script has aborted."""
+    return line.startswith("{")
+
+
 def lose(when: str, demo_file: Path, *and_then: str) -> dict[str, dict[str, Any]]:
     """Run the script with two workers; what it said, by step, and the address of the lost one."""
     workers = [start_worker(), start_worker()]
@@ -53,7 +58,7 @@ def lose(when: str, demo_file: Path, *and_then: str) -> dict[str, dict[str, Any]
         watch = signal.signal(signal.SIGALRM, lambda *_: script.kill())
         signal.alarm(LIMIT_S)
         try:
-            for line in script.stdout:
+            for line in filter(json_line, script.stdout):
                 lines.append(json.loads(line))
                 if lines[-1]["step"] == "restart":
                     workers[0].kill()
@@ -65,8 +70,12 @@ def lose(when: str, demo_file: Path, *and_then: str) -> dict[str, dict[str, Any]
         finally:
             signal.alarm(0)
             signal.signal(signal.SIGALRM, watch)
-        lines += map(json.loads, out.splitlines())
-        assert script.returncode == 0 and lines[-1]["step"] == "end", (lines, err[-3000:])
+        lines += map(json.loads, filter(json_line, out.splitlines()))
+        assert script.returncode == 0 and lines[-1]["step"] == "end", (
+            script.returncode,
+            lines,
+            err[-3000:],
+        )
         return {line.pop("step"): line for line in [*lines, {"step": "first", "address": first}]}
     finally:
         for process in workers:

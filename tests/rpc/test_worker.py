@@ -178,3 +178,14 @@ def test_a_server_does_not_outlive_its_command() -> None:
         time.sleep(0.05)
     with pytest.raises(rpc.UsageError, match="no worker can be reached"):
         rpc.check(address)
+
+
+def test_stopped_and_continued(process: subprocess.Popen[str], address: str) -> None:
+    """Longer than the worker's wait for signals takes: it once ended then, with code 0."""
+    before = server_of(process)
+    os.killpg(process.pid, signal.SIGSTOP)
+    time.sleep(1.3)
+    os.killpg(process.pid, signal.SIGCONT)
+    time.sleep(0.3)
+    rpc.check(address)
+    assert server_of(process) == before

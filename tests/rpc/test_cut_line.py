@@ -1,0 +1,38 @@
+"""The line to a worker breaks at every kind of message: an error each time, and life goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+SCRIPT = Path(__file__).with_name("cut_the_line.py")
+N = 30
+#: Commands in a generation (ggml-rpc.cpp): ALLOC_BUFFER, GET_BASE, FREE_BUFFER, BUFFER_CLEAR,
+#: SET_TENSOR, GET_TENSOR, GRAPH_COMPUTE, GET_DEVICE_MEMORY, GET_ALLOC_SIZE.
+COMMANDS = {0, 3, 4, 5, 6, 8, 10, 11, 13}
+FREE_BUFFER = 4
+
+
+def test_at_every_kind_of_message(
+    run_python: RunPython, demo_file: Path, two_workers: tuple[str, str]
+) -> None:
+    done = run_python(SCRIPT.read_text(), demo_file, two_workers[0], N)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert done.returncode == 0, (lines[-1:], done.stderr[-2000:])
+    text = lines.pop()["local"]
+    assert len(text) > 5
+    whole = [line for line in lines if line["at"] is None]
+    assert [line["text"] for line in whole] == [text, text]
+    broken = [line for line in lines if line["at"] is not None]
+    assert len(broken) > N
+    assert {line["command"] for line in broken} - {None} >= COMMANDS
+    assert {line["how"] for line in broken} == {"cut", "garbled", "mute"}
+    for line in broken:
+        if line.get("text"):  # broken when everything was done, or after other messages
+            assert line["text"] == text and line["command"] in (FREE_BUFFER, None), line
+        else:
+            assert (line["error"], line["named"]) == ("WorkerLostError", True), line
+    assert sum("error" in line for line in broken) > N / 2
