@@ -64,16 +64,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes: in a process of its own, again and again if it has to be."""
-    port = args.port
+    port, address = args.port, ""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGCHLD})
     while True:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGCHLD})
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # never without us
             os.close(reader)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            _serve(args, port, writer, quiet=port != args.port)
+            _serve(args, port, writer, quiet=bool(address))
         os.close(writer)
         with os.fdopen(reader) as pipe:
             address = pipe.readline()  # nothing if it ends before it listens

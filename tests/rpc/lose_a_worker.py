@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.errors import PyllamaMtpError, WorkerLostError
 
@@ -88,6 +90,17 @@ def at_decode(session: Session, number: int, act: Callable[[], None]) -> None:
     target.decode_batch = decode_batch
 
 
+def decode_without_asking(model: Model, session: Session) -> None:
+    """What programs see that do not know of lost workers: llama.cpp's own error."""
+    model.refuse_lost_worker = lambda: None
+    try:
+        target = session._engine.target
+        target.clear()
+        target.decode(np.array([5, 6], dtype=np.int32), 0, np.array([0, 1], dtype=np.int8))
+    finally:
+        del model.refuse_lost_worker
+
+
 def elsewhere(*workers: str) -> str:
     with Model(FILE, rpc_servers=workers) as model, Session(model, SETTINGS) as session:
         return generate(session)
@@ -106,15 +119,12 @@ def in_loading() -> None:
 def in_use() -> None:
     model = load()
     session = Session(model, SETTINGS)
-    if WHEN == "prefill":
-        at_decode(session, 4, kill)
-    elif WHEN == "prefill, computing":
+    if WHEN == "prefill, computing":
         at_decode(session, 4, lambda: kill(0.003))
     attempt("whole", lambda: generate(session) if "prefill" not in WHEN else None)
     if WHEN == "between":
         kill()
     acts = {
-        "decode": kill,
         "decode, computing": lambda: kill(0.003),
         "decode, computed by nobody": lambda: (stop(), kill(0.3)),
         "decode, stalled": stop,
@@ -123,6 +133,7 @@ def in_use() -> None:
     attempt("again", lambda: generate(session))
     attempt("new session", lambda: Session(model, SETTINGS).close())
     attempt("lost address", lambda: Model(FILE, rpc_servers=FIRST).close())
+    attempt("unasked", lambda: decode_without_asking(model, session))
     attempt("beside", elsewhere)
     attempt("close", lambda: (session.close(), model.close(), model.close())[0])
 

@@ -142,7 +142,9 @@ with Model(sys.argv[1], rpc_servers=sys.argv[2]) as model:
 
 
 def test_a_server_that_died_is_started_again(demo: Model, demo_file: Path) -> None:
-    process = start_worker()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = start_worker("--port", str(port))
     try:
         address = address_of(process)
         before = server_of(process)
