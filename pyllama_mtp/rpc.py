@@ -147,7 +147,7 @@ def connect(addresses: Sequence[str], timeout: int = SILENCE_S) -> list[Any]:
 
     Raises:
         UsageError: a worker that cannot be used; see :func:`check`.
-        WorkerLostError: one that is lost, and the model that lost it is still open.
+        WorkerLostError: one was lost just now.
         LibraryError: the library was built without RPC.
     """
     library = native.load()
@@ -155,7 +155,6 @@ def connect(addresses: Sequence[str], timeout: int = SILENCE_S) -> list[Any]:
     address = _function("ggml_backend_rpc_add_server")
     add_server = ffi.cast("ggml_backend_reg_t (*)(const char *)", address)
     ffi.cast("void (*)(uint32_t)", _function("ggml_backend_rpc_set_timeout"))(timeout)
-    refuse_lost([worker for worker in addresses if _in_use[worker]])
     for worker in addresses:
         if not _in_use[worker]:
             check(worker)

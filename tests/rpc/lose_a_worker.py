@@ -18,6 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.batch import Batch
 from pyllama_mtp.errors import PyllamaMtpError, WorkerLostError
 
 WHEN, FILE, FIRST, SECOND, PID = *sys.argv[1:5], int(sys.argv[5])
@@ -76,15 +77,14 @@ def generate(session: Session, at_piece: Callable[[], None] | None = None) -> st
     return "".join(pieces)
 
 
-def at_decode(session: Session, number: int, act: Callable[[], None]) -> None:
-    """Do something just before the context's decode call of that number."""
-    target, calls = session._engine.target, [0]
-    original = target.decode_batch
+def at_decode(session: Session, act: Callable[[], object]) -> None:
+    """Do something just before the decode that gives the first token."""
+    target = session._engine.target
+    original, done = target.decode_batch, []
 
-    def decode_batch(batch: object) -> None:
-        calls[0] += 1
-        if calls[0] == number:
-            act()
+    def decode_batch(batch: Batch) -> None:
+        if batch.outputs.any() and not done:
+            done.append(act())
         original(batch)
 
     target.decode_batch = decode_batch
@@ -120,7 +120,9 @@ def in_use() -> None:
     model = load()
     session = Session(model, SETTINGS)
     if WHEN == "prefill, computing":
-        at_decode(session, 4, lambda: kill(0.003))
+        at_decode(session, lambda: kill(0.003))
+    if WHEN == "prefill, computed by nobody":
+        at_decode(session, lambda: (stop(), kill(0.3)))
     attempt("whole", lambda: generate(session) if "prefill" not in WHEN else None)
     if WHEN == "between":
         kill()

@@ -173,11 +173,16 @@ def test_a_server_does_not_outlive_its_command() -> None:
     address = address_of(process)
     server = server_of(process)
     process.kill()
-    process.communicate()
+    process.wait()
     deadline = time.monotonic() + 20
-    while Path(f"/proc/{server}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    try:
+        while Path(f"/proc/{server}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
+        process.communicate()
     with pytest.raises(rpc.UsageError, match="no worker can be reached"):
         rpc.check(address)
 
