@@ -19,6 +19,7 @@ import numpy as np
 
 from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.batch import Batch
+from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.errors import PyllamaMtpError, WorkerLostError
 
 WHEN, FILE, FIRST, SECOND, PID = *sys.argv[1:5], int(sys.argv[5])
@@ -56,7 +57,7 @@ def attempt(name: str, act: Callable[[], object]) -> None:
 def load(progress: Callable[[float], None] | None = None) -> Model:
     return Model(
         FILE,
-        rpc_servers=(FIRST, SECOND),
+        rpc_servers=(SECOND, FIRST),  # nothing waits for the last one but who reads the outputs
         tensor_split=(1, 1),
         rpc_timeout=TIMEOUT_S,
         progress=progress,
@@ -72,7 +73,8 @@ def generate(session: Session, at_piece: Callable[[], None] | None = None) -> st
             if len(pieces) == 5 and at_piece:
                 at_piece()
     except PyllamaMtpError:
-        say(step="partly", result="".join(pieces))
+        if pieces:
+            say(step="partly", result="".join(pieces))
         raise
     return "".join(pieces)
 
@@ -88,6 +90,20 @@ def at_decode(session: Session, act: Callable[[], object]) -> None:
         original(batch)
 
     target.decode_batch = decode_batch
+
+
+def logits_of_nobody(model: Model) -> float:
+    """The largest logit of a decode that its worker does not live to compute."""
+    options = ContextOptions(n_ctx=128, n_batch=32, n_ubatch=16, n_threads=1)
+    with Context(model, options) as context:
+        for start in (0, 2, 4):  # sizes of tensors are asked for once, which waits for answers
+            if start == 4:
+                stop()
+                kill(0.3)
+            tokens = np.array([5, 6], dtype=np.int32)
+            context.decode(tokens, start, np.array([0, 1], dtype=np.int8))
+            largest = float(context.logits(1).max())
+        return largest
 
 
 def decode_without_asking(model: Model, session: Session) -> None:
@@ -131,7 +147,10 @@ def in_use() -> None:
         "decode, computed by nobody": lambda: (stop(), kill(0.3)),
         "decode, stalled": stop,
     }
-    attempt("lost", lambda: generate(session, acts.get(WHEN)))
+    if WHEN == "decode of a context":
+        attempt("lost", lambda: logits_of_nobody(model))
+    else:
+        attempt("lost", lambda: generate(session, acts.get(WHEN)))
     attempt("again", lambda: generate(session))
     attempt("new session", lambda: Session(model, SETTINGS).close())
     attempt("lost address", lambda: Model(FILE, rpc_servers=FIRST).close())
