@@ -64,19 +64,19 @@ def load(progress: Callable[[float], None] | None = None) -> Model:
     )
 
 
-def generate(session: Session, at_piece: Callable[[], None] | None = None) -> str:
-    """The text; what was said before an error is said as a step of its own."""
-    pieces: list[str] = []
+def generate(session: Session, at_piece: Callable[[], None] | None = None) -> list[int]:
+    """The tokens; those before an error are said as a step of their own."""
+    run, n_pieces = session.generate(PROMPT, max_tokens=60, ignore_eos=True), 0
     try:
-        for piece in session.generate(PROMPT, max_tokens=60, ignore_eos=True):
-            pieces.append(piece)
-            if len(pieces) == 5 and at_piece:
+        for _ in run:
+            n_pieces += 1
+            if n_pieces == 5 and at_piece:
                 at_piece()
     except PyllamaMtpError:
-        if pieces:
-            say(step="partly", result="".join(pieces))
+        if run.tokens:
+            say(step="partly", result=run.tokens)
         raise
-    return "".join(pieces)
+    return run.tokens
 
 
 def at_decode(session: Session, act: Callable[[], object]) -> None:
@@ -117,7 +117,7 @@ def decode_without_asking(model: Model, session: Session) -> None:
         del model.refuse_lost_worker
 
 
-def elsewhere(*workers: str) -> str:
+def elsewhere(*workers: str) -> list[int]:
     with Model(FILE, rpc_servers=workers) as model, Session(model, SETTINGS) as session:
         return generate(session)
 
