@@ -33,7 +33,7 @@ COMMANDS = {
     "inspect": "show a model's architecture, layers, MTP head, tensor types and memory need",
     "synth": "write a model of a published shape with random weights, for measuring speed",
     "draft-vocab": "rank the tokens that the MTP head may draft, by your own text",
-    "rpc-worker": "lend this machine's devices to a model in another process, over TCP",
+    "rpc-worker": "lend this machine's devices to models in other processes, over TCP",
     "doctor": "check build, backend, CPU, GPU and demo model; say what is wrong",
 }
 
