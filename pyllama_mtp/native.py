@@ -183,7 +183,8 @@ def read_stamp(folder: Path) -> dict[str, Any]:
     Raises:
         LibraryError: no libllama there, or one without a stamp (not built by this package).
     """
-    libraries = sorted(folder.glob("libllama.so*"))
+    # libllama.so.0 carries it; libllama.so beside it only stands in for a link (shim/dropin.cpp).
+    libraries = sorted(folder.glob("libllama.so*"), reverse=True)
     if not libraries:
         raise LibraryError(f"{folder} holds {SHIM} but no libllama.so*: an incomplete build.")
     found = STAMP.search(libraries[0].read_bytes())

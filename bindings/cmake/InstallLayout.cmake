@@ -4,7 +4,7 @@ install(TARGETS _native LIBRARY DESTINATION ${_package})
 install(TARGETS ggml ggml-base LIBRARY DESTINATION ${_package}/lib NAMELINK_SKIP)
 install(TARGETS ${PYLLAMA_BACKENDS} LIBRARY DESTINATION ${_package}/lib)
 foreach(_variant upstream patched)
-    install(TARGETS llama-${_variant} shim-${_variant}
+    install(TARGETS llama-${_variant} shim-${_variant} dropin-${_variant}
         LIBRARY DESTINATION ${_package}/lib/${_variant} NAMELINK_SKIP)
 endforeach()
 install(FILES ${PYLLAMA_PRISTINE}/LICENSE DESTINATION ${_package}/licenses RENAME LICENSE-llama.cpp)

@@ -84,4 +84,16 @@ function(llama_variant variant)
     target_link_libraries(${_shim} PRIVATE ${_llama} ggml)
     set_target_properties(${_shim} PROPERTIES OUTPUT_NAME pyllama-mtp
         LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/${variant})
+
+    # What other programs load by the name libllama.so. It needs all of them, although it uses little.
+    set(_dropin dropin-${variant})
+    add_library(${_dropin} SHARED ${PYLLAMA_SHIM_DIR}/dropin.cpp)
+    target_include_directories(${_dropin} PRIVATE ${PYLLAMA_SHIM_DIR} ${_tree}/include)
+    target_compile_definitions(${_dropin} PRIVATE LLAMA_SHARED
+        PYLLAMA_HAS_PATCHES=$<IF:$<STREQUAL:${variant},patched>,true,false>)
+    target_link_libraries(${_dropin} PRIVATE ${_shim} ${_llama} ggml ${CMAKE_DL_LIBS})
+    target_link_options(${_dropin} PRIVATE $<$<PLATFORM_ID:Linux>:-Wl,--no-as-needed>)
+    # Not beside libllama in the build folder, where the linker's own name for that one is the same.
+    set_target_properties(${_dropin} PROPERTIES OUTPUT_NAME llama
+        LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/${variant}/dropin)
 endfunction()

@@ -61,7 +61,7 @@ def test_a_library_for_another_cpu(program: Program, tmp_path: Path) -> None:
     source = native.load().folder
     shutil.copytree(source.parent, tmp_path / "lib")
     folder = tmp_path / "lib" / source.name
-    library = next(folder.glob("libllama.so*"))
+    library = next(folder.glob("libllama.so.*"))
     data = library.read_bytes()
     features = native.load().stamp["cpu_features"].split()
     if not features:

@@ -101,7 +101,7 @@ def test_struct(library: native.Library, name: str) -> None:
 
 def test_every_mtp_function_has_its_plain_name(library: native.Library) -> None:
     """The header's functions are exported as C: no mangled name is bound anywhere."""
-    path = next(library.folder.glob("libllama.so*"))
+    path = next(library.folder.glob("libllama.so.*"))
     exported = ctypes.CDLL(str(path))
     names = [name for name in FUNCTIONS if name.startswith("llama_mtp_")]
     assert len(names) >= 6
