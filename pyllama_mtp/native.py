@@ -247,6 +247,28 @@ def _resolve(choice: str) -> Path:
     )
 
 
+def locate(library: str | os.PathLike[str] | None = None) -> tuple[Path, dict[str, Any]]:
+    """The folder of a variant, and its stamp; nothing is loaded. Arguments as those of `load`.
+
+    Raises:
+        LibraryError: nothing found (all paths tried are listed), stamp mismatch, or CPU features
+            that this machine lacks.
+    """
+    wanted = os.fspath(library) if library else os.environ.get(ENVIRONMENT_VARIABLE) or "patched"
+    expected = expected_stamp()
+    folder = _resolve(wanted)
+    stamp = read_stamp(folder)
+    check_stamp(stamp, expected, folder)
+    missing = missing_cpu_features(stamp)
+    if missing:
+        raise LibraryError(
+            f"the libraries in {folder} were built for CPU features that this machine lacks: "
+            f"{', '.join(missing)}. Build them here (`pip install --force-reinstall .`), or build "
+            "a wheel for every x86-64 CPU with `-C cmake.define.PYLLAMA_CPU_ALL=ON`."
+        )
+    return folder, stamp
+
+
 def load(library: str | os.PathLike[str] | None = None) -> Library:
     """Load a variant, once per process.
 
@@ -267,17 +289,7 @@ def load(library: str | os.PathLike[str] | None = None) -> Library:
                 "both carry the same library names. Use a second process."
             )
         return _loaded
-    expected = expected_stamp()
-    folder = _resolve(wanted)
-    stamp = read_stamp(folder)
-    check_stamp(stamp, expected, folder)
-    missing = missing_cpu_features(stamp)
-    if missing:
-        raise LibraryError(
-            f"the libraries in {folder} were built for CPU features that this machine lacks: "
-            f"{', '.join(missing)}. Build them here (`pip install --force-reinstall .`), or build "
-            "a wheel for every x86-64 CPU with `-C cmake.define.PYLLAMA_CPU_ALL=ON`."
-        )
+    folder, stamp = locate(wanted)
     with little_spinning():
         _load_shim(folder)
         extension = _import_extension()

@@ -34,6 +34,7 @@ COMMANDS = {
     "synth": "write a model of a published shape with random weights, for measuring speed",
     "draft-vocab": "rank the tokens that the MTP head may draft, by your own text",
     "rpc-worker": "lend this machine's devices to models in other processes, over TCP",
+    "libdir": "print the folder of the libraries, for llama-cpp-python and llama-server",
     "doctor": "check build, backend, CPU, GPU and demo model; say what is wrong",
 }
 

@@ -1,0 +1,62 @@
+"""``pyllama-mtp libdir``: where the libraries are, for programs that load llama.cpp themselves."""
+
+from __future__ import annotations
+
+import argparse
+
+from pyllama_mtp.errors import LibraryError
+
+#: What such programs load; see ``bindings/shim/dropin.cpp``.
+LIBRARY = "libllama.so"
+
+_EPILOG = """\
+llama-cpp-python of the same release as this package's llama.cpp runs on these
+libraries unchanged, and needs no build of its own:
+  CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install llama-cpp-python==0.3.36
+  LLAMA_CPP_LIB_PATH=$(pyllama-mtp libdir) python my_script.py
+
+So do upstream's programs, if they are of the same llama.cpp commit (doctor names
+it) and were linked against its shared libraries. Prompts with MTP get faster:
+  LD_LIBRARY_PATH=$(pyllama-mtp libdir) llama-server -m FILE --spec-type draft-mtp
+
+Images and sound (libmtmd) stay with the program's own library.
+
+examples:
+  pyllama-mtp libdir
+  pyllama-mtp libdir --lib upstream
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the ``libdir`` command."""
+    from pyllama_mtp.cli import common
+
+    parser = subparsers.add_parser(
+        "libdir",
+        help="print the folder of the libraries, for llama-cpp-python and llama-server",
+        description="Print the folder that holds libllama.so and libllama.so.0, for programs that "
+        "load llama.cpp themselves. The ggml libraries and backends lie one folder up, where the "
+        "libraries find them.",
+        epilog=_EPILOG,
+        formatter_class=common.HelpFormatter,
+    )
+    parser.add_argument(
+        "--lib",
+        metavar="upstream|patched|DIR",
+        help="which variant (default: PYLLAMA_MTP_LIB from the environment, else patched)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the folder, if what lies there can be used on this machine."""
+    from pyllama_mtp import native
+
+    folder, _ = native.locate(args.lib)
+    if not (folder / LIBRARY).is_file():
+        raise LibraryError(
+            f"{folder} holds no {LIBRARY}: it was built by an older version of this package. "
+            "Build it again with `pip install --force-reinstall .`."
+        )
+    print(folder)
+    return 0

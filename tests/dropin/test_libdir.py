@@ -1,0 +1,137 @@
+"""`libdir`, and what lies there: libraries that a program can load which knows nothing of us."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pyllama_mtp import native
+from pyllama_mtp.cli import libdir, main
+
+Cli = Callable[..., SimpleNamespace]
+
+#: Loads the model with nothing but ctypes; prints what is there before, and what it has loaded.
+PROGRAM = """
+import ctypes, sys
+from ctypes import c_bool, c_char_p, c_int32, c_int64, c_size_t, c_void_p
+
+library = ctypes.CDLL(sys.argv[1])
+for name, result in {
+    "ggml_backend_dev_count": c_size_t,
+    "ggml_backend_dev_get": c_void_p,
+    "ggml_backend_dev_name": c_char_p,
+    "llama_model_load_from_file": c_void_p,
+    "llama_model_get_vocab": c_void_p,
+    "llama_vocab_n_tokens": c_int32,
+    "llama_model_n_layer": c_int32,
+}.items():
+    getattr(library, name).restype = result
+names = []
+for index in range(library.ggml_backend_dev_count()):
+    device = c_void_p(library.ggml_backend_dev_get(c_size_t(index)))
+    names.append(library.ggml_backend_dev_name(device).decode())
+print("+".join(names))
+
+
+class Params(ctypes.Structure):
+    _fields_ = [("opaque", c_int64 * (int(sys.argv[3]) // 8))]
+
+
+library.llama_log_set(c_void_p(ctypes.cast(library.pyllama_log_discard, c_void_p).value), None)
+library.llama_model_default_params.restype = Params
+model = c_void_p(
+    library.llama_model_load_from_file(
+        sys.argv[2].encode(), library.llama_model_default_params()
+    )
+)
+assert model.value, "the model was not loaded"
+vocabulary = c_void_p(library.llama_model_get_vocab(model))
+print(library.llama_vocab_n_tokens(vocabulary), library.llama_model_n_layer(model))
+"""
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """`cli("libdir")` -> code, out, err."""
+
+    def run(*arguments: str) -> SimpleNamespace:
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
+
+
+@pytest.mark.parametrize("variant", native.VARIANTS)
+def test_it_prints_a_folder_with_what_programs_ask_for(cli: Cli, variant: str) -> None:
+    result = cli("libdir", "--lib", variant)
+    assert result.code == 0 and not result.err
+    folder = Path(result.out.removesuffix("\n"))
+    assert folder.is_absolute() and folder.name == variant
+    assert {"libllama.so", "libllama.so.0"} <= {path.name for path in folder.iterdir()}
+    beside = {path.name for path in folder.parent.iterdir()}
+    assert {"libggml.so.0", "libggml-base.so.0"} <= beside
+    assert any(name.startswith("libggml-cpu") for name in beside)
+
+
+def test_the_variable_chooses_too(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(native.ENVIRONMENT_VARIABLE, "upstream")
+    assert Path(cli("libdir").out.strip()).name == "upstream"
+    monkeypatch.delenv(native.ENVIRONMENT_VARIABLE)
+    assert Path(cli("libdir").out.strip()).name == "patched"
+
+
+def test_libraries_that_do_not_belong_here_are_refused(cli: Cli, tmp_path: Path) -> None:
+    folder, _ = native.locate("patched")
+    for path in folder.iterdir():
+        if path.name != libdir.LIBRARY:
+            (tmp_path / path.name).symlink_to(path)
+    older = cli("libdir", "--lib", str(tmp_path))
+    assert older.code == 2 and "holds no libllama.so" in older.err and "pip install" in older.err
+    (tmp_path / "libllama.so.0").unlink()
+    (tmp_path / "libllama.so.0").write_bytes(b"\x7fELF")
+    other = cli("libdir", "--lib", str(tmp_path))
+    assert other.code == 2 and "carries no stamp" in other.err and not other.out
+
+
+@pytest.mark.parametrize("variant", native.VARIANTS)
+@pytest.mark.parametrize("through_a_link", [False, True], ids=["", "link"])
+def test_a_program_without_this_package_loads_the_model(
+    variant: str, through_a_link: bool, demo_file: Path, tmp_path: Path
+) -> None:
+    folder, _ = native.locate(variant)
+    if through_a_link:
+        (tmp_path / "libraries").symlink_to(folder)
+        folder = tmp_path / "libraries"
+    size = native.load().ffi.sizeof("struct llama_model_params")
+    command = [sys.executable, "-I", "-c", PROGRAM, folder / "libllama.so", demo_file, str(size)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env={"PATH": ""}
+    )
+    assert done.returncode == 0, done.stderr
+    devices, shape = done.stdout.splitlines()
+    assert devices == native.load().backend()
+    assert re.fullmatch(r"\d{3,} \d+", shape)
+    assert not done.stderr, "whoever imports it asked for no log"
+
+
+def test_a_moved_copy_works(demo_file: Path, tmp_path: Path) -> None:
+    folder, _ = native.locate("patched")
+    copy = shutil.copytree(folder.parent, tmp_path / "moved")
+    size = native.load().ffi.sizeof("struct llama_model_params")
+    command = [sys.executable, "-I", "-c", PROGRAM, copy / "patched" / "libllama.so", demo_file]
+    done = subprocess.run([*command, str(size)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_help_names_the_release_that_is_pinned(cli: Cli) -> None:
+    pin = (Path(__file__).resolve().parents[2] / "vendor" / "llama-cpp.pin").read_text()
+    requirement = re.search(r"^llama-cpp-python==\S+", pin, re.MULTILINE)
+    assert requirement and requirement[0] in libdir._EPILOG
