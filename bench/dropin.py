@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+"""Run llama-cpp-python's own tests, unchanged, on both variants of our libraries.
+
+    python bench/dropin.py            # makes an environment in build/dropin, then runs everything
+
+llama-cpp-python of the pinned release is installed from its source archive without the native
+build, and finds our libraries by LLAMA_CPP_LIB_PATH. Its tests and the vocabulary files they read
+are unpacked from the same archive. What they would download is replaced: the demo model for the
+hybrid ones, tiny models with random weights for the others (benchkit/tinymodels.py), so tests that
+want the text of a particular model cannot pass; they are listed in EXPLAINED.
+
+Exit codes: 0 every test has the same outcome on both variants, and failures are explained; 1 not
+so; 2 the environment cannot be made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchkit import results, tinymodels
+from benchkit.paths import RESULTS, ROOT
+
+sys.path.insert(0, str(ROOT / "vendor"))
+
+import fetch
+
+from pyllama_mtp import native
+from pyllama_mtp.errors import PyllamaMtpError
+from pyllama_mtp.measure.machine import describe_machine
+from pyllama_mtp.models.demo import demo_path
+
+FOLDER = ROOT / "build" / "dropin"
+PLUGIN = ROOT / "bench" / "dropinkit"
+VARIANTS = ("upstream", "patched")
+TIMEOUT_S = 900.0
+VOCABULARIES = "vendor/llama.cpp/models/"
+#: What the tests need beside llama-cpp-python's own dependencies.
+REQUIREMENTS = ("pytest>=7.4", "scipy>=1.10", "huggingface-hub>=0.23")
+#: Tests that fail on both variants, and why.
+_ITS_TEXT = "wants the text that Qwen3.5-0.8B gives; the demo model stands in for it"
+EXPLAINED = {
+    "test_llama::test_real_model": "wants the token ids of Qwen3.5-0.8B's vocabulary; the demo "
+    "model, which stands in for it, has its own",
+    "test_llama::test_real_llama": _ITS_TEXT,
+    "test_llama::test_real_llama_repeated_prompt_cache": _ITS_TEXT,
+}
+
+
+class SetupError(Exception):
+    """The environment cannot be made; the message says why."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a test ended: "passed", "failed", "error" or "skipped", and what it said then."""
+
+    status: str
+    said: str = ""
+
+
+def unpack(archive: Path, folder: Path) -> Path:
+    """The tests and the vocabulary files of the archive, laid out as there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with tarfile.open(archive) as source:
+        for member in source:
+            member.name = member.name.partition("/")[2]
+            vocabulary = member.name.startswith(VOCABULARIES) and member.name.endswith(".gguf")
+            if member.name.startswith("tests/") or vocabulary:
+                source.extract(member, folder, filter="data")
+    return folder
+
+
+def make_models(vocabularies: Path, folder: Path) -> None:
+    """What the tests ask for, by the name of its repository."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("Qwen3.5-0.8B-GGUF", "Falcon-H1-Tiny-90M-Instruct-GGUF"):
+        (folder / f"{name}.gguf").unlink(missing_ok=True)
+        (folder / f"{name}.gguf").symlink_to(demo_path())
+
+    def vocabulary(name: str) -> Path:
+        return vocabularies / f"ggml-vocab-{name}.gguf"
+
+    tinymodels.transformer(folder / "models.gguf", vocabulary("llama-spm"))
+    tinymodels.recurrent(folder / "mamba-130m-hf-GGUF.gguf", vocabulary("gpt-neox"))
+    tinymodels.embedding(folder / "bge-small-en-v1.5-gguf.gguf", vocabulary("bert-bge"))
+
+
+def make_environment(archive: Path, folder: Path) -> Path:
+    """A Python with llama-cpp-python and no native library of its own; returns the interpreter."""
+    python = folder / "bin" / "python"
+    if not (folder / "complete").is_file():
+        print("making the environment ...", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        _run([sys.executable, "-m", "venv", str(folder)])
+        without = {"CMAKE_ARGS": "-DLLAMA_BUILD=OFF"}
+        _run([str(python), "-m", "pip", "install", "-q", str(archive), *REQUIREMENTS], without)
+        (folder / "complete").touch()
+    return python
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **(environment or {})}
+    )
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip())[-2000:]
+        raise SetupError(f"{' '.join(command[:4])} ... failed:\n{said}")
+
+
+def run_tests(python: Path, place: Path, models: Path, variant: str) -> dict[str, Outcome]:
+    """Outcome of every test, by name.
+
+    Raises:
+        SetupError: the tests did not run to their end.
+    """
+    report = place / f"{variant}.xml"
+    report.unlink(missing_ok=True)
+    environment = {
+        **{key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+        "LLAMA_CPP_LIB_PATH": str(native.locate(variant)[0]),
+        "PYLLAMA_DROPIN_MODELS": str(models),
+        "PYTHONPATH": str(PLUGIN),
+        "OMP_WAIT_POLICY": "passive",
+    }
+    command = [str(python), "-m", "pytest", "-q", "-p", "local_models", f"--junitxml={report}"]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", "tests"],
+        cwd=place,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    if done.returncode not in (0, 1):
+        raise SetupError(
+            f"{variant}: the tests ended with {done.returncode}:\n{done.stdout[-2000:]}"
+        )
+    return outcomes(report)
+
+
+def outcomes(report: Path) -> dict[str, Outcome]:
+    """Read a JUnit file."""
+    found = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        module = case.get("classname", "").rpartition(".")[2]
+        status, said = "passed", ""
+        for child in case:
+            if child.tag in ("failure", "error", "skipped"):
+                status = {"failure": "failed"}.get(child.tag, child.tag)
+                said = (child.get("message") or "").strip()
+        found[f"{module}::{case.get('name')}"] = Outcome(status, _without_addresses(said))
+    return found
+
+
+def _without_addresses(text: str) -> str:
+    return re.sub(r"0x[0-9a-f]{6,}", "0x...", text)[:400]
+
+
+def problems(found: Mapping[str, Mapping[str, Outcome]]) -> dict[str, str]:
+    """Tests whose outcome is not as it should be, and why."""
+    upstream, patched = (found[variant] for variant in VARIANTS)
+    wrong = {}
+    for name in sorted({*upstream, *patched}):
+        one, other = upstream.get(name), patched.get(name)
+        if one != other:
+            wrong[name] = f"upstream: {one}; patched: {other}"
+        elif one and one.status in ("failed", "error") and name not in EXPLAINED:
+            wrong[name] = f"fails on both, and no reason is known: {one.said}"
+    return wrong
+
+
+def render(found: Mapping[str, Mapping[str, Outcome]], header: Sequence[str]) -> str:
+    """The Markdown file."""
+    counts = {
+        variant: Counter(outcome.status for outcome in found[variant].values())
+        for variant in VARIANTS
+    }
+    kinds = ("passed", "failed", "error", "skipped")
+    rows = [[variant, *(str(counts[variant][kind]) for kind in kinds)] for variant in VARIANTS]
+    wrong = problems(found)
+    verdict = (
+        f"**{len(wrong)} tests are not as they should be; see below.**"
+        if wrong
+        else f"All {len(found['patched'])} tests end alike on both variants, down to what the "
+        "failing ones say."
+    )
+    lines = [
+        "# llama-cpp-python's own tests on both variants",
+        "",
+        *header,
+        "",
+        *results.markdown_table(["variant", *kinds], rows),
+        "",
+        verdict,
+        "",
+        "The tests are those of the source archive, unchanged; llama-cpp-python is installed from",
+        "it without a native library of its own. What the tests would download is replaced: by the",
+        "demo model for Qwen3.5-0.8B and Falcon-H1-Tiny, by tiny ones with random weights for the",
+        "others (Llama, Mamba, BERT; `bench/benchkit/tinymodels.py`).",
+        "",
+    ]
+    for name, outcome in found["patched"].items():
+        if outcome.status != "passed":
+            why = wrong.get(name) or EXPLAINED.get(name, outcome.said)
+            lines.append(f"- {name}, {outcome.status}: {why}")
+            if outcome.said and name in EXPLAINED:
+                lines += [f"  `{outcome.said.splitlines()[0][:160]}`"]
+    lines += ["", "Passed on both:", ""]
+    lines += [f"- {n}" for n, outcome in found["patched"].items() if outcome.status == "passed"]
+    return "\n".join(lines) + "\n"
+
+
+def header() -> list[str]:
+    """Date, command, machine and builds."""
+    stamps = {variant: native.locate(variant)[1] for variant in VARIANTS}
+    fields = results.header(describe_machine(), stamps["patched"])
+    lines = results.header_lines(fields)
+    series = ", ".join(f"{name} {stamp['series'][:12]}" for name, stamp in stamps.items())
+    pin = fetch.read_pin(fetch.PIN_FILE)
+    return [
+        *lines[:-1],
+        f"- Patch series: {series}; commit {fields['project_commit']}",
+        f"- llama-cpp-python {pin.version}",
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description="llama-cpp-python's tests on both variants.")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="for the environment")
+    parser.add_argument("--archive", type=Path, metavar="FILE", help="source archive of the pin")
+    parser.add_argument("--output", type=Path, default=RESULTS / "dropin.md")
+    args = parser.parse_args(argv)
+    folder = args.folder.resolve()
+    try:
+        archive = fetch.verified_archive(fetch.read_pin(fetch.PIN_FILE), args.archive)
+        python = make_environment(archive, folder / "venv")
+        place = unpack(archive, folder / "sdist")
+        make_models(place / VOCABULARIES, folder / "models")
+        found = {}
+        for variant in VARIANTS:
+            print(f"running the tests, {variant} ...", flush=True)
+            found[variant] = run_tests(python, place, folder / "models", variant)
+        text = render(found, header())
+    except (SetupError, PyllamaMtpError, fetch.FetchError, subprocess.TimeoutExpired) as error:
+        print(f"dropin: {error}", file=sys.stderr)
+        return 2
+    args.output.write_text(text)
+    wrong = problems(found)
+    for name, why in wrong.items():
+        print(f"{name}: {why}")
+    print(f"{len(found['patched'])} tests, {len(wrong)} problems; wrote {args.output.name}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
