@@ -76,7 +76,7 @@ def unpack(archive: Path, folder: Path) -> Path:
         for member in source:
             member.name = member.name.partition("/")[2]
             vocabulary = member.name.startswith(VOCABULARIES) and member.name.endswith(".gguf")
-            if member.name.startswith("tests/") or vocabulary:
+            if member.name.startswith("tests/") or member.name == "pyproject.toml" or vocabulary:
                 source.extract(member, folder, filter="data")
     return folder
 
@@ -118,14 +118,17 @@ def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -
         raise SetupError(f"{' '.join(command[:4])} ... failed:\n{said}")
 
 
-def run_tests(python: Path, place: Path, models: Path, variant: str) -> dict[str, Outcome]:
-    """Outcome of every test, by name.
+def test_names(python: Path, place: Path, environment: Mapping[str, str]) -> list[str]:
+    """All tests, as pytest names them. Raises SetupError."""
+    done = _pytest(python, place, environment, "--collect-only", "-q", "tests")
+    names = re.findall(r"^tests/\S+::\S+$", done.stdout, re.MULTILINE)
+    if done.returncode or not names:
+        raise SetupError(f"the tests cannot be collected:\n{done.stdout[-2000:]}")
+    return names
 
-    Raises:
-        SetupError: the tests did not run to their end.
-    """
-    report = place / f"{variant}.xml"
-    report.unlink(missing_ok=True)
+
+def run_tests(python: Path, place: Path, models: Path, variant: str) -> dict[str, Outcome]:
+    """Outcome of every test, by name; each in a process of its own, which it may abort."""
     environment = {
         **{key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
         "LLAMA_CPP_LIB_PATH": str(native.locate(variant)[0]),
@@ -133,21 +136,34 @@ def run_tests(python: Path, place: Path, models: Path, variant: str) -> dict[str
         "PYTHONPATH": str(PLUGIN),
         "OMP_WAIT_POLICY": "passive",
     }
-    command = [str(python), "-m", "pytest", "-q", "-p", "local_models", f"--junitxml={report}"]
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", "tests"],
+    found = {}
+    for name in test_names(python, place, environment):
+        report = place / f"{variant}.xml"
+        report.unlink(missing_ok=True)
+        done = _pytest(python, place, environment, f"--junitxml={report}", name)
+        if done.returncode in (0, 1):
+            found |= outcomes(report)
+        else:
+            said = re.search(r"^.*(?:GGML_ASSERT|fatal error).*$", done.stdout, re.MULTILINE)
+            why = f"ended with {done.returncode}; {said[0] if said else ''}"
+            found[name.removeprefix("tests/").replace(".py::", "::")] = Outcome("error", why)
+        print(f"  {variant}: {name}: {list(found.values())[-1].status}", flush=True)
+    return found
+
+
+def _pytest(
+    python: Path, place: Path, environment: Mapping[str, str], *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    command = [str(python), "-m", "pytest", "-p", "local_models", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [*command, *arguments],
         cwd=place,
-        env=environment,
+        env=dict(environment),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=TIMEOUT_S,
     )
-    if done.returncode not in (0, 1):
-        raise SetupError(
-            f"{variant}: the tests ended with {done.returncode}:\n{done.stdout[-2000:]}"
-        )
-    return outcomes(report)
 
 
 def outcomes(report: Path) -> dict[str, Outcome]:

@@ -45,10 +45,12 @@ def write(
 def _values(name: str, shape: tuple[int, ...], draw: np.random.Generator) -> np.ndarray[Any, Any]:
     values = draw.standard_normal(shape, dtype=np.float32)
     if name.endswith("norm.weight"):
-        return 1 + 0.1 * values
-    if name.endswith("ssm_a"):
-        return -np.abs(values) - 0.1  # a state decays
-    return values / np.sqrt(shape[-1])
+        values = 1 + 0.1 * values
+    elif name.endswith("ssm_a"):
+        values = -np.abs(values) - 0.1  # a state decays
+    else:
+        values /= shape[-1] ** 0.5
+    return values.astype(np.float32)
 
 
 def n_tokens(vocabulary: Path) -> int:

@@ -180,6 +180,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="folder of llama-server and llama-bench (default: PYLLAMA_MTP_PEERS from the "
         "environment, then what bench/peers.py of the checkout has built, then PATH)",
     )
+    parser.add_argument(
+        "--peer-python",
+        metavar="PYTHON",
+        help="the Python that llama-cpp-python is installed for (default: PYLLAMA_MTP_PEER_PYTHON "
+        "from the environment, else the one that runs this)",
+    )
     common.add_settings_options(parser, compare=True)
     common.add_sampling_options(parser)
     parser.set_defaults(run=run)
@@ -221,7 +227,7 @@ def _check(args: argparse.Namespace) -> Request:
     from pyllama_mtp.cli.matrix_run import Request
     from pyllama_mtp.measure.budget import parse_duration
     from pyllama_mtp.measure.classprompts import check_class
-    from pyllama_mtp.measure.peers.find import check_folder
+    from pyllama_mtp.measure.peers.find import check_folder, check_python
     from pyllama_mtp.measure.plan import SWITCHES
     from pyllama_mtp.measure.report.page import check_report
     from pyllama_mtp.measure.workload import read_text, source_of_prompts
@@ -231,6 +237,7 @@ def _check(args: argparse.Namespace) -> Request:
     if args.resume and args.no_output:
         raise UsageError("--resume needs the file of the run; leave --no-output out")
     check_folder(args.peer_dir)
+    check_python(args.peer_python)
     if args.repeat is None:
         args.repeat = REPEAT if args.model else DEMO_REPEAT
         args.budget = args.budget or (None if args.model else DEMO_BUDGET)

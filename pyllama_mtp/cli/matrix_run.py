@@ -169,7 +169,7 @@ def add_peers(
     for name in request.plan.peers:
         build = Build("", "", "", "", {}, name)
         try:
-            peer = find(name, args.peer_dir, gpu=args.n_gpu_layers != 0)
+            peer = find(name, args.peer_dir, args.peer_python, gpu=args.n_gpu_layers != 0)
         except PeerError as error:
             print(f"{PROGRAM}: {error}; the others are measured", file=sys.stderr)
             runners[name] = PeerRunner(error, str(model.path), args.n_gpu_layers)

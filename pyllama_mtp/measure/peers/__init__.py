@@ -56,7 +56,11 @@ PEERS = {
         Peer(
             "llama-cpp-python",
             drafts=False,
-            obtain="`pip install llama-cpp-python` for this Python; it compiles llama.cpp",
+            obtain="`pip install llama-cpp-python` compiles llama.cpp; installed with "
+            "CMAKE_ARGS=-DLLAMA_BUILD=OFF it compiles nothing and runs on the library that "
+            "LLAMA_CPP_LIB_PATH names, as in LLAMA_CPP_LIB_PATH=$(pyllama-mtp libdir --lib "
+            "upstream). For another Python than this one: --peer-python, or "
+            "PYLLAMA_MTP_PEER_PYTHON",
             note="llama-cpp-python: Llama.generate of the same tokens, greedy, with the time that "
             "its Python code takes; flash attention 'auto' is 'on' there",
         ),

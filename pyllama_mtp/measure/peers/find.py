@@ -20,6 +20,8 @@ from pyllama_mtp.measure.peers.process import Program
 PROGRAMS = ("llama-bench", "llama-server")
 #: Names a folder that holds programs.
 VARIABLE = "PYLLAMA_MTP_PEERS"
+#: Names the Python that imports llama-cpp-python.
+PYTHON_VARIABLE = "PYLLAMA_MTP_PEER_PYTHON"
 #: Where ``bench/peers.py`` builds them, in the checkout that this package is imported from.
 BUILD_FOLDER = Path(__file__).resolve().parents[3] / "build" / "peers"
 _ANSWER_S = 60.0
@@ -96,12 +98,24 @@ def check_folder(folder: str | None) -> None:
         raise UsageError(f"--peer-dir {folder}: there is no such folder")
 
 
-def find(name: str, folder: str | None = None, *, gpu: bool = True) -> Installed:
+def check_python(python: str | None) -> None:
+    """Refuse a --peer-python that is no program. Raises UsageError."""
+    if python is not None and shutil.which(python) is None:
+        raise UsageError(
+            f"--peer-python {python}: there is no such program; give the Python of the environment "
+            "that llama-cpp-python is installed in, as in venv/bin/python"
+        )
+
+
+def find(
+    name: str, folder: str | None = None, python: str | None = None, *, gpu: bool = True
+) -> Installed:
     """A program of `PEERS`, started once to see that it runs.
 
     Upstream's programs are looked for in `folder`, in that of the environment variable
     PYLLAMA_MTP_PEERS, where ``bench/peers.py`` builds them, and on PATH; llama-cpp-python is the
-    one that this Python imports.
+    one that `python` imports, or the Python of the environment variable PYLLAMA_MTP_PEER_PYTHON, or
+    this one. Which libllama that loads is its own affair; LLAMA_CPP_LIB_PATH chooses it.
 
     Args:
         gpu: whether it may use a GPU.
@@ -110,7 +124,7 @@ def find(name: str, folder: str | None = None, *, gpu: bool = True) -> Installed
         PeerError: it is not installed, or does not run; the message says what to do.
     """
     if name == "llama-cpp-python":
-        return _find_llama_cpp_python(gpu)
+        return _find_llama_cpp_python(python or os.environ.get(PYTHON_VARIABLE), gpu)
     path = next(_candidates(name, folder), None)
     if path is None:
         raise PeerError(f"{name} is not installed: {PEERS[name].obtain}")
@@ -160,17 +174,20 @@ def _devices(name: str, path: Path) -> list[tuple[str, str]]:
     return [(device, words) for device, words in found if not device.startswith(("CPU", "BLAS"))]
 
 
-def _find_llama_cpp_python(gpu: bool) -> Installed:
+def _find_llama_cpp_python(python: str | None, gpu: bool) -> Installed:
     name = "llama-cpp-python"
-    command = (sys.executable, str(_WORKER))
+    command = (python or sys.executable, str(_WORKER))
     try:
         said = json.loads(_ask_worker(name, command))
         missing, version, has_gpu = said["missing"], str(said["version"]), bool(said["gpu"])
-    except (ValueError, KeyError, TypeError) as error:
+        stamp = said["stamp"]  # of a libllama that this package has built; else there is none
+        commit, series = str(stamp.get("upstream_commit", "")), str(stamp.get("series", ""))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PeerError(f"{name} answers nothing that can be read ({error!r})") from None
     if missing:
-        raise PeerError(f"{name} is not installed: {PEERS[name].obtain}")
-    return Installed(name, command, version, "", "", "GPU" if gpu and has_gpu else "CPU")
+        where = f" for {python}" if python else ""
+        raise PeerError(f"{name} is not installed{where}: {PEERS[name].obtain}")
+    return Installed(name, command, version, commit, series, "GPU" if gpu and has_gpu else "CPU")
 
 
 def _ask_worker(name: str, command: tuple[str, ...]) -> str:

@@ -6,6 +6,7 @@ stdin: keyword arguments of ``llama_cpp.Llama``, a prompt in token ids, how many
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import json
@@ -13,6 +14,9 @@ import os
 import sys
 import time
 from typing import Any
+
+#: GGML_BACKEND_DEVICE_TYPE_GPU and _IGPU of ggml-backend.h.
+_GPU_TYPES = (1, 2)
 
 
 def main() -> None:
@@ -26,12 +30,39 @@ def main() -> None:
 
 
 def probe() -> dict[str, Any]:
-    """Whether it is missing, its version, and whether it can use a GPU."""
+    """Whether it is missing, its version, whether it can use a GPU, and what its libllama says it
+    was built from (nothing, unless it is one of pyllama-mtp's)."""
     if importlib.util.find_spec("llama_cpp") is None:
-        return {"missing": True, "version": "", "gpu": False}
+        return {"missing": True, "version": "", "gpu": False, "stamp": {}}
     llama_cpp: Any = importlib.import_module("llama_cpp")
-    gpu = bool(llama_cpp.llama_supports_gpu_offload())
-    return {"missing": False, "version": llama_cpp.__version__, "gpu": gpu}
+    return {
+        "missing": False,
+        "version": llama_cpp.__version__,
+        "gpu": has_gpu(llama_cpp),
+        "stamp": stamp(llama_cpp),
+    }
+
+
+def has_gpu(llama_cpp: Any) -> bool:
+    """Whether there is a device to offload to. llama_supports_gpu_offload() is true as soon as the
+    RPC backend is there, whether anybody serves or not, so ggml is asked where that is possible."""
+    try:
+        by_type = llama_cpp.llama_cpp._lib.ggml_backend_dev_by_type
+    except AttributeError:
+        return bool(llama_cpp.llama_supports_gpu_offload())
+    by_type.restype = ctypes.c_void_p
+    return any(by_type(kind) for kind in _GPU_TYPES)
+
+
+def stamp(llama_cpp: Any) -> dict[str, Any]:
+    """What the loaded libllama says about itself."""
+    try:
+        function = llama_cpp.llama_cpp._lib.pyllama_stamp
+    except AttributeError:
+        return {}
+    function.restype = ctypes.c_char_p
+    said: dict[str, Any] = json.loads(function().decode())
+    return said
 
 
 def measure(request: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.peers import PeerError
-from pyllama_mtp.measure.peers.find import check_folder, find
+from pyllama_mtp.measure.peers.find import check_folder, check_python, find
 
 
 def test_one_of_the_folder_of_the_environment(peers: Any) -> None:
@@ -63,6 +64,61 @@ def test_one_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(PeerError, match=r"llama-cpp-python failed \(1\): [^!]*libllama.so"):
         find("llama-cpp-python")
+
+
+#: What there is of llama_cpp in a probe; the backends of RPC can be loaded where no GPU is.
+LIBRARY = """
+import types
+__version__ = "1.2.3"
+STAMP = b'{"pyllama_stamp": 1, "upstream_commit": "0c1e57098bba", "series": "ab12"}'
+def llama_supports_gpu_offload(): return True
+def pyllama_stamp(): return STAMP
+def ggml_backend_dev_by_type(kind): return 77 if kind == GPU else None
+_lib = types.SimpleNamespace(
+    pyllama_stamp=pyllama_stamp, ggml_backend_dev_by_type=ggml_backend_dev_by_type
+)
+llama_cpp = types.SimpleNamespace(_lib=_lib)
+GPU = {gpu}
+"""
+
+
+def python_with(folder: Path, module: str) -> str:
+    """A Python, as its path, in which `llama_cpp` is the module."""
+    (folder / "site").mkdir()
+    (folder / "site" / "llama_cpp.py").write_text(module)
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}/site" exec "{sys.executable}" "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_llama_cpp_python_of_another_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = python_with(tmp_path, LIBRARY.replace("{gpu}", "None"))
+    found = find("llama-cpp-python", python=python)
+    assert found.command[0] == python
+    assert (found.version, found.upstream_commit, found.series) == ("1.2.3", "0c1e57098bba", "ab12")
+    assert found.backend == "CPU", "a backend without a device is no GPU"
+    monkeypatch.setenv("PYLLAMA_MTP_PEER_PYTHON", python)
+    assert find("llama-cpp-python") == found
+    monkeypatch.setenv("PYLLAMA_MTP_PEER_PYTHON", "no-such-python")
+    assert find("llama-cpp-python", python=python) == found, "what is given comes first"
+    with pytest.raises(PeerError, match="llama-cpp-python cannot be started"):
+        find("llama-cpp-python")
+
+
+def test_llama_cpp_python_with_a_gpu(tmp_path: Path) -> None:
+    python = python_with(tmp_path, LIBRARY.replace("{gpu}", "1"))
+    assert find("llama-cpp-python", python=python).backend == "GPU"
+    assert find("llama-cpp-python", python=python, gpu=False).backend == "CPU"
+
+
+def test_a_python_that_is_not_there(tmp_path: Path) -> None:
+    check_python(None)
+    check_python("sh")
+    with pytest.raises(UsageError, match=r"--peer-python \S*nope: .* as in venv/bin/python"):
+        check_python(str(tmp_path / "nope"))
 
 
 def test_one_that_is_another_program(peers: Any) -> None:
