@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -179,3 +180,30 @@ def run_python(tmp_path_factory: pytest.TempPathFactory) -> RunPython:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PYTHONPATH with llama-cpp-python of the pinned release: Python sources only.
+
+    They come from the archive that this package was built from, whose hash is checked.
+    """
+    vendor = Path(__file__).resolve().parents[1] / "vendor"
+    sys.path.insert(0, str(vendor))
+    try:
+        spec = importlib.util.spec_from_file_location("vendor_fetch", vendor / "fetch.py")
+        assert spec and spec.loader
+        fetch = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(fetch)
+    finally:
+        sys.path.remove(str(vendor))
+    folder = tmp_path_factory.mktemp("llama-cpp-python")
+    with tarfile.open(fetch.verified_archive(fetch.read_pin(fetch.PIN_FILE))) as archive:
+        for member in archive:
+            _, _, path = member.name.partition("/")
+            if path.startswith("llama_cpp/"):
+                member.name = path
+                archive.extract(member, folder, filter="data")
+            elif path.startswith("vendor/"):
+                break  # the rest of the archive is llama.cpp: 75 MB
+    return folder

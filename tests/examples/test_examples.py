@@ -1,0 +1,191 @@
+"""Every recipe runs on the demo model, and its output says what it is there to show."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pyllama_mtp
+from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.examples import recipes
+
+FOLDER = Path(pyllama_mtp.__file__).with_name("examples")
+PROMPT = "def main"
+
+
+def one_core() -> None:
+    """In the new process: one thread, which is what a recipe then takes by default."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def run(folder: Path, name: str, *arguments: object, python_path: Path | None = None) -> str:
+    """What a recipe prints; its current folder is `folder`."""
+    root = Path(pyllama_mtp.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-m", f"pyllama_mtp.examples.{name}", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(str(path) for path in (root, python_path) if path),
+            "MPLBACKEND": "agg",
+        },
+        preexec_fn=one_core,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def greedy(demo: Model) -> Callable[[str, int], str]:
+    """The model's text, without MTP."""
+
+    def generate(prompt: str, max_tokens: int) -> str:
+        settings = Settings(n_ctx=512, n_threads=1, draft_n_max=0)
+        with Session(demo, settings) as session:
+            return session.generate(prompt, max_tokens=max_tokens).run().text
+
+    return generate
+
+
+Greedy = Callable[[str, int], str]
+
+
+def check_stream_text(folder: Path, greedy: Greedy, _: Path) -> None:
+    text, _, figures = run(folder, "stream_text", "--prompt", PROMPT).partition("\n\nprefill ")
+    assert text.rstrip("\n") == (PROMPT + greedy(PROMPT, 48)).rstrip("\n")
+    found = re.search(r"48 tokens in (\d+) rounds, (\d+) of them drafted", figures)
+    assert found and int(found[1]) + int(found[2]) == 47, "the first token is the prompt's"
+    assert re.search(r"by position: \d+%, \d+%, \d+%$", figures.strip())
+
+
+def check_chat(folder: Path, greedy: Greedy, _: Path) -> None:
+    out = run(folder, "chat", "--max-tokens", 24)
+    turns = [(int(a), int(b)) for a, b in re.findall(r"\[(\d+) tokens of prompt, (\d+) of", out)]
+    assert len(turns) == 3 and turns[0][1] == 0
+    for before, (n_prompt, n_cached) in itertools.pairwise(turns):
+        assert before[0] <= n_cached < n_prompt, "what the turns share is not processed again"
+
+
+def check_matrix(folder: Path, greedy: Greedy, _: Path) -> None:
+    out = run(folder, "matrix", "--sizes", "32,64", "--output", "cells.jsonl")
+    rows = re.findall(r"^\| (32|64) \| (no-MTP|MTP [23]) \| ([\d.,]+) \|", out, re.MULTILINE)
+    assert len({(size, mode) for size, mode, _ in rows}) == 6
+    assert all(float(speed.replace(",", "")) > 0 for _, _, speed in rows)
+    assert len(pyllama_mtp.bench.read(folder / "cells.jsonl")) == 6
+
+
+def check_choose_depth(folder: Path, greedy: Greedy, _: Path) -> None:
+    out = run(folder, "choose_depth", "--limit", 2)
+    table, _, tried = out.partition("\non this prompt:\n")
+    assert re.search(r"draft_n_max=\d", table), "there is advice"
+    speeds = re.findall(r"draft_n_max=(\S+): decode (\d+) tok/s", tried)
+    assert [name for name, _ in speeds][0::2] == ["0", "'auto'"]
+    assert all(int(speed) > 0 for _, speed in speeds)
+
+
+def check_compare_builds(folder: Path, greedy: Greedy, _: Path) -> None:
+    out = run(folder, "compare_builds", "--repeat", 2)
+    found = re.findall(
+        r"^(no-MTP|MTP 3), prompt 256, (prefill|decode): ([\d.]+) \(([\d.]+) to ([\d.]+)\), \w+$",
+        out,
+        re.MULTILINE,
+    )
+    assert len(found) == 4
+    assert all(float(low) <= float(ratio) <= float(high) for _, _, ratio, low, high in found)
+
+
+def check_notebook(folder: Path, greedy: Greedy, _: Path) -> None:
+    out = run(folder, "notebook", "--output", "figure.png")
+    assert len(re.findall(r"^\d +(?:64|256) +[03] +\d", out, re.MULTILINE)) == 4
+    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def check_drop_in(folder: Path, greedy: Greedy, llama_cpp: Path) -> None:
+    out = run(folder, "drop_in", "--prompt", PROMPT, python_path=llama_cpp)
+    said, _, text = out.partition("\n")
+    library = pyllama_mtp.native.locate("patched")[0] / "libllama.so"
+    assert re.fullmatch(rf"llama-cpp-python [\d.]+ on {re.escape(str(library))}", said)
+    assert text.rstrip("\n") == (PROMPT + greedy(PROMPT, 32)).rstrip("\n")
+
+
+def check_save_prompt(folder: Path, greedy: Greedy, _: Path) -> None:
+    out = run(folder, "save_prompt", "--output", "document.prompt")
+    found = re.search(r"^(\d+) tokens in .*\nrestored; (\d+) tokens were left, .*\n(\d+) dr", out)
+    assert found and 0 < int(found[2]) < int(found[1]) / 10
+    assert int(found[3]) > 0, "the head's part of the file works too"
+    assert out.endswith("the same text\n") and (folder / "document.prompt").stat().st_size > 10**5
+
+
+def check_draft_vocabulary(folder: Path, greedy: Greedy, _: Path) -> None:
+    out = run(folder, "draft_vocabulary")
+    share = re.search(r"the best 512 of 2048 tokens are ([\d.]+)% of the text", out)
+    assert share and 50 < float(share[1]) < 100
+    rounds = [float(one) for one in re.findall(r"([\d.]+) tokens per round", out)]
+    assert len(rounds) == 2 and 1 < rounds[1] <= rounds[0]
+    assert out.endswith("the same text\n")
+
+
+def check_batch(folder: Path, greedy: Greedy, _: Path) -> None:
+    prompts = (PROMPT, "class Reader:\n", "for line in")
+    out = run(folder, "batch", *prompts, "--max-tokens", 16)
+    for prompt in prompts:
+        assert re.search(rf"^{re.escape(repr(prompt))}: \d+ tokens \(\w+\): ", out, re.MULTILINE)
+        assert out.count(f": {greedy(prompt, 16)!r}\n") == 1, "the text that it gets alone"
+    assert re.search(r"^3 prompts, \d+ rounds, \d+ tok/s$", out, re.MULTILINE)
+
+
+def check_rpc(folder: Path, greedy: Greedy, _: Path) -> None:
+    out = run(folder, "rpc")
+    assert "the same text:\n" in out and out.count("tokens per round") == 2
+
+
+def check_server_client(folder: Path, greedy: Greedy, _: Path) -> None:
+    out = run(folder, "server_client", "--prompt", PROMPT, "--max-tokens", 24)
+    assert f"{PROMPT}{greedy(PROMPT, 24)}" in out
+    found = re.search(r"(\d+) tokens, (\d+) drafted, (\d+) accepted", out)
+    assert found and int(found[1]) == 24 and int(found[3]) <= int(found[2])
+
+
+#: What each recipe must show: (folder, greedy text, folder of llama-cpp-python).
+CHECKS: dict[str, Callable[[Path, Greedy, Path], None]] = {
+    name.removeprefix("check_"): check
+    for name, check in list(globals().items())
+    if name.startswith("check_")
+}
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_recipe(name: str, tmp_path: Path, greedy: Greedy, request: pytest.FixtureRequest) -> None:
+    assert name in CHECKS, f"nothing checks what {name} shows"
+    folder = request.getfixturevalue("llama_cpp_folder") if name == "drop_in" else tmp_path
+    CHECKS[name](tmp_path, greedy, folder)
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_recipe_says_what_it_shows_and_how_it_is_run(name: str) -> None:
+    text = (FOLDER / f"{name}.py").read_text()
+    first, _, rest = text.partition('"""')[2].partition("\n")
+    assert 20 < len(first) < 100 and first.endswith(".")
+    assert f"python -m pyllama_mtp.examples.{name} [--model FILE]" in rest.partition('"""')[0]
+
+
+def test_the_list_names_every_recipe(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pyllama_mtp.examples"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(pyllama_mtp.__file__).parents[1])}
+    out = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
+    ).stdout
+    there = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")}
+    assert {line.split()[0] for line in out.splitlines()[2:]} == there == set(recipes())
+    assert len(there) >= 10
+    assert not [line for line in out.splitlines() if len(line) > 100]
