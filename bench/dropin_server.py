@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import os
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -41,7 +42,8 @@ from pyllama_mtp.models.demo import demo_path
 
 OWN, OURS = "its own libllama", "the patched libllama"
 VARIABLE = "LD_LIBRARY_PATH"
-FIGURES = (("prefill", "prefill_tps"), ("decode", "decode_tps"))
+WHOLE = "CPU time of it all"
+FIGURES = (("prefill", "prefill_tps"), ("decode", "decode_tps"), (WHOLE, "per_cpu_s"))
 #: Prompts whose greedy texts are compared, with the demo model.
 PROMPTS = ("def main", "import os\n\n", "The capital of", "class Reader:\n")
 
@@ -83,13 +85,19 @@ def check_sides(program: Path, folders: dict[str, Path | None]) -> None:
             raise PeerError(f"{program.name} would run on {found}, which is not {side}")
 
 
+def cpu_seconds() -> float:
+    """CPU time of the processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def sample(program: Path, plan: Plan, depth: int, prompt: Sequence[int], seed: int) -> Sample:
     """One completion by a fresh server."""
     n_ctx = plan.n_ctx(len(prompt) + plan.n_decode + 1)
     rates = plan.rates[:depth] or None
     given = llama_server.server_options(options(plan), n_ctx, depth, rates=rates)
     return llama_server.measure(
-        *(str(program), given, prompt, plan.n_decode + 1), warm_up=(256, 8), seed=seed
+        *(str(program), given, prompt, plan.n_decode + 1), warm_up=(64, 8), seed=seed
     )
 
 
@@ -117,9 +125,11 @@ def measure(
         order = list(folders.items())
         for depth in depths:
             for side, folder in order if number % 2 == 0 else reversed(order):
+                before = cpu_seconds()
                 with libraries(folder):
                     figures = sample(program, plan, depth, prompt, number)
-                found[side][depth].append(figures.to_dict())
+                cpu_s = cpu_seconds() - before
+                found[side][depth].append({**figures.to_dict(), "per_cpu_s": 1 / cpu_s})
                 print(
                     f"pair {number}, depth {depth}, {side}: prefill {figures.prefill_tps:.1f}, "
                     f"decode {figures.decode_tps or 0:.1f} tok/s",
@@ -137,12 +147,16 @@ def table(found: dict[str, dict[int, list[dict[str, Any]]]], plan: Plan) -> list
             own = [one[key] for one in found[OWN][depth]]
             ours = [one[key] for one in found[OURS][depth]]
             ratio = Ratio.of(ours, own)
+            what, unit = f"{words}, {plan.n_prompt} tokens", "{:.1f} tok/s"
+            if key == "decode_tps":
+                what = f"{words}, {plan.n_decode} tokens"
+            elif key == "per_cpu_s":
+                what, unit = words, "{:.4f} per s"
             rows.append(
                 [
-                    f"{words}, {plan.n_prompt if words == 'prefill' else plan.n_decode} tokens, "
-                    + (f"draft-mtp, depth {depth}" if depth else "no MTP"),
-                    f"{Spread.of(own).median:.1f} tok/s",
-                    f"{Spread.of(ours).median:.1f} tok/s",
+                    f"{what}, draft-mtp, depth {depth}" if depth else f"{what}, no MTP",
+                    unit.format(Spread.of(own).median),
+                    unit.format(Spread.of(ours).median),
                     f"{ratio.paired.median:.3f}",
                     f"{ratio.paired.low:.3f} to {ratio.paired.high:.3f}",
                 ]
@@ -167,6 +181,9 @@ def render(result: dict[str, Any], plan: Plan) -> str:
             "",
             f"Greedy text of the demo model with draft-mtp, depth 3, real acceptance: {same} of "
             f"{len(PROMPTS)} prompts give the same text on both.",
+            "",
+            f"{WHOLE}: a server's start, warm-up, prompt and decode, as samples per CPU second; on",
+            "a machine that other programs keep busy it scatters less than the program's times.",
             "",
             "One program file; LD_LIBRARY_PATH is empty or `pyllama-mtp libdir`. ggml and its CPU",
             "backend are the program's own on both sides. Of the patches it gets those that are on",
