@@ -1,4 +1,4 @@
-"""Two builds of the library, measured side by side: what got faster, with intervals.
+"""Two builds of the library, measured side by side: what got faster.
 
     python -m pyllama_mtp.examples.compare_builds [--model FILE] [--libraries upstream,patched]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import pyllama_mtp
-from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp import Model, Session, Settings, bench
 from pyllama_mtp.examples import recipes
 
 FOLDER = Path(pyllama_mtp.__file__).with_name("examples")
@@ -81,7 +81,7 @@ def check_matrix(folder: Path, greedy: Greedy, _: Path) -> None:
     rows = re.findall(r"^\| (32|64) \| (no-MTP|MTP [23]) \| ([\d.,]+) \|", out, re.MULTILINE)
     assert len({(size, mode) for size, mode, _ in rows}) == 6
     assert all(float(speed.replace(",", "")) > 0 for _, _, speed in rows)
-    assert len(pyllama_mtp.bench.read(folder / "cells.jsonl")) == 6
+    assert len(bench.read(folder / "cells.jsonl")) == 6
 
 
 def check_choose_depth(folder: Path, greedy: Greedy, _: Path) -> None:
