@@ -15,9 +15,11 @@ libraries unchanged, and needs no build of its own:
   CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install llama-cpp-python==0.3.36
   LLAMA_CPP_LIB_PATH=$(pyllama-mtp libdir) python my_script.py
 
-So do upstream's programs, if they are of the same llama.cpp commit (doctor names
-it) and were linked against its shared libraries. Prompts with MTP get faster:
-  LD_LIBRARY_PATH=$(pyllama-mtp libdir) llama-server -m FILE --spec-type draft-mtp
+So do upstream's programs, if they are of the same llama.cpp commit (doctor
+names it) and were linked against its shared libraries. Prompts with MTP get
+faster:
+  export LD_LIBRARY_PATH=$(pyllama-mtp libdir)
+  llama-server -m FILE --spec-type draft-mtp
 
 Images and sound (libmtmd) stay with the program's own library.
 

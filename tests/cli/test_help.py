@@ -16,7 +16,17 @@ import pytest
 from pyllama_mtp.cli import COMMANDS, build_parser, version
 from pyllama_mtp.settings import Sampling, Settings
 
-OWN = ("generate", "matrix", "accept", "draft-vocab", "rpc-worker", "doctor", "compare", "report")
+OWN = (
+    "generate",
+    "matrix",
+    "accept",
+    "draft-vocab",
+    "rpc-worker",
+    "doctor",
+    "compare",
+    "report",
+    "libdir",
+)
 
 
 def options_of(command: str) -> argparse.ArgumentParser:
