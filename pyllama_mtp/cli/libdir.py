@@ -21,7 +21,8 @@ faster:
   export LD_LIBRARY_PATH=$(pyllama-mtp libdir)
   llama-server -m FILE --spec-type draft-mtp
 
-Images and sound (libmtmd) stay with the program's own library.
+Images and sound (libmtmd) stay with the program's own library; of
+llama-cpp-python, MTMD_CPP_LIB names its folder.
 
 examples:
   pyllama-mtp libdir
