@@ -176,6 +176,8 @@ def render(result: dict[str, Any], plan: Plan) -> str:
             *results.header_lines(result),
             f"- Model: {plan.model.name}; threads: {plan.threads}; pairs: {result['pairs']}; "
             f"acceptance imposed at {imposed} (`--spec-synth-rates`)",
+            f"- Load average of the machine: {result['load'][0]:.1f} before, "
+            f"{result['load'][1]:.1f} after; its cores should have nothing else to do",
             "",
             *table(result["samples"], plan),
             "",
@@ -223,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
         model = model_file(args.model)
         plan = Plan(model, n_prompt=args.n_prompt, n_decode=args.n_decode, threads=args.threads)
         depths = [int(depth) for depth in args.depths.split(",")]
-        written = {}
+        before, written = os.getloadavg()[:1], {}
         for side, folder in folders.items():
             with libraries(folder):
                 written[side] = texts(program, args.threads)
@@ -236,6 +238,7 @@ def main(argv: list[str] | None = None) -> int:
         "plan": plan.to_dict(),
         "pairs": args.pairs,
         "rates": list(RATES),
+        "load": [*before, *os.getloadavg()[:1]],
         "samples": samples,
         "texts": written,
     }
