@@ -41,9 +41,14 @@ def decode_error(code: int, message: str) -> PyllamaMtpError:
         return DecodeAborted("the computation was interrupted", code)
     if code in (-1, lib.PYLLAMA_BATCH_REFUSED):
         return InvalidBatchError(f"llama.cpp refused the batch{why}", code)
-    if code == lib.PYLLAMA_OUT_OF_MEMORY:
+    if code == lib.PYLLAMA_FORKED:
+        return UsageError(
+            f"{message}: use n_threads=1, a thread of its own, or start processes with spawn"
+        )
+    ran_out = code in (-2, lib.PYLLAMA_OUT_OF_MEMORY, lib.PYLLAMA_NO_ROOM)
+    if ran_out or (code < -2 and native.short_of_memory(message)):
         return InsufficientMemoryError(
-            "out of memory during decode: use a smaller n_ctx, n_batch or n_ubatch"
+            f"out of memory{why}: use a smaller n_ctx, n_batch, n_ubatch or fewer threads"
         )
     return FatalDecodeError(f"decode failed with code {code}{why}", code)
 

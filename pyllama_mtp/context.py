@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +11,15 @@ import numpy.typing as npt
 from . import native
 from .batch import Batch, decode_error
 from .contextoptions import ContextOptions
-from .errors import ContextClosedError, FatalDecodeError, InsufficientMemoryError, UsageError
+from .errors import (
+    ContextClosedError,
+    FatalDecodeError,
+    InsufficientMemoryError,
+    PyllamaMtpError,
+    UsageError,
+)
 from .hidden import Floats, Hidden, HostRows, Ints, Tap, joined
-from .owned import Owned
+from .owned import Exclusive, OfThisProcess, Owned
 from .trace import Node, Trace
 
 if TYPE_CHECKING:
@@ -32,8 +35,11 @@ NAN = "the model's logits are NaN: damaged weights, or a kernel bug"
 __all__ = ["Context", "ContextOptions"]
 
 
-class Context(Owned):
-    """A context manager around ``llama_context``, for one thread at a time.
+class Context(Owned, OfThisProcess):
+    """A context manager around ``llama_context``, for one thread at a time, in one process.
+
+    A decode that runs out of memory, or finds a fault in llama.cpp, may leave anything behind: the
+    context is lost then, and can only be closed.
 
     Attributes:
         tap: its hidden-state tap, if `options.need_embd_pre_norm`.
@@ -62,10 +68,12 @@ class Context(Owned):
         self.library = native.load()
         self._ffi, self._lib = self.library.ffi, self.library.lib
         self._handle: Any = None
+        self._lost_handle: Any = None  # to be freed, and not to be used
+        self._why_closed = "the context is closed"
         self._on_device: dict[int, bytearray] = {}  # by sequence: the state kept on its device
         self._batch: Any = None
         self._message = self._ffi.new("char[256]")
-        self._lock = threading.Lock()
+        self._alone = Exclusive("a session or context")
         self.last_outputs = np.zeros(0, dtype=np.int8)
         self._rewind: dict[int, int] = {}  # by sequence: positions that its state can go back
         self._snapshots = True
@@ -87,8 +95,20 @@ class Context(Owned):
         self._interrupt.poll = self._lib.pyllama_on_poll
         self._interrupt.period_us = POLL_PERIOD_US
         self._handle = self._create(target)
+        self.claim()
         model.contexts.add(self)
-        self._batch = self._lib.llama_batch_ext_init(self._handle)
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()  # now: whoever catches this may want the memory
+            raise
+
+    def _prepare(self) -> None:
+        """What follows the making of the native context."""
+        options, message = self.options, self._message
+        self._batch = self._lib.pyllama_batch_ext_init(self._handle, message, len(message))
+        if not self._batch:
+            raise InsufficientMemoryError(f"no memory for a batch of {options.n_batch} tokens")
         self._memory = self._lib.llama_get_memory(self._handle)
         self.n_ctx = int(self._lib.llama_n_ctx(self._handle))
         self.n_batch = int(self._lib.llama_n_batch(self._handle))
@@ -127,7 +147,7 @@ class Context(Owned):
         if handle:
             return handle
         reason = "; ".join(filter(None, (self.library.text(message), native.take_recent_errors())))
-        if "alloc" in reason or "memory" in reason:
+        if native.short_of_memory(reason):
             raise InsufficientMemoryError(
                 f"no memory for a context of {options.n_ctx} tokens ({reason}); "
                 "use a smaller n_ctx, n_ubatch or cache type"
@@ -138,39 +158,71 @@ class Context(Owned):
 
     @property
     def handle(self) -> Any:
-        """The native handle. Raises ContextClosedError after :meth:`close`."""
+        """The native handle. Raises ContextClosedError after :meth:`close` or a failure, and in a
+        forked child."""
         if not self._handle:
-            raise ContextClosedError("the context is closed")
+            raise ContextClosedError(self._why_closed)
         return self._handle
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
+        """Whether it can no longer be used."""
         return not self._handle
 
     def close(self) -> None:
         """Free everything. May be called again; the model closes it too."""
-        with self._alone():
+        with self._alone:
             # Forget first, free then: Ctrl-C in between leaks at worst, and never frees twice.
             batch, self._batch = self._batch, None
-            handle, self._handle = self._handle, None
+            handle, self._handle = self._handle or self._lost_handle, None
+            self._lost_handle = None
         if batch:
             self._lib.llama_batch_ext_free(batch)
         if handle:
             self._lib.llama_free(handle)
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None):
+        if getattr(self, "_handle", None) or getattr(self, "_lost_handle", None):
             self.close()
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        if not self._lock.acquire(blocking=False):
-            raise UsageError("a context is used by two threads at once; give each thread its own")
-        try:
-            yield
-        finally:
-            self._lock.release()
+    def disown(self) -> None:
+        """In a forked child: nothing of it can be used here, nor need be freed."""
+        self._handle = self._lost_handle = self._batch = None
+        self._why_closed = (
+            "this session or context belongs to the process that this one was forked from; make "
+            "one here, or start processes with spawn"
+        )
+
+    def _call(self, function: Any, *arguments: Any) -> int:
+        """Call one of the shim's twins: its result, 0 or above.
+
+        Raises:
+            PyllamaMtpError: by its code; see :func:`.decode_error`.
+        """
+        message = self._message
+        with self._alone:
+            code = int(function(self.handle, *arguments, message, len(message)))
+        if code < 0:
+            self._fail(code)
+        if native.pending.exception:
+            native.raise_pending()
+        return code
+
+    def _fail(self, code: int) -> NoReturn:
+        """Raise what a failure's code means, or what a callback had parked."""
+        said = (self.library.text(self._message), native.take_recent_errors())
+        error = decode_error(code, "; ".join(filter(None, said)))
+        lib = self._lib
+        if code in (lib.PYLLAMA_ABORTED, lib.PYLLAMA_OUT_OF_MEMORY, lib.PYLLAMA_EXCEPTION):
+            self._lose(error)
+        native.raise_pending()
+        self.model.refuse_lost_worker()
+        raise error
+
+    def _lose(self, error: PyllamaMtpError) -> None:
+        """Nobody knows what is in it now."""
+        self._lost_handle, self._handle = self._handle, None
+        self._why_closed = f"the context was lost in a failure ({error}); close it, make another"
 
     # -- decode --------------------------------------------------------------------------------
 
@@ -212,18 +264,17 @@ class Context(Owned):
             self._trace.clear()
         self._rewind = {}
         self._settled = False
-        with self._alone():
+        with self._alone:
             code = self._lib.pyllama_decode(self.handle, self._batch, view, message, len(message))
         del alive
         self.last_outputs, self._left_greedy = batch.outputs, self.greedy
         if self.options.tap != "off":
             rows = batch.outputs.sum() if self.options.tap == "outputs" else len(batch.tokens)
             self.hidden_bytes_read += 4 * self.model.n_embd * int(rows)
+        if code != 0:
+            self._fail(code)
         native.raise_pending()
         self.model.refuse_lost_worker()
-        if code != 0:
-            said = (self.library.text(message), native.take_recent_errors())
-            raise decode_error(code, "; ".join(filter(None, said)))
         self._rewind = self._rewinds(batch)
 
     def _rewinds(self, batch: Batch) -> dict[int, int]:
@@ -283,7 +334,7 @@ class Context(Owned):
         Raises:
             WorkerLostError: a worker was lost meanwhile, and what it should have computed is zeros.
         """
-        self._lib.llama_synchronize(self.handle)
+        self._call(self._lib.pyllama_synchronize)
         self.model.refuse_lost_worker()
 
     # -- results of the last decode ------------------------------------------------------------
@@ -379,8 +430,8 @@ class Context(Owned):
     def can_chain(self, n_steps: int) -> bool:
         """Whether a batch may be a chain of so many steps; see :class:`Batch`."""
         self.set_greedy(True)
-        can = bool(self._lib.llama_mtp_set_chain(self.handle, n_steps))
-        self._lib.llama_mtp_set_chain(self.handle, 0)
+        can = bool(self._call(self._lib.pyllama_mtp_set_chain, n_steps))
+        self._call(self._lib.pyllama_mtp_set_chain, 0)
         self.model.refuse_lost_worker()
         return can
 
@@ -404,11 +455,12 @@ class Context(Owned):
             raise UsageError(f"a draft head of {len(ids)} rows of type {rows.type}")
         pointers = (self._ffi.from_buffer(data), self._ffi.from_buffer("int32_t[]", ids))
         native.take_recent_errors()
-        if not self._lib.llama_mtp_set_draft_head(
-            self.handle, rows.type, pointers[0], data.nbytes, pointers[1], len(ids)
-        ):
+        set_head = self._lib.pyllama_mtp_set_draft_head
+        if not self._call(set_head, rows.type, pointers[0], data.nbytes, pointers[1], len(ids)):
             said = native.take_recent_errors()
             self.model.refuse_lost_worker()
+            if native.short_of_memory(said):
+                raise InsufficientMemoryError(f"no memory for a draft head: {said}")
             raise UsageError(
                 f"there is no draft head here: {said or 'it needs the patched library'}"
             )
@@ -417,7 +469,7 @@ class Context(Owned):
     def _use_model_draft_head(self, ids: Ints) -> None:
         native.take_recent_errors()
         out = self._ffi.new("int32_t *[1]")
-        n = int(self._lib.llama_mtp_use_model_draft_head(self.handle, out))
+        n = self._call(self._lib.pyllama_mtp_use_model_draft_head, out)
         if not n:
             said = native.take_recent_errors()
             self.model.refuse_lost_worker()
@@ -506,15 +558,14 @@ class Context(Owned):
         recurrent = self.model.is_recurrent and not self.options.mtp_head
         if recurrent and start > 0 and back > self.rewind(seq):
             return False
-        removed = bool(self._lib.llama_memory_seq_rm(self._memory, seq, start, -1))
+        removed = bool(self._call(self._lib.pyllama_memory_seq_rm, seq, start, -1))
         if removed and back > 0:
             self._rewind.pop(seq, None)
         return removed
 
     def clear(self) -> None:
         """Empty the cache."""
-        self.handle  # noqa: B018 - raises when closed
-        self._lib.llama_memory_clear(self._memory, True)
+        self._call(self._lib.pyllama_memory_clear)
 
     def _state_flags(self, recurrent_only: bool, on_device: bool) -> int:
         lib = self._lib
@@ -529,18 +580,26 @@ class Context(Owned):
         Args:
             on_device: the contents stay in memory of their device, and the bytes only say where.
                 They are good until the next such call for the sequence.
+
+        Raises:
+            InsufficientMemoryError: there is no room for them.
         """
-        flags = self._state_flags(recurrent_only, on_device)
-        size = self._lib.llama_state_seq_get_size_ext(self.handle, seq, flags)
-        data = bytearray(size)
-        message = self._ffi.new("char[256]")
-        target = self._ffi.from_buffer("uint8_t[]", data)
-        n = self._lib.pyllama_state_seq_get(
-            self.handle, target, size, seq, flags, message, len(message)
-        )
+        flags, message = self._state_flags(recurrent_only, on_device), self._message
+        native.take_recent_errors()
+        with self._alone:
+            size = self._lib.llama_state_seq_get_size_ext(self.handle, seq, flags)
+            try:
+                data = bytearray(size)
+            except MemoryError:
+                raise InsufficientMemoryError(f"no memory for a state of {size} bytes") from None
+            target = self._ffi.from_buffer("uint8_t[]", data)
+            n = self._lib.pyllama_state_seq_get(
+                self.handle, target, size, seq, flags, message, len(message)
+            )
+        native.raise_pending()
         self.model.refuse_lost_worker()
         if n == 0:
-            raise FatalDecodeError(f"the state cannot be saved: {self.library.text(message)}")
+            raise self._state_error("saved")
         del target  # cffi's hold on the buffer
         del data[n:]
         if on_device:
@@ -554,18 +613,27 @@ class Context(Owned):
 
         Raises:
             FatalDecodeError: llama.cpp refused.
+            InsufficientMemoryError: it had no memory. Either way, the context must be cleared.
         """
         on_device = any(data is kept for kept in self._on_device.values())
         flags = self._state_flags(recurrent_only, on_device)
-        message = self._ffi.new("char[256]")
-        source = self._ffi.from_buffer("uint8_t[]", data)
+        source, message = self._ffi.from_buffer("uint8_t[]", data), self._message
         self._rewind = {}
-        n = self._lib.pyllama_state_seq_set(
-            self.handle, source, len(data), seq, flags, message, len(message)
-        )
+        native.take_recent_errors()
+        with self._alone:
+            n = self._lib.pyllama_state_seq_set(
+                self.handle, source, len(data), seq, flags, message, len(message)
+            )
+        native.raise_pending()
         self.model.refuse_lost_worker()
         if n == 0:
-            raise FatalDecodeError(f"the state cannot be restored: {self.library.text(message)}")
+            raise self._state_error("restored")
+
+    def _state_error(self, what: str) -> PyllamaMtpError:
+        said = (self.library.text(self._message), native.take_recent_errors())
+        reason = "; ".join(filter(None, said))
+        kind = InsufficientMemoryError if native.short_of_memory(reason) else FatalDecodeError
+        return kind(f"the state cannot be {what}: {reason or 'no reason given'}")
 
     def memory(self) -> dict[str, int]:
         """Bytes: "model" (weights), "context" (caches and snapshots), "compute" (graph buffers)."""

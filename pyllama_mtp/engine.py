@@ -21,6 +21,7 @@ from .errors import UsageError
 from .hidden import Hidden, Ints, Tap, TapRows, Traffic, traffic
 from .model import Model
 from .models.memory import padded
+from .owned import Exclusive
 from .settings import Settings
 from .sizing import choose_n_ctx, n_outputs, refuse_without_tap
 from .speculative.choice import DraftChoice
@@ -57,6 +58,7 @@ class Engine:
         drafting: whether the text at hand is drafted for; if not, MTP costs nothing.
         turn: changes with every prefill and reset; a generation that finds another one has been
             overtaken.
+        alone: held while a thread changes the contents; another one is refused meanwhile.
     """
 
     def __init__(self, model: Model, settings: Settings, n_sequences: int = 1) -> None:
@@ -71,6 +73,7 @@ class Engine:
         self.cached: list[int] = []
         self.drafting = settings.depth_limit > 0
         self.turn = 0
+        self.alone = Exclusive("a session")
         self.intact = True
         self._outputs_before = 0
         self._traffic = Traffic(0, 0, False)
@@ -163,6 +166,11 @@ class Engine:
             )
         return Drafter(context, self.target if self.on_device else None, chained)
 
+    @property
+    def closed(self) -> bool:
+        """Whether a context is closed, or was lost in a failure."""
+        return self.target.closed or (self.drafter is not None and self.drafter.context.closed)
+
     def close(self) -> None:
         """Free both contexts. May be called again."""
         if self.drafter:
@@ -251,7 +259,7 @@ class Engine:
 
     def catch_up(self) -> None:
         """Bring the draft cache in step with the target's after plain rounds."""
-        if self.drafter and self.intact and not self.target.closed:
+        if self.drafter and self.intact and not self.closed:
             self.intact = False
             self.drafter.catch_up()
             self.intact = True
@@ -309,9 +317,10 @@ class Engine:
     def count_traffic(self, telemetry: Telemetry) -> None:
         """Say what was copied since :meth:`start_counting`, and how the MTP block got hidden
         states."""
-        if not self.target.closed:
-            telemetry.output_bytes = self._output_bytes() - self._outputs_before
-        if self.drafting and self.drafter and not self.target.closed:
+        if self.closed:
+            return
+        telemetry.output_bytes = self._output_bytes() - self._outputs_before
+        if self.drafting and self.drafter:
             now = traffic(self.target, self.drafter.context)
             telemetry.prompt_sync = self.prompt_sync
             telemetry.handoff = "host" if now.leaves_device or not self.on_device else "device"

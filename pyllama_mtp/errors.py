@@ -116,4 +116,5 @@ class FatalDecodeError(DecodeError):
 
 
 class ContextClosedError(DecodeError):
-    """A context or model was used after ``close()``, or after the model owning it was closed."""
+    """A context or model was used after ``close()``, or after the model owning it was closed; after
+    a failure in which its contents were lost; or in a child forked from the process owning it."""

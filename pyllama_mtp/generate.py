@@ -29,27 +29,29 @@ def generate(
 ) -> Iterator[int]:
     """Yield the tokens that the target chooses after `prompt`, the end token included."""
     began = time.perf_counter()
-    prepare(engine.target, [sampler])
-    row = engine.prefill(prompt, telemetry, limits.draft)
-    turn, judge = engine.turn, make_judge(engine, sampler, limits)
-    propose = proposer(engine, sampler)
-    token = sampler.sample(engine.target, row)
+    with engine.alone:
+        prepare(engine.target, [sampler])
+        row = engine.prefill(prompt, telemetry, limits.draft)
+        turn, judge = engine.turn, make_judge(engine, sampler, limits)
+        propose = proposer(engine, sampler)
+        token = sampler.sample(engine.target, row)
     telemetry.prefill_s = time.perf_counter() - began
     telemetry.n_generated = 1
     yield token
 
     while not finished(engine, limits, telemetry, token):
-        if engine.turn != turn:
-            raise UsageError("the session has been used for something else since; start again")
         began = time.perf_counter()  # the consumer's time between rounds does not count
-        with telemetry.timed("draft"):
-            drafts = engine.draft(token, _most_drafts(engine, limits, telemetry), propose)
-        drafted_s = time.perf_counter() - began
-        with telemetry.timed("verify"):
-            engine.verify(token, drafts.tokens)
-        with telemetry.timed("sampling"):
-            verdict = judge(drafts, 0)
-        engine.keep(verdict.n_accepted, telemetry)
+        with engine.alone:
+            if engine.turn != turn:
+                raise UsageError("the session has been used for something else since; start again")
+            with telemetry.timed("draft"):
+                drafts = engine.draft(token, _most_drafts(engine, limits, telemetry), propose)
+            drafted_s = time.perf_counter() - began
+            with telemetry.timed("verify"):
+                engine.verify(token, drafts.tokens)
+            with telemetry.timed("sampling"):
+                verdict = judge(drafts, 0)
+            engine.keep(verdict.n_accepted, telemetry)
 
         telemetry.count_round(len(drafts.tokens), verdict.n_accepted, drafts.looked_up)
         _log_pairs(engine, telemetry, drafts, verdict.tokens)
@@ -61,8 +63,9 @@ def generate(
             yield token
 
     began = time.perf_counter()
-    with telemetry.timed("sync"):
-        engine.catch_up()
+    with engine.alone, telemetry.timed("sync"):
+        if engine.turn == turn:
+            engine.catch_up()
     telemetry.decode_s += time.perf_counter() - began
 
 

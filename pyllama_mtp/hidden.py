@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .errors import UsageError
+from . import native
+from .errors import InsufficientMemoryError, UsageError
 
 if TYPE_CHECKING:
     from .context import Context
@@ -114,8 +115,12 @@ class Tap:
         self.context = context
         self._lib = context.library.lib
         self._ffi = context.library.ffi
-        if not self._lib.llama_set_embeddings_pre_norm(context.handle, True):
+        native.take_recent_errors()
+        if not context._call(self._lib.pyllama_set_embeddings_pre_norm, True):
+            said = native.take_recent_errors()
             context.model.refuse_lost_worker()
+            if native.short_of_memory(said):
+                raise InsufficientMemoryError(f"no memory for a hidden-state tap: {said}")
             raise UsageError(
                 "there is no hidden-state tap: the library is upstream's, the model has no MTP "
                 "head, or memory is short; use handoff='host'"

@@ -18,13 +18,16 @@ from .errors import ContextClosedError, InsufficientMemoryError, ModelFileError,
 from .models.ggufinfo import GGUFInfo, validate_model_file
 from .models.memory import available_memory
 from .models.trimmedhead import n_rows, trimmed_head
-from .owned import Owned
+from .owned import OfThisProcess, Owned
 
 Tokens = npt.NDArray[np.int32]
 
 
-class Model(Owned):
-    """Weights and vocabulary of a GGUF file. A context manager; closing it closes its contexts."""
+class Model(Owned, OfThisProcess):
+    """Weights and vocabulary of a GGUF file. A context manager; closing it closes its contexts.
+
+    Several threads may use one model, each with sessions of its own. A forked child may not use it.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class Model(Owned):
             UsageError: a worker that cannot be used, or another bad argument.
         """
         self._handle: Any = None
+        self._forked = False
         self._connected = False
         self._workers: list[Any] = []  # their devices
         self.path = Path(path)
@@ -87,6 +91,7 @@ class Model(Owned):
         except BaseException:
             self._disconnect()
             raise
+        self.claim()
         self.has_mtp = mtp and self._lib.llama_model_n_layer_nextn(self._handle) > 0
         self._vocab = self._lib.llama_model_get_vocab(self._handle)
         self.n_vocab = int(self._lib.llama_vocab_n_tokens(self._vocab))
@@ -198,6 +203,11 @@ class Model(Owned):
             raise
         if not handle:
             reason = self._library.text(message) or native.take_recent_errors() or "no reason given"
+            if native.short_of_memory(reason):
+                raise InsufficientMemoryError(
+                    f"{self.path}: no memory to load it ({reason}); use a smaller or more "
+                    "quantized model, or raise the limit (ulimit -v) if there is one"
+                )
             raise ModelFileError(f"{self.path}: llama.cpp cannot load it: {reason}", self.path)
         return handle
 
@@ -207,8 +217,18 @@ class Model(Owned):
     def handle(self) -> Any:
         """The native handle. Raises ContextClosedError after :meth:`close`."""
         if not self._handle:
-            raise ContextClosedError(f"the model {self.path} is closed")
+            what = (
+                "belongs to the process that this one was forked from; load it here, or start "
+                "processes with spawn"
+                if self._forked
+                else "is closed"
+            )
+            raise ContextClosedError(f"the model {self.path} {what}")
         return self._handle
+
+    def disown(self) -> None:
+        """In a forked child: the weights are the parent's."""
+        self._handle, self._connected, self._forked = None, False, True
 
     def close(self) -> None:
         """Free contexts, then weights. May be called again."""
@@ -258,6 +278,8 @@ class Model(Owned):
                 return list(out[0:n])
             if -n <= capacity or n == -(2**31):
                 why = self._library.text(message) or "too long"
+                if native.short_of_memory(why):
+                    raise InsufficientMemoryError(f"no memory to tokenize {len(data)} bytes: {why}")
                 raise UsageError(f"a text of {len(data)} bytes cannot be tokenized: {why}")
             capacity = -n
 

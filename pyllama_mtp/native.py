@@ -39,9 +39,17 @@ logging.getLogger("pyllama_mtp").addHandler(logging.NullHandler())
 
 
 class Pending(threading.local):
-    """The exception that a callback parked, on the thread that made the native call."""
+    """What callbacks left on the thread that made the native call.
+
+    Attributes:
+        exception: the one that a callback parked.
+        errors: the last error lines of libllama, for the message of the exception that follows.
+    """
 
     exception: BaseException | None = None
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
 
 
 pending = Pending()
@@ -331,6 +339,7 @@ def _start(library: Library) -> None:
     lib.llama_log_set(lib.pyllama_on_log, ffi.NULL)
     # Logging must not reach Python while the interpreter goes down.
     atexit.register(lib.llama_log_set, lib.pyllama_log_discard, ffi.NULL)
+    lib.pyllama_catch_aborts()
     lib.llama_backend_init()
     for folder in (library.folder, library.folder.parent):
         lib.ggml_backend_load_all_from_path(str(folder).encode())
@@ -347,8 +356,8 @@ def _start(library: Library) -> None:
 # -- callbacks: C -> Python ------------------------------------------------------------------------
 
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
-#: The last error lines of libllama, for the message of the exception that follows them.
-recent_errors: list[str] = []
+#: What llama.cpp and ggml say when they get no memory; ggml's assertions name the pointer.
+_NO_MEMORY = re.compile(r"alloc|memory|mem_buffer|!= NULL|address space")
 
 
 def pyllama_on_log(level: int, text: Any, user_data: Any) -> None:
@@ -357,8 +366,8 @@ def pyllama_on_log(level: int, text: Any, user_data: Any) -> None:
     line = _loaded.text(text).rstrip("\n")
     number = _LEVELS.get(level, logging.DEBUG)
     if number >= logging.ERROR and line:
-        recent_errors.append(line)
-        del recent_errors[:-4]
+        pending.errors.append(line)
+        del pending.errors[:-4]
     if line:
         log.log(number, "%s", line)
 
@@ -389,7 +398,12 @@ def raise_pending() -> None:
 
 
 def take_recent_errors() -> str:
-    """libllama's last error lines, joined; forgets them."""
-    text = "; ".join(recent_errors)
-    recent_errors.clear()
+    """libllama's last error lines on this thread, joined; forgets them."""
+    text = "; ".join(pending.errors)
+    pending.errors.clear()
     return text
+
+
+def short_of_memory(reason: str) -> bool:
+    """Whether a message of libllama's or of our shim's is about memory."""
+    return bool(_NO_MEMORY.search(reason))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import FatalDecodeError, UsageError
+from .errors import FatalDecodeError, InsufficientMemoryError, UsageError
 from .hidden import Floats, Ints
 from .settings import Sampling
 from .speculative.rejection import Distribution, draft_distribution, draw, point, softmax
@@ -119,7 +119,9 @@ class Sampler:
         if code == self._lib.PYLLAMA_NO_TOKEN:
             raise UsageError(NO_TOKEN)
         if code < 0:
-            raise FatalDecodeError("sampling failed: out of memory, or a fault in llama.cpp")
+            if code in (self._lib.PYLLAMA_OUT_OF_MEMORY, self._lib.PYLLAMA_NO_ROOM):
+                raise InsufficientMemoryError("sampling failed: out of memory")
+            raise FatalDecodeError(f"sampling failed with code {code}: a fault in llama.cpp")
 
     def distribution(self, context: Context, row: int) -> Distribution:
         """What :meth:`sample` would draw from at batch entry `row`: after penalty, filters and

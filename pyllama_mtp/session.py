@@ -242,8 +242,9 @@ class Session(Owned):
         telemetry = Telemetry()
         if len(tokens) > 1:
             began = time.perf_counter()
-            self._engine.prefill(tokens[:-1], telemetry, draft)
-            self._engine.synchronize()
+            with self._engine.alone:
+                self._engine.prefill(tokens[:-1], telemetry, draft)
+                self._engine.synchronize()
             telemetry.prefill_s = time.perf_counter() - began
             self._engine.count_traffic(telemetry)
         return telemetry
@@ -255,7 +256,8 @@ class Session(Owned):
             UsageError: nothing was processed.
             DiskFullError: the file could not be written; an earlier one of the name is unharmed.
         """
-        prompts.save(self._engine, path)
+        with self._engine.alone:
+            prompts.save(self._engine, path)
 
     def restore(self, path: str | os.PathLike[str]) -> int:
         """Continue from a file of :meth:`save`; MTP works at once. Returns its number of tokens.
@@ -266,11 +268,13 @@ class Session(Owned):
             PromptFileError: not such a file, damaged, or made with another model or settings.
             UsageError: longer than the context.
         """
-        return prompts.restore(self._engine, path)
+        with self._engine.alone:
+            return prompts.restore(self._engine, path)
 
     def reset(self) -> None:
         """Forget what was processed."""
-        self._engine.reset()
+        with self._engine.alone:
+            self._engine.reset()
 
     def memory(self) -> dict[str, int]:
         """Bytes in use, by what they are for; see :meth:`Engine.memory`."""

@@ -3,12 +3,24 @@
 #define PYLLAMA_OUT_OF_MEMORY ...
 #define PYLLAMA_BATCH_REFUSED ...
 #define PYLLAMA_NO_TOKEN ...
+#define PYLLAMA_ABORTED ...
+#define PYLLAMA_NO_ROOM ...
+#define PYLLAMA_FORKED ...
+void pyllama_catch_aborts(void);
 const char * pyllama_stamp(void);
 bool pyllama_set_small_batch(bool value);
 void pyllama_log_discard(enum ggml_log_level level, const char * text, void * user_data);
 struct llama_model * pyllama_model_load(const char * path, struct llama_model_params params, char * message, size_t n_message);
 struct llama_context * pyllama_context_init(struct llama_model * model, struct llama_context_params params, char * message, size_t n_message);
 int32_t pyllama_tokenize(const struct llama_vocab * vocab, const char * text, int32_t n_text, llama_token * tokens, int32_t n_tokens_max, bool add_special, bool parse_special, char * message, size_t n_message);
+struct llama_batch_ext * pyllama_batch_ext_init(struct llama_context * ctx, char * message, size_t n_message);
+int32_t pyllama_synchronize(struct llama_context * ctx, char * message, size_t n_message);
+int32_t pyllama_memory_clear(struct llama_context * ctx, char * message, size_t n_message);
+int32_t pyllama_memory_seq_rm(struct llama_context * ctx, llama_seq_id seq_id, llama_pos p0, llama_pos p1, char * message, size_t n_message);
+int32_t pyllama_set_embeddings_pre_norm(struct llama_context * ctx, bool value, char * message, size_t n_message);
+int32_t pyllama_mtp_set_draft_head(struct llama_context * ctx, enum ggml_type type, const void * rows, size_t n_bytes, const int32_t * ids, int32_t n_rows, char * message, size_t n_message);
+int32_t pyllama_mtp_use_model_draft_head(struct llama_context * ctx, const int32_t ** ids, char * message, size_t n_message);
+int32_t pyllama_mtp_set_chain(struct llama_context * ctx, int32_t n_steps, char * message, size_t n_message);
 struct pyllama_batch {
     int32_t n_tokens;
     const llama_token * token;

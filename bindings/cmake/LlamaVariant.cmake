@@ -81,7 +81,11 @@ function(llama_variant variant)
     target_include_directories(${_shim} PRIVATE ${PYLLAMA_SHIM_DIR}
         ${_tree}/include ${_tree}/src ${PYLLAMA_TREE_patched}/include)
     target_compile_definitions(${_shim} PRIVATE LLAMA_BUILD LLAMA_SHARED)
-    target_link_libraries(${_shim} PRIVATE ${_llama} ggml)
+    target_link_libraries(${_shim} PRIVATE ${_llama} ggml Threads::Threads)
+    if(GGML_OPENMP_ENABLED)  # the shim makes ggml's threads
+        find_package(OpenMP REQUIRED COMPONENTS CXX)
+        target_link_libraries(${_shim} PRIVATE OpenMP::OpenMP_CXX)
+    endif()
     set_target_properties(${_shim} PROPERTIES OUTPUT_NAME pyllama-mtp
         LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/${variant})
 

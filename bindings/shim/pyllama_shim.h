@@ -1,6 +1,7 @@
 // What stands between Python and libllama, and cannot be written in Python:
 //   - no C++ exception crosses into C (it would end the interpreter): each call that may throw has a
 //     twin here that returns a code and writes the reason;
+//   - within these twins an assertion of ggml or llama.cpp that fails does not end the interpreter either;
 //   - a batch is filled in one call instead of four calls per token;
 //   - a long computation can be interrupted (Ctrl-C) although it runs without the GIL;
 //   - the stamp says what the library beside it was built from.
@@ -22,6 +23,9 @@ extern "C" {
 #define PYLLAMA_OUT_OF_MEMORY (-1001)  // std::bad_alloc was caught
 #define PYLLAMA_BATCH_REFUSED (-1002)  // llama_batch_ext refused an entry; the message says which
 #define PYLLAMA_NO_TOKEN      (-1003)  // the samplers left no token to choose
+#define PYLLAMA_ABORTED       (-1004)  // an assertion failed, or ggml gave up; the message says where and why
+#define PYLLAMA_NO_ROOM       (-1005)  // too little address space or threads for the call; nothing was begun
+#define PYLLAMA_FORKED        (-1006)  // the process lacks the threads of the one that it was forked from
 
 // JSON object: variant, upstream_commit, series, cpu_features, compiler, cuda. Static storage. It is
 // compiled into libllama itself (stamp.c), where the bindings read it before they load the library.
@@ -29,6 +33,10 @@ PYLLAMA_API const char * pyllama_stamp(void);
 
 // Patch 12's products of a few columns, in every CPU backend that is loaded; on by default. False: none has them.
 PYLLAMA_API bool pyllama_set_small_batch(bool value);
+
+// From now on, assertions that fail on a thread that is within a call of this file, outside of its parallel regions, make
+// the call return PYLLAMA_ABORTED or what it returns on failure. Others still end the process, after their message.
+PYLLAMA_API void pyllama_catch_aborts(void);
 
 // A log callback that drops everything, for the time after Python's logging is gone.
 PYLLAMA_API void pyllama_log_discard(enum ggml_log_level level, const char * text, void * user_data);
@@ -63,6 +71,24 @@ struct pyllama_batch {
 PYLLAMA_API int32_t pyllama_decode(
         struct llama_context * ctx, struct llama_batch_ext * batch, const struct pyllama_batch * entries,
         char * message, size_t n_message);
+
+// llama_batch_ext_init(); NULL on failure.
+PYLLAMA_API struct llama_batch_ext * pyllama_batch_ext_init(struct llama_context * ctx, char * message, size_t n_message);
+
+// Twins of calls of llama.h and llama-mtp.h that may run out of memory, or find that a device has failed: what those
+// return, 0 where they return nothing, or a code of PYLLAMA_*.
+PYLLAMA_API int32_t pyllama_synchronize(struct llama_context * ctx, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_memory_clear(struct llama_context * ctx, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_memory_seq_rm(
+        struct llama_context * ctx, llama_seq_id seq_id, llama_pos p0, llama_pos p1, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_set_embeddings_pre_norm(
+        struct llama_context * ctx, bool value, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_mtp_set_draft_head(
+        struct llama_context * ctx, enum ggml_type type, const void * rows, size_t n_bytes, const int32_t * ids,
+        int32_t n_rows, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_mtp_use_model_draft_head(
+        struct llama_context * ctx, const int32_t ** ids, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_mtp_set_chain(struct llama_context * ctx, int32_t n_steps, char * message, size_t n_message);
 
 // State of one sequence; like llama_state_seq_{get,set}_data_ext, 0 on failure.
 PYLLAMA_API size_t pyllama_state_seq_get(

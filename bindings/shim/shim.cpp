@@ -8,9 +8,108 @@
 #include <exception>
 #include <new>
 #include <stdexcept>
+#include <system_error>
+#include <thread>
 #include <vector>
 
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 namespace {
+
+// Address space that a guarded call finds free at least, where the process has a limit: allocations of a few bytes,
+// most of which nobody checks, then do not fail before large ones, which are.
+constexpr size_t RESERVE = 8u << 20;
+
+// An assertion that failed, or an allocation that ggml gives up on.
+struct aborted : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// A call that was not begun.
+struct refused : std::runtime_error {
+    int32_t code;
+    refused(int32_t code, const char * why) : std::runtime_error(why), code(code) {}
+};
+
+thread_local int guards = 0;  // guarded calls on this thread
+
+struct guard {
+    guard()  { ++guards; }
+    ~guard() { --guards; }
+};
+
+// ggml calls this before it ends the process. Where a guarded call waits on this thread, it ends that call instead. A
+// parallel region cannot be left so (its other threads would wait for ever), and other threads have nobody to tell.
+void on_abort(const char * message) {
+#ifdef _OPENMP
+    const bool can_leave = !omp_in_parallel();
+#else
+    const bool can_leave = true;
+#endif
+    if (guards > 0 && can_leave) {
+        throw aborted(message);
+    }
+    fprintf(stderr, "%s\n", message);
+}
+
+// Throws where less than RESERVE is left of a limited address space.
+void require_room() {
+    rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+        return;
+    }
+    void * room = mmap(nullptr, RESERVE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) {
+        throw refused(PYLLAMA_NO_ROOM, "out of memory: the limit of the address space is reached");
+    }
+    munmap(room, RESERVE);
+}
+
+// Makes the OpenMP threads that the next computation on this thread uses, where a failure can still be told: the
+// OpenMP runtime ends the process when it gets no thread, and waits for ever for those that a fork left behind.
+void require_threads(int n_threads) {
+#ifdef _OPENMP
+    static thread_local int   n_ready = 1;
+    static thread_local pid_t owner   = 0;
+
+    if (n_threads <= n_ready && (n_ready == 1 || owner == getpid())) {
+        return;
+    }
+    if (n_ready > 1 && owner != getpid()) {
+        throw refused(PYLLAMA_FORKED, "this process was forked from one that had computed with several threads, and "
+                "lacks them");
+    }
+    std::vector<std::thread> trial;
+    trial.reserve(n_threads);
+    try {
+        for (int i = 1; i < n_threads; ++i) {
+            trial.emplace_back([] { usleep(1000); });  // all at once; the C library keeps their stacks for the next ones
+        }
+    } catch (const std::system_error &) {
+        for (auto & thread : trial) {
+            thread.join();
+        }
+        throw refused(PYLLAMA_NO_ROOM, "no memory for the stacks of more threads, or a limit on their number");
+    }
+    for (auto & thread : trial) {
+        thread.join();
+    }
+    #pragma omp parallel num_threads(n_threads)
+    {
+        #pragma omp barrier
+    }
+    n_ready = n_threads;
+    owner   = getpid();
+#else
+    (void) n_threads;
+#endif
+}
 
 void say(char * message, size_t n_message, const char * text) {
     if (message && n_message > 0) {
@@ -23,7 +122,15 @@ template <typename Body, typename Failed>
 auto guarded(char * message, size_t n_message, Body body, Failed failed) -> decltype(body()) {
     say(message, n_message, "");
     try {
+        const guard here;
+        require_room();
         return body();
+    } catch (const refused & err) {
+        say(message, n_message, err.what());
+        return failed(err.code);
+    } catch (const aborted & err) {
+        say(message, n_message, err.what());
+        return failed(PYLLAMA_ABORTED);
     } catch (const std::bad_alloc &) {
         say(message, n_message, "out of memory");
         return failed(PYLLAMA_OUT_OF_MEMORY);
@@ -34,6 +141,12 @@ auto guarded(char * message, size_t n_message, Body body, Failed failed) -> decl
         say(message, n_message, "unknown C++ exception");
         return failed(PYLLAMA_EXCEPTION);
     }
+}
+
+// The same for a body whose result is a number, 0 or above, or a truth value; on an exception the code is returned.
+template <typename Body>
+int32_t guarded_code(char * message, size_t n_message, Body body) {
+    return guarded(message, n_message, [&]() -> int32_t { return body(); }, [](int32_t code) { return code; });
 }
 
 // Adds entry i; false when llama_batch_ext refuses it.
@@ -78,6 +191,8 @@ llama_token_data_array row_candidates(llama_context * ctx, int32_t row) {
 
 } // namespace
 
+void pyllama_catch_aborts(void) { ggml_set_abort_callback(on_abort); }
+
 void pyllama_log_discard(ggml_log_level, const char *, void *) {}
 
 bool pyllama_set_small_batch(bool value) {
@@ -115,7 +230,8 @@ int32_t pyllama_tokenize(
 
 int32_t pyllama_decode(
         llama_context * ctx, llama_batch_ext * batch, const pyllama_batch * entries, char * message, size_t n_message) {
-    return guarded(message, n_message, [&]() -> int32_t {
+    return guarded_code(message, n_message, [&]() -> int32_t {
+        require_threads(std::max(llama_n_threads(ctx), llama_n_threads_batch(ctx)));
         llama_batch_ext_clear(batch);
         for (int32_t i = 0; i < entries->n_tokens; ++i) {
             if (!add_entry(batch, *entries, i)) {
@@ -136,7 +252,47 @@ int32_t pyllama_decode(
             return PYLLAMA_BATCH_REFUSED;
         }
         return llama_process(ctx, LLAMA_PROCESS_TYPE_DECODE, batch);
-    }, [](int32_t code) { return code; });
+    });
+}
+
+llama_batch_ext * pyllama_batch_ext_init(llama_context * ctx, char * message, size_t n_message) {
+    return guarded(message, n_message,
+            [&] { return llama_batch_ext_init(ctx); },
+            [](int32_t) { return (llama_batch_ext *) nullptr; });
+}
+
+int32_t pyllama_synchronize(llama_context * ctx, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { llama_synchronize(ctx); return 0; });
+}
+
+int32_t pyllama_memory_clear(llama_context * ctx, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { llama_memory_clear(llama_get_memory(ctx), true); return 0; });
+}
+
+int32_t pyllama_memory_seq_rm(
+        llama_context * ctx, llama_seq_id seq_id, llama_pos p0, llama_pos p1, char * message, size_t n_message) {
+    return guarded_code(message, n_message,
+            [&] { return llama_memory_seq_rm(llama_get_memory(ctx), seq_id, p0, p1); });
+}
+
+int32_t pyllama_set_embeddings_pre_norm(llama_context * ctx, bool value, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { return llama_set_embeddings_pre_norm(ctx, value); });
+}
+
+int32_t pyllama_mtp_set_draft_head(
+        llama_context * ctx, ggml_type type, const void * rows, size_t n_bytes, const int32_t * ids, int32_t n_rows,
+        char * message, size_t n_message) {
+    return guarded_code(message, n_message,
+            [&] { return llama_mtp_set_draft_head(ctx, type, rows, n_bytes, ids, n_rows); });
+}
+
+int32_t pyllama_mtp_use_model_draft_head(
+        llama_context * ctx, const int32_t ** ids, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { return llama_mtp_use_model_draft_head(ctx, ids); });
+}
+
+int32_t pyllama_mtp_set_chain(llama_context * ctx, int32_t n_steps, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { return llama_mtp_set_chain(ctx, n_steps); });
 }
 
 size_t pyllama_state_seq_get(

@@ -194,7 +194,7 @@ def test_going_back_further_than_the_last_decode(demo: Model) -> None:
         ("PYLLAMA_BATCH_REFUSED", InvalidBatchError),
         ("PYLLAMA_OUT_OF_MEMORY", InsufficientMemoryError),
         ("PYLLAMA_EXCEPTION", FatalDecodeError),
-        (-2, FatalDecodeError),
+        (-2, InsufficientMemoryError),
         (-3, FatalDecodeError),
     ],
 )
