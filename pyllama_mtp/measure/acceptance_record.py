@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.files import append
 from pyllama_mtp.measure.acceptance_rates import Rounds
 from pyllama_mtp.speculative.costs import Costs
 
@@ -171,11 +172,10 @@ class Lines:
         self._path, self._written = Path(path), 0
 
     def write(self, *objects: dict[str, Any]) -> None:
-        """Append in a single write."""
+        """Append all of them. Raises DiskFullError: none of them, the file is unharmed."""
         lines = [json.dumps(each, ensure_ascii=False, allow_nan=False) for each in objects]
         if lines:
-            self._file.write(("\n".join(lines) + "\n").encode("utf-8"))
-            os.fsync(self._file.fileno())
+            append(self._file.fileno(), ("\n".join(lines) + "\n").encode("utf-8"), self._path)
             self._written += len(lines)
 
     def __enter__(self) -> Lines:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.files import append, write_error
 from pyllama_mtp.measure.cells import DRAFT_MTP, NO_MTP, SCHEMA, Cell, Sample
 from pyllama_mtp.measure.schema import check_figures, check_record
 
@@ -268,21 +269,22 @@ class Writer:
 
         Raises:
             UsageError: another process is writing to this file, or it was damaged meanwhile.
-            OSError: the file cannot be written.
+            DiskFullError: there is no room for it; what was in the file is unharmed.
         """
         if self._file is None:
             self._file = self._open()
         line = to_line(record)
         if self._header is not None:
-            line, self._header = to_line(self._header) + line, None
-        written = os.write(self._file, line)
-        if written < len(line):  # the disk is full; the next reader leaves the rest out
-            raise OSError(f"{self._path}: only {written} of {len(line)} bytes could be written")
-        os.fsync(self._file)
+            line = to_line(self._header) + line
+        append(self._file, line, self._path)
+        self._header = None
 
     def _open(self) -> int:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        file = os.open(self._path, flags, 0o666)
+        try:
+            file = os.open(self._path, flags, 0o666)
+        except OSError as error:
+            raise write_error(error, self._path) from error
         try:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -296,7 +298,7 @@ class Writer:
             found = read_file(self._path)
             os.ftruncate(file, found.end)
             if found.unclosed:
-                os.write(file, b"\n")
+                append(file, b"\n", self._path)
         except BaseException:
             os.close(file)
             raise

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.errors import UsageError
+from pyllama_mtp.errors import DiskFullError, UsageError
 from pyllama_mtp.measure.cells import Cell, Sample, read_cells
 from pyllama_mtp.measure.recordfile import (
     Writer,
@@ -251,13 +253,24 @@ def test_two_processes_do_not_write_to_one_file(path: Path) -> None:
 
 
 def test_a_disk_that_is_full_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = __import__("os").write
-    monkeypatch.setattr(
-        "pyllama_mtp.measure.recordfile.os.write", lambda file, data: real(file, data[:20])
-    )
-    with Writer(path, records.run()) as writer, pytest.raises(OSError, match="only 20 of"):
-        writer.write(records.sample(0))
-    assert read_cells(path) == []
+    real, room = os.write, 20
+
+    def write(file: int, data: memoryview) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = real(file, data[:room])
+        room -= written
+        return written
+
+    with Writer(path, records.run()) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr("pyllama_mtp.files.os.write", write)
+            with pytest.raises(DiskFullError, match=f"{path.name}.*No space left"):
+                writer.write(records.sample(0))
+        assert path.read_bytes() == b""
+        writer.write(records.sample(0))  # space was freed
+    assert [cell.repeats for cell in read_cells(path)] == [[0]]
 
 
 def test_output_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:

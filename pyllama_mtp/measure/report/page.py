@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.files import write_whole
 from pyllama_mtp.measure import records, series
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.published import Published
@@ -81,10 +82,10 @@ def check_report(directory: str | os.PathLike[str]) -> None:
 def _write(directory: Path, files: dict[str, bytes]) -> list[Path]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            (directory / name).write_bytes(data)
     except OSError as error:
         raise _cannot_write(directory, error.strerror) from None
+    for name, data in reversed(files.items()):  # the page last: it is there when the rest is
+        write_whole(directory / name, data)
     return [directory / name for name in files]
 
 

@@ -1,0 +1,77 @@
+"""Writing files so that a full disk harms nothing: as a whole or not at all, and line by line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from .errors import DiskFullError, PyllamaMtpError, UsageError
+
+#: What a system says when a file cannot grow.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write_error(error: OSError, path: str | os.PathLike[str]) -> PyllamaMtpError:
+    """The exception for a file that could not be written; its message names the file."""
+    reason = error.strerror or str(error)
+    if error.errno in FULL:
+        return DiskFullError(
+            f"cannot write {os.fspath(path)}: {reason}; free some space or choose another folder"
+        )
+    return UsageError(f"cannot write {os.fspath(path)}: {reason}; choose another file")
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file, or replace one: as a whole or not at all.
+
+    It is written beside `path` under another name, brought to the disk and renamed; an exception
+    removes it and leaves an existing file as it was, whose permissions are kept.
+
+    Raises:
+        DiskFullError: no space, a quota or a size limit.
+        UsageError: `path` is no regular file, or its folder cannot be written.
+    """
+    target = Path(os.path.realpath(path))  # a link stays one
+    if target.exists() and not target.is_file():
+        raise UsageError(f"cannot write {os.fspath(path)}: it exists and is no regular file")
+    part = target.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        try:
+            with part.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(FileNotFoundError):
+                shutil.copymode(target, part)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise write_error(error, path) from error
+
+
+def append(file: int, data: bytes, path: str | os.PathLike[str]) -> None:
+    """Append `data`, whole lines, to an open file, on the disk when it returns; all or nothing.
+
+    Args:
+        file: a descriptor opened with O_APPEND, or at the file's end.
+        path: of the file, for the message.
+
+    Raises:
+        DiskFullError, UsageError: see :func:`write_error`; the file is as long as it was.
+    """
+    before = os.fstat(file).st_size
+    rest = memoryview(data)
+    try:
+        while rest:  # a disk that fills up takes a part first
+            rest = rest[os.write(file, rest) :]
+        os.fsync(file)
+    except OSError as error:
+        with suppress(OSError):
+            os.ftruncate(file, before)
+            os.lseek(file, before, os.SEEK_SET)
+        raise write_error(error, path) from error
