@@ -10,20 +10,19 @@ Stream text, with MTP on::
 
 from __future__ import annotations
 
-from importlib import metadata
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from . import errors, native
-from .batchsession import BatchGeneration, BatchSession
-from .errors import PyllamaMtpError
-from .model import Model
-from .session import Answer, Generation, Session, stream
-from .settings import Sampling, Settings
-from .telemetry import Pair, Telemetry
+if TYPE_CHECKING:
+    from . import errors, native
+    from .batchsession import BatchGeneration, BatchSession
+    from .errors import PyllamaMtpError
+    from .model import Model
+    from .session import Answer, Generation, Session, stream
+    from .settings import Sampling, Settings
+    from .telemetry import Pair, Telemetry
 
-try:
-    __version__ = metadata.version("pyllama-mtp")
-except metadata.PackageNotFoundError:
-    __version__ = "0+source"
+    __version__: str
 
 __all__ = [
     "Answer",
@@ -41,3 +40,40 @@ __all__ = [
     "native",
     "stream",
 ]
+
+# Imported when it is used: the command line answers Ctrl-C and `--help` before numpy is there.
+_MODULES = {
+    "batchsession": ("BatchGeneration", "BatchSession"),
+    "errors": ("PyllamaMtpError",),
+    "model": ("Model",),
+    "session": ("Answer", "Generation", "Session", "stream"),
+    "settings": ("Sampling", "Settings"),
+    "telemetry": ("Pair", "Telemetry"),
+}
+_WHERE = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        value: Any = _version()
+    elif name in ("errors", "native", "bench"):
+        value = importlib.import_module(f".{name}", __name__)
+    elif name in _WHERE:
+        value = getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("pyllama-mtp")
+    except metadata.PackageNotFoundError:
+        return "0+source"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from pyllama_mtp.cli import main
+from pyllama_mtp.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry())

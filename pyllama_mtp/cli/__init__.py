@@ -1,8 +1,9 @@
 """The command line: ``pyllama-mtp COMMAND``. One module per command, imported when it is used.
 
 Exit codes: 0 done; 1 ``doctor`` found something wrong, or ``compare`` something slower; 2 bad input
-or an expected failure, one message on stderr; 130 interrupted with Ctrl-C; 141 the reader of our
-output went away.
+or an expected failure, one message on stderr; 130 interrupted with Ctrl-C; 143 and 129 ended by
+SIGTERM and SIGHUP, which clean up as Ctrl-C does; 141 the reader of our output went away. The
+commands that serve until they are ended (``rpc-worker``) answer SIGTERM with 0.
 """
 
 from __future__ import annotations
@@ -11,16 +12,24 @@ import argparse
 import importlib
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
-from typing import NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 PROGRAM = "pyllama-mtp"
 FAILED = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+#: Signals that end a command, and what it says then.
+SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 
 #: Command -> what the list of commands says about it.
 COMMANDS = {
@@ -96,20 +105,76 @@ def version() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code; see the module for what each code means."""
+    note_signal(None)
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _run(arguments)
         sys.stdout.flush()
         return code
-    except (PyllamaMtpError, OSError) as error:
+    except (PyllamaMtpError, OSError, MemoryError) as error:
+        if _stopped_by is not None:
+            return interrupted()  # it stopped something that then failed
         if isinstance(error, BrokenPipeError):
             return _reader_is_gone()
         logging.getLogger(__name__).debug("traceback", exc_info=True)
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: error: {error or 'out of memory'}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_stdout()  # it was the reason, and would be complained about once more
         return FAILED
     except KeyboardInterrupt:
-        print(f"{PROGRAM}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return interrupted()
+
+
+#: The signal that came; None: no one did.
+_stopped_by: int | None = None
+
+
+def entry() -> int:
+    """:func:`main` as a program of its own: signals that end it are answered in every state."""
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and shells leave it
+            signal.signal(number, on_signal)
+    sys.unraisablehook = _on_unraisable
+    try:
+        code = main()
+    except (Exception, KeyboardInterrupt):
+        if _stopped_by is None:
+            raise
+        code = interrupted()
+    finally:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # nothing is left to be stopped
+    return code
+
+
+def on_signal(number: int, frame: FrameType | None) -> NoReturn:
+    """A signal handler: as Ctrl-C, and the exit code will say which signal it was."""
+    note_signal(number)
+    raise KeyboardInterrupt
+
+
+def note_signal(number: int | None) -> None:
+    """The command is being stopped by this signal."""
+    global _stopped_by
+    _stopped_by = number
+
+
+def _on_unraisable(what: UnraisableHookArgs) -> None:
+    """A signal that came where no exception can leave, such as a destructor, comes once more."""
+    if issubclass(what.exc_type, KeyboardInterrupt):
+        again = (os.getpid(), _stopped_by or signal.SIGINT)
+        threading.Timer(0.01, os.kill, again).start()  # not in here, where it would be lost too
+    else:
+        sys.__unraisablehook__(what)
+
+
+def interrupted() -> int:
+    """Say on stderr what stopped the command, and return its exit code."""
+    number = signal.SIGINT if _stopped_by is None else signal.Signals(_stopped_by)
+    print(f"{PROGRAM}: {SIGNALS[number]}", file=sys.stderr, flush=True)
+    return 128 + number
 
 
 def _run(arguments: list[str]) -> int:
@@ -136,6 +201,11 @@ def _set_log_levels(verbose: int) -> None:
 
 
 def _reader_is_gone() -> int:
-    """Leave quietly: what is still buffered goes nowhere (see SIGPIPE in Python's manual)."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Leave quietly."""
+    _drop_stdout()
     return BROKEN_PIPE
+
+
+def _drop_stdout() -> None:
+    """What is still buffered goes nowhere (see SIGPIPE in Python's manual)."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

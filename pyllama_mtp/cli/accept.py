@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyllama_mtp.cli import FAILED, INTERRUPTED, PROGRAM, common
+from pyllama_mtp.cli import FAILED, PROGRAM, common, interrupted
 from pyllama_mtp.cli.accept_progress import Progress, progress
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 
@@ -326,8 +326,7 @@ def _collect(
         if measurement.interrupted:
             raise KeyboardInterrupt
     except KeyboardInterrupt:
-        print(f"{PROGRAM}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return interrupted()
     except PyllamaMtpError as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return FAILED

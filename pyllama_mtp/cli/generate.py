@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pyllama_mtp.cli import INTERRUPTED, common
+from pyllama_mtp.cli import common, interrupted
 from pyllama_mtp.errors import DecodeAborted, UsageError
+from pyllama_mtp.files import write_error
 from pyllama_mtp.settings import AUTO_DEPTH, Settings
 
 if TYPE_CHECKING:
@@ -121,14 +122,18 @@ def run(args: argparse.Namespace) -> int:
                     ignore_eos=args.ignore_eos,
                     log_pairs=args.log_pairs is not None,
                 )
-                interrupted = stream(generation, show=not args.json)
+                stopped = stream(generation, show=not args.json)
                 report = _report(generation, settings, session.memory(), library, model)
         if pairs_file:
-            _write_pairs(generation, pairs_file)
+            try:
+                _write_pairs(generation, pairs_file)
+                pairs_file.flush()
+            except OSError as error:
+                raise write_error(error, args.log_pairs) from error
         if args.json:
             print(json.dumps(report, ensure_ascii=False))
         _say(args, generation)
-    return INTERRUPTED if interrupted else 0
+    return interrupted() if stopped else 0
 
 
 def read_prompt(args: argparse.Namespace) -> str:

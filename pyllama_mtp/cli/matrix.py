@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyllama_mtp.cli import FAILED, INTERRUPTED, PROGRAM, common
+from pyllama_mtp.cli import FAILED, PROGRAM, common, interrupted
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.measure.peers import PEERS
 
@@ -204,8 +204,7 @@ def run(args: argparse.Namespace) -> int:
         measure(args, request, found)
     except (KeyboardInterrupt, PyllamaMtpError) as error:
         if isinstance(error, KeyboardInterrupt):
-            print(f"{PROGRAM}: interrupted", file=sys.stderr)
-            code = INTERRUPTED
+            code = interrupted()
         else:
             print(f"{PROGRAM}: error: {error}", file=sys.stderr)
             code = FAILED

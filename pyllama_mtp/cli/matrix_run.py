@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyllama_mtp.cli import PROGRAM, common
+from pyllama_mtp.cli import PROGRAM, SIGNALS, common, note_signal, on_signal
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model
@@ -249,18 +249,18 @@ def _say_what_was_dropped(matrix: Matrix, request: Request) -> None:
 def finished_samples_first(matrix: Matrix) -> Iterator[None]:
     """Let Ctrl-C cut a sample short, but never the writing of one that is finished.
 
-    So does SIGTERM, as otherwise nothing that was started would be ended.
+    So do the other signals that end a command, as otherwise nothing that was started would be
+    ended.
     """
-    usual: dict[signal.Signals, Any] = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGTERM: signal.SIG_DFL,
-    }
+    usual = {number: signal.getsignal(number) for number in SIGNALS}
     # Others are ignored, or somebody else's.
-    ours = [number for number, handler in usual.items() if signal.getsignal(number) is handler]
+    known = (on_signal, signal.default_int_handler, signal.SIG_DFL)
+    ours = [number for number, handler in usual.items() if handler in known]
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:
         if matrix.measuring:
-            raise KeyboardInterrupt
+            on_signal(number, frame)
+        note_signal(number)
         matrix.interrupted = True
 
     for number in ours:
