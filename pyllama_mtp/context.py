@@ -180,6 +180,7 @@ class Context(Owned, OfThisProcess):
             self._lib.llama_batch_ext_free(batch)
         if handle:
             self._lib.llama_free(handle)
+        native.raise_pending()  # of a log handler
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) or getattr(self, "_lost_handle", None):

@@ -238,6 +238,7 @@ class Model(Owned, OfThisProcess):
                 context.close()
             self._lib.llama_model_free(handle)
         self._disconnect()
+        native.raise_pending()  # of a log handler
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

@@ -78,12 +78,15 @@ void require_threads(int n_threads) {
     static thread_local int   n_ready = 1;
     static thread_local pid_t owner   = 0;
 
-    if (n_threads <= n_ready && (n_ready == 1 || owner == getpid())) {
+    if (n_threads <= 1) {
         return;
     }
     if (n_ready > 1 && owner != getpid()) {
         throw refused(PYLLAMA_FORKED, "this process was forked from one that had computed with several threads, and "
                 "lacks them");
+    }
+    if (n_threads <= n_ready) {
+        return;
     }
     std::vector<std::thread> trial;
     trial.reserve(n_threads);

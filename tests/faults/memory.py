@@ -1,8 +1,9 @@
 """Out of memory: scenarios in address spaces of every size between too little and enough.
 
 A scenario is first played without a limit, which gives its text and how far its address space
-grows. Then it is played once for each of a number of limits, evenly spaced from nothing to a
-little more than that, in a process of its own each. See ``memory_child.py`` for what a run does.
+grows. Then it is played once for each of a number of limits from nothing to a little more than
+that, closer together where little is left, in a process of its own each. See ``memory_child.py``
+for what a run does.
 
 As a program: ``python -m tests.faults.memory --steps 60 --output FILE`` (from the project folder).
 """
@@ -125,7 +126,7 @@ def sweep(model: Path, scenario: str, threads: int, steps: int, jobs: int = 1) -
     found = json.loads(out)
     growth = int(found["peak"] - found["before"])
     result = Sweep(scenario, threads, growth)
-    limits = [int(growth * ENOUGH * step / (steps - 1)) for step in range(steps)]
+    limits = [int(growth * ENOUGH * (step / (steps - 1)) ** 2) for step in range(steps)]
 
     def one(headroom: int) -> Outcome:
         return judge(headroom, run_child(model, scenario, threads, headroom), found["again"])

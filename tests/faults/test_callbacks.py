@@ -1,0 +1,151 @@
+"""What a callback raises reaches the caller as it is, and harms nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pyllama_mtp import Model, Session, Settings, native
+from pyllama_mtp.models.synth import write_synthetic
+
+PROMPT = "def read_lines(path):\n"
+SETTINGS = Settings(n_ctx=256, n_threads=1, draft_n_max=3)
+
+
+class OfACallback(Exception):
+    """Nobody else raises it."""
+
+
+KINDS = (OfACallback, KeyboardInterrupt, SystemExit, MemoryError)
+
+
+def text_of(session: Session) -> str:
+    return session.generate(PROMPT, max_tokens=24, ignore_eos=True).run().text
+
+
+@pytest.fixture(scope="module")
+def expected(demo: Model) -> str:
+    with Session(demo, SETTINGS) as session:
+        return text_of(session)
+
+
+class Raising(logging.Handler):
+    """A handler of the user's that does not catch what goes wrong in it."""
+
+    def __init__(self, kind: type[BaseException], when: str) -> None:
+        super().__init__(logging.DEBUG)
+        self._kind, self._when = kind, when
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        if self._when in record.getMessage():
+            raise self._kind("in a log handler")
+        return True
+
+
+@contextmanager
+def logging_fails(kind: type[BaseException], when: str) -> Iterator[None]:
+    logger, handler = logging.getLogger("pyllama_mtp.native"), Raising(kind, when)
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("at", [0.0, 0.5, 1.0])
+def test_progress_of_loading(
+    demo_file: Path, kind: type[BaseException], at: float, expected: str
+) -> None:
+    def progress(share: float) -> None:
+        if share >= at:
+            raise kind("in progress")
+
+    with pytest.raises(kind, match="in progress"):
+        Model(demo_file, progress=progress)
+    with Model(demo_file) as model, Session(model, SETTINGS) as session:
+        assert text_of(session) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logging_of_loading(demo_file: Path, kind: type[BaseException], expected: str) -> None:
+    with logging_fails(kind, "general.architecture"), pytest.raises(kind, match="log handler"):
+        Model(demo_file)
+    with Model(demo_file) as model, Session(model, SETTINGS) as session:
+        assert text_of(session) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logging_of_a_new_context(demo: Model, kind: type[BaseException], expected: str) -> None:
+    before = len(demo.contexts)
+    with logging_fails(kind, "n_ctx"), pytest.raises(kind, match="log handler"):
+        Session(demo, SETTINGS)
+    assert len(demo.contexts) == before
+    with Session(demo, SETTINGS) as session:
+        assert text_of(session) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_callback_within_a_decode(
+    demo: Model, kind: type[BaseException], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The poll for signals runs on the thread that decodes, in the middle of it."""
+    calls = 0
+
+    def poll(data: object) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise kind("while decoding")
+        return 1 if native.pending.exception else 0
+
+    library = native.load()
+    define = library.ffi.def_extern
+    try:
+        define("pyllama_on_poll", onerror=native.on_callback_error, error=1)(poll)
+        with Session(demo, SETTINGS) as session:
+            for context in demo.contexts:
+                context._interrupt.period_us = 0  # between any two nodes
+            with pytest.raises(kind, match="while decoding"):
+                text_of(session)
+            assert calls == 3
+            assert text_of(session) == expected, "the session goes on"
+    finally:
+        define("pyllama_on_poll", onerror=native.on_callback_error, error=1)(native.pyllama_on_poll)
+
+
+def test_a_consumer_that_raises(demo: Model, expected: str) -> None:
+    with Session(demo, SETTINGS) as session:
+        with pytest.raises(OfACallback):
+            for _ in session.generate(PROMPT, max_tokens=24, ignore_eos=True):
+                raise OfACallback
+        assert text_of(session) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_progress_of_writing_a_model(tmp_path: Path, kind: type[BaseException]) -> None:
+    def progress(done: int, total: int) -> None:
+        raise kind("in progress")
+
+    with pytest.raises(kind, match="in progress"):
+        write_synthetic(tmp_path / "m.gguf", "tiny-moe", "f16", progress=progress)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_exception_of_freeing_is_not_kept_for_later(demo_file: Path) -> None:
+    model = Model(demo_file)
+    session = Session(model, SETTINGS)
+    with logging_fails(OfACallback, ""):
+        try:
+            session.close()
+            model.close()
+        except OfACallback:
+            pass
+    assert native.pending.exception is None

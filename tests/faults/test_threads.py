@@ -1,0 +1,110 @@
+"""Two threads: on a session each they get the right text; on the same one, an error."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from pyllama_mtp import Model, Sampling, Session, Settings
+from pyllama_mtp.errors import ContextClosedError, UsageError
+from pyllama_mtp.owned import Exclusive
+
+PROMPTS = ["def read_lines(path):\n", "class Reader:\n    def __init__(self"]
+SETTINGS = Settings(n_ctx=512, n_threads=1, draft_n_max=3)
+
+
+def text_of(session: Session, prompt: str, **more: object) -> str:
+    return session.generate(prompt, max_tokens=48, ignore_eos=True, **more).run().text  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_session_each_on_one_model(demo: Model, temperature: float) -> None:
+    sampling = Sampling(temperature=temperature, seed=5)
+
+    def work(prompt: str) -> list[str]:
+        texts = []
+        for _ in range(3):  # contexts come and go beside a computation
+            with Session(demo, SETTINGS) as session:
+                texts += [text_of(session, prompt, sampling=sampling) for _ in range(2)]
+                session.reset()
+        return texts
+
+    alone = [work(prompt) for prompt in PROMPTS]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(work, PROMPTS)) == alone
+    assert alone[0][0] != alone[1][0]
+
+
+@pytest.fixture
+def busy(
+    demo: Model, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Session, Callable[[], str]]]:
+    """A session that a thread is computing in, and what lets it finish and gives its text."""
+    inside, go_on = threading.Event(), threading.Event()
+    with Session(demo, SETTINGS) as session, ThreadPoolExecutor(1) as pool:
+        text_of(session, PROMPTS[1])
+        verify = session._engine.verify
+
+        def slow(*arguments: object) -> None:
+            inside.set()
+            assert go_on.wait(60)
+            verify(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(session._engine, "verify", slow)
+        future = pool.submit(text_of, session, PROMPTS[0])
+        assert inside.wait(60)
+
+        def finish() -> str:
+            go_on.set()
+            return future.result(60)
+
+        yield session, finish
+        go_on.set()
+
+
+@pytest.mark.parametrize("what", ["generate", "process", "reset", "save", "restore"])
+def test_one_session_from_two_threads_is_refused(
+    busy: tuple[Session, Callable[[], str]], demo: Model, tmp_path: object, what: str
+) -> None:
+    session, finish = busy
+    doing: dict[str, Callable[[], object]] = {
+        "generate": lambda: text_of(session, PROMPTS[1]),
+        "process": lambda: session.process(PROMPTS[1]),
+        "reset": session.reset,
+        "save": lambda: session.save(f"{tmp_path}/a"),
+        "restore": lambda: session.restore(f"{tmp_path}/a"),
+    }
+    with pytest.raises(UsageError, match="two threads at once"):
+        doing[what]()
+    with Session(demo, SETTINGS) as fresh:
+        assert finish() == text_of(fresh, PROMPTS[0]), "the first thread is not harmed"
+
+
+def test_a_session_closed_by_another_thread_says_so(
+    busy: tuple[Session, Callable[[], str]],
+) -> None:
+    session, finish = busy
+    session.close()
+    with pytest.raises(ContextClosedError):
+        finish()
+
+
+def test_a_context_in_use_is_refused(demo: Model) -> None:
+    with Session(demo, SETTINGS) as session:
+        context = session._engine.target
+        with context._alone:  # as during a decode in another thread
+            for call in (context.clear, context.close, context.save_state, context.synchronize):
+                with pytest.raises(UsageError, match="two threads at once"):
+                    call()
+        assert text_of(session, PROMPTS[0])
+
+
+def test_exclusive_is_free_again_after_an_exception() -> None:
+    alone = Exclusive("it")
+    with pytest.raises(KeyboardInterrupt), alone:
+        raise KeyboardInterrupt
+    with alone, pytest.raises(UsageError, match="it is used by two"), alone:
+        pass
