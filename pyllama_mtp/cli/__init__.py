@@ -9,6 +9,8 @@ commands that serve until they are ended (``rpc-worker``) answer SIGTERM with 0.
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
 import importlib
 import logging
 import os
@@ -146,7 +148,18 @@ def entry() -> int:
     finally:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # nothing is left to be stopped
+    if _stopped_by is not None:
+        _leave(code)
     return code
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process with this code. Python would end it by SIGINT when a KeyboardInterrupt has
+    passed through certain code of C libraries, whatever became of it."""
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(code)
 
 
 def on_signal(number: int, frame: FrameType | None) -> NoReturn:

@@ -1,0 +1,223 @@
+"""Commands that get a signal at a random moment: how they end, and what they leave behind.
+
+A trial starts a command in a folder of its own, waits until it has installed its handlers, then for
+a random part of the time that the command takes, and sends the signal. It is good when the command
+ends within a few seconds with the signal's exit code and its message (or as usual, when it was done
+by then), without a traceback, leaves whole files under their names and no others, and no process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyllama_mtp
+
+BOUND_S = 15.0  # on a busy machine; a good end takes well under a second
+MARK = "PYLLAMA_TEST_MARK"
+SAID = {signal.SIGINT: "pyllama-mtp: interrupted", signal.SIGTERM: "pyllama-mtp: terminated"}
+
+
+def whole_lines(path: Path) -> None:
+    """Every line is a record; for files that are appended to."""
+    data = path.read_bytes()
+    assert data.endswith(b"\n") or not data, f"{path.name} ends within a line"
+    for line in data.splitlines():
+        json.loads(line)
+
+
+def whole_json(path: Path) -> None:
+    """One JSON value."""
+    json.loads(path.read_bytes())
+
+
+def whole_model(path: Path) -> None:
+    """A model file with all of its tensors."""
+    from pyllama_mtp.models.ggufinfo import validate_model_file
+
+    validate_model_file(path)
+
+
+def whole_page(path: Path) -> None:
+    """One of the files of a report."""
+    endings = {".html": b"</html>", ".svg": b"</svg>", ".png": b"IEND\xaeB`\x82"}
+    data = path.read_bytes().rstrip()
+    assert data.endswith(endings.get(path.suffix, b"")) and data, f"{path.name} is not whole"
+
+
+Check = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, what it may leave (by ending of the name), and how it ends by SIGTERM."""
+
+    words: tuple[str, ...]
+    files: dict[str, Check]
+    terminated: int = 143
+
+
+ONE = ("--threads", "1")
+PAGES = dict.fromkeys((".html", ".svg", ".png", ".md", ".csv"), whole_page)
+MEASURED = "measured.jsonl"  # in the folder of a trial before it begins
+
+COMMANDS = {
+    "generate": Command(
+        (
+            "generate",
+            "def f",
+            "--max-tokens",
+            "600",
+            *ONE,
+            "--ignore-eos",
+            "--log-pairs",
+            "p.jsonl",
+        ),
+        {"p.jsonl": whole_lines},
+    ),
+    "matrix": Command(
+        ("matrix", "--prompt-sizes", "32", "--depths", "0,2", "--repeat", "4", "--max-tokens", "16")
+        + (*ONE, "--variants", "patched,upstream", "--output", "m.jsonl"),
+        {"m.jsonl": whole_lines},
+    ),
+    "accept": Command(
+        ("accept", "--prompts-per-class", "2", "--max-tokens", "24", "--context-lengths", "none")
+        + (*ONE, "--cost-repeats", "2", "--output", "a.jsonl", "--pairs", "p.jsonl"),
+        {"a.jsonl": whole_lines, "p.jsonl": whole_lines},
+    ),
+    "compare": Command(("compare", MEASURED, MEASURED), {}),
+    "report": Command(("report", MEASURED, "-o", "page"), PAGES),
+    "tune": Command(("tune", "--limit", "3", "--repeat", "3", "--prompt-size", "128", *ONE), {}),
+    "inspect": Command(("inspect", "{demo}"), {}),
+    "synth": Command(
+        ("synth", "m.gguf", "--shape", "qwen3.5-0.8b", "--set", "n_layer=4"),
+        {"m.gguf": whole_model},
+    ),
+    "draft-vocab": Command(
+        ("draft-vocab", "--text", "text.txt", "-o", "v.json"), {"v.json": whole_json}
+    ),
+    "doctor": Command(("doctor",), {}),
+    "rpc-worker": Command(("rpc-worker", *ONE), {}, terminated=0),
+}
+#: Where a command serves until it is ended, the time in which signals come.
+SERVING_S = 2.0
+
+
+def prepare(folder: Path, measured: bytes) -> None:
+    """What the commands read."""
+    (folder / MEASURED).write_bytes(measured)
+    (folder / "text.txt").write_text("def read_lines(path):\n    return path\n" * 3000)
+
+
+def start(name: str, folder: Path, mark: str) -> subprocess.Popen[str]:
+    """The command, as a process that SIGINT reaches also where tests run in the background."""
+    from pyllama_mtp.models.demo import demo_path
+
+    root = str(Path(pyllama_mtp.__file__).parents[1])
+    words = [word.replace("{demo}", str(demo_path())) for word in COMMANDS[name].words]
+    return subprocess.Popen(
+        [sys.executable, "-m", "pyllama_mtp", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": root, MARK: mark, "OMP_WAIT_POLICY": "passive"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+    )
+
+
+def caught(pid: int) -> int:
+    """The signals that a process has handlers for, as a mask."""
+    with suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("SigCgt")), 16)
+    return 0
+
+
+def left_running(mark: str) -> list[int]:
+    """Processes that a trial has started, with all that they have started."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):
+            if folder.name.isdigit() and f"{MARK}={mark}".encode() in (
+                (folder / "environ").read_bytes().split(b"\0")
+            ):
+                found.append(int(folder.name))
+    return found
+
+
+def duration(name: str, folder: Path) -> float:
+    """Seconds from its handlers to its end, without a signal."""
+    process = start(name, folder, "-")
+    while not caught(process.pid) >> (signal.SIGTERM - 1) & 1 and process.poll() is None:
+        time.sleep(0.002)
+    began = time.monotonic()
+    if name == "rpc-worker":
+        process.kill()
+        process.communicate()
+        return SERVING_S
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, f"{name} fails without a signal: {err}{out}"
+    return time.monotonic() - began
+
+
+def trial(name: str, folder: Path, number: signal.Signals, after_s: float) -> str | None:
+    """What was wrong with how a command ended; None: nothing, "" it was done before the signal."""
+    mark, before = uuid.uuid4().hex, {path.name for path in folder.iterdir()}
+    process = start(name, folder, mark)
+    while not caught(process.pid) >> (signal.SIGTERM - 1) & 1 and process.poll() is None:
+        time.sleep(0.002)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(after_s)
+    process.send_signal(number)
+    try:
+        out, err = process.communicate(timeout=BOUND_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        return f"it was still there {BOUND_S:.0f} s later: {err[-800:]}"
+    code, command = process.returncode, COMMANDS[name]
+    stopped = command.terminated if number == signal.SIGTERM else 128 + number
+    if code not in (0, stopped):
+        return f"exit code {code}: {err[-800:]}"
+    if "Traceback" in err + out or "Exception ignored" in err:
+        return f"a traceback: {err[-800:]}"
+    if code == 128 + number and SAID[number] not in err:
+        return f"it did not say that it was stopped: {err[-800:]}"
+    deadline = time.monotonic() + 5  # a killed child needs a moment
+    while (pids := left_running(mark)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if pids:
+        return f"processes are left: {pids}"
+    return _left_files(folder, command, before) or ("" if code == 0 and stopped else None)
+
+
+def _left_files(folder: Path, command: Command, before: set[str]) -> str | None:
+    for path in folder.rglob("*"):
+        if path.is_dir() or path.name in before:
+            continue
+        check = next((c for end, c in command.files.items() if path.name.endswith(end)), None)
+        if check is None or path.name.startswith("."):
+            return f"it left {path.name}"
+        try:
+            check(path)
+        except Exception as error:
+            return f"{path.name} is not whole: {error}"
+    return None
+
+
+def moments(draw: random.Random, n: int, most_s: float) -> list[float]:
+    """`n` random moments: half within the whole time, half within its first second."""
+    return [draw.uniform(0, most_s if i % 2 else min(1.0, most_s)) for i in range(n)]
