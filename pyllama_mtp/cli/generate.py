@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pyllama_mtp.cli import common, interrupted
 from pyllama_mtp.errors import DecodeAborted, UsageError
-from pyllama_mtp.files import write_error
+from pyllama_mtp.files import append
 from pyllama_mtp.settings import AUTO_DEPTH, Settings
 
 if TYPE_CHECKING:
@@ -125,11 +125,7 @@ def run(args: argparse.Namespace) -> int:
                 stopped = stream(generation, show=not args.json)
                 report = _report(generation, settings, session.memory(), library, model)
         if pairs_file:
-            try:
-                _write_pairs(generation, pairs_file)
-                pairs_file.flush()
-            except OSError as error:
-                raise write_error(error, args.log_pairs) from error
+            append(pairs_file.fileno(), _pairs(generation).encode(), args.log_pairs)
         if args.json:
             print(json.dumps(report, ensure_ascii=False))
         _say(args, generation)
@@ -231,7 +227,8 @@ def _say(args: argparse.Namespace, generation: Generation) -> None:
         print("\n".join(telemetry_lines(generation.telemetry)), file=sys.stderr)
 
 
-def _write_pairs(generation: Generation, file: TextIO) -> None:
+def _pairs(generation: Generation) -> str:
+    lines = []
     for pair in generation.telemetry.pairs or ():
         record = {
             "position": pair.position,
@@ -241,7 +238,8 @@ def _write_pairs(generation: Generation, file: TextIO) -> None:
             "drafted_text": pair.drafted_text,
             "actual_text": pair.actual_text,
         }
-        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+    return "".join(lines)
 
 
 @contextmanager

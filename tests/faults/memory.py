@@ -5,7 +5,7 @@ grows. Then it is played once for each of a number of limits from nothing to a l
 that, closer together where little is left, in a process of its own each. See ``memory_child.py``
 for what a run does.
 
-As a program: ``python -m tests.faults.memory --steps 60 --output FILE`` (from the project folder).
+``bench/faults.py`` does it on a large scale.
 """
 
 from __future__ import annotations
@@ -26,6 +26,15 @@ import pyllama_mtp
 CHILD = Path(__file__).with_name("memory_child.py")
 TIMEOUT_S = 120.0
 DONE, CLEAN = "done", "clean error"
+SCENARIOS = (
+    *("load", "context", "first generation", "later generation", "sampled generation"),
+    *("save and restore", "batch", "everything"),
+)
+ABOUT = """Every scenario was played at each of so many limits of its address space (RLIMIT_AS),
+from what it had before to 1.05 times what it takes beyond that ("growth"), closer together where little
+is left, in a process of its own each. Good is success with the right text, or an exception of this
+package or MemoryError after which the same process, without the limit, gives the right text."""
+HEAD = "| scenario | threads | growth, MiB | limits | succeeded | clean error | anything else |"
 #: Of the growth that a scenario needs: a run with all of it must succeed.
 ENOUGH = 1.05
 

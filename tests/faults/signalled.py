@@ -69,31 +69,27 @@ class Command:
 
 ONE = ("--threads", "1")
 PAGES = dict.fromkeys((".html", ".svg", ".png", ".md", ".csv"), whole_page)
+PAIRS = "p.jsonl"
 MEASURED = "measured.jsonl"  # in the folder of a trial before it begins
 
 COMMANDS = {
     "generate": Command(
-        (
-            "generate",
-            "def f",
-            "--max-tokens",
-            "600",
-            *ONE,
-            "--ignore-eos",
-            "--log-pairs",
-            "p.jsonl",
-        ),
-        {"p.jsonl": whole_lines},
+        ("generate", "def f", "--max-tokens", "600", "--ignore-eos", *ONE, "--log-pairs", PAIRS),
+        {PAIRS: whole_lines},
     ),
     "matrix": Command(
-        ("matrix", "--prompt-sizes", "32", "--depths", "0,2", "--repeat", "4", "--max-tokens", "16")
-        + (*ONE, "--variants", "patched,upstream", "--output", "m.jsonl"),
+        (
+            *("matrix", "--prompt-sizes", "32", "--depths", "0,2", "--repeat", "4", *ONE),
+            *("--max-tokens", "16", "--variants", "patched,upstream", "--output", "m.jsonl"),
+        ),
         {"m.jsonl": whole_lines},
     ),
     "accept": Command(
-        ("accept", "--prompts-per-class", "2", "--max-tokens", "24", "--context-lengths", "none")
-        + (*ONE, "--cost-repeats", "2", "--output", "a.jsonl", "--pairs", "p.jsonl"),
-        {"a.jsonl": whole_lines, "p.jsonl": whole_lines},
+        (
+            *("accept", "--prompts-per-class", "2", "--max-tokens", "24", "--cost-repeats", "2"),
+            *("--context-lengths", "none", *ONE, "--output", "a.jsonl", "--pairs", PAIRS),
+        ),
+        {"a.jsonl": whole_lines, PAIRS: whole_lines},
     ),
     "compare": Command(("compare", MEASURED, MEASURED), {}),
     "report": Command(("report", MEASURED, "-o", "page"), PAGES),
@@ -216,6 +212,27 @@ def _left_files(folder: Path, command: Command, before: set[str]) -> str | None:
         except Exception as error:
             return f"{path.name} is not whole: {error}"
     return None
+
+
+ABOUT = """Every command got SIGINT and SIGTERM, two and two, half of them at a random moment of its
+whole run and half within its first second, from when its handlers are installed on. Good is an end
+within 15 seconds with exit code 130 or 143 (rpc-worker: 0 for SIGTERM) and a message, or as usual
+if it was done; no traceback, no half-written file, no process left."""
+HEAD = "| command | signals | stopped by it | was done before | anything else |"
+
+
+def measure(folder: Path) -> bytes:
+    """A file of measurements, for the commands that read one."""
+    root = str(Path(pyllama_mtp.__file__).parents[1])
+    words = ("matrix", "--prompt-sizes", "32", "--depths", "0,1", "--repeat", "2", *ONE)
+    subprocess.run(
+        [sys.executable, "-m", "pyllama_mtp", *words, "--max-tokens", "8", "--output", MEASURED],
+        check=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+    )
+    return (folder / MEASURED).read_bytes()
 
 
 def moments(draw: random.Random, n: int, most_s: float) -> list[float]:

@@ -1,0 +1,184 @@
+"""No space: the error names the file, nothing half-written has its name, and what was good stays.
+
+Two ways that need no privileges: /dev/full, where every write fails (ENOSPC), and a limit on the
+size of files with SIGXFSZ ignored (a part is written, then EFBIG), in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pyllama_mtp
+from pyllama_mtp.errors import DiskFullError
+from pyllama_mtp.files import write_whole
+from pyllama_mtp.measure.recordfile import read_file
+
+ONE = ("--threads", "1")
+MATRIX = ("matrix", "--prompt-sizes", "32", "--depths", "0,1", "--max-tokens", "8", *ONE)
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Run:
+    """Runs a command in a folder whose files can have so many bytes."""
+    root = str(Path(pyllama_mtp.__file__).parents[1])
+
+    def run(*words: str, most: int | None = None, **more: object) -> object:
+        def limit() -> None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            if most is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+        return subprocess.run(
+            [sys.executable, "-m", "pyllama_mtp", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=more.get("stdout", subprocess.PIPE),  # type: ignore[call-overload]
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            timeout=120,
+            env={**os.environ, "PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1"},
+            preexec_fn=limit,
+        )
+
+    return run  # type: ignore[return-value]
+
+
+def refused(done: subprocess.CompletedProcess[str], name: str) -> None:
+    """One message that names the file; no traceback."""
+    assert done.returncode == 2, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if "error" in line)
+    assert name in line and "File too large" in line, done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+def test_matrix_keeps_what_was_finished(command: Run, tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    assert command(*MATRIX, "--repeat", "1", "--output", "m.jsonl").returncode == 0
+    whole = path.read_bytes()
+    path.unlink()
+    words = (*MATRIX, "--repeat", "3", "--output", "m.jsonl")
+    done = command(*words, most=len(whole) + 200)  # within a line
+    refused(done, "m.jsonl")
+    assert "what was measured before" in done.stderr and "no-MTP" in done.stdout
+    kept = path.read_bytes()
+    assert kept.endswith(b"\n") and len(kept) > 100
+    (run,) = read_file(path).runs.values()
+    assert len(run.measured) == kept.count(b"\n") - 1 >= 1
+    refused(command(*words, "--resume", most=len(kept) + 10), "m.jsonl")
+    assert path.read_bytes() == kept, "a good file is not destroyed"
+    assert command(*words, "--resume").returncode == 0  # with space again
+    assert path.read_bytes().startswith(kept)
+    (run,) = read_file(path).runs.values()
+    assert len(run.measured) == 2 * 3
+
+
+def test_accept_keeps_what_was_finished(command: Run, tmp_path: Path) -> None:
+    words = ("accept", "--prompts-per-class", "1", "--max-tokens", "8", "--cost-repeats", "0")
+    words += ("--context-lengths", "none", *ONE, "--output", "a.jsonl")
+    done = command(*words, most=1800)
+    refused(done, "a.jsonl")
+    lines = (tmp_path / "a.jsonl").read_bytes().splitlines(keepends=True)
+    assert len(lines) > 1 and all(line.endswith(b"\n") and json.loads(line) for line in lines)
+    assert "code" in done.stdout, "the table of what was measured is shown"
+
+
+REPORT = """
+import resource, signal, sys
+from pathlib import Path
+from pyllama_mtp.errors import DiskFullError
+from pyllama_mtp.measure.report.page import _write
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+def files(mark, n):
+    return {"index.html": mark * 10, "tables.md": mark * n, "decode.png": mark * 10}
+folder = Path(sys.argv[1])
+_write(folder, files(b"1", 10))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    _write(folder, files(b"2", 2000))
+except DiskFullError as error:
+    assert str(folder / "tables.md") in str(error), error
+    found = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert found == {**files(b"1", 10), "decode.png": b"2" * 10}, "whole files, the page last"
+    print("whole")
+"""
+
+
+def test_a_report_replaces_files_as_a_whole(run_python: Run, tmp_path: Path) -> None:
+    done = run_python(REPORT, tmp_path / "page")
+    assert done.stdout == "whole\n", done.stderr
+
+
+def test_models_and_draft_vocabularies(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("def read_lines(path):\n" * 99)
+    for name, words in (
+        ("m.gguf", ("synth", "m.gguf", "--shape", "tiny", "--type", "f16")),
+        ("v.json", ("draft-vocab", "--text", "text.txt", "-o", "v.json")),
+    ):
+        refused(command(*words, most=5000), name)
+        assert not (tmp_path / name).exists()
+        assert command(*words).returncode == 0
+        good = (tmp_path / name).read_bytes()
+        refused(command(*words, "--force", most=5000), name)
+        assert (tmp_path / name).read_bytes() == good
+    assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "m.gguf", "v.json"}
+
+
+def test_pairs_and_prompts(command: Run, tmp_path: Path, run_python: Run, demo_file: Path) -> None:
+    words = ("generate", "def f", "--max-tokens", "40", "--ignore-eos", *ONE)
+    refused(command(*words, "--log-pairs", "p.jsonl", most=300), "p.jsonl")
+    assert not (tmp_path / "p.jsonl").exists()
+    done = run_python(SAVE, demo_file, tmp_path / "saved.prompt")
+    assert done.stdout == "unharmed\n", done.stderr
+
+
+SAVE = """
+import os, resource, signal, sys
+from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.errors import DiskFullError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+path = sys.argv[2]
+with Model(sys.argv[1]) as model, Session(model, Settings(n_ctx=256, n_threads=1)) as session:
+    session.process("def read_lines(path):")
+    session.save(path)
+    good = open(path, "rb").read()
+    session.process("class Reader:")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(good) // 2,) * 2)
+    try:
+        session.save(path)
+    except DiskFullError as error:
+        assert path in str(error), error
+        assert open(path, "rb").read() == good and len(os.listdir(os.path.dirname(path))) == 1
+        assert session.restore(path)
+        print("unharmed")
+"""
+
+
+@pytest.mark.parametrize("words", [("inspect", "{demo}"), ("--version",)])
+def test_stdout_that_is_full(command: Run, demo_file: Path, words: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = command(*(word.format(demo=demo_file) for word in words), stdout=full)
+    assert done.returncode == 2 and "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+def test_write_whole_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    write_whole(path, b"good")
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pyllama_mtp.files.os.fsync", full)
+    with pytest.raises(DiskFullError, match=r"/x: No space left"):
+        write_whole(path, b"other")
+    assert path.read_bytes() == b"good" and [*tmp_path.iterdir()] == [path]
