@@ -23,11 +23,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "faults"))
 
-import memory
-import signalled
+import memory  # noqa: E402
+import signalled  # noqa: E402
 
-from pyllama_mtp import native
-from pyllama_mtp.models.demo import demo_path
+from pyllama_mtp import native  # noqa: E402
+from pyllama_mtp.models.demo import demo_path  # noqa: E402
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
