@@ -120,10 +120,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _reader_is_gone()
         logging.getLogger(__name__).debug("traceback", exc_info=True)
         print(f"{PROGRAM}: error: {error or 'out of memory'}", file=sys.stderr)
-        try:
-            sys.stdout.flush()
-        except OSError:
-            _drop_stdout()  # it was the reason, and would be complained about once more
         return FAILED
     except KeyboardInterrupt:
         return interrupted()
@@ -214,11 +210,6 @@ def _set_log_levels(verbose: int) -> None:
 
 
 def _reader_is_gone() -> int:
-    """Leave quietly."""
-    _drop_stdout()
-    return BROKEN_PIPE
-
-
-def _drop_stdout() -> None:
-    """What is still buffered goes nowhere (see SIGPIPE in Python's manual)."""
+    """Leave quietly: what is still buffered goes nowhere (see SIGPIPE in Python's manual)."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return BROKEN_PIPE

@@ -121,6 +121,27 @@ def test_a_callback_within_a_decode(
         define("pyllama_on_poll", onerror=native.on_callback_error, error=1)(native.pyllama_on_poll)
 
 
+def test_a_callback_at_the_end_of_a_decode(demo: Model, expected: str) -> None:
+    """The decode is complete; what was raised in it is raised all the same."""
+
+    def poll(data: object) -> int:
+        native.on_callback_error(OfACallback, OfACallback("at the end"), None)
+        return 0
+
+    define = native.load().ffi.def_extern
+    try:
+        define("pyllama_on_poll", onerror=native.on_callback_error, error=1)(poll)
+        with Session(demo, SETTINGS) as session:
+            session._engine.target._interrupt.period_us = 0
+            with pytest.raises(OfACallback, match="at the end"):
+                text_of(session)
+    finally:
+        define("pyllama_on_poll", onerror=native.on_callback_error, error=1)(native.pyllama_on_poll)
+    assert native.pending.exception is None
+    with Session(demo, SETTINGS) as session:
+        assert text_of(session) == expected
+
+
 def test_a_consumer_that_raises(demo: Model, expected: str) -> None:
     with Session(demo, SETTINGS) as session:
         with pytest.raises(OfACallback):
