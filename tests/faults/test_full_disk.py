@@ -134,7 +134,7 @@ def test_models_and_draft_vocabularies(command: Run, tmp_path: Path) -> None:
 
 
 def test_pairs_and_prompts(command: Run, tmp_path: Path, run_python: Run, demo_file: Path) -> None:
-    words = ("generate", "def f", "--max-tokens", "40", "--ignore-eos", *ONE)
+    words = ("generate", "def f", "--max-tokens", "40", "--draft-n-max", "3", "--ignore-eos", *ONE)
     refused(command(*words, "--log-pairs", "p.jsonl", most=300), "p.jsonl")
     assert not (tmp_path / "p.jsonl").exists()
     done = run_python(SAVE, demo_file, tmp_path / "saved.prompt")
