@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Damaged and hostile files: does every one end in a clean error, or work?
+
+    python bench/fuzz.py                                # 10,000 models, 1,000 of each other kind
+    python bench/fuzz.py --seed 7 --count model=500     # other cases, fewer of them
+    python bench/fuzz.py --seed 7 --only model:123      # one case again: its edits and its end
+    python bench/fuzz.py --base FILE.gguf --count 2000  # copies of another small model
+
+Copies of the demo model with changes in header, metadata, tensor table, length, single bits, types,
+counts, strings, shapes and weights are loaded, and generate a few tokens with MTP; so are files of
+processed prompts and of draft vocabularies. Worker processes do that, under a limit of address
+space, memory and time for each case. The end of a process, an exception that is none of this
+package's, and a limit that is exceeded are findings: each is printed with what reproduces it, and
+the exit code is 1. Cases depend on the seed only. Writes bench/results/NAME.md with --write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchkit.paths import RESULTS, ensure_driver
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; the exit code is 1 where something was found."""
+    options = _parser().parse_args(arguments)
+    ensure_driver()
+    from fuzzkit import summary
+    from fuzzkit.cases import FINDING, KINDS
+    from fuzzkit.pool import Case, Limits, Pool
+    from pyllama_mtp.models.demo import demo_path
+
+    base = options.base or demo_path()
+    limits = Limits(options.timeout, options.peak, options.address_space)
+    counts = _counts(options.count, KINDS)
+
+    def cases() -> Iterator[Case]:
+        if options.only:
+            kind, _, index = options.only.partition(":")
+            yield Case(kind, _seed(options.seed, int(index)))
+            return
+        for kind, n in counts.items():
+            for index in range(n):
+                yield Case(kind, _seed(options.seed, index))
+
+    began, tally = time.monotonic(), summary.Tally()
+    with Pool(base, options.jobs, limits) as pool:
+        for outcome in pool.run(cases()):
+            tally.add(outcome)
+            if outcome.outcome == FINDING or options.only:
+                _show(outcome, options.seed)
+            if options.findings and outcome.outcome == FINDING:
+                with options.findings.open("a") as file:
+                    file.write(json.dumps(summary.record(outcome)) + "\n")
+            elif sum(tally.total.values()) % 500 == 0:
+                print(f"{tally.line()}  {time.monotonic() - began:.0f} s", file=sys.stderr)
+    text = tally.markdown(base, limits, options.jobs, time.monotonic() - began)
+    print(text)
+    if options.write:
+        (RESULTS / f"{options.write}.md").write_text(text)
+    return 1 if tally.total[FINDING] else 0
+
+
+def _seed(seed: int, index: int) -> int:
+    return seed * 1_000_000 + index
+
+
+def _show(outcome: object, seed: int) -> None:
+    from fuzzkit.pool import Outcome
+
+    assert isinstance(outcome, Outcome)
+    index = outcome.case.seed - seed * 1_000_000
+    print(f"--seed {seed} --only {outcome.case.kind}:{index}  {outcome.outcome}")
+    print(f"  {outcome.detail.strip()[-1200:]}")
+    if outcome.edits:
+        print(f"  edits: {json.dumps(outcome.edits)[:2000]}")
+
+
+def _counts(text: str, kinds: Sequence[str]) -> dict[str, int]:
+    """"500" is of models only; "model=500,prompt=10" names them."""
+    if text.isdigit():
+        return {kinds[0]: int(text)}
+    counts = {}
+    for part in text.split(","):
+        kind, _, n = part.partition("=")
+        if kind not in kinds or not n.isdigit():
+            raise SystemExit(f"--count {text!r}: give a number, or KIND=N of {', '.join(kinds)}")
+        counts[kind] = int(n)
+    return counts
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--count", default="model=10000,prompt=1000,draft-vocab=1000", help="how many (default: "
+        "%(default)s); a number is of models")  # fmt: skip
+    add("--seed", type=int, default=1, help="which cases (default: %(default)s)")
+    add("--only", metavar="KIND:INDEX", help="one case of that seed, with its edits")
+    add("--base", type=Path, help="the model that is copied; small (default: the demo model)")
+    add("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="workers (default: CPUs)")
+    add("--timeout", type=float, default=30, metavar="S", help="per case (default: %(default)s)")
+    add("--peak", type=int, default=512, metavar="MIB", help="memory of a case (%(default)s)")
+    add("--address-space", type=int, default=4096, metavar="MIB", help="limit (%(default)s)")
+    add("--findings", type=Path, metavar="FILE", help="append findings as lines of JSON")
+    add("--write", metavar="NAME", help="write bench/results/NAME.md")
+    return parser
+
+
+if __name__ == "__main__":
+    tempfile.tempdir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Parts of bench/fuzz.py: damaged files, made on purpose, and what becomes of those who read them."""

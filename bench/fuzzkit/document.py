@@ -1,0 +1,232 @@
+"""A GGUF file as parts that can be changed one by one, and written again with every change kept.
+
+Unlike the reader of the package this one trusts its input (a model of ours), and unlike the ``gguf``
+package its writer writes anything: wrong counts, lengths, types and offsets are what it is for.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyllama_mtp.models.ggufheader import TENSOR_TYPES
+
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q"} | {
+    12: "d"
+}
+STRING, ARRAY = 8, 9
+ALIGNMENT = 32
+
+Scalar = int | float | bytes
+
+
+@dataclass
+class Entry:
+    """A metadata entry. ``element`` is the element type of an array, else None."""
+
+    key: bytes
+    type: int
+    value: Scalar | list[Scalar]
+    element: int | None = None
+
+
+@dataclass
+class Tensor:
+    """A row of the tensor table with its bytes; ``offset`` None: where the last one ends."""
+
+    name: bytes
+    shape: list[int]
+    type: int
+    data: bytes
+    offset: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes by shape and type; those of F32 where the type is unknown."""
+        _, block, size = TENSOR_TYPES.get(self.type, ("", 1, 4))
+        return math.prod(self.shape) // block * size if self.shape else size
+
+
+@dataclass(frozen=True)
+class Field:
+    """A number in a written file: where it stands, and how (a struct code)."""
+
+    name: str
+    at: int
+    code: str
+
+
+@dataclass
+class Document:
+    """A model file taken apart. ``extra_entries``, ``extra_tensors``: what the counts are off by."""
+
+    entries: list[Entry] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+
+    def entry(self, key: str) -> Entry | None:
+        """The first entry of that key."""
+        return next((e for e in self.entries if e.key == key.encode()), None)
+
+    def tensor(self, name: str) -> Tensor | None:
+        """The first tensor of that name."""
+        return next((t for t in self.tensors if t.name == name.encode()), None)
+
+
+def read_document(path: Path) -> Document:
+    """Take a file apart that is known to be good."""
+    cursor = _Cursor(path.read_bytes())
+    cursor.take("I"), cursor.take("I")
+    n_tensors, n_entries = cursor.take("Q"), cursor.take("Q")
+    document = Document([cursor.entry() for _ in range(n_entries)])
+    rows = [cursor.tensor() for _ in range(n_tensors)]
+    data = -(-cursor.at // ALIGNMENT) * ALIGNMENT
+    for tensor, offset in rows:
+        tensor.data = cursor.data[data + offset : data + offset + tensor.nbytes]
+        document.tensors.append(tensor)
+    return document
+
+
+class _Cursor:
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def take(self, code: str) -> int:
+        (value,) = struct.unpack_from("<" + code, self.data, self.at)
+        self.at += struct.calcsize("<" + code)
+        return value
+
+    def string(self) -> bytes:
+        n = self.take("Q")
+        self.at += n
+        return self.data[self.at - n : self.at]
+
+    def scalar(self, kind: int) -> Scalar:
+        return self.string() if kind == STRING else self.take(SCALARS[kind])
+
+    def entry(self) -> Entry:
+        key, kind = self.string(), self.take("I")
+        if kind != ARRAY:
+            return Entry(key, kind, self.scalar(kind))
+        element, n = self.take("I"), self.take("Q")
+        return Entry(key, kind, [self.scalar(element) for _ in range(n)], element)
+
+    def tensor(self) -> tuple[Tensor, int]:
+        name, n_dims = self.string(), self.take("I")
+        shape = [self.take("Q") for _ in range(n_dims)]
+        return Tensor(name, shape, self.take("I"), b""), self.take("Q")
+
+
+class Writer:
+    """Writes a document.
+
+    Args:
+        document: what is written.
+        name_fields: remember where each number of the header went, in ``fields``; slower.
+        known: bytes of long arrays by the identity of their list, which somebody keeps alive.
+    """
+
+    def __init__(
+        self, document: Document, name_fields: bool = True, known: dict[int, bytes] | None = None
+    ) -> None:
+        self.out, self.fields = bytearray(), list[Field]()
+        self._name_fields, self._known = name_fields, known or {}
+        self._number("magic", "I", 0x46554747)
+        self._number("version", "I", 3)
+        self._number("tensor count", "Q", len(document.tensors))
+        self._number("metadata count", "Q", len(document.entries))
+        for entry in document.entries:
+            self._entry(entry)
+        self._tensors(document.tensors)
+
+    def _number(self, name: str, code: str, value: float) -> None:
+        if self._name_fields:
+            self.fields.append(Field(name, len(self.out), code))
+        self.out += pack(code, value)
+
+    def _string(self, name: str, text: bytes) -> None:
+        self._number(f"{name} length", "Q", len(text))
+        self.out += text
+
+    def _scalar(self, name: str, kind: int, value: Scalar) -> None:
+        if kind == STRING:
+            self._string(name, value if isinstance(value, bytes) else str(value).encode())
+        elif kind in SCALARS:
+            self._number(name, SCALARS[kind], 0 if isinstance(value, bytes) else value)
+        else:
+            self._number(name, "I", 0)
+
+    def _entry(self, entry: Entry) -> None:
+        name = entry.key.decode(errors="replace")
+        self._string(f"key {name}", entry.key)
+        self._number(f"type {name}", "I", entry.type)
+        if not isinstance(entry.value, list) or entry.element is None:
+            self._scalar(f"value {name}", entry.type, entry.value)  # type: ignore[arg-type]
+            return
+        self._number(f"element type {name}", "I", entry.element)
+        self._number(f"array length {name}", "Q", len(entry.value))
+        if not self._name_fields and id(entry.value) in self._known:
+            self.out += self._known[id(entry.value)]
+            return
+        for i, value in enumerate(entry.value):
+            self._scalar(f"value {name}[{i}]", entry.element, value)
+
+    def _tensors(self, tensors: list[Tensor]) -> None:
+        end = 0
+        places: list[int] = []
+        for tensor in tensors:
+            name = tensor.name.decode(errors="replace")
+            self._string(f"name of {name}", tensor.name)
+            self._number(f"dimensions of {name}", "I", len(tensor.shape))
+            for i, n in enumerate(tensor.shape):
+                self._number(f"dimension {i} of {name}", "Q", n)
+            self._number(f"type of {name}", "I", tensor.type)
+            places.append(end)
+            self._number(f"offset of {name}", "Q", end if tensor.offset is None else tensor.offset)
+            end += -(-len(tensor.data) // ALIGNMENT) * ALIGNMENT
+        self.out += bytes(-len(self.out) % ALIGNMENT)
+        start = len(self.out)
+        for tensor, place in zip(tensors, places, strict=True):
+            self.out += bytes(start + place - len(self.out))
+            self.out += tensor.data
+
+
+def known_arrays(document: Document) -> dict[int, bytes]:
+    """Bytes of the document's long arrays, for :class:`Writer`; valid as long as it lives."""
+    found = {}
+    for entry in document.entries:
+        if isinstance(entry.value, list) and len(entry.value) > 16 and entry.element is not None:
+            writer = Writer(Document([entry]), name_fields=False)
+            start = 4 + 4 + 8 + 8 + 8 + len(entry.key) + 4 + 4 + 8
+            end = start + sum(
+                8 + len(v) if isinstance(v, bytes) else struct.calcsize(SCALARS[entry.element])
+                for v in entry.value
+            )
+            found[id(entry.value)] = bytes(writer.out[start:end])
+    return found
+
+
+def pack(code: str, value: float) -> bytes:
+    """``value`` as the struct code ``code``, cut to its width."""
+    if code in "fd":
+        try:
+            return struct.pack("<" + code, value)
+        except OverflowError:
+            return struct.pack("<" + code, math.inf)
+    width = struct.calcsize("<" + code)
+    whole = int(value) if math.isfinite(value) else 0
+    return (whole & (1 << 8 * width) - 1).to_bytes(width, "little")
+
+
+def tiled(data: bytes, n: int) -> bytes:
+    """``n`` bytes: the beginning of ``data``, repeated where it is too short."""
+    data = data or b"\0"
+    return (data * (n // len(data) + 1))[:n]
+
+
+def names(document: Document) -> Iterator[str]:
+    """Names of the tensors."""
+    for tensor in document.tensors:
+        yield tensor.name.decode(errors="replace")
