@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from fuzzkit import summary
     from fuzzkit.cases import FINDING, KINDS
     from fuzzkit.pool import Case, Limits, Pool
+
     from pyllama_mtp.models.demo import demo_path
 
     base = options.base or demo_path()
@@ -84,7 +85,7 @@ def _show(outcome: object, seed: int) -> None:
 
 
 def _counts(text: str, kinds: Sequence[str]) -> dict[str, int]:
-    """"500" is of models only; "model=500,prompt=10" names them."""
+    """ "500" is of models only; "model=500,prompt=10" names them."""
     if text.isdigit():
         return {kinds[0]: int(text)}
     counts = {}

@@ -86,8 +86,7 @@ class _TokenizerParser(_Parser):
     def string_array(self, key: str, n: int) -> ArraySummary:
         if key not in self.texts:
             return super().string_array(key, n)
-        what = f"element of {key!r}"
-        self.texts[key] = [self.raw_string(what) for _ in range(n)]
+        self.texts[key] = self.strings(key, n, keep=True)
         return ArraySummary(8, n)
 
     def value(self, key: str, kind: int) -> Value:

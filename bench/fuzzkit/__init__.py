@@ -1,1 +1,1 @@
-"""Parts of bench/fuzz.py: damaged files, made on purpose, and what becomes of those who read them."""
+"""Parts of bench/fuzz.py: files damaged on purpose, and what becomes of those who read them."""

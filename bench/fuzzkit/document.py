@@ -1,6 +1,6 @@
 """A GGUF file as parts that can be changed one by one, and written again with every change kept.
 
-Unlike the reader of the package this one trusts its input (a model of ours), and unlike the ``gguf``
+Unlike the package's reader this one trusts its input (a model of ours), and unlike the ``gguf``
 package its writer writes anything: wrong counts, lengths, types and offsets are what it is for.
 """
 
@@ -61,7 +61,7 @@ class Field:
 
 @dataclass
 class Document:
-    """A model file taken apart. ``extra_entries``, ``extra_tensors``: what the counts are off by."""
+    """A model file taken apart: metadata and tensors, in the order of the file."""
 
     entries: list[Entry] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)

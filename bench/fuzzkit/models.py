@@ -29,9 +29,11 @@ READ_KEYS: dict[str, int] = {
             "tokenizer.ggml.token_type_count",
             *(
                 f"tokenizer.ggml.{name}_token_id"
-                for name in ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding")
-                + ("mask", "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")
-                + ("prefix", "suffix", "middle")
+                for name in (
+                    *("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask"),
+                    *(f"fim_{x}" for x in ("pre", "suf", "mid", "pad", "rep", "sep")),
+                    *("prefix", "suffix", "middle"),
+                )
             ),
         ),
         _U32,

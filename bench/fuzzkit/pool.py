@@ -62,9 +62,9 @@ class _Worker:
         self.folder = tempfile.TemporaryDirectory(prefix="fuzz-")
         self.errors = (Path(self.folder.name) / "stderr").open("w+b")
         paths = [str(root) for root in _ROOTS]
+        arguments = (str(base), self.folder.name, str(limits.address_space_mib))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fuzzkit.worker", str(base), self.folder.name]
-            + [str(limits.address_space_mib)],
+            [sys.executable, "-m", "fuzzkit.worker", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,

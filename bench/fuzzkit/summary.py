@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchkit.results import header, header_lines, markdown_table
+
 from fuzzkit.cases import LATER, NATIVE, OUTCOMES, REFUSED
 from fuzzkit.pool import Limits, Outcome
 from pyllama_mtp import native

@@ -2,9 +2,9 @@
 
     python -m fuzzkit.worker BASE FOLDER ADDRESS_SPACE_MIB
 
-A line of JSON comes in for each case, two go out: its edits, before they are tried, and what came of
-them. It lives on from case to case, because starting Python and loading the library takes longer than
-most cases.
+A line of JSON comes in for each case, two go out: its edits, before they are tried, and what came
+of them. It lives on from case to case, because starting Python and loading the library takes longer
+than most cases.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ from __future__ import annotations
 import math
 import os
 import struct
+from array import array
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,7 +26,7 @@ from pyllama_mtp.errors import ModelFileError
 MAX_HEADER = 128 << 20  # published headers, vocabulary included, stay below 20 MB
 MAX_TENSORS = 1 << 17
 MAX_ENTRIES = 1 << 16
-MAX_STRINGS = 1 << 22  # in one array
+MAX_STRINGS = 1 << 21  # in one array; vocabularies have 300,000
 MAX_NAME = 63  # GGML_MAX_NAME less the terminator
 KEPT_ELEMENTS = 4096
 _CHUNK = 1 << 20
@@ -39,8 +41,8 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {42: ("Q2_0", 64, 18)} | {
     int(t): (t.name, *size) for t, size in GGML_QUANT_SIZES.items()
 }
 
-#: Types that no kernel takes for weights.
-NOT_WEIGHTS = ("I8", "I16", "I32", "I64", "F64")
+#: Types that no kernel takes for weights: numbers, and those that activations are quantized to.
+NOT_WEIGHTS = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,16 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         raise ModelFileError(f"cannot read {path}: {exc.strerror or exc}", path) from exc
 
 
+def _distinct(tokens: list[bytes]) -> int:
+    """How many different tokens the loader sees: it reads each up to a null character, and gives
+    empty ones a name of their own."""
+    distinct = {*tokens}
+    if len(distinct) == len(tokens) and not any(b"\0" in text or not text for text in distinct):
+        return len(distinct)
+    seen = (text.partition(b"\0")[0] for text in tokens)
+    return len({text or b"[EMPTY_%d]" % i for i, text in enumerate(seen)})
+
+
 class _Parser:
     """A cursor over the growing start of a file; reads are bounded by what the file holds."""
 
@@ -144,6 +156,14 @@ class _Parser:
         except UnicodeDecodeError:
             raise self.fail(f"{what} is not valid UTF-8; the file is damaged") from None
 
+    def name(self, what: str) -> str:
+        """A key or a tensor's name. The native code ends them at a null character, and would find
+        others than were looked at here."""
+        name = self.string(what)
+        if "\0" in name:
+            raise self.fail(f"{what} {name[:80]!r} holds a null character; the file is damaged")
+        return name
+
     def parse(self) -> Header:
         if self.size == 0:
             raise self.fail("the file is empty")
@@ -161,7 +181,7 @@ class _Parser:
         n_entries = self.count("Q", "metadata count", MAX_ENTRIES, 13)
         header = Header(self.path, self.size, version)
         for _ in range(n_entries):
-            key = self.string("metadata key")
+            key = self.name("metadata key")
             if key in header.metadata:
                 raise self.fail(f"metadata key {key!r} appears twice")
             header.metadata[key] = self.value(key, self.number("I", f"type of {key!r}"))
@@ -202,16 +222,34 @@ class _Parser:
 
     def string_array(self, key: str, n: int) -> ArraySummary:
         """Walk over ``n`` strings; tokens are counted apart, because duplicates abort natively."""
-        distinct: set[bytes] | None = set() if key == "tokenizer.ggml.tokens" else None
+        texts = self.strings(key, n, keep=key == "tokenizer.ggml.tokens")
+        return ArraySummary(_STRING, n, _distinct(texts) if texts else None)
+
+    def strings(self, key: str, n: int, keep: bool) -> list[bytes]:
+        """Move past ``n`` strings; with ``keep``, return them."""
         what = f"element of {key!r}"
-        n_empty = 0  # the loader gives each empty token a name of its own
-        for _ in range(n):
-            text = self.raw_string(what)
-            if not text:
-                n_empty += 1
-            elif distinct is not None:
-                distinct.add(text)
-        return ArraySummary(_STRING, n, None if distinct is None else len(distinct) + n_empty)
+        length = struct.Struct("<Q").unpack_from
+        ends = array("Q")
+        start = pos = self.pos
+        have = len(self.buffer)
+        for _ in range(n):  # 500,000 times in a published model: calls would take a second
+            at = pos + 8
+            if at > have:
+                self.pos = pos
+                self.need(8, what)
+                have = len(self.buffer)
+            pos = at + length(self.buffer, pos)[0]
+            if pos > have:
+                self.pos = at
+                self.need(pos - at, what)
+                have = len(self.buffer)
+            if keep:
+                ends.append(pos - start)
+        self.pos = pos
+        if not keep:
+            return []
+        data, begins = bytes(self.buffer[start:pos]), chain((0,), ends)
+        return [data[begin + 8 : end] for begin, end in zip(begins, ends, strict=False)]
 
     def tensors(self, header: Header, n: int) -> None:
         alignment = header.metadata.get("general.alignment", 32)
@@ -238,7 +276,7 @@ class _Parser:
             )
 
     def tensor(self) -> tuple[str, tuple[int, ...], str, int, int]:
-        name = self.string("tensor name")
+        name = self.name("tensor name")
         if not 1 <= len(name.encode()) <= MAX_NAME:
             raise self.fail(f"tensor name {name[:80]!r} is empty or longer than {MAX_NAME} bytes")
         what = f"table entry of {name!r}"

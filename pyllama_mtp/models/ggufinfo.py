@@ -12,21 +12,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from pyllama_mtp.errors import ModelFileError, NoMtpHeadError, UnsupportedArchitectureError
-from pyllama_mtp.models.ggufheader import (
-    NOT_WEIGHTS,
-    ArraySummary,
-    Header,
-    TensorEntry,
-    Value,
-    read_header,
-)
+from pyllama_mtp.models.ggufheader import ArraySummary, Header, TensorEntry, Value, read_header
+from pyllama_mtp.models.hyperparameters import hyperparameter_problems
 from pyllama_mtp.models.layout import model_tensors
-from pyllama_mtp.models.shapes import (
-    MAX_LAYERS,
-    SUPPORTED_ARCHITECTURES,
-    ModelShape,
-    shape_problems,
-)
+from pyllama_mtp.models.shapes import MAX_LAYERS, SUPPORTED_ARCHITECTURES, ModelShape
+from pyllama_mtp.models.tensortable import has_fused, tensor_problems
+from pyllama_mtp.models.tokenizertable import tokenizer_problems
 from pyllama_mtp.models.trimmedhead import trimmed_head_problems
 
 
@@ -120,7 +111,7 @@ class GGUFInfo:
             for s in model_tensors(self.to_shape(), self.recurrent_layers)
             if s.required and s.name.startswith(prefixes)
         ]
-        return tuple(n for n in wanted if n not in names and not _has_fused(n, names))
+        return tuple(n for n in wanted if n not in names and not has_fused(n, names))
 
     @property
     def mtp_complete(self) -> bool:
@@ -247,10 +238,10 @@ def validate_model_file(path: str | os.PathLike[str], require_mtp: bool = True) 
             f"the MTP heads of {' and '.join(SUPPORTED_ARCHITECTURES)} (Qwen3.5, Qwen3.6)",
             path,
         )
-    problems = _hyperparameter_problems(info) or _vocabulary_problems(info)
+    problems = hyperparameter_problems(info) or tokenizer_problems(info)
     if not problems and require_mtp and not info.mtp_complete:
         raise NoMtpHeadError(f"{path}: {_mtp_complaint(info)}", path)
-    problems = problems or _tensor_problems(info, require_mtp) or trimmed_head_problems(info)
+    problems = problems or tensor_problems(info, require_mtp) or trimmed_head_problems(info)
     if problems:
         shown = "; ".join(problems[:4])
         more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
@@ -261,43 +252,6 @@ def validate_model_file(path: str | os.PathLike[str], require_mtp: bool = True) 
 # --- checks -------------------------------------------------------------------------------------
 
 
-def _hyperparameter_problems(info: GGUFInfo) -> list[str]:
-    arch, keys = info.architecture, info.metadata
-    needed = ["block_count", "context_length", "embedding_length", "attention.head_count"]
-    needed += ["attention.layer_norm_rms_epsilon", "rope.dimension_sections"]
-    needed += [f"ssm.{k}" for k in ("conv_kernel", "inner_size", "state_size", "group_count")]
-    needed += ["ssm.time_step_rank"]
-    missing = [f"{arch}.{k}" for k in needed if f"{arch}.{k}" not in keys]
-    if missing:
-        return ["missing hyper-parameters: " + ", ".join(missing)]
-    rules = (
-        (info.head_dim_k == info.head_dim_v, "key and value heads differ in size"),
-        (0 < info.n_rot <= info.head_dim_k and info.n_rot % 2 == 0, f"n_rot is {info.n_rot}"),
-        (
-            info.ssm_inner_size == info.ssm_state_size * info.ssm_v_heads,
-            f"ssm.inner_size {info.ssm_inner_size} is not state_size x time_step_rank",
-        ),
-        ((arch == "qwen35moe") == (info.n_expert > 0), f"{arch} with {info.n_expert} experts"),
-    )
-    return shape_problems(info.to_shape()) + [text for good, text in rules if not good]
-
-
-def _vocabulary_problems(info: GGUFInfo) -> list[str]:
-    tokens = info.metadata.get("tokenizer.ggml.tokens")
-    n = tokens.length if isinstance(tokens, ArraySummary) else 0
-    if not info.tokenizer_model or not n:
-        return ["the file has no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens)"]
-    if isinstance(tokens, ArraySummary) and tokens.n_distinct not in (None, n):
-        return [f"the vocabulary has {n - (tokens.n_distinct or 0)} duplicate tokens"]
-    if info.tokenizer_model != "gpt2":
-        return [
-            f"tokenizer {info.tokenizer_model!r}; these architectures have byte-level BPE (gpt2)"
-        ]
-    if "tokenizer.ggml.merges" not in info.metadata:
-        return ["the tokenizer has no merges (tokenizer.ggml.merges)"]
-    return []
-
-
 def _mtp_complaint(info: GGUFInfo) -> str:
     if not info.has_mtp:
         return (
@@ -306,44 +260,6 @@ def _mtp_complaint(info: GGUFInfo) -> str:
         )
     missing = info.mtp_missing
     return f"the MTP head is incomplete, {len(missing)} missing: " + ", ".join(missing[:4])
-
-
-def _tensor_problems(info: GGUFInfo, require_mtp: bool) -> list[str]:
-    """Missing tensors and wrong shapes, by the table the writer uses too."""
-    have = {t.name: t for t in info.tensors}
-    problems = []
-    for spec in model_tensors(info.to_shape(), info.recurrent_layers):
-        found = have.get(spec.name)
-        in_mtp = spec.name.startswith(f"blk.{info.n_layer}.")
-        if found is None:
-            optional = not spec.required or (in_mtp and not require_mtp)
-            if not optional and not _has_fused(spec.name, have):
-                problems.append(f"tensor {spec.name} is missing")
-        elif _trimmed(found.shape) != _trimmed(spec.shape):
-            problems.append(f"tensor {spec.name} is {found.shape}, expected {spec.shape}")
-        elif not _type_fits(found):
-            problems.append(
-                f"tensor {spec.name} has type {found.type}, which no kernel takes there"
-            )
-    return problems
-
-
-def _type_fits(tensor: TensorEntry) -> bool:
-    """llama.cpp's converter keeps vectors and the convolution in F32; its kernels rely on it."""
-    if len(_trimmed(tensor.shape)) == 1 or tensor.name.endswith("ssm_conv1d.weight"):
-        return tensor.type == "F32"
-    return tensor.type not in NOT_WEIGHTS
-
-
-def _has_fused(name: str, names: dict[str, TensorEntry] | set[str]) -> bool:
-    """Whether a file has ``name`` as part of a fused tensor that the loader accepts instead."""
-    for part, fused in (
-        *((f"attn_{x}.weight", "attn_qkv.weight") for x in "qkv"),
-        *((f"ffn_{x}_exps.weight", "ffn_gate_up_exps.weight") for x in ("gate", "up")),
-    ):
-        if name.endswith("." + part):
-            return name[: -len(part)] + fused in names
-    return False
 
 
 # --- metadata -----------------------------------------------------------------------------------
@@ -390,10 +306,3 @@ def _vocab_size(header: Header, arch: str) -> int:
     if isinstance(tokens, ArraySummary):
         return tokens.length
     return _number(header, f"{arch}.vocab_size", 0)
-
-
-def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Trailing dimensions of 1 say nothing."""
-    while len(shape) > 1 and shape[-1] == 1:
-        shape = shape[:-1]
-    return shape
