@@ -17,7 +17,7 @@ import numpy as np
 
 from fuzzkit import otherfiles
 from fuzzkit.document import Document, known_arrays, read_document
-from fuzzkit.edits import Edit, apply
+from fuzzkit.edits import Buffer, Edit, apply
 from fuzzkit.models import Mutator
 from pyllama_mtp import Model, PyllamaMtpError, Session, Settings, draftvocab
 from pyllama_mtp.errors import NoMtpHeadError, PromptFileError
@@ -68,14 +68,16 @@ class Cases:
 
     def run(self, kind: str, edits: list[Edit]) -> Result:
         """Write the file, use it, remove it."""
+        data: list[Buffer]
         if kind == "model":
             data = apply(self._document, edits, self._known)
         elif kind == "prompt":
-            data = otherfiles.apply_prompt(self._prompt, edits)
+            data = [otherfiles.apply_prompt(self._prompt, edits)]
         else:
-            data = otherfiles.apply_vocab(self._vocab, edits)
+            data = [otherfiles.apply_vocab(self._vocab, edits)]
         path = self.folder / f"case.{'gguf' if kind == 'model' else 'bin'}"
-        path.write_bytes(data)
+        with path.open("wb") as file:
+            file.writelines(data)
         try:
             return self._run[kind](path)
         except PyllamaMtpError:

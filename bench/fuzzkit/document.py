@@ -131,7 +131,9 @@ class Writer:
     def __init__(
         self, document: Document, name_fields: bool = True, known: dict[int, bytes] | None = None
     ) -> None:
-        self.out, self.fields = bytearray(), list[Field]()
+        #: What stands before the tensors' data, and that.
+        self.out, self.data = bytearray(), list[bytes]()
+        self.fields: list[Field] = []
         self._name_fields, self._known = name_fields, known or {}
         self._number("magic", "I", 0x46554747)
         self._number("version", "I", 3)
@@ -175,7 +177,6 @@ class Writer:
 
     def _tensors(self, tensors: list[Tensor]) -> None:
         end = 0
-        places: list[int] = []
         for tensor in tensors:
             name = tensor.name.decode(errors="replace")
             self._string(f"name of {name}", tensor.name)
@@ -183,14 +184,12 @@ class Writer:
             for i, n in enumerate(tensor.shape):
                 self._number(f"dimension {i} of {name}", "Q", n)
             self._number(f"type of {name}", "I", tensor.type)
-            places.append(end)
             self._number(f"offset of {name}", "Q", end if tensor.offset is None else tensor.offset)
             end += -(-len(tensor.data) // ALIGNMENT) * ALIGNMENT
         self.out += bytes(-len(self.out) % ALIGNMENT)
-        start = len(self.out)
-        for tensor, place in zip(tensors, places, strict=True):
-            self.out += bytes(start + place - len(self.out))
-            self.out += tensor.data
+        for tensor in tensors:
+            padding = -(len(tensor.data)) % ALIGNMENT if tensor is not tensors[-1] else 0
+            self.data += [tensor.data, bytes(padding)]
 
 
 def known_arrays(document: Document) -> dict[int, bytes]:

@@ -20,13 +20,14 @@ from pyllama_mtp.models.layout import model_tensors
 from pyllama_mtp.models.shapes import ModelShape
 
 Edit = dict[str, Any]
+Buffer = bytes | bytearray
 
 #: A file that edits blow up beyond this is cut: disks are not what is tried here.
 MOST_BYTES = 64 << 20
 
 
-def apply(base: Document, edits: list[Edit], known: dict[int, bytes] | None = None) -> bytes:
-    """The file that edits make of a document, which stays as it is.
+def apply(base: Document, edits: list[Edit], known: dict[int, bytes] | None = None) -> list[Buffer]:
+    """The file that edits make of a document, which stays as it is; in pieces, to save copies.
 
     Args:
         base: the document.
@@ -47,7 +48,12 @@ def apply(base: Document, edits: list[Edit], known: dict[int, bytes] | None = No
                     width = struct.calcsize("<" + field.code)
                     out[field.at : field.at + width] = pack(field.code, edit["value"])
                     break
-    return apply_bytes(bytes(out), edits)
+    if any(edit["op"] in _BYTES for edit in edits):
+        return [apply_bytes(b"".join([out, *writer.data]), edits)]
+    return [out, *writer.data]
+
+
+_BYTES = ("bytes", "flip", "truncate", "cut", "insert")
 
 
 def apply_bytes(data: bytes, edits: list[Edit]) -> bytes:
