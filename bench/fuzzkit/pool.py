@@ -68,6 +68,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
+            cwd=self.folder.name,  # or "-m" would import what lies in this process's folder
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(paths),
@@ -116,7 +117,7 @@ class Pool:
     """Some workers on one base model. A context manager."""
 
     def __init__(self, base: Path, jobs: int, limits: Limits | None = None) -> None:
-        self.base, self.limits, self.jobs = base, limits or Limits(), jobs
+        self.base, self.limits, self.jobs = base.resolve(), limits or Limits(), jobs
         self._selector = selectors.DefaultSelector()
         self._workers: set[_Worker] = set()
 

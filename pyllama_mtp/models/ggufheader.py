@@ -36,10 +36,11 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 }
 _STRING, _ARRAY = 8, 9
 # Tensor types by number: (name, elements per block, bytes per block). Q2_0 is in the pinned tree
-# but not in every release of the gguf package.
+# but not in every release of the gguf package, which takes Q8_1 for 40 bytes.
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {42: ("Q2_0", 64, 18)} | {
     int(t): (t.name, *size) for t, size in GGML_QUANT_SIZES.items()
 }
+TENSOR_TYPES[9] = ("Q8_1", 32, 36)
 
 #: Types that no kernel takes for weights: numbers, and those that activations are quantized to.
 NOT_WEIGHTS = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")

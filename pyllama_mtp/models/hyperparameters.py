@@ -82,11 +82,8 @@ def _layer_problems(info: GGUFInfo) -> list[str]:
         if isinstance(value, ArraySummary) or (isinstance(value, tuple) and len({*value}) != 1):
             problems.append(f"{key} differs from layer to layer, which these models cannot have")
     flags = _get(info, "attention.recurrent_layers")
-    blocks = info.n_layer + info.n_mtp_layers
-    if flags is not None and not (isinstance(flags, tuple) and len(flags) == blocks):
-        problems.append(f"attention.recurrent_layers is no list of {blocks} flags, one per block")
-    elif isinstance(flags, tuple) and any(flags[info.n_layer :]):
-        problems.append("attention.recurrent_layers: the MTP block cannot be recurrent")
+    if flags is not None and not isinstance(flags, tuple):
+        problems.append("attention.recurrent_layers is no list of flags, one per block")
     if not info.attention_layers or not info.recurrent_layers:
         kind = "recurrent" if info.attention_layers else "full-attention"
         problems.append(f"of {info.n_layer} layers none is a {kind} layer; at least one must be")

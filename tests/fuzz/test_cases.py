@@ -1,0 +1,115 @@
+"""A few hundred of the cases of bench/fuzz.py, and that it sees what it is to see."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_mtp import native
+from pyllama_mtp.models.ggufheader import TENSOR_TYPES
+
+JOBS = 2
+
+
+@pytest.mark.parametrize(("kind", "n"), [("model", 240), ("prompt", 40), ("draft-vocab", 30)])
+def test_every_case_ends_in_an_error_or_works(kind: str, n: int, demo_file: Path) -> None:
+    from fuzzkit.cases import FINDING, NATIVE, REFUSED, WORKS
+    from fuzzkit.pool import Case, Pool
+
+    with Pool(demo_file, JOBS) as pool:
+        outcomes = list(pool.run(Case(kind, 9_000_000 + i) for i in range(n)))
+    assert [o for o in outcomes if o.outcome == FINDING] == []
+    counts = Counter(o.outcome for o in outcomes)
+    assert sum(counts.values()) == n
+    # What never gets past the first check, or what always works, would try nothing.
+    assert counts[REFUSED] > n / 10 and counts[WORKS] > n / 10
+    assert kind != "model" or counts[NATIVE] > 0
+
+
+def test_a_seed_is_a_case(demo_file: Path, tmp_path: Path) -> None:
+    from fuzzkit.cases import KINDS, Cases
+
+    one, other = Cases(demo_file, tmp_path), Cases(demo_file, tmp_path)
+    for kind in KINDS:
+        made = [one.edits(kind, seed) for seed in range(20)]
+        assert made == [other.edits(kind, seed) for seed in range(20)]
+        assert len({str(edits) for edits in made}) > 15
+
+
+def test_a_copy_without_edits_is_the_model(demo_file: Path) -> None:
+    from fuzzkit.document import known_arrays, read_document
+    from fuzzkit.edits import apply
+
+    document = read_document(demo_file)
+    for edits in ([], [{"op": "conform"}]):  # type: ignore[var-annotated]
+        for known in (None, known_arrays(document)):
+            assert b"".join(apply(document, edits, known)) == demo_file.read_bytes()
+
+
+def test_a_worker_that_dies_is_a_finding_and_is_replaced(demo_file: Path) -> None:
+    from fuzzkit.pool import Case, Pool
+
+    with Pool(demo_file, jobs=1) as pool:
+
+        def cases() -> Iterator[Any]:
+            yield Case("model", 1, [])
+            (worker,) = pool._workers
+            os.kill(worker.process.pid, signal.SIGABRT)
+            worker.process.wait()
+            yield Case("model", 2, [])
+            yield Case("model", 3, [])
+
+        outcomes = list(pool.run(cases()))
+    assert [o.outcome for o in outcomes] == ["loaded and generated", "finding", outcomes[0].outcome]
+    assert "SIGABRT" in outcomes[1].detail
+
+
+def test_limits_are_findings(demo_file: Path) -> None:
+    from fuzzkit.pool import Case, Limits, Pool
+
+    with Pool(demo_file, 1, Limits(seconds=-30)) as pool:  # the first case has 30 s to start in
+        (outcome,) = pool.run([Case("model", 1, [])])
+    assert (outcome.outcome, outcome.detail[:9]) == ("finding", "no answer")
+    with Pool(demo_file, 1, Limits(peak_mib=0)) as pool:
+        (outcome,) = pool.run([Case("model", 1, [])])
+    assert outcome.outcome == "finding" and "MiB of memory" in outcome.detail
+
+
+def test_sizes_of_tensor_types_are_those_of_the_library() -> None:
+    """A wrong one would refuse good files, and let the loader read beyond the end of others."""
+    folder = native.load().folder
+    (library,) = [*folder.glob("libggml-base.so*"), *folder.parent.glob("libggml-base.so*")][:1]
+    base = ctypes.CDLL(str(library))
+    base.ggml_type_name.restype = ctypes.c_char_p
+    base.ggml_type_size.restype = ctypes.c_size_t
+    base.ggml_blck_size.restype = ctypes.c_int64
+    theirs = {
+        n: (base.ggml_type_name(n).decode().upper(), base.ggml_blck_size(n), base.ggml_type_size(n))
+        for n in range(43)  # GGML_TYPE_COUNT
+        if base.ggml_blck_size(n)
+    }
+    assert {n: (name.upper(), *size) for n, (name, *size) in TENSOR_TYPES.items()} == theirs
+
+
+def test_the_program_counts_and_repeats(
+    demo_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import fuzz
+
+    assert fuzz.main(["--seed", "4", "--count", "model=3,prompt=1", "--jobs", "1"]) == 0
+    text = capsys.readouterr().out
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| ")]
+    assert [(row[1].strip(), row[-2].strip()) for row in rows[2:]] == [
+        ("model", "3"),
+        ("prompt", "1"),
+    ]
+    assert fuzz.main(["--seed", "4", "--only", "model:2", "--jobs", "1"]) == 0
+    again = capsys.readouterr().out
+    assert again.startswith("--seed 4 --only model:2") and "edits: [" in again
