@@ -55,7 +55,7 @@ def head_rows(model: str | os.PathLike[str] | GGUFInfo, ids: Ids) -> HeadRows:
         message = f"{head.name} has {shape[0]} rows, wanted are {ids.min()} to {ids.max()}"
         raise ModelFileError(f"{info.path}: {message}", info.path)
     try:
-        rows = np.memmap(info.path, np.uint8, "r", offset=head.offset, shape=shape)
+        rows = np.memmap(head.file, np.uint8, "r", offset=head.offset, shape=shape)
     except (OSError, ValueError) as error:
         raise ModelFileError(f"cannot read {info.path}: {error}", info.path) from error
     return HeadRows(number, np.asarray(rows)[ids], head.name)

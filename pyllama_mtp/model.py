@@ -43,7 +43,7 @@ class Model(Owned, OfThisProcess):
         """Validate the file, then load it.
 
         Args:
-            path: a GGUF file; one that is split into parts must be merged first.
+            path: a GGUF file; of a model that is split into several, the first.
             n_gpu_layers: layers kept on a GPU or a worker, counted from the last one; -1 is all, 0
                 none. Without either it has no effect.
             mtp: load the MTP head; False saves its memory and accepts models without one.

@@ -108,7 +108,8 @@ class Mutator:
     def __init__(self, base: Document) -> None:
         self.base = base
         self.fields: list[Field] = Writer(base).fields
-        self.scalars = [f for f in self.fields if "[" not in f.name or f.name.endswith("length")]
+        # Without the elements of arrays, which are most of them.
+        self.scalars = [f for f in self.fields if "[" not in f.name]
         self.keys = [e.key.decode() for e in base.entries]
         self.arrays = [e.key.decode() for e in base.entries if e.element is not None]
         arch = base.entry("general.architecture")

@@ -61,23 +61,28 @@ Value = int | float | bool | str | tuple[int | float | bool, ...] | ArraySummary
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor: ``shape`` in ggml order (fast dimension first), ``offset`` within the file."""
+    """A tensor: ``shape`` in ggml order (fast dimension first), ``offset`` within ``file``."""
 
     name: str
     shape: tuple[int, ...]
     type: str
     offset: int
     nbytes: int
+    file: str = ""
 
 
 @dataclass
 class Header:
-    """What stands before the tensor data of a GGUF file; ``size`` is the file's, in bytes."""
+    """What stands before the tensor data of a GGUF file; ``size`` is the file's, in bytes.
+
+    ``types`` are the value types of the metadata, by number.
+    """
 
     path: str
     size: int
     version: int
     metadata: dict[str, Value] = field(default_factory=dict)
+    types: dict[str, int] = field(default_factory=dict)
     tensors: list[TensorEntry] = field(default_factory=list)
 
 
@@ -119,9 +124,11 @@ class _Parser:
         self.size = os.fstat(file.fileno()).st_size
         self.buffer = bytearray()
         self.pos = 0
+        self.in_header = False
 
     def fail(self, message: str) -> ModelFileError:
-        return ModelFileError(f"{self.path}: {message}", self.path)
+        at = f" (at byte {self.pos})" if self.in_header else ""
+        return ModelFileError(f"{self.path}: {message}{at}", self.path)
 
     def need(self, n: int, what: str) -> int:
         """Make ``n`` more bytes available, move past them and return where they start."""
@@ -172,6 +179,7 @@ class _Parser:
         self.file.seek(0)
         if magic != b"GGUF":
             raise self.fail(f"not a GGUF file: it starts with {magic!r}, expected b'GGUF'")
+        self.in_header = True
         self.need(4, "magic")
         version = self.number("I", "version")
         if version not in (2, 3):
@@ -185,7 +193,8 @@ class _Parser:
             key = self.name("metadata key")
             if key in header.metadata:
                 raise self.fail(f"metadata key {key!r} appears twice")
-            header.metadata[key] = self.value(key, self.number("I", f"type of {key!r}"))
+            header.types[key] = self.number("I", f"type of {key!r}")
+            header.metadata[key] = self.value(key, header.types[key])
         self.tensors(header, n_tensors)
         return header
 
@@ -257,6 +266,7 @@ class _Parser:
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise self.fail(f"general.alignment is {alignment!r}, it must be a power of 2")
         entries = [self.tensor() for _ in range(n)]
+        self.in_header = False
         data = -(-self.pos // alignment) * alignment
         end, seen = 0, set()
         for name, shape, kind, offset, nbytes in entries:
@@ -266,7 +276,7 @@ class _Parser:
             if offset != end:
                 raise self.fail(f"tensor {name!r} starts at {offset}, expected {end}")
             end += -(-nbytes // alignment) * alignment
-            header.tensors.append(TensorEntry(name, shape, kind, data + offset, nbytes))
+            header.tensors.append(TensorEntry(name, shape, kind, data + offset, nbytes, self.path))
         last = header.tensors[-1] if header.tensors else None
         missing = last.offset + last.nbytes - self.size if last else 0
         if last and missing > 0:

@@ -15,6 +15,7 @@ from pyllama_mtp.errors import ModelFileError, NoMtpHeadError, UnsupportedArchit
 from pyllama_mtp.models.ggufheader import ArraySummary, Header, TensorEntry, Value, read_header
 from pyllama_mtp.models.hyperparameters import hyperparameter_problems
 from pyllama_mtp.models.layout import model_tensors
+from pyllama_mtp.models.parts import join_parts
 from pyllama_mtp.models.shapes import MAX_LAYERS, SUPPORTED_ARCHITECTURES, ModelShape
 from pyllama_mtp.models.tensortable import has_fused, tensor_problems
 from pyllama_mtp.models.tokenizertable import tokenizer_problems
@@ -154,21 +155,18 @@ class GGUFInfo:
 def read_gguf(path: str | os.PathLike[str]) -> GGUFInfo:
     """Describe a GGUF model of any architecture.
 
+    Args:
+        path: the file; of a model that is split into several, the first: the others are read too.
+
     Raises:
         ModelFileError: see :func:`pyllama_mtp.models.ggufheader.read_header`; also metadata of
-            the wrong type, and one part of a model that is split into several files.
+            the wrong type, and parts of a split model that are missing or do not belong together.
     """
     header = read_header(path)
+    join_parts(header)
     arch = _text(header, "general.architecture")
     if not arch:
         raise _bad(header, "the key general.architecture is missing; this is no model file")
-    parts = _number(header, "split.count", 1)
-    if parts > 1:
-        raise _bad(
-            header,
-            f"this is one of {parts} parts of a model; join them with "
-            "'llama-gguf-split --merge' first",
-        )
 
     def dim(key: str, default: int = 0) -> int:
         return _number(header, f"{arch}.{key}", default)

@@ -118,11 +118,11 @@ def _read(info: GGUFInfo) -> npt.NDArray[np.int64]:
     d2t = _tensor(info, D2T)
     assert d2t  # callers have looked
     try:
-        with Path(info.path).open("rb") as file:
+        with Path(d2t.file).open("rb") as file:
             file.seek(d2t.offset)
             data = file.read(d2t.nbytes)
     except OSError as error:
-        raise ModelFileError(f"cannot read {info.path}: {error}", info.path) from error
+        raise ModelFileError(f"cannot read {d2t.file}: {error}", d2t.file) from error
     return np.frombuffer(data, _DTYPES[d2t.type]).astype(np.int64)
 
 

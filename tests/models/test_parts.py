@@ -1,0 +1,96 @@
+"""Models split into several files load as one; parts that do not fit together are refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.errors import ModelFileError
+from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
+
+_SKIP = {"GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture"}
+
+
+def write_parts(source: Path, folder: Path, most: int) -> list[Path]:
+    """Split a model into files of `most` tensors each, by the gguf package."""
+    reader = GGUFReader(source)
+    architecture = str(reader.fields["general.architecture"].contents())
+    writer = GGUFWriter(folder / "m.gguf", architecture, split_max_tensors=most)
+    for name, field in reader.fields.items():
+        if name not in _SKIP:
+            kind = field.types[0]
+            sub = field.types[-1] if kind == GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), kind, sub_type=sub)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(folder.glob("m-*.gguf"))
+
+
+@pytest.fixture(scope="module")
+def parts(demo_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write_parts(demo_file, tmp_path_factory.mktemp("parts"), 40)
+
+
+def test_a_split_model_is_the_model(parts: list[Path], demo_file: Path) -> None:
+    assert [part.name for part in parts] == [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    info, whole = validate_model_file(parts[0]), read_gguf(demo_file)
+    assert [(t.name, t.shape, t.type) for t in info.tensors] == [
+        (t.name, t.shape, t.type) for t in whole.tensors
+    ]
+    assert {t.file for t in info.tensors} == {str(part) for part in parts}
+    assert info.size == sum(part.stat().st_size for part in parts)
+
+    def text(path: Path) -> list[int]:
+        # The draft vocabulary's rows are read here, from the part that has the LM head.
+        settings = Settings(n_ctx=128, n_threads=1, draft_n_max=2, draft_vocab="512")
+        with Model(path) as model, Session(model, settings) as session:
+            return session.generate("def f(x):", max_tokens=8).run().tokens
+
+    assert text(parts[0]) == text(demo_file)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda parts: parts[1].unlink(), "part 2 of 3 is missing"),
+        (lambda parts: shutil.copy(parts[2], parts[1]), "not part 2"),
+        (lambda parts: parts[2].write_bytes(parts[2].read_bytes()[:-9]), "truncated: 9 bytes"),
+        (lambda parts: parts[2].write_bytes(b"GGUF"), "truncated: version"),
+    ],
+    ids=["missing", "another", "truncated", "empty"],
+)
+def test_parts_that_do_not_fit(
+    change: Callable[[list[Path]], object], message: str, parts: list[Path], tmp_path: Path
+) -> None:
+    mine = [Path(shutil.copy(part, tmp_path)) for part in parts]
+    change(mine)
+    with pytest.raises(ModelFileError, match=message):
+        Model(mine[0])
+
+
+def test_only_the_first_part_is_taken(parts: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"give the first, m-00001-of-00003\.gguf"):
+        read_gguf(parts[1])
+    other = shutil.copy(parts[0], tmp_path / "renamed.gguf")
+    with pytest.raises(ModelFileError, match=r"must be named NAME-00001-of-00003\.gguf"):
+        read_gguf(other)
+
+
+def test_a_number_of_another_type_is_refused(parts: list[Path], tmp_path: Path) -> None:
+    """The loader ends the process on it: it asks for a number of 16 bits."""
+    mine = [Path(shutil.copy(part, tmp_path)) for part in parts]
+    data = mine[1].read_bytes()
+    at = data.index(b"split.no") + len(b"split.no")
+    assert data[at : at + 4] == b"\x02\0\0\0"  # 16 bits, unsigned
+    mine[1].write_bytes(data[:at] + b"\x03" + data[at + 1 :])
+    with pytest.raises(ModelFileError, match="not part 2"):
+        Model(mine[0])
