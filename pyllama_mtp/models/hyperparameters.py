@@ -2,8 +2,9 @@
 
 Each rule stands for an assertion, a division or an allocation of upstream's load_hparams
 (src/llama-model.cpp), of the files src/models/qwen35.cpp and qwen35moe.cpp, or of an operation in
-their graphs. What the loader itself answers with an error is left to it: a key of another type, an
-unknown pre-tokenizer.
+their graphs; two are about text that would be wrong (causal attention, 31 bits of positions). What
+the loader itself answers with an error is left to it: a key of another type, an unknown
+pre-tokenizer.
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ def _dimension_problems(info: GGUFInfo) -> list[str]:
     epsilon = _get(info, "attention.layer_norm_rms_epsilon")
     width = _get(info, "embedding_length_out")
     rules = (
+        (
+            info.context_length < 1 << 31,
+            f"context_length is {info.context_length}; positions have 31 bits",
+        ),
         (info.head_dim_k == info.head_dim_v, "key and value heads differ in size"),
         (
             info.ssm_inner_size == inner,
