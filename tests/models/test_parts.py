@@ -6,10 +6,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.drafthead import head_rows
 from pyllama_mtp.errors import ModelFileError
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 
@@ -50,12 +52,19 @@ def test_a_split_model_is_the_model(parts: list[Path], demo_file: Path) -> None:
     assert info.size == sum(part.stat().st_size for part in parts)
 
     def text(path: Path) -> list[int]:
-        # The draft vocabulary's rows are read here, from the part that has the LM head.
-        settings = Settings(n_ctx=128, n_threads=1, draft_n_max=2, draft_vocab="512")
+        settings = Settings(n_ctx=128, n_threads=1, draft_n_max=2)
         with Model(path) as model, Session(model, settings) as session:
             return session.generate("def f(x):", max_tokens=8).run().tokens
 
     assert text(parts[0]) == text(demo_file)
+
+
+def test_rows_of_the_head_are_read_where_it_is(tiny_moe: Path, tmp_path: Path) -> None:
+    parts, ids = write_parts(tiny_moe, tmp_path, 30), np.arange(0, 2048, 7, dtype=np.int32)
+    split, whole = head_rows(parts[0], ids), head_rows(tiny_moe, ids)
+    (place,) = {t.file for t in read_gguf(parts[0]).tensors if t.name == "output.weight"}
+    assert place == str(parts[-1])
+    assert np.array_equal(split.data, whole.data)
 
 
 @pytest.mark.parametrize(
@@ -93,4 +102,4 @@ def test_a_number_of_another_type_is_refused(parts: list[Path], tmp_path: Path) 
     assert data[at : at + 4] == b"\x02\0\0\0"  # 16 bits, unsigned
     mine[1].write_bytes(data[:at] + b"\x03" + data[at + 1 :])
     with pytest.raises(ModelFileError, match="not part 2"):
-        Model(mine[0])
+        validate_model_file(mine[0])
