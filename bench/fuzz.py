@@ -11,7 +11,8 @@ counts, strings, shapes and weights are loaded, and generate a few tokens with M
 processed prompts and of draft vocabularies. Worker processes do that, under a limit of address
 space, memory and time for each case. The end of a process, an exception that is none of this
 package's, and a limit that is exceeded are findings: each is printed with what reproduces it, and
-the exit code is 1. Cases depend on the seed only. Writes bench/results/NAME.md with --write.
+the exit code is 1. Cases depend on the seed only. Writes bench/results/NAME.md with --write; Ctrl-C
+ends it early, with a summary of what was done.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from benchkit.paths import RESULTS, ensure_driver
@@ -44,15 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def cases() -> Iterator[Case]:
         if options.only:
-            kind, _, index = options.only.partition(":")
-            yield Case(kind, _seed(options.seed, int(index)))
+            (kind, index), *_ = _counts(options.only.replace(":", "="), KINDS).items()
+            yield Case(kind, _seed(options.seed, index))
             return
         for kind, n in counts.items():
             for index in range(n):
                 yield Case(kind, _seed(options.seed, index))
 
     began, tally = time.monotonic(), summary.Tally()
-    with Pool(base, options.jobs, limits) as pool:
+    with Pool(base, options.jobs, limits) as pool, suppress(KeyboardInterrupt):
         for outcome in pool.run(cases()):
             tally.add(outcome)
             if outcome.outcome == FINDING or options.only:
@@ -85,14 +87,14 @@ def _show(outcome: object, seed: int) -> None:
 
 
 def _counts(text: str, kinds: Sequence[str]) -> dict[str, int]:
-    """ "500" is of models only; "model=500,prompt=10" names them."""
+    """How many of each kind; of models where the text is just a number."""
     if text.isdigit():
         return {kinds[0]: int(text)}
     counts = {}
     for part in text.split(","):
         kind, _, n = part.partition("=")
         if kind not in kinds or not n.isdigit():
-            raise SystemExit(f"--count {text!r}: give a number, or KIND=N of {', '.join(kinds)}")
+            raise SystemExit(f"{text!r}: give a number, or KIND=N of {', '.join(kinds)}")
         counts[kind] = int(n)
     return counts
 

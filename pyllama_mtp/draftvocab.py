@@ -26,8 +26,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from .errors import DiskFullError, DraftVocabError, ModelFileError, UsageError
-from .models.ggufheader import ArraySummary, Value, _Parser
+from .errors import DiskFullError, DraftVocabError, UsageError
+from .models.ggufheader import ArraySummary, Value, _Parser, parse_file
 from .models.vocab import CONTROL, UNUSED, byte_alphabet
 from .settings import DRAFT_VOCAB_LEAST
 
@@ -106,12 +106,7 @@ def read_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         ModelFileError: as :func:`pyllama_mtp.models.ggufheader.read_header`; also no tokens, no
             merges, or not one type for each token.
     """
-    try:
-        with Path(path).open("rb") as file:
-            parser = _TokenizerParser(file, os.fspath(path))
-            parser.parse()
-    except OSError as error:
-        raise ModelFileError(f"cannot read {path}: {error.strerror or error}", path) from error
+    parser, _ = parse_file(path, _TokenizerParser)
     found = Tokenizer(parser.texts[_TOKENS], parser.types, parser.texts[_MERGES])
     if not found.tokens or not found.merges or len(found.types) != found.n_vocab:
         raise parser.fail(

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 import struct
 from array import array
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from gguf import GGML_QUANT_SIZES
 
@@ -86,6 +87,9 @@ class Header:
     tensors: list[TensorEntry] = field(default_factory=list)
 
 
+_AnyParser = TypeVar("_AnyParser", bound="_Parser")
+
+
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Parse a file's header and check that the file is long enough for its tensors.
 
@@ -93,16 +97,25 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         ModelFileError: no such file, a directory, unreadable, not a GGUF, an unsupported version,
             truncated, or any count, length, type or offset that cannot be right.
     """
+    return parse_file(path, _Parser)[1]
+
+
+def parse_file(path: str | os.PathLike[str], parser: type[_AnyParser]) -> tuple[_AnyParser, Header]:
+    """:func:`read_header` with a parser that keeps more; that and the header."""
     file_path = Path(path)
     if file_path.is_dir():
         raise ModelFileError(f"{path} is a directory; give the .gguf file in it", path)
     try:
+        if not stat.S_ISREG(file_path.stat().st_mode):  # opening a pipe would wait for ever
+            raise ModelFileError(f"{path} is no regular file; give a .gguf file", path)
         with file_path.open("rb") as file:
-            return _Parser(file, os.fspath(path)).parse()
+            used = parser(file, os.fspath(path))
+            return used, used.parse()
     except FileNotFoundError:
         raise ModelFileError(f"no such model file: {path}", path) from None
-    except OSError as exc:
-        raise ModelFileError(f"cannot read {path}: {exc.strerror or exc}", path) from exc
+    except (OSError, ValueError) as exc:  # ValueError: a null character in the name
+        reason = getattr(exc, "strerror", None) or exc
+        raise ModelFileError(f"cannot read {path}: {reason}", path) from exc
 
 
 def _distinct(tokens: list[bytes]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import tracemalloc
 from pathlib import Path
@@ -144,6 +145,14 @@ def test_missing_file_and_directory(tmp_path: Path) -> None:
         read_header(tmp_path / "absent.gguf")
     with pytest.raises(ModelFileError, match="is a directory"):
         read_header(tmp_path)
+
+
+def test_what_is_no_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")  # opening it would wait until somebody writes
+    with pytest.raises(ModelFileError, match="no regular file"):
+        read_header(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelFileError, match="cannot read"):
+        read_header("a\0b.gguf")
 
 
 def test_every_truncation_of_a_real_file_is_refused(tiny_dense: Path, tmp_path: Path) -> None:

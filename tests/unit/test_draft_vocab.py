@@ -143,7 +143,7 @@ def test_model_files_that_cannot_be_read(tmp_path: Path, demo_file: Path) -> Non
     text, short = tmp_path / "text", tmp_path / "short"
     text.write_text("not a model")
     short.write_bytes(demo_file.read_bytes()[:9000])
-    cases = {tmp_path / "absent": "No such", tmp_path: "directory", text: "not a GGUF"}
+    cases = {tmp_path / "absent": "no such model file", tmp_path: "directory", text: "not a GGUF"}
     for path, message in {**cases, short: "truncated"}.items():
         with pytest.raises(ModelFileError, match=message):
             read_tokenizer(path)
