@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -119,5 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    tempfile.tempdir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    memory = Path("/dev/shm")  # every case writes a file; in containers it may be small
+    if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30:
+        tempfile.tempdir = str(memory)
     raise SystemExit(main())
