@@ -228,7 +228,7 @@ class _Parser:
         if kind in _SCALARS:
             return self.number(_SCALARS[kind], what)
         if kind == _STRING:
-            return self.string(what)
+            return self.string(what).partition("\0")[0]  # as much as the loader reads
         if kind != _ARRAY:
             raise self.fail(f"{what} has unknown type {kind}")
         kind = self.number("I", what)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pyllama_mtp.models.ggufinfo import GGUFInfo
 
 _STRING = 8  # element type of an array
+#: Pre-tokenizers that leave spaces as they are: the search for merges ends the process on two.
+_NOT_BYTES = ("whitespace",)
 
 
 def tokenizer_problems(info: GGUFInfo) -> list[str]:
@@ -29,6 +31,11 @@ def tokenizer_problems(info: GGUFInfo) -> list[str]:
         return [
             f"tokenizer {info.tokenizer_model[:40]!r}; these architectures have byte-level BPE "
             "(gpt2)"
+        ]
+    if info.tokenizer_pre in _NOT_BYTES:
+        return [
+            f"tokenizer.ggml.pre is {info.tokenizer_pre!r}, which leaves spaces in words; these "
+            "architectures have byte-level BPE"
         ]
     if "tokenizer.ggml.merges" not in info.metadata:
         return ["the tokenizer has no merges (tokenizer.ggml.merges)"]
