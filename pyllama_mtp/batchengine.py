@@ -1,7 +1,8 @@
 """Several sequences in the two contexts of an engine: prefill one, draft, verify and keep all.
 
-Invariant between rounds, for every place: the target's sequence holds exactly `cached`; that of the
-draft context is in step with it; the newest token, which the target has chosen, is in neither.
+Invariant between decodes, for every place: the target's sequence holds exactly `cached`; that of
+the draft context is in step with it (one place may be a few tokens behind after plain rounds); the
+newest token, which the target has chosen, is in neither.
 
 A round has equally many rows of every sequence, in one graph. llama.cpp leaves the snapshots of a
 recurrent state beside it, and when a graph brings the states of its sequences together it may move
@@ -17,12 +18,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from .batch import Batch
-from .engine import Engine
+from .checkpoints import Checkpoint, Checkpoints, boundaries
+from .engine import Engine, common_prefix
 from .errors import UsageError
+from .hidden import CARRY_SLOT, Hidden, HostRows
 from .model import Model
 from .settings import Settings
 from .speculative.drafter import Drafter, Drafts, Propose
-from .speculative.rollback import Rollback, make_rollback
+from .speculative.rollback import Rollback, go_back, make_rollback
 from .speculative.sharedepth import SharedDepth
 from .speculative.together import Newest, draft_together, sync_together
 from .telemetry import Telemetry
@@ -38,12 +41,14 @@ class Place:
     Attributes:
         seq: its number there.
         drafter, rollback: None without MTP.
+        checkpoints: of the recurrent state along `cached`.
         cached: tokens that the target holds, position 0 first.
     """
 
     seq: int
     drafter: Drafter | None
     rollback: Rollback | None
+    checkpoints: Checkpoints
     cached: list[int] = field(default_factory=list)
 
 
@@ -57,15 +62,27 @@ class BatchEngine:
         depths: chooses the draft depth of each round; None: it is fixed.
     """
 
-    def __init__(self, model: Model, settings: Settings, n_sequences: int) -> None:
-        """Raises UsageError, InsufficientMemoryError: see :class:`.engine.Engine`."""
+    def __init__(
+        self, model: Model, settings: Settings, n_sequences: int, n_checkpoints: int = 0
+    ) -> None:
+        """Make the contexts.
+
+        Args:
+            n_checkpoints: most checkpoints of each place, for prompts that share a part only of
+                what the place holds.
+
+        Raises:
+            UsageError, InsufficientMemoryError: see :class:`.engine.Engine`.
+        """
         if not 1 <= n_sequences <= MOST_SEQUENCES:
             raise UsageError(f"n_sequences is {n_sequences}, it must be from 1 to {MOST_SEQUENCES}")
         if settings.prompt_rows != "last":
             raise UsageError("prompt_rows 'all' is for measurements with one sequence; use 'last'")
-        # Nothing goes back to a checkpoint here: a place starts with an empty sequence.
+        # The checkpoints of an engine are its first sequence's; here places have their own.
         self.engine = Engine(model, replace(settings, checkpoints=0), n_sequences)
         self.n_ctx = self.engine.target.n_ctx // n_sequences
+        self._n_checkpoints = n_checkpoints if model.is_recurrent else 0
+        self._behind: Place | None = None  # the place whose draft cache is
         self.places = [self._place(seq) for seq in range(n_sequences)]
         limit = settings.depth_limit
         self.depths = SharedDepth(limit) if settings.draft_n_max == "auto" else None
@@ -73,12 +90,13 @@ class BatchEngine:
 
     def _place(self, seq: int) -> Place:
         engine, first = self.engine, self.engine.drafter
+        checkpoints = Checkpoints(self._n_checkpoints)
         if not first:
-            return Place(seq, None, None)
+            return Place(seq, None, None, checkpoints)
         target, settings = engine.target, engine.settings
         drafter = Drafter(first.context, target if engine.on_device else None, first.chained, seq)
         rollback = make_rollback(target, settings.depth_limit, settings.rollback, seq)
-        return Place(seq, drafter, rollback)
+        return Place(seq, drafter, rollback, checkpoints)
 
     def begin(self) -> int:
         """Empty all places for a new generation. The turn: it changes when another one begins."""
@@ -92,36 +110,113 @@ class BatchEngine:
 
     def release(self, place: Place) -> None:
         """Empty a place."""
+        if self._behind is place:
+            self._behind = None
         self.engine.target.remove(0, place.seq)
         if place.drafter:
             place.drafter.reset()
+        place.checkpoints.clear()
         place.cached = []
 
     def room(self, place: Place) -> int:
         """Tokens that the place can still take, the newest one included."""
         return self.n_ctx - len(place.cached)
 
-    def prefill(self, place: Place, prompt: Sequence[int], telemetry: Telemetry) -> int:
-        """Bring an empty place to the end of `prompt`, token ids, at least one.
+    # -- prefill -------------------------------------------------------------------------------
+
+    def reusable(self, place: Place, prompt: Sequence[int]) -> int:
+        """How many tokens of `prompt` need no processing in this place, thanks to what it holds."""
+        shared = min(common_prefix(place.cached, prompt), len(prompt) - 1)
+        if shared == len(place.cached):
+            return shared
+        if not self.engine.model.is_recurrent:
+            return max(0, shared - 1) if place.drafter else shared
+        checkpoint = place.checkpoints.closest(shared, need_carry=place.drafter is not None)
+        return checkpoint.n_past if checkpoint else 0
+
+    def enter(self, place: Place, prompt: Sequence[int], telemetry: Telemetry) -> None:
+        """Cut a place down to what it can use for `prompt`, token ids, at least one;
+        :meth:`prefill` follows."""
+        self.catch_up()
+        self.engine.intact = False
+        start = self.reusable(place, prompt)
+        telemetry.n_prompt, telemetry.n_cached = len(prompt), start
+        if start == 0:
+            self.release(place)
+        elif start < len(place.cached):
+            self._cut(place, start)
+        self.engine.intact = True
+
+    def _cut(self, place: Place, start: int) -> None:
+        """Keep the first `start` tokens, a number that :meth:`reusable` gave."""
+        target, drafter = self.engine.target, place.drafter
+        place.checkpoints.drop_above(start)
+        checkpoint = place.checkpoints.closest(start, need_carry=drafter is not None)
+        if checkpoint and checkpoint.n_past == start:
+            go_back(target, checkpoint.state, start, place.seq)
+            if drafter and checkpoint.carry is not None:
+                drafter.n_past, drafter.carry = start, self._put_back(checkpoint.carry, place.seq)
+        else:  # attention only: the target computes one row again, which nobody has kept
+            target.remove(start, place.seq)
+            if drafter:
+                drafter.truncate(start + 1)
+        del place.cached[start:]
+
+    def _put_back(self, carry: Hidden, seq: int) -> Hidden:
+        target = self.engine.target
+        if self.engine.on_device and target.tap:
+            return target.tap.write(CARRY_SLOT + seq, carry.to_host()[0])
+        return carry
+
+    def prefill(self, place: Place, prompt: Sequence[int], telemetry: Telemetry) -> int | None:
+        """Process the next part of `prompt`, which begins with what the place holds: one decode.
+
+        Rounds of other places may come between the parts.
 
         Returns:
-            The batch entry of the last decode that holds the last token's logits.
+            None while something is left; then the batch entry that holds the last token's logits.
         """
         engine, target = self.engine, self.engine.target
+        self.catch_up()
         engine.intact = False
         target.set_snapshots(False)  # nobody goes back within a prompt
         telemetry.n_prompt = len(prompt)
-        for begin in range(0, len(prompt), target.n_batch):
-            chunk = np.array(prompt[begin : begin + target.n_batch], dtype=np.int32)
-            outputs = np.zeros(len(chunk), dtype=np.int8)
-            outputs[-1] = begin + len(chunk) == len(prompt)
-            target.decode(chunk, begin, outputs, seq=place.seq)
-            if place.drafter:
-                with telemetry.timed("prompt_sync"):
-                    place.drafter.sync(chunk, begin, target.hidden(engine.on_device))
-        place.cached = list(prompt)
+        begin = len(place.cached)
+        cuts = self._cuts(begin, len(prompt))
+        end = cuts[0]
+        chunk = np.array(prompt[begin:end], dtype=np.int32)
+        outputs = np.zeros(len(chunk), dtype=np.int8)
+        outputs[-1] = end == len(prompt)
+        target.decode(chunk, begin, outputs, seq=place.seq)
+        if place.drafter:
+            with telemetry.timed("prompt_sync"):
+                place.drafter.sync(chunk, begin, target.hidden(engine.on_device))
+        place.cached += prompt[begin:end]
+        if end in place.checkpoints.survivors(cuts):
+            self._checkpoint(place)
         engine.intact = True
-        return len(chunk) - 1
+        return len(chunk) - 1 if end == len(prompt) else None
+
+    def _cuts(self, start: int, stop: int) -> list[int]:
+        target = self.engine.target
+        if self._n_checkpoints:
+            return boundaries(start, stop, target.n_batch, target.n_ubatch)
+        return [*range(start + target.n_batch, stop, target.n_batch), stop]
+
+    def _checkpoint(self, place: Place) -> None:
+        """Of where the place ends now. The hidden row is kept on the host: a tap has few slots."""
+        carry = place.drafter.carry if place.drafter else None
+        row = HostRows(carry.to_host().copy()) if carry is not None else None
+        state = self.engine.target.save_state(recurrent_only=True, seq=place.seq)
+        place.checkpoints.add(Checkpoint(len(place.cached), state, row))
+
+    def catch_up(self) -> None:
+        """Bring the draft cache in step with the target's after plain rounds of one place."""
+        place, self._behind = self._behind, None
+        if place and place.drafter and self.engine.intact:
+            self.engine.intact = False
+            place.drafter.catch_up()
+            self.engine.intact = True
 
     # -- one round -----------------------------------------------------------------------------
 
@@ -143,6 +238,7 @@ class BatchEngine:
         ]
         if not sequences or n_max < 1:
             return [Drafts() for _ in places]
+        self._catch_up_unless(places)
         self.engine.intact = False
         return draft_together(sequences, n_max, self.engine.settings.p_min)
 
@@ -159,6 +255,7 @@ class BatchEngine:
             Rows of each place: its row r is batch entry i * rows + r, i its index in `places`.
         """
         engine, target = self.engine, self.engine.target
+        self._catch_up_unless(places)
         engine.intact = False
         rows = [[token, *made.tokens] for token, made in zip(tokens, drafts, strict=True)]
         self._batch = np.array(rows, dtype=np.int32)
@@ -175,6 +272,11 @@ class BatchEngine:
         target.synchronize()
         return n_rows
 
+    def _catch_up_unless(self, places: Sequence[Place]) -> None:
+        """A place whose draft cache is behind may stay so in rounds that it has to itself."""
+        if self._behind and (len(places) > 1 or places[0] is not self._behind):
+            self.catch_up()
+
     def keep(
         self, places: Sequence[Place], n_accepted: Sequence[int], telemetry: Telemetry
     ) -> None:
@@ -182,8 +284,10 @@ class BatchEngine:
         engine, batch = self.engine, self._batch
         with telemetry.timed("sync"):
             starts, n_keep = [len(place.cached) for place in places], [n + 1 for n in n_accepted]
-            drafters = [place.drafter for place in places if place.drafter]
-            if drafters:
+            if len(places) == 1:
+                self._sync_one(places[0], n_keep[0])
+            elif places[0].drafter:
+                drafters = [place.drafter for place in places if place.drafter]
                 hidden = engine.target.hidden(engine.on_device)
                 sync_together(drafters, batch, starts, hidden, n_keep)
             for place, row, start, n in zip(places, batch, starts, n_keep, strict=True):
@@ -191,3 +295,16 @@ class BatchEngine:
                     place.rollback.after(row, start, n)
                 place.cached += row[:n].tolist()
             engine.intact = True
+
+    def _sync_one(self, place: Place, n_keep: int) -> None:
+        """As an engine with one sequence does: plain rounds are synced together, later."""
+        engine, drafter, row = self.engine, place.drafter, self._batch[0]
+        if not drafter:
+            return
+        if len(row) == 1 and engine.on_device and engine.target.tap:
+            drafter.sync_later(int(row[0]), len(place.cached), engine.target.tap.first_row())
+            self._behind = place
+        else:
+            hidden = engine.target.hidden(engine.on_device)
+            drafter.sync(row, len(place.cached), hidden, n_keep)
+            self._behind = None

@@ -1,10 +1,11 @@
-"""The loop for several sequences: fill free places; then draft, verify, accept, keep; emit."""
+"""The loop for several sequences: fill free places; draft, verify, accept, keep; emit."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from .batchengine import BatchEngine, Place
@@ -15,6 +16,7 @@ from .session import Answer
 from .speculative.acceptance import Verdict
 from .speculative.drafter import Drafts, Propose
 from .telemetry import PHASES, Telemetry
+from .toplogprobs import TopLogprobs, top_logprobs
 
 
 @dataclass
@@ -44,17 +46,34 @@ class BatchTelemetry(Telemetry):
         depths[depth] = depths.get(depth, 0) + 1
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """One prompt and what is to come of it: token ids, what chooses the next one, when to stop.
 
     The sampler belongs to it, and is closed when it is done.
+
+    Attributes:
+        n_logprobs: keep the log probability of each token, and of so many of the best ones; None:
+            of none.
+        logprobs: as many as the answer has tokens, if they are kept.
     """
 
     prompt: list[int]
     sampler: Sampler
     limits: Limits
     answer: Answer
+    n_logprobs: int | None = None
+    logprobs: list[TopLogprobs] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a step has made of a request: text that can be emitted, tokens that came with it. The
+    last one has the answer's finish_reason."""
+
+    request: Request
+    pieces: list[str]
+    tokens: list[int]
 
 
 @dataclass(eq=False)
@@ -62,12 +81,10 @@ class _Live:
     """A request that has a place.
 
     Attributes:
-        index: of the request.
         judge, propose: how its drafts are accepted and made; see generate.py.
-        token: the newest one, in neither cache.
+        token: the newest one, in neither cache; -1: its prompt is being processed.
     """
 
-    index: int
     request: Request
     place: Place
     judge: Callable[[Drafts, int], Verdict]
@@ -80,66 +97,131 @@ class _Live:
 
 
 class BatchLoop:
-    """Takes requests through an engine; :meth:`run` it once."""
+    """Takes requests through an engine, step by step. They may come and go between the steps.
 
-    def __init__(
-        self, engine: BatchEngine, requests: Sequence[Request], total: BatchTelemetry
-    ) -> None:
-        self._engine, self._total = engine, total
-        self._requests = requests
-        self._waiting = deque(enumerate(requests))
+    Args:
+        serve: False: prompts first, so that as many as possible are decoded together, and a place
+            is emptied when its request is done. True: parts of prompts and rounds take turns, and
+            a place keeps what it holds for a prompt that continues it.
+    """
+
+    def __init__(self, engine: BatchEngine, total: BatchTelemetry, serve: bool = False) -> None:
+        self._engine, self._total, self._serve = engine, total, serve
+        self._waiting: deque[Request] = deque()
         self._live: list[_Live] = []  # by place: states that are in order need not move
+        self._filling: deque[_Live] = deque()  # their prompts are being processed
+        self._free = list(reversed(engine.places))  # the last one is the next to be used
+        self._round_is_next = False
+        self._turn = engine.begin()
 
-    def run(self) -> Iterator[tuple[int, str]]:
-        """Yield (index of the request, piece of text) as it comes."""
-        engine, turn = self._engine, self._engine.begin()
-        free = list(reversed(engine.places))
-        try:
-            while self._waiting or self._live:
-                if engine.engine.turn != turn:
-                    raise UsageError("the session has been used for something else since")
-                if self._waiting and free:
-                    emitted = self._start(*self._waiting.popleft(), free.pop())
-                else:
-                    emitted = self._round()
-                # Nothing is left to do when the consumer has the pieces: another generation may
-                # have the places by the time it comes back.
-                pieces: list[tuple[int, str]] = []
-                for live, tokens in emitted:
-                    pieces += self._hand_over(live, tokens)
-                    if live.request.answer.finish_reason:
-                        self._retire(live)
-                        free.append(live.place)
-                yield from pieces
-        finally:
-            for request in self._requests:
-                request.sampler.close()
+    @property
+    def n_waiting(self) -> int:
+        """Requests without a place."""
+        return len(self._waiting)
+
+    @property
+    def n_running(self) -> int:
+        """Requests with a place."""
+        return len(self._live) + len(self._filling)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._waiting or self._filling or self._live)
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for a place."""
+        self._waiting.append(request)
+
+    def drop(self, request: Request) -> bool:
+        """Take a request out, wherever it is; its answer is then "interrupted". False: it was not
+        here any more."""
+        for live in [*self._live, *self._filling]:
+            if live.request is request:
+                self._retire(live)
+                break
+        else:
+            if request not in self._waiting:
+                return False
+            self._waiting.remove(request)
+            request.sampler.close()
+        request.answer.finish_reason = "interrupted"
+        return True
+
+    def drop_all(self) -> list[Request]:
+        """Take all requests out; they are returned."""
+        lives = [*self._live, *self._filling]
+        requests = [*(live.request for live in lives), *self._waiting]
+        for request in requests:
+            self.drop(request)
+        return requests
+
+    def step(self) -> list[Progress]:
+        """One decode of a prompt, or one round of the sequences whose prompts are done.
+
+        Raises:
+            UsageError: something else has begun in the engine since.
+        """
+        if self._engine.engine.turn != self._turn:
+            raise UsageError("the session has been used for something else since")
+        while self._waiting and self._free:
+            self._enter(self._waiting.popleft())
+        if self._filling and not (self._round_is_next and self._live):
+            emitted, self._round_is_next = self._fill(self._filling[0]), self._serve
+        elif self._live:
+            emitted, self._round_is_next = self._round(), False
+        else:
+            emitted = []
+        return [self._hand_over(live, tokens) for live, tokens in emitted]
 
     # -- one sequence --------------------------------------------------------------------------
 
-    def _start(self, index: int, request: Request, place: Place) -> list[tuple[_Live, list[int]]]:
-        """Prefill, and choose the first token."""
-        engine, telemetry, sampler = self._engine, request.answer.telemetry, request.sampler
+    def _enter(self, request: Request) -> None:
+        """Give the request a place."""
+        engine, sampler = self._engine, request.sampler
+        place = self._choose_place(request.prompt)
+        self._free.remove(place)
         judge = make_judge(engine.engine, sampler, request.limits)
-        live = _Live(index, request, place, judge, proposer(engine.engine, sampler))
+        live = _Live(request, place, judge, proposer(engine.engine, sampler))
+        self._filling.append(live)
+        with _clocked(request.answer.telemetry, self._total):
+            engine.enter(place, request.prompt, request.answer.telemetry)
+
+    def _choose_place(self, prompt: Sequence[int]) -> Place:
+        """The free place that has most of `prompt`; of equals, one that is empty or else the one
+        that has been free for longest."""
+        free = self._free
+        if not self._serve:
+            return free[-1]
+        most = max(self._engine.reusable(place, prompt) for place in free)
+        equal = [place for place in free if self._engine.reusable(place, prompt) == most]
+        return next((place for place in equal if not place.cached), equal[0])
+
+    def _fill(self, live: _Live) -> list[tuple[_Live, list[int]]]:
+        """The next part of the prompt; at its end, choose the first token."""
+        engine, request, total = self._engine, live.request, self._total
+        telemetry, before = request.answer.telemetry, request.answer.telemetry.time_s["prompt_sync"]
+        with _clocked(telemetry, total):
+            self._prepare([live])
+            row = engine.prefill(live.place, request.prompt, telemetry)
+            if row is not None:
+                live.token = request.sampler.sample(engine.engine.target, row)
+                self._keep_logprobs(live, [live.token], row)
+        total.time_s["prompt_sync"] += telemetry.time_s["prompt_sync"] - before
+        if row is None:
+            return []
+        self._filling.remove(live)
         self._live.append(live)
         self._live.sort(key=lambda one: one.place.seq)
-        began = time.perf_counter()
-        prepare(engine.engine.target, [sampler])
-        row = engine.prefill(place, request.prompt, telemetry)
-        live.token = sampler.sample(engine.engine.target, row)
-        telemetry.prefill_s = time.perf_counter() - began
-        total = self._total
         total.n_started += 1
         total.n_prompt += telemetry.n_prompt
-        total.prefill_s += telemetry.prefill_s
-        total.time_s["prompt_sync"] += telemetry.time_s["prompt_sync"]
+        total.n_cached += telemetry.n_cached
         return [(live, [live.token])]
 
-    def _hand_over(self, live: _Live, tokens: Sequence[int]) -> list[tuple[int, str]]:
-        """Give tokens to the answer, the newest one last. The pieces of text that come of it; sets
-        finish_reason when no token may follow."""
-        answer, pieces = live.request.answer, []
+    def _hand_over(self, live: _Live, tokens: Sequence[int]) -> Progress:
+        """Give tokens to the answer, the newest one last; retire what is done."""
+        request, answer = live.request, live.request.answer
+        pieces, n_before = [], len(answer.tokens)
         for token in tokens:
             answer.telemetry.n_generated += 1
             self._total.n_generated += 1
@@ -150,12 +232,33 @@ class BatchLoop:
         if answer.ended or live.wanted() < 1 or self._engine.room(live.place) < 1:
             pieces.append(answer.rest())
             answer.finish_reason = answer.ended or "length"
-        return [(live.index, piece) for piece in pieces if piece]
+            self._retire(live)
+        del request.logprobs[len(answer.tokens) :]  # of tokens after the end
+        return Progress(request, [piece for piece in pieces if piece], answer.tokens[n_before:])
 
     def _retire(self, live: _Live) -> None:
+        """The request is done, or given up: its place is free."""
         live.request.sampler.close()
-        self._live.remove(live)
-        self._engine.release(live.place)
+        (self._live if live in self._live else self._filling).remove(live)
+        if not self._serve:
+            self._engine.release(live.place)
+        self._free.append(live.place)
+
+    def _prepare(self, lives: Sequence[_Live]) -> None:
+        """Have the next decode leave what samplers need; all logits for log probabilities."""
+        target = self._engine.engine.target
+        prepare(target, [one.request.sampler for one in lives])
+        if any(one.request.n_logprobs is not None for one in lives):
+            target.set_greedy(False)
+            target.set_candidates(0)
+
+    def _keep_logprobs(self, live: _Live, tokens: Sequence[int], row: int) -> None:
+        """Those of `tokens`, chosen at batch entries from `row` on, if the request wants them."""
+        n, target = live.request.n_logprobs, self._engine.engine.target
+        if n is not None:
+            live.request.logprobs += [
+                top_logprobs(target.logits(row + i), token, n) for i, token in enumerate(tokens)
+            ]
 
     # -- all of them ---------------------------------------------------------------------------
 
@@ -163,7 +266,7 @@ class BatchLoop:
         """Draft, verify, accept and keep: what came of it for each sequence."""
         engine, live = self._engine, list(self._live)
         places, tokens = [one.place for one in live], [one.token for one in live]
-        prepare(engine.engine.target, [one.request.sampler for one in live])
+        self._prepare(live)
         asked, clock, began = self._depth(), Telemetry(), time.perf_counter()
         usable = [min(asked, one.wanted() - 1) for one in live]
         with clock.timed("draft"):
@@ -176,6 +279,8 @@ class BatchLoop:
                 one.judge(Drafts(made.tokens[:n], made.distributions), i * n_rows)
                 for i, (one, made, n) in enumerate(zip(live, drafts, usable, strict=True))
             ]
+            for i, (one, verdict) in enumerate(zip(live, verdicts, strict=True)):
+                self._keep_logprobs(one, verdict.tokens, i * n_rows)
         accepted = [verdict.n_accepted for verdict in verdicts]
         engine.keep(places, accepted, clock)
         clock.decode_s = time.perf_counter() - began
@@ -207,3 +312,33 @@ class BatchLoop:
         telemetry.decode_s += clock.decode_s
         for phase in PHASES:
             telemetry.time_s[phase] += clock.time_s[phase]
+
+
+@contextmanager
+def _clocked(*telemetries: Telemetry) -> Iterator[None]:
+    """Adds the time of its block to `prefill_s` of each."""
+    began = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - began
+    for telemetry in telemetries:
+        telemetry.prefill_s += seconds
+
+
+def run_all(
+    engine: BatchEngine, requests: Sequence[Request], total: BatchTelemetry
+) -> Iterator[tuple[int, str]]:
+    """Take `requests` to their ends: (index of the request, piece of text) as it comes."""
+    loop = BatchLoop(engine, total)
+    index = {id(request): i for i, request in enumerate(requests)}
+    try:
+        for request in requests:
+            loop.add(request)
+        while loop.busy:
+            # Nothing is left to do when the consumer has the pieces: another generation may have
+            # the places by the time it comes back.
+            for progress in loop.step():
+                number = index[id(progress.request)]
+                yield from ((number, piece) for piece in progress.pieces)
+    finally:
+        for request in requests:
+            request.sampler.close()

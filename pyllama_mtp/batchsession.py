@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from .batchengine import BatchEngine
-from .batchgenerate import BatchLoop, BatchTelemetry, Request
+from .batchgenerate import BatchTelemetry, Request, run_all
 from .errors import UsageError
 from .generate import Limits
 from .model import Model
@@ -50,7 +50,7 @@ class BatchGeneration:
 
     def _generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, str]]:
         try:
-            yield from BatchLoop(self._engine, requests, self.telemetry).run()
+            yield from run_all(self._engine, requests, self.telemetry)
         finally:
             for answer in self.results:
                 answer.finish_reason = answer.finish_reason or "interrupted"

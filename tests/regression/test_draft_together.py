@@ -19,7 +19,8 @@ def drafts(model: Model, prompts: list[list[int]], **options: object) -> Drafts:
     engine = BatchEngine(model, settings(DEPTH, n_ubatch=32, **options), len(prompts))
     try:
         for place, prompt in zip(engine.places, prompts, strict=True):
-            engine.prefill(place, prompt[:-1], Telemetry())
+            while engine.prefill(place, prompt[:-1], Telemetry()) is None:
+                pass
         newest, n = [prompt[-1] for prompt in prompts], len(prompts)
         found = engine.draft(engine.places, newest, DEPTH, [DEPTH] * n, [None] * n)
         past = {engine.engine.target.past(place.seq) for place in engine.places}
