@@ -148,13 +148,19 @@ class BatchLoop:
         request.answer.finish_reason = "interrupted"
         return True
 
-    def drop_all(self) -> list[Request]:
-        """Take all requests out; they are returned."""
-        lives = [*self._live, *self._filling]
-        requests = [*(live.request for live in lives), *self._waiting]
-        for request in requests:
+    def waiting(self) -> list[Request]:
+        """Requests without a place."""
+        return list(self._waiting)
+
+    def running(self) -> list[Request]:
+        """Requests with a place."""
+        return [live.request for live in [*self._live, *self._filling]]
+
+    def restart(self) -> None:
+        """Empty the contexts, after a step that has failed; requests without a place stay."""
+        for request in self.running():
             self.drop(request)
-        return requests
+        self._turn = self._engine.begin()
 
     def step(self) -> list[Progress]:
         """One decode of a prompt, or one round of the sequences whose prompts are done.

@@ -36,6 +36,7 @@ SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SI
 #: Command -> what the list of commands says about it.
 COMMANDS = {
     "generate": "continue a prompt, streaming the text as it comes",
+    "serve": "serve a model over HTTP, as the OpenAI API does",
     "matrix": "measure speed: prompt sizes x draft depths, with and without MTP",
     "accept": "measure how often drafts are accepted, by class of prompt and context length",
     "compare": "compare two measurements cell by cell; exit code 1 if something got slower",

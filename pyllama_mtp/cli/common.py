@@ -183,10 +183,16 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_settings_options(parser: argparse.ArgumentParser, *, compare: bool = False) -> None:
+def add_settings_options(
+    parser: argparse.ArgumentParser,
+    *,
+    compare: bool = False,
+    n_ctx: str = "context in tokens; 0 is as much as prompt and --max-tokens need",
+) -> None:
     """Every switch of `Settings` but the draft depth, which each command names its own way.
 
     Args:
+        n_ctx: what --n-ctx is.
         compare: --rows, --sync, --hidden, --drafting and --draft-vocab take several values each, to
             be compared.
     """
@@ -196,7 +202,7 @@ def add_settings_options(parser: argparse.ArgumentParser, *, compare: bool = Fal
         type=whole(0),
         default=0,
         metavar="TOKENS",
-        help="context in tokens; 0 is as much as prompt and --max-tokens need",
+        help=n_ctx,
     )
     group.add_argument(
         "--n-batch", type=whole(1), default=2048, metavar="TOKENS", help="tokens per decode call"

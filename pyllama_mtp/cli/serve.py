@@ -1,0 +1,152 @@
+"""``pyllama-mtp serve``: an OpenAI-compatible HTTP server."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import ipaddress
+import logging
+import os
+import signal
+import sys
+import time
+
+from pyllama_mtp.cli import INTERRUPTED, PROGRAM, common
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.settings import Settings
+
+log = logging.getLogger(__name__)
+
+#: Name of the environment variable for the API key.
+KEY_VARIABLE = "PYLLAMA_MTP_API_KEY"
+#: Tokens of a sequence when nobody says how many.
+USUAL_N_CTX = 8192
+
+_EPILOG = """\
+Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
+The first Ctrl-C (or SIGTERM) lets running answers go on for five seconds, and
+then ends them with an error that says so; the second one ends at once.
+
+examples:
+  pyllama-mtp serve
+  pyllama-mtp serve --model Qwen3.5-4B-Q8_0.gguf --n-sequences 8 --port 8000
+In Python:
+  client = openai.OpenAI(base_url="http://127.0.0.1:8080/v1", api_key="any")
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the ``serve`` command."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a model over HTTP, as the OpenAI API does",
+        description="Serve a model over HTTP, as the OpenAI API does. Several requests are "
+        "decoded together, each with the text that it gets alone; the next turn of a chat is "
+        "processed from where the last one ended.",
+        epilog=_EPILOG,
+        formatter_class=common.HelpFormatter,
+    )
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="name or address to listen at")
+    add(
+        "--port",
+        type=common.whole(0),
+        default=8080,
+        metavar="N",
+        help="port to listen at; 0 is a free one",
+    )
+    add(
+        "--api-key",
+        metavar="KEY",
+        help=f"what clients must send as their key (default: {KEY_VARIABLE} from the environment, "
+        "which other users of this machine do not see; none if that is not set)",
+    )
+    add("--name", metavar="NAME", help="the model's name for clients (default: the file's)")
+    add(
+        "--n-sequences",
+        type=common.whole(1),
+        default=4,
+        metavar="N",
+        help="requests that are decoded together; memory is taken for all of them",
+    )
+    add(
+        "--max-queue",
+        type=common.whole(0),
+        default=64,
+        metavar="N",
+        help="further requests that may wait; those beyond are told to come back",
+    )
+    add(
+        "--max-tokens",
+        type=common.whole(1),
+        metavar="N",
+        help="most tokens that a request may ask for (default: what its context has room for)",
+    )
+    add(
+        "--draft-n-max",
+        type=common.whole_or_auto(0),
+        default=Settings.draft_n_max,
+        metavar="N|auto",
+        help="tokens drafted per round; 0 is no MTP; 'auto' is as many as make it fastest",
+    )
+    common.add_model_options(parser)
+    common.add_settings_options(
+        parser,
+        n_ctx=f"tokens of each sequence, prompt and answer; 0 is {USUAL_N_CTX}, or the model's "
+        "training length if that is less",
+    )
+    parser.set_defaults(run=run, n_batch=512)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal comes."""
+    try:
+        from pyllama_mtp.serve import server
+        from pyllama_mtp.serve.app import build_app
+        from pyllama_mtp.serve.jobs import Served
+        from pyllama_mtp.serve.worker import Worker
+    except ImportError as error:
+        raise UsageError(
+            f"{error}; the server needs more packages: pip install 'pyllama-mtp[serve]'"
+        ) from None
+    from pyllama_mtp import native
+
+    key = args.api_key or os.environ.get(KEY_VARIABLE) or None
+    settings = common.settings_from(args, args.draft_n_max)
+    library = native.load(args.lib)
+    listening = server.listen(args.host, args.port)
+    with (
+        listening,
+        common.open_model(args, mtp=args.draft_n_max != 0, without="--draft-n-max 0") as model,
+    ):
+        n_ctx = args.n_ctx or min(USUAL_N_CTX, model.n_ctx_train)
+        settings = dataclasses.replace(settings, n_ctx=n_ctx)
+        worker = Worker(model, settings, args.n_sequences, args.max_queue)
+        served = Served(
+            model,
+            args.name or model.name,
+            worker.n_ctx,
+            args.max_tokens,
+            settings.synthetic_acceptance,
+            f"fp_{str(library.stamp.get('series', ''))[:12]}",
+            int(time.time()),
+        )
+        host, port = listening.getsockname()[:2]
+
+        def say() -> None:
+            address = f"[{host}]" if ":" in host else host
+            print(f"serving {served.name} at http://{address}:{port}/v1", flush=True)
+            if settings.synthetic_acceptance:
+                print("acceptance is imposed: the texts are not the model's", flush=True)
+            if not key and not ipaddress.ip_address(host).is_loopback:
+                log.warning(
+                    "%s can be reached from other machines, and nobody is asked for a key; give "
+                    "--api-key",
+                    host,
+                )
+
+        ended = server.serve(build_app(worker, served, key), worker, listening, say)
+    if ended == signal.SIGINT:
+        print(f"{PROGRAM}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return 0

@@ -1,0 +1,228 @@
+"""The routes: OpenAI's three, /health and /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, StreamingResponse
+
+from .apierror import ApiError, bad_request
+from .bodies import Body, ChatBody, CompletionBody, parse
+from .jobs import Served, make_jobs
+from .metrics import registry
+from .replies import DONE, Reply, sse, to_json
+from .worker import Event, Job, Worker
+
+#: Largest body of a request, in bytes: some million tokens.
+LARGEST_BODY = 32 * 2**20
+
+
+class Ticket:
+    """What a client waits for: the jobs of its request, and their events."""
+
+    def __init__(self, worker: Worker, jobs: list[Job]) -> None:
+        """Raises ApiError: the worker does not take them."""
+        self.jobs, self._worker = jobs, worker
+        self._events: asyncio.Queue[tuple[Job, Event]] = asyncio.Queue()
+        for job in jobs:
+            job.post = self._post
+        worker.submit(jobs)
+
+    def _post(self, job: Job, event: Event) -> None:
+        self._events.put_nowait((job, event))
+
+    async def events(self) -> AsyncGenerator[tuple[Job, Event], None]:
+        """All events of all jobs; whatever ends this before its time cancels the rest.
+
+        Raises:
+            ApiError: a job has failed.
+        """
+        n_left = len(self.jobs)
+        try:
+            while n_left:
+                job, event = await self._events.get()
+                if event.error:
+                    raise event.error
+                n_left -= event.finish_reason is not None
+                yield job, event
+        finally:
+            if n_left:
+                self._worker.cancel(self.jobs)
+
+
+def build_app(worker: Worker, served: Served, api_key: str | None = None) -> FastAPI:
+    """The application; the worker must have been started.
+
+    Args:
+        api_key: what clients must send as ``Authorization: Bearer KEY``; None: nothing.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        worker.events = asyncio.get_running_loop()
+        yield
+
+    async def authorized(request: Request) -> None:
+        if api_key is None:
+            return
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
+            worker.outcomes.count("unauthorized")
+            raise ApiError(
+                401,
+                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    app = FastAPI(title="pyllama-mtp", lifespan=lifespan, docs_url=None, redoc_url=None)
+    _add_error_handlers(app, worker)
+    figures, closed = registry(worker), [Depends(authorized)]
+
+    @app.get("/health")
+    async def health() -> Response:
+        if worker.broken or not worker.is_alive():
+            return JSONResponse({"status": "broken", "reason": worker.broken}, 503)
+        return JSONResponse(
+            {"status": "ok", "running": worker.n_running, "waiting": worker.n_waiting}
+        )
+
+    @app.get("/metrics", dependencies=closed)
+    async def metrics() -> Response:
+        return Response(generate_latest(figures), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/v1/models", dependencies=closed)
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [_describe(served)]})
+
+    @app.get("/v1/models/{name:path}", dependencies=closed)
+    async def model(name: str) -> Response:
+        if name != served.name:
+            raise ApiError(
+                404,
+                f"the model {name!r} is not served here; use {served.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+        return JSONResponse(_describe(served))
+
+    async def answer(request: Request, kind: type[Body]) -> Response:
+        body = parse(kind, await _read_json(request))
+        jobs = await run_in_threadpool(make_jobs, served, body)
+        ticket = Ticket(worker, jobs)
+        reply = Reply(served, body, jobs)
+        if body.stream:
+            return StreamingResponse(
+                _stream(ticket, reply),
+                media_type="text/event-stream",
+                headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+            )
+        return await _whole(request, ticket, reply)
+
+    @app.post("/v1/completions", dependencies=closed)
+    async def completions(request: Request) -> Response:
+        return await answer(request, CompletionBody)
+
+    @app.post("/v1/chat/completions", dependencies=closed)
+    async def chat_completions(request: Request) -> Response:
+        return await answer(request, ChatBody)
+
+    return app
+
+
+def _describe(served: Served) -> dict[str, Any]:
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "pyllama-mtp",
+        "max_model_len": served.n_ctx,
+    }
+
+
+def _add_error_handlers(app: FastAPI, worker: Worker) -> None:
+    """Every error in the API's form."""
+
+    @app.exception_handler(ApiError)
+    async def known(request: Request, error: ApiError) -> Response:
+        if error.status in (400, 404, 413, 415):
+            worker.outcomes.count("invalid")
+        return JSONResponse(error.body(), error.status, error.headers)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        message = f"{error.detail}: {request.method} {request.url.path}"
+        found = ApiError(error.status_code, message)
+        return JSONResponse(found.body(), error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def unknown(request: Request, error: Exception) -> Response:
+        worker.outcomes.count("error")
+        return JSONResponse(ApiError(500, f"a fault in the server: {error}").body(), 500)
+
+
+async def _read_json(request: Request) -> Any:
+    """The body. Only as application/json: a page in a browser cannot send that elsewhere unasked.
+
+    Raises:
+        ApiError: 413, 415 or 400.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, f"the body is {kind or 'nothing'}; send Content-Type: application/json")
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > LARGEST_BODY:
+            raise ApiError(413, f"the body has more than {LARGEST_BODY} bytes; send less")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the body is not valid JSON: {error}") from None
+
+
+async def _stream(ticket: Ticket, reply: Reply) -> AsyncIterator[bytes]:
+    """Chunks as they come; an error is the last one. Closed when the client goes away."""
+    async with contextlib.aclosing(ticket.events()) as events:
+        try:
+            async for job, event in events:
+                chunk = reply.chunk(job, event)
+                if chunk:
+                    yield chunk
+            yield reply.end()
+        except ApiError as error:
+            yield sse(to_json(error.body())) + DONE
+
+
+async def _whole(request: Request, ticket: Ticket, reply: Reply) -> Response:
+    """The answer when it is complete, unless the client goes away before."""
+
+    async def collect() -> None:
+        async with contextlib.aclosing(ticket.events()) as events:
+            async for job, event in events:
+                reply.take(job, event)
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = [asyncio.create_task(collect()), asyncio.create_task(gone())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            return Response(status_code=499)  # nobody reads it
+        tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return Response(to_json(reply.whole()), media_type="application/json")

@@ -1,0 +1,218 @@
+"""What the body of a request may say; anything else is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .apierror import ApiError, bad_request
+
+#: Most stop strings, and characters of each.
+MOST_STOPS, LONGEST_STOP = 16, 1000
+#: Parameters of the API that would change the answer and are not supported, with the values that
+#: ask for nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "audio": (None,),
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "frequency_penalty": (None, 0),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "logit_bias": (None, {}),
+    "modalities": (None, ["text"]),
+    "parallel_tool_calls": (None, True, False),
+    "prediction": (None,),
+    "presence_penalty": (None, 0),
+    "reasoning_effort": (None,),
+    "response_format": (None, {"type": "text"}),
+    "service_tier": (None, "auto", "default"),
+    "store": (None, False),
+    "suffix": (None, ""),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "verbosity": (None, "medium"),
+    "web_search_options": (None,),
+}
+#: These say something about the request, and do not change the answer.
+ABOUT = ("metadata", "prompt_cache_key", "safety_identifier", "user")
+
+Text = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+
+
+class StreamOptions(BaseModel):
+    """How a stream is to be sent."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+
+
+class Body(BaseModel):
+    """What both kinds of completion share.
+
+    `top_k`, `min_p`, `repeat_penalty` and `ignore_eos` are not OpenAI's; see :class:`.Sampling`.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    seed: int | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 40
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.05
+    repeat_penalty: Annotated[float, Field(gt=0)] = 1.0
+    ignore_eos: bool = False
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class CompletionBody(Body):
+    """Of /v1/completions."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One or more prompts; an empty list of tokens is one (empty) prompt."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        if not given or isinstance(given[0], int):
+            return [given]  # type: ignore[list-item]
+        return list(given)
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """How many of the best tokens' log probabilities are asked for; None: not even one's."""
+        return self.logprobs
+
+
+class TextPart(BaseModel):
+    """A part of a message."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One message of a chat."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+    reasoning_content: str | None = None
+
+    def to_template(self) -> dict[str, Any]:
+        """What a chat template is given."""
+        content = self.content
+        if not isinstance(content, str):
+            content = "".join(part.text for part in content)
+        found = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        if self.reasoning_content is not None:
+            found["reasoning_content"] = self.reasoning_content
+        return found
+
+
+class ChatBody(Body):
+    """Of /v1/chat/completions. `chat_template_kwargs`: more variables of the template."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """See :class:`CompletionBody`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+def parse(kind: type[AnyBody], data: Any) -> AnyBody:
+    """The body of a request.
+
+    Raises:
+        ApiError: 400: a parameter is unknown, not supported, or has a bad value.
+    """
+    if not isinstance(data, dict):
+        raise bad_request("the body must be a JSON object")
+    given = {key: value for key, value in data.items() if value is not None and key not in ABOUT}
+    for name, neutral in UNSUPPORTED.items():
+        if name in given and given.pop(name) not in neutral:
+            raise bad_request(
+                f"the parameter {name!r} is not supported by this server; leave it out",
+                name,
+                "unsupported_parameter",
+            )
+    if isinstance(given.get("messages"), list):
+        given["messages"] = [_without_nothing(message) for message in given["messages"]]
+    try:
+        body = kind.model_validate(given)
+    except ValidationError as error:
+        raise _explained(error) from None
+    if body.stream_options and not body.stream:
+        raise bad_request("stream_options needs stream: true", "stream_options")
+    if isinstance(body, ChatBody):
+        _check_chat(body)
+    return body
+
+
+def _without_nothing(message: Any) -> Any:
+    """A message without what clients send back of an answer and says nothing."""
+    if not isinstance(message, Mapping):
+        return message
+    return {key: value for key, value in message.items() if value not in (None, [])}
+
+
+def _check_chat(body: ChatBody) -> None:
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise bad_request(
+            "max_tokens and max_completion_tokens are the same; give one of them", "max_tokens"
+        )
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
+
+
+def _explained(error: ValidationError) -> ApiError:
+    """The first thing that is wrong, in words."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    words = [str(word) for word in first["loc"]]
+    # Alternatives of a union are named in the path; the parameter is what counts.
+    name = words[0] if words else None
+    where = ".".join(words) if name == "messages" else name
+    if first["type"] == "extra_forbidden":
+        where = ".".join(words)
+        return bad_request(
+            f"the parameter {where!r} is not supported by this server; leave it out",
+            where,
+            "unsupported_parameter",
+        )
+    if first["type"] == "missing":
+        return bad_request(f"the parameter {where!r} is required", where, "missing_parameter")
+    given = repr(first.get("input"))
+    given = given if len(given) <= 60 else given[:57] + "..."
+    return bad_request(f"{where} is {given}: {first['msg'].lower()}", where, "invalid_value")

@@ -1,0 +1,137 @@
+"""From the body of a request to jobs for the worker: template, tokens, sampling, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyllama_mtp.batchgenerate import Request
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.generate import Limits
+from pyllama_mtp.model import Model
+from pyllama_mtp.sampling import Sampler
+from pyllama_mtp.session import Answer
+from pyllama_mtp.settings import Sampling
+from pyllama_mtp.telemetry import Telemetry
+
+from .apierror import ApiError, bad_request
+from .bodies import Body, ChatBody, CompletionBody
+from .worker import Job
+
+#: Tokens of a completion that says nothing about them, as in the API; a chat goes on to the end.
+COMPLETION_TOKENS = 16
+#: Seeds of a sampler are below this.
+SEEDS = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is served.
+
+    Attributes:
+        name: of the model, for clients.
+        n_ctx: tokens that prompt and answer may have together.
+        max_tokens: most that a request may ask for; None: as many as there is room for.
+        synthetic_acceptance: imposed rates, for measurements.
+        fingerprint: of the build.
+    """
+
+    model: Model
+    name: str
+    n_ctx: int
+    max_tokens: int | None
+    synthetic_acceptance: tuple[float, ...] | None
+    fingerprint: str
+    created: int
+
+
+def make_jobs(served: Served, body: Body) -> list[Job]:
+    """Jobs for all choices: `n` for each prompt, those of the first prompt first.
+
+    Raises:
+        ApiError: 400 or 404: too long, empty, a bad value, another model.
+    """
+    if body.model not in (None, served.name):
+        raise ApiError(
+            404,
+            f"the model {body.model!r} is not served here; use {served.name!r}",
+            param="model",
+            code="model_not_found",
+        )
+    prompts = _prompts(served, body)
+    jobs: list[Job] = []
+    try:
+        for tokens in prompts:
+            limits = Limits(_max_tokens(served, body, len(tokens)), body.ignore_eos)
+            for number in range(body.n):
+                jobs.append(Job(len(jobs), _request(served, body, tokens, limits, number)))
+    except UsageError as error:
+        raise bad_request(str(error)) from None
+    return jobs
+
+
+def _prompts(served: Served, body: Body) -> list[list[int]]:
+    try:
+        if isinstance(body, ChatBody):
+            return [_chat_tokens(served.model, body)]
+        assert isinstance(body, CompletionBody)
+        return [_tokens(served.model, prompt) for prompt in body.prompts]
+    except UsageError as error:
+        param = "messages" if isinstance(body, ChatBody) else "prompt"
+        raise bad_request(str(error), param) from None
+
+
+def _chat_tokens(model: Model, body: ChatBody) -> list[int]:
+    messages = [message.to_template() for message in body.messages]
+    text = model.apply_chat_template(messages, **body.chat_template_kwargs)
+    return model.tokenize(text, add_special=False, parse_special=True)
+
+
+def _tokens(model: Model, prompt: str | Sequence[int]) -> list[int]:
+    if isinstance(prompt, str):
+        tokens = model.tokenize(prompt, add_special=True, parse_special=True)
+    else:
+        tokens = list(prompt)
+        model.check_tokens(tokens)
+    if not tokens:
+        raise UsageError("the prompt is empty; give at least one token of text")
+    return tokens
+
+
+def _max_tokens(served: Served, body: Body, n_prompt: int) -> int:
+    """Tokens to generate at most, after a prompt of so many."""
+    name, asked = "max_tokens", body.max_tokens
+    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
+        name, asked = "max_completion_tokens", body.max_completion_tokens
+    room, cap = served.n_ctx - n_prompt, served.max_tokens
+    if asked is not None and cap is not None and asked > cap:
+        raise bad_request(f"{name} is {asked}; this server gives at most {cap}", name)
+    if room < (asked or 1):
+        answer = f" and {name} is {asked}: {n_prompt + asked} together" if asked else ""
+        raise bad_request(
+            f"the prompt has {n_prompt} tokens{answer}; this server has room for {served.n_ctx}, "
+            f"prompt and answer together. Shorten the prompt or ask for less",
+            name if asked and n_prompt < served.n_ctx else None,
+            "context_length_exceeded",
+        )
+    if asked is not None:
+        return asked
+    usual = COMPLETION_TOKENS if isinstance(body, CompletionBody) else room
+    return min(usual, room, cap or room)
+
+
+def _request(served: Served, body: Body, tokens: list[int], limits: Limits, number: int) -> Request:
+    """The `number`-th choice of a prompt."""
+    sampling = Sampling(
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        min_p=body.min_p,
+        repeat_penalty=body.repeat_penalty,
+        seed=None if body.seed is None else (body.seed + number) % SEEDS,
+    )
+    assert isinstance(body, ChatBody | CompletionBody)
+    telemetry = Telemetry(synthetic_acceptance=served.synthetic_acceptance)
+    answer = Answer(served.model, limits, body.stops, telemetry)
+    sampler = Sampler(served.model, sampling, tokens)
+    return Request(tokens, sampler, limits, answer, body.n_logprobs)

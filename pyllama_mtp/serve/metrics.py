@@ -1,0 +1,82 @@
+"""Figures for Prometheus, read from the worker when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from .worker import Worker
+
+PREFIX = "pyllama_mtp_"
+
+
+class WorkerCollector(Collector):
+    """Everything that a worker counts."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def collect(self) -> Iterable[Metric]:
+        """The figures as they are now."""
+        worker, total = self._worker, self._worker.total
+        prefill_tps, decode_tps = worker.speeds()
+        gauges = {
+            "requests_running": ("Requests that are being processed.", worker.n_running),
+            "requests_waiting": ("Requests in the queue.", worker.n_waiting),
+            "prefill_tokens_per_second": ("Speed of prefill, lately.", prefill_tps),
+            "decode_tokens_per_second": (
+                "Speed of decode, lately, of all sequences together.",
+                decode_tps,
+            ),
+            "mean_accepted_length": ("Drafts accepted per round.", total.mean_accepted_length),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(PREFIX + name, text, value)
+        counters = {
+            "prompt_tokens": ("Tokens of prompts.", total.n_prompt),
+            "prompt_tokens_cached": ("Of these, not processed again.", total.n_cached),
+            "generated_tokens": ("Tokens generated.", total.n_generated),
+            "prefill_seconds": ("Time spent on prompts.", total.prefill_s),
+            "decode_seconds": ("Time spent on rounds.", total.decode_s),
+            "rounds": ("Verification passes, added up over the sequences.", total.rounds),
+        }
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(PREFIX + name, text, value)
+        yield from self._drafts()
+        ended = CounterMetricFamily(
+            PREFIX + "requests", "Answers that have ended, by how.", labels=["outcome"]
+        )
+        for outcome, n in sorted(worker.outcomes.counts.items()):
+            ended.add_metric([outcome], n)
+        yield ended
+
+    def _drafts(self) -> Iterable[Metric]:
+        """By position in the round, 1 being the first draft."""
+        total = self._worker.total
+        drafted = CounterMetricFamily(
+            PREFIX + "drafted_tokens", "Drafts verified, by position.", labels=["position"]
+        )
+        accepted = CounterMetricFamily(
+            PREFIX + "accepted_tokens", "Drafts accepted, by position.", labels=["position"]
+        )
+        rate = GaugeMetricFamily(
+            PREFIX + "acceptance",
+            "Share of the drafts that were accepted, by position.",
+            labels=["position"],
+        )
+        counts = list(zip(total.drafted, total.accepted, strict=False))
+        for position, (n_drafted, n_accepted) in enumerate(counts, start=1):
+            drafted.add_metric([str(position)], n_drafted)
+            accepted.add_metric([str(position)], n_accepted)
+            rate.add_metric([str(position)], n_accepted / n_drafted if n_drafted else 0.0)
+        yield from (drafted, accepted, rate)
+
+
+def registry(worker: Worker) -> CollectorRegistry:
+    """A registry with the worker's figures alone."""
+    found = CollectorRegistry()
+    found.register(WorkerCollector(worker))
+    return found

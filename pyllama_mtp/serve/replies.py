@@ -1,0 +1,146 @@
+"""What goes back to the client: whole answers, chunks of a stream, usage."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from .bodies import Body, ChatBody
+from .jobs import Served
+from .logprobs import LogprobStream, for_chat, for_completion
+from .worker import Event, Job
+
+#: The API's words for why an answer has ended.
+FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
+
+
+def sse(data: str) -> bytes:
+    """One server-sent event."""
+    return f"data: {data}\n\n".encode()
+
+
+DONE = sse("[DONE]")
+
+
+def to_json(value: Any) -> str:
+    """As short as JSON can be."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def usage(jobs: Sequence[Job], n: int) -> dict[str, Any]:
+    """Tokens of all choices; a prompt that has `n` of them counts once."""
+    telemetries = [job.request.answer.telemetry for job in jobs]
+    n_prompt = sum(len(job.request.prompt) for job in jobs[::n])
+    n_generated = sum(len(job.request.answer.tokens) for job in jobs)
+    drafted = sum(sum(t.drafted) + t.looked_up["drafted"] for t in telemetries)
+    accepted = sum(sum(t.accepted) + t.looked_up["accepted"] for t in telemetries)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_generated,
+        "total_tokens": n_prompt + n_generated,
+        "prompt_tokens_details": {"cached_tokens": sum(t.n_cached for t in telemetries[::n])},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+    }
+
+
+class Choice:
+    """One choice of an answer, as it grows."""
+
+    def __init__(self, served: Served, body: Body, job: Job) -> None:
+        self.job, self.text, self.finish_reason = job, "", ""
+        self._served, self._chat = served, isinstance(body, ChatBody)
+        self._logprobs = LogprobStream(served.model) if job.request.n_logprobs is not None else None
+        self._begun = False
+
+    def take(self, event: Event) -> None:
+        """What has come."""
+        self.text += event.text
+        if event.finish_reason:
+            self.finish_reason = FINISH_REASONS[event.finish_reason]
+        if self._logprobs:
+            self._logprobs.feed(event.logprobs)
+
+    def _taken_logprobs(self) -> dict[str, Any] | None:
+        """Of the text so far, each once."""
+        if not self._logprobs:
+            return None
+        entries = self._logprobs.release(len(self.text))
+        make = for_chat if self._chat else for_completion
+        return make(self._served.model, entries)
+
+    def whole(self) -> dict[str, Any]:
+        """The choice of an answer that does not come as a stream."""
+        content: dict[str, Any] = {"text": self.text}
+        if self._chat:
+            message = {"role": "assistant", "content": self.text, "refusal": None}
+            content = {"message": message}
+        return {
+            "index": self.job.index,
+            **content,
+            "logprobs": self._taken_logprobs(),
+            "finish_reason": self.finish_reason,
+        }
+
+    def part(self, text: str) -> dict[str, Any]:
+        """The choice of a chunk with `text`, the last one when the answer has ended."""
+        content: dict[str, Any] = {"text": text}
+        if self._chat:
+            delta: dict[str, Any] = {} if self._begun else {"role": "assistant", "content": ""}
+            content = {"delta": delta | ({"content": text} if text else {})}
+        self._begun = True
+        return {
+            "index": self.job.index,
+            **content,
+            "logprobs": self._taken_logprobs(),
+            "finish_reason": self.finish_reason or None,
+        }
+
+
+class Reply:
+    """The answer to one request: what all its chunks share."""
+
+    def __init__(self, served: Served, body: Body, jobs: Sequence[Job]) -> None:
+        chat = isinstance(body, ChatBody)
+        kind = "chat.completion" if chat else "text_completion"
+        self._body, self._jobs = body, jobs
+        self._choices = [Choice(served, body, job) for job in jobs]
+        self._head = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": f"{kind}.chunk" if chat and body.stream else kind,
+            "created": int(time.time()),
+            "model": served.name,
+            "system_fingerprint": served.fingerprint,
+        }
+
+    def take(self, job: Job, event: Event) -> None:
+        """For an answer that is sent when it is complete."""
+        self._choices[job.index].take(event)
+
+    def whole(self) -> dict[str, Any]:
+        """The complete answer."""
+        choices = [choice.whole() for choice in self._choices]
+        return {**self._head, "choices": choices, "usage": usage(self._jobs, self._body.n)}
+
+    def chunk(self, job: Job, event: Event) -> bytes:
+        """For a stream; empty when there is nothing to send."""
+        choice = self._choices[job.index]
+        choice.take(event)
+        if not event.text and not event.finish_reason:
+            return b""
+        chunk: dict[str, Any] = {**self._head, "choices": [choice.part(event.text)]}
+        if self._body.include_usage:
+            chunk["usage"] = None
+        return sse(to_json(chunk))
+
+    def end(self) -> bytes:
+        """The end of a stream."""
+        if not self._body.include_usage:
+            return DONE
+        found = {**self._head, "choices": [], "usage": usage(self._jobs, self._body.n)}
+        return sse(to_json(found)) + DONE

@@ -1,0 +1,99 @@
+"""Runs the application until a signal comes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from pyllama_mtp.errors import UsageError
+
+from .worker import Worker
+
+#: Seconds that running answers may go on after the first signal, and connections after that.
+GRACE_S, CONNECTIONS_S = 5.0, 5
+
+
+class Server(uvicorn.Server):
+    """Ends in order at the first SIGINT or SIGTERM, and at once at the second.
+
+    Attributes:
+        signal: the first one that came, or None.
+    """
+
+    def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
+        super().__init__(config)
+        self._worker = worker
+        self.signal: int | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handlers of our own while it runs: uvicorn's would raise the signal again at the end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, self.handle_exit) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal: no more requests, and an end of those that run. The second: now."""
+        if self.signal is not None:
+            os._exit(128 + sig)
+        self.signal = sig
+        self.should_exit = True
+        self._worker.end(GRACE_S)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 is a free one. Raises UsageError: the address cannot be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen at {host}:{port}: {error.strerror or error}; use another --host or "
+            "--port"
+        ) from None
+
+
+def serve(
+    app: FastAPI,
+    worker: Worker,
+    found: socket.socket,
+    ready: Callable[[], None] = lambda: None,
+) -> int | None:
+    """Serve on a socket until a signal comes, and wait for the worker; the signal.
+
+    Args:
+        ready: called before the first request is taken.
+    """
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=int(GRACE_S) + CONNECTIONS_S,
+    )
+    server = Server(config, worker)
+    worker.start()
+    try:
+        ready()
+        server.run(sockets=[found])
+    finally:
+        worker.end(0.0)
+        worker.join()
+        sys.stdout.flush()
+    return server.signal
