@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from .apierror import ApiError, bad_request
 
@@ -63,18 +63,17 @@ class Body(BaseModel):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] = 1
     seed: int | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] | None = None
+    stop: Annotated[
+        list[Text],
+        Field(max_length=MOST_STOPS),
+        BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+    ] = Field(default_factory=list)
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 40
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.05
     repeat_penalty: Annotated[float, Field(gt=0)] = 1.0
     ignore_eos: bool = False
-
-    @property
-    def stops(self) -> list[str]:
-        """The stop strings."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def include_usage(self) -> bool:
@@ -198,8 +197,9 @@ def _check_chat(body: ChatBody) -> None:
 
 
 def _explained(error: ValidationError) -> ApiError:
-    """The first thing that is wrong, in words."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    """What is wrong, in words: one thing."""
+    found = error.errors(include_url=False, include_context=False)
+    first = max(found, key=lambda one: len(one["loc"]))  # of alternatives, the one that came far
     words = [str(word) for word in first["loc"]]
     # Alternatives of a union are named in the path; the parameter is what counts.
     name = words[0] if words else None

@@ -132,6 +132,6 @@ def _request(served: Served, body: Body, tokens: list[int], limits: Limits, numb
     )
     assert isinstance(body, ChatBody | CompletionBody)
     telemetry = Telemetry(synthetic_acceptance=served.synthetic_acceptance)
-    answer = Answer(served.model, limits, body.stops, telemetry)
+    answer = Answer(served.model, limits, body.stop, telemetry)
     sampler = Sampler(served.model, sampling, tokens)
     return Request(tokens, sampler, limits, answer, body.n_logprobs)

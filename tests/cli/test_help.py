@@ -18,6 +18,7 @@ from pyllama_mtp.settings import Sampling, Settings
 
 OWN = (
     "generate",
+    "serve",
     "matrix",
     "accept",
     "draft-vocab",

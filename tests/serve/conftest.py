@@ -1,0 +1,95 @@
+"""A server on the demo model, in this process, behind a real socket."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import openai
+import pytest
+import uvicorn
+
+from pyllama_mtp import Model, Settings
+from pyllama_mtp.serve import server
+from pyllama_mtp.serve.app import build_app
+from pyllama_mtp.serve.jobs import Served
+from pyllama_mtp.serve.worker import Worker
+
+NAME = "demo"
+
+
+class Running:
+    """A server that runs: where it is, and its worker."""
+
+    def __init__(self, worker: Worker, served: Served, port: int, key: str | None) -> None:
+        self.worker, self.served = worker, served
+        self.url, self.port = f"http://127.0.0.1:{port}", port
+        self.client = openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=key or "any", max_retries=0, timeout=60
+        )
+
+    def wait_until_idle(self) -> None:
+        """Nothing runs or waits; what clients no longer wait for is gone soon."""
+        deadline = time.monotonic() + 20
+        while self.worker.n_running or self.worker.n_waiting:
+            assert time.monotonic() < deadline, "the server is still busy"
+            time.sleep(0.01)
+
+
+Start = Callable[..., Running]
+
+
+@contextlib.contextmanager
+def running(
+    model: Model,
+    *,
+    n_sequences: int = 4,
+    max_queue: int = 64,
+    max_tokens: int | None = None,
+    api_key: str | None = None,
+    **options: object,
+) -> Iterator[Running]:
+    chosen = {"n_ctx": 512, "n_batch": 48, "n_ubatch": 32, "n_threads": 1, "draft_n_max": 3}
+    settings = Settings(**{**chosen, **options})  # type: ignore[arg-type]
+    worker = Worker(model, settings, n_sequences, max_queue)
+    served = Served(
+        model, NAME, worker.n_ctx, max_tokens, settings.synthetic_acceptance, "fp", 1_700_000_000
+    )
+    listening = server.listen("127.0.0.1", 0)
+    config = uvicorn.Config(
+        build_app(worker, served, api_key),
+        log_level="warning",
+        lifespan="on",
+        timeout_graceful_shutdown=1,
+    )
+    http = server.Server(config, worker)
+    thread = threading.Thread(target=http.run, kwargs={"sockets": [listening]}, daemon=True)
+    worker.start()
+    thread.start()
+    while not http.started:
+        time.sleep(0.005)
+    try:
+        yield Running(worker, served, listening.getsockname()[1], api_key)
+    finally:
+        http.should_exit = True
+        thread.join(20)
+        worker.end(0)
+        worker.join(20)
+        listening.close()
+        assert not thread.is_alive() and not worker.is_alive(), "the server does not end"
+
+
+@pytest.fixture
+def start(demo: Model) -> Iterator[Start]:
+    """Starts servers; they end with the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda **options: stack.enter_context(running(demo, **options))
+
+
+@pytest.fixture(scope="module")
+def shared(demo: Model) -> Iterator[Running]:
+    """A server for the tests of a module."""
+    with running(demo) as found:
+        yield found

@@ -1,0 +1,216 @@
+"""Answers through the real `openai` client: the driver's own text, in the API's form."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionChunk
+
+from pyllama_mtp import Model
+from pyllama_mtp.toplogprobs import top_logprobs
+
+from .conftest import NAME, Running, Start
+from .support import QUESTIONS, alone, chat, chat_tokens, last_logits
+
+N = 40
+
+
+def test_models(shared: Running) -> None:
+    found = shared.client.models.list().data
+    assert [model.id for model in found] == [NAME]
+    assert shared.client.models.retrieve(NAME).object == "model"
+
+
+def test_chat_is_what_the_driver_says(shared: Running, demo: Model) -> None:
+    prompt = chat_tokens(demo, chat(QUESTIONS[0]))
+    wanted = alone(demo, prompt, N)
+    got = shared.client.chat.completions.create(
+        model=NAME, messages=chat(QUESTIONS[0]), temperature=0, max_completion_tokens=N
+    )
+    (choice,) = got.choices
+    assert choice.message.content == wanted.text and choice.message.role == "assistant"
+    assert choice.finish_reason == ("length" if wanted.finish_reason == "length" else "stop")
+    assert got.object == "chat.completion" and got.model == NAME
+    assert got.usage is not None
+    assert got.usage.prompt_tokens == len(prompt)
+    assert got.usage.completion_tokens == len(wanted.tokens)
+    assert got.usage.total_tokens == len(prompt) + len(wanted.tokens)
+
+
+def test_usage_has_drafts(shared: Running) -> None:
+    """As many tokens as rounds and accepted drafts give; the first one is the prompt's."""
+    total = shared.worker.total
+    rounds, drafted, accepted = total.rounds, sum(total.drafted), sum(total.accepted)
+    got = shared.client.completions.create(
+        model=NAME, prompt="import os\n\ndef", temperature=0, max_tokens=60
+    )
+    assert got.usage is not None
+    details = got.usage.completion_tokens_details
+    assert details is not None and details.accepted_prediction_tokens
+    assert details.accepted_prediction_tokens == sum(total.accepted) - accepted
+    assert details.rejected_prediction_tokens is not None
+    n_drafted = details.accepted_prediction_tokens + details.rejected_prediction_tokens
+    assert n_drafted == sum(total.drafted) - drafted
+    n_rounds = total.rounds - rounds
+    assert got.usage.completion_tokens == 1 + n_rounds + details.accepted_prediction_tokens
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_a_stream_adds_up_to_the_answer(shared: Running, include_usage: bool) -> None:
+    asked = {"model": NAME, "messages": chat(QUESTIONS[3]), "temperature": 0, "max_tokens": N}
+    whole = shared.client.chat.completions.create(**asked)
+    options = {"stream_options": {"include_usage": True}} if include_usage else {}
+    chunks: list[ChatCompletionChunk] = list(
+        shared.client.chat.completions.create(**asked, stream=True, **options)
+    )
+    last = chunks.pop() if include_usage else None
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert len({chunk.id for chunk in chunks}) == 1 and len(chunks) > 5
+    if last:
+        assert last.choices == [] and last.usage and whole.usage
+        assert last.usage.completion_tokens == whole.usage.completion_tokens
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_prompts_of_all_kinds_and_n(shared: Running, demo: Model) -> None:
+    texts = ["def main(", "The list of"]
+    tokens = [demo.tokenize(text) for text in texts]
+    wanted = [alone(demo, prompt, 12).text for prompt in tokens]
+    asked = {"model": NAME, "temperature": 0, "max_tokens": 12}
+    create = shared.client.completions.create
+    assert [c.text for c in create(prompt=texts, **asked).choices] == wanted
+    assert [c.text for c in create(prompt=tokens, **asked).choices] == wanted
+    assert [c.text for c in create(prompt=tokens[1], **asked).choices] == wanted[1:]
+    got = create(prompt=texts, n=2, **asked)
+    assert [choice.text for choice in got.choices] == [wanted[0]] * 2 + [wanted[1]] * 2
+    assert [choice.index for choice in got.choices] == [0, 1, 2, 3]
+    assert got.usage and got.usage.prompt_tokens == sum(map(len, tokens))
+    assert len(create(model=NAME, prompt=texts[0], temperature=0).choices[0].text) < len(
+        create(prompt=texts[0], **{**asked, "max_tokens": 64}).choices[0].text
+    ), "16 tokens are what the API gives"
+
+
+def test_stop_strings_across_pieces(shared: Running, demo: Model) -> None:
+    """A stop string that lies across tokens ends the text before it, in a stream as well."""
+    prompt = demo.tokenize("import os\n\ndef")
+    answer = alone(demo, prompt, N)
+    pieces = [demo.piece(token).decode() for token in answer.tokens]
+    at = next(i for i in range(6, len(pieces)) if len(pieces[i]) > 1 and pieces[i + 1])
+    stop = pieces[at][-1] + pieces[at + 1][0]
+    wanted = answer.text.partition(stop)[0]
+    asked = {"model": NAME, "prompt": "import os\n\ndef", "temperature": 0, "max_tokens": N}
+    for stops in (stop, ["never so", stop]):
+        got = shared.client.completions.create(**asked, stop=stops)
+        assert (got.choices[0].text, got.choices[0].finish_reason) == (wanted, "stop")
+        chunks = list(shared.client.completions.create(**asked, stop=stops, stream=True))
+        assert "".join(chunk.choices[0].text for chunk in chunks) == wanted
+
+
+def test_a_seed_is_a_text(shared: Running) -> None:
+    def text(**options: object) -> str:
+        got = shared.client.chat.completions.create(
+            model=NAME, messages=chat(QUESTIONS[1]), max_tokens=24, temperature=1.5, **options
+        )
+        return got.choices[0].message.content
+
+    assert text(seed=7) == text(seed=7)
+    assert len({text(seed=seed) for seed in (1, 2, 3, -4)}) > 1
+    assert len({text() for _ in range(4)}) > 1
+
+
+def test_top_p_and_temperature_reach_the_sampler(shared: Running) -> None:
+    """A vanishing top_p is greedy, whatever the temperature."""
+    asked = {"model": NAME, "messages": chat(QUESTIONS[2]), "max_tokens": 24}
+    create = shared.client.chat.completions.create
+    greedy = create(**asked, temperature=0).choices[0].message.content
+    narrow = create(**asked, temperature=2, top_p=1e-6, seed=1).choices[0].message.content
+    wide = create(**asked, temperature=2, seed=1).choices[0].message.content
+    assert narrow == greedy != wide
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_the_models_own(shared: Running, demo: Model, stream: bool) -> None:
+    """Of every token of the text, accepted drafts included: as a fresh context computes them."""
+    prompt = chat_tokens(demo, chat(QUESTIONS[0]))
+    asked = {"messages": chat(QUESTIONS[0]), "max_tokens": 20, "logprobs": True, "top_logprobs": 3}
+    create = shared.client.chat.completions.create
+    if stream:
+        chunks = list(create(model=NAME, temperature=0, stream=True, **asked))
+        found = [e for c in chunks for e in (c.choices[0].logprobs.content or [])]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    else:
+        choice = create(model=NAME, temperature=0, **asked).choices[0]
+        found, text = choice.logprobs.content, choice.message.content
+    assert b"".join(bytes(entry.bytes) for entry in found).decode() == text
+    tokens = alone(demo, prompt, 20).tokens
+    for i, entry in enumerate(found):
+        own = top_logprobs(last_logits(demo, [*prompt, *tokens[:i]]), tokens[i], 3)
+        assert entry.logprob == pytest.approx(own.logprob, abs=0.02)
+        top = [other.logprob for other in entry.top_logprobs]
+        assert top == pytest.approx([logprob for _, logprob in own.top], abs=0.02)
+    assert len(found) >= 15
+
+
+def test_logprobs_of_a_completion(shared: Running) -> None:
+    """They end where a stop string ends the text."""
+    asked = {"model": NAME, "prompt": "import os\n\ndef", "temperature": 0, "max_tokens": 30}
+    whole = shared.client.completions.create(**asked).choices[0].text
+    got = shared.client.completions.create(**asked, logprobs=2, stop=whole[14:17]).choices[0]
+    found = got.logprobs
+    assert found and found.tokens and found.text_offset and found.token_logprobs
+    assert "".join(found.tokens).startswith(got.text) and found.text_offset[-1] < len(got.text)
+    assert found.text_offset == [len("".join(found.tokens[:i])) for i in range(len(found.tokens))]
+    for token, logprob, top in zip(
+        found.tokens, found.token_logprobs, found.top_logprobs or [], strict=True
+    ):
+        assert len(top) == 2 and max(top.values()) == pytest.approx(top[token]) == logprob
+
+
+def test_the_next_turn_of_a_chat_goes_on(start: Start, demo: Model) -> None:
+    """Its history is not processed again, and the text is that of the whole prompt."""
+    server = start()
+    messages = chat(QUESTIONS[0])
+    for question in (QUESTIONS[4], QUESTIONS[5]):
+        first = server.client.chat.completions.create(
+            model=NAME, messages=messages, temperature=0, max_tokens=N
+        )
+        assert first.usage
+        text = first.choices[0].message.content
+        messages += [{"role": "assistant", "content": text}, *chat(question)]
+        # Someone else comes in between.
+        server.client.completions.create(model=NAME, prompt="x = ", max_tokens=5)
+        prompt = chat_tokens(demo, messages)
+        got = server.client.chat.completions.create(
+            model=NAME, messages=messages, temperature=0, max_tokens=N
+        )
+        assert got.usage and got.usage.prompt_tokens_details
+        cached = got.usage.prompt_tokens_details.cached_tokens
+        assert cached and cached >= first.usage.prompt_tokens
+        assert got.choices[0].message.content == alone(demo, prompt, N).text
+
+
+def test_a_failed_decode_is_an_error_and_the_server_goes_on(
+    start: Start, monkeypatch: pytest.MonkeyPatch, demo: Model
+) -> None:
+    server = start()
+    engine = server.worker._engine
+    verify = engine.verify
+
+    def fail(*arguments: object) -> int:
+        verify(*arguments)  # type: ignore[arg-type]
+        raise RuntimeError("a fault")
+
+    asked = {"model": NAME, "prompt": "import os\n\ndef", "temperature": 0, "max_tokens": 20}
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "verify", fail)
+        with pytest.raises(openai.InternalServerError, match="a fault"):
+            server.client.completions.create(**asked)
+        with pytest.raises(openai.APIError, match="a fault"):
+            list(server.client.completions.create(**asked, stream=True))
+    wanted = alone(demo, demo.tokenize("import os\n\ndef"), 20).text
+    assert server.client.completions.create(**asked).choices[0].text == wanted
+    assert server.worker.outcomes.counts["error"] == 2

@@ -1,0 +1,108 @@
+"""``pyllama-mtp serve`` as a process: it says where it is, and ends as it was told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+import pyllama_mtp
+
+Process = subprocess.Popen[str]
+Launch = Callable[..., tuple[Process, str]]
+
+
+@pytest.fixture
+def launch() -> Iterator[Launch]:
+    """Starts the command: the process, and the address that it says."""
+    started: list[Process] = []
+    root = str(Path(pyllama_mtp.__file__).parents[1])
+
+    def run(*options: str, **environment: str) -> tuple[Process, str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pyllama_mtp", "serve", "--port", "0", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": root, **environment},
+        )
+        started.append(process)
+        assert process.stdout
+        line = process.stdout.readline()
+        assert "http://127.0.0.1:" in line, line + (process.stderr.read() if process.stderr else "")
+        return process, line.split()[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def a_long_stream(url: str, key: str = "any") -> openai.Stream[openai.types.Completion]:
+    client = openai.OpenAI(base_url=url, api_key=key, max_retries=0)
+    stream = client.completions.create(
+        model=client.models.list().data[0].id,
+        prompt="def",
+        max_tokens=4000,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    next(stream)
+    return stream
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order(launch: Launch, number: signal.Signals) -> None:
+    """A running stream gets an end that says why; nothing is accepted any more."""
+    process, url = launch("--threads", "1", "--synthetic-acceptance", "0,0,0,0,0,0")
+    assert process.stdout and "acceptance is imposed" in process.stdout.readline()
+    stream = a_long_stream(url)
+    process.send_signal(number)
+    with pytest.raises(openai.APIError, match="shutting down"):
+        for _ in stream:
+            time.sleep(0.0)
+    assert process.wait(20) == (0 if number == signal.SIGTERM else 130)
+    assert process.stderr
+    assert "Traceback" not in process.stderr.read()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url)
+
+
+def test_the_second_signal_ends_it_at_once(launch: Launch) -> None:
+    process, url = launch("--threads", "1")
+    stream = a_long_stream(url)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None, "answers may go on for a while"
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    assert time.monotonic() - began < 2
+    stream.close()
+
+
+def test_the_key_may_come_from_the_environment(launch: Launch) -> None:
+    _, url = launch(PYLLAMA_MTP_API_KEY="secret")
+    assert httpx.get(f"{url}/models").status_code == 401
+    assert a_long_stream(url, "secret")
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = subprocess.run(
+            [sys.executable, "-m", "pyllama_mtp", "serve", "--port", str(taken.getsockname()[1])],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(pyllama_mtp.__file__).parents[1])},
+        )
+    assert done.returncode == 2 and "cannot listen at 127.0.0.1:" in done.stderr
+    assert "--port" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,211 @@
+"""What is refused, and how it is said."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pyllama_mtp.serve import app as app_module
+
+from .conftest import NAME, Running, Start
+from .support import chat
+
+CHAT = {"messages": chat("What is a list?")}
+TEXT = {"prompt": "x"}
+
+
+def post(server: Running, kind: str, body: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/{kind}", json=body, timeout=60)
+
+
+BAD: list[tuple[str, Any, int, str | None, str]] = [
+    ("completions", {}, 400, "prompt", "required"),
+    ("chat/completions", {}, 400, "messages", "required"),
+    ("chat/completions", {"messages": []}, 400, "messages", "at least 1"),
+    ("completions", {"prompt": ""}, 400, "prompt", "empty"),
+    ("completions", {"prompt": [10**6]}, 400, "prompt", "not in the vocabulary"),
+    ("completions", [1], 400, None, "JSON object"),
+    ("completions", {**TEXT, "max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
+    ("completions", {**TEXT, "temperature": -1}, 400, "temperature", "greater than or equal"),
+    ("completions", {**TEXT, "top_p": 0}, 400, "top_p", "greater than 0"),
+    ("completions", {**TEXT, "stop": [""]}, 400, "stop", "at least 1 character"),
+    ("completions", {**TEXT, "n": 0}, 400, "n", "greater than or equal to 1"),
+    ("completions", {**TEXT, "n": 100}, 400, "n", "takes at most 68"),
+    ("completions", {**TEXT, "echo": True}, 400, "echo", "'echo' is not supported"),
+    ("completions", {**TEXT, "best_of": 2}, 400, "best_of", "'best_of' is not supported"),
+    ("completions", {**TEXT, "tepid": 1}, 400, "tepid", "'tepid' is not supported"),
+    ("completions", {**TEXT, "model": "gpt-9"}, 404, "model", f"use '{NAME}'"),
+    ("completions", {**TEXT, "stream_options": {}}, 400, "stream_options", "stream: true"),
+    ("chat/completions", {**CHAT, "tools": [{}]}, 400, "tools", "'tools' is not supported"),
+    ("chat/completions", {**CHAT, "top_logprobs": 2}, 400, "top_logprobs", "logprobs: true"),
+    (
+        "chat/completions",
+        {**CHAT, "max_tokens": 4, "max_completion_tokens": 4},
+        400,
+        "max_tokens",
+        "one of them",
+    ),
+    (
+        "chat/completions",
+        {**CHAT, "response_format": {"type": "json_object"}},
+        400,
+        "response_format",
+        "not supported",
+    ),
+    (
+        "chat/completions",
+        {"messages": [{"role": "tool", "content": "x"}]},
+        400,
+        "messages.0.role",
+        "'tool'",
+    ),
+    (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        400,
+        None,
+        "messages",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "body", "status", "param", "words"), BAD)
+def test_bad_requests(
+    shared: Running, kind: str, body: Any, status: int, param: str | None, words: str
+) -> None:
+    got = post(shared, kind, body)
+    error = got.json()["error"]
+    assert got.status_code == status, error
+    assert words in error["message"] and error["type"] == "invalid_request_error"
+    if param:
+        assert error["param"] == param
+
+
+def test_too_long_is_refused_with_the_numbers(shared: Running) -> None:
+    n_ctx = shared.worker.n_ctx
+    for body, words in (
+        ({"prompt": [5] * (n_ctx + 9)}, [str(n_ctx + 9), str(n_ctx)]),
+        ({"prompt": [5] * 100, "max_tokens": n_ctx}, ["100", str(n_ctx), str(n_ctx + 100)]),
+    ):
+        error = post(shared, "completions", body).json()["error"]
+        assert all(word in error["message"] for word in words)
+        assert error["code"] == "context_length_exceeded"
+    got = post(shared, "completions", {"prompt": [5] * (n_ctx - 2), "max_tokens": 2})
+    assert got.json()["usage"]["completion_tokens"] <= 2
+
+
+def test_neutral_values_of_unsupported_parameters(shared: Running) -> None:
+    body = {
+        **CHAT,
+        **{"max_tokens": 2, "tools": [], "frequency_penalty": 0, "presence_penalty": 0.0},
+        **{"response_format": {"type": "text"}, "user": "me", "logit_bias": {}, "store": False},
+    }
+    assert post(shared, "chat/completions", body).status_code == 200
+
+
+def test_bodies_that_are_no_json(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, json_type = f"{shared.url}/v1/completions", {"content-type": "application/json"}
+    got = httpx.post(url, content=b"{", headers=json_type)
+    assert got.status_code == 400 and "not valid JSON" in got.json()["error"]["message"]
+    got = httpx.post(url, content=b"[" * 100_000, headers=json_type)
+    assert got.status_code == 400
+    got = httpx.post(url, content=b'{"prompt": "x"}', headers={"content-type": "text/plain"})
+    assert got.status_code == 415 and "application/json" in got.json()["error"]["message"]
+    monkeypatch.setattr(app_module, "LARGEST_BODY", 1000)
+    got = post(shared, "completions", {"prompt": "x" * 1000})
+    assert got.status_code == 413
+    assert httpx.get(f"{shared.url}/v2").json()["error"]["message"].startswith("Not Found")
+    assert httpx.get(url).status_code == 405
+
+
+def test_max_tokens_of_the_server(start: Start) -> None:
+    server = start(max_tokens=7)
+    error = post(server, "completions", {**TEXT, "max_tokens": 8}).json()["error"]
+    assert "max_tokens is 8; this server gives at most 7" in error["message"]
+    got = post(server, "chat/completions", {**CHAT, "ignore_eos": True}).json()
+    assert got["usage"]["completion_tokens"] == 7
+
+
+def test_api_key(start: Start) -> None:
+    server = start(api_key="right")
+    assert server.client.completions.create(model=NAME, prompt="x", max_tokens=1).choices
+    wrong = openai.OpenAI(base_url=f"{server.url}/v1", api_key="wröng", max_retries=0)
+    wrong = wrong.with_options(default_headers={"Authorization": "Bearer wrong"})
+    with pytest.raises(openai.AuthenticationError, match="API key is missing or wrong"):
+        wrong.models.list()
+    for path in ("/v1/models", "/metrics"):
+        assert httpx.get(server.url + path).status_code == 401
+    assert post(server, "completions", TEXT).status_code == 401
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert server.worker.outcomes.counts["unauthorized"] == 4
+
+
+def test_a_full_queue(start: Start) -> None:
+    server = start(n_sequences=1, max_queue=1, n_ctx=4096)
+    asked = {"model": NAME, "prompt": "x", "max_tokens": 4000, "temperature": 0}
+    more = {"extra_body": {"ignore_eos": True}, "stream": True}
+    streams = [server.client.completions.create(**asked, **more) for _ in range(2)]
+    while server.worker.n_running + server.worker.n_waiting < 2:
+        time.sleep(0.01)
+    with pytest.raises(openai.RateLimitError, match="the queue is full") as refused:
+        server.client.completions.create(**asked)
+    assert int(refused.value.response.headers["retry-after"]) > 0
+    health = httpx.get(f"{server.url}/health").json()
+    assert (health["running"], health["waiting"]) == (1, 1)
+    for stream in streams:
+        stream.close()
+    server.wait_until_idle()
+    assert server.client.completions.create(model=NAME, prompt="x", max_tokens=2).choices
+    assert server.worker.outcomes.counts["rejected"] == 1
+
+
+def figures(server: Running) -> dict[str, float]:
+    """Samples of /metrics, by name and labels."""
+    text = httpx.get(f"{server.url}/metrics").text
+    return {
+        sample.name + "".join(f",{value}" for value in sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_metrics(start: Start) -> None:
+    server = start(n_sequences=2)
+    n_prompt = n_generated = 0
+    for _ in range(2):
+        usage = post(
+            server,
+            "completions",
+            {"prompt": "import os\n\ndef", "max_tokens": 60, "temperature": 0},
+        ).json()["usage"]
+        n_prompt += usage["prompt_tokens"]
+        n_generated += usage["completion_tokens"]
+    running = threading.Thread(
+        target=post,
+        args=(server, "completions", {"prompt": "x", "max_tokens": 400, "ignore_eos": True}),
+    )
+    post(server, "completions", {"prompt": ""})
+    found = figures(server)
+    assert found["pyllama_mtp_prompt_tokens_total"] == n_prompt
+    assert found["pyllama_mtp_generated_tokens_total"] == n_generated
+    assert found["pyllama_mtp_prefill_tokens_per_second"] > 0
+    assert found["pyllama_mtp_decode_tokens_per_second"] > 0
+    assert found["pyllama_mtp_requests_total,length"] == 2
+    assert found["pyllama_mtp_requests_total,invalid"] == 1
+    for position in "123":
+        drafted = found[f"pyllama_mtp_drafted_tokens_total,{position}"]
+        accepted = found[f"pyllama_mtp_accepted_tokens_total,{position}"]
+        assert 0 < accepted <= drafted
+        assert found[f"pyllama_mtp_acceptance,{position}"] == pytest.approx(accepted / drafted)
+    assert found["pyllama_mtp_requests_running"] == found["pyllama_mtp_requests_waiting"] == 0
+    running.start()
+    while not server.worker.n_running:
+        time.sleep(0.005)
+    assert figures(server)["pyllama_mtp_requests_running"] == 1
+    running.join()

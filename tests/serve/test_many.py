@@ -1,0 +1,108 @@
+"""Many clients at once, some of which hang up: no stream is lost, mixed up or left running."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from pyllama_mtp import Model
+
+from .conftest import NAME, Running, Start
+from .support import QUESTIONS, alone, chat, chat_tokens, is_near_tie
+
+CLIENTS, N = 32, 48
+#: Every third client hangs up, after so many chunks.
+HANG_UP_AFTER = 3
+
+
+def question(number: int) -> str:
+    return f"{QUESTIONS[number % len(QUESTIONS)]} ({number})"
+
+
+def client_of(server: Running, number: int, together: threading.Barrier) -> str | None:
+    """A client's text; None when it has hung up."""
+    together.wait(60)
+    text = ""
+    with server.client.chat.completions.create(
+        model=NAME,
+        messages=chat(question(number)),
+        temperature=0,
+        max_tokens=N,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    ) as stream:
+        for n, chunk in enumerate(stream):
+            if number % 3 == 0 and n == HANG_UP_AFTER:
+                return None
+            text += chunk.choices[0].delta.content or ""
+            reason = chunk.choices[0].finish_reason
+    assert reason == "length", "the stream has broken off"
+    return text
+
+
+def test_32_streams_of_which_some_hang_up(start: Start, demo: Model) -> None:
+    server = start(n_sequences=6)
+    together = threading.Barrier(CLIENTS)
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        texts = list(pool.map(lambda i: client_of(server, i, together), range(CLIENTS)))
+    server.wait_until_idle()
+    survivors = {i: text for i, text in enumerate(texts) if text is not None}
+    n_gone = CLIENTS - len(survivors)
+    assert n_gone == len(range(0, CLIENTS, 3))
+    n_equal = 0
+    for number, text in survivors.items():
+        prompt = chat_tokens(demo, chat(question(number)))
+        wanted = alone(demo, prompt, N, ignore_eos=True).text
+        n_equal += text == wanted
+        assert text == wanted or is_near_tie(demo, prompt, text, wanted)
+    assert n_equal >= len(survivors) * 7 // 8
+    assert len(set(survivors.values())) > len(survivors) // 2, "too much alike to be mixed up"
+    counts = server.worker.outcomes.counts
+    assert counts["length"] == len(survivors) and counts["cancelled"] == n_gone
+    assert max(server.worker.total.passes) == 6, "they were not decoded together"
+    # It serves, and says that it is idle.
+    got = server.client.completions.create(model=NAME, prompt="x", temperature=0, max_tokens=4)
+    assert got.choices[0].text == alone(demo, demo.tokenize("x"), 4).text
+    assert httpx.get(f"{server.url}/health").json() == {
+        "status": "ok",
+        "running": 0,
+        "waiting": 0,
+    }
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_hanging_up_stops_the_generation(start: Start, stream: bool) -> None:
+    """Of an answer that runs and of one that waits; whole answers too."""
+    server = start(n_sequences=1, n_ctx=4096)
+    body = {
+        "prompt": "def",
+        "max_tokens": 3500,
+        "ignore_eos": True,
+        "stream": stream,
+        "temperature": 0,
+    }
+
+    def hang_up() -> None:
+        try:
+            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=0.7) as r:
+                for _ in r.iter_lines():
+                    time.sleep(0.4)
+                    return
+        except httpx.ReadTimeout:
+            pass
+
+    clients = [threading.Thread(target=hang_up) for _ in range(2)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    server.wait_until_idle()
+    n = server.worker.total.n_generated
+    assert 0 < n < 3500
+    time.sleep(0.2)
+    assert server.worker.total.n_generated == n
+    assert server.worker.outcomes.counts["cancelled"] == 2
