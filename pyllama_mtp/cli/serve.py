@@ -24,8 +24,8 @@ USUAL_N_CTX = 8192
 
 _EPILOG = """\
 Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
-The first Ctrl-C (or SIGTERM) lets running answers go on for five seconds, and
-then ends them with an error that says so; the second one ends at once.
+The first Ctrl-C (or SIGTERM) lets running answers go on for --grace seconds,
+and then ends them with an error that says so; the second one ends at once.
 
 examples:
   pyllama-mtp serve
@@ -81,6 +81,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=common.whole(1),
         metavar="N",
         help="most tokens that a request may ask for (default: what its context has room for)",
+    )
+    add(
+        "--grace",
+        type=common.real(0),
+        default=5.0,
+        metavar="SECONDS",
+        help="that running answers may go on after Ctrl-C or SIGTERM",
     )
     add(
         "--draft-n-max",
@@ -145,7 +152,8 @@ def run(args: argparse.Namespace) -> int:
                     host,
                 )
 
-        ended = server.serve(build_app(worker, served, key), worker, listening, say)
+        app = build_app(worker, served, key)
+        ended = server.serve(app, worker, listening, args.grace, say)
     if ended == signal.SIGINT:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return INTERRUPTED

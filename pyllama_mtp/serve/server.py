@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -18,8 +19,8 @@ from pyllama_mtp.errors import UsageError
 
 from .worker import Worker
 
-#: Seconds that running answers may go on after the first signal, and connections after that.
-GRACE_S, CONNECTIONS_S = 5.0, 5
+#: Seconds that connections may stay open after the answers have ended.
+CONNECTIONS_S = 5
 
 
 class Server(uvicorn.Server):
@@ -29,9 +30,9 @@ class Server(uvicorn.Server):
         signal: the first one that came, or None.
     """
 
-    def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
+    def __init__(self, config: uvicorn.Config, worker: Worker, grace_s: float = 0.0) -> None:
         super().__init__(config)
-        self._worker = worker
+        self._worker, self._grace_s = worker, grace_s
         self.signal: int | None = None
 
     @contextlib.contextmanager
@@ -54,7 +55,7 @@ class Server(uvicorn.Server):
             os._exit(128 + sig)
         self.signal = sig
         self.should_exit = True
-        self._worker.end(GRACE_S)
+        self._worker.end(self._grace_s)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -73,11 +74,13 @@ def serve(
     app: FastAPI,
     worker: Worker,
     found: socket.socket,
+    grace_s: float,
     ready: Callable[[], None] = lambda: None,
 ) -> int | None:
     """Serve on a socket until a signal comes, and wait for the worker; the signal.
 
     Args:
+        grace_s: seconds that running answers may go on after the signal.
         ready: called before the first request is taken.
     """
     config = uvicorn.Config(
@@ -85,9 +88,9 @@ def serve(
         log_level="warning",
         access_log=False,
         lifespan="on",
-        timeout_graceful_shutdown=int(GRACE_S) + CONNECTIONS_S,
+        timeout_graceful_shutdown=math.ceil(grace_s) + CONNECTIONS_S,
     )
-    server = Server(config, worker)
+    server = Server(config, worker, grace_s)
     worker.start()
     try:
         ready()

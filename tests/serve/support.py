@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 
 from pyllama_mtp import Answer, Model, Session, Settings
@@ -49,7 +47,7 @@ def last_logits(model: Model, tokens: list[int]) -> np.ndarray:
 
 def is_near_tie(model: Model, prompt: list[int], text: str, other: str) -> bool:
     """Whether two texts part where the two best logits are within rounding."""
-    shared = os.path.commonprefix([text, other])
-    tokens = [*prompt, *model.tokenize(shared, add_special=False)]
+    n = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), 0)
+    tokens = [*prompt, *model.tokenize(text[:n], add_special=False)]
     best, second = np.sort(last_logits(model, tokens))[:-3:-1]
     return bool(best - second < 0.05)

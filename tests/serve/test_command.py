@@ -63,7 +63,9 @@ def a_long_stream(url: str, key: str = "any") -> openai.Stream[openai.types.Comp
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_in_order(launch: Launch, number: signal.Signals) -> None:
     """A running stream gets an end that says why; nothing is accepted any more."""
-    process, url = launch("--threads", "1", "--synthetic-acceptance", "0,0,0,0,0,0")
+    process, url = launch(
+        "--grace", "0.5", "--threads", "1", "--synthetic-acceptance", "0,0,0,0,0,0"
+    )
     assert process.stdout and "acceptance is imposed" in process.stdout.readline()
     stream = a_long_stream(url)
     process.send_signal(number)

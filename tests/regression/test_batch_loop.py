@@ -1,0 +1,167 @@
+"""Requests that come and go: a place is used again from where a prompt parts, others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from pyllama_mtp import Answer, Model, Sampling, Session, Telemetry
+from pyllama_mtp.batchengine import BatchEngine
+from pyllama_mtp.batchgenerate import BatchLoop, BatchTelemetry, Request
+from pyllama_mtp.generate import Limits
+from pyllama_mtp.sampling import Sampler
+
+from .support import assert_same_tokens, settings
+
+N = 24
+HOW = {
+    "plain": (0, {}),
+    "chain": (3, {}),
+    "stepwise": (3, {"drafting": "stepwise"}),
+    "over the host": (3, {"handoff": "host"}),
+    "replay": (3, {"rollback": "replay"}),
+    "auto": ("auto", {}),
+}
+
+
+class Served:
+    """A loop that serves, on places for three."""
+
+    def __init__(self, model: Model, how: str, n_sequences: int = 3) -> None:
+        depth, options = HOW[how]
+        chosen = replace(settings(0, n_ubatch=32, **options), draft_n_max=depth)
+        self.model = model
+        self.engine = BatchEngine(model, chosen, n_sequences, n_checkpoints=4)
+        self.total = BatchTelemetry()
+        self.loop = BatchLoop(self.engine, self.total, serve=True)
+
+    def add(self, prompt: list[int], n: int = N) -> Request:
+        limits = Limits(n, ignore_eos=True)
+        sampler = Sampler(self.model, Sampling(), prompt)
+        request = Request(prompt, sampler, limits, Answer(self.model, limits, (), Telemetry()))
+        self.loop.add(request)
+        return request
+
+    def run(self) -> None:
+        while self.loop.busy:
+            self.loop.step()
+
+    def answer(self, prompt: list[int], n: int = N) -> Answer:
+        request = self.add(prompt, n)
+        self.run()
+        return request.answer
+
+
+@pytest.fixture(params=HOW)
+def served(demo: Model, request: pytest.FixtureRequest) -> Iterator[Served]:
+    found = Served(demo, request.param)
+    yield found
+    found.engine.engine.close()
+
+
+def alone(model: Model, prompt: list[int], n: int = N) -> list[int]:
+    with Session(model, settings(0, n_ubatch=32)) as session:
+        return session.generate(prompt, max_tokens=n, ignore_eos=True).run().tokens
+
+
+def check(served: Served, answer: Answer, prompt: list[int], gap: float) -> None:
+    wanted = alone(served.model, prompt, len(answer.tokens))
+    assert_same_tokens(served.model, prompt, answer.tokens, wanted, gap)
+
+
+def test_a_place_is_used_again(served: Served, text: list[int], gap: float) -> None:
+    """A prompt that continues, one that parts within, one that is new: the text of each alone.
+
+    Parting: from the last checkpoint before. The second turn comes after somebody else's.
+    """
+    first = served.answer(text[:70])
+    served.answer(text[100:120])
+    longer = [*text[:70], *first.tokens, *text[70:80]]
+    second = served.answer(longer)
+    assert second.telemetry.n_cached == 70 + N - 1, "all but the last token were in the cache"
+    check(served, second, longer, gap)
+    parted = [*text[:66], *text[80:90]]
+    third = served.answer(parted)
+    assert third.telemetry.n_cached == 64, "the end of the last whole graph before"
+    check(served, third, parted, gap)
+    again = served.answer(parted)
+    assert again.telemetry.n_cached == 64 and again.tokens == third.tokens
+    new = served.answer(text[5:40])
+    assert new.telemetry.n_cached == 0
+    check(served, new, text[5:40], gap)
+
+
+def test_drafts_are_as_good_where_a_place_is_used_again(demo: Model, text: list[int]) -> None:
+    """The draft cache goes on as well: as many drafts are accepted as in a fresh one."""
+    found = []
+    for reuse in (True, False):
+        served = Served(demo, "chain")
+        n_accepted = 0
+        for at in range(0, 60, 10):
+            first = served.answer(text[at : at + 70])
+            longer = [*text[at : at + 70], *first.tokens, *text[at + 70 : at + 80]]
+            if not reuse:
+                served.loop.restart()
+            n_accepted += sum(served.answer(longer, 40).telemetry.accepted)
+            n_accepted += sum(served.answer(longer[:66], 40).telemetry.accepted)
+        served.engine.engine.close()
+        found.append(n_accepted)
+    assert found[1] > 60 and abs(found[0] - found[1]) <= 0.05 * found[1]
+
+
+def test_requests_come_and_go_between_steps(served: Served, text: list[int], gap: float) -> None:
+    """One joins in the middle, one is dropped while it runs, one while its prompt is processed,
+    one while it waits; the others get their texts."""
+    prompts = [text[i : i + 100 + 7 * i] for i in range(7)]
+    requests = [served.add(prompt, 60) for prompt in prompts[:2]]
+    for _ in range(14):
+        served.loop.step()
+    assert all(request.answer.tokens for request in requests)
+    requests += [served.add(prompt, 60) for prompt in prompts[2:]]
+    served.loop.step()
+    assert served.loop.n_running == 3 and served.loop.n_waiting == 4
+    assert not requests[2].answer.tokens, "its prompt is being processed"
+    for number in (1, 2, 6):
+        assert served.loop.drop(requests[number])
+    assert served.loop.n_running == 1 and served.loop.n_waiting == 3
+    served.run()
+    for number, request in enumerate(requests):
+        if number in (1, 2, 6):
+            assert request.answer.finish_reason == "interrupted"
+            assert len(request.answer.tokens) < 60 and not served.loop.drop(request)
+        else:
+            assert request.answer.finish_reason == "length"
+            check(served, request.answer, prompts[number], gap)
+    longer = [*prompts[1], *requests[1].answer.tokens, *text[50:60]]
+    check(served, served.answer(longer), longer, gap)
+
+
+def test_prompts_and_rounds_take_turns(demo: Model, text: list[int]) -> None:
+    """A long prompt does not hold up those who have theirs behind them."""
+    served = Served(demo, "chain")
+    short = served.add(text[:20], 60)
+    while not short.answer.tokens:
+        served.loop.step()
+    long = served.add(text[:250])
+    lengths = []
+    while not long.answer.tokens:
+        served.loop.step()
+        lengths.append(len(short.answer.tokens))
+    assert len(set(lengths)) >= 4, "rounds came between the parts of the prompt"
+    served.engine.engine.close()
+
+
+def test_the_place_that_holds_most_is_taken(demo: Model, text: list[int]) -> None:
+    """Else an empty one, else the one that has been free for longest."""
+    served = Served(demo, "chain", 2)
+    places = served.engine.places
+    served.answer(text[:40], 4)
+    served.answer(text[100:140], 4)
+    assert sorted(place.cached[0] for place in places) == sorted((text[0], text[100]))
+    first = served.answer([*text[:40], *alone(demo, text[:40], 4), 7], 4)
+    assert first.telemetry.n_cached > 40
+    served.answer(text[200:210], 4)
+    assert {place.cached[0] for place in places} == {text[0], text[200]}
+    served.engine.engine.close()
