@@ -56,7 +56,7 @@ class Choice:
         self.job, self.text, self.finish_reason = job, "", ""
         self._served, self._chat = served, isinstance(body, ChatBody)
         self._logprobs = LogprobStream(served.model) if job.request.n_logprobs is not None else None
-        self._begun = False
+        self.begun = False  # a part was sent
 
     def take(self, event: Event) -> None:
         """What has come."""
@@ -91,9 +91,9 @@ class Choice:
         """The choice of a chunk with `text`, the last one when the answer has ended."""
         content: dict[str, Any] = {"text": text}
         if self._chat:
-            delta: dict[str, Any] = {} if self._begun else {"role": "assistant", "content": ""}
+            delta: dict[str, Any] = {} if self.begun else {"role": "assistant", "content": ""}
             content = {"delta": delta | ({"content": text} if text else {})}
-        self._begun = True
+        self.begun = True
         return {
             "index": self.job.index,
             **content,
@@ -131,7 +131,7 @@ class Reply:
         """For a stream; empty when there is nothing to send."""
         choice = self._choices[job.index]
         choice.take(event)
-        if not event.text and not event.finish_reason:
+        if choice.begun and not event.text and not event.finish_reason:
             return b""
         chunk: dict[str, Any] = {**self._head, "choices": [choice.part(event.text)]}
         if self._body.include_usage:

@@ -34,6 +34,8 @@ SPEED_WINDOW_S = 60
 class Event:
     """What has become of a job. The last one of a job has a finish_reason or an error.
 
+    The first one comes with the first token, and may have no text.
+
     Attributes:
         text: to be emitted; may be empty.
         logprobs: of the tokens that came, if they are kept.
@@ -227,7 +229,7 @@ class Worker(threading.Thread):
             self._recover(error)
             return
         self._mark()
-        self._post([self._event(progress) for progress in found])
+        self._post([self._event(progress) for progress in found if _tells(progress)])
 
     def _event(self, progress: Progress) -> tuple[Job, Event]:
         request = progress.request
@@ -267,16 +269,11 @@ class Worker(threading.Thread):
 
     def _post(self, found: list[tuple[Job, Event]]) -> None:
         """Hand events over to the event loop, in one call."""
-        told = [
-            (job, event)
-            for job, event in found
-            if event.text or event.logprobs or event.finish_reason or event.error
-        ]
-        if told and self.events:
+        if found and self.events:
             try:
-                self.events.call_soon_threadsafe(_deliver, told)
+                self.events.call_soon_threadsafe(_deliver, found)
             except RuntimeError:  # it is closed: nobody waits any more
-                log.debug("%d events have come too late", len(told))
+                log.debug("%d events have come too late", len(found))
 
     def _speeds(self) -> Speeds:
         total = self.total
@@ -291,6 +288,14 @@ class Worker(threading.Thread):
             self._marks.append((now, self._speeds()))
             if len(self._marks) > SPEED_WINDOW_S:
                 self._marks.popleft()
+
+
+def _tells(progress: Progress) -> bool:
+    """Whether there is anything in it for the client."""
+    answer = progress.request.answer
+    first = len(answer.tokens) == len(progress.tokens)
+    wanted = progress.request.n_logprobs is not None
+    return bool(progress.pieces or answer.finish_reason or first or wanted)
 
 
 def _deliver(events: list[tuple[Job, Event]]) -> None:

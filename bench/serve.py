@@ -1,0 +1,317 @@
+#!/usr/bin/env python3
+"""The server: against the driver used directly, many clients against one, llama-cpp-python's own.
+
+    python bench/serve.py                              # 0.8B shape, Q8_0, synthetic weights
+    python bench/serve.py --model FILE.gguf --acceptance none --rounds 7
+    python bench/serve.py --parts overhead,clients     # without llama-cpp-python
+
+In a round, the driver and the server decode the same prompt one after the other (the order changes
+from round to round); then one client, and --clients at once; then llama-cpp-python's server, plain
+and with draft-mtp, from its source distribution and on upstream's libraries. Servers are processes
+of their own. Acceptance is imposed on ours (--acceptance, as in bench/decode.py: unconditional, per
+position); llama-cpp-python's cannot be told to, so it is compared at equal acceptance as well:
+rounds per second times the tokens of a round. Writes results/NAME.json and .md after every round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchkit import openai_client, results, servers
+from benchkit.model import dimensions, model_file
+from benchkit.openai_client import Stream
+from benchkit.paths import ensure_driver
+from benchkit.plan import RATES, Plan, random_prompt
+from benchkit.statistics import Ratio, expected_tokens_per_round
+
+PARTS = ("overhead", "clients", "peer")
+#: Raw samples by what was measured: "driver", "server", "one", "all", "peer plain", "peer mtp".
+Samples = dict[str, list[dict[str, Any]]]
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    ensure_driver()
+    from pyllama_mtp.settings import available_threads
+
+    parser = argparse.ArgumentParser(description="What the server costs, and what it gives.")
+    add = parser.add_argument
+    add("--model", type=Path, metavar="FILE", help="GGUF with an MTP head (default: synthetic)")
+    add("--parts", default=",".join(PARTS), metavar="NAME,...", help="default: %(default)s")
+    usual = ",".join(map(str, RATES))
+    add("--acceptance", default=usual, metavar="P,P,...|none", help="default: %(default)s")
+    add("--depth", type=int, default=len(RATES), metavar="N", help="drafts per round")
+    add("--rounds", type=int, default=5, metavar="N", help="default: %(default)s")
+    add("--n-prompt", type=int, default=128, metavar="N", help="default: %(default)s")
+    add("--n-decode", type=int, default=128, metavar="N", help="default: %(default)s")
+    add("--clients", type=int, default=32, metavar="N", help="default: %(default)s")
+    add("--n-sequences", type=int, default=8, metavar="N", help="of the server of many clients")
+    add("--client-tokens", type=int, default=48, metavar="N", help="that each of them asks for")
+    add("--threads", type=int, default=available_threads(), metavar="N")
+    add("--peer-libraries", type=Path, metavar="FOLDER", help="default: our upstream variant's")
+    add("--peer-folder", type=Path, default=servers.PEER_FOLDER, help="its environment; made once")
+    add("--name", default="serve-0.8b", help="of the result files")
+    add("--dry-run", action="store_true", help="a few tokens, one round, nothing is written")
+    args = parser.parse_args(argv)
+    if args.dry_run:
+        vars(args).update(rounds=1, n_prompt=16, n_decode=8, clients=3, client_tokens=6)
+    args.parts = tuple(filter(None, args.parts.split(",")))
+    if not set(args.parts) <= set(PARTS) or not args.parts:
+        parser.error(f"--parts: one or more of {', '.join(PARTS)}")
+    try:
+        none = args.acceptance == "none"
+        args.rates = None if none else tuple(float(p) for p in args.acceptance.split(","))
+    except ValueError:
+        parser.error("--acceptance: numbers, separated by commas, or none")
+    if min(args.rounds, args.n_prompt, args.n_decode, args.depth, args.clients) < 1:
+        parser.error("rounds, n-prompt, n-decode, depth and clients must be at least 1")
+    if args.rates and len(args.rates) < args.depth:
+        parser.error(f"--acceptance: a rate for each of the {args.depth} drafts")
+    return args
+
+
+class Bench:
+    """What is measured, and with what."""
+
+    def __init__(self, args: argparse.Namespace, path: Path) -> None:
+        self.args = args
+        self.plan = Plan(
+            path,
+            n_prompt=args.n_prompt,
+            n_decode=args.n_decode,
+            n_batch=512,
+            threads=args.threads,
+            rates=args.rates[: args.depth] if args.rates else (0.0,) * args.depth,
+        )
+        self.n_vocab = dimensions(path).n_vocab
+        self.prompt = random_prompt(args.n_prompt, self.n_vocab)
+        self.options = ["--draft-n-max", str(args.depth)]
+        if args.rates:
+            self.options += ["--synthetic-acceptance", ",".join(map(str, self.plan.rates))]
+        self.samples: Samples = {}
+
+    def add(self, name: str, sample: dict[str, Any]) -> None:
+        """One more raw sample."""
+        self.samples.setdefault(name, []).append(sample)
+
+    @contextlib.contextmanager
+    def driver(self) -> Iterator[Any]:
+        """A session with the settings that the server has."""
+        from pyllama_mtp import Model, Session, Settings
+
+        usual = self.plan.driver_settings(self.plan.n_prompt + self.plan.n_decode + 1)
+        imposed = self.plan.rates if self.args.rates else None
+        settings = Settings(**usual, draft_n_max=self.args.depth, synthetic_acceptance=imposed)
+        with Model(self.plan.model) as model, Session(model, settings) as session:
+            yield session
+
+    def overhead(self, number: int, session: Any, port: int) -> None:
+        """The driver and the server, one after the other."""
+        sides = [lambda: self._drive(session), lambda: self._ask(port)]
+        for side in sides if number % 2 == 0 else reversed(sides):
+            side()
+
+    def _drive(self, session: Any) -> None:
+        n = self.plan.n_decode + 1
+        telemetry = session.generate(self.prompt, max_tokens=n, ignore_eos=True).run().telemetry
+        rounds, seconds = telemetry.rounds, telemetry.decode_s
+        found = {"n_generated": n, "decode_s": seconds, "rounds": rounds}
+        self.add("driver", {**found, "decode_tps": telemetry.decode_tps})
+
+    def _ask(self, port: int) -> None:
+        self.add("server", self._complete(port).to_dict())
+
+    def _complete(self, port: int) -> Stream:
+        n = self.plan.n_decode + 1
+        stream = openai_client.complete(port, self.prompt, n, ignore_eos=True)
+        if stream.n_generated != n:
+            raise openai_client.ClientError(f"{stream.n_generated} tokens instead of {n}")
+        return stream
+
+    def clients(self, number: int, port: int) -> None:
+        """One client, then many; each with a prompt that the server has not seen."""
+        n, args = self.args.client_tokens, self.args
+        prompts = [
+            random_prompt(args.n_prompt, self.n_vocab, 1000 * (number + 1) + i)
+            for i in range(args.clients + 1)
+        ]
+        for name, chosen in (("one", prompts[:1]), ("all", prompts[1:])):
+            streams, seconds = openai_client.all_at_once(port, chosen, n, ignore_eos=True)
+            n_generated = sum(stream.n_generated for stream in streams)
+            if n_generated != n * len(chosen):
+                raise openai_client.ClientError(f"{n_generated} tokens, {n} are to come from each")
+            found = {"clients": len(chosen), "n_generated": n_generated, "seconds": seconds}
+            longest = max(stream.first_s for stream in streams)
+            self.add(name, {**found, "tps": n_generated / seconds, "longest_first_s": longest})
+
+    def peer(self, peer: servers.Peer, folder: Path) -> None:
+        """llama-cpp-python's server: plain, then with draft-mtp."""
+        n = self.plan.n_decode + 1
+        for name, depth in (("peer plain", 0), ("peer mtp", self.args.depth)):
+            with peer.serve(self.plan, folder, depth) as port:
+                openai_client.complete(port, self.prompt, min(8, n), model="peer")  # warm-up
+                before = servers.peer_rounds(port)
+                stream = openai_client.complete(port, self.prompt, n, model="peer")
+                rounds, accepted = (
+                    now - then for now, then in zip(servers.peer_rounds(port), before, strict=True)
+                )
+            self.add(name, {**stream.to_dict(), "rounds": rounds, "accepted": accepted})
+
+
+def run(args: argparse.Namespace) -> int:
+    """Round after round; the exit code."""
+    from pyllama_mtp import native
+    from pyllama_mtp.measure.machine import describe_machine
+
+    library = native.load()
+    bench = Bench(args, model_file(args.model))
+    peer = None
+    if "peer" in args.parts:
+        libraries = args.peer_libraries or library.folder.parent / "upstream"
+        peer = servers.make_peer(libraries.resolve(), args.peer_folder.resolve())
+    with contextlib.ExitStack() as stack:
+        one = stack.enter_context(servers.ours(bench.plan, 1, bench.options))
+        n_sequences = min(args.n_sequences, args.clients)
+        session = many = None
+        if "overhead" in args.parts:
+            session = stack.enter_context(bench.driver())
+            session.generate(bench.prompt, max_tokens=8, ignore_eos=True).run()
+        if "clients" in args.parts:
+            options = [*bench.options, "--max-queue", str(args.clients)]
+            many = stack.enter_context(servers.ours(bench.plan, n_sequences, options))
+            openai_client.complete(many, bench.prompt, 8, ignore_eos=True)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        openai_client.complete(one, bench.prompt, 8, ignore_eos=True)
+        for number in range(args.rounds):
+            if session:
+                bench.overhead(number, session, one)
+            elif peer:
+                bench._ask(one)
+            if many:
+                bench.clients(number, many)
+            if peer:
+                bench.peer(peer, folder)
+            print(f"[{number + 1}/{args.rounds}]", file=sys.stderr)
+            result = {
+                **results.header(describe_machine(), library.stamp),
+                "plan": {**bench.plan.to_dict(), "rates": args.rates, "depth": args.depth},
+                "clients": {
+                    "n": args.clients,
+                    "tokens": args.client_tokens,
+                    "n_sequences": n_sequences,
+                },
+                "rounds": {"done": number + 1, "planned": args.rounds},
+                "samples": bench.samples,
+                "summary": summarize(bench.samples, args.rates, args.depth),
+            }
+            if not args.dry_run:
+                results.write(result, render(result), args.name)
+    print("\n".join(tables(result)))
+    return 0
+
+
+def summarize(
+    samples: Samples, rates: tuple[float, ...] | None, depth: int
+) -> dict[str, dict[str, Any]]:
+    """Ratios: server over driver, all clients over one, ours over llama-cpp-python."""
+
+    def ratio(a: str, b: str, key: str = "decode_tps") -> dict[str, Any]:
+        ours, theirs = ([sample[key] for sample in samples[name]] for name in (a, b))
+        return Ratio.of(ours, theirs).to_dict()
+
+    found: dict[str, dict[str, Any]] = {}
+    if "driver" in samples:
+        found["server / driver"] = ratio("server", "driver")
+    if "one" in samples:
+        found["all clients / one"] = ratio("all", "one", "tps")
+    if "peer mtp" in samples:
+        found["server / llama-cpp-python with MTP"] = ratio("server", "peer mtp")
+        found["server / llama-cpp-python plain"] = ratio("server", "peer plain")
+        if rates:
+            expected = expected_tokens_per_round(rates[:depth])
+            per_round = [s["rounds"] / s["decode_s"] * expected for s in samples["peer mtp"]]
+            if min(per_round) > 0:
+                ours = [sample["decode_tps"] for sample in samples["server"]]
+                found["server / llama-cpp-python with MTP, at equal acceptance"] = Ratio.of(
+                    ours, per_round
+                ).to_dict()
+    return found
+
+
+def tables(result: dict[str, Any]) -> list[str]:
+    """Markdown lines: speeds, then ratios."""
+    samples: Samples = result["samples"]
+    names = {
+        "driver": ("the driver, directly", "decode_tps"),
+        "server": ("server, one client, decode", "decode_tps"),
+        "one": ("server, one client, prompt included", "tps"),
+        "all": (f"server, {result['clients']['n']} clients at once, prompts included", "tps"),
+        "peer plain": ("llama-cpp-python's server, plain, decode", "decode_tps"),
+        "peer mtp": ("llama-cpp-python's server, draft-mtp, decode", "decode_tps"),
+    }
+    rows = []
+    for name, (text, key) in names.items():
+        if name in samples:
+            values = [sample[key] for sample in samples[name]]
+            spread = f"{min(values):.1f} to {max(values):.1f}"
+            rows.append([text, f"{median(values):.1f}", spread])
+    lines = results.markdown_table(["tok/s", "median", "range"], rows)
+    rows = [
+        [name, f"{r['of_medians']:.3f}", f"{r['paired']['median']:.3f}",
+         f"{r['paired']['low']:.3f} to {r['paired']['high']:.3f}"]
+        for name, r in result["summary"].items()
+    ]  # fmt: skip
+    head = ["ratio", "of medians", "paired median", "paired range"]
+    return [*lines, "", *results.markdown_table(head, rows)]
+
+
+def render(result: dict[str, Any]) -> str:
+    """The Markdown page."""
+    plan, clients, rounds = result["plan"], result["clients"], result["rounds"]
+    imposed = f"acceptance {plan['rates']} imposed on ours" if plan["rates"] else "real acceptance"
+    return "\n".join(
+        [
+            "# The server",
+            "",
+            *results.header_lines(result),
+            f"- Model: {plan['model']}; prompts of {plan['n_prompt']} tokens, {plan['n_decode']} "
+            f"decoded, {plan['depth']} drafts per round, {imposed}, {plan['threads']} threads; "
+            f"{clients['n']} clients on {clients['n_sequences']} sequences, {clients['tokens']} "
+            f"tokens each; {rounds['done']} rounds of {rounds['planned']} planned",
+            "",
+            *tables(result),
+            "",
+            "Decode speed is that of the tokens after the first: of the driver by its own clock,",
+            "of servers from the first chunk to the end of the stream, as the client sees it.",
+            "Speeds with prompts included are all tokens over the time until the last client is",
+            "done.",
+            "At equal acceptance, llama-cpp-python is taken to need as many rounds as ours: its",
+            "rounds per second, by its own counters, times the tokens of a round.",
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    args = parse_arguments(argv)
+    from pyllama_mtp import PyllamaMtpError
+
+    try:
+        return run(args)
+    except (PyllamaMtpError, servers.ServerError, openai_client.ClientError) as error:
+        print(f"serve: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; finished rounds are kept", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
