@@ -26,7 +26,8 @@ class Stream:
     """One streamed completion, as its client saw it.
 
     Attributes:
-        n_generated: tokens, by the server's usage; the first one comes with the first chunk.
+        n_generated: tokens, by the server's usage; without one, as many as were asked for, if that
+            is what has ended the stream. The first one comes with the first chunk.
         first_s: from the request to the first chunk.
         decode_s: from the first chunk to the end of the stream.
         n_chunks: chunks with a choice.
@@ -65,7 +66,7 @@ def complete(port: int, prompt: Sequence[int] | str, n: int, **options: Any) -> 
         response = connection.getresponse()
         if response.status != 200:
             raise ClientError(f"status {response.status}: {response.read().decode()[:2000]}")
-        first, n_chunks, usage = 0.0, 0, None
+        first, n_chunks, usage, reason = 0.0, 0, None, None
         for data in _events(response):
             chunk = json.loads(data)
             if chunk.get("error"):
@@ -73,13 +74,17 @@ def complete(port: int, prompt: Sequence[int] | str, n: int, **options: Any) -> 
             if chunk.get("choices"):
                 n_chunks += 1
                 first = first or time.perf_counter()
+                reason = chunk["choices"][0].get("finish_reason") or reason
             usage = chunk.get("usage") or usage
         ended = time.perf_counter()
     finally:
         connection.close()
-    if not usage or not first:
-        raise ClientError("the stream has no usage, or nothing at all")
-    return Stream(usage["completion_tokens"], first - began, ended - first, n_chunks)
+    if not first or not (usage or reason == "length"):
+        raise ClientError(
+            f"the stream ended with {reason!r} after {n_chunks} chunks, without usage"
+        )
+    n_generated = usage["completion_tokens"] if usage else n
+    return Stream(n_generated, first - began, ended - first, n_chunks)
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[str]:

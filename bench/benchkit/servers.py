@@ -110,7 +110,8 @@ class Peer:
         path = folder / f"config-{depth}.json"
         path.write_text(json.dumps(config))
         environment = {**os.environ, "LLAMA_CPP_LIB_PATH": str(self.libraries)}
-        command = [str(self.python), str(self.server), "-C", str(path)]
+        launcher = Path(__file__).with_name("without_mtmd.py")
+        command = [*map(str, (self.python, launcher, self.server)), "-C", str(path)]
         return started(command, port, environment, "/v1/models")
 
 
