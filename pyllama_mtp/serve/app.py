@@ -14,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from .apierror import ApiError, bad_request
 from .bodies import Body, ChatBody, CompletionBody, parse
@@ -31,7 +32,7 @@ class Ticket:
 
     def __init__(self, worker: Worker, jobs: list[Job]) -> None:
         """Raises ApiError: the worker does not take them."""
-        self.jobs, self._worker = jobs, worker
+        self.jobs, self._worker, self._n_left = jobs, worker, len(jobs)
         self._events: asyncio.Queue[tuple[Job, Event]] = asyncio.Queue()
         for job in jobs:
             job.post = self._post
@@ -41,22 +42,42 @@ class Ticket:
         self._events.put_nowait((job, event))
 
     async def events(self) -> AsyncGenerator[tuple[Job, Event], None]:
-        """All events of all jobs; whatever ends this before its time cancels the rest.
+        """All events of all jobs.
 
         Raises:
             ApiError: a job has failed.
         """
-        n_left = len(self.jobs)
+        while self._n_left:
+            job, event = await self._events.get()
+            if event.error:
+                raise event.error
+            self._n_left -= event.finish_reason is not None
+            yield job, event
+
+    def close(self) -> None:
+        """Nobody waits any more: give up what is not done."""
+        if self._n_left:
+            self._n_left = 0
+            self._worker.cancel(self.jobs)
+
+
+class EventStream(StreamingResponse):
+    """An answer as server-sent events, given up when the client goes away, at whatever moment."""
+
+    def __init__(self, ticket: Ticket, reply: Reply) -> None:
+        super().__init__(
+            _stream(ticket, reply),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+        self._ticket = ticket
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
         try:
-            while n_left:
-                job, event = await self._events.get()
-                if event.error:
-                    raise event.error
-                n_left -= event.finish_reason is not None
-                yield job, event
+            await super().__call__(scope, receive, send)
         finally:
-            if n_left:
-                self._worker.cancel(self.jobs)
+            self._ticket.close()
 
 
 def build_app(worker: Worker, served: Served, api_key: str | None = None) -> FastAPI:
@@ -121,11 +142,7 @@ def build_app(worker: Worker, served: Served, api_key: str | None = None) -> Fas
         ticket = Ticket(worker, jobs)
         reply = Reply(served, body, jobs)
         if body.stream:
-            return StreamingResponse(
-                _stream(ticket, reply),
-                media_type="text/event-stream",
-                headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-            )
+            return EventStream(ticket, reply)
         return await _whole(request, ticket, reply)
 
     @app.post("/v1/completions", dependencies=closed)
@@ -191,25 +208,23 @@ async def _read_json(request: Request) -> Any:
 
 
 async def _stream(ticket: Ticket, reply: Reply) -> AsyncIterator[bytes]:
-    """Chunks as they come; an error is the last one. Closed when the client goes away."""
-    async with contextlib.aclosing(ticket.events()) as events:
-        try:
-            async for job, event in events:
-                chunk = reply.chunk(job, event)
-                if chunk:
-                    yield chunk
-            yield reply.end()
-        except ApiError as error:
-            yield sse(to_json(error.body())) + DONE
+    """Chunks as they come; an error is the last one."""
+    try:
+        async for job, event in ticket.events():
+            chunk = reply.chunk(job, event)
+            if chunk:
+                yield chunk
+        yield reply.end()
+    except ApiError as error:
+        yield sse(to_json(error.body())) + DONE
 
 
 async def _whole(request: Request, ticket: Ticket, reply: Reply) -> Response:
     """The answer when it is complete, unless the client goes away before."""
 
     async def collect() -> None:
-        async with contextlib.aclosing(ticket.events()) as events:
-            async for job, event in events:
-                reply.take(job, event)
+        async for job, event in ticket.events():
+            reply.take(job, event)
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -222,6 +237,7 @@ async def _whole(request: Request, ticket: Ticket, reply: Reply) -> Response:
             return Response(status_code=499)  # nobody reads it
         tasks[0].result()
     finally:
+        ticket.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

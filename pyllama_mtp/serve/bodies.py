@@ -20,7 +20,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
     "function_call": (None, "none"),
     "functions": (None, []),
-    "logit_bias": (None, {}),
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
@@ -73,6 +72,7 @@ class Body(BaseModel):
     top_k: Annotated[int, Field(ge=0)] = 40
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.05
     repeat_penalty: Annotated[float, Field(gt=0)] = 1.0
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
     ignore_eos: bool = False
 
     @property
@@ -128,9 +128,8 @@ class Message(BaseModel):
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
         found = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        if self.reasoning_content is not None:
-            found["reasoning_content"] = self.reasoning_content
-        return found
+        more = {"name": self.name, "reasoning_content": self.reasoning_content}
+        return found | {key: value for key, value in more.items() if value is not None}
 
 
 class ChatBody(Body):
@@ -194,6 +193,12 @@ def _check_chat(body: ChatBody) -> None:
         )
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
+    ours = {"template", "messages", "self"} & body.chat_template_kwargs.keys()
+    if ours:
+        raise bad_request(
+            f"chat_template_kwargs has {sorted(ours)[0]!r}, which it cannot set",
+            "chat_template_kwargs",
+        )
 
 
 def _explained(error: ValidationError) -> ApiError:

@@ -128,6 +128,7 @@ def _request(served: Served, body: Body, tokens: list[int], limits: Limits, numb
         top_p=body.top_p,
         min_p=body.min_p,
         repeat_penalty=body.repeat_penalty,
+        logit_bias=body.logit_bias or None,
         seed=None if body.seed is None else (body.seed + number) % SEEDS,
     )
     assert isinstance(body, ChatBody | CompletionBody)

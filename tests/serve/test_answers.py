@@ -132,6 +132,18 @@ def test_top_p_and_temperature_reach_the_sampler(shared: Running) -> None:
     assert narrow == greedy != wide
 
 
+def test_logit_bias_excludes_and_forces(shared: Running, demo: Model) -> None:
+    asked = {"model": NAME, "prompt": "import os\n\ndef", "temperature": 0, "max_tokens": 8}
+    (token,), create = demo.tokenize("x"), shared.client.completions.create
+    assert (
+        create(**asked, logit_bias={str(token): 100}).choices[0].text
+        == demo.piece(token).decode() * 8
+    )
+    first = alone(demo, demo.tokenize("import os\n\ndef"), 1).tokens[0]
+    without = create(**asked, logit_bias={str(first): -100}, logprobs=0).choices[0]
+    assert without.logprobs and demo.piece(first).decode() not in (without.logprobs.tokens or [])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_are_the_models_own(shared: Running, demo: Model, stream: bool) -> None:
     """Of every token of the text, accepted drafts included: as a fresh context computes them."""

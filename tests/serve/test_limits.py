@@ -60,6 +60,15 @@ BAD: list[tuple[str, Any, int, str | None, str]] = [
     ),
     (
         "chat/completions",
+        {**CHAT, "chat_template_kwargs": {"messages": []}},
+        400,
+        "chat_template_kwargs",
+        "cannot set",
+    ),
+    ("completions", {**TEXT, "logit_bias": {"5": 101}}, 400, "logit_bias", "less than or equal"),
+    ("completions", {**TEXT, "logit_bias": {"9999": 1}}, 400, None, "not in the vocabulary"),
+    (
+        "chat/completions",
         {"messages": [{"role": "tool", "content": "x"}]},
         400,
         "messages.0.role",
