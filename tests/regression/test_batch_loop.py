@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from pyllama_mtp import Answer, Model, Sampling, Session, Telemetry
@@ -165,3 +166,26 @@ def test_the_place_that_holds_most_is_taken(demo: Model, text: list[int]) -> Non
     served.answer(text[200:210], 4)
     assert {place.cached[0] for place in places} == {text[0], text[200]}
     served.engine.engine.close()
+
+
+@pytest.mark.parametrize("how", ["chain", "over the host"])
+def test_a_checkpoint_has_the_row_that_pairs_with_the_next_token(
+    demo: Model, text: list[int], how: str
+) -> None:
+    """As a prompt that ends there leaves it."""
+    rows = []
+    for again in (True, False):
+        served = Served(demo, how, 1)
+        (place,) = served.engine.places
+        if again:
+            served.answer(text[:70], 9)
+            served.engine.enter(place, text[:66], Telemetry())
+        else:
+            served.engine.prefill(place, text[:64], Telemetry())
+            served.engine.prefill(place, text[:64], Telemetry())
+        assert len(place.cached) == 64 and place.drafter and place.drafter.carry is not None
+        assert place.drafter.n_past == 64 == served.engine.engine.target.past(place.seq)
+        rows.append(place.drafter.carry.to_host())
+        served.engine.engine.close()
+    assert np.abs(rows[1]).max() > 0.1
+    np.testing.assert_allclose(rows[0], rows[1], atol=1e-3)
