@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .batchengine import BatchEngine, Place
 from .errors import UsageError
@@ -14,7 +14,9 @@ from .generate import Limits, make_judge, proposer
 from .sampling import Sampler, prepare
 from .session import Answer
 from .speculative.acceptance import Verdict
+from .speculative.choice import DraftChoice
 from .speculative.drafter import Drafts, Propose
+from .speculative.rejection import point
 from .telemetry import PHASES, Telemetry
 from .toplogprobs import TopLogprobs, top_logprobs
 
@@ -82,6 +84,7 @@ class _Live:
 
     Attributes:
         judge, propose: how its drafts are accepted and made; see generate.py.
+        choice: what it drafts in rounds that it has to itself; None: as in those of several.
         token: the newest one, in neither cache; -1: its prompt is being processed.
     """
 
@@ -89,6 +92,7 @@ class _Live:
     place: Place
     judge: Callable[[Drafts, int], Verdict]
     propose: Propose | None
+    choice: DraftChoice | None
     token: int = -1
 
     def wanted(self) -> int:
@@ -188,7 +192,8 @@ class BatchLoop:
         place = self._choose_place(request.prompt)
         self._free.remove(place)
         judge = make_judge(engine.engine, sampler, request.limits)
-        live = _Live(request, place, judge, proposer(engine.engine, sampler))
+        propose, choice = proposer(engine.engine, sampler), DraftChoice(engine.engine.settings)
+        live = _Live(request, place, judge, propose, choice if choice.lookup else None)
         self._filling.append(live)
         with _clocked(request.answer.telemetry, self._total):
             engine.enter(place, request.prompt, request.answer.telemetry)
@@ -212,6 +217,8 @@ class BatchLoop:
             row = engine.prefill(live.place, request.prompt, telemetry)
             if row is not None:
                 live.token = request.sampler.sample(engine.engine.target, row)
+                if live.choice:
+                    live.choice.begin(request.prompt)
                 self._keep_logprobs(live, [live.token], row)
         total.time_s["prompt_sync"] += telemetry.time_s["prompt_sync"] - before
         if row is None:
@@ -273,16 +280,19 @@ class BatchLoop:
         engine, live = self._engine, list(self._live)
         places, tokens = [one.place for one in live], [one.token for one in live]
         self._prepare(live)
-        asked, clock, began = self._depth(), Telemetry(), time.perf_counter()
-        usable = [min(asked, one.wanted() - 1) for one in live]
+        clock, began = Telemetry(), time.perf_counter()
+        alone = live[0].choice if len(live) == 1 else None
         with clock.timed("draft"):
+            found = self._look_up(live[0], alone) if alone else None
+            asked = len(found.tokens) if found else self._depth()
+            usable = [min(asked, one.wanted() - 1) for one in live]
             proposes = [one.propose for one in live]
-            drafts = engine.draft(places, tokens, asked, usable, proposes)
+            drafts = [found] if found else engine.draft(places, tokens, asked, usable, proposes)
         with clock.timed("verify"):
             n_rows = engine.verify(places, tokens, drafts)
         with clock.timed("sampling"):
             verdicts = [
-                one.judge(Drafts(made.tokens[:n], made.distributions), i * n_rows)
+                one.judge(replace(made, tokens=made.tokens[:n]), i * n_rows)
                 for i, (one, made, n) in enumerate(zip(live, drafts, usable, strict=True))
             ]
             for i, (one, verdict) in enumerate(zip(live, verdicts, strict=True)):
@@ -294,24 +304,43 @@ class BatchLoop:
         self._count_time(self._total, clock)
         for one, use, n in zip(live, usable, accepted, strict=True):
             for telemetry in (self._total, one.request.answer.telemetry):
-                telemetry.count_round(min(use, n_rows - 1), n)
+                telemetry.count_round(min(use, n_rows - 1), n, looked_up=found is not None)
             self._count_time(one.request.answer.telemetry, clock)
-        if engine.depths:
+        chosen = [verdict.tokens for verdict in verdicts]
+        times = clock.time_s["draft"], clock.decode_s
+        if alone:
+            alone.learn(drafts[0], chosen[0], *times)
+        elif engine.depths:
             outcomes = list(zip(usable, accepted, strict=True))
-            times = clock.time_s["draft"], clock.decode_s
             engine.depths.update(len(live), n_rows - 1, outcomes, *times)
-        return [(one, verdict.tokens) for one, verdict in zip(live, verdicts, strict=True)]
+            for one, new in zip(live, chosen, strict=True):
+                if one.choice and one.choice.lookup:
+                    one.choice.lookup.add([one.token, *new[:-1]])
+        return list(zip(live, chosen, strict=True))
+
+    def _look_up(self, live: _Live, choice: DraftChoice) -> Drafts | None:
+        """Drafts from the text of a sequence that is alone, if they promise more than the head's;
+        see :meth:`.engine.Engine.draft`."""
+        assert self._engine.depths
+        choice.depths = self._engine.depths.controller(1)
+        found = choice.look_up(live.token, self._most_drafts())
+        q = [point(token) for token in found] if live.propose else []
+        return Drafts(found, q, looked_up=True) if found else None
 
     def _depth(self) -> int:
-        """Drafts worth making: as many as the sequence with the most to come can use, and as there
-        is room for in every place."""
+        """Drafts worth making."""
+        most, depths = self._most_drafts(), self._engine.depths
+        return depths.choose(len(self._live), most) if depths else most
+
+    def _most_drafts(self) -> int:
+        """As many as the sequence with the most to come can use, and as there is room for in every
+        place."""
         engine = self._engine
-        most = min(
+        return min(
             engine.engine.settings.depth_limit,
             max(one.wanted() for one in self._live) - 1,
             min(engine.room(one.place) for one in self._live) - 1,
         )
-        return engine.depths.choose(len(self._live), most) if engine.depths else most
 
     @staticmethod
     def _count_time(telemetry: Telemetry, clock: Telemetry) -> None:

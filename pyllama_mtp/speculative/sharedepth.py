@@ -33,11 +33,15 @@ class SharedDepth:
         Args:
             at_most: no more than this many can be used.
         """
+        return self.controller(n_sequences).choose(at_most)
+
+    def controller(self, n_sequences: int) -> DepthController:
+        """What chooses for the next round, which has so many sequences."""
         controller = self._controller(n_sequences)
         if self._last is not None and self._last is not controller:
             self._last.close_run()
         self._last = controller
-        return controller.choose(at_most)
+        return controller
 
     def update(
         self,

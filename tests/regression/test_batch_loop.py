@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,8 @@ from pyllama_mtp.batchengine import BatchEngine
 from pyllama_mtp.batchgenerate import BatchLoop, BatchTelemetry, Request
 from pyllama_mtp.generate import Limits
 from pyllama_mtp.sampling import Sampler
+from pyllama_mtp.speculative.depth import DepthController
+from pyllama_mtp.speculative.ngram import Match, NgramLookup
 
 from .support import assert_same_tokens, settings
 
@@ -189,3 +192,36 @@ def test_a_checkpoint_has_the_row_that_pairs_with_the_next_token(
         served.engine.engine.close()
     assert np.abs(rows[1]).max() > 0.1
     np.testing.assert_allclose(rows[0], rows[1], atol=1e-3)
+
+
+def test_a_sequence_that_is_alone_drafts_from_the_text(
+    demo: Model, text: list[int], gap: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a session: in rounds that it has to itself, also after rounds with others, and after
+    plain ones, whose sync is put off."""
+    asked = itertools.count()
+
+    def every_other(self: DepthController, rates: Sequence[float], at_most: int) -> int:
+        return min(3, at_most) if next(asked) % 2 else 0
+
+    drafts = NgramLookup.drafts
+
+    def last_is_wrong(self: NgramLookup, match: Match, n: int) -> list[int]:
+        return [*drafts(self, match, n)[:-1], 7] if n else []
+
+    monkeypatch.setattr(DepthController, "lookup_depth", every_other)
+    monkeypatch.setattr(NgramLookup, "drafts", last_is_wrong)
+    served = Served(demo, "auto")
+    prompt = [*text[:30], *text[:30]]
+    long, short = served.add(prompt, 60), served.add(text[40:70], 12)
+    served.run()
+    counts = long.answer.telemetry.looked_up
+    assert counts["rounds"] >= 5 and 0 < counts["accepted"] < counts["drafted"]
+    assert max(served.total.passes) == 2 and served.total.looked_up == counts
+    for request in (long, short):
+        check(served, request.answer, request.prompt, gap)
+    longer = [*prompt, *long.answer.tokens, *text[50:60]]
+    after = served.answer(longer)
+    assert after.telemetry.n_cached == len(prompt) + 59
+    check(served, after, longer, gap)
+    served.engine.engine.close()

@@ -224,7 +224,7 @@ class Scripted:
 
 def test_depths_change(demo: Model, prompts: Prompts, alone: list[Answer], gap: float) -> None:
     """From round to round, from no draft to six and back; what is told is what was done."""
-    with BatchSession(demo, settings("auto"), PLACES) as session:
+    with BatchSession(demo, settings("auto", ngram=False), PLACES) as session:
         depths = session._engine.depths = Scripted([0, 6, 1, 0, 0, 3, 2, 6, 5])  # type: ignore
         got = session.generate(prompts, max_tokens=MOST).run()
     assert_like_alone(demo, prompts, got.results, alone, gap)
