@@ -223,6 +223,10 @@ def test_a_failed_decode_is_an_error_and_the_server_goes_on(
             server.client.completions.create(**asked)
         with pytest.raises(openai.APIError, match="a fault"):
             list(server.client.completions.create(**asked, stream=True))
-    wanted = alone(demo, demo.tokenize("import os\n\ndef"), 20).text
-    assert server.client.completions.create(**asked).choices[0].text == wanted
+    # A prompt that continues the failed ones: nothing of theirs is used.
+    longer = [*demo.tokenize(asked["prompt"]), *demo.tokenize(" main(", add_special=False)]
+    wanted = alone(demo, longer, 20).text
+    got = server.client.completions.create(**{**asked, "prompt": longer})
+    assert got.choices[0].text == wanted
+    assert got.usage.prompt_tokens_details.cached_tokens == 0
     assert server.worker.outcomes.counts["error"] == 2
