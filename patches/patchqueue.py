@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""The patch queue over llama.cpp: apply, check, edit, export, or try it on a newer release.
+"""The patch queue over llama.cpp: apply, check, edit, export, try or move to another release.
 
     python patches/patchqueue.py apply --dest DIR --variant patched
     python patches/patchqueue.py check
     python patches/patchqueue.py edit --work DIR      # change, commit, then:
     python patches/patchqueue.py export --work DIR
     python patches/patchqueue.py latest
+    python patches/patchqueue.py bump VERSION         # and after each conflict: bump --continue
 
-Standard library and git. Exit codes: 0 done, 1 `latest` found a patch that does not apply, 2 an
-error whose message names the patch and the next commands.
+Standard library and git. Exit codes: 0 done, 1 `latest` or `bump` found a patch that does not
+apply, 2 an error whose message names the patch and the next commands.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from pq.series import PATCHES, VARIANTS, PatchError, read_series
 from pq.worktree import check, edit, export
 
 TREE = PATCHES.parent / "vendor" / "llama.cpp"
+PIN = PATCHES.parent / "vendor" / "llama-cpp.pin"
+BUMP = PATCHES.parent / "build" / "bump"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,11 +55,19 @@ def parser() -> argparse.ArgumentParser:
     given = sub.add_mutually_exclusive_group()
     given.add_argument("--version", help="a release of llama-cpp-python; default: the newest")
     given.add_argument("--archive", type=Path, help="its source archive, already downloaded")
+    sub = command("bump", "move the pin to another release: rebase the queue onto it", tree=True)
+    sub.add_argument("version", nargs="?", help="a release of llama-cpp-python")
+    sub.add_argument("--continue", dest="resume", action="store_true", help="a conflict is mended")
+    sub.add_argument("--archive", type=Path, help="its source archive, already downloaded")
+    sub.add_argument("--work", type=Path, default=BUMP, help="default: %(default)s")
+    sub.add_argument("--pin", type=Path, default=PIN, help="default: %(default)s")
     return top
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out one command; returns the exit code."""
+    if args.command == "bump":
+        return run_bump(args)
     series = read_series(args.patches)
     if args.command == "apply":
         done = apply_series(series, args.tree, args.dest, args.variant)
@@ -76,6 +87,18 @@ def run(args: argparse.Namespace) -> int:
 
         return latest(series, args.tree, args.version, args.archive)
     return 0
+
+
+def run_bump(args: argparse.Namespace) -> int:
+    """Begin a bump, or go on with the one that stopped."""
+    from pq import bump
+
+    if args.resume == bool(args.version):
+        raise PatchError("bump takes a release, or --continue\nnext:\n  bump VERSION")
+    project = bump.Project(args.patches.resolve(), args.tree.resolve(), args.pin.resolve())
+    if args.resume:
+        return bump.resume(project, args.work.resolve())
+    return bump.start(project, args.version, args.archive, args.work.resolve())
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from . import git, worktree
 from .apply import pristine
+from .conflicts import conflicts, take_the_patchs_side
 from .series import Patch, PatchError, Series
 
 # apply has put vendor/ on the module path
@@ -32,19 +33,23 @@ def latest(series: Series, source: Path, version: str | None, archive: Path | No
     pin = pristine(source)
     with tempfile.TemporaryDirectory(prefix="patchqueue-") as temporary:
         root = Path(temporary)
-        release = _unpack_release(version, archive, root)
+        release = unpack_release(version, archive, root)
         print(f"{release.requirement}, llama.cpp {release.commit[:12]}, {release.sha256}")
         print(f"pinned: {pin.requirement}, llama.cpp {pin.commit[:12]}")
+        if version is None and archive is None and release.sha256 == pin.sha256:
+            print("the pin is the newest release: there is nothing to move to")
         outcomes = try_series(series, source, release.path, root / "work")
     for outcome in outcomes:
         print(f"{'ok  ' if outcome.fits else 'FAIL'} {outcome.name}: {outcome.how}")
     failed = sum(not outcome.fits for outcome in outcomes)
     print(f"{len(outcomes)} patches, {failed} to mend")
+    if failed:
+        print("each was tried over those before it, their conflicts decided for the patch")
     return 1 if failed else 0
 
 
-def _unpack_release(version: str | None, archive: Path | None, root: Path) -> Tree:
-    """Get the release's archive, which nothing verifies, and unpack it below `root`."""
+def unpack_release(version: str | None, archive: Path | None, root: Path) -> Tree:
+    """Get the release's archive, which nothing verifies, and unpack it to ``root/release``."""
     try:
         if archive is None:
             archive = download_release(version, root)
@@ -65,43 +70,64 @@ def _version_of(archive: Path) -> str:
     return top.rpartition("-")[2] or "unknown"
 
 
-def try_series(series: Series, pinned: Path, release: Path, work: Path) -> list[Outcome]:
-    """Apply the series to `release` in a scratch repository that knows the pinned files too.
+def two_trees(series: Series, pinned: Path, release: Path, work: Path) -> None:
+    """Make `work` a repository with both trees: what a three-way merge of the patches needs.
 
-    The pinned files and the patched ones are in its history, which is what a three-way merge needs.
-    A patch that does not fit is left out, and the later ones are tried without it.
+    Tag ``pinned`` and branch ``queue``: the pinned tree, and one commit per patch over it.
+    Tag ``upstream``: the other release's tree, as one commit over the pinned one.
     """
-    worktree.stage_untouched(series, pinned, work)
-    git.new_repository(work, "pinned")
+    hidden = shutil.ignore_patterns(".pyllama-*")
+    shutil.copytree(pinned, work, dirs_exist_ok=True, ignore=hidden)
+    git.new_repository(work, "the pinned release")
+    git.must(work, "tag", "pinned")
     worktree.replay(series, work)
-    git.must(work, "checkout", "--quiet", "-b", "release", "upstream")
-    for name in sorted({n for patch in series.patches for n in patch.touched()}):
-        (work / name).unlink(missing_ok=True)
-        if (release / name).is_file():
-            (work / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(release / name, work / name)
+    git.must(work, "checkout", "--quiet", "--detach", "pinned")
+    for entry in work.iterdir():
+        if entry.name != ".git":
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    shutil.copytree(release, work, dirs_exist_ok=True, ignore=hidden)
     git.must(work, "add", "--all", "--force")
-    git.must(work, "commit", "--quiet", "--allow-empty", "--message", "release")
-    return [_try_patch(patch, work) for patch in series.patches]
+    git.must(work, "commit", "--quiet", "--allow-empty", "--message", "the other release")
+    git.must(work, "tag", "--force", "upstream")
 
 
-def _try_patch(patch: Patch, work: Path) -> Outcome:
-    """Apply one patch to the scratch repository and commit it, or leave things as they were."""
+def try_series(series: Series, pinned: Path, release: Path, work: Path) -> list[Outcome]:
+    """Apply the series to `release` in a scratch repository, one patch after the other.
+
+    Where a patch conflicts its own side is taken, so that what is said of the later ones is
+    what they need themselves, and not that an earlier one is missing.
+    """
+    two_trees(series, pinned, release, work)
+    commits = git.must(work, "rev-list", "--reverse", "pinned..queue").split()
+    pairs = zip(series.patches, commits, strict=True)
+    return [_try_patch(patch, commit, work) for patch, commit in pairs]
+
+
+def _try_patch(patch: Patch, commit: str, work: Path) -> Outcome:
+    """Apply one patch to the scratch repository and commit it."""
     path = str(patch.path)
     strict = git.run(work, "apply", "--index", "--verbose", "--whitespace=nowarn", path)
     if strict.returncode == 0:
-        git.must(work, "commit", "--quiet", "--message", patch.name)
+        _commit(work, patch)
         moved = re.findall(r"offset (-?\d+) lines?", strict.stdout)
         return Outcome(
             patch.name, True, f"applies ({len(moved)} hunks moved)" if moved else "applies"
         )
+    taken_over = Outcome(patch.name, False, "already in this release: drop it")
     if git.run(work, "apply", "--check", "--reverse", path).returncode == 0:
-        return Outcome(patch.name, False, "already in this release: drop it")
-    merged = git.run(work, "apply", "--index", "--3way", "--whitespace=nowarn", path)
-    if merged.returncode == 0:
-        git.must(work, "commit", "--quiet", "--allow-empty", "--message", patch.name)
+        return taken_over
+    if git.run(work, "cherry-pick", "--no-commit", commit).returncode == 0:
+        if git.run(work, "diff", "--cached", "--quiet").returncode == 0:
+            return taken_over
+        _commit(work, patch)
         return Outcome(patch.name, True, "applies with a three-way merge: export it anew")
-    files = git.must(work, "diff", "--name-only", "--diff-filter=U").split()
-    reasons = re.findall(r"^error: (?:patch failed: )?(\S+?):", strict.stdout, re.M)
-    git.must(work, "reset", "--quiet", "--hard")
-    return Outcome(patch.name, False, f"conflicts in {', '.join(sorted(set(files or reasons)))}")
+    found = conflicts(work, commit)
+    if not found:
+        raise PatchError(f"{patch.name} cannot be tried:\n{strict.stdout}")
+    take_the_patchs_side(work)
+    _commit(work, patch)
+    return Outcome(patch.name, False, f"conflicts in {', '.join(map(str, found))}")
+
+
+def _commit(work: Path, patch: Patch) -> None:
+    git.must(work, "commit", "--quiet", "--allow-empty", "--message", patch.name)

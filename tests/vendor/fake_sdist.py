@@ -57,28 +57,29 @@ def make_sdist(
     files: dict[str, str] | None = None,
     git: dict[str, str] | None = None,
     links: dict[str, str] | None = None,
+    version: str = VERSION,
 ) -> Path:
     """Write a source archive. `files` and `links` are relative to llama.cpp's root."""
+    top = f"llama_cpp_python-{version}"
     with tarfile.open(path, "w:gz") as tar:
         project = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-        _add(
-            tar, "PKG-INFO", f"Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: {VERSION}\n"
-        )
-        _add(tar, "pyproject.toml", project)
-        _add(tar, "backend.py", BACKEND)
+        information = f"Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: {version}\n"
+        _add(tar, f"{top}/PKG-INFO", information)
+        _add(tar, f"{top}/pyproject.toml", project)
+        _add(tar, f"{top}/backend.py", BACKEND.replace(VERSION, version))
         for name, text in ({"HEAD": COMMIT + "\n"} if git is None else git).items():
-            _add(tar, f"{GIT}/{name}", text)
+            _add(tar, f"{top}/{GIT}/{name}", text)
         for name, text in (NEEDED | NOT_NEEDED if files is None else files).items():
-            _add(tar, f"vendor/llama.cpp/{name}", text)
+            _add(tar, f"{top}/vendor/llama.cpp/{name}", text)
         for name, target in (links or {}).items():
-            member = tarfile.TarInfo(f"{TOP}/vendor/llama.cpp/{name}")
+            member = tarfile.TarInfo(f"{top}/vendor/llama.cpp/{name}")
             member.type, member.linkname = tarfile.SYMTYPE, target
             tar.addfile(member)
     return path
 
 
 def _add(tar: tarfile.TarFile, name: str, text: str) -> None:
-    member = tarfile.TarInfo(f"{TOP}/{name}")
+    member = tarfile.TarInfo(name)
     data = text.encode()
     member.size = len(data)
     member.mode = 0o755 if text.startswith("#!") else 0o644

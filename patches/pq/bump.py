@@ -1,0 +1,191 @@
+"""Move the pin: rebase the queue onto another release, then write queue, pin and tree together.
+
+The rebase happens in a work tree. Until the last conflict is mended nothing outside it changes, so
+that giving up means to remove it. What has to be remembered between the stops lies in the
+work tree's git folder.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from . import git, worktree
+from .apply import pristine
+from .conflicts import conflicts, undecided_files
+from .release import two_trees, unpack_release
+from .series import VARIANTS, PatchError, read_series
+
+# apply has put vendor/ on the module path
+from sdist import FetchError, Pin, cache_dir, read_pin, sha256_of  # isort: skip
+from tree import unpack  # isort: skip
+
+STATE = "pyllama-bump.json"
+
+
+@dataclass(frozen=True)
+class State:
+    """A bump that is under way."""
+
+    version: str
+    sha256: str
+    commit: str
+    archive: str  # the release's source archive
+    series: str  # stamp of the queue that is being rebased
+
+
+@dataclass(frozen=True)
+class Project:
+    """What a bump changes: the queue's folder, the pristine tree, the pin."""
+
+    patches: Path
+    tree: Path
+    pin: Path
+
+
+def start(project: Project, version: str, archive: Path | None, work: Path) -> int:
+    """Begin to move to `version`; 0 when the pin has been moved, 1 at a conflict to mend."""
+    series = read_series(project.patches)
+    pin = _read_pin(project)
+    if pristine(project.tree).sha256 != pin.sha256:
+        raise PatchError(f"{project.tree} is not the pin's\nnext:\n  python vendor/fetch.py")
+    if pin.version == version:
+        raise PatchError(f"{pin.requirement} is the pin already\nnext:\n  name another release")
+    if work.exists() and any(work.iterdir()):
+        raise PatchError(
+            f"{work} is not empty\nnext:\n"
+            "  python patches/patchqueue.py bump --continue   # when a bump stopped there\n"
+            f"  rm -rf {work}                                 # to give it up"
+        )
+    work.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{work.name}.tmp-", dir=work.parent) as temporary:
+        root = Path(temporary)
+        release = unpack_release(version, archive, root)
+        if release.requirement.rpartition("==")[2] != version:
+            raise PatchError(f"{archive} is {release.requirement}, not {version}")
+        kept = _keep_archive(archive or root / "release.tar.gz", version)
+        two_trees(series, project.tree, release.path, work)
+    state = State(version, release.sha256, release.commit, str(kept), series.stamp("patched"))
+    (work / ".git" / STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
+    print(f"{pin.requirement} -> {release.requirement}, llama.cpp {release.commit[:12]}")
+    arguments = ("--empty=drop", "--onto", "upstream", "pinned", "queue")
+    return _go_on(project, work, state, *arguments)
+
+
+def resume(project: Project, work: Path) -> int:
+    """Go on after a conflict was mended; 0 when the pin has been moved, 1 at the next conflict."""
+    try:
+        state = State(**json.loads((work / ".git" / STATE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise PatchError(
+            f"no bump is under way in {work}\nnext:\n  python patches/patchqueue.py bump VERSION"
+        ) from error
+    if not _rebasing(work):
+        return _finish(project, work, state)
+    marked = [name for name in undecided_files(work) if _has_markers(work / name)]
+    if marked:
+        raise PatchError(
+            f"conflict markers are left in {', '.join(marked)}\nnext:\n"
+            f"  mend them in {work}, then: python patches/patchqueue.py bump --continue"
+        )
+    git.must(work, "add", "--all")
+    return _go_on(project, work, state, "--continue")
+
+
+def _go_on(project: Project, work: Path, state: State, *arguments: str) -> int:
+    """Run git rebase to its end or to the next conflict."""
+    settings = ("-c", "core.editor=true", "-c", "merge.conflictStyle=diff3")
+    result = git.run(work, *settings, "rebase", *arguments)
+    if result.returncode == 0:
+        return _finish(project, work, state)
+    if not _rebasing(work):
+        raise PatchError(f"git rebase failed in {work}:\n{result.stdout}")
+    found = conflicts(work, "REBASE_HEAD")
+    commits = git.must(work, "rev-list", "--reverse", "pinned..queue").split()
+    stopped = git.must(work, "rev-parse", "REBASE_HEAD").strip()
+    names = [patch.name for patch in read_series(project.patches).patches]
+    print(f"conflict: {names[commits.index(stopped)]}")
+    for conflict in found:
+        print(f"  {conflict}")
+    print(
+        "next:\n"
+        f"  cd {work}; git show REBASE_HEAD   # what the patch did\n"
+        "  mend the files (or, when the patch is not needed any more: git rebase --skip)\n"
+        f"  python patches/patchqueue.py bump --continue --work {work}"
+    )
+    return 1
+
+
+def _finish(project: Project, work: Path, state: State) -> int:
+    """Write queue, pin and tree; only now the project changes. Can be repeated when it fails."""
+    series = read_series(project.patches)
+    archive = Path(state.archive)
+    if not archive.is_file() or sha256_of(archive) != state.sha256:
+        raise PatchError(f"{archive} is gone or changed\nnext:\n  rm -rf {work}, and bump again")
+    pin = Pin(state.version, state.sha256, project.pin)
+    if series.stamp("patched") != state.series and _read_pin(project).version != state.version:
+        raise PatchError(
+            "the queue in patches/ changed since the bump began\nnext:\n"
+            f"  rm -rf {work}, and bump again, or take the changes back"
+        )
+    print(worktree.export(series, work))
+    _write_pin(project.pin, pin, state.commit)
+    try:
+        unpack(archive, project.tree, pin)
+    except (FetchError, OSError) as error:
+        raise PatchError(str(error)) from error
+    series = read_series(project.patches)
+    print(f"pinned: {pin.requirement}, llama.cpp {state.commit}")
+    for variant in VARIANTS:
+        print(f"stamp of {variant}: {series.stamp(variant)}")
+    try:
+        print(worktree.check(series, project.tree))
+    except PatchError as error:
+        print(f"check: {error}")
+    print("next:\n  patches/README.md, 'Moving the pin': build, test, commit")
+    (work / ".git" / STATE).unlink()
+    return 0
+
+
+def _keep_archive(archive: Path, version: str) -> Path:
+    """Keep a downloaded archive where builds look for it; one given by hand stays where it is."""
+    if archive.name != "release.tar.gz":
+        return archive.resolve()
+    target = cache_dir() / Pin(version, "", archive).archive_name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(archive, target)
+    return target
+
+
+def _read_pin(project: Project) -> Pin:
+    try:
+        return read_pin(project.pin)
+    except FetchError as error:
+        raise PatchError(str(error)) from error
+
+
+def _write_pin(path: Path, pin: Pin, commit: str) -> None:
+    """Replace the commit's line and the requirement; other comments stay."""
+    old = path.read_text(encoding="utf-8").splitlines()
+    comments = [line for line in old if line.startswith("#") and "llama.cpp commit " not in line]
+    lines = [
+        *comments,
+        f"# llama.cpp commit {commit}",
+        f"{pin.requirement} --hash=sha256:{pin.sha256}",
+    ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _rebasing(work: Path) -> bool:
+    return any((work / ".git" / name).exists() for name in ("rebase-apply", "rebase-merge"))
+
+
+def _has_markers(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    return any(
+        line.startswith((b"<<<<<<< ", b">>>>>>> ")) for line in path.read_bytes().split(b"\n")
+    )

@@ -1,0 +1,217 @@
+"""Moving the pin: a command and mended conflicts; until the end only the work tree changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import fake_sdist
+import fetch
+import patchqueue
+import pytest
+from pq import git
+from pq.series import read_series, write_series
+from sdist import read_pin
+
+PATCH_1 = "0001-ggml-fix-two.patch"
+PATCH_2 = "0002-llama-add-a-file.patch"
+NEW = "10.0.0"
+COMMIT = "beef" + "0" * 36
+LIBRARY = fake_sdist.NEEDED["src/llama.cpp"]
+CONFLICT = {"src/llama.cpp": LIBRARY.replace("return 20", "return 21")}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A project with a pin, a queue and a tree, and a release to move to."""
+
+    root: Path
+
+    def bump(self, *arguments: str) -> int:
+        """Run the command on this project."""
+        where = ["--tree", str(self.root / "tree"), "--pin", str(self.root / "llama-cpp.pin")]
+        command = ["--patches", str(self.root / "patches"), "bump", *arguments, *where]
+        return patchqueue.main([*command, "--work", str(self.work)])
+
+    @property
+    def work(self) -> Path:
+        """Where the queue is rebased."""
+        return self.root / "bump"
+
+    def release(self, changes: dict[str, str | None], folder: str = "") -> str:
+        """The archive of a release whose files differ from the pinned ones; None removes a file."""
+        files = {n: t for n, t in (fake_sdist.NEEDED | changes).items() if t is not None}
+        target = self.root / folder / f"llama_cpp_python-{NEW}.tar.gz"
+        target.parent.mkdir(exist_ok=True)
+        git_files = {"HEAD": COMMIT + "\n"}
+        return str(fake_sdist.make_sdist(target, files, git_files, version=NEW))
+
+    def state(self) -> dict[str, bytes]:
+        """Everything that a bump may change in the end: queue, tree, pin."""
+        names = [self.root / "llama-cpp.pin", *(self.root / "patches").rglob("*")]
+        names += (self.root / "tree").rglob("*")
+        return {str(p): p.read_bytes() for p in names if p.is_file()}
+
+
+@pytest.fixture
+def project(queue, monkeypatch) -> Place:
+    """The queue of the other tests, with a pin file that names its tree."""
+    stamp = json.loads((queue.tree / ".pyllama-mtp-tree.json").read_text())
+    line = f"llama-cpp-python==9.9.9 --hash=sha256:{stamp['sha256']}\n"
+    text = f"# why it is here\n# llama.cpp commit {stamp['commit']} (a date)\n{line}"
+    (queue.root / "llama-cpp.pin").write_text(text)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(queue.root / "cache"))
+    return Place(queue.root)
+
+
+def assert_moved(project: Place, archive: str) -> None:
+    """Pin, tree and queue are the release's, and they agree with each other."""
+    pin = read_pin(project.root / "llama-cpp.pin")
+    assert (pin.version, pin.sha256) == (
+        NEW,
+        hashlib.sha256(Path(archive).read_bytes()).hexdigest(),
+    )
+    text = pin.path.read_text()
+    assert text.startswith(f"# why it is here\n# llama.cpp commit {COMMIT}\nllama-cpp-python==")
+    assert fetch.check_tree(project.root / "tree", pin).commit == COMMIT
+    where = ["--patches", str(project.root / "patches"), "check"]
+    assert patchqueue.main([*where, "--tree", str(project.root / "tree")]) == 0
+
+
+def test_a_release_that_everything_applies_to(project, capsys):
+    archive = project.release({"src/llama.cpp": "// new\n" * 9 + LIBRARY})
+    assert project.bump(NEW, "--archive", archive) == 0
+    output = capsys.readouterr().out
+    assert f"llama-cpp-python==9.9.9 -> llama-cpp-python=={NEW}, llama.cpp {COMMIT[:12]}" in output
+    series = read_series(project.root / "patches")
+    assert f"changed {PATCH_2}" in output and f"changed {PATCH_1}" not in output
+    assert f"stamp of patched: {series.stamp('patched')}" in output
+    assert "2 patches apply to llama.cpp beef" in output
+    assert [p.marker for p in series.patches] == ["both", "patched"]
+    assert b"@@ -27,7 +27,7 @@" in series.patches[1].data
+    assert_moved(project, archive)
+
+
+def test_a_conflict_stops_it_and_continue_goes_on(project, capsys):
+    archive = project.release(CONFLICT)
+    before = project.state()
+    assert project.bump(NEW, "--archive", archive) == 1
+    output = capsys.readouterr().out
+    assert f"conflict: {PATCH_2}\n  src/llama.cpp (hunk 1 of 1)\n" in output
+    assert "bump --continue --work" in output
+    assert project.bump("--continue") == 2
+    assert "conflict markers are left in src/llama.cpp" in capsys.readouterr().err
+    assert project.state() == before
+    source = project.work / "src/llama.cpp"
+    source.write_text(LIBRARY.replace("return 20", "return 2121"))
+    assert project.bump("--continue") == 0
+    patch = read_series(project.root / "patches").patches[1].data
+    assert b"-int f20() { return 21; }\n+int f20() { return 2121; }\n" in patch
+    assert_moved(project, archive)
+    assert project.bump("--continue") == 2
+    assert "no bump is under way" in capsys.readouterr().err
+
+
+def test_two_conflicts_are_two_stops(project, capsys):
+    archive = project.release(CONFLICT | {"ggml/src/ggml.c": "int rewritten;\n"})
+    assert project.bump(NEW, "--archive", archive) == 1
+    assert f"conflict: {PATCH_1}\n  ggml/src/ggml.c (hunk 1 of 1)\n" in capsys.readouterr().out
+    (project.work / "ggml/src/ggml.c").write_text("int rewritten;\nint two = 22;\n")
+    assert project.bump("--continue") == 1
+    assert f"conflict: {PATCH_2}\n  src/llama.cpp (hunk 1 of 1)\n" in capsys.readouterr().out
+    (project.work / "src/llama.cpp").write_text(LIBRARY.replace("return 20", "return 2020"))
+    assert project.bump("--continue") == 0
+    assert_moved(project, archive)
+
+
+def test_a_patch_that_upstream_took_over_is_dropped(project, capsys):
+    taken = fake_sdist.NEEDED["ggml/src/ggml.c"].replace("two = 2", "two = 22")
+    archive = project.release({"ggml/src/ggml.c": "// fixed\n" + taken})
+    assert project.bump(NEW, "--archive", archive) == 0
+    output = capsys.readouterr().out
+    assert f"removed {PATCH_1}" in output and "added 0001-llama-add-a-file.patch" in output
+    names = [(p.name, p.marker) for p in read_series(project.root / "patches").patches]
+    assert names == [("0001-llama-add-a-file.patch", "patched")]
+    # renumbered: the README's table is the maintainer's, and check says so
+    assert "check: the queue is not in its exported form:\n  0001-llama-add-a-file" in output
+    assert read_pin(project.root / "llama-cpp.pin").version == NEW
+
+
+@pytest.mark.parametrize("how", ["skipped", "mended to nothing"])
+def test_a_patch_can_be_dropped(project, how):
+    archive = project.release(CONFLICT)
+    assert project.bump(NEW, "--archive", archive) == 1
+    if how == "skipped":
+        git.must(project.work, "rebase", "--skip")
+    else:
+        git.must(project.work, "checkout", "upstream", "--", "src/llama.cpp")
+        (project.work / "src/mtp.cpp").unlink()
+    assert project.bump("--continue") == 0
+    assert [p.name for p in read_series(project.root / "patches").patches] == [PATCH_1]
+    assert_moved(project, archive)
+
+
+def test_a_file_that_upstream_moved_is_followed(project):
+    archive = project.release({"src/llama.cpp": None, "src/core.cpp": LIBRARY})
+    assert project.bump(NEW, "--archive", archive) == 0
+    assert "src/core.cpp" in read_series(project.root / "patches").patches[1].touched()
+    assert_moved(project, archive)
+
+
+def test_through_pip_the_archive_is_kept_for_the_build(project, monkeypatch):
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    archive = project.release({}, "index")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(project.root / "index"))
+    assert project.bump(NEW) == 0
+    kept = project.root / "cache" / "pyllama-mtp" / f"llama_cpp_python-{NEW}.tar.gz"
+    assert kept.read_bytes() == Path(archive).read_bytes()
+    assert_moved(project, archive)
+
+
+def test_a_queue_that_changed_meanwhile_is_not_overwritten(project, capsys):
+    archive = project.release(CONFLICT)
+    assert project.bump(NEW, "--archive", archive) == 1
+    (project.work / "src/llama.cpp").write_text(LIBRARY.replace("return 20", "return 2020"))
+    (project.root / "patches" / PATCH_2).unlink()
+    write_series(project.root / "patches", [(PATCH_1, "both")])
+    before = project.state()
+    assert project.bump("--continue") == 2
+    assert "changed since the bump began" in capsys.readouterr().err
+    assert project.state() == before
+
+
+@pytest.mark.parametrize(
+    ("case", "problem"),
+    [
+        ("no release", "bump takes a release, or --continue"),
+        ("both", "bump takes a release, or --continue"),
+        ("the pin", "9.9.9 is the pin already"),
+        ("work in use", "is not empty"),
+        ("another archive", f"is llama-cpp-python=={NEW}, not 10.0.1"),
+        ("another tree", "is not the pin's"),
+        ("nothing under way", "no bump is under way"),
+    ],
+)
+def test_refusals(project, case, problem, capsys):
+    archive = project.release({})
+    arguments = {
+        "no release": [],
+        "both": [NEW, "--continue"],
+        "the pin": ["9.9.9"],
+        "another archive": ["10.0.1", "--archive", archive],
+        "nothing under way": ["--continue"],
+    }.get(case, [NEW, "--archive", archive])
+    if case == "work in use":
+        project.work.mkdir()
+        (project.work / "mine").write_text("mine\n")
+    if case == "another tree":
+        pin = project.root / "llama-cpp.pin"
+        pin.write_text(pin.read_text().replace("sha256:", "sha256:" + "0" * 64)[:-65] + "\n")
+    before = project.state()
+    assert project.bump(*arguments) == 2
+    message = capsys.readouterr().err
+    assert problem in message
+    assert project.state() == before
