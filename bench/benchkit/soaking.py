@@ -207,7 +207,7 @@ class Soak:
 
     def _batch(self) -> None:
         """Several prompts at once, some of them sampled."""
-        settings = replace(self._draw_settings(), prompt_rows="last")
+        settings = replace(self._draw_settings(), prompt_rows="last", n_ubatch=48)
         places = self._random.randint(1, 4)
         prompts = [self._new() for _ in range(self._random.randint(1, 6))]
         n = [self._n() for _ in prompts]
