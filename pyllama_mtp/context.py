@@ -94,7 +94,12 @@ class Context(Owned, OfThisProcess):
         self._interrupt = self._ffi.new("struct pyllama_interrupt *")
         self._interrupt.poll = self._lib.pyllama_on_poll
         self._interrupt.period_us = POLL_PERIOD_US
-        self._handle = self._create(target)
+        self._weights = model.weights.hold()
+        try:
+            self._handle = self._create(target)
+        except BaseException:
+            self._weights.release()
+            raise
         self.claim()
         model.contexts.add(self)
         try:
@@ -180,6 +185,7 @@ class Context(Owned, OfThisProcess):
             self._lib.llama_batch_ext_free(batch)
         if handle:
             self._lib.llama_free(handle)
+            self._weights.release()
         native.raise_pending()  # of a log handler
 
     def __del__(self) -> None:

@@ -23,6 +23,31 @@ from .owned import OfThisProcess, Owned
 Tokens = npt.NDArray[np.int32]
 
 
+class Weights:
+    """The native model, freed when the last of its users lets go: the `Model`, and each context.
+
+    A context reads the model while it is freed. Where Python collects both in one cycle, or ends,
+    it may finalize the model first, and has emptied weak references to the contexts by then.
+    """
+
+    def __init__(self, handle: Any, free: Callable[[Any], None]) -> None:
+        self._handle, self._free = handle, free
+        # An entry for each user but one; a list, because threads may come and go at once.
+        self._others: list[None] = []
+
+    def hold(self) -> Weights:
+        """One user more."""
+        self._others.append(None)
+        return self
+
+    def release(self) -> None:
+        """One user less; each calls it once."""
+        try:
+            self._others.pop()
+        except IndexError:
+            self._free(self._handle)
+
+
 class Model(Owned, OfThisProcess):
     """Weights and vocabulary of a GGUF file. A context manager; closing it closes its contexts.
 
@@ -79,7 +104,7 @@ class Model(Owned, OfThisProcess):
         self._library = native.load()
         self._ffi, self._lib = self._library.ffi, self._library.lib
         self._refuse_trimmed_head()
-        #: Contexts must be freed before their model; those alive add themselves.
+        #: Closed with the model; those alive add themselves, and hold `weights` besides.
         self.contexts: weakref.WeakSet[Owned] = weakref.WeakSet()
         #: Whether layers are on devices with memory of their own: GPUs, workers.
         self.on_gpu = n_gpu_layers != 0 and (
@@ -92,6 +117,7 @@ class Model(Owned, OfThisProcess):
             self._disconnect()
             raise
         self.claim()
+        self.weights = Weights(self._handle, self._lib.llama_model_free)
         self.has_mtp = mtp and self._lib.llama_model_n_layer_nextn(self._handle) > 0
         self._vocab = self._lib.llama_model_get_vocab(self._handle)
         self.n_vocab = int(self._lib.llama_vocab_n_tokens(self._vocab))
@@ -236,7 +262,7 @@ class Model(Owned, OfThisProcess):
         if handle:
             for context in list(self.contexts):
                 context.close()
-            self._lib.llama_model_free(handle)
+            self.weights.release()
         self._disconnect()
         native.raise_pending()  # of a log handler
 

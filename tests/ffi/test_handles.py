@@ -145,3 +145,34 @@ print("end")
 """
     done = run_python(code, demo_file)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_contexts_are_freed_before_their_model(run_python: RunPython, demo_file: Path) -> None:
+    """Also where Python finalizes the model first, with weak references already emptied: in a
+    cycle that it collects. llama.cpp reads the model while it frees a context."""
+    code = """
+import dataclasses, gc, sys
+from pyllama_mtp import Model, Session, Settings, native
+
+class Recorder:
+    calls = []
+    def __init__(self, lib):
+        self.lib = lib
+    def __getattr__(self, name):
+        function = getattr(self.lib, name)
+        if name not in ("llama_free", "llama_model_free"):
+            return function
+        return lambda handle: (self.calls.append(name), function(handle))
+
+library = native.load()
+native._loaded = dataclasses.replace(library, lib=Recorder(library.lib))
+gc.disable()
+model = Model(sys.argv[1])
+session = Session(model, Settings(n_ctx=64, n_threads=1, draft_n_max=2))
+model.cycle = session
+del model, session
+gc.collect()
+print(*Recorder.calls)
+"""
+    done = run_python(code, demo_file)
+    assert done.stdout.split() == ["llama_free", "llama_free", "llama_model_free"], done.stderr
