@@ -61,6 +61,9 @@ function(llama_variant variant)
     list(REMOVE_ITEM _all ${PYLLAMA_SHARED_SOURCES})
     list(TRANSFORM _all PREPEND ${_tree}/ OUTPUT_VARIABLE _own)
 
+    if(variant STREQUAL "patched")
+        pyllama_sanitize_sources(_own ${_tree})
+    endif()
     set(_llama llama-${variant})
     add_library(${_llama} SHARED ${_own} $<TARGET_OBJECTS:llama-shared> ${PYLLAMA_SHIM_DIR}/stamp.c)
     llama_stamp_definitions(${variant})
@@ -88,6 +91,9 @@ function(llama_variant variant)
     endif()
     set_target_properties(${_shim} PROPERTIES OUTPUT_NAME pyllama-mtp
         LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/${variant})
+    if(variant STREQUAL "patched")
+        pyllama_sanitize_target(${_shim})
+    endif()
 
     # What other programs load by the name libllama.so. It needs all of them, although it uses little.
     set(_dropin dropin-${variant})

@@ -10,6 +10,7 @@ Python_add_library(_native MODULE USE_SABI 3.10 WITH_SOABI ${_generated})
 target_include_directories(_native PRIVATE ${PYLLAMA_SHIM_DIR} ${PYLLAMA_TREE_patched}/include)
 target_compile_definitions(_native PRIVATE LLAMA_SHARED GGML_SHARED GGML_BACKEND_SHARED)
 target_link_libraries(_native PRIVATE shim-patched llama-patched ggml)
+pyllama_sanitize_target(_native)
 # No run-time path on purpose: native.py loads a variant first, and the loader then finds the same
 # SONAMEs in memory. Imported any other way, the extension fails instead of guessing.
 set_target_properties(_native PROPERTIES INSTALL_RPATH "")
