@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+"""Build the patched variant with AddressSanitizer and UBSan, and run the native tests on it.
+
+    python tests/sanitize.py                        # build, run everything, write the summary
+    python tests/sanitize.py tests/ffi              # some files or folders
+    python tests/sanitize.py --summary-only         # from the runs so far
+
+Each test file runs in a process of its own, with a time limit; what ran is kept in the build
+folder, so that an interrupted run loses one file. First deliberate errors in the shim must be
+reported: a build that reports nothing proves nothing. Exit codes: 0 no finding in code we touch, 1
+some, 2 an error whose message says what to do. Needs g++ (or CXX) with its sanitizer runtimes,
+cmake, ninja, and the ordinary build, whose upstream variant the tests compare with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from sanitizers.build import ROOT, SanitizeError, assemble, build, environment
+from sanitizers.findings import TOUCHED, Sources, collect
+from sanitizers.summary import Run, write_summary
+
+BUILD = ROOT / "build" / "sanitize"
+SUMMARY = ROOT / "bench" / "results" / "sanitizers.md"
+NATIVE = ("tests/ffi", "tests/regression", "tests/unit", "tests/model")
+#: What cannot run with the sanitizers, and why.
+LEFT_OUT = {
+    "tests/model/test_installed.py": "tests an installed wheel, and without the variables that "
+    "load the runtimes",
+}
+PROBE = """
+import ctypes, sys
+from pyllama_mtp import native
+folder = native.load().folder
+assert str(folder).startswith(sys.argv[1]), f"{folder} is not the instrumented build"
+shim = ctypes.CDLL(str(folder / "libpyllama-mtp.so"))
+libc = ctypes.CDLL(None)
+libc.calloc.restype = ctypes.c_void_p
+size, offset = map(int, sys.argv[2:])
+shim.pyllama_abort_poll(ctypes.c_void_p(libc.calloc(1, size) + offset))
+"""
+#: Size and offset of what the probe passes for a pointer to 32 aligned bytes, by what is reported.
+PROBES = {"undefined": (64, 1), "address": (8, 0)}
+LEAKS = """
+import gc, sys
+import pyllama_mtp
+from pyllama_mtp.models.demo import demo_path
+for depth in (0, 3):
+    with pyllama_mtp.Model(demo_path()) as model:
+        settings = pyllama_mtp.Settings(draft_n_max=depth, n_ctx=512, n_threads=1)
+        with pyllama_mtp.Session(model, settings) as session:
+            print(len(session.generate("def main", max_tokens=40).run().tokens))
+gc.collect()
+"""
+
+
+def run_probe(package: Path, logs: Path, sources: Sources) -> None:
+    """Deliberate errors in the shim: each sanitizer must report its own, and as ours."""
+    for wanted, place in PROBES.items():
+        folder = logs / wanted
+        variables = environment(package, folder, leaks=False)
+        command = [sys.executable, "-c", PROBE, str(package), *map(str, place)]
+        done = subprocess.run(command, env=variables, cwd=package, capture_output=True, text=True)
+        found = collect(folder.iterdir(), sources)
+        if not any(
+            finding.kind.startswith(wanted)
+            and finding.whose == TOUCHED
+            and finding.file.endswith("shim.cpp")
+            for finding in found
+        ):
+            raise SanitizeError(
+                f"a deliberate error ({wanted}) was not reported, but {list(found)}:\n"
+                f"{done.stdout}{done.stderr[-2000:]}"
+            )
+
+
+def run_file(file: str, package: Path, logs: Path, limit: float) -> Run:
+    """One test file, in a process of its own."""
+    variables = environment(package, logs, leaks=False)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rfE"]
+    command += ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), str(ROOT / file)]
+    begin = time.monotonic()
+    output = logs / "output.txt"
+    with output.open("w") as stream:
+        process = subprocess.Popen(
+            command, env=variables, cwd=package, stdout=stream, stderr=subprocess.STDOUT
+        )
+        try:
+            code = process.wait(limit)
+            outcome = "" if code in (0, 1) else f"ended with {code}"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            outcome = f"stopped after {limit:.0f} s"
+    text = output.read_text(errors="replace")
+    counts = re.findall(r"^(?:=+ )?(\d+ (?:passed|failed|error|skipped|deselected).*?)(?: =+)?$",
+                        text, re.M)  # fmt: skip
+    failed = re.findall(r"^(?:FAILED|ERROR) \S*?(tests/\S+)", text, re.M)
+    result = re.sub(r" in [\d.]+s.*", "", counts[-1]) if counts else "no result"
+    result = f"{result}; {outcome}" if outcome else result
+    return Run(file, result, failed, time.monotonic() - begin)
+
+
+def run_leaks(package: Path, logs: Path, sources: Sources) -> str:
+    """Load, generate, close, end: what LeakSanitizer says of blocks that our code allocated."""
+    variables = environment(package, logs, leaks=True)
+    command = [sys.executable, "-c", LEAKS]
+    done = subprocess.run(command, env=variables, cwd=package, capture_output=True, text=True)
+    text = "\n".join(log.read_text(errors="replace") for log in logs.glob("*san.*")) + done.stderr
+    if "LeakSanitizer has encountered a fatal error" in text:
+        return "LeakSanitizer does not run on this machine"
+    if len(done.stdout.split()) != 2:
+        raise SanitizeError(f"the program for the leaks failed:\n{text[-3000:]}")
+    all_leaks = len(re.findall(r"^(?:Direct|Indirect) leak of", text, re.M))
+    leaks = {f: n for f, n in collect(logs.glob("*san.*"), sources).items() if f.kind == "leak"}
+    lines = [f"- {f.whose}: {f.function} ({f.file}:{f.line})" for f in leaks]
+    told = f"{all_leaks} reports in all, {len(leaks)} with a frame of llama.cpp, ggml or ours"
+    return "\n".join([told + (":" if lines else "."), *lines])
+
+
+def selected(paths: list[str]) -> list[str]:
+    """Test files, relative to the project's root."""
+    files: list[str] = []
+    for path in paths or NATIVE:
+        place = ROOT / path
+        if not place.exists():
+            raise SanitizeError(f"{path} is not there: give files or folders below the project")
+        found = sorted(place.rglob("test_*.py")) if place.is_dir() else [place]
+        files += [file.relative_to(ROOT).as_posix() for file in found]
+    return [file for file in files if file not in LEFT_OUT]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        description="The native tests under AddressSanitizer and UndefinedBehaviorSanitizer."
+    )
+    top.add_argument("paths", nargs="*", help=f"default: {' '.join(NATIVE)}")
+    top.add_argument("--build", type=Path, default=BUILD, help="default: %(default)s")
+    top.add_argument("--no-build", action="store_true", help="the folder's build is current")
+    top.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="default: %(default)s")
+    top.add_argument("--time-limit", type=float, default=900, metavar="S", help="for one file")
+    top.add_argument("--output", type=Path, default=SUMMARY, help="default: %(default)s")
+    top.add_argument("--summary-only", action="store_true", help="from what ran so far")
+    return top
+
+
+def run_all(args: argparse.Namespace, folder: Path, sources: Sources) -> None:
+    """Build, probe, leaks, and each file; each leaves a folder of logs with a record in it."""
+    if not args.no_build:
+        build(folder, "address,undefined", args.jobs)
+    package = assemble(folder)
+    stamp = time.strftime("%H%M%S")
+    run_probe(package, folder / "probe" / stamp, sources)
+    print("a deliberate error is reported", flush=True)
+    (folder / "leaks.txt").write_text(run_leaks(package, folder / "leaks" / stamp, sources))
+    for file in selected(args.paths):
+        logs = folder / "runs" / file.replace("/", "-").removesuffix(".py")
+        for old in logs.glob("*"):
+            old.unlink()
+        run = run_file(file, package, environment_folder(logs), args.time_limit)
+        (logs / "run.json").write_text(json.dumps(vars(run)))
+        print(f"{file}: {run.result}, {run.seconds:.0f} s", flush=True)
+
+
+def environment_folder(logs: Path) -> Path:
+    """The folder, made."""
+    logs.mkdir(parents=True, exist_ok=True)
+    return logs
+
+
+def summarize(folder: Path, output: Path, sources: Sources) -> int:
+    """Write the summary of all runs in the build folder; returns how many findings are ours."""
+    records = sorted((folder / "runs").glob("*/run.json"))
+    if not records:
+        raise SanitizeError(f"nothing ran yet in {folder}: run without --summary-only")
+    runs = [Run(**json.loads(record.read_text())) for record in records]
+    logs = [log for record in records for log in record.parent.glob("*san.*")]
+    found = collect(logs, sources)
+    leaks = (folder / "leaks.txt").read_text()
+    facts: dict[str, Any] = json.loads((folder / "generated" / "build_info.json").read_text())
+    when = datetime.date.today().isoformat()
+    write_summary(output, runs, found, leaks, LEFT_OUT, facts, when)
+    return sum(finding.whose == TOUCHED for finding in found)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    args = parser().parse_args(argv)
+    folder = args.build.resolve()
+    sources = Sources(folder, ROOT)
+    try:
+        if not args.summary_only:
+            run_all(args, folder, sources)
+        ours = summarize(folder, args.output, sources)
+    except SanitizeError as error:
+        print(f"sanitize: {error}", file=sys.stderr)
+        return 2
+    print(f"{args.output}: {ours} findings in code we touch")
+    return 1 if ours else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

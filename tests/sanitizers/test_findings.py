@@ -1,0 +1,126 @@
+"""What the sanitizers say is counted, and told apart by whose line it is."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def load(name: str) -> ModuleType:
+    """A module of tests/sanitizers, which the command imports as ``sanitizers.NAME``."""
+    sys.path.insert(0, str(TESTS))
+    try:
+        return importlib.import_module(f"sanitizers.{name}")
+    finally:
+        sys.path.remove(str(TESTS))
+
+
+findings, summary = load("findings"), load("summary")
+
+UPSTREAM = "one\ntwo\nthree\nfour\n"
+PATCHED = "one\nours\ntwo\nchanged\nfour\n"
+UBSAN = """\
+tree/patched/src/llama-graph.cpp:{line}:7: runtime error: signed integer overflow: 2147483647 + {n}
+    #0 0x7f01 in llm_graph::build(int) tree/patched/src/llama-graph.cpp:{line}
+    #1 0x7f02 in main /usr/src/main.c:3
+
+"""
+ASAN = """\
+==12==ERROR: AddressSanitizer: heap-buffer-overflow on address 0x60 at pc 0x7f
+READ of size 8 at 0x60 thread T0
+    #0 0x7f00 in memcpy ../../../../src/libsanitizer/sanitizer_common/interceptors.inc:827
+    #1 0x7f01 in pyllama_abort_poll {root}/bindings/shim/shim.cpp:202
+    #2 0x7f02 in ffi_call (/lib/libffi.so.8+0x6b0c)
+
+0x60 is located 0 bytes to the right of 8-byte region [0x58,0x60)
+"""
+LEAKS = """\
+==13==ERROR: LeakSanitizer: detected memory leaks
+
+Direct leak of 952 byte(s) in 17 object(s) allocated from:
+    #0 0x7f00 in malloc ../../../../src/libsanitizer/asan/asan_malloc_linux.cpp:69
+    #1 0x7f01 in PyThread_allocate_lock Python/thread_pthread.h:485
+
+Direct leak of 64 byte(s) in 1 object(s) allocated from:
+    #0 0x7f00 in operator new(unsigned long) ../src/libsanitizer/asan/asan_new_delete.cpp:95
+    #1 0x7f01 in llama_mtp_new tree/patched/src/llama-mtp.cpp:9
+"""
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> findings.Sources:
+    """Two trees with one file changed and one added by patches, and a project with a shim."""
+    for tree, text in (("upstream", UPSTREAM), ("patched", PATCHED)):
+        folder = tmp_path / "build" / "tree" / tree / "src"
+        folder.mkdir(parents=True)
+        (folder / "llama-graph.cpp").write_text(text)
+    (folder / "llama-mtp.cpp").write_text("new\n" * 9)
+    shim = tmp_path / "bindings" / "shim"
+    shim.mkdir(parents=True)
+    (shim / "shim.cpp").write_text("shim\n")
+    return findings.Sources(tmp_path / "build", tmp_path)
+
+
+@pytest.mark.parametrize(("line", "whose"), [(1, "upstream"), (2, "ours"), (3, "upstream"),
+                                             (4, "ours"), (5, "upstream")])  # fmt: skip
+def test_a_line_is_ours_when_a_patch_wrote_it(
+    sources: findings.Sources, line: int, whose: str
+) -> None:
+    (found,) = findings.parse(UBSAN.format(line=line, n=1), sources)
+    assert found.whose == {"ours": findings.TOUCHED, "upstream": findings.UPSTREAM}[whose]
+    assert (found.file, found.line) == ("src/llama-graph.cpp", line)
+    assert found.function == "llm_graph::build"
+
+
+def test_values_do_not_make_two_findings_of_one(sources: findings.Sources, tmp_path: Path) -> None:
+    logs = [tmp_path / "ubsan.1", tmp_path / "ubsan.2"]
+    logs[0].write_text(UBSAN.format(line=2, n=1) + UBSAN.format(line=2, n=77))
+    logs[1].write_text(UBSAN.format(line=2, n=5) + UBSAN.format(line=4, n=5))
+    found = findings.collect(logs, sources)
+    assert sorted((f.line, n) for f, n in found.items()) == [(2, 3), (4, 1)]
+    assert {f.kind for f in found} == {"undefined: signed integer overflow: N + N"}
+
+
+def test_the_place_is_the_first_frame_that_was_compiled_here(
+    sources: findings.Sources, tmp_path: Path
+) -> None:
+    (found,) = findings.parse(ASAN.format(root=tmp_path), sources)
+    assert (found.kind, found.whose) == ("address: heap-buffer-overflow", findings.TOUCHED)
+    assert (found.file, found.line, found.function) == (
+        "bindings/shim/shim.cpp",
+        202,
+        "pyllama_abort_poll",
+    )
+
+
+def test_an_error_with_no_frame_of_ours_is_not_lost(sources: findings.Sources) -> None:
+    text = ASAN.format(root="/elsewhere").replace("bindings", "other")
+    (found,) = findings.parse(text, sources)
+    assert found.whose == findings.UPSTREAM and found.kind == "address: heap-buffer-overflow"
+
+
+def test_leaks_of_the_interpreter_are_not_ours(sources: findings.Sources) -> None:
+    (found,) = findings.parse(LEAKS, sources)
+    assert (found.kind, found.whose, found.line) == ("leak", findings.TOUCHED, 9)
+
+
+def test_the_summary_keeps_them_apart(sources: findings.Sources, tmp_path: Path) -> None:
+    text = UBSAN.format(line=2, n=1) + UBSAN.format(line=1, n=1)
+    found = Counter(findings.parse(text, sources))
+    runs = [summary.Run("tests/a.py", "3 passed; stopped after 9 s", ["tests/a.py::test_b"], 9.4)]
+    build = {"upstream_commit": "c" * 40, "series": {"patched": "d" * 64}}
+    target = tmp_path / "summary.md"
+    summary.write_summary(target, runs, found, "none", {"tests/x.py": "why"}, build, "a day")
+    ours, upstreams, rest = target.read_text().split("## ")[1:4]
+    assert "src/llama-graph.cpp:2" in ours and "src/llama-graph.cpp:1 " not in ours
+    assert "src/llama-graph.cpp:1 " in upstreams and rest.startswith("Leaks")
+    assert "| tests/a.py | 3 passed; stopped after 9 s | 9 |" in target.read_text()
+    assert "Failed: `tests/a.py::test_b`" in target.read_text()
+    assert "- tests/x.py: why" in target.read_text()
