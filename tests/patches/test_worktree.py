@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import fake_sdist
@@ -225,6 +226,46 @@ def test_latest_goes_on_after_a_conflict(queue, capsys):
     output = capsys.readouterr().out
     assert f"FAIL {PATCH_1}: conflicts in ggml/src/ggml.c" in output
     assert f"ok   {PATCH_2}: applies" in output
+
+
+def test_a_later_patch_is_tried_over_an_earlier_one_that_conflicts(queue, capsys):
+    """What it changes is what the earlier one made; left out, that would look like a conflict."""
+    work = queue.edit()
+    library = (work / "src/llama.cpp").read_text().replace("return 2020", "return 3030")
+    queue.commit(work, "third", {"src/llama.cpp": library, "src/mtp.cpp": "int mtp2;\n"})
+    worktree.export(queue.series, work)
+    both = LIBRARY.replace("return 20", "return 21").replace("f30()", "f30(void)")
+    archive = newer(queue, {"src/llama.cpp": both})
+    assert release.latest(queue.series, queue.tree, None, archive) == 1
+    output = capsys.readouterr().out
+    assert f"FAIL {PATCH_2}: conflicts in src/llama.cpp (hunk 1 of 1)" in output
+    assert "ok   0003-third.patch: applies\n" in output
+    assert "3 patches, 1 to mend" in output
+
+
+def test_hunks_that_conflict_are_told_from_those_that_do_not(queue, capsys):
+    work = queue.edit()
+    library = (work / "src/llama.cpp").read_text()
+    for number in (1, 10, 38):
+        library = library.replace(f"return {number};", f"return {number}000;")
+    queue.commit(work, "three places", {"src/llama.cpp": library})
+    worktree.export(queue.series, work)
+    archive = newer(queue, {"src/llama.cpp": LIBRARY.replace("return 38", "return 39")})
+    assert release.latest(queue.series, queue.tree, None, archive) == 1
+    line = "FAIL 0003-three-places.patch: conflicts in src/llama.cpp (hunk 3 of 3)\n"
+    assert line in capsys.readouterr().out
+
+
+def test_latest_says_when_there_is_nothing_newer(queue, monkeypatch, capsys):
+    archive = queue.root / "same.tar.gz"
+    fake_sdist.make_sdist(archive)
+    stamp = json.loads((queue.tree / ".pyllama-mtp-tree.json").read_text())
+    monkeypatch.setattr(release, "download_release", lambda version, folder: archive)
+    monkeypatch.setattr(release, "sha256_of", lambda path: stamp["sha256"])
+    assert release.latest(queue.series, queue.tree, None, None) == 0
+    assert "the pin is the newest release" in capsys.readouterr().out
+    assert release.latest(queue.series, queue.tree, "9.9.9", None) == 0
+    assert "newest" not in capsys.readouterr().out
 
 
 def test_latest_through_pip(queue, monkeypatch, capsys):
