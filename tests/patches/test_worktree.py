@@ -202,6 +202,14 @@ CASES = {
         1,
         "already in this release: drop it",
     ),
+    "taken over and moved on": (
+        {
+            "src/llama.cpp": LIBRARY.replace("return 20", "return 2020").replace("f18()", "f(18)"),
+            "src/mtp.cpp": "int mtp;\n",
+        },
+        1,
+        "already in this release: drop it",
+    ),
 }
 
 
