@@ -279,9 +279,15 @@ class Soak:
 
     def _logits(self, tokens: list[int], settings: Settings) -> np.ndarray[Any, Any]:
         """Logits after `tokens` in a fresh context, one batch."""
-        matters = {name: getattr(settings, name) for name in MATTERS}
-        options = ContextOptions(n_ctx=2 * N_CTX, n_batch=N_CTX, n_ubatch=N_CTX, n_threads=1,
-                                 **matters)  # fmt: skip
+        options = ContextOptions(
+            n_ctx=2 * N_CTX,
+            n_batch=N_CTX,
+            n_ubatch=N_CTX,
+            n_threads=1,
+            type_k=settings.cache_type_k,
+            type_v=settings.cache_type_v,
+            flash_attn=settings.flash_attn,
+        )
         outputs = np.zeros(len(tokens), dtype=np.int8)
         outputs[-1] = 1
         with Context(self.model, options) as context:

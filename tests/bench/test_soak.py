@@ -37,7 +37,7 @@ def test_a_short_soak(work: Soak) -> None:
         work.weights = weights
         work.step()
     work.weights = dict(STEPS)
-    readings = soak.soak(work, 0, 45)
+    readings = soak.soak(work, 0, 40)
     assert set(work.tally.steps) == set(STEPS)
     assert work.tally.equal > 30 and work.tally.near_ties < 5
     assert soak.growth(readings)["most"] - readings[0][1] < BOUND
@@ -47,7 +47,7 @@ def test_the_seed_says_what_is_done(demo: Model, tmp_path: Path) -> None:
     digests, names = [], []
     for seed in (5, 5, 6):
         work = make(demo, tmp_path, seed)
-        names.append([work.step() for _ in range(12)])
+        names.append([work.step() for _ in range(8)])
         work.close()
         digests.append(work.tally.digest.hexdigest())
     assert names[0] == names[1] != names[2]
@@ -65,6 +65,19 @@ def test_another_answer_is_found(work: Soak) -> None:
     with pytest.raises(Different, match="shorter"):
         work._compare(prompt, answer[:3], 6)
     assert work.tally.equal == 1
+
+
+def test_a_near_tie_is_no_difference(work: Soak, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = work._prompts[0]
+    with work._fresh() as fresh:
+        answer = fresh.generate(prompt, max_tokens=6).run().tokens
+    logits = work._logits([*prompt, *answer[:3]], work.settings)
+    assert int(logits.argmax()) == answer[3], "the logits are those of the fresh context"
+    other = (answer[3] + 1) % work.model.n_vocab
+    logits[other] = logits.max() - 1e-4
+    monkeypatch.setattr(work, "_logits", lambda tokens, settings: logits)
+    assert not work._compare(prompt, [*answer[:3], other, 0, 0], 6)
+    assert (work.tally.equal, work.tally.near_ties) == (0, 1)
 
 
 def test_growth_is_taken_after_the_warm_up() -> None:
