@@ -187,12 +187,14 @@ def summarize(folder: Path, output: Path, sources: Sources) -> int:
     if not records:
         raise SanitizeError(f"nothing ran yet in {folder}: run without --summary-only")
     runs = [Run(**json.loads(record.read_text())) for record in records]
+    done = {run.file for run in runs}
+    left_out = LEFT_OUT | {file: "did not run" for file in selected([]) if file not in done}
     logs = [log for record in records for log in record.parent.glob("*san.*")]
     found = collect(logs, sources)
     leaks = (folder / "leaks.txt").read_text()
     facts: dict[str, Any] = json.loads((folder / "generated" / "build_info.json").read_text())
     when = datetime.date.today().isoformat()
-    write_summary(output, runs, found, leaks, LEFT_OUT, facts, when)
+    write_summary(output, runs, found, leaks, left_out, facts, when)
     return sum(finding.whose == TOUCHED for finding in found)
 
 
