@@ -34,6 +34,7 @@ from sanitizers.summary import Run, write_summary
 BUILD = ROOT / "build" / "sanitize"
 SUMMARY = ROOT / "bench" / "results" / "sanitizers.md"
 NATIVE = ("tests/ffi", "tests/regression", "tests/unit", "tests/model")
+SOAK = "bench/soak.py"
 #: What cannot run with the sanitizers, and why.
 LEFT_OUT = {
     "tests/model/test_installed.py": "tests an installed wheel, and without the variables that "
@@ -113,6 +114,25 @@ def run_file(file: str, package: Path, logs: Path, limit: float) -> Run:
     return Run(file, result, failed, time.monotonic() - begin)
 
 
+def run_soak(package: Path, logs: Path, steps: int) -> Run:
+    """Random use of every setting (bench/soak.py). Its word on memory does not count here: ASan
+    keeps what was freed."""
+    command = [sys.executable, str(ROOT / "bench" / "soak.py"), "--steps", str(steps)]
+    begin = time.monotonic()
+    done = subprocess.run(
+        command,
+        env=environment(package, logs, leaks=False),
+        cwd=package,
+        capture_output=True,
+        text=True,
+    )
+    (logs / "output.txt").write_text(done.stdout + done.stderr)
+    told = re.search(r"(\d+ equal), .*?(\d+ different)", done.stdout)
+    result = f"{told[1]}, {told[2]}" if told else f"ended with {done.returncode}"
+    failed = [] if told and told[2] == "0 different" else ["bench/soak.py"]
+    return Run(f"bench/soak.py --steps {steps}", result, failed, time.monotonic() - begin)
+
+
 def run_leaks(package: Path, logs: Path, sources: Sources) -> str:
     """Load, generate, close, end: what LeakSanitizer says of blocks that our code allocated."""
     variables = environment(package, logs, leaks=True)
@@ -147,11 +167,12 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         description="The native tests under AddressSanitizer and UndefinedBehaviorSanitizer."
     )
-    top.add_argument("paths", nargs="*", help=f"default: {' '.join(NATIVE)}")
+    top.add_argument("paths", nargs="*", help=f"default: {SOAK} {' '.join(NATIVE)}")
     top.add_argument("--build", type=Path, default=BUILD, help="default: %(default)s")
     top.add_argument("--no-build", action="store_true", help="the folder's build is current")
     top.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="default: %(default)s")
     top.add_argument("--time-limit", type=float, default=900, metavar="S", help="for one file")
+    top.add_argument("--soak-steps", type=int, default=60, metavar="N", help="of bench/soak.py")
     top.add_argument("--output", type=Path, default=SUMMARY, help="default: %(default)s")
     top.add_argument("--summary-only", action="store_true", help="from what ran so far")
     return top
@@ -166,18 +187,27 @@ def run_all(args: argparse.Namespace, folder: Path, sources: Sources) -> None:
     run_probe(package, folder / "probe" / stamp, sources)
     print("a deliberate error is reported", flush=True)
     (folder / "leaks.txt").write_text(run_leaks(package, folder / "leaks" / stamp, sources))
-    for file in selected(args.paths):
-        logs = folder / "runs" / file.replace("/", "-").removesuffix(".py")
-        for old in logs.glob("*"):
-            old.unlink()
-        run = run_file(file, package, environment_folder(logs), args.time_limit)
-        (logs / "run.json").write_text(json.dumps(vars(run)))
-        print(f"{file}: {run.result}, {run.seconds:.0f} s", flush=True)
+    if not args.paths or SOAK in args.paths:
+        logs = fresh_folder(folder, SOAK)
+        keep(logs, run_soak(package, logs, args.soak_steps))
+    files = selected([path for path in args.paths if path != SOAK]) if args.paths != [SOAK] else []
+    for file in files:
+        logs = fresh_folder(folder, file)
+        keep(logs, run_file(file, package, logs, args.time_limit))
 
 
-def environment_folder(logs: Path) -> Path:
-    """The folder, made."""
+def keep(logs: Path, run: Run) -> None:
+    """Write a run's record beside its logs, and say how it went."""
+    (logs / "run.json").write_text(json.dumps(vars(run)))
+    print(f"{run.file}: {run.result}, {run.seconds:.0f} s", flush=True)
+
+
+def fresh_folder(folder: Path, file: str) -> Path:
+    """An empty folder for the logs of one run."""
+    logs = folder / "runs" / file.replace("/", "-").removesuffix(".py")
     logs.mkdir(parents=True, exist_ok=True)
+    for old in logs.glob("*"):
+        old.unlink()
     return logs
 
 
