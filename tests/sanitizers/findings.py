@@ -14,6 +14,9 @@ UBSAN = re.compile(r"^(\S+?):(\d+):\d+: runtime error: (.+)$", re.M)
 ASAN = re.compile(r"^==\d+==ERROR: AddressSanitizer:? (\S+)", re.M)
 LEAK = re.compile(r"^(Direct|Indirect) leak of (\d+) byte\(s\) in (\d+) object\(s\)", re.M)
 FRAME = re.compile(r"^\s*#\d+ 0x[0-9a-f]+ in (.+?) (/?[^\s:]+\.[a-z]+):(\d+)", re.M)
+# A frame without a line: of a file of libllama that was not instrumented.
+LIBRARIES = r"(?:libllama|libggml|libpyllama|_native)[^/+]*"
+MODULE = re.compile(rf"^\s*#\d+ 0x[0-9a-f]+ in (.+?) \(\S*/({LIBRARIES})\+0x", re.M)
 # Addresses, values and indices differ from run to run; the kind of error does not.
 VARYING = re.compile(r"0x[0-9a-f]+|-?\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\b")
 
@@ -100,7 +103,10 @@ def parse(text: str, sources: Sources) -> Iterable[Finding]:
             kind = "leak"
         here = [(function, path, line) for function, path, line in frames if sources.locate(path)]
         if not here:
-            if match.re is not LEAK:  # the interpreter's own leaks are not ours to judge
+            module = MODULE.search(report)
+            if module:
+                yield Finding(kind, module[2], 0, module[1].split("(")[0], UPSTREAM)
+            elif match.re is not LEAK:  # the interpreter's own leaks are not ours to judge
                 yield Finding(kind, "?", 0, frames[0][0] if frames else "?", UPSTREAM)
             continue
         function, path, line = here[0]

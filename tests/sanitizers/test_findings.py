@@ -111,6 +111,14 @@ def test_leaks_of_the_interpreter_are_not_ours(sources: findings.Sources) -> Non
     assert (found.kind, found.whose, found.line) == ("leak", findings.TOUCHED, 9)
 
 
+def test_a_frame_without_a_line_is_told_by_its_library(sources: findings.Sources) -> None:
+    frame = "    #1 0x7f01 in llama_sampler_chain_init (/x/package/lib/patched/libllama.so.0+0x1a2)"
+    text = LEAKS.rsplit("    #1", 1)[0] + frame + "\n"
+    (found,) = findings.parse(text, sources)
+    assert (found.file, found.function) == ("libllama.so.0", "llama_sampler_chain_init")
+    assert found.whose == findings.UPSTREAM
+
+
 def test_the_summary_keeps_them_apart(sources: findings.Sources, tmp_path: Path) -> None:
     text = UBSAN.format(line=2, n=1) + UBSAN.format(line=1, n=1)
     found = Counter(findings.parse(text, sources))
