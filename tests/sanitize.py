@@ -218,6 +218,11 @@ def summarize(folder: Path, output: Path, sources: Sources) -> int:
         raise SanitizeError(f"nothing ran yet in {folder}: run without --summary-only")
     runs = [Run(**json.loads(record.read_text())) for record in records]
     done = {run.file for run in runs}
+    for run, record in zip(runs, records, strict=True):
+        text = (record.parent / "output.txt").read_text(errors="replace")
+        causes = re.findall(r"^E +([\w.]+(?:Error|Expired))\b", text, re.M)
+        if len(causes) == len(run.failed):
+            run.failed[:] = [f"{n}: {c}" for n, c in zip(run.failed, causes, strict=True)]
     left_out = LEFT_OUT | {file: "did not run" for file in selected([]) if file not in done}
     logs = [log for record in records for log in record.parent.glob("*san.*")]
     found = collect(logs, sources)

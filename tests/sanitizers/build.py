@@ -107,6 +107,7 @@ def environment(package: Path, logs: Path, *, leaks: bool) -> dict[str, str]:
         "ASAN_OPTIONS": address,
         "UBSAN_OPTIONS": undefined,
         LOGS: str(logs),
+        "PYLLAMA_TEST_TIME_LIMIT": "900",  # of an interpreter that a test starts: all is slow here
         "OMP_NUM_THREADS": "1",
         "PYTHONMALLOC": "malloc",  # so that what Python keeps of ours has redzones as well
     }
