@@ -14,7 +14,7 @@ from pyllama_mtp import Model
 from pyllama_mtp.measure.promptset import demo_prompts
 
 #: Short runs grow: allocators settle, and switches meet settings for the first time.
-BOUND = 48 * 2**20
+BOUND = 12 * 2**20
 
 
 @pytest.fixture
