@@ -116,7 +116,8 @@ class BatchLoop:
         self._filling: deque[_Live] = deque()  # their prompts are being processed
         self._free = list(reversed(engine.places))  # the last one is the next to be used
         self._round_is_next = False
-        self._turn = engine.begin()
+        with engine.engine.alone:
+            self._turn = engine.begin()
 
     @property
     def n_waiting(self) -> int:
@@ -164,14 +165,21 @@ class BatchLoop:
         """Empty the contexts, after a step that has failed; requests without a place stay."""
         for request in self.running():
             self.drop(request)
-        self._turn = self._engine.begin()
+        with self._engine.engine.alone:
+            self._turn = self._engine.begin()
 
     def step(self) -> list[Progress]:
         """One decode of a prompt, or one round of the sequences whose prompts are done.
 
         Raises:
-            UsageError: something else has begun in the engine since.
+            UsageError: something else has begun in the engine since, or another thread is in it.
         """
+        with self._engine.engine.alone:
+            emitted = self._decode()
+        return [self._hand_over(live, tokens) for live, tokens in emitted]
+
+    def _decode(self) -> list[tuple[_Live, list[int]]]:
+        """What a step computes: requests, and the tokens that are theirs."""
         if self._engine.engine.turn != self._turn:
             raise UsageError("the session has been used for something else since")
         while self._waiting and self._free:
@@ -182,7 +190,7 @@ class BatchLoop:
             emitted, self._round_is_next = self._round(), False
         else:
             emitted = []
-        return [self._hand_over(live, tokens) for live, tokens in emitted]
+        return emitted
 
     # -- one sequence --------------------------------------------------------------------------
 

@@ -166,6 +166,8 @@ class Context(Owned, OfThisProcess):
         """The native handle. Raises ContextClosedError after :meth:`close` or a failure, and in a
         forked child."""
         if not self._handle:
+            if self._lost_handle:
+                self.model.refuse_lost_worker()  # that is why, if one is lost
             raise ContextClosedError(self._why_closed)
         return self._handle
 

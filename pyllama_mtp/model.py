@@ -6,6 +6,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -259,12 +260,13 @@ class Model(Owned, OfThisProcess):
     def close(self) -> None:
         """Free contexts, then weights. May be called again."""
         handle, self._handle = self._handle, None
-        if handle:
-            for context in list(self.contexts):
-                context.close()
-            self.weights.release()
-        self._disconnect()
-        native.raise_pending()  # of a log handler
+        with ExitStack() as stack:  # all of it, whatever is raised on the way
+            stack.callback(native.raise_pending)  # of a log handler
+            stack.callback(self._disconnect)
+            if handle:
+                stack.callback(self.weights.release)
+                for context in list(self.contexts):
+                    stack.callback(context.close)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

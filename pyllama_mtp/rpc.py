@@ -13,6 +13,7 @@ computed (patch 15), so :func:`refuse_lost` is asked before a result is used.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -43,6 +44,16 @@ STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
 #: Workers that models of this process use at the moment; ggml has one connection to each.
 _in_use: Counter[str] = Counter()
+#: Those that the parent of a forked child was connected to. The child has the connections, and not
+#: the threads that serve them.
+_of_parent: set[str] = set()
+
+
+def _forget_connections() -> None:
+    _of_parent.update(worker for worker, users in _in_use.items() if users > 0)
+
+
+os.register_at_fork(after_in_child=_forget_connections)
 
 
 # -- using workers ---------------------------------------------------------------------------------
@@ -150,6 +161,12 @@ def connect(addresses: Sequence[str], timeout: int = SILENCE_S) -> list[Any]:
         WorkerLostError: one was lost just now.
         LibraryError: the library was built without RPC.
     """
+    for worker in addresses:
+        if worker in _of_parent:
+            raise UsageError(
+                f"the process that this one was forked from uses the worker at {worker}; start "
+                "processes with spawn"
+            )
     library = native.load()
     ffi, lib = library.ffi, library.lib
     address = _function("ggml_backend_rpc_add_server")

@@ -3,7 +3,7 @@
 Exit codes: 0 done; 1 ``doctor`` found something wrong, or ``compare`` something slower; 2 bad input
 or an expected failure, one message on stderr; 130 interrupted with Ctrl-C; 143 and 129 ended by
 SIGTERM and SIGHUP, which clean up as Ctrl-C does; 141 the reader of our output went away. The
-commands that serve until they are ended (``rpc-worker``) answer SIGTERM with 0.
+commands that serve until they are ended (``rpc-worker``, ``serve``) answer SIGTERM with 0.
 """
 
 from __future__ import annotations
@@ -163,6 +163,11 @@ def on_signal(number: int, frame: FrameType | None) -> NoReturn:
     """A signal handler: as Ctrl-C, and the exit code will say which signal it was."""
     note_signal(number)
     raise KeyboardInterrupt
+
+
+def stopped() -> bool:
+    """Whether a signal is stopping the command: a failure then is what it did to something else."""
+    return _stopped_by is not None
 
 
 def note_signal(number: int | None) -> None:

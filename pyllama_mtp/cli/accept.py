@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyllama_mtp.cli import FAILED, PROGRAM, common, interrupted
+from pyllama_mtp.cli import FAILED, PROGRAM, common, interrupted, stopped
 from pyllama_mtp.cli.accept_progress import Progress, progress
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 
@@ -328,6 +328,8 @@ def _collect(
     except KeyboardInterrupt:
         return interrupted()
     except PyllamaMtpError as error:
+        if stopped():
+            return interrupted()  # a process of ours that got the signal too
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return FAILED
     return 0

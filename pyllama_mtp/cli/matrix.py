@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyllama_mtp.cli import FAILED, PROGRAM, common, interrupted
+from pyllama_mtp.cli import FAILED, PROGRAM, common, interrupted, stopped
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.measure.peers import PEERS
 
@@ -203,7 +203,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         measure(args, request, found)
     except (KeyboardInterrupt, PyllamaMtpError) as error:
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt) or stopped():
             code = interrupted()
         else:
             print(f"{PROGRAM}: error: {error}", file=sys.stderr)

@@ -13,9 +13,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pyllama_mtp.batchengine import BatchEngine
 from pyllama_mtp.batchgenerate import BatchLoop, BatchTelemetry, Progress, Request
+from pyllama_mtp.errors import ContextClosedError, WorkerLostError
 from pyllama_mtp.model import Model
 from pyllama_mtp.settings import Settings
 from pyllama_mtp.toplogprobs import TopLogprobs
@@ -106,7 +108,10 @@ class Worker(threading.Thread):
         """
         super().__init__(name="pyllama-mtp worker", daemon=True)
         self.n_sequences, self.max_queue = n_sequences, max_queue
-        self._engine = BatchEngine(model, settings, n_sequences, settings.checkpoints)
+        self._new_engine = partial(
+            BatchEngine, model, settings, n_sequences, settings.checkpoints
+        )
+        self._engine = self._new_engine()
         self.n_ctx = self._engine.n_ctx
         self.total = BatchTelemetry(synthetic_acceptance=settings.synthetic_acceptance)
         self.outcomes = Outcomes()
@@ -198,6 +203,9 @@ class Worker(threading.Thread):
                 if self._loop.busy:
                     self._work()
         finally:
+            with self._changed:
+                if self._end_at is None:  # nobody asked for it
+                    self.broken = "the server's worker has ended; restart the server"
             self._fail(list(self._jobs), shutting_down(), "shutdown")
             self._engine.engine.close()
 
@@ -240,16 +248,33 @@ class Worker(threading.Thread):
         return job, Event("".join(progress.pieces), kept, reason)
 
     def _recover(self, error: Exception) -> None:
-        """The contexts' contents are in doubt: start from empty ones, with what still waits."""
+        """The contexts' contents are in doubt: start from empty ones, with what still waits.
+
+        A lost worker of ggml's takes part of the model with it: nothing can be generated then.
+        """
         failure = ApiError(500, f"the computation failed: {error}", code="decode_failed")
         self._fail(self._loop.running(), failure, "error")
         try:
-            self._loop.restart()
+            if isinstance(error, WorkerLostError):
+                raise error
+            self._start_anew()
         except Exception as reason:
             log.exception("the contexts cannot be used any more")
             with self._changed:
                 self.broken = f"the server cannot generate any more: {reason}; restart it"
             self._fail(list(self._jobs), ApiError(503, self.broken, code="broken"), "error")
+
+    def _start_anew(self) -> None:
+        """Empty the contexts, or make new ones where the failure has cost them."""
+        try:
+            self._loop.restart()
+        except ContextClosedError:
+            waiting = self._loop.waiting()
+            self._engine.engine.close()
+            self._engine = self._new_engine()
+            self._loop = BatchLoop(self._engine, self.total, serve=True)
+            for request in waiting:
+                self._loop.add(request)
 
     def _fail(self, requests: Sequence[Request], error: ApiError, outcome: str) -> None:
         failed = []

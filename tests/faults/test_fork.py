@@ -116,3 +116,21 @@ def test_a_child_may_load_its_own(run_python: RunPython, demo_file: Path) -> Non
     done = run_python(BEGIN + OWN, demo_file)
     assert (done.returncode, done.stdout) == (0, "parent works on\n"), done.stderr
     assert done.stderr == ""
+
+
+def test_a_child_may_not_use_its_parents_workers(run_python: RunPython, demo_file: Path) -> None:
+    """It has ggml's connection, and not the thread that serves it."""
+    script = """
+def connect():
+    refused(UsageError, lambda: rpc.connect(["127.0.0.1:1"]), "start processes with spawn")
+    refused(UsageError, lambda: rpc.connect(["127.0.0.1:2"]), "no worker can be reached")
+
+from pyllama_mtp import rpc
+rpc._in_use["127.0.0.1:1"] += 1
+rpc._in_use["127.0.0.1:2"] += 1
+rpc.release(["127.0.0.1:2"])
+in_child(connect)
+print("parent works on")
+"""
+    done = run_python(BEGIN + script, demo_file)
+    assert (done.returncode, done.stdout) == (0, "parent works on\n"), done.stderr

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from pyllama_mtp import Model, Sampling, Session, Settings
+from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
 from pyllama_mtp.errors import ContextClosedError, UsageError
 from pyllama_mtp.owned import Exclusive
 
@@ -108,3 +109,34 @@ def test_exclusive_is_free_again_after_an_exception() -> None:
         raise KeyboardInterrupt
     with alone, pytest.raises(UsageError, match="it is used by two"), alone:
         pass
+
+
+def test_a_batch_session_in_use_is_refused(demo: Model) -> None:
+    with BatchSession(demo, SETTINGS, n_sequences=2) as session:
+        running = session.generate(PROMPTS, max_tokens=8, ignore_eos=True)
+        next(iter(running))
+        with session._engine.engine.alone:  # as during a step in another thread
+            with pytest.raises(UsageError, match="two threads at once"):
+                session.generate(PROMPTS, max_tokens=8).run()
+            with pytest.raises(UsageError, match="two threads at once"):
+                running.run()
+        found = session.generate(PROMPTS, max_tokens=8, ignore_eos=True).run()
+        with Session(demo, SETTINGS) as alone:
+            for prompt, answer in zip(PROMPTS, found.results, strict=True):
+                expected = alone.generate(prompt, max_tokens=8, ignore_eos=True).run()
+                assert answer.text == expected.text
+
+
+def test_a_model_is_freed_whatever_its_contexts_say(
+    demo_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model(demo_file)
+    first, second = Session(model, SETTINGS), Session(model, SETTINGS)
+    freed: list[object] = []
+    free = model.weights._free
+    monkeypatch.setattr(model.weights, "_free", lambda handle: [freed.append(handle), free(handle)])
+    with first._engine.target._alone, pytest.raises(UsageError, match="two threads at once"):
+        model.close()
+    assert second._engine.target.closed and not freed, "the first one may still read the weights"
+    first.close()
+    assert len(freed) == 1

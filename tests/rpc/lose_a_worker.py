@@ -14,6 +14,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 
@@ -41,7 +43,21 @@ def kill(after: float = 0.0) -> None:
 
 
 def stop() -> None:
+    """Returns when every process of the worker has stopped, which on a busy machine takes a while."""
     os.killpg(PID, signal.SIGSTOP)
+    while any(state != "T" for state in states_of_group()):
+        time.sleep(0.001)
+
+
+def states_of_group() -> list[str]:
+    """Of the threads of the worker's processes (/proc/PID/task/TID/stat, fields 3 and 5)."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/task/*/stat"):
+        with suppress(OSError):  # it has ended
+            state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(group) == PID:
+                found.append(state)
+    return found
 
 
 def attempt(name: str, act: Callable[[], object]) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from pyllama_mtp import Model
+from pyllama_mtp.context import Context
+from pyllama_mtp.errors import FatalDecodeError, WorkerLostError
 
 from .conftest import NAME, Running, Start
 from .support import QUESTIONS, alone, chat, chat_tokens, is_near_tie
@@ -88,9 +92,9 @@ def test_hanging_up_stops_the_generation(start: Start, stream: bool) -> None:
 
     def hang_up() -> None:
         try:
-            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=0.7) as r:
+            wait = 60 if stream else 3  # a whole answer says nothing before its end
+            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=wait) as r:
                 for _ in r.iter_lines():
-                    time.sleep(0.4)
                     return
         except httpx.ReadTimeout:
             pass
@@ -106,3 +110,59 @@ def test_hanging_up_stops_the_generation(start: Start, stream: bool) -> None:
     time.sleep(0.2)
     assert server.worker.total.n_generated == n
     assert server.worker.outcomes.counts["cancelled"] == 2
+
+
+@pytest.mark.parametrize("cost", ["the contents", "the context"])
+def test_a_decode_that_fails_costs_what_ran_and_no_more(
+    start: Start, demo: Model, monkeypatch: pytest.MonkeyPatch, cost: str
+) -> None:
+    """Of two requests at one place the second is answered, if need be by contexts made anew."""
+    server = start(n_sequences=1)
+    decode, calls = Context.decode_batch, iter(range(1000))
+
+    def fail_once(context: Context, batch: Any) -> None:
+        if next(calls) == 3:
+            error = FatalDecodeError("made up")
+            if cost == "the context":
+                context._lose(error)
+            raise error
+        decode(context, batch)
+
+    monkeypatch.setattr(Context, "decode_batch", fail_once)
+
+    def ask(prompt: str) -> str:
+        try:
+            got = server.client.completions.create(
+                model=NAME,
+                prompt=prompt,
+                temperature=0,
+                max_tokens=8,
+                extra_body={"ignore_eos": True},
+            )
+        except openai.InternalServerError as error:
+            return str(error)
+        return str(got.choices[0].text)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask, "def")
+        while not server.worker.n_running and not first.done():
+            time.sleep(0.001)
+        second = pool.submit(ask, "class")
+        assert "the computation failed: made up" in first.result(60)
+        assert second.result(60) == alone(demo, demo.tokenize("class"), 8).text
+    assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
+
+
+def test_a_lost_worker_ends_the_service(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start()
+
+    def lost(context: Context, batch: Any) -> None:
+        raise WorkerLostError("the worker at 127.0.0.1:1 is lost", "127.0.0.1:1")
+
+    monkeypatch.setattr(Context, "decode_batch", lost)
+    for status in (500, 503):
+        with pytest.raises(openai.InternalServerError) as raised:
+            server.client.completions.create(model=NAME, prompt="x", max_tokens=4)
+        assert raised.value.status_code == status
+        assert "the worker at 127.0.0.1:1 is lost" in str(raised.value)
+    assert httpx.get(f"{server.url}/health").status_code == 503
