@@ -43,7 +43,7 @@ def kill(after: float = 0.0) -> None:
 
 
 def stop() -> None:
-    """Returns when every process of the worker has stopped; on a busy machine that takes a while."""
+    """Returns when every process of the worker has stopped, which may take a while."""
     os.killpg(PID, signal.SIGSTOP)
     while any(state != "T" for state in states_of_group()):
         time.sleep(0.001)
