@@ -209,6 +209,7 @@ class Context(Owned, OfThisProcess):
             PyllamaMtpError: by its code; see :func:`.decode_error`.
         """
         message = self._message
+        native.take_recent_errors()
         with self._alone:
             code = int(function(self.handle, *arguments, message, len(message)))
         if code < 0:
@@ -345,6 +346,7 @@ class Context(Owned, OfThisProcess):
         """
         self._call(self._lib.pyllama_synchronize)
         self.model.refuse_lost_worker()
+        self._settled = True
 
     # -- results of the last decode ------------------------------------------------------------
 
@@ -391,7 +393,6 @@ class Context(Owned, OfThisProcess):
         is used. Whoever asks would wait for it anyway."""
         if not self._settled and self.model.rpc_servers:
             self.synchronize()
-            self._settled = True
 
     def check_finite(self, row: int) -> None:
         """Raises FatalDecodeError when the logits of batch entry `row` hold a NaN."""

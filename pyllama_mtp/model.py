@@ -101,6 +101,7 @@ class Model(Owned, OfThisProcess):
             raise UsageError(f"rpc_timeout is {rpc_timeout} s, it must be 0 (no limit) or above")
         #: Addresses of the workers in use.
         self.rpc_servers = rpc.check_addresses(rpc_servers)
+        self.tensor_split = None if tensor_split is None else tuple(tensor_split)
         self.info: GGUFInfo = validate_model_file(path, require_mtp=mtp)
         self._library = native.load()
         self._ffi, self._lib = self._library.ffi, self._library.lib

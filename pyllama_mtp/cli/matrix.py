@@ -240,8 +240,6 @@ def _check(args: argparse.Namespace) -> Request:
     if args.repeat is None:
         args.repeat = REPEAT if args.model else DEMO_REPEAT
         args.budget = args.budget or (None if args.model else DEMO_BUDGET)
-    if args.report:
-        check_report(args.report)
     libraries = args.variants or ("" if args.lib is None else args.lib,)
     plan = make_plan(args)
     if args.prompt_file is not None and plan.classes != ("text",):
@@ -261,6 +259,8 @@ def _check(args: argparse.Namespace) -> Request:
             "--peers measures at temperature 0, by the model's best token; leave the sampling "
             "options out"
         )
+    if args.report:  # last: it makes the folder
+        check_report(args.report)
     return Request(
         plan,
         common.settings_from(args, max(plan.depths), **SWITCHES),

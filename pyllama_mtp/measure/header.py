@@ -103,7 +103,7 @@ def make_header(
     if sampling.logit_bias:  # JSON has no infinity
         biases = sampling.logit_bias.items()
         drawn["logit_bias"] = {k: v if math.isfinite(v) else str(v) for k, v in biases}
-    header = {
+    header: Record = {
         "kind": "run",
         "run": run,
         "time": now(),
@@ -118,6 +118,8 @@ def make_header(
     }
     if model.rpc_servers:
         header["workers"] = list(model.rpc_servers)
+    if model.tensor_split is not None:
+        header["tensor_split"] = list(model.tensor_split)
     return dict(json.loads(to_line(header)))  # as a reader sees it: lists for tuples
 
 

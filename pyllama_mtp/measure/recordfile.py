@@ -323,6 +323,8 @@ class Writer:
 #: Parts of a header that must be the same; of the machine, what figures depend on.
 _COMPARED = ("model", "builds", "plan", "settings", "sampling")
 _MACHINE = ("cpu", "cores", "devices", "arch")
+#: Where the model was, if not here; headers have these only if they were given.
+_ELSEWHERE = ("workers", "tensor_split")
 
 
 def run_to_resume(path: str | os.PathLike[str], header: Record) -> Run | None:
@@ -346,8 +348,9 @@ def run_to_resume(path: str | os.PathLike[str], header: Record) -> Run | None:
 
 def _differences(old: Record, new: Record) -> Iterator[tuple[str, Any, Any]]:
     was_on, now_on = ({name: h["machine"].get(name) for name in _MACHINE} for h in (old, new))
+    was_at, now_at = ({name: h.get(name) for name in _ELSEWHERE} for h in (old, new))
     parts = [(part, old[part], new[part]) for part in _COMPARED]
-    for part, was, now in [*parts, ("machine", was_on, now_on)]:
+    for part, was, now in [*parts, ("machine", was_on, now_on), ("run", was_at, now_at)]:
         for name in [*was, *(name for name in now if name not in was)]:
             if was.get(name) != now.get(name):
                 yield f"{part}.{name}", was.get(name), now.get(name)

@@ -148,6 +148,7 @@ class Model:
 
     n_ctx_train = 4096
     rpc_servers: tuple[str, ...] = ()
+    tensor_split: tuple[float, ...] | None = None
 
     def __init__(
         self,

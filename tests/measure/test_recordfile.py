@@ -321,6 +321,8 @@ def test_the_last_run_goes_on(path: Path) -> None:
         ({"settings": {"n_batch": 32}}, "settings.n_batch was 64 .* is 32"),
         ({"sampling": {"temperature": 1.0}}, "sampling.temperature"),
         ({"builds": {}}, "builds.patched was "),
+        ({"workers": ["a:1"]}, "run.workers was None .* and is \\['a:1'\\] now"),
+        ({"tensor_split": [1, 2]}, "run.tensor_split was None"),
         ({"machine": {"cpu": "b", "cores": 2, "devices": [], "arch": "x86_64"}}, "machine.cpu"),
     ],
 )
