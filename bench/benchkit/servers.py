@@ -37,7 +37,10 @@ def started(
 ) -> Iterator[int]:
     """A server, from the moment that it answers at the path `health`; its port."""
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        # Elsewhere: in the checkout `python -m` would import its sources.
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, cwd=tempfile.gettempdir()
+        )
         try:
             deadline = time.monotonic() + START_TIMEOUT_S
             while not _answers(port, health):
@@ -137,6 +140,7 @@ def peer_model(plan: Plan, depth: int) -> dict[str, Any]:
 def make_peer(libraries: Path, folder: Path = PEER_FOLDER) -> Peer:
     """Install the pinned llama-cpp-python, without native code of its own, into an environment of
     its own, once. Raises ServerError."""
+    folder = folder.absolute()
     python, server = folder / "bin" / "python", folder / "server.py"
     done = folder / "complete"
     if not done.exists():

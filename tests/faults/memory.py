@@ -38,6 +38,9 @@ text."""
 HEAD = "| scenario | threads | growth, MiB | limits | succeeded | clean error | anything else |"
 #: Of the growth that a scenario needs: a run with all of it must succeed.
 ENOUGH = 1.05
+#: Address space that a run may reserve and the one before it did not: glibc gives threads that
+#: allocate at the same time arenas of 64 MiB each, aligned to as much.
+ARENAS = 256 << 20
 
 
 @dataclass
@@ -136,7 +139,8 @@ def sweep(model: Path, scenario: str, threads: int, steps: int, jobs: int = 1) -
     found = json.loads(out)
     growth = int(found["peak"] - found["before"])
     result = Sweep(scenario, threads, growth)
-    limits = [int(growth * ENOUGH * (step / (steps - 1)) ** 2) for step in range(steps)]
+    most = growth * ENOUGH + ARENAS
+    limits = [int(most * (step / (steps - 1)) ** 2) for step in range(steps)]
 
     def one(headroom: int) -> Outcome:
         return judge(headroom, run_child(model, scenario, threads, headroom), found["again"])

@@ -6,9 +6,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
+import pyllama_mtp
 from pyllama_mtp.spinning import ROUNDS, USER_VARIABLES
 
 LOAD = """
@@ -24,8 +27,15 @@ def spin_count(**given: str) -> int:
     """What libgomp says it was told when the library was loaded."""
     environment = {k: v for k, v in os.environ.items() if k not in USER_VARIABLES}
     environment |= {"OMP_DISPLAY_ENV": "VERBOSE", **given}
+    # The package that is tested here, wherever it was imported from.
+    environment["PYTHONPATH"] = str(Path(pyllama_mtp.__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, "-c", LOAD], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", LOAD],
+        env=environment,
+        cwd=tempfile.gettempdir(),  # in the checkout the sources would be imported
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     found = re.search(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ def launch() -> Iterator[Launch]:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": root, **environment},
+            cwd=tempfile.gettempdir(),  # in the checkout the sources would be imported
         )
         started.append(process)
         assert process.stdout
@@ -105,6 +107,7 @@ def test_a_port_that_is_taken() -> None:
             capture_output=True,
             text=True,
             env={**os.environ, "PYTHONPATH": str(Path(pyllama_mtp.__file__).parents[1])},
+            cwd=tempfile.gettempdir(),
         )
     assert done.returncode == 2 and "cannot listen at 127.0.0.1:" in done.stderr
     assert "--port" in done.stderr and "Traceback" not in done.stderr
