@@ -4,7 +4,7 @@ GCC's libgomp spins 300,000 times round where nothing else is said, which is mil
 than a time slice of the system. On a machine whose cores other programs want too, a thread that has
 its core then burns it waiting for one that has not, at every barrier of every layer. With far fewer
 rounds a machine that is idle loses nothing on models of real size, and a busy one keeps most of its
-speed (figures: bench/results/spinning.md).
+speed (`python bench/spinning.py`).
 
 What the user has set in the environment holds. libgomp reads it once, when it is loaded; so a
 program that has loaded it before us (some builds of PyTorch do) decides for itself.
