@@ -32,9 +32,9 @@ SCENARIOS = (
 )
 ABOUT = """Every scenario was played at each of so many limits of its address space (RLIMIT_AS),
 from what it had before to 1.05 times what it takes beyond that ("growth") and 256 MiB for what
-glibc reserves, closer together where little is left, in a process of its own each. Good is success with the right text, or an exception
-of this package or MemoryError after which the same process, without the limit, gives the right
-text."""
+glibc reserves, closer together where little is left, in a process of its own each. Good is success
+with the right text, or an exception of this package or MemoryError after which the same process,
+without the limit, gives the right text."""
 HEAD = "| scenario | threads | growth, MiB | limits | succeeded | clean error | anything else |"
 #: Of the growth that a scenario needs: a run with all of it must succeed.
 ENOUGH = 1.05
