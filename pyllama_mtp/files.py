@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,32 +27,43 @@ def write_error(error: OSError, path: str | os.PathLike[str]) -> PyllamaMtpError
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file, or replace one: as a whole or not at all.
+    """Write a file, or replace one: as a whole or not at all; see :func:`replace_whole`.
+
+    Raises:
+        DiskFullError: no space, a quota or a size limit.
+        UsageError: `path` is no regular file, or its folder cannot be written.
+    """
+    try:
+        replace_whole(path, [data])
+    except OSError as error:
+        raise write_error(error, path) from error
+
+
+def replace_whole(path: str | os.PathLike[str], parts: Iterable[bytes | bytearray]) -> None:
+    """Write a file of these parts, or replace one: as a whole or not at all.
 
     It is written beside `path` under another name, brought to the disk and renamed; an exception
     removes it and leaves an existing file as it was, whose permissions are kept.
 
     Raises:
-        DiskFullError: no space, a quota or a size limit.
-        UsageError: `path` is no regular file, or its folder cannot be written.
+        OSError: it cannot be written; what that means is the caller's to say.
+        UsageError: `path` is no regular file.
     """
     target = Path(os.path.realpath(path))  # a link stays one
     if target.exists() and not target.is_file():
         raise UsageError(f"cannot write {os.fspath(path)}: it exists and is no regular file")
     part = target.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        try:
-            with part.open("xb") as file:
+        with part.open("xb") as file:
+            for data in parts:
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            with suppress(FileNotFoundError):
-                shutil.copymode(target, part)
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise write_error(error, path) from error
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileNotFoundError):
+            shutil.copymode(target, part)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def append(file: int, data: bytes, path: str | os.PathLike[str]) -> None:

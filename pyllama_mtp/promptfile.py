@@ -26,18 +26,14 @@ checksum anew: the states go to native code, so read files of people you trust o
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import secrets
-import shutil
 import stat
 import struct
 import zlib
 from array import array
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -46,6 +42,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import DiskFullError, InsufficientMemoryError, PromptFileError, UsageError
+from .files import FULL, replace_whole
 from .models.ggufheader import ArraySummary, Value
 from .models.ggufinfo import GGUFInfo
 from .models.memory import available_memory
@@ -115,8 +112,7 @@ def _plain(value: Value) -> Any:
 def write(path: str | os.PathLike[str], prompt: ProcessedPrompt) -> None:
     """Write a file, or replace one: as a whole or not at all.
 
-    It is written beside `path` under another name, brought to the disk and renamed; an exception
-    removes it and leaves an existing file as it was. An existing file's permissions are kept.
+    How: see :func:`.files.replace_whole`.
 
     Raises:
         UsageError: values that the format cannot hold; `path` is no regular file, or its folder
@@ -126,22 +122,7 @@ def write(path: str | os.PathLike[str], prompt: ProcessedPrompt) -> None:
     sections = _sections(prompt)
     start = _encode_start(prompt, sections)
     try:
-        target = Path(os.path.realpath(path))  # a link stays one
-        if target.exists() and not target.is_file():
-            raise UsageError(f"cannot write {path}: it exists and is no regular file")
-        part = target.with_name(f".{secrets.token_hex(8)}.part")
-        try:
-            with part.open("xb") as file:
-                file.write(start)
-                for data in sections.values():
-                    file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            with suppress(FileNotFoundError):
-                shutil.copymode(target, part)
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+        replace_whole(path, [start, *sections.values()])
     except OSError as error:
         needed = len(start) + sum(map(len, sections.values()))
         _explain(error, path, needed)
@@ -149,7 +130,7 @@ def write(path: str | os.PathLike[str], prompt: ProcessedPrompt) -> None:
 
 def _explain(error: OSError, path: str | os.PathLike[str], needed: int) -> NoReturn:
     reason = error.strerror or str(error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno in FULL:
         raise DiskFullError(
             f"cannot write {path} ({needed / 1e6:.1f} MB): {reason}; free some space or choose "
             "another folder"
