@@ -464,7 +464,6 @@ class Context(Owned, OfThisProcess):
         if not len(ids) or rows.type < 0:
             raise UsageError(f"a draft head of {len(ids)} rows of type {rows.type}")
         pointers = (self._ffi.from_buffer(data), self._ffi.from_buffer("int32_t[]", ids))
-        native.take_recent_errors()
         set_head = self._lib.pyllama_mtp_set_draft_head
         if not self._call(set_head, rows.type, pointers[0], data.nbytes, pointers[1], len(ids)):
             said = native.take_recent_errors()
@@ -477,7 +476,6 @@ class Context(Owned, OfThisProcess):
         self.draft_ids = ids
 
     def _use_model_draft_head(self, ids: Ints) -> None:
-        native.take_recent_errors()
         out = self._ffi.new("int32_t *[1]")
         n = self._call(self._lib.pyllama_mtp_use_model_draft_head, out)
         if not n:

@@ -115,7 +115,6 @@ class Tap:
         self.context = context
         self._lib = context.library.lib
         self._ffi = context.library.ffi
-        native.take_recent_errors()
         if not context._call(self._lib.pyllama_set_embeddings_pre_norm, True):
             said = native.take_recent_errors()
             context.model.refuse_lost_worker()
