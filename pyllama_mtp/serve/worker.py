@@ -201,10 +201,9 @@ class Worker(threading.Thread):
                 if self._loop.busy:
                     self._work()
         finally:
-            with self._changed:
-                if self._end_at is None:  # nobody asked for it
-                    self.broken = "the server's worker has ended; restart the server"
-            self._fail(list(self._jobs), shutting_down(), "shutdown")
+            if self._end_at is None:  # nobody asked for it
+                self._post(self._break("the server's worker has ended; restart the server"))
+            self._post(self._fail(list(self._jobs), shutting_down(), "shutdown"))
             self._engine.engine.close()
 
     def _wait(self) -> bool:
@@ -215,16 +214,19 @@ class Worker(threading.Thread):
             new, self._inbox = self._inbox, []
             drops, self._drops = self._drops, []
             end_at = self._end_at
-        for job in new:
-            self._jobs[job.request] = job
-            self._loop.add(job.request)
+        self._admit(new)
         for job in drops:
             if not job.done and self._loop.drop(job.request):
                 self._close(job, "cancelled")
         if end_at is None:
             return True
-        self._fail(self._loop.waiting(), shutting_down(), "shutdown")
+        self._post(self._fail(self._loop.waiting(), shutting_down(), "shutdown"))
         return self._loop.busy and time.monotonic() < end_at
+
+    def _admit(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self._jobs[job.request] = job
+            self._loop.add(job.request)
 
     def _work(self) -> None:
         """One step of the loop; a failure ends the requests that have a place."""
@@ -249,18 +251,26 @@ class Worker(threading.Thread):
         """The contexts' contents are in doubt: start from empty ones, with what still waits.
 
         A lost worker of ggml's takes part of the model with it: nothing can be generated then.
+        Clients are told last: who asks again at once meets the state that follows.
         """
         failure = ApiError(500, f"the computation failed: {error}", code="decode_failed")
-        self._fail(self._loop.running(), failure, "error")
+        failed = self._fail(self._loop.running(), failure, "error")
         try:
             if isinstance(error, WorkerLostError):
                 raise error
             self._start_anew()
         except Exception as reason:
             log.exception("the contexts cannot be used any more")
-            with self._changed:
-                self.broken = f"the server cannot generate any more: {reason}; restart it"
-            self._fail(list(self._jobs), ApiError(503, self.broken, code="broken"), "error")
+            failed += self._break(f"the server cannot generate any more: {reason}; restart it")
+        self._post(failed)
+
+    def _break(self, why: str) -> list[tuple[Job, Event]]:
+        """Take nothing more; what is here or has just come fails with `why`."""
+        with self._changed:
+            self.broken = why
+            new, self._inbox = self._inbox, []
+        self._admit(new)
+        return self._fail(list(self._jobs), ApiError(503, why, code="broken"), "error")
 
     def _start_anew(self) -> None:
         """Empty the contexts, or make new ones where the failure has cost them."""
@@ -274,14 +284,17 @@ class Worker(threading.Thread):
             for request in waiting:
                 self._loop.add(request)
 
-    def _fail(self, requests: Sequence[Request], error: ApiError, outcome: str) -> None:
+    def _fail(
+        self, requests: Sequence[Request], error: ApiError, outcome: str
+    ) -> list[tuple[Job, Event]]:
+        """End these requests: what is to be posted."""
         failed = []
         for request in requests:
             self._loop.drop(request)
             job = self._jobs[request]
             self._close(job, outcome)
             failed.append((job, Event(error=error)))
-        self._post(failed)
+        return failed
 
     def _close(self, job: Job, outcome: str) -> None:
         job.done = True

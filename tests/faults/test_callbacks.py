@@ -36,19 +36,22 @@ def expected(demo: Model) -> str:
 class Raising(logging.Handler):
     """A handler of the user's that does not catch what goes wrong in it."""
 
-    def __init__(self, kind: type[BaseException], when: str) -> None:
+    def __init__(self, kind: type[BaseException], when: str, n_before: int) -> None:
         super().__init__(logging.DEBUG)
-        self._kind, self._when = kind, when
+        self._kind, self._when, self._n_before = kind, when, n_before
 
     def handle(self, record: logging.LogRecord) -> bool:
         if self._when in record.getMessage():
-            raise self._kind("in a log handler")
+            self._n_before -= 1
+            if self._n_before < 0:
+                raise self._kind("in a log handler")
         return True
 
 
 @contextmanager
-def logging_fails(kind: type[BaseException], when: str) -> Iterator[None]:
-    logger, handler = logging.getLogger("pyllama_mtp.native"), Raising(kind, when)
+def logging_fails(kind: type[BaseException], when: str, n_before: int = 0) -> Iterator[None]:
+    """At the lines with `when`, after `n_before` of them."""
+    logger, handler = logging.getLogger("pyllama_mtp.native"), Raising(kind, when, n_before)
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
@@ -82,12 +85,21 @@ def test_logging_of_loading(demo_file: Path, kind: type[BaseException], expected
         assert text_of(session) == expected
 
 
+@pytest.mark.parametrize("n_made", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_logging_of_a_new_context(demo: Model, kind: type[BaseException], expected: str) -> None:
-    before = len(demo.contexts)
-    with logging_fails(kind, "n_ctx"), pytest.raises(kind, match="log handler"):
+def test_logging_of_a_new_context(
+    demo: Model, kind: type[BaseException], n_made: int, expected: str
+) -> None:
+    """Of a session's first and of its second one: the first one is closed then."""
+    before = set(demo.contexts)
+    with (
+        logging_fails(kind, "constructing llama_context", n_made),
+        pytest.raises(kind, match="log handler") as raised,
+    ):
         Session(demo, SETTINGS)
-    assert len(demo.contexts) == before
+    assert raised.tb, "which keeps what was made"
+    made = set(demo.contexts) - before
+    assert len(made) == n_made and all(context.closed for context in made)
     with Session(demo, SETTINGS) as session:
         assert text_of(session) == expected
 

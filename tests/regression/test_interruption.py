@@ -66,13 +66,12 @@ def test_an_overtaken_generation_says_so(demo: Model) -> None:
 
 
 def test_a_dropped_session_is_freed(demo: Model) -> None:
-    gc.collect()
-    before = len(demo.contexts)
+    before = set(demo.contexts)  # those of other tests, which may be freed only now
     session = Session(demo, settings(3))
-    assert len(demo.contexts) == before + 2
+    assert len(set(demo.contexts) - before) == 2
     del session
     gc.collect()
-    assert len(demo.contexts) == before
+    assert not set(demo.contexts) - before
 
 
 def test_a_temperature_next_to_zero_is_greedy(demo: Model) -> None:

@@ -154,15 +154,26 @@ def test_a_decode_that_fails_costs_what_ran_and_no_more(
 
 
 def test_a_lost_worker_ends_the_service(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what runs (500), for what has come meanwhile and for what comes afterwards (503)."""
     server = start()
 
     def lost(context: Context, batch: Any) -> None:
+        while server.worker.n_running + server.worker.n_waiting < 2:
+            time.sleep(0.001)
         raise WorkerLostError("the worker at 127.0.0.1:1 is lost", "127.0.0.1:1")
 
-    monkeypatch.setattr(Context, "decode_batch", lost)
-    for status in (500, 503):
+    def ask() -> int:
         with pytest.raises(openai.InternalServerError) as raised:
             server.client.completions.create(model=NAME, prompt="x", max_tokens=4)
-        assert raised.value.status_code == status
         assert "the worker at 127.0.0.1:1 is lost" in str(raised.value)
+        return raised.value.status_code
+
+    monkeypatch.setattr(Context, "decode_batch", lost)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask)
+        while not server.worker.n_running and not first.done():
+            time.sleep(0.001)
+        second = pool.submit(ask)
+        assert (first.result(60), second.result(60)) == (500, 503)
+    assert ask() == 503
     assert httpx.get(f"{server.url}/health").status_code == 503
