@@ -2,15 +2,18 @@
 """The server: against the driver used directly, many clients against one, llama-cpp-python's own.
 
     python bench/serve.py                              # 0.8B shape, Q8_0, synthetic weights
-    python bench/serve.py --model FILE.gguf --acceptance none --rounds 7
+    python bench/serve.py --model FILE.gguf --depth auto --rounds 7
     python bench/serve.py --parts overhead,clients     # without llama-cpp-python
 
 In a round, the driver and the server decode the same prompt one after the other (the order changes
 from round to round); then one client, and --clients at once; then llama-cpp-python's server, plain
-and with draft-mtp, from its source distribution and on upstream's libraries. Servers are processes
-of their own. Acceptance is imposed on ours (--acceptance, as in bench/decode.py: unconditional, per
-position); llama-cpp-python's cannot be told to, so it is compared at equal acceptance as well:
-rounds per second times the tokens of a round. Writes results/NAME.json and .md after every round.
+and with draft-mtp at each of --peer-depths, from its source distribution and on upstream's
+libraries. Servers are processes of their own.
+
+Acceptance is real: the synthetic model has a head that drafts well (`pyllama-mtp synth
+--head-noise`). With --acceptance it is imposed on ours, as in bench/decode.py; llama-cpp-python's
+server cannot be told to, so that it is compared at equal acceptance as well: its rounds per second
+times the tokens of a round. Writes results/NAME.json and .md after every round.
 """
 
 from __future__ import annotations
@@ -25,29 +28,35 @@ from statistics import median
 from typing import Any
 
 from benchkit import openai_client, results, servers
-from benchkit.model import dimensions, model_file
+from benchkit.model import HEAD_NOISE, dimensions, model_file
 from benchkit.openai_client import Stream
 from benchkit.paths import ensure_driver
-from benchkit.plan import RATES, Plan, random_prompt
+from benchkit.plan import Plan, random_prompt
 from benchkit.statistics import Ratio, expected_tokens_per_round
 
 PARTS = ("overhead", "clients", "peer")
-#: Raw samples by what was measured: "driver", "server", "one", "all", "peer plain", "peer mtp".
+EQUAL = [
+    "At equal acceptance, llama-cpp-python is taken to need as many rounds as ours: its",
+    "rounds per second, by its own counters, times the tokens of a round.",
+]
+#: Raw samples by what was measured: "driver", "server", "one", "all", and of llama-cpp-python's
+#: server "peer plain" and, by depth, "peer mtp 1" and so on.
 Samples = dict[str, list[dict[str, Any]]]
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     ensure_driver()
+    from pyllama_mtp.cli.common import whole_or_auto
     from pyllama_mtp.settings import available_threads
 
     parser = argparse.ArgumentParser(description="What the server costs, and what it gives.")
     add = parser.add_argument
     add("--model", type=Path, metavar="FILE", help="GGUF with an MTP head (default: synthetic)")
     add("--parts", default=",".join(PARTS), metavar="NAME,...", help="default: %(default)s")
-    usual = ",".join(map(str, RATES))
-    add("--acceptance", default=usual, metavar="P,P,...|none", help="default: %(default)s")
-    add("--depth", type=int, default=len(RATES), metavar="N", help="drafts per round")
+    add("--acceptance", default="none", metavar="P,P,...|none", help="default: %(default)s")
+    add("--depth", type=whole_or_auto(1), default=3, metavar="N|auto", help="drafts per round")
+    add("--peer-depths", default="1,2,3", metavar="N,...", help="default: %(default)s")
     add("--rounds", type=int, default=5, metavar="N", help="default: %(default)s")
     add("--n-prompt", type=int, default=128, metavar="N", help="default: %(default)s")
     add("--n-decode", type=int, default=128, metavar="N", help="default: %(default)s")
@@ -68,12 +77,15 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     try:
         none = args.acceptance == "none"
         args.rates = None if none else tuple(float(p) for p in args.acceptance.split(","))
+        args.peer_depths = tuple(int(depth) for depth in args.peer_depths.split(","))
     except ValueError:
-        parser.error("--acceptance: numbers, separated by commas, or none")
-    if min(args.rounds, args.n_prompt, args.n_decode, args.depth, args.clients) < 1:
-        parser.error("rounds, n-prompt, n-decode, depth and clients must be at least 1")
-    if args.rates and len(args.rates) < args.depth:
-        parser.error(f"--acceptance: a rate for each of the {args.depth} drafts")
+        parser.error("--acceptance, --peer-depths: numbers, separated by commas")
+    counts = (args.rounds, args.n_prompt, args.n_decode, args.clients, *args.peer_depths)
+    if min(counts) < 1:
+        parser.error("rounds, n-prompt, n-decode, clients and depths must be at least 1")
+    most = max(args.peer_depths if args.depth == "auto" else (args.depth, *args.peer_depths))
+    if args.rates and len(args.rates) < most:
+        parser.error(f"--acceptance: a rate for each of the {most} drafts")
     return args
 
 
@@ -88,11 +100,11 @@ class Bench:
             n_decode=args.n_decode,
             n_batch=512,
             threads=args.threads,
-            rates=args.rates[: args.depth] if args.rates else (0.0,) * args.depth,
+            rates=args.rates or (),
         )
         self.n_vocab = dimensions(path).n_vocab
         self.prompt = random_prompt(args.n_prompt, self.n_vocab)
-        self.options = ["--draft-n-max", str(args.depth)]
+        self.options = ["--draft-n-max", str(args.depth), "--no-ngram"]
         if args.rates:
             self.options += ["--synthetic-acceptance", ",".join(map(str, self.plan.rates))]
         self.samples: Samples = {}
@@ -107,8 +119,12 @@ class Bench:
         from pyllama_mtp import Model, Session, Settings
 
         usual = self.plan.driver_settings(self.plan.n_prompt + self.plan.n_decode + 1)
-        imposed = self.plan.rates if self.args.rates else None
-        settings = Settings(**usual, draft_n_max=self.args.depth, synthetic_acceptance=imposed)
+        settings = Settings(
+            **usual,
+            draft_n_max=self.args.depth,
+            ngram=False,  # nothing is looked up: the peers cannot
+            synthetic_acceptance=self.args.rates,
+        )
         with Model(self.plan.model) as model, Session(model, settings) as session:
             yield session
 
@@ -121,8 +137,9 @@ class Bench:
     def _drive(self, session: Any) -> None:
         n = self.plan.n_decode + 1
         telemetry = session.generate(self.prompt, max_tokens=n, ignore_eos=True).run().telemetry
-        rounds, seconds = telemetry.rounds, telemetry.decode_s
-        found = {"n_generated": n, "decode_s": seconds, "rounds": rounds}
+        rounds, accepted = telemetry.rounds, sum(telemetry.accepted)
+        found = {"n_generated": n, "decode_s": telemetry.decode_s}
+        found |= {"rounds": rounds, "accepted": accepted}
         self.add("driver", {**found, "decode_tps": telemetry.decode_tps})
 
     def _ask(self, port: int) -> None:
@@ -152,9 +169,10 @@ class Bench:
             self.add(name, {**found, "tps": n_generated / seconds, "longest_first_s": longest})
 
     def peer(self, peer: servers.Peer, folder: Path) -> None:
-        """llama-cpp-python's server: plain, then with draft-mtp."""
+        """llama-cpp-python's server: plain, then with draft-mtp at each depth."""
         n = self.plan.n_decode + 1
-        for name, depth in (("peer plain", 0), ("peer mtp", self.args.depth)):
+        for depth in (0, *self.args.peer_depths):
+            name = f"peer mtp {depth}" if depth else "peer plain"
             with peer.serve(self.plan, folder, depth) as port:
                 openai_client.complete(port, self.prompt, min(8, n), model="peer")  # warm-up
                 before = servers.peer_rounds(port)
@@ -171,7 +189,7 @@ def run(args: argparse.Namespace) -> int:
     from pyllama_mtp.measure.machine import describe_machine
 
     library = native.load()
-    bench = Bench(args, model_file(args.model))
+    bench = Bench(args, model_file(args.model, None if args.rates else HEAD_NOISE))
     peer = None
     if "peer" in args.parts:
         libraries = args.peer_libraries or library.folder.parent / "upstream"
@@ -209,7 +227,7 @@ def run(args: argparse.Namespace) -> int:
                 },
                 "rounds": {"done": number + 1, "planned": args.rounds},
                 "samples": bench.samples,
-                "summary": summarize(bench.samples, args.rates, args.depth),
+                "summary": summarize(bench.samples, args.rates),
             }
             if not args.dry_run:
                 results.write(result, render(result), args.name)
@@ -217,32 +235,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def summarize(
-    samples: Samples, rates: tuple[float, ...] | None, depth: int
-) -> dict[str, dict[str, Any]]:
+def summarize(samples: Samples, rates: tuple[float, ...] | None) -> dict[str, dict[str, Any]]:
     """Ratios: server over driver, all clients over one, ours over llama-cpp-python."""
 
     def ratio(a: str, b: str, key: str = "decode_tps") -> dict[str, Any]:
-        ours, theirs = ([sample[key] for sample in samples[name]] for name in (a, b))
-        return Ratio.of(ours, theirs).to_dict()
+        return Ratio.of(*([sample[key] for sample in samples[name]] for name in (a, b))).to_dict()
 
     found: dict[str, dict[str, Any]] = {}
     if "driver" in samples:
         found["server / driver"] = ratio("server", "driver")
     if "one" in samples:
         found["all clients / one"] = ratio("all", "one", "tps")
-    if "peer mtp" in samples:
-        found["server / llama-cpp-python with MTP"] = ratio("server", "peer mtp")
+    if "peer plain" in samples:
         found["server / llama-cpp-python plain"] = ratio("server", "peer plain")
+    for name in peer_names(samples):
+        depth = int(name.split()[-1])
+        text = f"server / llama-cpp-python with {depth} drafts"
+        found[text] = ratio("server", name)
         if rates:
             expected = expected_tokens_per_round(rates[:depth])
-            per_round = [s["rounds"] / s["decode_s"] * expected for s in samples["peer mtp"]]
-            if min(per_round) > 0:
+            equal = [s["rounds"] / s["decode_s"] * expected for s in samples[name]]
+            if min(equal) > 0:
                 ours = [sample["decode_tps"] for sample in samples["server"]]
-                found["server / llama-cpp-python with MTP, at equal acceptance"] = Ratio.of(
-                    ours, per_round
-                ).to_dict()
+                found[f"{text}, at equal acceptance"] = Ratio.of(ours, equal).to_dict()
     return found
+
+
+def peer_names(samples: Samples) -> list[str]:
+    """Of llama-cpp-python's server with drafts."""
+    return [name for name in samples if name.startswith("peer mtp")]
 
 
 def tables(result: dict[str, Any]) -> list[str]:
@@ -254,15 +275,19 @@ def tables(result: dict[str, Any]) -> list[str]:
         "one": ("server, one client, prompt included", "tps"),
         "all": (f"server, {result['clients']['n']} clients at once, prompts included", "tps"),
         "peer plain": ("llama-cpp-python's server, plain, decode", "decode_tps"),
-        "peer mtp": ("llama-cpp-python's server, draft-mtp, decode", "decode_tps"),
     }
+    for name in peer_names(samples):
+        depth = name.split()[-1]
+        text = f"llama-cpp-python's server, draft-mtp, {depth} drafts, decode"
+        names[name] = (text, "decode_tps")
     rows = []
     for name, (text, key) in names.items():
         if name in samples:
             values = [sample[key] for sample in samples[name]]
             spread = f"{min(values):.1f} to {max(values):.1f}"
-            rows.append([text, f"{median(values):.1f}", spread])
-    lines = results.markdown_table(["tok/s", "median", "range"], rows)
+            rows.append([text, f"{median(values):.1f}", spread, _per_round(samples[name])])
+    head = ["tok/s", "median", "range", "tokens per round"]
+    lines = results.markdown_table(head, rows)
     rows = [
         [name, f"{r['of_medians']:.3f}", f"{r['paired']['median']:.3f}",
          f"{r['paired']['low']:.3f} to {r['paired']['high']:.3f}"]
@@ -270,6 +295,13 @@ def tables(result: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
     head = ["ratio", "of medians", "paired median", "paired range"]
     return [*lines, "", *results.markdown_table(head, rows)]
+
+
+def _per_round(samples: list[dict[str, Any]]) -> str:
+    """The verified token and the accepted drafts, where rounds were counted."""
+    rounds = sum(sample.get("rounds", 0) for sample in samples)
+    accepted = sum(sample.get("accepted", 0) for sample in samples)
+    return f"{1 + accepted / rounds:.2f}" if rounds else ""
 
 
 def render(result: dict[str, Any]) -> str:
@@ -282,7 +314,8 @@ def render(result: dict[str, Any]) -> str:
             "",
             *results.header_lines(result),
             f"- Model: {plan['model']}; prompts of {plan['n_prompt']} tokens, {plan['n_decode']} "
-            f"decoded, {plan['depth']} drafts per round, {imposed}, {plan['threads']} threads; "
+            f"decoded; ours with {plan['depth']} drafts per round (no lookups), {imposed}, "
+            f"{plan['threads']} threads; "
             f"{clients['n']} clients on {clients['n_sequences']} sequences, {clients['tokens']} "
             f"tokens each; {rounds['done']} rounds of {rounds['planned']} planned",
             "",
@@ -292,8 +325,9 @@ def render(result: dict[str, Any]) -> str:
             "of servers from the first chunk to the end of the stream, as the client sees it.",
             "Speeds with prompts included are all tokens over the time until the last client is",
             "done.",
-            "At equal acceptance, llama-cpp-python is taken to need as many rounds as ours: its",
-            "rounds per second, by its own counters, times the tokens of a round.",
+            "Tokens per round: by the driver's telemetry and by the peer's counters, 1 of the",
+            "verification and the accepted drafts.",
+            *(EQUAL if plan["rates"] else []),
         ]
     )
 

@@ -373,6 +373,24 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_depth_options(parser: argparse.ArgumentParser) -> None:
+    """The draft depth, of commands that have one; "auto" may look drafts up in the text."""
+    parser.add_argument(
+        "--draft-n-max",
+        type=whole_or_auto(0),
+        default=Settings.draft_n_max,
+        metavar="N|auto",
+        help="tokens drafted per round; 0 is no MTP; 'auto' is as many as make it fastest, by what "
+        "is measured while it generates",
+    )
+    parser.add_argument(
+        "--no-ngram",
+        dest="ngram",
+        action="store_false",
+        help="with 'auto': never draft from earlier occurrences in the text",
+    )
+
+
 def settings_from(args: argparse.Namespace, draft_n_max: int | str, **switches: str) -> Settings:
     """The `Settings` of the options; `switches` replace those of the same name."""
     names = ("prompt_rows", "prompt_sync", "hidden", "handoff", "drafting", "draft_vocab")

@@ -53,20 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--max-tokens", type=common.whole(1), default=256, metavar="N", help="tokens to generate"
     )
-    parser.add_argument(
-        "--draft-n-max",
-        type=common.whole_or_auto(0),
-        default=Settings.draft_n_max,
-        metavar="N|auto",
-        help="tokens drafted per round; 0 is no MTP; 'auto' is as many as make it fastest, by what "
-        "is measured while it generates",
-    )
-    parser.add_argument(
-        "--no-ngram",
-        dest="ngram",
-        action="store_false",
-        help="with 'auto': never draft from earlier occurrences in the text",
-    )
+    common.add_depth_options(parser)
     parser.add_argument(
         "--stop",
         action="append",

@@ -13,7 +13,6 @@ import time
 
 from pyllama_mtp.cli import INTERRUPTED, PROGRAM, common
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -89,13 +88,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="SECONDS",
         help="that running answers may go on after Ctrl-C or SIGTERM",
     )
-    add(
-        "--draft-n-max",
-        type=common.whole_or_auto(0),
-        default=Settings.draft_n_max,
-        metavar="N|auto",
-        help="tokens drafted per round; 0 is no MTP; 'auto' is as many as make it fastest",
-    )
+    common.add_depth_options(parser)
     common.add_model_options(parser)
     common.add_settings_options(
         parser,

@@ -41,6 +41,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="KEY=VALUE",
         help="change a dimension, e.g. --set n_layer=4; may be repeated",
     )
+    parser.add_argument(
+        "--head-noise",
+        type=float,
+        metavar="X",
+        help="make the MTP head draft well: 0: nearly always right; more noise, less so "
+        "(default: random weights, whose drafts are never accepted)",
+    )
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.add_argument("--list", action="store_true", help="list the shapes and exit")
     parser.set_defaults(run=run)
@@ -64,7 +71,13 @@ def run(args: argparse.Namespace) -> int:
             bar.update(task, completed=done, total=total)
 
         path = write_synthetic(
-            args.output, shape, args.type.lower(), args.seed, progress=progress, force=args.force
+            args.output,
+            shape,
+            args.type.lower(),
+            args.seed,
+            progress=progress,
+            force=args.force,
+            head_noise=args.head_noise,
         )
     print(f"{path}: {shape.name}, {args.type.lower()}, {path.stat().st_size / 1e9:.2f} GB")
     return 0

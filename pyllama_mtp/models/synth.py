@@ -17,7 +17,7 @@ import math
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,9 @@ from gguf import GGUF_DEFAULT_ALIGNMENT as ALIGNMENT
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 
 from pyllama_mtp.errors import DiskFullError, UsageError
+from pyllama_mtp.models import predictable
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
+from pyllama_mtp.models.predictable import Draw
 from pyllama_mtp.models.shapes import ModelShape, check_shape, get_shape
 from pyllama_mtp.models.vocab import CHAT_TEMPLATE, synthetic_vocabulary
 
@@ -70,6 +72,7 @@ def write_synthetic(
     *,
     progress: Progress | None = None,
     force: bool = False,
+    head_noise: float | None = None,
     **overrides: object,
 ) -> Path:
     """Write a synthetic model and return its path.
@@ -84,6 +87,9 @@ def write_synthetic(
         seed: any non-negative whole number.
         progress: called with (bytes done, bytes in all).
         force: overwrite an existing file.
+        head_noise: make the head draft well: with 0 it is nearly always right, and the more noise,
+            the less; see :mod:`pyllama_mtp.models.predictable`. None: random weights throughout,
+            whose drafts are never accepted.
         overrides: dimensions that replace those of a named shape, e.g. ``n_layer=4``.
 
     Raises:
@@ -97,15 +103,23 @@ def write_synthetic(
         raise UsageError("dimensions can be replaced only in a named shape")
     check_shape(shape)
     _check_arguments(target, tensor_type, seed, force)
+    if head_noise is not None:
+        predictable.check(shape, tensor_type, head_noise)
     specs = model_tensors(shape)
     _check_rows(specs, tensor_type)
+    draws = [
+        Draw(spec.name) if head_noise is None else predictable.draw(spec, shape, head_noise)
+        for spec in specs
+    ]
     data_bytes = sum(_padded(tensor_bytes(spec, tensor_type)) for spec in specs)
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         _check_space(target, data_bytes)
-        _write_header(part, shape, specs, tensor_type, seed)
+        _write_header(part, shape, specs, tensor_type, seed, head_noise)
         with part.open("ab") as file:
-            _write_data(file.write, specs, tensor_type, seed, data_bytes, progress)
+            _write_data(
+                file.write, zip(specs, draws, strict=True), tensor_type, seed, data_bytes, progress
+            )
         part.replace(target)
     except OSError as exc:
         raise _explain(exc, target, data_bytes) from exc
@@ -187,12 +201,19 @@ def _explain(exc: OSError, target: Path, needed: int) -> Exception:
 
 
 def _write_header(
-    part: Path, shape: ModelShape, specs: list[TensorSpec], tensor_type: str, seed: int
+    part: Path,
+    shape: ModelShape,
+    specs: list[TensorSpec],
+    tensor_type: str,
+    seed: int,
+    head_noise: float | None,
 ) -> None:
     """Metadata, vocabulary and tensor table, padded so that tensor data can be appended."""
     writer = GGUFWriter(part, shape.architecture)
     try:
         _add_general(writer, shape, tensor_type, seed)
+        if head_noise is not None:
+            writer.add_float32("pyllama_mtp.synthetic.head_noise", head_noise)
         _add_dimensions(writer, shape)
         _add_vocabulary(writer, shape.n_vocab)
         for spec in specs:
@@ -274,16 +295,16 @@ def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
 
 def _write_data(
     write: Callable[[bytes], int],
-    specs: list[TensorSpec],
+    tensors: Iterable[tuple[TensorSpec, Draw]],
     tensor_type: str,
     seed: int,
     total: int,
     progress: Progress | None,
 ) -> None:
     done = 0
-    for spec in specs:
+    for spec, draw in tensors:
         n_bytes = tensor_bytes(spec, tensor_type)
-        for chunk in tensor_chunks(spec, tensor_type, seed):
+        for chunk in tensor_chunks(spec, tensor_type, seed, draw):
             write(chunk)
             done += len(chunk)
             if progress is not None:
@@ -295,22 +316,34 @@ def _write_data(
         progress(total, total)
 
 
-def tensor_chunks(spec: TensorSpec, tensor_type: str, seed: int) -> Iterator[bytes]:
+def tensor_chunks(
+    spec: TensorSpec, tensor_type: str, seed: int, draw: Draw | None = None
+) -> Iterator[bytes]:
     """The stored bytes of one tensor, a few MB at a time.
 
     Each tensor has a generator of its own, seeded with (seed, checksum of its name): its values
     do not depend on the other tensors, so shapes that differ in depth share their first layers.
     """
-    rng = np.random.Generator(np.random.SFC64([seed, zlib.crc32(spec.name.encode())]))
+    draw = draw or Draw(spec.name)
+    rng = np.random.Generator(np.random.SFC64([seed, zlib.crc32(draw.name.encode())]))
     count = math.prod(spec.shape)
     if spec.kind not in ("embedding", "matrix"):
-        yield _small_tensor(spec, rng, count).astype("<f4").tobytes()
+        yield (draw.scale * _small_tensor(spec, rng, count)).astype("<f4").tobytes()
         return
-    deviation = 1.0 / math.sqrt(spec.shape[0])
+    deviation = draw.scale / math.sqrt(spec.shape[0])
     step = CHUNK_BLOCKS if tensor_type in _BLOCK_BYTES else CHUNK_BLOCKS * BLOCK
-    units = count // BLOCK if tensor_type in _BLOCK_BYTES else count
-    for start in range(0, units, step):
-        yield _random_chunk(rng, min(step, units - start), tensor_type, deviation)
+    row = spec.shape[0] // (BLOCK if tensor_type in _BLOCK_BYTES else 1)
+    n_rows = count // spec.shape[0]
+    if draw.passes:
+        step = max(step // row, 1) * row
+    common = n_rows if draw.rare == 1.0 else min(n_rows, predictable.COMMON)
+    for first, last, scale in ((0, common, 1.0), (common, n_rows, draw.rare)):
+        for start in range(first * row, last * row, step):
+            units = min(step, last * row - start)
+            chunk = _random_chunk(rng, units, tensor_type, scale * deviation)
+            if draw.passes:
+                chunk = predictable.pass_embedding(chunk, start // row, n_rows, tensor_type)
+            yield chunk
 
 
 def _small_tensor(

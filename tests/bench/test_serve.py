@@ -21,24 +21,29 @@ def test_the_speed_is_that_of_the_tokens_after_the_first() -> None:
 
 
 def test_ratios_and_equal_acceptance() -> None:
+    drafted = {"decode_tps": 5.0, "rounds": 20, "accepted": 30, "decode_s": 10.0}
     samples = {
         "driver": [{"decode_tps": 20.0}, {"decode_tps": 10.0}],
         "server": [{"decode_tps": 19.0}, {"decode_tps": 9.9}],
         "one": [{"tps": 10.0}],
         "all": [{"tps": 25.0}],
         "peer plain": [{"decode_tps": 4.0}] * 2,
-        "peer mtp": [{"decode_tps": 5.0, "rounds": 20, "decode_s": 10.0}] * 2,
+        "peer mtp 1": [{**drafted, "decode_tps": 2.0}] * 2,
+        "peer mtp 2": [drafted] * 2,
     }
-    found = serve.summarize(samples, (0.8, 0.7), 2)
+    found = serve.summarize(samples, (0.8, 0.7))
     assert found["server / driver"]["paired"]["low"] == 0.95
     assert found["all clients / one"]["of_medians"] == 2.5
-    assert found["server / llama-cpp-python with MTP"]["of_medians"] == pytest.approx(14.45 / 5)
-    equal = found["server / llama-cpp-python with MTP, at equal acceptance"]
+    two = "server / llama-cpp-python with 2 drafts"
+    assert found[two]["of_medians"] == pytest.approx(14.45 / 5)
+    equal = found[f"{two}, at equal acceptance"]
     assert equal["of_medians"] == pytest.approx(14.45 / (2.0 * 2.5))
-    assert len(serve.summarize(samples, None, 2)) == 4, "real acceptance is nobody's to choose"
+    assert len(found) == 7
+    real = serve.summarize(samples, None)
+    assert len(real) == 5, "real acceptance is nobody's to choose"
     result = {"samples": samples, "summary": found, "clients": {"n": 32}}
     text = "\n".join(serve.tables(result))
-    assert "32 clients" in text and "0.963" in text
+    assert "32 clients" in text and "0.963" in text and "2.50 |" in text and "2 drafts" in text
 
 
 def test_the_peer_gets_the_plan(tmp_path: Path) -> None:
