@@ -117,13 +117,22 @@ class Library:
         return self.variant != "upstream"
 
     def set_small_batch(self, value: bool) -> bool:
-        """Switch patch 12 for the process: products of a Q8_0 matrix with 2 to 32 columns on a CPU
+        """Switch patch 12 for the process: products of a Q8_0 matrix with up to 32 columns on a CPU
         read each weight once. On in the patched variant, off in upstream's; same results.
 
         Returns:
             Whether a loaded CPU backend has it.
         """
-        return bool(self.lib.pyllama_set_small_batch(value))
+        return bool(self.lib.pyllama_set_cpu_switch(b"small_batch", value))
+
+    def set_direct_states(self, value: bool) -> bool:
+        """Switch patch 18 for the process: recurrent layers on a CPU write their new states where
+        they are kept. On in the patched variant, off in upstream's; same results.
+
+        Returns:
+            Whether a loaded CPU backend has it.
+        """
+        return bool(self.lib.pyllama_set_cpu_switch(b"direct_states", value))
 
     def backend(self) -> str:
         """Names of the devices that compute, e.g. "CPU" or "CUDA0+CPU"."""
@@ -345,7 +354,7 @@ def _start(library: Library) -> None:
         lib.ggml_backend_load_all_from_path(str(folder).encode())
         if any(device.kind == "cpu" for device in library.devices()):
             # ggml is one for both variants; upstream's is to be what upstream wrote.
-            library.set_small_batch(library.has_tap)
+            lib.pyllama_set_cpu_changes(library.has_tap)
             return
     raise LibraryError(
         f"no CPU backend (libggml-cpu*.so) in {library.folder} or {library.folder.parent} that "

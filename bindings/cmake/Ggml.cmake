@@ -1,5 +1,5 @@
 # ggml once, from PYLLAMA_TREE_ggml. The variants share it: what the patches change in it lies in the CPU
-# backend, behind a switch that the upstream variant turns off when it is loaded (pyllama_set_small_batch),
+# backend, behind switches that the upstream variant turns off when it is loaded (pyllama_set_cpu_changes),
 # and in the RPC backend, where it matters to lost workers and to several clients of one; or where an allocation has
 # failed, which is all that they may change in the files of _on_failure.
 set(_on_failure ggml/src/ggml-alloc.c ggml/src/ggml-backend.cpp)

@@ -45,7 +45,7 @@ __attribute__((constructor)) void load_backends() {
     }
     ggml_log_set(callback, user_data);
     // ggml is one for both variants; upstream's is to be what upstream wrote (see native.py, _start).
-    pyllama_set_small_batch(PYLLAMA_HAS_PATCHES);
+    pyllama_set_cpu_changes(PYLLAMA_HAS_PATCHES);
 }
 
 } // namespace

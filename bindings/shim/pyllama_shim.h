@@ -31,8 +31,12 @@ extern "C" {
 // compiled into libllama itself (stamp.c), where the bindings read it before they load the library.
 PYLLAMA_API const char * pyllama_stamp(void);
 
-// Patch 12's products of a few columns, in every CPU backend that is loaded; on by default. False: none has them.
-PYLLAMA_API bool pyllama_set_small_batch(bool value);
+// What our patches change in the speed of the CPU backend, in every one that is loaded; all is on by default.
+// "small_batch": patch 12's products of a few columns. "direct_states": patch 18's states, written where they are kept.
+// False: no backend has it.
+PYLLAMA_API bool pyllama_set_cpu_switch(const char * name, bool value);
+// All of them.
+PYLLAMA_API void pyllama_set_cpu_changes(bool value);
 
 // From now on, assertions that fail on a thread that is within a call of this file, outside of its parallel regions, make
 // the call return PYLLAMA_ABORTED or what it returns on failure. Others still end the process, after their message.

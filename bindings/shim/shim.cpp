@@ -198,16 +198,23 @@ void pyllama_catch_aborts(void) { ggml_set_abort_callback(on_abort); }
 
 void pyllama_log_discard(ggml_log_level, const char *, void *) {}
 
-bool pyllama_set_small_batch(bool value) {
+bool pyllama_set_cpu_switch(const char * name, bool value) {
+    const std::string function = std::string("ggml_cpu_set_") + name;
     bool known = false;
     for (size_t i = 0; i < ggml_backend_reg_count(); ++i) {
-        void * set = ggml_backend_reg_get_proc_address(ggml_backend_reg_get(i), "ggml_cpu_set_small_batch");
+        void * set = ggml_backend_reg_get_proc_address(ggml_backend_reg_get(i), function.c_str());
         if (set) {
             reinterpret_cast<void (*)(bool)>(set)(value);
             known = true;
         }
     }
     return known;
+}
+
+void pyllama_set_cpu_changes(bool value) {
+    for (const char * name : { "small_batch", "direct_states" }) {
+        pyllama_set_cpu_switch(name, value);
+    }
 }
 
 llama_model * pyllama_model_load(const char * path, llama_model_params params, char * message, size_t n_message) {

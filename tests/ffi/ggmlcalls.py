@@ -1,0 +1,80 @@
+"""ggml called directly, through the libraries that this process has loaded, so that tests can build
+graphs of any shape."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cffi
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_mtp import native
+
+Floats = npt.NDArray[np.float32]
+F32, Q8_0 = 0, 8
+
+DECLARATIONS = """
+struct ggml_init_params { size_t mem_size; void * mem_buffer; bool no_alloc; };
+void * ggml_init(struct ggml_init_params params);
+void ggml_free(void * ctx);
+void * ggml_new_tensor_2d(void * ctx, int type, int64_t ne0, int64_t ne1);
+void * ggml_new_tensor_4d(void * ctx, int type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
+void * ggml_view_3d(void * ctx, void * a, int64_t ne0, int64_t ne1, int64_t ne2, size_t nb1,
+                    size_t nb2, size_t offset);
+void * ggml_view_4d(void * ctx, void * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3,
+                    size_t nb1, size_t nb2, size_t nb3, size_t offset);
+void * ggml_mul_mat(void * ctx, void * a, void * b);
+void * ggml_sum(void * ctx, void * a);
+void * ggml_cpy(void * ctx, void * a, void * b);
+void * ggml_gated_delta_net(void * ctx, void * q, void * k, void * v, void * g, void * beta,
+                            void * state, int64_t K);
+void ggml_set_output(void * tensor);
+void * ggml_get_data(void * tensor);
+size_t ggml_nbytes(void * tensor);
+void * ggml_new_graph(void * ctx);
+void ggml_build_forward_expand(void * graph, void * tensor);
+int ggml_graph_compute_with_ctx(void * ctx, void * graph, int n_threads);
+size_t ggml_row_size(int type, int64_t ne);
+size_t ggml_quantize_chunk(int type, const float * src, void * dst, int64_t start, int64_t nrows,
+                           int64_t n_per_row, const float * imatrix);
+"""
+
+
+class Ggml:
+    """The functions of ggml, by their names."""
+
+    def __init__(self) -> None:
+        native.load()
+        maps = Path("/proc/self/maps").read_text()
+        paths = sorted(set(re.findall(r"/\S*libggml(?:-base|-cpu)[^/\s]*\.so\S*", maps)))
+        self.ffi = cffi.FFI()
+        self.ffi.cdef(DECLARATIONS)
+        self._libraries = [self.ffi.dlopen(path) for path in paths]
+
+    def __getattr__(self, name: str) -> Any:
+        for library in self._libraries:
+            try:
+                return getattr(library, name)
+            except AttributeError:
+                continue
+        raise AttributeError(name)
+
+    @contextmanager
+    def context(self, n_bytes: int) -> Iterator[Any]:
+        """A ggml_context with room for so much data, and a graph."""
+        size = n_bytes + 2**20
+        ctx = self.ggml_init({"mem_size": size, "mem_buffer": self.ffi.NULL, "no_alloc": False})
+        try:
+            yield ctx
+        finally:
+            self.ggml_free(ctx)
+
+    def data(self, tensor: Any) -> Floats:
+        """The values of a contiguous F32 tensor, to read and to write; no copy."""
+        n_bytes = self.ggml_nbytes(tensor)
+        return np.frombuffer(self.ffi.buffer(self.ggml_get_data(tensor), n_bytes), np.float32)
