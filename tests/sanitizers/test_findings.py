@@ -111,6 +111,15 @@ def test_leaks_of_the_interpreter_are_not_ours(sources: findings.Sources) -> Non
     assert (found.kind, found.whose, found.line) == ("leak", findings.TOUCHED, 9)
 
 
+def test_objects_of_cffi_are_not_ours(sources: findings.Sources) -> None:
+    cffi = "    #{n} 0x7f05 in convert (/x/site-packages/_cffi_backend.cpython-311.so+0x244)\n"
+    frame = "    #1 0x7f01 in llama_mtp_new"
+    within = LEAKS.replace(frame, cffi.format(n=1) + frame.replace("#1", "#2"))
+    assert not list(findings.parse(within, sources))
+    (found,) = findings.parse(LEAKS + cffi.format(n=2), sources)
+    assert found.whose == findings.TOUCHED
+
+
 def test_a_frame_without_a_line_is_told_by_its_library(sources: findings.Sources) -> None:
     frame = "    #1 0x7f01 in llama_sampler_chain_init (/x/package/lib/patched/libllama.so.0+0x1a2)"
     text = LEAKS.rsplit("    #1", 1)[0] + frame + "\n"
