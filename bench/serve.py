@@ -5,8 +5,8 @@
     python bench/serve.py --model FILE.gguf --depth auto --rounds 7
     python bench/serve.py --parts overhead,clients     # without llama-cpp-python
 
-In a round, the driver and the server decode the same prompt one after the other (the order changes
-from round to round); then one client, and --clients at once; then llama-cpp-python's server, plain
+In a round, the driver and the server decode the same prompt, another one each time, one after the
+other (the order changes from round to round); then one client, and --clients at once; then llama-cpp-python's server, plain
 and with draft-mtp at each of --peer-depths, from its source distribution and on upstream's
 libraries. Servers are processes of their own.
 
@@ -103,7 +103,7 @@ class Bench:
             rates=args.rates or (),
         )
         self.n_vocab = dimensions(path).n_vocab
-        self.prompt = random_prompt(args.n_prompt, self.n_vocab)
+        self.prompt = random_prompt(args.n_prompt, self.n_vocab)  # of this round
         self.options = ["--draft-n-max", str(args.depth), "--no-ngram"]
         if args.rates:
             self.options += ["--synthetic-acceptance", ",".join(map(str, self.plan.rates))]
@@ -208,6 +208,7 @@ def run(args: argparse.Namespace) -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         openai_client.complete(one, bench.prompt, 8, ignore_eos=True)
         for number in range(args.rounds):
+            bench.prompt = random_prompt(args.n_prompt, bench.n_vocab, number)
             if session:
                 bench.overhead(number, session, one)
             elif peer:
