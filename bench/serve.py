@@ -6,9 +6,9 @@
     python bench/serve.py --parts overhead,clients     # without llama-cpp-python
 
 In a round, the driver and the server decode the same prompt, another one each time, one after the
-other (the order changes from round to round); then one client, and --clients at once; then llama-cpp-python's server, plain
-and with draft-mtp at each of --peer-depths, from its source distribution and on upstream's
-libraries. Servers are processes of their own.
+other (the order changes from round to round); then one client, and --clients at once; then
+llama-cpp-python's server, plain and with draft-mtp at each of --peer-depths, from its source
+distribution and on upstream's libraries. Servers are processes of their own.
 
 Acceptance is real: the synthetic model has a head that drafts well (`pyllama-mtp synth
 --head-noise`). With --acceptance it is imposed on ours, as in bench/decode.py; llama-cpp-python's
