@@ -192,8 +192,8 @@ def render(result: dict[str, Any], plan: Plan) -> str:
             "without being asked for: rows that nobody reads are not computed (4), and the MTP",
             "block's cache is filled without the rest of the block (5). Snapshots left out of",
             "prompts (7), the draft vocabulary (9), drafts in one graph (10) need calls that",
-            "llama-server does not make; fast products of few columns (12) and states written in place",
-            "(18) are in the CPU backend.",
+            "llama-server does not make; fast products of few columns (12) and states written in",
+            "place (18) are in the CPU backend.",
         ]
     )
 
