@@ -36,8 +36,8 @@ from benchkit.statistics import Ratio, expected_tokens_per_round
 
 PARTS = ("overhead", "clients", "peer")
 EQUAL = [
-    "At equal acceptance, llama-cpp-python is taken to need as many rounds as ours: its",
-    "rounds per second, by its own counters, times the tokens of a round.",
+    "At equal acceptance, llama-cpp-python is taken to accept drafts at the imposed rates: its",
+    "rounds per second, by its own counters, times the tokens of a round at its own depth.",
 ]
 #: Raw samples by what was measured: "driver", "server", "one", "all", and of llama-cpp-python's
 #: server "peer plain" and, by depth, "peer mtp 1" and so on.
@@ -56,7 +56,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--parts", default=",".join(PARTS), metavar="NAME,...", help="default: %(default)s")
     add("--acceptance", default="none", metavar="P,P,...|none", help="default: %(default)s")
     add("--depth", type=whole_or_auto(1), default=3, metavar="N|auto", help="drafts per round")
-    add("--peer-depths", default="1,2,3", metavar="N,...", help="default: %(default)s")
+    add("--peer-depths", default="1,2,3,4", metavar="N,...", help="default: %(default)s")
     add("--rounds", type=int, default=5, metavar="N", help="default: %(default)s")
     add("--n-prompt", type=int, default=128, metavar="N", help="default: %(default)s")
     add("--n-decode", type=int, default=128, metavar="N", help="default: %(default)s")
@@ -208,7 +208,7 @@ def run(args: argparse.Namespace) -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         openai_client.complete(one, bench.prompt, 8, ignore_eos=True)
         for number in range(args.rounds):
-            bench.prompt = random_prompt(args.n_prompt, bench.n_vocab, number)
+            bench.prompt = random_prompt(args.n_prompt, bench.n_vocab, number + 1)  # 0: warm-up
             if session:
                 bench.overhead(number, session, one)
             elif peer:
@@ -251,7 +251,7 @@ def summarize(samples: Samples, rates: tuple[float, ...] | None) -> dict[str, di
         found["server / llama-cpp-python plain"] = ratio("server", "peer plain")
     for name in peer_names(samples):
         depth = int(name.split()[-1])
-        text = f"server / llama-cpp-python with {depth} drafts"
+        text = f"server / llama-cpp-python at depth {depth}"
         found[text] = ratio("server", name)
         if rates:
             expected = expected_tokens_per_round(rates[:depth])
@@ -279,7 +279,7 @@ def tables(result: dict[str, Any]) -> list[str]:
     }
     for name in peer_names(samples):
         depth = name.split()[-1]
-        text = f"llama-cpp-python's server, draft-mtp, {depth} drafts, decode"
+        text = f"llama-cpp-python's server, draft-mtp at depth {depth}, decode"
         names[name] = (text, "decode_tps")
     rows = []
     for name, (text, key) in names.items():

@@ -165,6 +165,7 @@ class BatchLoop:
         """Empty the contexts, after a step that has failed; requests without a place stay."""
         for request in self.running():
             self.drop(request)
+        self._free = list(reversed(self._engine.places))  # also that of one that failed to enter
         with self._engine.engine.alone:
             self._turn = self._engine.begin()
 

@@ -1,4 +1,7 @@
-"""Chat template of a model file: Jinja, rendered in a sandbox, as Hugging Face's tokenizers do."""
+"""Chat template of a model file: Jinja, rendered in a sandbox, as Hugging Face's tokenizers do.
+
+The sandbox also bounds time and sizes: see :mod:`pyllama_mtp.templates`.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-import jinja2.sandbox
 
 from .errors import UsageError
+from .templates import Environment
 
 
 def _raise(message: str) -> None:
@@ -32,16 +35,22 @@ def render(
         variables: more template variables, such as ``bos_token`` or ``enable_thinking``.
 
     Raises:
-        UsageError: the template refuses the messages, or is not valid Jinja; says why.
+        UsageError: the template refuses the messages, is not valid Jinja, takes too long or makes
+            something too large; says why.
     """
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda text: datetime.now().strftime(text)
     try:
-        return environment.from_string(template).render(
-            messages=list(messages), add_generation_prompt=add_generation_prompt, **variables
+        return environment.render(
+            template,
+            {
+                "messages": list(messages),
+                "add_generation_prompt": add_generation_prompt,
+                **variables,
+            },
         )
     except Exception as reason:  # a template is a program: it may fail in any way
         raise UsageError(

@@ -118,7 +118,8 @@ class Library:
 
     def set_small_batch(self, value: bool) -> bool:
         """Switch patch 12 for the process: products of a Q8_0 matrix with up to 32 columns on a CPU
-        read each weight once. On in the patched variant, off in upstream's; same results.
+        read each weight once. On in the patched variant, off in upstream's; same results. Not
+        while anything computes.
 
         Returns:
             Whether a loaded CPU backend has it.
@@ -127,7 +128,8 @@ class Library:
 
     def set_direct_states(self, value: bool) -> bool:
         """Switch patch 18 for the process: recurrent layers on a CPU write their new states where
-        they are kept. On in the patched variant, off in upstream's; same results.
+        they are kept. On in the patched variant, off in upstream's; same results. Not while
+        anything computes.
 
         Returns:
             Whether a loaded CPU backend has it.

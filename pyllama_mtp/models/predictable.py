@@ -3,9 +3,9 @@
 Of random weights alone no head can draft. Here the next token is nearly a function of the last one,
 and the head knows that function, all at the cost of the shape's ordinary computation:
 
-- Small norms make each part of the trunk add little to the residual stream: it stays the last
-  token's embedding, with a trace of what came before. The one exception is the last block's
-  feed-forward part, which is left as it is: its output decides the next token.
+- Small norms and outputs make each part of the trunk add little to the residual stream: it stays
+  the last token's embedding, with a trace of what came before. The one exception is the last
+  block's feed-forward part, which is left as it is: its output decides the next token.
 - Rows of rare tokens are shorter. Predicted are the first ids, the most frequent ones of a byte
   pair encoding, as in text; they are in the usual vocabulary of a draft head.
 - The head's block has the weights of that feed-forward part. Its eh_proj passes the embedding on,
@@ -75,7 +75,9 @@ def check(shape: ModelShape, tensor_type: str, noise: float) -> None:
 def draw(spec: TensorSpec, shape: ModelShape, noise: float) -> Draw:
     """How `spec` is drawn for a head with so much noise, as a share of the embedding's norm."""
     n, n_parts = shape.n_embd, 2 * (shape.n_layer + 1)
-    small = TRACE * EMBEDDING_NORM / math.sqrt(n * n_parts)
+    # What a part adds comes down by the square: at its norm and again at its output, so that
+    # neither is too small for the scales of quantized blocks (F16).
+    less = math.sqrt(TRACE * EMBEDDING_NORM / math.sqrt(n * n_parts))
     if spec.kind == "embedding":
         return Draw(spec.name, EMBEDDING_NORM, RARE)
     if spec.name == "output.weight":
@@ -86,10 +88,14 @@ def draw(spec: TensorSpec, shape: ModelShape, noise: float) -> Draw:
     if not block:
         return Draw(spec.name)
     layer, name = int(block[1]), block[2]
-    if name in ("attn_norm", "ssm_norm"):  # of values; of a recurrent part's output
-        return Draw(spec.name, small)
-    if name == "post_attention_norm" and layer < shape.n_layer - 1:
-        return Draw(spec.name, math.sqrt(small))  # its product of two grows with the square
+    recurrent = layer in shape.recurrent_layers
+    if name == ("ssm_norm" if recurrent else "attn_norm") or name in ("attn_output", "ssm_out"):
+        return Draw(spec.name, less)
+    if layer < shape.n_layer - 1:
+        if name == "post_attention_norm":
+            return Draw(spec.name, math.sqrt(less))  # what follows is a product of two
+        if name.startswith("ffn_down"):
+            return Draw(spec.name, less)
     if layer >= shape.n_layer:
         # Deviation of eh_proj: 1 / sqrt(2 n); of n inputs with the norm's weight: that x sqrt(1/2).
         scales = {

@@ -203,6 +203,9 @@ class Worker(threading.Thread):
         finally:
             if self._end_at is None:  # nobody asked for it
                 self._post(self._break("the server's worker has ended; restart the server"))
+            with self._changed:
+                new, self._inbox = self._inbox, []
+            self._admit(new)
             self._post(self._fail(list(self._jobs), shutting_down(), "shutdown"))
             self._engine.engine.close()
 
@@ -254,7 +257,8 @@ class Worker(threading.Thread):
         Clients are told last: who asks again at once meets the state that follows.
         """
         failure = ApiError(500, f"the computation failed: {error}", code="decode_failed")
-        failed = self._fail(self._loop.running(), failure, "error")
+        waiting = set(self._loop.waiting())
+        failed = self._fail([one for one in self._jobs if one not in waiting], failure, "error")
         try:
             if isinstance(error, WorkerLostError):
                 raise error
@@ -262,7 +266,8 @@ class Worker(threading.Thread):
         except Exception as reason:
             log.exception("the contexts cannot be used any more")
             failed += self._break(f"the server cannot generate any more: {reason}; restart it")
-        self._post(failed)
+        finally:
+            self._post(failed)
 
     def _break(self, why: str) -> list[tuple[Job, Event]]:
         """Take nothing more; what is here or has just come fails with `why`."""

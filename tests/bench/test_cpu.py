@@ -12,7 +12,8 @@ def test_the_ratios_are_to_neither_patch() -> None:
     samples = ([10.0, 20.0], [11.0, 22.0], [12.0, 24.0], [15.0, 40.0])
     speeds = {0: dict(zip(cpu.SWITCHES, samples, strict=True))}
     row = cpu.table(speeds)[-1]
-    assert "| 15.0 | 1.10 | 1.20 | 1.75 | 27.5 | 1.50 to 2.00 |" in " ".join(row.split())
+    assert "| 15.0 | 1.10 (1.10 to 1.10) | 1.20 (1.20 to 1.20) |" in " ".join(row.split())
+    assert "| 1.75 (1.50 to 2.00) | 27.5 |" in " ".join(row.split())
 
 
 def test_dry_run(demo_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ def test_ratios_and_equal_acceptance() -> None:
     found = serve.summarize(samples, (0.8, 0.7))
     assert found["server / driver"]["paired"]["low"] == 0.95
     assert found["all clients / one"]["of_medians"] == 2.5
-    two = "server / llama-cpp-python with 2 drafts"
+    two = "server / llama-cpp-python at depth 2"
     assert found[two]["of_medians"] == pytest.approx(14.45 / 5)
     equal = found[f"{two}, at equal acceptance"]
     assert equal["of_medians"] == pytest.approx(14.45 / (2.0 * 2.5))
@@ -43,7 +43,7 @@ def test_ratios_and_equal_acceptance() -> None:
     assert len(real) == 5, "real acceptance is nobody's to choose"
     result = {"samples": samples, "summary": found, "clients": {"n": 32}}
     text = "\n".join(serve.tables(result))
-    assert "32 clients" in text and "0.963" in text and "2.50 |" in text and "2 drafts" in text
+    assert "32 clients" in text and "0.963" in text and "2.50 |" in text and "depth 2" in text
 
 
 def test_the_peer_gets_the_plan(tmp_path: Path) -> None:

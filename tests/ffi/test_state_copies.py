@@ -1,7 +1,7 @@
 """Patch 18: a delta net writes its states where the copy after it would put them.
 
-The same values as with the copy, and only where nobody else can tell: `kept` says whether the
-operator's own output still holds what it held before, so that the states were not written there.
+The same values as with the copy, and only where nobody else can tell: `Outcome.direct` says whether
+the operator's own output still holds what it held before: the states were not written there.
 """
 
 from __future__ import annotations
@@ -105,6 +105,12 @@ def outcome(
             ggml.data(net.cache)[: D * n_seqs] = ggml.data(net.first)
             strides = (4 * S, 4 * S * S, 4 * D)
             state = ggml.ggml_view_4d(ctx, net.cache, S, S, H, n_seqs, *strides, 0)
+        if how == "the values lie in the cache":
+            values = net.inputs[2]
+            ggml.data(net.cache)[: net.n_attention] = ggml.data(values)
+            strides = (4 * S, 4 * S * H, 4 * S * H * n_tokens)
+            view = ggml.ggml_view_4d(ctx, net.cache, S, H, n_tokens, n_seqs, *strides, 0)
+            net.inputs = (*net.inputs[:2], view, *net.inputs[3:])
         net.compute(state)
         total = ggml.ggml_sum(ctx, net.attention)
         tensors = [net.copy, total]
@@ -169,6 +175,12 @@ def test_a_state_within_the_cache_is_copied(ggml: Ggml) -> None:
     found = outcome(ggml, 4, 1, 3, 2, "the state lies in the cache")
     assert not found.direct
     assert found.cache == outcome(ggml, 4, 1, 3, 1, "the state lies in the cache").cache
+
+
+def test_values_within_the_cache_are_copied(ggml: Ggml) -> None:
+    found = outcome(ggml, 4, 1, 3, 2, "the values lie in the cache")
+    assert not found.direct
+    assert found.attention == outcome(ggml, 4, 1, 3, 1, "plain").attention
 
 
 def test_it_can_be_switched_off(ggml: Ggml) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.predictable import TYPES
@@ -42,6 +43,32 @@ def test_drafts_are_accepted_and_less_so_with_noise(
     right, less, wrong = found
     assert right > 0.75 and wrong < 0.2
     assert wrong < less < right
+
+
+@pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])
+@pytest.mark.parametrize("tensor_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("layers", ["attention", "recurrent"])
+def test_the_trunk_keeps_a_trace_of_what_came_before(
+    shape: str, tensor_type: str, layers: str, tmp_path: Path
+) -> None:
+    """In layers of either kind: their outputs are small, and not zero."""
+    path = write_synthetic(tmp_path / "m.gguf", shape, tensor_type, head_noise=0.0)
+    other = "ssm_out" if layers == "attention" else "attn_output"
+    reader = gguf.GGUFReader(path, "r+")
+    for tensor in reader.tensors:
+        if f".{other}." in tensor.name:
+            tensor.data[:] = 0
+    del reader
+    options = ContextOptions(n_ctx=64, n_batch=16, n_ubatch=16, n_threads=1)
+    logits = []
+    with Model(path) as model:
+        for first in (300, 301):
+            with Context(model, options) as context:
+                ones = np.array([0, 0, 0, 1], dtype=np.int8)
+                context.decode(np.array([first, 310, 320, 330], dtype=np.int32), 0, ones)
+                logits.append(context.logits(3).copy())
+    assert not np.array_equal(*logits)
+    assert np.abs(logits[0] - logits[1]).max() < 0.2 * logits[0].std()
 
 
 @pytest.mark.parametrize("tensor_type", TYPES)

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from pyllama_mtp import Model
+from pyllama_mtp.batchengine import BatchEngine
 from pyllama_mtp.context import Context
 from pyllama_mtp.errors import FatalDecodeError, WorkerLostError
 
@@ -151,6 +152,32 @@ def test_a_decode_that_fails_costs_what_ran_and_no_more(
         assert "the computation failed: made up" in first.result(60)
         assert second.result(60) == alone(demo, demo.tokenize("class"), 8).text
     assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
+
+
+def test_a_request_that_cannot_enter_costs_itself(
+    start: Start, demo: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is neither waiting nor running when that fails; its place is free again."""
+    server = start(n_sequences=1)
+    enter, calls = BatchEngine.enter, iter(range(1000))
+
+    def fail_once(engine: BatchEngine, *arguments: Any) -> None:
+        if next(calls) == 0:
+            raise RuntimeError("made up")
+        enter(engine, *arguments)
+
+    monkeypatch.setattr(BatchEngine, "enter", fail_once)
+
+    def ask() -> str:
+        got = server.client.completions.create(
+            model=NAME, prompt="def", temperature=0, max_tokens=8, extra_body={"ignore_eos": True}
+        )
+        return str(got.choices[0].text)
+
+    with pytest.raises(openai.InternalServerError, match="made up"):
+        ask()
+    assert ask() == alone(demo, demo.tokenize("def"), 8).text
+    server.wait_until_idle()
 
 
 def test_a_lost_worker_ends_the_service(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,61 @@
+"""Patch 18 in a model's graphs: there is what it looks for, and it changes nothing.
+
+The operator itself: tests/ffi/test_state_copies.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import Model, native
+from pyllama_mtp.context import Context, ContextOptions
+
+SNAPSHOTS = 3
+LOOKS = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
+
+
+@pytest.fixture(autouse=True)
+def switched_on() -> Iterator[None]:
+    yield
+    native.load().set_direct_states(True)
+
+
+def context(model: Model, *, trace: bool) -> Context:
+    sizes = {"n_ctx": 64, "n_batch": 16, "n_ubatch": 16, "n_threads": 2, "n_outputs_max": 16}
+    return Context(model, ContextOptions(**sizes, n_rs_seq=SNAPSHOTS, trace=trace))
+
+
+def decode(context: Context, n: int, start: int) -> list[bytes]:
+    """The logits of `n` tokens at `start`."""
+    tokens = np.arange(start + 20, start + 20 + n, dtype=np.int32)
+    context.decode(tokens, start, np.ones(n, dtype=np.int8))
+    return [context.logits(row).tobytes() for row in range(n)]
+
+
+@pytest.mark.parametrize("snapshots", [True, False])
+@pytest.mark.parametrize("n", [1, SNAPSHOTS, SNAPSHOTS + 1, 12])
+def test_the_copy_follows_each_delta_net(model: Model, n: int, snapshots: bool) -> None:
+    """Nothing that computes may come between them; else the patch does nothing any more."""
+    with context(model, trace=True) as traced:
+        traced.set_snapshots(snapshots)
+        decode(traced, n, 0)
+        ops = [node.op for node in traced.nodes() if node.op not in LOOKS]
+    after = [ops[i + 1] for i, op in enumerate(ops) if op == "GATED_DELTA_NET"]
+    assert after and set(after) == {"CPY"}
+
+
+def test_the_results_are_the_same_with_it_and_without(model: Model) -> None:
+    """Also after going back, and for what is decoded then: all states are where they belong."""
+    found = []
+    for on in (True, False):
+        assert native.load().set_direct_states(on)
+        with context(model, trace=False) as one:
+            results = decode(one, 9, 0) + decode(one, SNAPSHOTS + 1, 9)
+            assert one.remove(11)
+            results += decode(one, 1, 11) + decode(one, 2, 12)
+            results.append(bytes(one.save_state(recurrent_only=True)))
+            found.append(results)
+    assert found[0] == found[1]

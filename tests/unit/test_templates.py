@@ -1,0 +1,102 @@
+"""Hostile chat templates end with an error, soon; ordinary ones are rendered as Jinja does it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import jinja2
+import pytest
+
+from pyllama_mtp import chat, templates
+from pyllama_mtp.errors import UsageError
+
+HELLO = [{"role": "user", "content": "Hello"}]
+GROWING = (
+    "{% set ns = namespace(x=START) %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}"
+)
+
+
+def growing(start: str, step: str) -> str:
+    return GROWING.replace("START", start).replace("STEP", step)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for i in range(99999) %}{% set q = range(99999)|map('string')|join %}{% endfor %}",
+        "{% for i in range(99999) %}{% set q = range(99999)|list %}{% endfor %}",
+    ],
+)
+def test_a_template_that_does_not_end(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "MOST_SECONDS", 0.2)
+    with pytest.raises(UsageError, match=r"computes for more than 0\.2 s"):
+        chat.render(template, HELLO)
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        (growing("'a'", "ns.x ~ ns.x"), "characters or items"),
+        (growing("'a'", "ns.x + ns.x"), "characters or items"),
+        (growing("[1]", "ns.x * 2"), "characters or items"),
+        (growing("[1]", "3 * ns.x"), "characters or items"),
+        (growing("3", "ns.x * ns.x"), "bits"),
+        ("{{ 'x' * 10 ** 12 }}", "characters or items"),
+        ("{{ 10 ** (10 ** 12) }}", "bits"),
+        ("{% for i in range(99999) %}{{ 'x' * 10000 }}{% endfor %}", "its text has more than"),
+    ],
+)
+def test_a_template_that_makes_too_much(template: str, what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        chat.render(template, HELLO)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 1 ~ 'a' ~ 2.5 ~ none ~ [1, 'b'] }}",
+        "{{ 'a' ~ 1 + 2 }}{{ absent ~ 'x' }}",
+        "{{ 2 ** 10 + 3 * 4 - -1 }}{{ 'ab' * 3 }}{{ [1] * 2 + [3] }}{{ 0.5 * 3 }}{{ 2 ** -1 }}",
+        "{% for m in messages %}{{ loop.index ~ m.role }}{{ '!' if loop.last }}{% endfor %}",
+        "{% set x %}a{{ 'b' ~ 1 }}{% endset %}{{ x ~ x }}{{ messages | tojson }}",
+        "{{ -3 * 'a' }}{{ true + 1 }}{{ 10 ** 40 }}",
+    ],
+)
+def test_ordinary_templates_are_as_in_jinja(template: str) -> None:
+    plain = jinja2.sandbox.ImmutableSandboxedEnvironment()
+
+    def result(render: Any) -> str:
+        try:
+            return str(render())
+        except (jinja2.TemplateError, TypeError, UsageError) as error:
+            return f"error: {type(error) is not UsageError and error}"
+
+    wanted = result(lambda: plain.from_string(template).render(messages=HELLO))
+    found = result(lambda: chat.render(template, HELLO))
+    assert found.startswith("error") == wanted.startswith("error")
+    assert found == wanted or found.startswith("error")
+
+
+def test_a_debugger_is_there_again_afterwards() -> None:
+    def tracer(frame: object, event: str, value: object) -> None:
+        return None
+
+    before = sys.gettrace()
+    try:
+        sys.settrace(tracer)
+        chat.render("x", HELLO)
+        assert sys.gettrace() is tracer
+        with pytest.raises(UsageError):
+            chat.render("{{ 1 / 0 }}", HELLO)
+        assert sys.gettrace() is tracer
+    finally:
+        sys.settrace(before)
+
+
+def test_long_chats_are_no_problem() -> None:
+    template = "{% for m in messages %}{{ '<|' ~ m.role ~ '|>' + m.content }}\n{% endfor %}"
+    text = chat.render(template, HELLO * 10_000)
+    assert text == "<|user|>Hello\n" * 10_000
