@@ -5,11 +5,12 @@
     python tests/sanitize.py tests/ffi              # some files or folders
     python tests/sanitize.py --summary-only         # from the runs so far
 
-Each test file runs in a process of its own, with a time limit; what ran is kept in the build
-folder, so that an interrupted run loses one file. First deliberate errors in the shim must be
-reported: a build that reports nothing proves nothing. Exit codes: 0 no finding in code we touch, 1
-some, 2 an error whose message says what to do. Needs g++ (or CXX) with its sanitizer runtimes,
-cmake, ninja, and the ordinary build, whose upstream variant the tests compare with.
+Each test file runs in a process of its own, with a time limit, as many at once as there are jobs;
+what ran is kept in the build folder, so that an interrupted run loses only what was under way.
+First deliberate errors in the shim must be reported: a build that reports nothing proves nothing.
+Exit codes: 0 no finding in code we touch, 1 some, 2 an error whose message says what to do. Needs
+g++ (or CXX) with its sanitizer runtimes, cmake, ninja, and the ordinary build, whose upstream
+variant the tests compare with.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +172,20 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("paths", nargs="*", help=f"default: {SOAK} {' '.join(NATIVE)}")
     top.add_argument("--build", type=Path, default=BUILD, help="default: %(default)s")
     top.add_argument("--no-build", action="store_true", help="the folder's build is current")
-    top.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="default: %(default)s")
-    top.add_argument("--time-limit", type=float, default=900, metavar="S", help="for one file")
+    top.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="compilers, and then test files, at once; default: %(default)s",
+    )
+    top.add_argument(
+        "--time-limit",
+        type=float,
+        default=3600,
+        metavar="S",
+        help="for one file; default: %(default)s",
+    )
     top.add_argument("--soak-steps", type=int, default=60, metavar="N", help="of bench/soak.py")
     top.add_argument("--output", type=Path, default=SUMMARY, help="default: %(default)s")
     top.add_argument("--summary-only", action="store_true", help="from what ran so far")
@@ -187,13 +201,19 @@ def run_all(args: argparse.Namespace, folder: Path, sources: Sources) -> None:
     run_probe(package, folder / "probe" / stamp, sources)
     print("a deliberate error is reported", flush=True)
     (folder / "leaks.txt").write_text(run_leaks(package, folder / "leaks" / stamp, sources))
-    if not args.paths or SOAK in args.paths:
-        logs = fresh_folder(folder, SOAK)
-        keep(logs, run_soak(package, logs, args.soak_steps))
     files = selected([path for path in args.paths if path != SOAK]) if args.paths != [SOAK] else []
-    for file in files:
+    if not args.paths or SOAK in args.paths:
+        files.insert(0, SOAK)
+
+    def run(file: str) -> None:
         logs = fresh_folder(folder, file)
-        keep(logs, run_file(file, package, logs, args.time_limit))
+        if file == SOAK:
+            keep(logs, run_soak(package, logs, args.soak_steps))
+        else:
+            keep(logs, run_file(file, package, logs, args.time_limit))
+
+    with ThreadPoolExecutor(args.jobs) as at_once:
+        list(at_once.map(run, files))  # raises what a run raised
 
 
 def keep(logs: Path, run: Run) -> None:

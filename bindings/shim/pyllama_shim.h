@@ -88,7 +88,7 @@ PYLLAMA_API int32_t pyllama_memory_seq_rm(
 PYLLAMA_API int32_t pyllama_set_embeddings_pre_norm(
         struct llama_context * ctx, bool value, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_mtp_set_draft_head(
-        struct llama_context * ctx, enum ggml_type type, const void * rows, size_t n_bytes, const int32_t * ids,
+        struct llama_context * ctx, int32_t type, const void * rows, size_t n_bytes, const int32_t * ids,
         int32_t n_rows, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_mtp_use_model_draft_head(
         struct llama_context * ctx, const int32_t ** ids, char * message, size_t n_message);

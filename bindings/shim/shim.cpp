@@ -290,7 +290,7 @@ int32_t pyllama_set_embeddings_pre_norm(llama_context * ctx, bool value, char * 
 }
 
 int32_t pyllama_mtp_set_draft_head(
-        llama_context * ctx, ggml_type type, const void * rows, size_t n_bytes, const int32_t * ids, int32_t n_rows,
+        llama_context * ctx, int32_t type, const void * rows, size_t n_bytes, const int32_t * ids, int32_t n_rows,
         char * message, size_t n_message) {
     return guarded_code(message, n_message,
             [&] { return llama_mtp_set_draft_head(ctx, type, rows, n_bytes, ids, n_rows); });
