@@ -316,15 +316,12 @@ def _write_data(
         progress(total, total)
 
 
-def tensor_chunks(
-    spec: TensorSpec, tensor_type: str, seed: int, draw: Draw | None = None
-) -> Iterator[bytes]:
+def tensor_chunks(spec: TensorSpec, tensor_type: str, seed: int, draw: Draw) -> Iterator[bytes]:
     """The stored bytes of one tensor, a few MB at a time.
 
     Each tensor has a generator of its own, seeded with (seed, checksum of its name): its values
     do not depend on the other tensors, so shapes that differ in depth share their first layers.
     """
-    draw = draw or Draw(spec.name)
     rng = np.random.Generator(np.random.SFC64([seed, zlib.crc32(draw.name.encode())]))
     count = math.prod(spec.shape)
     if spec.kind not in ("embedding", "matrix"):

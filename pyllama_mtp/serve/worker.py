@@ -203,9 +203,7 @@ class Worker(threading.Thread):
         finally:
             if self._end_at is None:  # nobody asked for it
                 self._post(self._break("the server's worker has ended; restart the server"))
-            with self._changed:
-                new, self._inbox = self._inbox, []
-            self._admit(new)
+            self._admit()
             self._post(self._fail(list(self._jobs), shutting_down(), "shutdown"))
             self._engine.engine.close()
 
@@ -214,10 +212,9 @@ class Worker(threading.Thread):
         with self._changed:
             while not (self._inbox or self._drops or self._loop.busy or self._end_at is not None):
                 self._changed.wait()
-            new, self._inbox = self._inbox, []
             drops, self._drops = self._drops, []
             end_at = self._end_at
-        self._admit(new)
+        self._admit()
         for job in drops:
             if not job.done and self._loop.drop(job.request):
                 self._close(job, "cancelled")
@@ -226,7 +223,10 @@ class Worker(threading.Thread):
         self._post(self._fail(self._loop.waiting(), shutting_down(), "shutdown"))
         return self._loop.busy and time.monotonic() < end_at
 
-    def _admit(self, jobs: Sequence[Job]) -> None:
+    def _admit(self) -> None:
+        """Give the loop what has come."""
+        with self._changed:
+            jobs, self._inbox = self._inbox, []
         for job in jobs:
             self._jobs[job.request] = job
             self._loop.add(job.request)
@@ -273,8 +273,7 @@ class Worker(threading.Thread):
         """Take nothing more; what is here or has just come fails with `why`."""
         with self._changed:
             self.broken = why
-            new, self._inbox = self._inbox, []
-        self._admit(new)
+        self._admit()
         return self._fail(list(self._jobs), ApiError(503, why, code="broken"), "error")
 
     def _start_anew(self) -> None:

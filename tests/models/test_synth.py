@@ -17,6 +17,7 @@ from pyllama_mtp.errors import DiskFullError, UsageError
 from pyllama_mtp.models import synth
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
+from pyllama_mtp.models.predictable import Draw
 from pyllama_mtp.models.shapes import SHAPES, get_shape
 from pyllama_mtp.models.synth import TENSOR_TYPES, synthetic_size, tensor_chunks, write_synthetic
 from pyllama_mtp.models.vocab import byte_alphabet, synthetic_vocabulary
@@ -37,7 +38,9 @@ def test_every_type_is_valid(shape: str, tensor_type: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("tensor_type", TENSOR_TYPES)
 def test_matrices_have_the_stated_statistics(tensor_type: str) -> None:
     spec = TensorSpec("m.weight", (1024, 1024), "matrix")
-    raw = np.frombuffer(b"".join(tensor_chunks(spec, tensor_type, 0)), dtype=np.uint8)
+    raw = np.frombuffer(
+        b"".join(tensor_chunks(spec, tensor_type, 0, Draw(spec.name))), dtype=np.uint8
+    )
     kind = gguf.GGMLQuantizationType[tensor_type.upper()]
     rows = raw.reshape(1024, -1)
     values = gguf.dequantize(rows, kind) if tensor_type != "f32" else rows.view("<f4")
