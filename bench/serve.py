@@ -47,7 +47,7 @@ Samples = dict[str, list[dict[str, Any]]]
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     ensure_driver()
-    from pyllama_mtp.cli.common import whole_or_auto
+    from pyllama_mtp.cli.parsing import whole_or_auto
     from pyllama_mtp.settings import available_threads
 
     parser = argparse.ArgumentParser(description="What the server costs, and what it gives.")

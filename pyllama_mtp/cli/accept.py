@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyllama_mtp.cli import FAILED, PROGRAM, common, interrupted, stopped
+from pyllama_mtp.cli import FAILED, PROGRAM, interrupted, loading, options, parsing, stopped
 from pyllama_mtp.cli.accept_progress import Progress, progress
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 
@@ -68,7 +68,7 @@ def length(text: str) -> int:
 
 def lengths(text: str) -> tuple[int, ...]:
     """An argparse type: lengths separated by commas, or the word none."""
-    return () if text == "none" else common.comma_list(length)(text)
+    return () if text == "none" else parsing.comma_list(length)(text)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -79,15 +79,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Measure how often the MTP head's drafts are accepted, per draft position, for "
         "several classes of prompts and context lengths; and what that is worth on this machine.",
         epilog=_EPILOG,
-        formatter_class=common.HelpFormatter,
+        formatter_class=parsing.HelpFormatter,
     )
     _add_prompt_options(parser)
     parser.add_argument(
-        "--draft-n-max", type=common.whole(1), default=4, metavar="K", help="drafts per round"
+        "--draft-n-max", type=parsing.whole(1), default=4, metavar="K", help="drafts per round"
     )
     parser.add_argument(
         "--max-tokens",
-        type=common.whole(1),
+        type=parsing.whole(1),
         default=256,
         metavar="N",
         help="most tokens generated per prompt",
@@ -102,7 +102,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--context-prompts",
-        type=common.whole(1),
+        type=parsing.whole(1),
         default=2,
         metavar="N",
         help="how many prompts of every class at each of these lengths",
@@ -114,15 +114,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--cost-repeats",
-        type=common.whole(0),
+        type=parsing.whole(0),
         default=9,
         metavar="R",
         help="rounds per depth when costs are measured; 0: no costs, no break-even",
     )
     _add_output_options(parser)
-    common.add_model_options(parser)
-    common.add_settings_options(parser)
-    common.add_sampling_options(parser)
+    loading.add_model_options(parser)
+    options.add_settings_options(parser)
+    options.add_sampling_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -136,14 +136,14 @@ def _add_prompt_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--classes",
-        type=common.comma_list(str),
+        type=parsing.comma_list(str),
         metavar="NAME,...",
         help="classes of the package's prompts to measure (default: all four; with prompts of your "
         "own: none)",
     )
     group.add_argument(
         "--prompts-per-class",
-        type=common.whole(1),
+        type=parsing.whole(1),
         metavar="N",
         help="only the first N prompts of every class (default: all)",
     )
@@ -161,7 +161,11 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
         "ids and text, and the text before it; the file must not exist",
     )
     group.add_argument(
-        "--misses", type=common.whole(0), default=0, metavar="N", help="list the N commonest misses"
+        "--misses",
+        type=parsing.whole(0),
+        default=0,
+        metavar="N",
+        help="list the N commonest misses",
     )
     group.add_argument(
         "--format",
@@ -180,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
         return _show_again(args)
     from pyllama_mtp.measure.accept import refuse_meaningless
 
-    settings, sampling = common.settings_from(args, args.draft_n_max), common.sampling_from(args)
+    settings, sampling = options.settings_from(args, args.draft_n_max), options.sampling_from(args)
     refuse_meaningless(settings)
     prompts, source = choose_prompts(args)
     with _new_file(args.output) as output, _new_file(args.pairs) as pairs:
@@ -210,7 +214,7 @@ def is_demo(args: argparse.Namespace) -> bool:
     """Whether the model is the bundled one."""
     from pyllama_mtp.models import demo
 
-    return demo.is_demo(common.model_path(args))
+    return demo.is_demo(loading.model_path(args))
 
 
 def choose_prompts(args: argparse.Namespace) -> tuple[tuple[Prompt, ...], str]:
@@ -238,7 +242,7 @@ def choose_prompts(args: argparse.Namespace) -> tuple[tuple[Prompt, ...], str]:
         classes = args.classes or promptset.CLASSES
         for name in classes:
             promptset.check_class(name)
-        found += promptset.prompts_for(common.model_path(args), classes)
+        found += promptset.prompts_for(loading.model_path(args), classes)
         own = "the demo model's own, held out of its training"
         sources.append(own if is_demo(args) else "the package's own")
     return limited(found, args.prompts_per_class), " and ".join(sources)
@@ -283,7 +287,7 @@ def _run(
 
     texts = None if args.context_file is None else [read_text(args.context_file, "context")]
     library = native.load(args.lib)
-    with common.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
+    with loading.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
         plan = make_plan(args, model, prompts, source)
         build = Build.of(library, args.n_gpu_layers, workers=args.rpc)
         found = Run(header(model, plan, settings, sampling, build))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyllama_mtp.cli import common
+from pyllama_mtp.cli import parsing
 from pyllama_mtp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Compare two files of 'pyllama-mtp matrix', or two library variants in one "
         "file, cell by cell. Exit with 1 if something got slower than the threshold allows.",
         epilog=_EPILOG,
-        formatter_class=common.HelpFormatter,
+        formatter_class=parsing.HelpFormatter,
     )
     parser.add_argument(
         "files", nargs="*", metavar="FILE.jsonl", help="OLD and NEW; or one, with --variants"

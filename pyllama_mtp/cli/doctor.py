@@ -44,7 +44,7 @@ class Finding:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the ``doctor`` command."""
-    from pyllama_mtp.cli import common
+    from pyllama_mtp.cli import parsing
 
     parser = subparsers.add_parser(
         "doctor",
@@ -53,7 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "CPU features, GPU, demo model, and a short generation. Says what is wrong and how to mend "
         "it.",
         epilog=_EPILOG,
-        formatter_class=common.HelpFormatter,
+        formatter_class=parsing.HelpFormatter,
     )
     parser.add_argument(
         "--lib",

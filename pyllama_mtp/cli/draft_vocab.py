@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyllama_mtp.cli import common
+from pyllama_mtp.cli import loading, parsing
 from pyllama_mtp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "show how much of the text the best tokens cover, by this ranking and by the default one. "
         "Without a text, show the default ranking, which needs the model file only.",
         epilog=_EPILOG,
-        formatter_class=common.HelpFormatter,
+        formatter_class=parsing.HelpFormatter,
     )
     parser.add_argument(
         "--model", metavar="FILE", help="a .gguf file (default: bundled demo model)"
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from pyllama_mtp import draftvocab
 
     _check(args)
-    path = common.model_path(args)
+    path = loading.model_path(args)
     tokenizer = draftvocab.read_tokenizer(path)
     default = draftvocab.default_ranking(tokenizer)
     if not args.text:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pyllama_mtp.cli import common, interrupted
+from pyllama_mtp.cli import interrupted, loading, options, parsing
 from pyllama_mtp.errors import DecodeAborted, UsageError
 from pyllama_mtp.files import append
 from pyllama_mtp.settings import AUTO_DEPTH, Settings
@@ -41,7 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Continue a prompt. With a draft depth above 0 the model's MTP head drafts "
         "tokens that the model then verifies in one pass; the text is the model's own either way.",
         epilog=_EPILOG,
-        formatter_class=common.HelpFormatter,
+        formatter_class=parsing.HelpFormatter,
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text; '-' reads stdin")
@@ -51,9 +51,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--system", metavar="TEXT", help="system message; needs --chat")
     parser.add_argument(
-        "--max-tokens", type=common.whole(1), default=256, metavar="N", help="tokens to generate"
+        "--max-tokens", type=parsing.whole(1), default=256, metavar="N", help="tokens to generate"
     )
-    common.add_depth_options(parser)
+    options.add_depth_options(parser)
     parser.add_argument(
         "--stop",
         action="append",
@@ -82,9 +82,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="write each drafted token with the token the model chose, one JSON object per line; "
         "the file must not exist",
     )
-    common.add_model_options(parser)
-    common.add_settings_options(parser)
-    common.add_sampling_options(parser)
+    loading.add_model_options(parser)
+    options.add_settings_options(parser)
+    options.add_sampling_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -92,12 +92,14 @@ def run(args: argparse.Namespace) -> int:
     """Generate, stream, and report."""
     text = read_prompt(args)
     _check(args)
-    settings, sampling = common.settings_from(args, args.draft_n_max), common.sampling_from(args)
+    settings, sampling = options.settings_from(args, args.draft_n_max), options.sampling_from(args)
     with _new_file(args.log_pairs) as pairs_file:
         from pyllama_mtp import Session, native
 
         library = native.load(args.lib)
-        with common.open_model(args, mtp=args.draft_n_max != 0, without="--draft-n-max 0") as model:
+        with loading.open_model(
+            args, mtp=args.draft_n_max != 0, without="--draft-n-max 0"
+        ) as model:
             prompt = tokenize(model, text, args)
             settings = fit_context(settings, model, len(prompt), args.max_tokens)
             with Session(model, settings) as session:

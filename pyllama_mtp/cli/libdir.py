@@ -32,7 +32,7 @@ examples:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the ``libdir`` command."""
-    from pyllama_mtp.cli import common
+    from pyllama_mtp.cli import parsing
 
     parser = subparsers.add_parser(
         "libdir",
@@ -41,7 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "load llama.cpp themselves. The ggml libraries and backends lie one folder up, where the "
         "libraries find them.",
         epilog=_EPILOG,
-        formatter_class=common.HelpFormatter,
+        formatter_class=parsing.HelpFormatter,
     )
     parser.add_argument(
         "--lib",

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyllama_mtp.cli import FAILED, PROGRAM, common, interrupted, stopped
+from pyllama_mtp.cli import FAILED, PROGRAM, interrupted, loading, options, parsing, stopped
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.measure.peers import PEERS
 
@@ -68,7 +68,7 @@ examples:
 def size(text: str) -> int:
     """An argparse type: tokens, "2048" or "2k"."""
     thousands = text[:-1] if text[-1:] in ("k", "K") else ""
-    return 1024 * common.whole(1)(thousands) if thousands.isdigit() else common.whole(1)(text)
+    return 1024 * parsing.whole(1)(thousands) if thousands.isdigit() else parsing.whole(1)(text)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -79,32 +79,32 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Measure prefill and decode speed without MTP and with MTP at several draft "
         "depths, over several prompt sizes.",
         epilog=_EPILOG,
-        formatter_class=common.HelpFormatter,
+        formatter_class=parsing.HelpFormatter,
     )
     parser.add_argument(
         "--depths",
-        type=common.comma_list(common.whole(0)),
+        type=parsing.comma_list(parsing.whole(0)),
         metavar="N,...",
         help="drafts per round; 0 is no MTP, against which the others are compared (default: "
         f"{','.join(map(str, DEPTHS))}, as far as --synthetic-acceptance has rates for them)",
     )
     parser.add_argument(
         "--prompt-sizes",
-        type=common.comma_list(size),
+        type=parsing.comma_list(size),
         default="512,1024,2048",
         metavar="TOKENS,...",
         help="prompt sizes in tokens; 1k is 1024",
     )
     parser.add_argument(
         "--max-tokens",
-        type=common.whole(1),
+        type=parsing.whole(1),
         metavar="N",
         help="tokens generated per sample (default: "
         f"{MAX_TOKENS['text']}; {MAX_TOKENS['code']} with --output-mode code)",
     )
     parser.add_argument(
         "--repeat",
-        type=common.whole(1),
+        type=parsing.whole(1),
         metavar="R",
         help=f"samples per cell (default: {REPEAT}; for the demo model as many of {DEMO_REPEAT} "
         "as fit into 4 min 30 s)",
@@ -117,7 +117,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--classes",
-        type=common.comma_list(str),
+        type=parsing.comma_list(str),
         default="text",
         metavar="CLASS,...",
         help="kinds of prompts: text (documentation, which is continued), source (of programs); "
@@ -159,17 +159,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         choices=("table", "markdown", "json"),
         help="what to print at the end",
     )
-    common.add_model_options(parser)
+    loading.add_model_options(parser)
     parser.add_argument(
         "--variants",
-        type=common.comma_list(str),
+        type=parsing.comma_list(str),
         metavar="upstream|patched|DIR,...",
         help="native libraries to compare, in place of --lib; each but the first has a process of "
         "its own, which loads the model as well",
     )
     parser.add_argument(
         "--peers",
-        type=common.comma_list(common.one_of(tuple(PEERS))),
+        type=parsing.comma_list(parsing.one_of(tuple(PEERS))),
         default=(),
         metavar="PROGRAM,...",
         help=f"other programs to measure beside: {', '.join(PEERS)}",
@@ -186,8 +186,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="the Python that llama-cpp-python is installed for (default: PYLLAMA_MTP_PEER_PYTHON "
         "from the environment, else the one that runs this)",
     )
-    common.add_settings_options(parser, compare=True)
-    common.add_sampling_options(parser)
+    options.add_settings_options(parser, compare=True)
+    options.add_sampling_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -251,7 +251,7 @@ def _check(args: argparse.Namespace) -> Request:
             "--output-mode code asks for code, whatever the class; leave --classes out"
         )
     texts = None if args.prompt_file is None else [read_text(args.prompt_file)]
-    sampling = common.sampling_from(args)
+    sampling = options.sampling_from(args)
     if plan.peers and args.rpc:
         raise UsageError("--peers run on this machine alone, and --rpc is for this program only")
     if plan.peers and not sampling.plain_greedy:
@@ -263,7 +263,7 @@ def _check(args: argparse.Namespace) -> Request:
         check_report(args.report)
     return Request(
         plan,
-        common.settings_from(args, max(plan.depths), **SWITCHES),
+        options.settings_from(args, max(plan.depths), **SWITCHES),
         sampling,
         libraries,
         texts,

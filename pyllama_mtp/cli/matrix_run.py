@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from pyllama_mtp.cli import PROGRAM, SIGNALS, common, note_signal, on_signal
+from pyllama_mtp.cli import PROGRAM, SIGNALS, loading, note_signal, on_signal
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model
@@ -62,7 +62,7 @@ def measure(args: argparse.Namespace, request: Request, found: Records) -> None:
     library = native.load(request.libraries[0] or None)
     mtp = any(request.plan.depths)
     with contextlib.ExitStack() as stack:
-        model = stack.enter_context(common.open_model(args, mtp=mtp, without="--depths 0"))
+        model = stack.enter_context(loading.open_model(args, mtp=mtp, without="--depths 0"))
         choose_threads(args, request)  # before workers are there
         labels = request.plan.libraries
         build = Build.of(library, args.n_gpu_layers, labels[0], args.rpc)
@@ -147,7 +147,7 @@ def _runners(
     builds = {labels[0]: build}
     for label, name in zip(labels[1:], request.libraries[1:], strict=True):
         mtp = any(request.plan.depths)
-        load = Load(name, label, str(model.path), common.placement(args), mtp)
+        load = Load(name, label, str(model.path), loading.placement(args), mtp)
         worker = stack.enter_context(contextlib.closing(WorkerRunner(load)))
         runners[label], builds[label] = worker, worker.loaded()
     return runners, builds

@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 
-from pyllama_mtp.cli import PROGRAM, common
+from pyllama_mtp.cli import PROGRAM, parsing
 from pyllama_mtp.errors import UsageError
 
 _EPILOG = """\
@@ -35,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Make a self-contained HTML page with plots, and tables, of files that "
         "'pyllama-mtp matrix' wrote.",
         epilog=_EPILOG,
-        formatter_class=common.HelpFormatter,
+        formatter_class=parsing.HelpFormatter,
     )
     parser.add_argument("files", nargs="+", metavar="FILE.jsonl", help="cells to report together")
     parser.add_argument(

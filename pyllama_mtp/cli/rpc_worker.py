@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-from pyllama_mtp.cli import FAILED, INTERRUPTED, PROGRAM, common
+from pyllama_mtp.cli import FAILED, INTERRUPTED, PROGRAM, parsing
 
 log = logging.getLogger(__name__)
 
@@ -46,18 +46,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "other processes, here or on other machines. Says where it listens, and serves until "
         "Ctrl-C or SIGTERM.",
         epilog=_EPILOG,
-        formatter_class=common.HelpFormatter,
+        formatter_class=parsing.HelpFormatter,
     )
     parser.add_argument("--host", default="127.0.0.1", help="name or IPv4 address to listen at")
     parser.add_argument(
         "--port",
-        type=common.whole(0),
+        type=parsing.whole(0),
         default=0,
         metavar="N",
         help="port to listen at; 0 is a free one (default: 0)",
     )
     parser.add_argument(
-        "--threads", type=common.whole(1), metavar="N", help="CPU threads (default: all cores)"
+        "--threads", type=parsing.whole(1), metavar="N", help="CPU threads (default: all cores)"
     )
     parser.set_defaults(run=run)
 

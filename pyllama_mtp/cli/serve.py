@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 
-from pyllama_mtp.cli import INTERRUPTED, PROGRAM, common
+from pyllama_mtp.cli import INTERRUPTED, PROGRAM, loading, options, parsing
 from pyllama_mtp.errors import UsageError
 
 log = logging.getLogger(__name__)
@@ -43,13 +43,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "decoded together, each with the text that it gets alone; the next turn of a chat is "
         "processed from where the last one ended.",
         epilog=_EPILOG,
-        formatter_class=common.HelpFormatter,
+        formatter_class=parsing.HelpFormatter,
     )
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="name or address to listen at")
     add(
         "--port",
-        type=common.whole(0),
+        type=parsing.whole(0),
         default=8080,
         metavar="N",
         help="port to listen at; 0 is a free one",
@@ -63,34 +63,34 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--name", metavar="NAME", help="the model's name for clients (default: the file's)")
     add(
         "--n-sequences",
-        type=common.whole(1),
+        type=parsing.whole(1),
         default=4,
         metavar="N",
         help="requests that are decoded together; memory is taken for all of them",
     )
     add(
         "--max-queue",
-        type=common.whole(0),
+        type=parsing.whole(0),
         default=64,
         metavar="N",
         help="further requests that may wait; those beyond are told to come back",
     )
     add(
         "--max-tokens",
-        type=common.whole(1),
+        type=parsing.whole(1),
         metavar="N",
         help="most tokens that a request may ask for (default: what its context has room for)",
     )
     add(
         "--grace",
-        type=common.real(0),
+        type=parsing.real(0),
         default=5.0,
         metavar="SECONDS",
         help="that running answers may go on after Ctrl-C or SIGTERM",
     )
-    common.add_depth_options(parser)
-    common.add_model_options(parser)
-    common.add_settings_options(
+    options.add_depth_options(parser)
+    loading.add_model_options(parser)
+    options.add_settings_options(
         parser,
         n_ctx=f"tokens of each sequence, prompt and answer; 0 is {USUAL_N_CTX}, or the model's "
         "training length if that is less",
@@ -112,12 +112,12 @@ def run(args: argparse.Namespace) -> int:
     from pyllama_mtp import native
 
     key = args.api_key or os.environ.get(KEY_VARIABLE) or None
-    settings = common.settings_from(args, args.draft_n_max)
+    settings = options.settings_from(args, args.draft_n_max)
     library = native.load(args.lib)
     listening = server.listen(args.host, args.port)
     with (
         listening,
-        common.open_model(args, mtp=args.draft_n_max != 0, without="--draft-n-max 0") as model,
+        loading.open_model(args, mtp=args.draft_n_max != 0, without="--draft-n-max 0") as model,
     ):
         n_ctx = args.n_ctx or min(USUAL_N_CTX, model.n_ctx_train)
         settings = dataclasses.replace(settings, n_ctx=n_ctx)

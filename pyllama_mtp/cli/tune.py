@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 
-from pyllama_mtp.cli import common
+from pyllama_mtp.cli import loading, options, parsing
 
 _EPILOG = """\
 Measured on the model itself: after a prompt, rounds of every depth from 0 to
@@ -28,30 +28,30 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Measure what drafting and verifying cost for a model on this machine; print "
         "the acceptance from which each draft depth pays, and a recommendation.",
         epilog=_EPILOG,
-        formatter_class=common.HelpFormatter,
+        formatter_class=parsing.HelpFormatter,
     )
     parser.add_argument(
-        "--limit", type=common.whole(1), default=6, metavar="N", help="greatest depth to measure"
+        "--limit", type=parsing.whole(1), default=6, metavar="N", help="greatest depth to measure"
     )
     parser.add_argument(
         "--prompt-size",
-        type=common.whole(1),
+        type=parsing.whole(1),
         default=512,
         metavar="TOKENS",
         help="tokens in the context when the measurement begins",
     )
     parser.add_argument(
-        "--repeat", type=common.whole(1), default=5, metavar="R", help="rounds per depth"
+        "--repeat", type=parsing.whole(1), default=5, metavar="R", help="rounds per depth"
     )
     parser.add_argument("--json", action="store_true", help="print the costs in seconds, as JSON")
-    common.add_model_options(parser)
-    common.add_settings_options(parser)
+    loading.add_model_options(parser)
+    options.add_settings_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    settings = common.settings_from(args, args.limit)
+    settings = options.settings_from(args, args.limit)
 
     from pyllama_mtp import Session, native
     from pyllama_mtp.measure.costs import measure_costs, tokens_needed
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from pyllama_mtp.measure.workload import Workload
 
     native.load(args.lib)
-    with common.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
+    with loading.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
         needed = args.prompt_size + tokens_needed(args.limit, args.repeat) + 1
         settings = dataclasses.replace(settings, n_ctx=settings.n_ctx or needed)
         prompt = Workload(model).prompt(args.prompt_size)

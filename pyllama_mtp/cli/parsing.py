@@ -1,0 +1,113 @@
+"""How the commands' parsers show help and read values."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Adds the default to every option that has one, and keeps the line breaks of the epilog."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Wrap a description; keep an epilog, which has lines of its own, as it is."""
+        if "\n" in text:
+            return super()._fill_text(text, width, indent)
+        return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        silent = any(action.default is value for value in (None, False, argparse.SUPPRESS))
+        if not silent and action.default != [] and "default" not in text:
+            text += " (default: %(default)s)"
+        return text
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """An argparse type: a whole number of at least `least`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is not allowed; give {least} or more")
+        return value
+
+    return parse
+
+
+def real(least: float, most: float = math.inf) -> Callable[[str], float]:
+    """An argparse type: a number from `least` to `most`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not least <= value <= most or math.isinf(value):
+            bounds = f"from {least:g}" + (f" to {most:g}" if math.isfinite(most) else " upwards")
+            raise argparse.ArgumentTypeError(f"{text} is not allowed; give a number {bounds}")
+        return value
+
+    return parse
+
+
+def whole_or_auto(least: int) -> Callable[[str], int | str]:
+    """An argparse type: a whole number of at least `least`, or the word auto."""
+    number = whole(least)
+
+    def parse(text: str) -> int | str:
+        return text if text == "auto" else number(text)
+
+    return parse
+
+
+def comma_list(item: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """An argparse type: items separated by commas."""
+
+    def parse(text: str) -> tuple[Any, ...]:
+        parts = [part.strip() for part in text.split(",")]
+        if not all(parts):
+            raise argparse.ArgumentTypeError(
+                f"{text!r} has an empty item; separate items with single commas, as in 1,2,3"
+            )
+        return tuple(item(part) for part in parts)
+
+    return parse
+
+
+def bias(text: str) -> tuple[int, float]:
+    """An argparse type: ID=BIAS."""
+    token, _, value = text.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ID=BIAS, as in 42=-2.5") from None
+
+
+def worker(text: str) -> str:
+    """An argparse type: HOST:PORT of a worker."""
+    from pyllama_mtp.errors import UsageError
+    from pyllama_mtp.rpc import parse_address
+
+    try:
+        parse_address(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
+    """An argparse type: one of these words. For items of a list, which `choices` cannot check."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}")
+        return text
+
+    return parse
