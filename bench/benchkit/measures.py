@@ -32,6 +32,7 @@ class Bench:
     def drive(self, n_prompt: int, n_decode: int, mtp: bool, warmup: int) -> Sample:
         """One measurement of our driver."""
         settings = self.plan.driver_settings(n_prompt + n_decode + (1 if n_decode else 0))
+        settings["checkpoints"] = 0  # llama-server's are off, and llama-bench has none
         settings["draft_n_max"] = self.plan.depth if mtp else 0
         if mtp:
             settings["synthetic_acceptance"] = self.plan.rates

@@ -25,7 +25,7 @@ the highest ratio of a round.
   of {n_prompt} tokens, {depth} drafts per round, greedy, end tokens ignored. llama-server's figure
   is `predicted_per_second` of its response, which excludes HTTP and counts the same tokens; it
   samples with the cheapest greedy chain (top-k 1) and drafts with sampling in the graph (its
-  default); its prompt cache and context checkpoints are off.
+  default); its prompt cache and context checkpoints are off, and so are ours.
 - Acceptance is imposed on both sides at {rates} (unconditional, per position), so the text means
   nothing. The server draws at random and ours follows a fixed sequence, so the achieved tokens per
   round differ by chance; the line "at equal acceptance" removes that: verification passes per
