@@ -16,11 +16,11 @@ from pyllama_mtp.measure.cells import Cell, read_cells
 
 MakeCell = Callable[..., Cell]
 MakeMatrix = Callable[..., list[Cell]]
-SHIPPED = Path(__file__).parents[2] / "bench" / "results" / "matrix-0.8b.jsonl"
+MEASURED = Path(__file__).parents[1] / "data" / "matrix-schema-1.jsonl"
 
 
 def test_cells_as_records() -> None:
-    results = bench.read(SHIPPED)
+    results = bench.read(MEASURED)
     assert len(results) == 8 == len(list(results))
     plain, mtp, *_ = results.records()
     assert set(plain) == set(mtp)
@@ -33,18 +33,18 @@ def test_cells_as_records() -> None:
 
 def test_cells_as_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pandas")
-    frame = bench.read(SHIPPED).frame()
-    assert frame.shape == (8, len(bench.read(SHIPPED).records()[0]))
+    frame = bench.read(MEASURED).frame()
+    assert frame.shape == (8, len(bench.read(MEASURED).records()[0]))
     assert frame.query("n_max == 3").decode_tps.round(1).tolist() == [30.6, 28.9]
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(UsageError, match="pip install pandas"):
-        bench.read(SHIPPED).frame()
+        bench.read(MEASURED).frame()
 
 
 def test_files_are_read_together_and_selected_from(tmp_path: Path, make_cell: MakeCell) -> None:
     more = tmp_path / "more.jsonl"
     more.write_text(make_cell(3).to_json() + "\n")
-    results = bench.read(SHIPPED, more)
+    results = bench.read(MEASURED, more)
     assert len(results) == 9
     assert [c.n_prompt for c in results.select(n_max=3, variant="patched")] == [512, 2048, 512]
     assert results.select(model="m.gguf").cells == read_cells(more)
@@ -69,16 +69,16 @@ def pyplot() -> Iterator[ModuleType]:
     "kind", ["prefill", "decode", "prefill-ratio", "decode-ratio", "acceptance"]
 )
 def test_a_plot_in_one_call(pyplot: ModuleType, kind: str) -> None:
-    axes = bench.read(SHIPPED).plot(kind)
+    axes = bench.read(MEASURED).plot(kind)
     assert pyplot.get_fignums() == [axes.figure.number]
     assert {"MTP 2", "MTP 3", "MTP 4"} <= {t.get_text() for t in axes.get_legend().get_texts()}
     _, mine = pyplot.subplots()
-    assert bench.read(SHIPPED).plot(kind, mine) is mine
+    assert bench.read(MEASURED).plot(kind, mine) is mine
     assert mine.containers and mine.get_title(loc="left") == axes.get_title(loc="left")
 
 
 def test_what_the_axes_show(pyplot: ModuleType) -> None:
-    axes = bench.read(SHIPPED).plot("decode-ratio", published=bench.read_published())
+    axes = bench.read(MEASURED).plot("decode-ratio", published=bench.read_published())
     assert (axes.get_xscale(), axes.get_xlabel()) == ("log", "prompt size (tokens)")
     axes.figure.canvas.draw()
     assert [tick.get_text() for tick in axes.get_xticklabels()][:2] == ["512", "1k"]
@@ -110,7 +110,7 @@ def test_report_and_markdown(tmp_path: Path, make_cell: MakeCell) -> None:
 
 def test_comparing_files_results_and_variants(make_matrix: MakeMatrix, tmp_path: Path) -> None:
     old = bench.Results([*make_matrix(1), *make_matrix(2, variant="upstream")])
-    assert not bench.compare(SHIPPED, SHIPPED).slower
+    assert not bench.compare(MEASURED, MEASURED).slower
     assert not bench.compare(old, old, ratios=True).slower
     new = make_matrix(1)
     for cell in new:

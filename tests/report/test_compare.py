@@ -19,7 +19,7 @@ MakeCell = Callable[..., Cell]
 MakeMatrix = Callable[..., list[Cell]]
 Cli = Callable[..., SimpleNamespace]
 Write = Callable[[str, Sequence[Cell]], Path]
-SHIPPED = Path(__file__).parents[2] / "bench" / "results" / "matrix-0.8b.jsonl"
+MEASURED = Path(__file__).parents[1] / "data" / "matrix-schema-1.jsonl"
 
 
 def slowed(cells: Sequence[Cell], factor: float, figure: str = "decode_tps") -> list[Cell]:
@@ -33,9 +33,9 @@ def slowed(cells: Sequence[Cell], factor: float, figure: str = "decode_tps") -> 
 
 
 def test_a_file_compared_with_itself_finds_nothing(cli: Cli) -> None:
-    """A real one of this project."""
+    """One that was measured."""
     for options in ([], ["--ratios"], ["--threshold", "0.1%"], ["--figure", "decode"]):
-        result = cli("compare", SHIPPED, SHIPPED, *options)
+        result = cli("compare", MEASURED, MEASURED, *options)
         assert result.code == 0 and "nothing got slower" in result.out, options
 
 

@@ -20,7 +20,7 @@ from pyllama_mtp.measure.published import read_published
 from pyllama_mtp.measure.report.page import write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-SHIPPED = Path(__file__).parents[2] / "bench" / "results" / "matrix-0.8b.jsonl"
+MEASURED = Path(__file__).parents[1] / "data" / "matrix-schema-1.jsonl"
 PHONE, WIDE = 360, 1600
 
 #: What of each picture is there to be seen: its pixels are counted by colour, on a canvas.
@@ -123,9 +123,9 @@ def test_one_command_measures_and_makes_the_page(browser: Any, tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a result file of this project, with published figures."""
+    """The report of a matrix that was measured, with published figures."""
     folder = tmp_path_factory.mktemp("report")
-    return write_report(read_cells(SHIPPED), folder, published=read_published())[0]
+    return write_report(read_cells(MEASURED), folder, published=read_published())[0]
 
 
 def test_the_plots_are_there_on_a_wide_screen(browser: Any, real: Path) -> None:
