@@ -214,7 +214,7 @@ def matrix(
     model: Model | PathLike,
     *,
     sizes: Sequence[int] = (512, 1024, 2048),
-    depths: Sequence[int] = (0, 2, 3, 4),
+    depths: Sequence[int | str] = (0, 2, 3, 4),
     max_tokens: int = 256,
     repeat: int = 7,
     settings: Settings | None = None,
@@ -232,7 +232,8 @@ def matrix(
     Args:
         model: an open model, or a .gguf file, which is loaded and closed again.
         sizes: prompt sizes in tokens.
-        depths: drafts per round; 0 is no MTP, against which the others are compared.
+        depths: drafts per round; 0 is no MTP, against which the others are compared; "auto": as
+            many as pay, which every sample learns anew.
         max_tokens: tokens generated per sample.
         repeat: samples per cell.
         settings: of every cell; draft depth and `switches` replace its own.

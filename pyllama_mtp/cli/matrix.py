@@ -54,7 +54,7 @@ installed, or fails, is reported, and the rest goes on.
 
 examples:
   pyllama-mtp matrix
-  pyllama-mtp matrix --report page
+  pyllama-mtp matrix --depths 0,2,3,4,auto --report page
   pyllama-mtp matrix --model Qwen3.5-4B-Q8_0.gguf --prompt-sizes 1k,8k,192k
   pyllama-mtp matrix --depths 0,3 --repeat 9 --budget 10m --format markdown
   pyllama-mtp matrix --depths 0,3 --rows all,last --sync full,kv
@@ -83,11 +83,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--depths",
-        type=parsing.comma_list(parsing.whole(0)),
-        metavar="N,...",
-        help="drafts per round; 0 is no MTP, against which the others are compared (default: "
+        type=parsing.comma_list(parsing.whole_or_auto(0)),
+        metavar="N|auto,...",
+        help="drafts per round; 0 is no MTP, against which the others are compared; 'auto' is the "
+        "driver's default, as many as pay, which every sample learns anew (default: "
         f"{','.join(map(str, DEPTHS))}, as far as --synthetic-acceptance has rates for them)",
     )
+    options.add_ngram_option(parser)
     parser.add_argument(
         "--prompt-sizes",
         type=parsing.comma_list(size),
@@ -263,7 +265,7 @@ def _check(args: argparse.Namespace) -> Request:
         check_report(args.report)
     return Request(
         plan,
-        options.settings_from(args, max(plan.depths), **SWITCHES),
+        options.settings_from(args, max(plan.fixed_depths, default="auto"), **SWITCHES),
         sampling,
         libraries,
         texts,
@@ -286,10 +288,11 @@ def make_plan(args: argparse.Namespace) -> Plan:
     depths = args.depths
     if depths is None:
         depths = tuple(depth for depth in DEPTHS if not rates or depth <= len(rates))
-    elif rates and max(depths) > len(rates):
+    deepest = max((depth for depth in depths if depth != "auto"), default=0)
+    if rates and deepest > len(rates):
         raise UsageError(
-            f"--synthetic-acceptance gives {len(rates)} rates, but depth {max(depths)} needs one "
-            "for each draft"
+            f"--synthetic-acceptance gives {len(rates)} rates, but depth {deepest} needs one for "
+            "each draft"
         )
     if rates and not any(depths):
         raise UsageError("--synthetic-acceptance needs a depth above 0")

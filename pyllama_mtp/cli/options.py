@@ -211,7 +211,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_depth_options(parser: argparse.ArgumentParser) -> None:
-    """The draft depth, of commands that have one; "auto" may look drafts up in the text."""
+    """The draft depth, of commands that have one."""
     parser.add_argument(
         "--draft-n-max",
         type=whole_or_auto(0),
@@ -220,6 +220,11 @@ def add_depth_options(parser: argparse.ArgumentParser) -> None:
         help="tokens drafted per round; 0 is no MTP; 'auto' is as many as make it fastest, by what "
         "is measured while it generates",
     )
+    add_ngram_option(parser)
+
+
+def add_ngram_option(parser: argparse.ArgumentParser) -> None:
+    """Whether "auto" may look drafts up in the text."""
     parser.add_argument(
         "--no-ngram",
         dest="ngram",

@@ -35,7 +35,8 @@ class Sample:
     `hidden_bytes` are hidden states moved to and from the host, as in the driver's telemetry.
     `waited_s` are seconds that the threads, added up, waited for a core that others had, in
     "prefill" and in "decode"; `cpu_s` those of CPU time that the thread which drives the model
-    spent in each, which is all there is with one thread on a CPU. Empty: not known.
+    spent in each, which is all there is with one thread on a CPU. `looked_up` counts drafts that
+    came from earlier in the text, which are not among `drafted`. Empty: not known.
     """
 
     n_prompt: int
@@ -55,6 +56,7 @@ class Sample:
     hidden_bytes: dict[str, int] = field(default_factory=dict)
     waited_s: dict[str, float] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)
+    looked_up: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_telemetry(cls, telemetry: Telemetry) -> Sample:
@@ -75,6 +77,7 @@ class Sample:
             prompt_sync=telemetry.prompt_sync,
             handoff=telemetry.handoff,
             hidden_bytes=dict(telemetry.hidden_bytes),
+            looked_up=dict(telemetry.looked_up),
         )
 
     @classmethod
@@ -98,6 +101,7 @@ class Cell:
     hash of the patch series; `repeat` is how many samples were planned, so an interrupted cell has
     fewer in `samples`; `memory` is in bytes, by use; `model` is a file name without its folder.
     `prompt_sync_share` is the part of the prefill's time that the MTP block took; None without MTP.
+    `adaptive` says that the draft depth was chosen while generating, from 0 to `n_max`.
     `prompt_class` is the kind of text of the prompts, `program` what measured it. `repeats` says of
     each sample which repeat it is, so that it can be paired with that of another cell; `run` is the
     id of the run. Files of schema 1 have neither.
@@ -134,6 +138,7 @@ class Cell:
     program: str = "pyllama-mtp"
     repeats: list[int] = field(default_factory=list)
     run: str = ""
+    adaptive: bool = False
     schema: int = SCHEMA
 
     def summarize(self) -> None:
@@ -154,10 +159,7 @@ class Cell:
         if self.rounds:
             emitted = sum(sample.tokens_per_round * sample.rounds for sample in self.samples)
             self.tokens_per_round = emitted / self.rounds
-            known = bool(self.drafted)  # other programs do not tell positions
-            self.mean_accepted_length = (
-                sum(self.accepted) / self.rounds if known else self.tokens_per_round - 1
-            )
+            self.mean_accepted_length = self.tokens_per_round - 1
 
     def to_json(self) -> str:
         """The cell as one line of JSON, without the newline."""

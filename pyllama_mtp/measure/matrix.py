@@ -1,11 +1,12 @@
 """The speed matrix: prompt sizes x classes x variants, interleaved, a fresh session per sample.
 
-A variant is no MTP, or a draft depth with the switches that a prompt's cost depends on, with one of
-the native libraries. All variants of a repeat get the same text and are measured side by side:
-their sessions are open together, process the prompt one right after the other, and decode by turns,
-some tokens each. So a machine that grows slower or busier in the meantime slows all of them alike,
-which leaves their ratios as they are. Where memory does not hold all of them, as many as it holds.
-Other programs get the same text before them or after, one at a time.
+A variant is no MTP, or a draft depth ("auto": one that the session learns) with the switches that a
+prompt's cost depends on, with one of the native libraries. All variants of a repeat get the same
+text and are measured side by side: their sessions are open together, process the prompt one right
+after the other, and decode by turns, some tokens each. So a machine that grows slower or busier in
+the meantime slows all of them alike, which leaves their ratios as they are. Where memory does not
+hold all of them, as many as it holds. Other programs get the same text before them or after, one at
+a time.
 """
 
 from __future__ import annotations
@@ -347,19 +348,23 @@ class Matrix:
             "build": variant.library,
             "n_prompt": size,
             "prompt_class": prompt_class,
-            "n_max": variant.depth,
+            "n_max": settings.depth_limit,
             "max_tokens": self.plan.max_tokens,
         }
+        if settings.draft_n_max == "auto":
+            cell["adaptive"] = True
         return {"cell": cell, "settings": own}
 
     def _cell_settings(self, size: int, variant: Variant) -> Settings:
         """The settings of one cell; see the class for what is changed."""
         needed = -(-self.plan.context_needed(size) // _CONTEXT_STEP) * _CONTEXT_STEP
         rates, depth = self._settings.synthetic_acceptance, variant.depth
+        if rates and isinstance(depth, int):
+            rates = rates[:depth] or None
         return dataclasses.replace(
             self._settings,
             n_ctx=self._settings.n_ctx or min(needed, self._model.n_ctx_train),
             draft_n_max=depth,
-            synthetic_acceptance=rates[:depth] if rates and depth else None,
+            synthetic_acceptance=rates,
             **{name: getattr(variant, name) for name in SWITCHES},
         )

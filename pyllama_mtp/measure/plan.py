@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.peers import PEERS
-from pyllama_mtp.settings import Settings
+from pyllama_mtp.settings import AUTO_DEPTH, Settings
 
 #: The fields of `Settings` that a plan may vary, with their defaults.
 SWITCHES = {
@@ -26,12 +26,13 @@ OUTPUT_MODES = ("text", "code")
 
 @dataclass(frozen=True)
 class Variant:
-    """What a cell does at its size: drafts per round (0: no MTP), and fields of `Settings`.
+    """What a cell does at its size: drafts per round (0: no MTP; "auto": adaptive), and fields of
+    `Settings`.
 
     `library` names one of the native libraries of the plan, or one of its peers.
     """
 
-    depth: int
+    depth: int | str
     prompt_rows: str = SWITCHES["prompt_rows"]
     prompt_sync: str = SWITCHES["prompt_sync"]
     hidden: str = SWITCHES["hidden"]
@@ -56,17 +57,18 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: prompt sizes and generated tokens in tokens, depths in drafts per round.
+    """What to measure: prompt sizes and generated tokens in tokens, depths in drafts per round, or
+    "auto" for as many as pay.
 
     `prompt_rows` to `draft_vocab` are values of those fields of `Settings`; each depth above 0 is
     measured with every combination of them, depth 0 once, with the defaults. `libraries` are labels
     of native libraries, `classes` kinds of text; everything is measured with each. `peers` are
-    other programs, by their names in `PEERS`: each is measured without MTP, and at the depths if it
-    can draft.
+    other programs, by their names in `PEERS`: each is measured without MTP, and at the depths that
+    are numbers if it can draft.
     """
 
     sizes: tuple[int, ...]
-    depths: tuple[int, ...]
+    depths: tuple[int | str, ...]
     max_tokens: int
     repeat: int
     prompt_rows: tuple[str, ...] = (SWITCHES["prompt_rows"],)
@@ -81,11 +83,14 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Refuse plans that measure nothing, or the same cell twice."""
-        for name, values, least in (("prompt sizes", self.sizes, 1), ("depths", self.depths, 0)):
+        if wrong := [size for size in self.sizes if size < 1]:
+            raise UsageError(f"prompt sizes must be 1 or more, not {wrong[0]}")
+        for depth in self.depths:
+            if depth != "auto" and not (isinstance(depth, int) and depth >= 0):
+                raise UsageError(f"depths must be 0 or more, or auto, not {depth}")
+        for name, values in (("prompt sizes", self.sizes), ("depths", self.depths)):
             if not values:
                 raise UsageError(f"no {name} given")
-            if min(values) < least:
-                raise UsageError(f"{name} must be {least} or more, not {min(values)}")
             _check_distinct(name, values)
         for name in (*SWITCHES, "classes", "libraries"):
             if not getattr(self, name):
@@ -124,8 +129,13 @@ class Plan:
         return tuple(
             Variant(depth, library=name)
             for name in self.peers
-            for depth in (self.depths if PEERS[name].drafts else (0,))
+            for depth in ((self.fixed_depths or (0,)) if PEERS[name].drafts else (0,))
         )
+
+    @property
+    def fixed_depths(self) -> tuple[int, ...]:
+        """The depths that are numbers."""
+        return tuple(depth for depth in self.depths if isinstance(depth, int))
 
     def kinds(self) -> list[tuple[int, str]]:
         """(size, class) of every group of one repeat, in their order."""
@@ -172,7 +182,9 @@ class Plan:
 
     def context_needed(self, size: int) -> int:
         """Tokens of context of the cells of one size; the same for all variants."""
-        return size + self.max_tokens + max(self.depths) + 1
+        adaptive = len(self.fixed_depths) < len(self.depths)
+        deepest = max(*self.fixed_depths, AUTO_DEPTH if adaptive else 0, 0)
+        return size + self.max_tokens + deepest + 1
 
     def work(self, size: int) -> int:
         """Rough weight of one sample: a decoded token costs about 10 of prefill, and the warm-up

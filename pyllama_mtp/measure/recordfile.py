@@ -113,6 +113,7 @@ class Run:
             prompt_class=cell["prompt_class"],
             program=build["program"],
             run=self.id,
+            adaptive=cell.get("adaptive", False),
         )
 
 

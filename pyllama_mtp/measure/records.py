@@ -40,6 +40,7 @@ def _record(cell: Cell, cells: Sequence[Cell], depth: int) -> dict[str, Any]:
         "backend": cell.backend,
         "mode": cell.mode,
         "n_max": cell.n_max,
+        "adaptive": cell.adaptive,
         "n_prompt": cell.n_prompt,
         "prompt_class": cell.prompt_class,
         "max_tokens": cell.max_tokens,

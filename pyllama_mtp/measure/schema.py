@@ -19,6 +19,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
     "number": (int, float),
+    "boolean": (bool,),
     "null": (type(None),),
 }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.cells import Cell, sum_positions
 from pyllama_mtp.measure.peers.notes import OURS, peer_notes
 from pyllama_mtp.measure.ratios import (
     Figure,
@@ -151,7 +151,8 @@ def mode_label(cell: Cell) -> str:
     """The mode with its depth, and a mark when the acceptance was imposed."""
     if not cell.n_max:
         return "no-MTP"
-    return f"MTP {cell.n_max}" + (" SYNTHETIC" if cell.synthetic_acceptance else "")
+    depth = "auto" if cell.adaptive else cell.n_max
+    return f"MTP {depth}" + (" SYNTHETIC" if cell.synthetic_acceptance else "")
 
 
 def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None) -> list[str]:
@@ -177,6 +178,7 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
         "acceptance and tokens per round are totals over totals",
         *_ratio_note(cells),
         *_waiting_note(cells),
+        *_adaptive_note(cells),
     ]
     settled = [(heading, switch_values(cells, name)) for heading, name in _SWITCHES]
     alike = [
@@ -245,6 +247,23 @@ def _waiting_note(cells: Sequence[Cell]) -> list[str]:
     return [
         f"threads waited for a core {100 * share:.0f} % of the time: other programs are running. "
         "Close them, or use fewer --threads, and figures scatter less"
+    ]
+
+
+def _adaptive_note(cells: Sequence[Cell]) -> list[str]:
+    """What adaptive depth did."""
+    samples = [sample for cell in cells if cell.adaptive for sample in cell.samples]
+    rounds = sum(sample.rounds for sample in samples)
+    if not rounds:
+        return []
+    looked_up = sum_positions(
+        [sample.looked_up.get(name, 0) for name in ("rounds", "drafted")] for sample in samples
+    )
+    drafted = looked_up[1] + sum(sum(sample.drafted) for sample in samples)
+    return [
+        "MTP auto: as many drafts per round as pay, which every sample learns anew; "
+        f"{drafted / rounds:.1f} on average, from earlier in the text in "
+        f"{100 * looked_up[0] / rounds:.0f} % of the rounds"
     ]
 
 

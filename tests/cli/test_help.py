@@ -48,6 +48,14 @@ def test_help_names_every_option(
     assert not [word for word in words if not re.search(rf"(?<![\w-]){word}\b", text)]
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_default_is_shown_as_python(
+    program: Callable[..., subprocess.CompletedProcess[bytes]], command: str
+) -> None:
+    text = " ".join(program(command, "--help").stdout.decode().split())
+    assert not re.search(r"default: (\(|\[|None|\w+\()", text)
+
+
 @pytest.mark.parametrize("command", OWN)
 def test_help_has_examples_and_fits_eighty_columns(
     program: Callable[..., subprocess.CompletedProcess[bytes]], command: str
@@ -66,7 +74,7 @@ def test_every_option_explains_itself_with_its_default(command: str) -> None:
         text = parser._get_formatter()._expand_help(action)
         assert len(text) > 10, action.option_strings
         takes_a_value = action.nargs != 0
-        if takes_a_value and action.default not in (None, []):
+        if takes_a_value and action.default not in (None, [], ()):
             assert "default" in text, action.option_strings
 
 

@@ -436,3 +436,21 @@ def test_the_head_is_loaded_only_when_a_depth_needs_it(
     fake.state["has_mtp"] = False
     result = cli(*SMALL[:5], "--depths", depths, "--no-output")
     assert result.code == (0 if depths == "0" else 2)
+
+
+def test_adaptive_depth_beside_fixed_ones(fake: ModuleType, cli: Cli) -> None:
+    result = cli(*SMALL[:6], "0,2,auto", *SMALL[7:], "--no-ngram")
+    assert result.code == 0 and "MTP auto: as many drafts per round as pay" in result.out
+    cells = [cell for cell in read_cells("matrix.jsonl") if cell.n_prompt == 64]
+    assert [(c.n_max, c.adaptive) for c in cells] == [(0, False), (2, False), (6, True)]
+    assert cells[2].settings["draft_n_max"] == "auto" and cells[2].settings["ngram"] is False
+    assert "prompt 64, depth auto, repeat 1: prefill" in result.err
+    assert cli(*SMALL[:6], "auto", *SMALL[7:]).code == 0
+
+
+def test_adaptive_depth_takes_the_rates_that_there_are(fake: ModuleType, cli: Cli) -> None:
+    rates = ("--synthetic-acceptance", "0.9,0.5")
+    assert cli(*SMALL[:6], "0,2,auto", *SMALL[7:], *rates).code == 0
+    assert [c.n_max for c in read_cells("matrix.jsonl") if c.n_prompt == 64] == [0, 2, 2]
+    result = cli(*SMALL[:6], "0,3,auto", *SMALL[7:], *rates)
+    assert result.code == 2 and "gives 2 rates, but depth 3 needs one" in result.err

@@ -69,6 +69,16 @@ def test_side_by_side_in_one_file_and_table(peers: Any, cli: Cli) -> None:
     assert "samples in matrix.jsonl: 10" in result.err
 
 
+def test_a_depth_is_compared_with_the_same_depth_not_with_adaptive(peers: Any, cli: Cli) -> None:
+    result = cli(*SMALL[:6], "auto,6", *SMALL[7:], "--peers", "llama-server")
+    assert result.code == 0, result.err
+    chosen, fixed, theirs = read_cells("matrix.jsonl")
+    assert chosen.adaptive and chosen.n_max == fixed.n_max == theirs.n_max == 6
+    ratio = f"decode {fixed.decode_tps / theirs.decode_tps:.2f}x"
+    (note,) = [line for line in result.out.splitlines() if line.startswith("ours to llama-server")]
+    assert note.endswith(ratio) and fixed.decode_tps != chosen.decode_tps
+
+
 def test_the_same_prompts_before_ours_or_after(peers: Any, cli: Cli, fake: ModuleType) -> None:
     cli(*SMALL, *BOTH)
     order = [json.loads(line) for line in Path("matrix.jsonl").read_text().splitlines()[1:]]

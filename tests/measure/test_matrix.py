@@ -15,7 +15,8 @@ from pyllama_mtp.measure.matrix import TURN_TOKENS, Event, Matrix
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.recordfile import Records
 from pyllama_mtp.measure.runner import WARM_UP_TOKENS, Runner
-from pyllama_mtp.settings import Sampling, Settings
+from pyllama_mtp.measure.table import mode_label
+from pyllama_mtp.settings import AUTO_DEPTH, Sampling, Settings
 
 PLAN = Plan(sizes=(100, 200), depths=(0, 2, 3), max_tokens=12, repeat=2)
 STATES = Plan((100, 200), (0, 3), 12, 2, prompt_rows=("all", "last"), prompt_sync=("full", "kv"))
@@ -405,3 +406,39 @@ def test_the_backend_is_what_computes(fake: ModuleType) -> None:
     assert Build.of(library, -1).machine["devices"] == ["a fake GPU", "another"]
     assert Build.of(library, 0).backend == "CPU"
     assert Build.of(library, 0).machine["devices"] == []
+
+
+def test_adaptive_depth_is_no_fixed_depth(fake: ModuleType) -> None:
+    """Not even the one that is its most."""
+    plan = Plan((100,), (0, AUTO_DEPTH, "auto"), 12, 2)
+    cells = measure(fake, plan)
+    assert {entry[1] for entry in logged(fake, "open")} == {0, AUTO_DEPTH, "auto"}
+    told = [(c.n_max, c.adaptive, mode_label(c), len(c.samples)) for c in cells]
+    assert told == [
+        (0, False, "no-MTP", 2),
+        (AUTO_DEPTH, False, f"MTP {AUTO_DEPTH}", 2),
+        (AUTO_DEPTH, True, "MTP auto", 2),
+    ]
+    assert [c.mode for c in cells] == ["no-mtp", "draft-mtp", "draft-mtp"]
+    assert [len(c.drafted) for c in cells] == [0, AUTO_DEPTH, fake.AUTO_CHOICE]
+
+
+def test_imposed_rates_are_all_for_adaptive_depth(fake: ModuleType) -> None:
+    plan, rates = Plan((100,), (0, 1, "auto"), 12, 1), (0.9, 0.8, 0.7)
+    cells = measure(fake, plan, settings=Settings(draft_n_max=1, synthetic_acceptance=rates))
+    imposed = [(c.n_max, c.synthetic_acceptance) for c in cells]
+    assert imposed == [(0, None), (1, [0.9]), (3, [0.9, 0.8, 0.7])]
+
+
+def test_a_run_with_adaptive_depth_goes_on(fake: ModuleType) -> None:
+    plan = Plan((100,), (0, "auto"), 12, 2)
+    done = [record for record, _ in zip(make(fake, plan).run(), range(3), strict=False)]
+    found = Records()
+    found.add(header_of(fake, plan))
+    for record in done:
+        found.add(record)
+    before = found.runs["r"]
+    rest = [*make(fake, plan, measured=before.measured).run()]
+    assert len(rest) == 1
+    found.add(rest[0])
+    assert [len(cell.samples) for cell in found.cells] == [2, 2]

@@ -8,6 +8,7 @@ import pytest
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.plan import Group, Plan, Variant
+from pyllama_mtp.settings import AUTO_DEPTH
 
 
 def test_every_depth_above_zero_has_every_combination() -> None:
@@ -60,7 +61,9 @@ def test_nobody_is_always_first_and_neighbours_change_sides() -> None:
     [
         (((), (0,), 1, 1), "no prompt sizes"),
         (((5,), (), 1, 1), "no depths"),
-        (((5,), (-1,), 1, 1), "depths must be 0 or more, not -1"),
+        (((5,), (-1,), 1, 1), "depths must be 0 or more, or auto, not -1"),
+        (((5,), ("fast",), 1, 1), "depths must be 0 or more, or auto, not fast"),
+        (((5,), ("auto", "auto"), 1, 1), "depths auto, auto name one value twice"),
         (((0,), (0,), 1, 1), "prompt sizes must be 1 or more, not 0"),
         (((5,), (2, 2), 1, 1), "twice"),
         (((5,), (0,), 0, 1), "max_tokens"),
@@ -112,3 +115,30 @@ def test_plain_speed_needs_no_depth_0() -> None:
 def test_a_library_cannot_have_the_name_of_a_program() -> None:
     with pytest.raises(UsageError, match="libraries and peers"):
         Plan((8,), (0,), 4, 1, libraries=("llama-bench", "patched"), peers=("llama-bench",))
+
+
+def test_adaptive_depth_is_a_depth_like_others() -> None:
+    plan = Plan((5,), (0, 2, "auto"), 7, 1, prompt_sync=("kv", "full"))
+    assert [(one.depth, one.prompt_sync) for one in plan.variants] == [
+        *((0, "auto"), (2, "kv"), (2, "full")),
+        *(("auto", "kv"), ("auto", "full")),
+    ]
+    assert plan.label(plan.variants[-1]) == "depth auto, sync full"
+
+
+@pytest.mark.parametrize(
+    ("depths", "most"),
+    [((0, 2), 2), ((0, "auto"), AUTO_DEPTH), (("auto", 9), 9), (("auto",), AUTO_DEPTH)],
+)
+def test_every_variant_has_room_for_the_drafts_of_all(
+    depths: tuple[int | str, ...], most: int
+) -> None:
+    assert Plan((100,), depths, 7, 1).context_needed(100) == 100 + 7 + most + 1
+
+
+@pytest.mark.parametrize(("depths", "theirs"), [((0, 2, "auto"), [0, 2]), (("auto",), [0])])
+def test_other_programs_have_no_adaptive_depth(
+    depths: tuple[int | str, ...], theirs: list[int]
+) -> None:
+    plan = Plan((8,), depths, 4, 1, peers=("llama-server",))
+    assert [one.depth for one in plan.variants if one.library] == theirs

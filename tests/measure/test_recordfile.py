@@ -352,3 +352,20 @@ def test_cells_of_a_run_are_those_of_the_driver(path: Path) -> None:
     write(path, records.run(), records.sample())
     (cell,) = read_cells(path)
     assert isinstance(cell, Cell) and cell.samples == [Sample(**records.FIGURES)]
+
+
+def test_a_cell_of_adaptive_depth(path: Path) -> None:
+    """Beside the one of the same depth, from which nothing else tells it."""
+    fixed, chosen = records.sample(depth=6), records.sample(depth=6)
+    chosen["cell"]["adaptive"] = True
+    chosen["sample"]["looked_up"] = {"rounds": 2, "drafted": 8, "accepted": 4}
+    header = records.run()
+    header["plan"]["depths"] = [0, 6, "auto"]
+    write(path, header, fixed, chosen)
+    found = read_cells(path)
+    assert [(cell.n_max, cell.adaptive) for cell in found] == [(6, False), (6, True)]
+    assert [cell.samples[0].looked_up.get("drafted") for cell in found] == [None, 8]
+    chosen["cell"]["adaptive"] = "yes"
+    write(path, header, chosen)
+    with pytest.raises(UsageError, match=r"cell\.adaptive is 'yes', not boolean"):
+        read_cells(path)

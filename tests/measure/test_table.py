@@ -263,3 +263,17 @@ def test_statistics_of_one_generation() -> None:
     assert "2; 2.00 tokens per round, 1.00 accepted drafts per round" in text
     assert "draft 1    1.00 = 2 accepted of 2" in text
     assert "draft 2    0.00 = 0 accepted of 1" in text
+
+
+def test_adaptive_depth_says_what_it_did() -> None:
+    """Drafts from the text count, though not by position."""
+    chosen = cell(2, 1900, 150, adaptive=True)
+    assert matrix_rows([chosen])[0][1] == "MTP auto"
+    (note,) = [note for note in matrix_notes([*CELLS, chosen]) if note.startswith("MTP auto")]
+    assert "; 2.0 on average, from earlier in the text in 0 % of the rounds" in note
+    chosen.samples[0].looked_up = {"rounds": 4, "drafted": 15, "accepted": 2}
+    (note,) = [note for note in matrix_notes([*CELLS, chosen]) if note.startswith("MTP auto")]
+    assert "; 3.5 on average, from earlier in the text in 40 % of the rounds" in note
+    chosen.synthetic_acceptance = [0.8, 0.7]
+    assert matrix_rows([chosen])[0][1] == "MTP auto SYNTHETIC"
+    assert not any(note.startswith("MTP auto") for note in matrix_notes(CELLS))

@@ -115,3 +115,8 @@ def test_colours_can_be_seen_on_light_and_dark() -> None:
     assert dark(f"fill: {style.INK}; {style.PAPER}") == (
         f"fill: {DARK[style.INK]}; {DARK[style.PAPER]}"
     )
+
+
+def test_adaptive_depth_is_the_last_curve(make_cell: MakeCell) -> None:
+    cells = [make_cell(6, adaptive=True), make_cell(8), make_cell(0), make_cell(6)]
+    assert [c.mode for c in curves(cells, "decode")] == ["no-MTP", "MTP 6", "MTP 8", "MTP auto"]

@@ -228,3 +228,19 @@ def test_the_command_to_repeat_is_one_that_matrix_takes(
 def test_a_class_of_prompts_is_a_section(make_matrix: MakeMatrix) -> None:
     cells: Sequence[Cell] = [*make_matrix(1, prompt_class="code"), *make_matrix(2)]
     assert [section.prompt_class for section in sections(cells)] == ["code", "text"]
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_adaptive_depth_comes_after_the_fixed_ones(make_cell: MakeCell, tmp_path: Path) -> None:
+    """With a colour of its own beside the fixed depth that is its most."""
+    cells = [make_cell(6, adaptive=True), make_cell(6), make_cell(9), make_cell(0)]
+    write_report(cells, tmp_path)
+    lines = (tmp_path / "tables.md").read_text().splitlines()
+    modes = [line.split(" | ")[1] for line in lines if line.startswith("| 512 |")]
+    assert modes == ["no-MTP", "MTP 6", "MTP 9", "MTP auto"]
+    table = csv.DictReader((tmp_path / "tables.csv").open())
+    assert [row["adaptive"] for row in table] == ["True", "False", "False", "False"]
+    plot = make_plot(cells, "decode")
+    assert plot and all(f"{mode}: " in plot.alt for mode in modes)
+    args = build_parser("matrix").parse_args(repeat_command(cells).split()[1:])
+    assert args.depths == (0, 6, 9, "auto")

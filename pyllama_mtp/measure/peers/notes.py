@@ -67,7 +67,7 @@ _FIGURES: tuple[tuple[str, Figure], ...] = (("prefill", "prefill_tps"), ("decode
 
 def _comparable(ours: Cell, theirs: Cell) -> bool:
     """Ours with the same work; the first of them, where our switches vary."""
-    same = ("run", "model", "prompt_class", "n_prompt", "max_tokens", "n_max")
+    same = ("run", "model", "prompt_class", "n_prompt", "max_tokens", "n_max", "adaptive")
     alike = all(getattr(ours, name) == getattr(theirs, name) for name in same)
     return alike and ours.program == OURS and bool(ours.samples)
 

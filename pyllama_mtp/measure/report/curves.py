@@ -60,7 +60,7 @@ def figure_of(kind: Kind) -> Figure:
 
 
 def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
-    """The curves of a plot, without MTP first, then by depth.
+    """The curves of a plot, without MTP first, then by depth, the adaptive one last.
 
     A speed is the median of the samples, with the lowest and the highest as bounds. A ratio to no
     MTP is what the paired ratios come to, with its interval (see ``ratios.py``). Acceptance is
@@ -78,7 +78,8 @@ def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
         if points:
             words = label(members[0])
             mode = series.mode_words(members[0])
-            found.append((members[0].n_max, Curve(words, points, mode, words.replace(mode, ""))))
+            place = (members[0].adaptive, members[0].n_max)
+            found.append((place, Curve(words, points, mode, words.replace(mode, ""))))
     return [curve for _, curve in sorted(found, key=lambda item: item[0])]
 
 

@@ -48,7 +48,9 @@ def rows(section: Section) -> list[list[str]]:
     """The text of the table, one line per cell, by prompt size and mode."""
     shown = series.latest(section.cells)
     label = series.Labels(shown)
-    order = sorted(range(len(shown)), key=lambda i: (shown[i].n_prompt, shown[i].n_max))
+    order = sorted(
+        range(len(shown)), key=lambda i: (shown[i].n_prompt, shown[i].adaptive, shown[i].n_max)
+    )
     figures = {
         id(cell): record for cell, record in zip(shown, _records(section, shown), strict=True)
     }
@@ -214,7 +216,10 @@ def repeat_command(cells: Sequence[Cell]) -> str:
     """
     parts = ["pyllama-mtp", "matrix", "--model", cells[0].model]
     parts += ["--prompt-sizes", _listed(sorted({cell.n_prompt for cell in cells}))]
-    parts += ["--depths", _listed(sorted({cell.n_max for cell in cells}))]
+    depths: list[int | str] = [*sorted({cell.n_max for cell in cells if not cell.adaptive})]
+    if any(cell.adaptive for cell in cells):
+        depths.append("auto")
+    parts += ["--depths", _listed(depths)]
     parts += ["--max-tokens", str(cells[0].max_tokens)]
     parts += ["--repeat", str(max(cell.repeat for cell in cells))]
     variants = list(dict.fromkeys(cell.variant for cell in cells))
