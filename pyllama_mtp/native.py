@@ -4,7 +4,7 @@ One process holds one variant. Both variants have the same SONAMEs, so whichever
 the one that the extension binds to; that is why the libraries are loaded here, by path, before the
 extension is imported.
 
-Callbacks. C calls three Python functions (``cdef/callbacks.h``). None may raise into C: cffi
+Callbacks. C calls four Python functions (``cdef/callbacks.h``). None may raise into C: cffi
 catches everything for them, and what must reach the caller (a ``KeyboardInterrupt``) is parked in
 `pending` and raised by :func:`raise_pending` after the native call has returned.
 """
@@ -16,9 +16,11 @@ import ctypes
 import importlib.util
 import json
 import logging
+import math
 import os
 import re
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -43,10 +45,12 @@ class Pending(threading.local):
 
     Attributes:
         exception: the one that a callback parked.
+        interrupted: when signal handlers raised, in seconds of :func:`time.monotonic`.
         errors: the last error lines of libllama, for the message of the exception that follows.
     """
 
     exception: BaseException | None = None
+    interrupted: tuple[float, ...] = ()
 
     def __init__(self) -> None:
         self.errors: list[str] = []
@@ -346,7 +350,8 @@ def _start(library: Library) -> None:
     ffi, lib = library.ffi, library.lib
     ffi.def_extern(onerror=on_callback_error)(pyllama_on_log)
     ffi.def_extern(onerror=on_callback_error, error=False)(pyllama_on_load_progress)
-    ffi.def_extern(onerror=on_callback_error, error=1)(pyllama_on_poll)
+    ffi.def_extern(onerror=on_signal_handler_error, error=1)(pyllama_on_poll)
+    ffi.def_extern(onerror=on_signal_handler_error)(pyllama_on_wait)
     lib.llama_log_set(lib.pyllama_on_log, ffi.NULL)
     # Logging must not reach Python while the interpreter goes down.
     atexit.register(lib.llama_log_set, lib.pyllama_log_discard, ffi.NULL)
@@ -366,6 +371,9 @@ def _start(library: Library) -> None:
 
 # -- callbacks: C -> Python ------------------------------------------------------------------------
 
+#: How long a worker may stay silent after Ctrl-C; it can be about to answer. The next one gives it
+#: up at once.
+PATIENCE_S = 10.0
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 #: What llama.cpp and ggml say when they get no memory; ggml's assertions name the pointer.
 _NO_MEMORY = re.compile(r"alloc|memory|mem_buffer|!= NULL|address space")
@@ -396,6 +404,18 @@ def pyllama_on_poll(data: Any) -> int:
     return 0 if pending.exception is None else 1
 
 
+def pyllama_on_wait(data: Any) -> int:
+    """Called now and then while a worker is waited for, as above. 1: it is given up."""
+    began, *again = pending.interrupted or (math.inf,)
+    return int(bool(again) or time.monotonic() - began > PATIENCE_S)
+
+
+def on_signal_handler_error(kind: Any, value: BaseException, traceback: Any) -> None:
+    """What a signal handler raised: parked, and remembered when."""
+    pending.interrupted += (time.monotonic(),)
+    on_callback_error(kind, value, traceback)
+
+
 def on_callback_error(kind: Any, value: BaseException, traceback: Any) -> None:
     """An exception inside a callback (Ctrl-C among them): park it; C is told to stop."""
     pending.exception = pending.exception or value
@@ -403,7 +423,7 @@ def on_callback_error(kind: Any, value: BaseException, traceback: Any) -> None:
 
 def raise_pending() -> None:
     """Raise what a callback parked, if anything; call it after any long native call."""
-    exception, pending.exception = pending.exception, None
+    exception, pending.exception, pending.interrupted = pending.exception, None, ()
     if exception is not None:
         raise exception
 

@@ -9,10 +9,14 @@ A worker that dies, or stops answering, while a model uses it is an error
 Its memory is lost, so the model has to be closed; then the worker, or another one at its address,
 can be used again. Other models go on. ggml hands on zeros for what a lost worker should have
 computed (patch 15), so :func:`refuse_lost` is asked before a result is used.
+
+Ctrl-C is heard while a worker is waited for (patch 19). One that answers within some seconds is not
+harmed; one that does not, or not before the next Ctrl-C, is given up, which loses it.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import signal
@@ -22,6 +26,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from . import native
@@ -169,6 +174,7 @@ def connect(addresses: Sequence[str], timeout: int = SILENCE_S) -> list[Any]:
             )
     library = native.load()
     ffi, lib = library.ffi, library.lib
+    _hear_signals()
     address = _function("ggml_backend_rpc_add_server")
     add_server = ffi.cast("ggml_backend_reg_t (*)(const char *)", address)
     ffi.cast("void (*)(uint32_t)", _function("ggml_backend_rpc_set_timeout"))(timeout)
@@ -195,9 +201,29 @@ def wait_for(devices: Sequence[Any]) -> None:
     """Wait until the workers of these devices have done everything that they were given, or are
     lost: each is asked something."""
     library = native.load()
-    size = library.ffi.new("size_t[2]")
     for device in devices:
-        library.lib.ggml_backend_dev_memory(device, size, size + 1)
+        library.lib.pyllama_wait_for_device(device)
+        native.raise_pending()
+
+
+@lru_cache(maxsize=1)
+def _hear_signals() -> None:
+    """Run Python's signal handlers while a worker is waited for; what they raise gives it up in the
+    end (see `native.PATIENCE_S`)."""
+    library = native.load()
+    ffi, lib = library.ffi, library.lib
+    signature = "void (*)(bool (*)(void *), void *)"
+    set_callback = ffi.cast(signature, _function("ggml_backend_rpc_set_abort_callback"))
+    interrupt = ffi.new("struct pyllama_interrupt *", {"poll": lib.pyllama_on_wait})
+    set_callback(lib.pyllama_wait_poll, interrupt)
+    # Not while the interpreter goes down; this also keeps `interrupt` alive.
+    atexit.register(lambda: (set_callback(ffi.NULL, ffi.NULL), interrupt))
+
+
+def give_up_waiting(after_s: float) -> None:
+    """From `after_s` seconds from now on, give up whatever worker is waited for, on any thread; no
+    more if it is infinite. For an end that must not last: the model that uses it is lost."""
+    native.load().lib.pyllama_give_up_waiting(after_s)
 
 
 def release(addresses: Sequence[str]) -> None:

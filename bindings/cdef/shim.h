@@ -47,6 +47,9 @@ struct pyllama_interrupt {
     int64_t next_us;
 };
 bool pyllama_abort_poll(void * interrupt);
+bool pyllama_wait_poll(void * interrupt);
+void pyllama_give_up_waiting(double seconds);
+void pyllama_wait_for_device(ggml_backend_dev_t device);
 struct pyllama_node { char name[64]; char op[32]; int64_t ne[4]; };
 struct pyllama_trace { struct pyllama_node * node; size_t capacity; size_t n; };
 bool pyllama_trace_node(struct ggml_tensor * node, bool ask, void * trace);

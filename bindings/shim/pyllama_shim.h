@@ -127,6 +127,14 @@ struct pyllama_interrupt {
 };
 PYLLAMA_API bool pyllama_abort_poll(void * interrupt);
 
+// The same for ggml_backend_rpc_set_abort_callback(), which asks while a worker is waited for: true gives it up. `poll`
+// is asked in guarded calls only, since it may leave something that their callers look for; period_us has no effect.
+PYLLAMA_API bool pyllama_wait_poll(void * interrupt);
+// From then on, in seconds from now, whatever worker is waited for, on any thread, is given up. Infinity: none is.
+PYLLAMA_API void pyllama_give_up_waiting(double seconds);
+// Wait until the worker of a device has done all that it was given.
+PYLLAMA_API void pyllama_wait_for_device(ggml_backend_dev_t device);
+
 // What a decode computes: pass pyllama_trace_node as cb_eval and a pyllama_trace as its data. It only looks
 // at the graph; nothing is computed differently. `n` goes on counting when `capacity` is reached.
 struct pyllama_node {

@@ -3,6 +3,7 @@
 #include "llama-mtp.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -38,6 +39,8 @@ struct refused : std::runtime_error {
 };
 
 thread_local int guards = 0;  // guarded calls on this thread
+
+std::atomic<int64_t> give_up_at{INT64_MAX};  // see pyllama_give_up_waiting()
 
 struct guard {
     guard()  { ++guards; }
@@ -370,6 +373,28 @@ bool pyllama_abort_poll(void * p) {
     }
     interrupt->next_us = now + interrupt->period_us;
     return interrupt->poll && interrupt->poll(interrupt->data) != 0;
+}
+
+void pyllama_wait_for_device(ggml_backend_dev_t device) {
+    try {
+        const guard here;  // whatever memory is left
+        size_t free, total;
+        ggml_backend_dev_memory(device, &free, &total);
+    } catch (const std::exception &) {
+        // what follows will tell
+    }
+}
+
+bool pyllama_wait_poll(void * p) {
+    if (llama_time_us() >= give_up_at) {
+        return true;
+    }
+    const auto * interrupt = static_cast<const pyllama_interrupt *>(p);
+    return guards > 0 && interrupt->poll(interrupt->data) != 0;
+}
+
+void pyllama_give_up_waiting(double seconds) {
+    give_up_at = seconds < 1e9 ? llama_time_us() + (int64_t) (1e6 * seconds) : INT64_MAX;
 }
 
 bool pyllama_trace_node(ggml_tensor * node, bool ask, void * p) {

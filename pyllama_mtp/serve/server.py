@@ -15,6 +15,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from pyllama_mtp import native, rpc
 from pyllama_mtp.errors import UsageError
 
 from .worker import Worker
@@ -97,6 +98,8 @@ def serve(
         server.run(sockets=[found])
     finally:
         worker.end(0.0)
+        rpc.give_up_waiting(native.PATIENCE_S)
         worker.join()
+        rpc.give_up_waiting(math.inf)
         sys.stdout.flush()
     return server.signal

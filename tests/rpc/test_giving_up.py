@@ -1,0 +1,177 @@
+"""Ctrl-C is heard while a worker is silent: it may answer for a while, then it is given up.
+
+Each case runs in an interpreter of its own, which must not hang; `--rpc-timeout` is far away.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pyllama_mtp
+from pyllama_mtp import native, rpc
+
+from ..workers import address_of, start_worker
+
+SCRIPT = Path(__file__).with_name("give_up.py")
+LIMIT_S = 60  # far above what it takes, and below every timeout
+
+
+@contextmanager
+def a_worker() -> Iterator[tuple[int, str]]:
+    """Process id and address of a worker that may be stopped."""
+    process = start_worker()
+    try:
+        yield process.pid, address_of(process)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def environment() -> dict[str, str]:
+    root = str(Path(pyllama_mtp.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+
+
+def steps(what: str, demo_file: Path) -> dict[str, dict[str, Any]]:
+    """Run the script; what it said, by step."""
+    with a_worker() as (pid, address):
+        arguments = (what, str(demo_file), address, str(pid))
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), *arguments],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            timeout=LIMIT_S,
+        )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and lines[-1]["step"] == "end", (lines, done.stderr[-3000:])
+    assert lines[-1]["parked"] is False, "nothing is left for somebody else's call"
+    return {line.pop("step"): line for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("twice", "KeyboardInterrupt"),
+        ("patience", "KeyboardInterrupt"),
+        ("handler", "TimeoutError"),
+    ],
+)
+def test_it_is_given_up(demo_file: Path, what: str, error: str) -> None:
+    """At the second Ctrl-C, or some time after the first; whatever a signal handler raises."""
+    found = steps(what, demo_file)
+    assert found["interrupted"]["error"] == error
+    assert len(found["whole"]["result"]) == 60
+    assert found["again"]["error"] == "WorkerLostError"
+    assert "(given up before it answered)" in found["again"]["message"]
+    assert "result" in found["anew"], found["anew"]
+
+
+def test_one_that_answers_is_not_harmed(demo_file: Path) -> None:
+    """However often: two interruptions of two calls are not the second one of a call."""
+    found = steps("answers", demo_file)
+    for step in ("interrupted", "interrupted once more"):
+        assert found[step]["error"] == "KeyboardInterrupt"
+        assert found[step]["seconds"] > 1.9, "it was waited for"
+    assert found["again"]["result"] == found["and again"]["result"] == found["whole"]["result"]
+
+
+@pytest.mark.parametrize("what", ["reading", "read"])
+def test_while_loading(demo_file: Path, what: str) -> None:
+    found = steps(what, demo_file)
+    assert found["interrupted"]["error"] == "KeyboardInterrupt"
+    assert "result" in found["anew"], found["anew"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_ends(demo_file: Path, number: signal.Signals, code: int) -> None:
+    options = ("--max-tokens", "900", "--n-ctx", "1024", "--threads", "1", "--ignore-eos")
+    with a_worker() as (pid, address):
+        command = ["generate", "--model", str(demo_file), "--rpc", address, *options, "x = 1\n"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pyllama_mtp", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            cwd=tempfile.gettempdir(),
+        )
+        assert process.stdout and process.stdout.read(20)
+        os.killpg(pid, signal.SIGSTOP)
+        for _ in range(2):
+            time.sleep(0.5)
+            process.send_signal(number)
+        with ended_in_time(process):
+            _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == code, err
+
+
+def test_the_server_ends(demo_file: Path) -> None:
+    """At the first signal, which comes on another thread than the one that waits."""
+    pytest.importorskip("uvicorn")
+    start = "import sys; from pyllama_mtp import cli, native; native.PATIENCE_S = 1.0; "
+    start += "sys.exit(cli.entry())"
+    options = ("--n-ctx", "1024", "--n-sequences", "1", "--threads", "1", "--grace", "0")
+    with a_worker() as (pid, address):
+        command = ["serve", "--model", str(demo_file), "--rpc", address, "--port", "0", *options]
+        process = subprocess.Popen(
+            [sys.executable, "-c", start, *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            cwd=tempfile.gettempdir(),
+        )
+        assert process.stdout
+        url = next(word for word in process.stdout.readline().split() if word.startswith("http"))
+        body = {"prompt": "x = 1\n", "max_tokens": 900, "stream": True, "ignore_eos": True}
+        request = urllib.request.Request(
+            url.rstrip("/").removesuffix("/v1") + "/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with ended_in_time(process), urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+            assert answer.readline().startswith(b"data: ")
+            os.killpg(pid, signal.SIGSTOP)
+            time.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, err
+
+
+def test_only_calls_that_raise_what_is_parked_are_interrupted() -> None:
+    library = native.load()
+    interrupt = library.ffi.new("struct pyllama_interrupt *", {"poll": library.lib.pyllama_on_wait})
+    native.pending.interrupted = (0.0, 0.0)
+    try:
+        assert native.pyllama_on_wait(None) == 1
+        assert not library.lib.pyllama_wait_poll(interrupt)
+        rpc.give_up_waiting(0.0)
+        assert library.lib.pyllama_wait_poll(interrupt)
+    finally:
+        rpc.give_up_waiting(math.inf)
+        native.pending.interrupted = ()
+    assert not library.lib.pyllama_wait_poll(interrupt)
+
+
+@contextmanager
+def ended_in_time(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """Kill a process that has not ended with the block."""
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
