@@ -1,0 +1,166 @@
+"""A drafting chain is one graph on a device with memory of its own: nothing goes back and forth.
+
+The device is a worker on loopback, and what passes on the line to it is read: a graph that has to
+go to the CPU for something is sent in several parts.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import Model, Session, Telemetry, rpc
+from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.drafthead import head_rows
+from pyllama_mtp.models.synth import write_synthetic
+
+from ..regression.support import settings
+from ..trimmed import write_trimmed
+from ..workers import Line, worker
+
+#: ggml-rpc.cpp.
+SET_TENSOR, GET_TENSOR, COMPUTES = 6, 8, {10, 16}
+PROMPT = list(range(5, 45))
+NEWEST, SHORT, LONG = 5, 2, 6
+#: Tokens that may be drafted: fewer than there are, so that rows have to be looked up.
+FEW = 300
+
+
+@pytest.fixture(scope="module")
+def line() -> Iterator[Line]:
+    """A line to a worker."""
+    with worker() as address:
+        made = Line(address)
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose LM head is its embeddings, and whose head drafts well."""
+    path = tmp_path_factory.mktemp("models") / "tied.gguf"
+    write_synthetic(path, "tiny", head_noise=0.05, tied_embeddings=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose LM head is not its embeddings."""
+    path = tmp_path_factory.mktemp("models") / "untied.gguf"
+    write_synthetic(path, "tiny-moe", head_noise=0.05, tied_embeddings=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trimmed(untied: Path) -> Path:
+    """The same with an MTP head over every second token in the file."""
+    with Model(untied) as model:
+        rows = np.arange(0, model.n_vocab, 2)
+    return write_trimmed(untied, untied.with_name("trimmed.gguf"), rows, rows.astype(np.int64))
+
+
+def commands(line: Line) -> Counter[int]:
+    """How many messages of each command have gone to the worker: a byte, a size, so many bytes."""
+    found: Counter[int] = Counter()
+    at = 0
+    while at < len(line.up):
+        (size,) = struct.unpack_from("<Q", line.up, at + 1)
+        found[line.up[at]] += 1
+        at += 9 + size
+    return found
+
+
+def settle(line: Line) -> None:
+    """Wait until the worker has done everything: ask it for its memory, and wait for the answer."""
+    devices = rpc.connect([line.address])
+    rpc.release([line.address])
+    rpc.wait_for(devices)
+
+
+class Drafting:
+    """Drafts after PROMPT, again and again."""
+
+    def __init__(self, session: Session, line: Line) -> None:
+        session._engine.prefill(PROMPT, Telemetry())
+        assert session._engine.drafter
+        self._line, self._drafter = line, session._engine.drafter
+        self._start, self._carry = self._drafter.begin_draft()
+
+    def chain(self, n: int) -> tuple[list[int], Counter[int]]:
+        """A chain of `n`, and the messages that it takes when its graph is there already."""
+        context = self._drafter.context
+        for _ in range(2):
+            context.remove(self._start)
+            context.set_greedy(True)
+            settle(self._line)
+            self._line.clear()
+            tokens = context.draft_chain(NEWEST, self._start, self._carry, n)
+            settle(self._line)
+        return tokens, commands(self._line)
+
+    def stepwise(self, n: int) -> list[int]:
+        """Drafts from a graph each."""
+        drafter = self._drafter
+        drafter.context.set_greedy(True)
+        return drafter._draft_stepwise(NEWEST, self._start, self._carry, n, 0.0, None).tokens
+
+
+@pytest.mark.parametrize(
+    ("file", "vocabulary", "stays"),
+    [
+        ("tied", "full", True),
+        ("tied", FEW, True),
+        ("untied", FEW, True),
+        ("trimmed", "auto", True),
+        ("untied", "full", False),
+    ],
+)
+def test_it_stays_there(
+    request: pytest.FixtureRequest, line: Line, file: str, vocabulary: str | int, stays: bool
+) -> None:
+    """With a tied LM head, or a draft head: as many messages whatever its length, but for the
+    tokens. And what it drafts is what its steps draft one by one."""
+    path: Path = request.getfixturevalue(file)
+    chosen = settings(LONG, draft_vocab=vocabulary, checkpoints=0)
+    with Model(path, rpc_servers=line.address) as model:
+        with Session(model, chosen) as session:
+            drafting = Drafting(session, line)
+            (few, short), (tokens, long) = drafting.chain(SHORT), drafting.chain(LONG)
+        with Session(model, replace(chosen, drafting="stepwise")) as session:
+            steps = Drafting(session, line).stepwise(LONG)
+    assert tokens[:SHORT] == few and tokens == steps and len(set(tokens)) > 2
+    graphs = [sum(found[number] for number in COMPUTES) for found in (short, long)]
+    if not stays:
+        assert graphs == [SHORT, LONG]
+        return
+    assert graphs == [1, 1]
+    assert short[SET_TENSOR] == long[SET_TENSOR] == 6
+    assert (short[GET_TENSOR], long[GET_TENSOR]) == (SHORT, LONG)
+
+
+@pytest.mark.parametrize("part", [False, True], ids=["whole", "part"])
+def test_rows_are_gathered_by_a_column_that_there_is(tied: Path, line: Line, part: bool) -> None:
+    """ggml_argmax() of CUDA gives -1 for a row of NaNs."""
+    shared = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "n_outputs_max": 64}
+    with (
+        Model(tied, rpc_servers=line.address) as model,
+        Context(model, ContextOptions(**shared, need_embd_pre_norm=True)) as target,
+        Context(model, ContextOptions(**shared, mtp_head=True, trace=True), target) as draft,
+    ):
+        if part:
+            ids = np.arange(0, model.n_vocab, 7, dtype=np.int32)
+            draft.set_draft_head(head_rows(model.info, ids), ids)
+        assert target.tap
+        draft.draft_chain(NEWEST, 0, target.tap.zero(), LONG)
+        ops = [node.op for node in draft.nodes()]
+        assert ops.count("ARGMAX") == LONG
+        assert ops.count("CLAMP") == (LONG if part else LONG - 1), "nothing follows the last one"
+        for at, op in enumerate(ops):
+            if op == "ARGMAX" and "GET_ROWS" in ops[at:]:
+                assert ops[at:].index("CLAMP") < ops[at:].index("GET_ROWS")
