@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from .arguments import whole
 from .batch import Batch
 from .checkpoints import Checkpoint, Checkpoints, boundaries
 from .engine import Engine, common_prefix
@@ -74,8 +75,8 @@ class BatchEngine:
         Raises:
             UsageError, InsufficientMemoryError: see :class:`.engine.Engine`.
         """
-        if not 1 <= n_sequences <= MOST_SEQUENCES:
-            raise UsageError(f"n_sequences is {n_sequences}, it must be from 1 to {MOST_SEQUENCES}")
+        allowed = f"from 1 to {MOST_SEQUENCES}"
+        n_sequences = whole("n_sequences", n_sequences, 1, MOST_SEQUENCES, allowed)
         if settings.prompt_rows != "last":
             raise UsageError("prompt_rows 'all' is for measurements with one sequence; use 'last'")
         # The checkpoints of an engine are its first sequence's; here places have their own.
@@ -84,8 +85,8 @@ class BatchEngine:
         self._n_checkpoints = n_checkpoints if model.is_recurrent else 0
         self._behind: Place | None = None  # the place whose draft cache is
         self.places = [self._place(seq) for seq in range(n_sequences)]
-        limit = settings.depth_limit
-        self.depths = SharedDepth(limit) if settings.draft_n_max == "auto" else None
+        used = self.engine.settings
+        self.depths = SharedDepth(used.depth_limit) if used.draft_n_max == "auto" else None
         self._batch = np.zeros((0, 0), dtype=np.int32)
 
     def _place(self, seq: int) -> Place:

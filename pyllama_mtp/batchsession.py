@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from .arguments import listed, refusal, stop_strings
 from .batchengine import BatchEngine
 from .batchgenerate import BatchTelemetry, Request, run_all
 from .errors import UsageError
@@ -12,7 +13,7 @@ from .generate import Limits
 from .model import Model
 from .owned import Owned
 from .sampling import Sampler
-from .session import Answer, prompt_tokens
+from .session import Answer, Prompt, prompt_tokens, usable_sampling, usable_settings
 from .settings import Sampling, Settings
 from .telemetry import Telemetry
 
@@ -83,10 +84,9 @@ class BatchSession(Owned):
             UsageError: settings that do not go together, or not with this model.
             InsufficientMemoryError: caches and buffers do not fit into memory.
         """
-        if settings is None:
-            settings = Settings(draft_n_max=Settings.draft_n_max if model.has_mtp else 0)
-        self.model, self.settings, self.n_sequences = model, settings, n_sequences
-        self._engine = BatchEngine(model, settings, n_sequences)
+        self.model, self.settings = model, usable_settings(model, settings)
+        self._engine = BatchEngine(model, self.settings, n_sequences)
+        self.n_sequences = len(self._engine.places)
 
     @property
     def n_ctx(self) -> int:
@@ -95,11 +95,11 @@ class BatchSession(Owned):
 
     def generate(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Iterable[Prompt],
         *,
         max_tokens: int | Sequence[int] = 256,
         sampling: Sampling | Sequence[Sampling | None] | None = None,
-        stop: Sequence[str] = (),
+        stop: Iterable[str] | None = (),
         ignore_eos: bool = False,
     ) -> BatchGeneration:
         """Start a generation; nothing is computed until it is iterated or run.
@@ -108,41 +108,37 @@ class BatchSession(Owned):
 
         Args:
             prompts: at least one; each is text (control tokens such as ``<|im_start|>`` are
-                recognised) or token ids. They may differ in length.
+                recognised) or token ids, a sequence or an array. They may differ in length.
             max_tokens: most tokens to generate, at least 1; for all prompts, or one for each.
             sampling: default greedy; for all prompts, or one for each.
-            stop: strings that end a sequence; not part of the text.
+            stop: strings that end a sequence, none of them empty; not part of the text.
+                None: no strings.
             ignore_eos: go on after an end token (speed measurements).
 
         Raises:
             UsageError: no prompt, an empty one, one that is longer than `n_ctx`, lists of another
                 length than `prompts`, or a bad argument.
         """
-        if isinstance(prompts, str):
+        if isinstance(prompts, str | bytes | bytearray):
             raise UsageError("prompts is one text; give a list of prompts")
-        if not prompts:
+        if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
+            raise refusal("prompts", prompts, "a list of prompts")
+        chosen = list(prompts)
+        if not chosen:
             raise UsageError("there is no prompt; give at least one")
-        limits = [
-            self._limits(n, ignore_eos) for n in _for_each("max_tokens", max_tokens, len(prompts))
-        ]
-        samplings = _for_each("sampling", sampling, len(prompts))
-        stops = [stop] if isinstance(stop, str) else list(stop)
+        limits = [Limits(n, ignore_eos) for n in _for_each("max_tokens", max_tokens, len(chosen))]
+        samplings = [usable_sampling(one) for one in _for_each("sampling", sampling, len(chosen))]
+        stops = stop_strings(stop)
         requests = [
-            self._request(index, prompt, samplings[index] or Sampling(), limits[index], stops)
-            for index, prompt in enumerate(prompts)
+            self._request(index, prompt, samplings[index], limits[index], stops)
+            for index, prompt in enumerate(chosen)
         ]
         return BatchGeneration(self._engine, requests)
-
-    @staticmethod
-    def _limits(max_tokens: int, ignore_eos: bool) -> Limits:
-        if max_tokens < 1:
-            raise UsageError(f"max_tokens is {max_tokens}, it must be at least 1")
-        return Limits(max_tokens, ignore_eos)
 
     def _request(
         self,
         index: int,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         sampling: Sampling,
         limits: Limits,
         stop: Sequence[str],
@@ -166,8 +162,9 @@ class BatchSession(Owned):
 
 def _for_each(name: str, given: Value | Sequence[Value], n: int) -> list[Value]:
     """A value for each of `n` prompts: the one that was given, or each its own."""
-    if not isinstance(given, Sequence):
-        return [given] * n
-    if len(given) != n:
-        raise UsageError(f"{name} has {len(given)} values for {n} prompts; give one for each")
-    return list(given)
+    values = listed(given)
+    if values is None:
+        return [given] * n  # type: ignore[list-item]
+    if len(values) != n:
+        raise UsageError(f"{name} has {len(values)} values for {n} prompts; give one for each")
+    return values

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from .arguments import flag, whole
 from .engine import Engine
 from .errors import UsageError
 from .sampling import Sampler, prepare
@@ -17,11 +19,20 @@ from .telemetry import Pair, Telemetry
 
 @dataclass(frozen=True)
 class Limits:
-    """When to stop, and whether to draft. `ignore_eos`: generate on after an end token."""
+    """When to stop, and whether to draft. `ignore_eos`: generate on after an end token.
+
+    Raises UsageError for a bad value.
+    """
 
     max_tokens: int
     ignore_eos: bool = False
     draft: bool = True
+
+    def __post_init__(self) -> None:
+        most = whole("max_tokens", self.max_tokens, 1, math.inf, "at least 1")
+        object.__setattr__(self, "max_tokens", most)
+        for name in ("ignore_eos", "draft"):
+            object.__setattr__(self, name, flag(name, getattr(self, name)))
 
 
 def generate(

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import chat, native, rpc
+from .arguments import file_name, flag, instance, numbers_of, token_ids, whole
 from .drafthead import DraftHead, draft_head
 from .errors import ContextClosedError, InsufficientMemoryError, ModelFileError, UsageError
 from .models.ggufinfo import GGUFInfo, validate_model_file
@@ -94,14 +95,17 @@ class Model(Owned, OfThisProcess):
         self._forked = False
         self._connected = False
         self._workers: list[Any] = []  # their devices
-        self.path = Path(path)
-        if not -1 <= n_gpu_layers < 2**31:
-            raise UsageError(f"n_gpu_layers is {n_gpu_layers}, it must be -1 (all), 0 or above")
-        if not 0 <= rpc_timeout < 2**31 // 1000:
-            raise UsageError(f"rpc_timeout is {rpc_timeout} s, it must be 0 (no limit) or above")
+        self.path = Path(file_name("path", path, "a .gguf file"))
+        allowed = "-1 (all), 0 or above"
+        n_gpu_layers = whole("n_gpu_layers", n_gpu_layers, -1, 2**31 - 1, allowed)
+        allowed, most = "0 (no limit) or above, in seconds", 2**31 // 1000 - 1
+        rpc_timeout = whole("rpc_timeout", rpc_timeout, 0, most, allowed)
+        mtp = flag("mtp", mtp)
         #: Addresses of the workers in use.
         self.rpc_servers = rpc.check_addresses(rpc_servers)
-        self.tensor_split = None if tensor_split is None else tuple(tensor_split)
+        if tensor_split is not None:
+            tensor_split = numbers_of("tensor_split", tensor_split, "numbers, one per device")
+        self.tensor_split = tensor_split
         self.info: GGUFInfo = validate_model_file(path, require_mtp=mtp)
         self._library = native.load()
         self._ffi, self._lib = self._library.ffi, self._library.lib
@@ -292,6 +296,7 @@ class Model(Owned, OfThisProcess):
             parse_special: read ``<|im_start|>`` and the like as control tokens, not as text.
         """
         self.handle  # noqa: B018 - raises when closed
+        instance("text", text, str, "text (str)")
         try:
             data = text.encode("utf-8")
         except UnicodeEncodeError as reason:
@@ -326,7 +331,8 @@ class Model(Owned, OfThisProcess):
 
     def detokenize(self, tokens: Sequence[int], special: bool = False) -> str:
         """Text of `tokens`; bytes that are not UTF-8 become U+FFFD."""
-        return b"".join(self.piece(int(t), special) for t in tokens).decode("utf-8", "replace")
+        ids = token_ids("tokens", tokens)
+        return b"".join(self.piece(token, special) for token in ids).decode("utf-8", "replace")
 
     def is_end(self, token: int) -> bool:
         """Whether the token ends a generation (end of text, end of turn)."""

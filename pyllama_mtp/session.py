@@ -7,10 +7,14 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from . import prompts
+from .arguments import file_name, flag, instance, stop_strings, token_ids
 from .engine import Engine
 from .errors import UsageError
 from .generate import Limits, generate
@@ -20,6 +24,9 @@ from .owned import Owned
 from .sampling import Sampler
 from .settings import Sampling, Settings
 from .telemetry import Telemetry
+
+#: Text, or token ids.
+Prompt: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 class TextStream:
@@ -142,17 +149,26 @@ class Generation(Answer):
             sampler.close()
 
 
-def prompt_tokens(model: Model, prompt: str | Sequence[int], n_ctx: int) -> list[int]:
+def tokens_of(model: Model, prompt: Prompt) -> list[int]:
     """Token ids of a prompt: of text, in which control tokens are recognised, or ids as they are.
 
     Raises:
-        UsageError: no token, one that is not in the vocabulary, or more than `n_ctx`.
+        UsageError: neither text nor token ids, or one that is not in the vocabulary.
     """
     if isinstance(prompt, str):
-        tokens = model.tokenize(prompt, add_special=True, parse_special=True)
-    else:
-        tokens = [int(token) for token in prompt]
-        model.check_tokens(tokens)
+        return model.tokenize(prompt, add_special=True, parse_special=True)
+    tokens = token_ids("prompt", prompt, "text, or ")
+    model.check_tokens(tokens)
+    return tokens
+
+
+def prompt_tokens(model: Model, prompt: Prompt, n_ctx: int) -> list[int]:
+    """:func:`tokens_of` a prompt, which must have some.
+
+    Raises:
+        UsageError: also no token, or more than `n_ctx`.
+    """
+    tokens = tokens_of(model, prompt)
     if not tokens:
         raise UsageError("the prompt is empty; give at least one token of text")
     if len(tokens) > n_ctx:
@@ -161,6 +177,21 @@ def prompt_tokens(model: Model, prompt: str | Sequence[int], n_ctx: int) -> list
             "shorten it or use a longer n_ctx"
         )
     return tokens
+
+
+def usable_settings(model: Model, settings: Settings | None) -> Settings:
+    """The settings of a session, or the default ones. Raises UsageError for what is neither."""
+    instance("model", model, Model, "a Model; open a file with Model(path)")
+    if settings is None:
+        return Settings(draft_n_max=Settings.draft_n_max if model.has_mtp else 0)
+    return instance("settings", settings, Settings, "Settings(...), or None")
+
+
+def usable_sampling(sampling: Sampling | None) -> Sampling:
+    """How a generation samples, by default greedily. Raises UsageError for what is neither."""
+    if sampling is None:
+        return Sampling()
+    return instance("sampling", sampling, Sampling, "Sampling(...), or None")
 
 
 class Session(Owned):
@@ -180,10 +211,8 @@ class Session(Owned):
             UsageError: settings that do not go together, or not with this model.
             InsufficientMemoryError: caches and buffers do not fit into memory.
         """
-        if settings is None:
-            settings = Settings(draft_n_max=Settings.draft_n_max if model.has_mtp else 0)
-        self.model, self.settings = model, settings
-        self._engine = Engine(model, settings)
+        self.model, self.settings = model, usable_settings(model, settings)
+        self._engine = Engine(model, self.settings)
 
     @property
     def n_ctx(self) -> int:
@@ -192,11 +221,11 @@ class Session(Owned):
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         max_tokens: int = 256,
         sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
+        stop: Iterable[str] | None = (),
         ignore_eos: bool = False,
         draft: bool = True,
         log_pairs: bool = False,
@@ -204,10 +233,12 @@ class Session(Owned):
         """Start a generation; nothing is computed until it is iterated or run.
 
         Args:
-            prompt: text (control tokens such as ``<|im_start|>`` are recognised) or token ids.
+            prompt: text (control tokens such as ``<|im_start|>`` are recognised) or token ids:
+                a sequence or an array of whole numbers.
             max_tokens: most tokens to generate, at least 1.
             sampling: default greedy.
-            stop: strings that end the generation; not part of the text.
+            stop: strings that end the generation, none of them empty; not part of the text. None:
+                no strings.
             ignore_eos: go on after an end token (speed measurements).
             draft: False: without MTP this once, which then costs nothing. A later generation that
                 drafts processes this text again, as far back as the draft cache needs.
@@ -216,17 +247,13 @@ class Session(Owned):
         Raises:
             UsageError: empty prompt, one that is longer than the context, or a bad argument.
         """
-        if max_tokens < 1:
-            raise UsageError(f"max_tokens is {max_tokens}, it must be at least 1")
-        if isinstance(stop, str):
-            stop = [stop]
-        tokens = prompt_tokens(self.model, prompt, self.n_ctx)
         limits = Limits(max_tokens, ignore_eos, draft)
-        return Generation(
-            self._engine, tokens, sampling or Sampling(), limits, list(stop), log_pairs
-        )
+        sampling, stops = usable_sampling(sampling), stop_strings(stop)
+        log_pairs = flag("log_pairs", log_pairs)
+        tokens = prompt_tokens(self.model, prompt, self.n_ctx)
+        return Generation(self._engine, tokens, sampling, limits, stops, log_pairs)
 
-    def process(self, prompt: str | Sequence[int], *, draft: bool = True) -> Telemetry:
+    def process(self, prompt: Prompt, *, draft: bool = True) -> Telemetry:
         """Process a prompt ahead of time; a prompt that begins with it then starts from its end.
 
         The last token is left to the generation, which needs its logits.
@@ -238,6 +265,7 @@ class Session(Owned):
         Returns:
             Figures of the prefill.
         """
+        draft = flag("draft", draft)
         tokens = prompt_tokens(self.model, prompt, self.n_ctx)
         telemetry = Telemetry()
         if len(tokens) > 1:
@@ -257,7 +285,7 @@ class Session(Owned):
             DiskFullError: the file could not be written; an earlier one of the name is unharmed.
         """
         with self._engine.alone:
-            prompts.save(self._engine, path)
+            prompts.save(self._engine, file_name("path", path))
 
     def restore(self, path: str | os.PathLike[str]) -> int:
         """Continue from a file of :meth:`save`; MTP works at once. Returns its number of tokens.
@@ -269,7 +297,7 @@ class Session(Owned):
             UsageError: longer than the context.
         """
         with self._engine.alone:
-            return prompts.restore(self._engine, path)
+            return prompts.restore(self._engine, file_name("path", path))
 
     def reset(self) -> None:
         """Forget what was processed."""
@@ -285,9 +313,7 @@ class Session(Owned):
         self._engine.close()
 
 
-def stream(
-    model: Model | str | os.PathLike[str], prompt: str | Sequence[int], **options: Any
-) -> Iterator[str]:
+def stream(model: Model | str | os.PathLike[str], prompt: Prompt, **options: Any) -> Iterator[str]:
     """Stream the continuation of `prompt` as text; MTP is on if the model has a head.
 
     Args:
@@ -308,6 +334,8 @@ def stream(
     unknown = options.keys() - {"max_tokens", "stop", "ignore_eos", "draft"}
     if unknown:
         raise UsageError(f"unknown option {sorted(unknown)[0]!r}")
+    max_tokens = Limits(options.get("max_tokens", 256)).max_tokens
+    Settings(**settings)  # refused before the model is loaded
     with contextlib.ExitStack() as stack:
         if not isinstance(model, Model):
             depth = settings.get("draft_n_max")
@@ -315,7 +343,6 @@ def stream(
             model = stack.enter_context(Model(model, mtp=mtp))
         settings.setdefault("draft_n_max", Settings.draft_n_max if model.has_mtp else 0)
         if "n_ctx" not in settings:
-            tokens = model.tokenize(prompt, True, True) if isinstance(prompt, str) else prompt
-            settings["n_ctx"] = len(tokens) + int(options.get("max_tokens", 256)) + 1
+            settings["n_ctx"] = len(tokens_of(model, prompt)) + max_tokens + 1
         session = stack.enter_context(Session(model, Settings(**settings)))
         yield from session.generate(prompt, sampling=sampling, **options)

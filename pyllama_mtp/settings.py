@@ -5,9 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from .arguments import (
+    as_float,
+    as_index,
+    choice,
+    flag,
+    number,
+    numbers_of,
+    refusal,
+    require,
+    whole,
+)
 from .errors import UsageError
 
 CACHE_TYPES = ("f16", "q8_0", "q4_0", "bf16", "f32")
@@ -38,13 +49,9 @@ def available_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _require(ok: bool, name: str, value: object, allowed: str) -> None:
-    if not ok:
-        raise UsageError(f"{name} is {value!r}, it must be {allowed}")
-
-
-def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    _require(value in allowed, name, value, "one of " + ", ".join(allowed))
+def _keep(of: Settings | Sampling, name: str, value: object) -> None:
+    """Set a field of a frozen object, as it is made."""
+    object.__setattr__(of, name, value)
 
 
 @dataclass(frozen=True)
@@ -119,54 +126,49 @@ class Settings:
 
     def __post_init__(self) -> None:
         length = f"0 (the model's own length) to {MOST_TOKENS} tokens"
-        _require(0 <= self.n_ctx <= MOST_TOKENS, "n_ctx", self.n_ctx, length)
+        self._whole("n_ctx", 0, MOST_TOKENS, length)
         for name in ("n_batch", "n_ubatch"):
-            value = getattr(self, name)
-            _require(1 <= value <= MOST_TOKENS, name, value, f"from 1 to {MOST_TOKENS} tokens")
-        threads = 1 if self.n_threads is None else self.n_threads
-        _require(1 <= threads <= MOST_THREADS, "n_threads", threads, f"from 1 to {MOST_THREADS}")
-        _choice("cache_type_k", self.cache_type_k, CACHE_TYPES)
-        _choice("cache_type_v", self.cache_type_v, CACHE_TYPES)
-        _choice("flash_attn", self.flash_attn, FLASH_ATTENTION)
-        _choice("prompt_rows", self.prompt_rows, PROMPT_ROWS)
-        _choice("prompt_sync", self.prompt_sync, PROMPT_SYNC)
-        _choice("hidden", self.hidden, HIDDEN)
-        _choice("handoff", self.handoff, HANDOFF)
-        _choice("rollback", self.rollback, ROLLBACK)
-        _choice("drafting", self.drafting, DRAFTING)
-        _require(
-            0 <= self.checkpoints <= CHECKPOINT_LIMIT,
-            "checkpoints",
-            self.checkpoints,
-            f"from 0 (none) to {CHECKPOINT_LIMIT}",
-        )
-        depth = self.draft_n_max
-        _require(
-            depth == "auto" or (isinstance(depth, int) and 0 <= depth <= DRAFT_LIMIT),
-            "draft_n_max",
-            depth,
-            f"a draft depth from 0 (no MTP) to {DRAFT_LIMIT}, or 'auto'",
-        )
-        _require(0.0 <= self.p_min <= 1.0, "p_min", self.p_min, "a probability from 0 to 1")
+            self._whole(name, 1, MOST_TOKENS, f"from 1 to {MOST_TOKENS} tokens")
+        if self.n_threads is not None:
+            self._whole("n_threads", 1, MOST_THREADS, f"from 1 to {MOST_THREADS}, or None (all)")
+        choice("cache_type_k", self.cache_type_k, CACHE_TYPES)
+        choice("cache_type_v", self.cache_type_v, CACHE_TYPES)
+        choice("flash_attn", self.flash_attn, FLASH_ATTENTION)
+        choice("prompt_rows", self.prompt_rows, PROMPT_ROWS)
+        choice("prompt_sync", self.prompt_sync, PROMPT_SYNC)
+        choice("hidden", self.hidden, HIDDEN)
+        choice("handoff", self.handoff, HANDOFF)
+        choice("rollback", self.rollback, ROLLBACK)
+        choice("drafting", self.drafting, DRAFTING)
+        self._whole("checkpoints", 0, CHECKPOINT_LIMIT, f"from 0 (none) to {CHECKPOINT_LIMIT}")
+        if not isinstance(self.draft_n_max, str) or self.draft_n_max != "auto":
+            depths = f"a draft depth from 0 (no MTP) to {DRAFT_LIMIT}, or 'auto'"
+            self._whole("draft_n_max", 0, DRAFT_LIMIT, depths)
+        p_min = number("p_min", self.p_min, lambda p: 0 <= p <= 1, "a probability from 0 to 1")
+        _keep(self, "p_min", p_min)
         if self.cache_type_v in ("q8_0", "q4_0") and self.flash_attn == "off":
             raise UsageError(
                 f"a {self.cache_type_v} V cache needs flash attention: "
                 "use flash_attn 'auto' or 'on', or cache_type_v 'f16'"
             )
-        _require(isinstance(self.ngram, bool), "ngram", self.ngram, "True or False")
-        drawn = self.draft_sampling
-        _require(isinstance(drawn, bool), "draft_sampling", drawn, "True or False")
-        if drawn:
-            self._check_draft_sampling()
-        vocab = self.draft_vocab
-        number = vocab if isinstance(vocab, int) else DRAFT_VOCAB_LEAST
-        _require(
-            vocab != "" and not isinstance(vocab, bool) and number >= DRAFT_VOCAB_LEAST,
-            "draft_vocab",
-            vocab,
-            f"'auto', 'full', a number of tokens from {DRAFT_VOCAB_LEAST}, or a file",
-        )
+        _keep(self, "ngram", flag("ngram", self.ngram))
+        _keep(self, "draft_sampling", flag("draft_sampling", self.draft_sampling))
         self._check_synthetic()
+        if self.draft_sampling:
+            self._check_draft_sampling()
+        self._check_draft_vocab()
+
+    def _whole(self, name: str, least: int, most: int, allowed: str) -> None:
+        _keep(self, name, whole(name, getattr(self, name), least, most, allowed))
+
+    def _check_draft_vocab(self) -> None:
+        given: object = self.draft_vocab
+        size = as_index(given)
+        named = os.fspath(given) if isinstance(given, os.PathLike) else given
+        ok = size >= DRAFT_VOCAB_LEAST if size is not None else isinstance(named, str) and named
+        allowed = f"'auto', 'full', a number of tokens from {DRAFT_VOCAB_LEAST}, or a file"
+        require(bool(ok), "draft_vocab", given, allowed)
+        _keep(self, "draft_vocab", named if size is None else size)
 
     def _check_draft_sampling(self) -> None:
         if self.drafting == "chain":
@@ -178,15 +180,17 @@ class Settings:
             )
 
     def _check_synthetic(self) -> None:
-        rates = self.synthetic_acceptance
-        if rates is None:
+        given = self.synthetic_acceptance
+        if given is None:
             return
         name, allowed = "synthetic_acceptance", "one or more rates from 0 to 1 that do not increase"
+        rates = numbers_of(name, given, allowed)
         falling = all(a >= b for a, b in itertools.pairwise(rates))
-        _require(
-            bool(rates) and all(0.0 <= r <= 1.0 for r in rates) and falling, name, rates, allowed
+        require(
+            bool(rates) and all(0.0 <= r <= 1.0 for r in rates) and falling, name, given, allowed
         )
-        _require(
+        _keep(self, name, rates)
+        require(
             len(rates) >= self.depth_limit,
             name,
             rates,
@@ -237,28 +241,42 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        heat = self.temperature
-        _require(math.isfinite(heat) and heat >= 0, "temperature", heat, "0 (greedy) or above")
-        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or above")
-        _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0, at most 1")
-        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "from 0 to 1")
-        penalty = self.repeat_penalty
-        _require(math.isfinite(penalty) and penalty > 0, "repeat_penalty", penalty, "above 0")
-        window = self.repeat_last_n
-        _require(0 <= window <= 2**20, "repeat_last_n", window, "from 0 (off) to 1048576 tokens")
-        biases = (self.logit_bias or {}).values()
-        usable = all(math.isfinite(bias) or bias == -math.inf for bias in biases)
-        _require(usable, "logit_bias", self.logit_bias, "finite numbers, or minus infinity")
-        _require(self.grammar != "", "grammar", self.grammar, "GBNF, or None")
+        self._number("temperature", lambda t: math.isfinite(t) and t >= 0, "0 (greedy) or above")
+        self._whole("top_k", math.inf, "0 (off) or above")
+        self._number("top_p", lambda p: 0 < p <= 1, "above 0, at most 1")
+        self._number("min_p", lambda p: 0 <= p <= 1, "from 0 to 1")
+        self._number("repeat_penalty", lambda p: math.isfinite(p) and p > 0, "above 0")
+        self._whole("repeat_last_n", 2**20, "from 0 (off) to 1048576 tokens")
+        self._check_biases()
+        grammar: object = self.grammar
+        text = grammar is None or (isinstance(grammar, str) and grammar != "")
+        require(text, "grammar", grammar, "GBNF, or None")
         depths = itertools.accumulate((c == "(") - (c == ")") for c in self.grammar or "")
         if max(depths, default=0) > GRAMMAR_DEPTH:  # llama.cpp's parser recurses
             raise UsageError(f"the grammar has more than {GRAMMAR_DEPTH} parentheses open at once")
-        _require(
-            self.seed is None or 0 <= self.seed < 2**32 - 1,
-            "seed",
-            self.seed,
-            "from 0 to 2**32 - 2",
-        )
+        if self.seed is not None:
+            self._whole("seed", 2**32 - 2, "from 0 to 2**32 - 2, or None")
+
+    def _number(self, name: str, usable: Callable[[float], bool], allowed: str) -> None:
+        _keep(self, name, number(name, getattr(self, name), usable, allowed))
+
+    def _whole(self, name: str, most: float, allowed: str) -> None:
+        _keep(self, name, whole(name, getattr(self, name), 0, most, allowed))
+
+    def _check_biases(self) -> None:
+        given: object = self.logit_bias
+        if given is None:
+            return
+        allowed = "a mapping of token ids to finite numbers, or minus infinity"
+        if not isinstance(given, Mapping):
+            raise refusal("logit_bias", given, allowed)
+        kept: dict[int, float] = {}
+        for key, value in given.items():
+            token, bias = as_index(key), as_float(value)
+            if token is None or bias is None or not (math.isfinite(bias) or bias == -math.inf):
+                raise refusal("logit_bias", given, allowed)
+            kept[token] = bias
+        _keep(self, "logit_bias", kept)
 
     @property
     def greedy(self) -> bool:

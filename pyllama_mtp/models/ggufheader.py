@@ -22,6 +22,7 @@ from typing import BinaryIO, TypeVar
 
 from gguf import GGML_QUANT_SIZES
 
+from pyllama_mtp.arguments import file_name
 from pyllama_mtp.errors import ModelFileError
 
 MAX_HEADER = 128 << 20  # published headers, vocabulary included, stay below 20 MB
@@ -96,13 +97,14 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     Raises:
         ModelFileError: no such file, a directory, unreadable, not a GGUF, an unsupported version,
             truncated, or any count, length, type or offset that cannot be right.
+        UsageError: `path` is empty, or no path.
     """
     return parse_file(path, _Parser)[1]
 
 
 def parse_file(path: str | os.PathLike[str], parser: type[_AnyParser]) -> tuple[_AnyParser, Header]:
     """:func:`read_header` with a parser that keeps more; that and the header."""
-    file_path = Path(path)
+    file_path = Path(file_name("path", path, "a .gguf file"))
     if file_path.is_dir():
         raise ModelFileError(f"{path} is a directory; give the .gguf file in it", path)
     try:

@@ -1,14 +1,18 @@
-"""Every value out of range is a UsageError that says what is allowed."""
+"""Every value out of range or of a wrong type is a UsageError that says what is allowed."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pyllama_mtp import Sampling, Settings
+from pyllama_mtp.arguments import SHOWN
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.settings import DRAFT_LIMIT, available_threads
 
@@ -67,21 +71,115 @@ BAD_SAMPLING = [
     ("seed", 2**32 - 1, "0 to 2**32 - 2"),
 ]
 
+WHOLE, REAL = "it must be a whole number, ", "it must be a number, "
+RATES = "one or more rates from 0 to 1 that do not increase"
+BIASES = "a mapping of token ids to finite numbers, or minus infinity"
+VOCAB = "'auto', 'full', a number of tokens from 256, or a file"
 
-@pytest.mark.parametrize(("name", "value", "allowed"), BAD_SETTINGS)
+WRONG_TYPES_OF_SETTINGS = [
+    *(
+        (name, value, WHOLE)
+        for name in ("n_ctx", "n_batch", "n_ubatch", "n_threads", "checkpoints", "draft_n_max")
+        for value in ("8", 8.0, 2.5, True, np.True_, np.float32(8), [8], b"8")
+    ),
+    *(("n_ctx", value, WHOLE) for value in (None, np.array([8, 9]))),
+    *((name, None, WHOLE) for name in ("n_batch", "checkpoints", "draft_n_max")),
+    *(("p_min", value, REAL) for value in ("0.5", None, True, np.False_, [0.5], 1j)),
+    ("p_min", 10**400, "0 to 1"),
+    *(
+        ("synthetic_acceptance", value, RATES)
+        for value in (0.8, "0.8", b"abc", {0: 0.5}, ("0.8",), (True,), np.array(0.5), {0.5})
+    ),
+    *(("draft_vocab", value, VOCAB) for value in (1.5, 512.0, None, b"a", ["a"])),
+    *((name, value, "one of ") for name in ("flash_attn", "hidden") for value in (1, None, ["on"])),
+    *((name, 1, "True or False") for name in ("ngram", "draft_sampling")),
+]
+
+WRONG_TYPES_OF_SAMPLING = [
+    *(
+        (name, value, REAL)
+        for name in ("temperature", "top_p", "min_p", "repeat_penalty")
+        for value in ("0.7", None, True, np.True_, [0.7])
+    ),
+    ("temperature", 10**400, "0 (greedy) or above"),
+    *(
+        (name, value, WHOLE)
+        for name in ("top_k", "repeat_last_n", "seed")
+        for value in ("a", 1.5, 1.0, False, np.float64(1))
+    ),
+    *((name, None, WHOLE) for name in ("top_k", "repeat_last_n")),
+    *(
+        ("logit_bias", value, BIASES)
+        for value in ([1], [(1, 1.0)], {"a": 1}, {1: "a"}, {1.5: 1}, {True: 1}, {1: None}, 5, 0)
+    ),
+    *(("grammar", value, "GBNF, or None") for value in (5, b"root", [], False)),
+]
+
+
+def shown(value: object) -> str:
+    """How a message begins to show a value."""
+    return repr(value)[:SHOWN]
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), BAD_SETTINGS + WRONG_TYPES_OF_SETTINGS)
 def test_bad_settings(name: str, value: object, allowed: str) -> None:
     with pytest.raises(UsageError) as caught:
         Settings(**{name: value})  # type: ignore[arg-type]
     message = str(caught.value)
-    assert name in message and repr(value) in message and allowed in message
+    assert name in message and shown(value) in message and allowed in message
 
 
-@pytest.mark.parametrize(("name", "value", "allowed"), BAD_SAMPLING)
+@pytest.mark.parametrize(("name", "value", "allowed"), BAD_SAMPLING + WRONG_TYPES_OF_SAMPLING)
 def test_bad_sampling(name: str, value: object, allowed: str) -> None:
     with pytest.raises(UsageError) as caught:
         Sampling(**{name: value})  # type: ignore[arg-type]
     message = str(caught.value)
-    assert name in message and repr(value) in message and allowed in message
+    assert name in message and shown(value) in message and allowed in message
+
+
+def kinds(kind: Any, **values: Any) -> dict[str, tuple[type, object]]:
+    """Type and value of what is kept of these fields."""
+    kept = kind(**values)
+    return {name: (type(getattr(kept, name)), getattr(kept, name)) for name in values}
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    names = ("n_ctx", "n_batch", "n_ubatch", "n_threads", "checkpoints", "draft_n_max")
+    for number in (np.int64(8), np.int32(8), np.uint8(8), np.array(8)):
+        assert kinds(Settings, **dict.fromkeys(names, number)) == dict.fromkeys(names, (int, 8))
+        names_of_sampling = ("top_k", "repeat_last_n", "seed")
+        kept = kinds(Sampling, **dict.fromkeys(names_of_sampling, number))
+        assert kept == dict.fromkeys(names_of_sampling, (int, 8))
+    for half in (np.float32(0.5), np.float64(0.5), np.float16(0.5), Fraction(1, 2)):
+        assert kinds(Settings, p_min=half) == {"p_min": (float, 0.5)}
+        names = ("temperature", "top_p", "min_p", "repeat_penalty")
+        kept = kinds(Sampling, **dict.fromkeys(names, half))
+        assert kept == dict.fromkeys(names, (float, 0.5))
+    assert kinds(Sampling, top_p=np.int64(1)) == {"top_p": (float, 1.0)}
+    assert kinds(Settings, draft_vocab=np.int64(512)) == {"draft_vocab": (int, 512)}
+    assert kinds(Settings, ngram=np.False_) == {"ngram": (bool, False)}
+
+
+def test_rates_and_biases_of_numpy_become_pythons() -> None:
+    for rates in (np.array([0.5, 0.25]), [np.float32(0.5), 0.25], (0.5, Fraction(1, 4))):
+        kept = Settings(synthetic_acceptance=rates).synthetic_acceptance  # type: ignore[arg-type]
+        assert kept == (0.5, 0.25) and {*map(type, kept)} == {float}
+    biases = {np.int64(3): np.float32(0.5), 4: -math.inf, 5: np.int8(-1)}
+    bias = Sampling(logit_bias=biases).logit_bias  # type: ignore[arg-type]
+    assert bias == {3: 0.5, 4: -math.inf, 5: -1.0}
+    assert {*map(type, bias)} == {int} and {*map(type, bias.values())} == {float}
+
+
+def test_a_draft_vocabulary_may_be_named_by_a_path() -> None:
+    assert Settings(draft_vocab=Path("a.json")).draft_vocab == "a.json"  # type: ignore[arg-type]
+
+
+def test_a_value_that_cannot_be_shown_or_is_long() -> None:
+    with pytest.raises(UsageError, match=r"top_k is a value of type int, it must be 0"):
+        Sampling(top_k=-(10**5000))
+    with pytest.raises(UsageError) as caught:
+        Sampling(top_k="a" * 10**6)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 300
 
 
 def test_synthetic_acceptance_bounds_the_depth() -> None:

@@ -1,0 +1,159 @@
+"""Checks of arguments: a UsageError names what was given, its value and what it must be.
+
+What takes a number takes numpy's as well, and makes Python's of it; a bool is no number.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping, Sized
+from numbers import Real
+from typing import Any, SupportsIndex, TypeVar
+
+from .errors import UsageError
+
+T = TypeVar("T")
+
+#: Most characters of a value in a message.
+SHOWN = 200
+
+
+def refusal(name: str, value: object, allowed: str) -> UsageError:
+    """The exception for an argument that is not what is allowed."""
+    try:
+        shown = repr(value)
+    except Exception:  # a whole number of many thousand digits, among others
+        shown = f"a value of type {type(value).__name__}"
+    if len(shown) > SHOWN:
+        shown = f"{shown[:SHOWN]}..."
+    return UsageError(f"{name} is {shown}, it must be {allowed}")
+
+
+def require(ok: bool, name: str, value: object, allowed: str) -> None:
+    """Raise unless `ok`."""
+    if not ok:
+        raise refusal(name, value, allowed)
+
+
+def choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raise unless `value` is one of these texts."""
+    ok = isinstance(value, str) and value in allowed
+    require(ok, name, value, "one of " + ", ".join(allowed))
+
+
+def instance(name: str, value: object, kind: type[T], allowed: str) -> T:
+    """`value`, which must be of this kind."""
+    if not isinstance(value, kind):
+        raise refusal(name, value, allowed)
+    return value
+
+
+def flag(name: str, value: object) -> bool:
+    """True or False."""
+    require(_is_bool(value), name, value, "True or False")
+    return bool(value)
+
+
+def as_index(value: object) -> int | None:
+    """A whole number as Python's; None: it is none."""
+    if type(value) is int:  # what nearly all are, and quick: prompts are long
+        return value
+    if _is_bool(value) or not isinstance(value, SupportsIndex):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # an array of several
+        return None
+
+
+def whole(name: str, value: object, least: int, most: float, allowed: str) -> int:
+    """A whole number from `least` to `most`."""
+    found = as_index(value)
+    if found is None:
+        raise refusal(name, value, f"a whole number, {allowed}")
+    require(least <= found <= most, name, value, allowed)
+    return found
+
+
+def as_float(value: object) -> float | None:
+    """A number as Python's float, one beyond its range as NaN; None: it is none."""
+    if _is_bool(value) or not isinstance(value, Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+
+
+def number(name: str, value: object, usable: Callable[[float], bool], allowed: str) -> float:
+    """A number that is `usable`."""
+    found = as_float(value)
+    if found is None:
+        raise refusal(name, value, f"a number, {allowed}")
+    require(usable(found), name, value, allowed)
+    return found
+
+
+def listed(value: object) -> list[Any] | None:
+    """The elements of a sequence or an array; None: it is none, or it is text or bytes."""
+    if isinstance(value, str | bytes | bytearray | memoryview | Mapping):
+        return None
+    if not (isinstance(value, Sized) and hasattr(value, "__getitem__")):
+        return None
+    tolist = getattr(value, "tolist", None)  # an array's elements as Python's
+    found = tolist() if tolist else list(value)  # type: ignore[call-overload]
+    return found if isinstance(found, list) else None  # an array of no dimension
+
+
+def numbers_of(name: str, value: object, allowed: str) -> tuple[float, ...]:
+    """The numbers of a sequence or an array."""
+    given = listed(value)
+    found = [as_float(one) for one in given or ()]
+    if given is None or None in found:
+        raise refusal(name, value, allowed)
+    return tuple(one for one in found if one is not None)
+
+
+def token_ids(name: str, value: object, instead: str = "") -> list[int]:
+    """The token ids of a sequence or an array; whether a vocabulary has them is not looked at.
+
+    Args:
+        instead: what else may be given, for the message.
+    """
+    found = listed(value)
+    if found is None:
+        raise refusal(name, value, f"{instead}a sequence of token ids (whole numbers)")
+    ids = []
+    for i, one in enumerate(found):
+        token = as_index(one)
+        if token is None:
+            raise refusal(f"{name}[{i}]", one, "a token id: a whole number")
+        ids.append(token)
+    return ids
+
+
+def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
+    """The strings that end a generation: one, several, or none."""
+    allowed = "text or several texts, none of them empty"
+    if stop is None:
+        return []
+    if isinstance(stop, bytes | bytearray | Mapping) or not isinstance(stop, Iterable):
+        raise refusal("stop", stop, allowed)
+    found = [stop] if isinstance(stop, str) else list(stop)
+    require(all(isinstance(one, str) and one for one in found), "stop", found, allowed)
+    return found
+
+
+def file_name(name: str, value: object, kind: str = "a file") -> str:
+    """The name of a file."""
+    found = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(found, str) or not found:
+        raise refusal(name, value, f"the name of {kind}: text or a path")
+    return found
+
+
+def _is_bool(value: object) -> bool:
+    kind = type(value)  # numpy's is not imported for it: the command line answers before it is
+    return kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"))

@@ -1,0 +1,233 @@
+"""Arguments of a wrong type are a UsageError that names them, shows them and says what is right."""
+
+from __future__ import annotations
+
+import array
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings, stream
+from pyllama_mtp.errors import UsageError
+
+PROMPT = [5, 6, 7]
+SMALL = Settings(n_ctx=64, n_batch=64, n_ubatch=64, n_threads=1, draft_n_max=1)
+NO_PROMPT = "it must be text, or a sequence of token ids (whole numbers)"
+NO_TOKEN = "it must be a token id: a whole number"
+NO_STOP = "it must be text or several texts, none of them empty"
+NO_FLAG = "it must be True or False"
+
+BAD_PROMPTS: list[tuple[Any, str]] = [
+    *(
+        (bad, f"prompt is {bad!r}, {NO_PROMPT}")
+        for bad in (b"abc", bytearray(b"abc"), None, 5, 1.5, {5: 6}, {5}, np.array(5))
+    ),
+    (memoryview(b"abc"), NO_PROMPT),
+    *(
+        (bad, f"prompt[0] is {bad[0]!r}, {NO_TOKEN}")
+        for bad in ([1.5], [2.0], ["a"], [None], [True])
+    ),
+    (np.array([1.5]), f"prompt[0] is 1.5, {NO_TOKEN}"),
+    (np.array([[5]]), f"prompt[0] is [5], {NO_TOKEN}"),
+    ([5, np.True_], f"prompt[1] is {np.True_!r}, {NO_TOKEN}"),
+]
+
+BAD_OPTIONS: list[tuple[str, Any, str]] = [
+    ("stop", "", f"stop is [''], {NO_STOP}"),
+    ("stop", [""], f"stop is [''], {NO_STOP}"),
+    ("stop", ("a", ""), f"stop is ['a', ''], {NO_STOP}"),
+    ("stop", [5], f"stop is [5], {NO_STOP}"),
+    ("stop", [None], f"stop is [None], {NO_STOP}"),
+    ("stop", b"", f"stop is b'', {NO_STOP}"),
+    ("stop", 5, f"stop is 5, {NO_STOP}"),
+    ("stop", {"a": 5}, f"stop is {{'a': 5}}, {NO_STOP}"),
+    *(
+        ("max_tokens", bad, f"max_tokens is {bad!r}, it must be a whole number, at least 1")
+        for bad in ("3", 2.5, 2.0, None, True, np.float64(2))
+    ),
+    ("max_tokens", np.int64(0), f"max_tokens is {np.int64(0)!r}, it must be at least 1"),
+    *(
+        ("sampling", bad, f"sampling is {bad!r}, it must be Sampling(...), or None")
+        for bad in ({"temperature": 1}, {}, 0.7, "greedy")
+    ),
+    ("ignore_eos", "no", f"ignore_eos is 'no', {NO_FLAG}"),
+    ("ignore_eos", None, f"ignore_eos is None, {NO_FLAG}"),
+]
+
+BAD_OPTIONS_OF_ONE = [
+    *(("draft", bad, f"draft is {bad!r}, {NO_FLAG}") for bad in ("no", None, 0)),
+    ("log_pairs", "no", f"log_pairs is 'no', {NO_FLAG}"),
+]
+
+
+@pytest.fixture(scope="module")
+def session(demo: Model) -> Iterator[Session]:
+    with Session(demo, SMALL) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def batch(demo: Model) -> Iterator[BatchSession]:
+    with BatchSession(demo, SMALL, 2) as made:
+        yield made
+
+
+def refused(call: Callable[..., object], *arguments: Any, **options: Any) -> str:
+    """What a call is refused with."""
+    with pytest.raises(UsageError) as caught:
+        call(*arguments, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("prompt", "message"), BAD_PROMPTS)
+def test_prompts(
+    demo: Model, session: Session, batch: BatchSession, prompt: Any, message: str
+) -> None:
+    assert message in refused(session.generate, prompt)
+    assert message in refused(session.process, prompt)
+    several = refused(batch.generate, [PROMPT, prompt])
+    assert several.startswith("prompts[1]: prompt") and message in several
+    assert message in refused(list, stream(demo, prompt))
+
+
+@pytest.mark.parametrize(("name", "value", "message"), BAD_OPTIONS)
+def test_options(
+    session: Session, batch: BatchSession, name: str, value: Any, message: str
+) -> None:
+    assert message in refused(session.generate, PROMPT, **{name: value})
+    assert message in refused(batch.generate, [PROMPT], **{name: value})
+
+
+@pytest.mark.parametrize(("name", "value", "message"), BAD_OPTIONS_OF_ONE)
+def test_options_of_one_sequence(session: Session, name: str, value: Any, message: str) -> None:
+    assert message in refused(session.generate, PROMPT, **{name: value})
+    if name == "draft":
+        assert message in refused(session.process, PROMPT, draft=value)
+
+
+@pytest.mark.parametrize("file", [5, None, b"a", ""])
+def test_files_of_a_session(session: Session, file: Any) -> None:
+    message = f"path is {file!r}, it must be the name of a file: text or a path"
+    assert message in refused(session.save, file)
+    assert message in refused(session.restore, file)
+
+
+def test_streams(demo: Model) -> None:
+    for options in ({"max_tokens": "3"}, {"n_ctx": "64"}, {"draft": "no"}, {"stop": [""]}):
+        (name,) = options
+        assert refused(list, stream(demo, PROMPT, **options)).startswith(f"{name} is ")
+    no_file = "no such model"  # the option is refused before the file is looked for
+    for options in ({"max_tokens": "3"}, {"draft_n_max": None}, {"p_min": "1"}, {"top_k": "a"}):
+        (name,) = options
+        assert refused(list, stream(no_file, PROMPT, **options)).startswith(f"{name} is ")
+    assert "path is 5, it must be" in refused(list, stream(5, PROMPT))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Session, BatchSession])
+def test_what_sessions_are_made_of(demo: Model, kind: Any) -> None:
+    for bad in ("path", Path("path"), None):
+        assert f"model is {bad!r}, it must be a Model; open a file" in refused(kind, bad)
+    for bad in ({"n_ctx": 512}, 512, "auto"):
+        message = f"settings is {bad!r}, it must be Settings(...), or None"
+        assert message in refused(kind, demo, bad)
+
+
+@pytest.mark.parametrize("bad", ["2", 2.0, None, True])
+def test_numbers_of_sequences(demo: Model, bad: Any) -> None:
+    message = f"n_sequences is {bad!r}, it must be a whole number, from 1 to 256"
+    assert message in refused(BatchSession, demo, SMALL, bad)
+
+
+def test_several_prompts(batch: BatchSession) -> None:
+    for bad in (None, 5, {"a": 1}):
+        assert f"prompts is {bad!r}, it must be a list" in refused(batch.generate, bad)
+    assert "prompts is one text" in refused(batch.generate, b"abc")
+    assert "prompts[0]: prompt is 5, it must be text" in refused(batch.generate, PROMPT)
+    assert "max_tokens is '3', it" in refused(batch.generate, [PROMPT] * 2, max_tokens=[3, "3"])
+    assert "sampling is 5, it must" in refused(batch.generate, [PROMPT], sampling=[5])
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        tuple(PROMPT),
+        np.array(PROMPT),
+        np.array(PROMPT, dtype=np.uint8),
+        [np.int32(token) for token in PROMPT],
+        array.array("i", PROMPT),
+        deque(PROMPT),
+        range(5, 8),
+    ],
+)
+def test_sequences_and_arrays_of_ids_are_prompts(
+    demo: Model, session: Session, batch: BatchSession, prompt: Any
+) -> None:
+    wanted = session.generate(PROMPT, max_tokens=2).run()
+    assert session.generate(prompt, max_tokens=np.int64(2)).run().tokens == wanted.tokens  # type: ignore[arg-type]
+    assert "".join(stream(demo, prompt, max_tokens=np.int64(2))) == wanted.text
+    got = batch.generate([prompt], max_tokens=np.array([2])).run()  # type: ignore[arg-type]
+    assert got.results[0].tokens == wanted.tokens
+
+
+def test_any_iterable_of_prompts(batch: BatchSession) -> None:
+    wanted = [one.tokens for one in batch.generate([PROMPT] * 2, max_tokens=2).run().results]
+    for prompts in (iter([PROMPT] * 2), (PROMPT for _ in "ab"), np.array([PROMPT] * 2)):
+        got = batch.generate(prompts, max_tokens=2).run()
+        assert [one.tokens for one in got.results] == wanted
+    assert "there is no prompt" in refused(batch.generate, iter([]))
+
+
+def test_stop_strings_may_be_none_one_or_any_iterable(
+    session: Session, batch: BatchSession
+) -> None:
+    whole = session.generate(PROMPT, max_tokens=8, ignore_eos=True, stop=None).run().text
+    assert len(whole) > 1
+    end = whole[1]
+    for stop in (end, [end], (end,), {end}, iter([end]), np.array([end])):
+        answer = session.generate(PROMPT, max_tokens=8, ignore_eos=True, stop=stop).run()
+        assert (answer.finish_reason, answer.text) == ("stop", whole[: whole.index(end)])
+    plain = batch.generate([PROMPT], max_tokens=8, ignore_eos=True, stop=None).run()
+    assert plain.results[0].text == whole
+
+
+def test_models(demo: Model) -> None:
+    for bad in ("", None, 5, b"a"):
+        message = f"path is {bad!r}, it must be the name of a .gguf file: text or a path"
+        assert message in refused(Model, bad)
+    for name in ("n_gpu_layers", "rpc_timeout"):
+        for bad in ("1", 1.0, None, True):
+            message = f"{name} is {bad!r}, it must be a whole number"
+            assert message in refused(Model, demo.path, **{name: bad})
+    for bad in ("no", None):
+        assert f"mtp is {bad!r}, {NO_FLAG}" in refused(Model, demo.path, mtp=bad)
+    for bad in (0.5, "1", ("1",)):
+        message = f"tensor_split is {bad!r}, it must be numbers"
+        assert message in refused(Model, demo.path, tensor_split=bad)
+
+
+def test_text_and_tokens_of_a_model(demo: Model) -> None:
+    for bad in (b"abc", None, 5):
+        assert f"text is {bad!r}, it must be text" in refused(demo.tokenize, bad)
+    assert f"tokens[0] is 1.5, {NO_TOKEN}" in refused(demo.detokenize, [1.5])
+    assert "tokens is 5, it must be a sequence" in refused(demo.detokenize, 5)
+    assert demo.detokenize(np.array(PROMPT)) == demo.detokenize(PROMPT)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_reach_the_library(demo: Model) -> None:
+    settings = Settings(n_ctx=np.int64(64), n_threads=np.int64(1), draft_n_max=np.int32(1))  # type: ignore[arg-type]
+    chosen = Sampling(
+        temperature=np.float32(0.5),  # type: ignore[arg-type]
+        top_k=np.int64(3),  # type: ignore[arg-type]
+        repeat_penalty=np.float64(1.5),
+        logit_bias={np.int64(9): np.float32(-1)},  # type: ignore[dict-item]
+        seed=np.uint32(7),  # type: ignore[arg-type]
+    )
+    with Session(demo, settings) as session:
+        assert session.generate(PROMPT, max_tokens=3, sampling=chosen).run().tokens
+    with BatchSession(demo, settings, np.int64(2)) as batch:  # type: ignore[arg-type]
+        assert batch.n_sequences == 2 and type(batch.n_sequences) is int
+        assert batch.generate([PROMPT] * 2, max_tokens=3, sampling=chosen).run().results[0].tokens
