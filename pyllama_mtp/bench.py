@@ -13,7 +13,10 @@ Plots need matplotlib (``pip install 'pyllama-mtp[report]'``), data frames need 
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -21,12 +24,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyllama_mtp.arguments import as_float
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure import records as flat
 from pyllama_mtp.measure import series
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.compare import THRESHOLD, Change, Comparison, of_variants
 from pyllama_mtp.measure.compare import compare as compare_cells
+from pyllama_mtp.measure.planargs import make_plan
 from pyllama_mtp.measure.published import Published, read_published
 from pyllama_mtp.measure.recordfile import Records, Writer, check_output, read_file
 
@@ -40,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Change", "Comparison", "Results", "compare", "matrix", "read", "read_published"]
 
 PathLike = str | os.PathLike[str]
+_ADVICE = "name another file"
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,32 @@ class Results:
     def __iter__(self) -> Iterator[Cell]:
         """The cells."""
         return iter(self.cells)
+
+    def __repr__(self) -> str:
+        """One line: how many cells, of what."""
+        if not self.cells:
+            return "<Results: no cells>"
+        models = ", ".join(dict.fromkeys(cell.model for cell in self.cells))
+        depths: list[int | str] = [*sorted({c.n_max for c in self.cells if not c.adaptive})]
+        if any(cell.adaptive for cell in self.cells):
+            depths.append("auto")
+        cells = "1 cell" if len(self) == 1 else f"{len(self)} cells"
+        several = "depth" if len(depths) == 1 else "depths"
+        return f"<Results: {cells} of {models}, {several} {', '.join(map(str, depths))}>"
+
+    def __str__(self) -> str:
+        """The table that ``pyllama-mtp matrix`` prints; in a terminal as wide as that."""
+        from pyllama_mtp.measure.table import print_matrix
+
+        terminal = sys.stdout is not None and sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns if terminal else None
+        file = io.StringIO()
+        print_matrix(self.cells, file, width, plain=True, complete="records()")
+        return "\n".join(map(str.rstrip, file.getvalue().split("\n"))).strip("\n")
+
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows."""
+        return self.markdown() or "no cells"
 
     def select(self, **fields: Any) -> Results:
         """The cells whose attributes have these values: ``select(n_max=3, variant="patched")``.
@@ -167,6 +199,7 @@ class Results:
         Raises:
             UsageError: a variant has no cells, or as of :func:`compare`.
         """
+        _check_threshold(options.get("threshold", THRESHOLD))
         return compare_cells(*of_variants(self.cells, old, new), **options)
 
 
@@ -205,32 +238,39 @@ def compare(
     Raises:
         UsageError: no cell is on both sides, no cell has two samples, or a bad argument.
     """
+    _check_threshold(threshold)
     sides = (side if isinstance(side, Results) else read(side) for side in (old, new))
     before, after = (side.cells for side in sides)
     return compare_cells(before, after, threshold=threshold, figures=figures, ratios=ratios)
 
 
+def _check_threshold(threshold: Any) -> None:
+    if as_float(threshold) is None:
+        raise UsageError(f"threshold is {threshold!r}; it must be a number, such as 0.03 for 3 %")
+
+
 def matrix(
-    model: Model | PathLike,
+    model: Model | PathLike | None = None,
     *,
-    sizes: Sequence[int] = (512, 1024, 2048),
-    depths: Sequence[int | str] = (0, 2, 3, 4),
+    sizes: Sequence[int] | int = (512, 1024, 2048),
+    depths: Sequence[int | str] | int | str = (0, 2, 3, 4),
     max_tokens: int = 256,
     repeat: int = 7,
     settings: Settings | None = None,
     sampling: Sampling | None = None,
     text: str | None = None,
-    classes: Sequence[str] = ("text",),
+    classes: Sequence[str] | str = ("text",),
     budget_s: float | None = None,
     n_gpu_layers: int = -1,
     output: PathLike | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
-    **switches: Sequence[str],
+    **switches: Sequence[str] | str,
 ) -> Results:
     """Measure a speed matrix in this process, as ``pyllama-mtp matrix`` does.
 
     Args:
-        model: an open model, or a .gguf file, which is loaded and closed again.
+        model: an open model, or a .gguf file, which is loaded and closed again. None: the demo
+            model that comes with the package.
         sizes: prompt sizes in tokens.
         depths: drafts per round; 0 is no MTP, against which the others are compared; "auto": as
             many as pay, which every sample learns anew.
@@ -239,36 +279,46 @@ def matrix(
         settings: of every cell; draft depth and `switches` replace its own.
         sampling: of every cell; None is greedy.
         text: to cut prompts from; None takes that of Python's standard library.
-        classes: kinds of prompts: "text", "code".
-        budget_s: most seconds to measure for; the least useful repeats are left out. None: all.
+        classes: kinds of prompts: "text" and "source" are continued; "factual", "thinking", "code"
+            and "instruction" are questions in a chat, after as much text as makes them long enough.
+        budget_s: most seconds to measure for, above 0; the least useful repeats are left out.
+            None: all.
         n_gpu_layers: layers on the GPU, -1 is all; for an open model, what it was opened with.
         output: a file to which every finished sample is appended.
         on_event: told of every step; must not raise.
-        switches: values to measure every depth above 0 with: ``prompt_rows=("last", "all")``.
+        switches: values to measure every depth above 0 with: ``prompt_rows=("last", "all")``; also
+            `prompt_sync`, `hidden`, `drafting` and `draft_vocab`, see :class:`Settings`.
+
+    A single size, depth, class or value of a switch needs no sequence around it.
 
     Returns:
         the finished cells; after Ctrl-C those that have samples, and KeyboardInterrupt is raised
         if there are none.
 
     Raises:
-        UsageError: a plan that measures nothing or a cell twice, or settings that this library or
-            model cannot do.
+        UsageError: an argument that there is not or that is out of range, a plan that measures
+            nothing or a cell twice, or settings that this library or model cannot do.
     """
     from pyllama_mtp import Model, Sampling, Session, Settings, native
     from pyllama_mtp.cli import version
     from pyllama_mtp.measure.classprompts import Prompts
     from pyllama_mtp.measure.header import Build, make_header
     from pyllama_mtp.measure.matrix import Matrix
-    from pyllama_mtp.measure.plan import Plan
     from pyllama_mtp.measure.runner import Runner
     from pyllama_mtp.measure.workload import source_of_prompts
+    from pyllama_mtp.models.demo import demo_path
 
-    varied: dict[str, Any] = {name: tuple(values) for name, values in switches.items()}
-    varied["classes"] = tuple(classes)
-    plan = Plan(tuple(sizes), tuple(depths), max_tokens, repeat, **varied)
+    plan = make_plan(sizes, depths, max_tokens, repeat, classes, switches)
+    for name, given, kind in (("settings", settings, Settings), ("sampling", sampling, Sampling)):
+        if given is not None and not isinstance(given, kind):
+            raise UsageError(f"{name} is a {type(given).__name__}; it must be a {kind.__name__}")
+    if budget_s is not None and not ((as_float(budget_s) or 0) > 0):
+        raise UsageError(f"budget_s is {budget_s!r}; it must be a number of seconds above 0")
     if output is not None:
-        check_output(output)
+        check_output(output, _ADVICE)
     settings, sampling = settings or Settings(), sampling or Sampling()
+    if model is None:
+        model = demo_path()
     with ExitStack() as stack:
         if isinstance(model, str | os.PathLike):
             model = stack.enter_context(
@@ -302,7 +352,9 @@ def matrix(
         run.check()
         found = Records()
         found.add(header)
-        write = None if output is None else stack.enter_context(Writer(output, header)).write
+        write = None
+        if output is not None:
+            write = stack.enter_context(Writer(output, header, _ADVICE)).write
         for record in run.run():
             if write:
                 write(record)

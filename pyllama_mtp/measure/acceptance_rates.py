@@ -250,7 +250,9 @@ def verdict(first: Mapping[str, float]) -> Verdict:
     classes = f"{len(first)} class{'' if len(first) == 1 else 'es'}"
     reached = f"{len(good)} of {classes} reach {PAYS_FROM:.0%} at the first position"
     if len(good) >= MOST_CLASSES * len(first):
-        return Verdict("worth it", f"{reached}: batched verification is worth it")
+        return Verdict(
+            "worth it", f"{reached}: by that rule of thumb batched verification is worth it"
+        )
     if max(first.values()) < BROKEN_BELOW:
         return Verdict(
             "broken",

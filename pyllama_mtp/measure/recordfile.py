@@ -6,6 +6,7 @@ line, are read as well.
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -157,12 +158,38 @@ class Records:
 
 
 def _old_cell(record: Record) -> Cell:
-    """A line of schema 1."""
-    cell = Cell.from_dict(record)
-    for sample in record.get("samples", ()):
+    """A line of schema 1, or something else without a schema of ours."""
+    _check_complete("a cell of a matrix", Cell, record)
+    samples = record.get("samples", [])
+    if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
+        raise UsageError("not a cell of a matrix: its samples are not a list of objects")
+    for sample in samples:
+        _check_complete("a sample", Sample, sample)
         check_figures(sample)
+    cell = Cell.from_dict(record)
     cell.schema = 1
     return cell
+
+
+def _check_complete(what: str, kind: type[Cell] | type[Sample], record: Record) -> None:
+    """Refuse an object that lacks fields, by their names."""
+    from pyllama_mtp.measure import acceptance_record
+
+    needed = (
+        item.name
+        for item in dataclasses.fields(kind)
+        if item.default is item.default_factory is dataclasses.MISSING
+    )
+    missing = [name for name in needed if name not in record]
+    if not missing:
+        return
+    kinds = (acceptance_record.RUN, acceptance_record.PROMPT, acceptance_record.COSTS)
+    if kind is Cell and record.get("kind") in kinds:
+        raise UsageError(
+            "a record of acceptance (of 'pyllama-mtp accept'), not of a matrix; "
+            "'pyllama-mtp accept --read' shows such a file"
+        )
+    raise UsageError(f"not {what}: lacks {', '.join(missing)}")
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -226,8 +253,13 @@ def _may_be_unfinished(line: bytes) -> bool:
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def check_output(path: str | os.PathLike[str]) -> None:
-    """Refuse, before anything is measured, a file that records cannot be appended to.
+#: What to do about a file that cannot be appended to, on the command line.
+_NAME_ANOTHER = "name another file with --output"
+
+
+def check_output(path: str | os.PathLike[str], advice: str = _NAME_ANOTHER) -> None:
+    """Refuse, before anything is measured, a file that records cannot be appended to; `advice` is
+    what the message says to do.
 
     Raises:
         UsageError: the file cannot be written, or it exists and holds something else.
@@ -241,15 +273,13 @@ def check_output(path: str | os.PathLike[str]) -> None:
             path.unlink()
             return
     except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror}; name another file with --output"
-        ) from None
+        raise UsageError(f"cannot write {path}: {error.strerror}; {advice}") from None
     try:
         read_file(path)
     except UsageError as error:
         raise UsageError(
             f"{error}\n{path} exists and does not hold measurements that can be appended to; "
-            "name another file with --output"
+            f"{advice}"
         ) from None
 
 
@@ -258,11 +288,13 @@ class Writer:
 
     The file is made with the first record, before which the header is written, if one is given. A
     line that an earlier run left unfinished is cut off. A context manager; while it is open no
-    other one can write to the file.
+    other one can write to the file. `advice` is as of :func:`check_output`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], header: Record | None) -> None:
-        self._path, self._header = Path(path), header
+    def __init__(
+        self, path: str | os.PathLike[str], header: Record | None, advice: str = _NAME_ANOTHER
+    ) -> None:
+        self._path, self._header, self._advice = Path(path), header, advice
         self._file: int | None = None
 
     def write(self, record: Record) -> None:
@@ -291,8 +323,8 @@ class Writer:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UsageError(
-                    f"another process is measuring into {self._path}; wait for it, or name another "
-                    "file with --output"
+                    f"another process is measuring into {self._path}; wait for it, or "
+                    f"{self._advice}"
                 ) from None
             except OSError:
                 pass  # a file system without locks

@@ -1,4 +1,4 @@
-"""Cells and telemetry as tables: for a terminal (rich), as Markdown, and as plain lines."""
+"""Cells as tables: for a terminal (rich), and as Markdown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.cells import Cell, sum_positions
+from pyllama_mtp.measure.cells import Cell, pooled_rates, sum_positions
 from pyllama_mtp.measure.peers.notes import OURS, peer_notes
 from pyllama_mtp.measure.ratios import (
     Figure,
@@ -19,13 +19,14 @@ from pyllama_mtp.measure.ratios import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
-
-    from pyllama_mtp import Telemetry
 
 _NONE = "-"
 _UNLIMITED = 1000
 _WAITED_MUCH = 0.03
+#: Adaptive depth may have drafted once or twice at a position; fewer drafts than this are no rate.
+LEAST_DRAFTS = 20
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ _FIGURES = (
     Column("elapsed\ns", lambda cell, _: f"{cell.elapsed_s:.2f}", spare=2),
     Column(
         "accepted %\nat 1,2,...",
-        lambda cell, _: _percentages(cell.acceptance_per_position),
+        lambda cell, _: _percentages(shown_rates([cell])),
         words=True,
     ),
     Column(
@@ -179,6 +180,7 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
         *_ratio_note(cells),
         *_waiting_note(cells),
         *_adaptive_note(cells),
+        *few_drafts_note(cells),
     ]
     settled = [(heading, switch_values(cells, name)) for heading, name in _SWITCHES]
     alike = [
@@ -267,6 +269,27 @@ def _adaptive_note(cells: Sequence[Cell]) -> list[str]:
     ]
 
 
+def shown_rates(cells: Iterable[Cell]) -> list[float | None]:
+    """Acceptance by draft position of cells of one series, total over total; None: not shown.
+
+    Of adaptive depth a rate needs `LEAST_DRAFTS` drafts. A fixed depth drafts at every position in
+    every round, so its positions are all as well known as the first.
+    """
+    cells = list(cells)
+    drafted = sum_positions(cell.drafted for cell in cells)
+    rates = pooled_rates(sum_positions(cell.accepted for cell in cells), drafted)
+    least = LEAST_DRAFTS if any(cell.adaptive for cell in cells) else 0
+    return [rate if n >= least else None for rate, n in zip(rates, drafted, strict=True)]
+
+
+def few_drafts_note(cells: Iterable[Cell]) -> list[str]:
+    """That positions have no rate for too few drafts, if some have none."""
+    few = (n < LEAST_DRAFTS for cell in cells if cell.adaptive for n in cell.drafted)
+    if not any(few):
+        return []
+    return [f"accepted %: MTP auto has a dash where it drafted fewer than {LEAST_DRAFTS} times"]
+
+
 def _row_label(cell: Cell, cells: Sequence[Cell]) -> str:
     """The mode, and those switches of the cell that vary."""
     varied = [name for _, name in _SWITCHES if cell.n_max and len(switch_values(cells, name)) > 1]
@@ -334,7 +357,14 @@ def matrix_table(
     return table
 
 
-def print_matrix(cells: Sequence[Cell], file: IO[str], width: int | None = None) -> None:
+def print_matrix(
+    cells: Sequence[Cell],
+    file: IO[str],
+    width: int | None = None,
+    *,
+    plain: bool = False,
+    complete: str = "--format markdown",
+) -> None:
     """Print table and notes. In a narrow terminal the columns that can be spared are left out, and
     named; nothing is cut, what is still too long runs over the edge.
 
@@ -342,12 +372,12 @@ def print_matrix(cells: Sequence[Cell], file: IO[str], width: int | None = None)
         cells: what to show.
         file: where to; colours and lines are used when it is a terminal.
         width: in characters; None is the terminal's, or no limit where `file` is none.
+        plain: no colours, whatever the environment says.
+        complete: what has all columns, in words.
     """
-    from rich.console import Console
-
     if width is None and not file.isatty():
         width = _UNLIMITED
-    console = Console(file=file, width=width, highlight=False, markup=False)
+    console = _console(file, width, plain)
     columns = matrix_columns(cells)
     if cells:
         spared = []
@@ -359,22 +389,34 @@ def print_matrix(cells: Sequence[Cell], file: IO[str], width: int | None = None)
             columns.remove(least)
             spared.append(least.name)
         table = matrix_table(cells, columns, tight=tight)
-        Console(file=file, width=max(console.width, needed)).print(table)
+        _console(file, max(console.width, needed), plain).print(table)
         if tight:  # without an edge
             console.print()
         if spared:
             console.print(
-                f"left out in this narrow terminal: {', '.join(spared)}; --format markdown has all"
+                f"left out in this narrow terminal: {', '.join(spared)}; {complete} has all"
             )
     for note in matrix_notes(cells, columns):
         console.print(note)
 
 
 def _width(cells: Sequence[Cell], columns: Sequence[Column], *, tight: bool) -> int:
+    table = matrix_table(cells, columns, tight=tight)
+    return _console(None, _UNLIMITED).measure(table).maximum
+
+
+def _console(file: IO[str] | None, width: int | None, plain: bool = False) -> Console:
+    """To print to a file; in a notebook rich would show it there, and leave the file empty."""
     from rich.console import Console
 
-    table = matrix_table(cells, columns, tight=tight)
-    return Console(width=_UNLIMITED).measure(table).maximum
+    return Console(
+        file=file,
+        width=width,
+        highlight=False,
+        markup=False,
+        force_jupyter=False,
+        force_terminal=False if plain else None,
+    )
 
 
 def markdown_table(cells: Sequence[Cell]) -> str:
@@ -385,40 +427,3 @@ def markdown_table(cells: Sequence[Cell]) -> str:
     lines = [headings, rule, *matrix_rows(cells, columns)]
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return table + "\n\n" + "\n".join(f"- {note}" for note in matrix_notes(cells))
-
-
-def telemetry_lines(telemetry: Telemetry) -> list[str]:
-    """One generation's figures as lines of text; drafts one line per position."""
-    cached = f", {telemetry.n_cached} of them cached" if telemetry.n_cached else ""
-    lines = [
-        f"prompt     {telemetry.n_prompt} tokens{cached}; prefill {telemetry.prefill_s:.3f} s, "
-        f"{_speed(telemetry.prefill_tps)} tok/s",
-        f"generated  {telemetry.n_generated} tokens; decode {telemetry.decode_s:.3f} s, "
-        f"{_speed(telemetry.decode_tps)} tok/s; elapsed {telemetry.elapsed_s:.3f} s",
-    ]
-    looked_up = telemetry.looked_up
-    if telemetry.drafted or looked_up["rounds"]:
-        lines.append(
-            f"rounds     {telemetry.rounds}; {telemetry.tokens_per_round:.2f} tokens per round, "
-            f"{telemetry.mean_accepted_length:.2f} accepted drafts per round"
-        )
-        counts = zip(telemetry.drafted, telemetry.accepted, strict=True)
-        for position, (drafted, accepted) in enumerate(counts, start=1):
-            rate = f"{accepted / drafted:.2f}" if drafted else _NONE
-            lines.append(f"draft {position}    {rate} = {accepted} accepted of {drafted}")
-    if looked_up["rounds"]:
-        lines.append(
-            f"looked up  {looked_up['accepted']} accepted of {looked_up['drafted']} drafts from "
-            f"earlier in the text, in {looked_up['rounds']} rounds"
-        )
-    if telemetry.prompt_sync:
-        moved = telemetry.hidden_bytes
-        lines.append(
-            f"MTP prompt sync {telemetry.prompt_sync}, hidden states by {telemetry.handoff}: "
-            f"{moved['to_host']:,} bytes to the host, {moved['from_host']:,} from it"
-        )
-    if telemetry.output_bytes and telemetry.rounds:
-        per_round = telemetry.output_bytes / telemetry.rounds
-        lines.append(f"outputs    {per_round:,.0f} bytes of logits and tokens copied per round")
-    spent = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in telemetry.time_s.items())
-    return [*lines, f"time       {spent}"] if spent else lines

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.errors import DiskFullError, UsageError
+from pyllama_mtp.measure import acceptance_record
 from pyllama_mtp.measure.cells import Cell, Sample, read_cells
 from pyllama_mtp.measure.recordfile import (
     Writer,
@@ -154,7 +155,8 @@ def damaged(record: dict[str, Any], **changes: Any) -> dict[str, Any]:
         (b'{"schema": 2, "kind": "sam', "damaged"),
         (b"\xff\xfe", "damaged"),
         (b"[1, 2]", "not a cell of a matrix, nor a record"),
-        (b'{"a": 1}', "not a cell of a matrix"),
+        (b'{"a": 1}', "not a cell of a matrix: lacks model, variant, .*, max_tokens, repeat$"),
+        (b'{"schema": 1, "kind": "party"}', "not a cell of a matrix: lacks model"),
         (b'{"schema": 3, "kind": "run"}', "schema 3 is unknown; this version reads 1 and 2"),
         (b'{"schema": "2", "kind": "run"}', "schema '2' is unknown"),
         (b'{"schema": 2, "kind": "party"}', "unknown kind 'party'"),
@@ -167,7 +169,9 @@ def damaged(record: dict[str, Any], **changes: Any) -> dict[str, Any]:
         (damaged(records.sample(1), repeat=-1), "repeat is -1, the least is 0"),
         (damaged(records.sample(1), cell={**records.cell(), "build": "x"}), "no build 'x'"),
         (json.dumps(records.sample(1)).replace("4.0", "NaN").encode(), "NaN is not a number"),
-        (old_cell(samples=[{}]), "not a sample"),
+        (old_cell(samples=[{}]), "not a sample: lacks n_prompt, n_generated, .*tokens_per_round$"),
+        (old_cell(samples=5), "its samples are not a list of objects"),
+        (old_cell(samples=["x"]), "its samples are not a list of objects"),
         (old_cell(samples=[{**records.FIGURES, "rounds": "many"}]), "sample.rounds is 'many'"),
     ],
 )
@@ -196,6 +200,17 @@ def test_a_last_line_of_something_else_is_not_taken_for_an_unfinished_one(path: 
     write(path, records.run(), end=b"my notes")
     with pytest.raises(UsageError, match="line 2: damaged"):
         read_cells(path)
+
+
+def test_a_record_of_acceptance_is_called_by_its_name(path: Path, fakes: ModuleType) -> None:
+    """Its beginning, and every other line of it."""
+    run = fakes.a_run()
+    for item in (run.header, *run.results, *run.costs):
+        path.write_text(json.dumps(acceptance_record.record(item)) + "\n")
+        with pytest.raises(
+            UsageError, match=r"line 1: a record of acceptance \(of 'pyllama-mtp acc"
+        ):
+            read_cells(path)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -281,8 +296,10 @@ def test_a_disk_that_is_full_is_said(path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_output_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "no such folder" / "x.jsonl"):
-        with pytest.raises(UsageError, match="cannot write"):
+        with pytest.raises(UsageError, match=r"cannot write .*; name another file with --output$"):
             check_output(path)
+        with pytest.raises(UsageError, match=r"cannot write .*; give up$"):
+            check_output(path, "give up")
 
 
 @pytest.mark.parametrize("text", ["# Not cells\n", "# Not cells", "{}\n"])

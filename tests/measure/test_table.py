@@ -7,13 +7,14 @@ from typing import Any
 
 from pyllama_mtp.measure.cells import Cell, Sample
 from pyllama_mtp.measure.table import (
+    LEAST_DRAFTS,
     markdown_table,
     matrix_columns,
     matrix_notes,
     matrix_rows,
     print_matrix,
-    telemetry_lines,
 )
+from pyllama_mtp.measure.telemetrylines import telemetry_lines
 from pyllama_mtp.telemetry import Telemetry
 
 
@@ -277,3 +278,29 @@ def test_adaptive_depth_says_what_it_did() -> None:
     chosen.synthetic_acceptance = [0.8, 0.7]
     assert matrix_rows([chosen])[0][1] == "MTP auto SYNTHETIC"
     assert not any(note.startswith("MTP auto") for note in matrix_notes(CELLS))
+
+
+def test_a_position_that_adaptive_depth_hardly_drafted_at_has_no_rate() -> None:
+    """Two drafts of one sample make no percentage."""
+    chosen = cell(4, 1900, 150, adaptive=True)
+    chosen.samples[0].drafted = [LEAST_DRAFTS + 20, LEAST_DRAFTS, LEAST_DRAFTS - 1, 0]
+    chosen.samples[0].accepted = [LEAST_DRAFTS, LEAST_DRAFTS // 2, 0, 0]
+    chosen.summarize()
+    fixed = cell(3, 1900, 150)
+    assert [row[8] for row in matrix_rows([chosen, fixed])] == ["50 50 - -", "90 80 70"]
+    said = f"MTP auto has a dash where it drafted fewer than {LEAST_DRAFTS} times"
+    (note,) = [note for note in matrix_notes([fixed, chosen]) if said in note]
+    assert note.startswith("accepted %: ") and note in markdown_table([chosen])
+    assert said not in " ".join(matrix_notes([fixed])), "10 drafts, but in every round"
+    chosen.samples[0].drafted = [LEAST_DRAFTS] * 4
+    chosen.summarize()
+    assert said not in " ".join(matrix_notes([chosen]))
+    assert matrix_rows([chosen])[0][8] == "100 50 0 0"
+
+
+def test_drafts_of_all_samples_count_together() -> None:
+    chosen = cell(1, 1900, 150, adaptive=True)
+    assert matrix_rows([chosen])[0][8] == "-", "10 drafts"
+    chosen.samples *= 2
+    chosen.summarize()
+    assert matrix_rows([chosen])[0][8] == "90"

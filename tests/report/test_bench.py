@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,12 @@ import pyllama_mtp
 from pyllama_mtp import bench
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.cells import Cell, read_cells
+from pyllama_mtp.measure.classprompts import TEXTS
+from pyllama_mtp.measure.plan import SWITCHES
+from pyllama_mtp.measure.promptset import CLASSES
+from pyllama_mtp.measure.recordfile import Writer, read_file
+from pyllama_mtp.measure.table import print_matrix
+from pyllama_mtp.settings import Settings
 
 MakeCell = Callable[..., Cell]
 MakeMatrix = Callable[..., list[Cell]]
@@ -124,6 +133,74 @@ def test_comparing_files_results_and_variants(make_matrix: MakeMatrix, tmp_path:
         both.compare_variants("upstream", "patched", threshold=-1)
 
 
+@pytest.mark.parametrize("threshold", ["3%", "0.03", None, True])
+def test_a_threshold_is_a_number(threshold: Any) -> None:
+    results = bench.read(MEASURED)
+    with pytest.raises(UsageError, match=r"must be a number, such as 0\.03 for 3 %"):
+        bench.compare(MEASURED, MEASURED, threshold=threshold)
+    with pytest.raises(UsageError, match=r"must be a number, such as 0\.03 for 3 %"):
+        results.compare_variants("upstream", "patched", threshold=threshold)
+
+
+# -- results in words ------------------------------------------------------------------------------
+
+
+def test_results_are_printed_as_by_the_command() -> None:
+    results = bench.read(MEASURED)
+    file = io.StringIO()
+    print_matrix(results.cells, file)
+    assert str(results).split() == file.getvalue().split()
+    assert "2048  MTP 3 SYNTHETIC    196.7" in str(results)
+    assert str(results) == str(results).strip("\n")
+    assert str(bench.Results()) == "nothing was measured"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_results_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left out there is said to be in the records, not in a format of the command."""
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((70, 20)))
+    text = str(bench.read(MEASURED))
+    assert max(map(len, text.splitlines())) <= 70
+    assert "narrow terminal: sync %, elapsed s; records() has all" in text
+
+
+def test_results_are_text_whatever_rich_takes_the_place_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a notebook it shows tables itself, and with FORCE_COLOR it adds colours."""
+    results = bench.read(MEASURED)
+    text = str(results)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert str(results) == text and "\x1b" not in text
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: False)
+    assert str(results) == text
+
+
+def test_results_in_one_line(make_cell: MakeCell) -> None:
+    cells = [make_cell(6, adaptive=True), make_cell(2), make_cell(0), make_cell(2, 1024)]
+    assert repr(bench.Results(cells)) == "<Results: 4 cells of m.gguf, depths 0, 2, auto>"
+    other = make_cell(3, model="n.gguf")
+    assert repr(bench.Results([other])) == "<Results: 1 cell of n.gguf, depth 3>"
+    both = repr(bench.Results([*cells, other]))
+    assert both == "<Results: 5 cells of m.gguf, n.gguf, depths 0, 2, 3, auto>"
+    assert repr(bench.Results()) == "<Results: no cells>"
+
+
+def test_a_notebook_shows_the_tables() -> None:
+    results = bench.read(MEASURED)
+    assert results._repr_markdown_() == results.markdown()
+    assert bench.Results()._repr_markdown_() == "no cells"
+
+
+# -- a matrix --------------------------------------------------------------------------------------
+
+
 @pytest.fixture
 def fake(fake_driver: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     fake_driver.reset()
@@ -166,3 +243,113 @@ def test_a_matrix_of_an_open_model_leaves_it_open(fake: ModuleType) -> None:
         assert len(results) == 1 and results.cells[0].model == "fake.gguf"
         assert not [entry for entry in fake.log if entry[0] == "model closed"]
         assert len(bench.matrix(model, sizes=[64], depths=[0], max_tokens=4, repeat=1)) == 1
+
+
+def test_no_model_is_the_demo_model(fake: ModuleType) -> None:
+    results = bench.matrix(sizes=[64], depths=[0], max_tokens=4, repeat=1)
+    assert [cell.model for cell in results] == ["demo.gguf"]
+
+
+def test_a_single_value_is_a_sequence_of_one(fake: ModuleType) -> None:
+    few: dict[str, Any] = {"max_tokens": 4, "repeat": 1}
+    (cell,) = bench.matrix("fake.gguf", sizes=1024, depths=3, classes="source", **few)
+    assert (cell.n_prompt, cell.n_max, cell.prompt_class) == (1024, 3, "source")
+    (cell,) = bench.matrix(
+        "fake.gguf", sizes=64, depths="auto", prompt_sync="full", draft_vocab=512, **few
+    )
+    assert (cell.adaptive, cell.settings["prompt_sync"]) == (True, "full")
+    assert cell.settings["draft_vocab"] == "512"
+
+
+def test_numbers_may_be_those_of_numpy(fake: ModuleType) -> None:
+    numpy = pytest.importorskip("numpy")
+    results = bench.matrix(
+        "fake.gguf",
+        sizes=numpy.int64(64),
+        depths=numpy.array([0, 2]),
+        max_tokens=numpy.int32(4),
+        repeat=numpy.int64(1),
+        budget_s=numpy.float32(60),
+    )
+    assert [type(cell.n_prompt) for cell in results] == [int, int]
+    assert [cell.n_max for cell in results] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("foo", "Settings go into settings=, those of Sampling into sampling=; prompt_sizes is"),
+        ("resume", "Settings go into settings=, those of Sampling into sampling=; prompt_sizes is"),
+        ("peers", "Settings go into settings="),
+        ("n_ctx", r"a field of Settings goes into settings=Settings\(n_ctx="),
+        ("temperature", r"a field of Sampling goes into sampling=Sampling\(temperature="),
+        ("prompt_sizes", "prompt_sizes is called sizes here"),
+        ("draft_n_max", "draft_n_max is called depths here"),
+    ],
+)
+@pytest.mark.parametrize("value", [1, "a", [64]])
+def test_an_argument_that_there_is_not(fake: ModuleType, name: str, hint: str, value: Any) -> None:
+    switches = ", ".join(SWITCHES)
+    message = rf"^matrix\(\) has no argument '{name}'; the switches are {switches}; .*{hint}"
+    with pytest.raises(UsageError, match=message):
+        bench.matrix("fake.gguf", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sizes": "64"}, "sizes is '64', it must be a whole number, 1 or more"),
+        ({"sizes": [64.0]}, "sizes is 64.0, it must be a whole number"),
+        ({"sizes": True}, "sizes is True; it must be a sequence"),
+        ({"sizes": b"12"}, "sizes is b'12'; it must be a sequence"),
+        ({"sizes": None}, "sizes is None; it must be a sequence"),
+        ({"depths": "0,2"}, "depths is '0,2', it must be a whole number, 0 or more, or 'auto'"),
+        ({"depths": [0, "2"]}, "depths is '2', it must be a whole number"),
+        ({"depths": -1}, "depths is -1, it must be 0 or more"),
+        ({"depths": {0: 1}}, "depths is {0: 1}; it must be a sequence"),
+        ({"classes": "text,code"}, "unknown class of prompts 'text,code'; known are text, source"),
+        ({"classes": 3}, "unknown class of prompts 3"),
+        ({"prompt_sync": "kv,full"}, "prompt_sync is 'kv,full', it must be one of auto, kv, full"),
+        ({"hidden": None}, "hidden is None; it must be a sequence"),
+        ({"draft_vocab": [None]}, "draft_vocab has None"),
+        ({"repeat": "2"}, "repeat is '2', it must be a whole number"),
+        ({"repeat": 0}, "must be 1 or more"),
+        ({"max_tokens": 1.5}, "max_tokens is 1.5, it must be a whole number"),
+        ({"budget_s": -1}, "budget_s is -1; it must be a number of seconds above 0"),
+        ({"budget_s": 0}, "budget_s is 0; it must be"),
+        ({"budget_s": float("nan")}, "budget_s is nan; it must be"),
+        ({"budget_s": "1m"}, "budget_s is '1m'; it must be"),
+        ({"settings": {"n_ctx": 100}}, "settings is a dict; it must be a Settings"),
+        ({"sampling": Settings()}, "sampling is a Settings; it must be a Sampling"),
+    ],
+)
+def test_an_argument_that_makes_no_sense(
+    fake: ModuleType, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        bench.matrix("fake.gguf", **given)
+    assert not fake.log, "it is refused before a model is loaded"
+
+
+def test_a_caller_from_python_is_told_of_no_option(fake: ModuleType, tmp_path: Path) -> None:
+    few: dict[str, Any] = {"sizes": 64, "depths": 0, "max_tokens": 4, "repeat": 1}
+    other = tmp_path / "notes.txt"
+    other.write_text("not cells\n")
+    for output in (tmp_path, other):
+        with pytest.raises(UsageError, match=r"; name another file$"):
+            bench.matrix("fake.gguf", output=output, **few)
+    busy = tmp_path / "busy.jsonl"
+    bench.matrix("fake.gguf", output=busy, **few)
+    header = next(iter(read_file(busy).runs.values())).header
+    with Writer(busy, None) as writer:
+        writer.write({**header, "run": "b"})
+        with pytest.raises(UsageError, match=r"wait for it, or name another file$"):
+            bench.matrix("fake.gguf", output=busy, **few)
+
+
+def test_the_docstring_names_what_there_is() -> None:
+    assert bench.matrix.__doc__
+    for word in (*TEXTS, *CLASSES):
+        assert f'"{word}"' in bench.matrix.__doc__
+    for word in SWITCHES:
+        assert word in bench.matrix.__doc__

@@ -11,6 +11,7 @@ from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.published import Published
 from pyllama_mtp.measure.report.curves import Point, check_kind, curves, published_curves
 from pyllama_mtp.measure.report.style import COLORS, DARK, dark, size_words
+from pyllama_mtp.measure.table import LEAST_DRAFTS
 
 MakeCell = Callable[..., Cell]
 
@@ -120,3 +121,18 @@ def test_colours_can_be_seen_on_light_and_dark() -> None:
 def test_adaptive_depth_is_the_last_curve(make_cell: MakeCell) -> None:
     cells = [make_cell(6, adaptive=True), make_cell(8), make_cell(0), make_cell(6)]
     assert [c.mode for c in curves(cells, "decode")] == ["no-MTP", "MTP 6", "MTP 8", "MTP auto"]
+
+
+def test_acceptance_of_adaptive_depth_needs_drafts(make_cell: MakeCell) -> None:
+    """Those of all sizes together; a fixed depth drafts at every position in every round."""
+    half = LEAST_DRAFTS // 2
+    cells = [make_cell(3, size, adaptive=adaptive) for size in (512, 1024) for adaptive in (0, 1)]
+    for cell in cells:
+        cell.drafted, cell.accepted = [LEAST_DRAFTS, half, half - 1], [half, half, 0]
+    fixed, chosen = curves(cells, "acceptance")
+    assert (fixed.mode, chosen.mode) == ("MTP 3", "MTP auto")
+    assert [(p.x, p.y) for p in fixed.points] == [(1, 0.5), (2, 1.0), (3, 0.0)]
+    assert [(p.x, p.y) for p in chosen.points] == [(1, 0.5), (2, 1.0)]
+    for cell in cells:
+        cell.drafted = [half - 1, 0, 0]
+    assert [curve.mode for curve in curves(cells, "acceptance")] == ["MTP 3"]

@@ -244,3 +244,16 @@ def test_adaptive_depth_comes_after_the_fixed_ones(make_cell: MakeCell, tmp_path
     assert plot and all(f"{mode}: " in plot.alt for mode in modes)
     args = build_parser("matrix").parse_args(repeat_command(cells).split()[1:])
     assert args.depths == (0, 6, 9, "auto")
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_acceptance_of_a_few_drafts_is_no_rate(make_cell: MakeCell, tmp_path: Path) -> None:
+    chosen = make_cell(2, adaptive=True)
+    for sample in chosen.samples:
+        sample.drafted, sample.accepted = [2, 1], [1, 0]
+    chosen.summarize()
+    write_report([chosen], tmp_path)
+    text = (tmp_path / "tables.md").read_text()
+    assert "| - - | 3 |" in text
+    assert "accepted %: MTP auto has a dash where it drafted fewer than 20 times" in text
+    assert "MTP auto drafted fewer than 20 times at each position" in page(tmp_path)

@@ -8,10 +8,11 @@ from typing import Literal, get_args
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure import series
-from pyllama_mtp.measure.cells import Cell, pooled_rates, sum_positions
+from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.published import Published, by_source
 from pyllama_mtp.measure.ratios import Figure, base_of, paired_ratios, typical_ratio
 from pyllama_mtp.measure.records import spread_of
+from pyllama_mtp.measure.table import shown_rates
 
 Kind = Literal["prefill", "decode", "prefill-ratio", "decode-ratio", "acceptance"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -64,7 +65,8 @@ def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
 
     A speed is the median of the samples, with the lowest and the highest as bounds. A ratio to no
     MTP is what the paired ratios come to, with its interval (see ``ratios.py``). Acceptance is
-    accepted / drafted at each position, totals over all samples and sizes, without bounds.
+    accepted / drafted at each position, totals over all samples and sizes, without bounds; of
+    adaptive depth only where there are enough drafts for a rate (see `shown_rates`).
     """
     shown = [cell for cell in series.latest(cells) if cell.samples]
     label = series.Labels(shown)
@@ -101,10 +103,7 @@ def _points(members: Sequence[Cell], cells: Sequence[Cell], kind: Kind) -> tuple
 
 
 def _acceptance(members: Iterable[Cell]) -> tuple[Point, ...]:
-    members = [cell for cell in members if cell.n_max]
-    accepted = sum_positions(cell.accepted for cell in members)
-    drafted = sum_positions(cell.drafted for cell in members)
-    rates = enumerate(pooled_rates(accepted, drafted), start=1)
+    rates = enumerate(shown_rates(cell for cell in members if cell.n_max), start=1)
     return tuple(Point(position, rate, rate, rate) for position, rate in rates if rate is not None)
 
 

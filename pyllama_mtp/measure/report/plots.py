@@ -16,6 +16,7 @@ from pyllama_mtp.measure.report import style
 from pyllama_mtp.measure.report.curves import Curve, Kind, curves, published_curves
 from pyllama_mtp.measure.report.legend import ROW, draw_legends, legends, looks, source_lines
 from pyllama_mtp.measure.report.style import Shape
+from pyllama_mtp.measure.table import LEAST_DRAFTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -164,7 +165,11 @@ def why_nothing(cells: Sequence[Cell], kind: Kind) -> str:
         return "no cell has samples"
     if kind.endswith("-ratio"):
         return "no cell with MTP has one without beside it"
-    return f"no cell has {'MTP' if kind == 'acceptance' else 'a speed'}"
+    if kind == "acceptance":
+        few = any(cell.adaptive and any(cell.drafted) for cell in cells)
+        few_words = f"MTP auto drafted fewer than {LEAST_DRAFTS} times at each position"
+        return few_words if few else "no cell has MTP"
+    return "no cell has a speed"
 
 
 def _frame(axes: Axes) -> None:

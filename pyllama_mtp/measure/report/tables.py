@@ -67,9 +67,7 @@ def _row(cell: Cell, label: str, record: dict[str, Any]) -> list[str]:
     mark = " SYNTHETIC" if cell.synthetic_acceptance and cell.n_max else ""
     if not cell.samples:
         return [str(cell.n_prompt), label + mark, *[_NONE] * 10, "0"]
-    rates = (
-        _NONE if rate is None else f"{100 * rate:.0f}" for rate in cell.acceptance_per_position
-    )
+    rates = (_NONE if rate is None else f"{100 * rate:.0f}" for rate in table.shown_rates([cell]))
     rounds = record["tokens_per_round"]
     return [
         str(cell.n_prompt),
@@ -106,6 +104,7 @@ def notes(section: Section) -> list[str]:
             f"{_taken_by(measured)}, whose interval {_confidence(section.cells)}; acceptance and "
             "tokens per round are totals over totals"
         )
+    found += table.few_drafts_note(measured)
     plain = {cell.n_max for cell in measured}
     if plain and 0 not in plain:
         found.append("there are no ratios: no MTP (depth 0) was not measured")

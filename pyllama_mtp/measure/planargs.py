@@ -1,0 +1,86 @@
+"""The arguments of :func:`pyllama_mtp.bench.matrix` as a plan: one of a kind, or several of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from pyllama_mtp.arguments import as_index, whole
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.classprompts import check_class
+from pyllama_mtp.measure.plan import SWITCHES, Plan
+from pyllama_mtp.settings import MOST_TOKENS, Sampling, Settings
+
+#: Arguments of the function by what the command or `Settings` calls them.
+_CALLED = {
+    "prompt_sizes": "sizes",
+    "draft_n_max": "depths",
+    "budget": "budget_s",
+    "rows": "prompt_rows",
+    "sync": "prompt_sync",
+}
+
+
+def make_plan(
+    sizes: Any, depths: Any, max_tokens: Any, repeat: Any, classes: Any, switches: Mapping[str, Any]
+) -> Plan:
+    """The plan of these arguments. Raises UsageError for one that is none, or out of range."""
+    for name in switches:
+        if name not in SWITCHES:
+            raise UsageError(_unknown(name))
+    varied: dict[str, Any] = {}
+    for name, given in switches.items():
+        values = _several(name, given, f"({SWITCHES[name]!r},)")
+        for value in values:
+            if not isinstance(value, str | int):
+                raise UsageError(f"{name} has {value!r}, which is not a word")
+            field_of_settings: dict[str, Any] = {name: value}
+            Settings(**field_of_settings)  # refuses it by the name
+        varied[name] = tuple(map(str, values))
+    kinds = _several("classes", classes, "('text', 'code')")
+    for kind in kinds:
+        check_class(kind)
+    return Plan(
+        tuple(_whole("sizes", size) for size in _several("sizes", sizes, "(512, 2048)")),
+        tuple(map(_depth, _several("depths", depths, "(0, 3, 'auto')"))),
+        _whole("max_tokens", max_tokens),
+        _whole("repeat", repeat),
+        classes=kinds,
+        **varied,
+    )
+
+
+def _unknown(name: str) -> str:
+    """That there is no such argument, what there is, and where this may belong."""
+    hint = (
+        "fields of Settings go into settings=, those of Sampling into sampling=; prompt_sizes is "
+        "called sizes"
+    )
+    if name in _CALLED:
+        hint = f"{name} is called {_CALLED[name]} here"
+    for kind in (Settings, Sampling):
+        if name not in _CALLED and name in {item.name for item in fields(kind)}:
+            where = kind.__name__.lower()
+            hint = f"a field of {kind.__name__} goes into {where}={kind.__name__}({name}=...)"
+    return f"matrix() has no argument {name!r}; the switches are {', '.join(SWITCHES)}; {hint}"
+
+
+def _several(name: str, given: Any, example: str) -> tuple[Any, ...]:
+    """The values of an axis; a word or a number is one of them."""
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        return tuple(given)
+    if isinstance(given, str) or as_index(given) is not None:
+        return (given,)
+    raise UsageError(f"{name} is {given!r}; it must be a sequence, such as {example}")
+
+
+def _whole(name: str, value: Any) -> int:
+    return whole(name, value, 1, MOST_TOKENS, "1 or more")
+
+
+def _depth(value: Any) -> int | str:
+    if isinstance(value, str) and value == "auto":
+        return value
+    several = "0 or more, or 'auto'; several are given as (0, 3, 'auto')"
+    return whole("depths", value, 0, MOST_TOKENS, several)

@@ -1,0 +1,49 @@
+"""The figures of one generation as plain lines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyllama_mtp import Telemetry
+
+
+def telemetry_lines(telemetry: Telemetry) -> list[str]:
+    """One generation's figures as lines of text; drafts one line per position."""
+    cached = f", {telemetry.n_cached} of them cached" if telemetry.n_cached else ""
+    lines = [
+        f"prompt     {telemetry.n_prompt} tokens{cached}; prefill {telemetry.prefill_s:.3f} s, "
+        f"{_speed(telemetry.prefill_tps)} tok/s",
+        f"generated  {telemetry.n_generated} tokens; decode {telemetry.decode_s:.3f} s, "
+        f"{_speed(telemetry.decode_tps)} tok/s; elapsed {telemetry.elapsed_s:.3f} s",
+    ]
+    looked_up = telemetry.looked_up
+    if telemetry.drafted or looked_up["rounds"]:
+        lines.append(
+            f"rounds     {telemetry.rounds}; {telemetry.tokens_per_round:.2f} tokens per round, "
+            f"{telemetry.mean_accepted_length:.2f} accepted drafts per round"
+        )
+        counts = zip(telemetry.drafted, telemetry.accepted, strict=True)
+        for position, (drafted, accepted) in enumerate(counts, start=1):
+            rate = f"{accepted / drafted:.2f}" if drafted else "-"
+            lines.append(f"draft {position}    {rate} = {accepted} accepted of {drafted}")
+    if looked_up["rounds"]:
+        lines.append(
+            f"looked up  {looked_up['accepted']} accepted of {looked_up['drafted']} drafts from "
+            f"earlier in the text, in {looked_up['rounds']} rounds"
+        )
+    if telemetry.prompt_sync:
+        moved = telemetry.hidden_bytes
+        lines.append(
+            f"MTP prompt sync {telemetry.prompt_sync}, hidden states by {telemetry.handoff}: "
+            f"{moved['to_host']:,} bytes to the host, {moved['from_host']:,} from it"
+        )
+    if telemetry.output_bytes and telemetry.rounds:
+        per_round = telemetry.output_bytes / telemetry.rounds
+        lines.append(f"outputs    {per_round:,.0f} bytes of logits and tokens copied per round")
+    spent = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in telemetry.time_s.items())
+    return [*lines, f"time       {spent}"] if spent else lines
+
+
+def _speed(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
