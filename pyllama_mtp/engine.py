@@ -23,7 +23,7 @@ from .model import Model
 from .models.memory import padded
 from .owned import Exclusive
 from .settings import Settings
-from .sizing import choose_n_ctx, n_outputs, refuse_without_tap
+from .sizing import choose_n_ctx, n_outputs, refuse_without_tap, settings_for
 from .speculative.choice import DraftChoice
 from .speculative.drafter import Drafter, Drafts, Propose
 from .speculative.rejection import point
@@ -69,6 +69,7 @@ class Engine:
                 Prefill and rounds of this class are about the first one; for all of them see
                 :class:`pyllama_mtp.batchengine.BatchEngine`.
         """
+        settings = settings_for(model, settings)
         self.model, self.settings, self.n_sequences = model, settings, n_sequences
         self.cached: list[int] = []
         self.drafting = settings.depth_limit > 0
@@ -80,10 +81,6 @@ class Engine:
         self.checkpoints = Checkpoints(settings.checkpoints if model.is_recurrent else 0)
         depth = settings.depth_limit
         self.choice = DraftChoice(settings)
-        if depth and not model.has_mtp:
-            raise UsageError(
-                f"{model.path} was loaded without an MTP head (mtp=False); use draft_n_max=0"
-            )
         has_tap = native.load().has_tap
         if not has_tap:
             refuse_without_tap(settings)

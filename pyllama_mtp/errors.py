@@ -30,7 +30,17 @@ class ModelFileError(PyllamaMtpError):
 
 
 class NoMtpHeadError(ModelFileError):
-    """MTP was asked for, but the model file has no MTP head, or only part of one."""
+    """MTP was asked for, but the model file has no MTP head, or only part of one.
+
+    Attributes:
+        partial: it has a part of one, as a file has that was converted wrongly.
+    """
+
+    def __init__(
+        self, message: str, path: str | os.PathLike[str] | None = None, partial: bool = False
+    ) -> None:
+        super().__init__(message, path)
+        self.partial = partial
 
 
 class UnsupportedArchitectureError(ModelFileError):

@@ -387,6 +387,8 @@ def pyllama_on_log(level: int, text: Any, user_data: Any) -> None:
     if number >= logging.ERROR and line:
         pending.errors.append(line)
         del pending.errors[:-4]
+    if pending.exception is not None:
+        number = logging.DEBUG  # that it was told to stop is no error
     if line:
         log.log(number, "%s", line)
 

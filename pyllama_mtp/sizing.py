@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from .errors import UsageError
 from .model import Model
-from .models.memory import MemoryEstimate, available_memory, check_memory, memory_estimate
+from .models.memory import MemoryEstimate, available_memory, check_memory, memory_estimate, padded
 from .settings import Settings
 
 log = logging.getLogger("pyllama_mtp")
@@ -52,6 +53,12 @@ def choose_n_ctx(model: Model, settings: Settings, n_sequences: int) -> int:
         if not model.on_gpu:
             needed = estimate(model, settings, n_sequences, wanted)
             check_memory(needed, available_memory() + loaded)
+        if wanted > padded(model.n_ctx_train):
+            log.warning(
+                "a context of %d tokens is longer than the %d that the model was trained for; "
+                "what it writes beyond them may be poor",
+                *(wanted, model.n_ctx_train),
+            )
         return wanted
     n_ctx = model.n_ctx_train
     while n_ctx > LEAST_N_CTX:
@@ -78,3 +85,16 @@ def refuse_without_tap(settings: Settings) -> None:
                 f"{name} {value!r} is not in upstream's library; use the patched variant, or "
                 f"{name} {possible[-1]!r}"
             )
+
+
+def settings_for(model: Model, settings: Settings) -> Settings:
+    """The settings that hold for a model: "auto" is no drafts where it has no MTP head.
+
+    Raises:
+        UsageError: so many drafts are asked for, and there is no head.
+    """
+    if model.has_mtp or not settings.depth_limit:
+        return settings
+    if settings.draft_n_max == "auto":
+        return replace(settings, draft_n_max=0, synthetic_acceptance=None)
+    raise UsageError(f"{model.path} was loaded without an MTP head (mtp=False); use draft_n_max=0")

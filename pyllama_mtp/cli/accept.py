@@ -86,7 +86,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--draft-n-max", type=parsing.whole(1), default=4, metavar="K", help="drafts per round"
     )
     parser.add_argument(
-        "--max-tokens",
+        *("-n", "--max-tokens"),
         type=parsing.whole(1),
         default=256,
         metavar="N",

@@ -47,7 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=parsing.HelpFormatter,
     )
     parser.add_argument(
-        "--model", metavar="FILE", help="a .gguf file (default: bundled demo model)"
+        "-m", "--model", metavar="FILE", help="a .gguf file (default: bundled demo model)"
     )
     parser.add_argument(
         "--text", nargs="+", default=[], metavar="TEXT.txt", help="UTF-8 text files to count in"

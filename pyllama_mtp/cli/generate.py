@@ -51,7 +51,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--system", metavar="TEXT", help="system message; needs --chat")
     parser.add_argument(
-        "--max-tokens", type=parsing.whole(1), default=256, metavar="N", help="tokens to generate"
+        *("-n", "--max-tokens"),
+        type=parsing.whole(1),
+        default=256,
+        metavar="N",
+        help="tokens to generate",
     )
     options.add_depth_options(parser)
     parser.add_argument(
@@ -97,9 +101,8 @@ def run(args: argparse.Namespace) -> int:
         from pyllama_mtp import Session, native
 
         library = native.load(args.lib)
-        with loading.open_model(
-            args, mtp=args.draft_n_max != 0, without="--draft-n-max 0"
-        ) as model:
+        mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
+        with loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model:
             prompt = tokenize(model, text, args)
             settings = fit_context(settings, model, len(prompt), args.max_tokens)
             with Session(model, settings) as session:
@@ -207,7 +210,8 @@ def _report(
 
 def _say(args: argparse.Namespace, generation: Generation) -> None:
     """What goes to stderr after the text."""
-    from pyllama_mtp.measure.table import synthetic_warning, telemetry_lines
+    from pyllama_mtp.measure.table import synthetic_warning
+    from pyllama_mtp.measure.telemetrylines import telemetry_lines
 
     if args.synthetic_acceptance:
         most = AUTO_DEPTH if args.draft_n_max == "auto" else args.draft_n_max

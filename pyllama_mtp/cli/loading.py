@@ -6,8 +6,10 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pyllama_mtp.cli import PROGRAM
 from pyllama_mtp.cli.parsing import comma_list, real, whole, worker
 from pyllama_mtp.errors import NoMtpHeadError
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """--model, --lib, and where the layers go: what :func:`open_model` and `placement` read."""
     group = parser.add_argument_group("model and library")
-    group.add_argument("--model", metavar="FILE", help="a .gguf file (default: bundled demo model)")
+    group.add_argument(
+        "-m", "--model", metavar="FILE", help="a .gguf file (default: bundled demo model)"
+    )
     group.add_argument(
         "--lib",
         metavar="upstream|patched|DIR",
@@ -82,21 +86,27 @@ def placement(args: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextmanager
-def open_model(args: argparse.Namespace, *, mtp: bool, without: str) -> Iterator[Model]:
+def open_model(args: argparse.Namespace, *, mtp: bool | None, without: str) -> Iterator[Model]:
     """The model of the options, with a progress bar on stderr while a big one loads.
 
     Args:
-        mtp: whether the MTP head is wanted.
+        mtp: whether the MTP head is wanted; None: if the file has one; it is said if not.
         without: the option that does without MTP, to be named when the file has no head.
     """
     from pyllama_mtp import Model
 
     path = model_path(args)
-    try:
-        with _loading_bar() as progress:
-            model = Model(path, **placement(args), mtp=mtp, progress=progress)
-    except NoMtpHeadError as error:
-        raise NoMtpHeadError(f"{error}\nto use this model without MTP, give {without}") from None
+    with _loading_bar() as progress:
+        load = partial(Model, path, **placement(args), progress=progress)
+        try:
+            model = load(mtp=mtp is not False)
+        except NoMtpHeadError as error:
+            if mtp is not None or error.partial:
+                raise NoMtpHeadError(
+                    f"{error}\nto use this model without MTP, give {without}"
+                ) from None
+            print(f"{PROGRAM}: the model has no MTP head; nothing is drafted", file=sys.stderr)
+            model = load(mtp=False)
     with model:
         yield model
 

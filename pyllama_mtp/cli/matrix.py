@@ -98,7 +98,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="prompt sizes in tokens; 1k is 1024",
     )
     parser.add_argument(
-        "--max-tokens",
+        *("-n", "--max-tokens"),
         type=parsing.whole(1),
         metavar="N",
         help="tokens generated per sample (default: "
@@ -214,6 +214,9 @@ def run(args: argparse.Namespace) -> int:
             print("what was measured before:", file=sys.stderr)
     if found.cells or not code:
         show(found.cells, args.format)
+    if not code and not any(cell.samples for cell in found.cells):
+        print(f"{PROGRAM}: error: nothing was measured; see above for the reasons", file=sys.stderr)
+        code = FAILED
     if args.report and found.cells:
         _report(args.report, found)
     if request.output and found.cells:

@@ -24,7 +24,8 @@ def add_settings_options(
     parser: argparse.ArgumentParser,
     *,
     compare: bool = False,
-    n_ctx: str = "context in tokens; 0 is as much as prompt and --max-tokens need",
+    n_ctx: str = "context in tokens, rounded up to a multiple of 256; 0 is as much as prompt and "
+    "--max-tokens need",
 ) -> None:
     """Every switch of `Settings` but the draft depth, which each command names its own way.
 

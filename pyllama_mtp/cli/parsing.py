@@ -21,6 +21,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
         silent = any(action.default is value for value in (None, False, argparse.SUPPRESS))
+        silent = silent or action.nargs == 0  # a switch: what it turns off is on
         if not silent and action.default not in ([], ()) and "default" not in text:
             text += " (default: %(default)s)"
         return text

@@ -26,6 +26,10 @@ Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
 The first Ctrl-C (or SIGTERM) lets running answers go on for --grace seconds,
 and then ends them with an error that says so; the second one ends at once.
 
+Not supported, and refused with an error that names it: tools, response_format
+other than text, presence_penalty and frequency_penalty, echo, suffix, best_of,
+content that is not text. The model's name for clients is in /v1/models.
+
 examples:
   pyllama-mtp serve
   pyllama-mtp serve --model Qwen3.5-4B-Q8_0.gguf --n-sequences 8 --port 8000
@@ -115,10 +119,8 @@ def run(args: argparse.Namespace) -> int:
     settings = options.settings_from(args, args.draft_n_max)
     library = native.load(args.lib)
     listening = server.listen(args.host, args.port)
-    with (
-        listening,
-        loading.open_model(args, mtp=args.draft_n_max != 0, without="--draft-n-max 0") as model,
-    ):
+    mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
+    with listening, loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model:
         n_ctx = args.n_ctx or min(USUAL_N_CTX, model.n_ctx_train)
         settings = dataclasses.replace(settings, n_ctx=n_ctx)
         worker = Worker(model, settings, args.n_sequences, args.max_queue)

@@ -7,6 +7,7 @@ import dataclasses
 import json
 
 from pyllama_mtp.cli import loading, options, parsing
+from pyllama_mtp.errors import UsageError
 
 _EPILOG = """\
 Measured on the model itself: after a prompt, rounds of every depth from 0 to
@@ -61,6 +62,11 @@ def run(args: argparse.Namespace) -> int:
     native.load(args.lib)
     with loading.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
         needed = args.prompt_size + tokens_needed(args.limit, args.repeat) + 1
+        if needed > model.n_ctx_train and not settings.n_ctx:
+            raise UsageError(
+                f"--prompt-size {args.prompt_size} needs a context of {needed} tokens, and the "
+                f"model was trained for {model.n_ctx_train}; --n-ctx {needed} does it all the same"
+            )
         settings = dataclasses.replace(settings, n_ctx=settings.n_ctx or needed)
         prompt = Workload(model).prompt(args.prompt_size)
         with Session(model, settings) as session:

@@ -238,7 +238,7 @@ def validate_model_file(path: str | os.PathLike[str], require_mtp: bool = True) 
         )
     problems = hyperparameter_problems(info) or tokenizer_problems(info)
     if not problems and require_mtp and not info.mtp_complete:
-        raise NoMtpHeadError(f"{path}: {_mtp_complaint(info)}", path)
+        raise NoMtpHeadError(f"{path}: {_mtp_complaint(info)}", path, partial=info.has_mtp)
     problems = problems or tensor_problems(info, require_mtp) or trimmed_head_problems(info)
     if problems:
         shown = "; ".join(problems[:4])
@@ -253,8 +253,8 @@ def validate_model_file(path: str | os.PathLike[str], require_mtp: bool = True) 
 def _mtp_complaint(info: GGUFInfo) -> str:
     if not info.has_mtp:
         return (
-            "the model has no MTP head; convert it with its MTP layer kept, or run without "
-            "speculative decoding (depth 0)"
+            "the model has no MTP head; convert it with its MTP layer kept, or load it without "
+            "(mtp=False)"
         )
     missing = info.mtp_missing
     return f"the MTP head is incomplete, {len(missing)} missing: " + ", ".join(missing[:4])

@@ -64,10 +64,10 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=128)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"cannot listen at {host}:{port}: {error.strerror or error}; use another --host or "
-            "--port"
+            f"cannot listen at {host}:{port}: {why}; use another --host or --port"
         ) from None
 
 

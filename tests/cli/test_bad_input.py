@@ -153,9 +153,14 @@ def test_no_such_command(cli: Cli) -> None:
 
 def test_a_model_without_an_mtp_head_names_the_way_out(fake: ModuleType, cli: Cli) -> None:
     fake.state["has_mtp"] = False
-    refused(cli("generate", "--model", "m.gguf", "x"), "give --draft-n-max 0")
+    depth = ("--draft-n-max", "2")
+    refused(cli("generate", "--model", "m.gguf", *depth, "x"), "give --draft-n-max 0")
     refused(cli("matrix", "--model", "m.gguf"), "give --depths 0")
     assert cli("generate", "--model", "m.gguf", "--draft-n-max", "0", "x").code == 0
+    result = cli("generate", "--model", "m.gguf", "x")
+    assert result.code == 0 and "has no MTP head; nothing is drafted" in result.err
+    fake.state["partial"] = True
+    refused(cli("generate", "--model", "m.gguf", "x"), "give --draft-n-max 0")
 
 
 def test_a_library_that_cannot_be_loaded(fake: ModuleType, cli: Cli) -> None:

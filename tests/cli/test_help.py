@@ -53,7 +53,7 @@ def test_no_default_is_shown_as_python(
     program: Callable[..., subprocess.CompletedProcess[bytes]], command: str
 ) -> None:
     text = " ".join(program(command, "--help").stdout.decode().split())
-    assert not re.search(r"default: (\(|\[|None|\w+\()", text)
+    assert not re.search(r"default: (\(|\[|None|True|False|\w+\()", text)
 
 
 @pytest.mark.parametrize("command", OWN)

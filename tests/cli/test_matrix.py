@@ -454,3 +454,9 @@ def test_adaptive_depth_takes_the_rates_that_there_are(fake: ModuleType, cli: Cl
     assert [c.n_max for c in read_cells("matrix.jsonl") if c.n_prompt == 64] == [0, 2, 2]
     result = cli(*SMALL[:6], "0,3,auto", *SMALL[7:], *rates)
     assert result.code == 2 and "gives 2 rates, but depth 3 needs one" in result.err
+
+
+def test_nothing_measured_is_a_failure(fake: ModuleType, cli: Cli) -> None:
+    result = cli("matrix", "--model", "m.gguf", "--prompt-sizes", "5000", "--repeat", "1")
+    assert result.code == 2 and "error: nothing was measured" in result.err
+    assert "exceed the model's context" in result.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 import subprocess
@@ -53,7 +54,16 @@ def test_a_model_without_a_head(program: Program, tmp_path: Path) -> None:
     path = str(write_synthetic(tmp_path / "plain.gguf", "tiny", "f16", n_mtp=0))
     refused(program("generate", "--model", path, "--draft-n-max", "2", "x"), "no MTP head")
     plain = ("--draft-n-max", "0", "--threads", "1", "--max-tokens", "4")
-    assert program("generate", "--model", path, *plain, "x").returncode == 0
+    done = program("generate", "--model", path, *plain, "x")
+    assert done.returncode == 0 and b"MTP" not in done.stderr
+    # "auto" drafts what pays, which is nothing, and says so.
+    auto = program("generate", "-m", path, "--threads", "1", "-n", "4", "--json", "x")
+    assert auto.returncode == 0 and b"the model has no MTP head; nothing is drafted" in auto.stderr
+    assert json.loads(auto.stdout)["text"] == done.stdout.decode().rstrip("\n")
+
+
+def test_a_prompt_longer_than_the_model_was_trained_for(program: Program) -> None:
+    refused(program("tune", "--prompt-size", "100000"), "the model was trained for 4096")
 
 
 def test_a_library_for_another_cpu(program: Program, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ script: dict[int, Callable[[Generation], None]] = {}
 AUTO_CHOICE = 3
 #: Like `script`, for opening a session; the key is (n_ctx, draft_n_max).
 refuse_session: dict[tuple[int, int], Exception] = {}
-state = {"generations": 0, "open_sessions": 0, "has_mtp": True, "has_tap": True}
+state = {"generations": 0, "open_sessions": 0, "has_mtp": True, "has_tap": True, "partial": False}
 
 
 def reset() -> None:
@@ -42,7 +42,7 @@ def reset() -> None:
     log.clear()
     script.clear()
     refuse_session.clear()
-    state.update(generations=0, open_sessions=0, has_mtp=True, has_tap=True)
+    state.update(generations=0, open_sessions=0, has_mtp=True, has_tap=True, partial=False)
 
 
 class Generation:
@@ -161,7 +161,7 @@ class Model:
     ) -> None:
         self.path, self.has_mtp, self._bos = Path(path), mtp, bos
         if mtp and not state["has_mtp"]:
-            raise NoMtpHeadError(f"{path} has no MTP head", path)
+            raise NoMtpHeadError(f"{path} has no MTP head", path, partial=state["partial"])
         if progress:
             progress(1.0)
 

@@ -210,8 +210,8 @@ def test_bytes_per_token(remote: Model, line: Line, text: list[int]) -> None:
     # host: hence not quite 1.
     assert down["host"] - down["device"] > 0.99 * row
     assert up["host"] - up["device"] > 0.97 * row
-    # To the worker: llama.cpp looks token embeddings up on the host, so one row of that size goes up
-    # per token; but none for the block, where the LM head is tied (patch 20): graphs and indices.
+    # To the worker: llama.cpp looks token embeddings up on the host, so one row goes up per token;
+    # but none for the block, where the LM head is tied (patch 20): graphs and indices.
     added = up["device"] - up["none"]
     assert 0 < added < row / 4, f"{added} bytes per token"
     assert abs(down["device"] - down["none"]) < row / 100

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import logging
 
 import pytest
 
-from pyllama_mtp import Model, Sampling, Session, Settings
+from pyllama_mtp import Model, Sampling, Session, Settings, native
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.sampling import Sampler
 
@@ -79,3 +80,15 @@ def test_a_temperature_next_to_zero_is_greedy(demo: Model) -> None:
     with Session(demo, settings(0)) as session:
         greedy = session.generate(PROMPT, max_tokens=8).run().tokens
         assert session.generate(PROMPT, max_tokens=8, sampling=cold).run().tokens == greedy
+
+
+def test_what_is_told_to_stop_has_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """llama.cpp calls it one that a graph was given up."""
+    text = native.load().ffi.new("char[]", b"failed to compute graph\n")
+    caplog.set_level(logging.DEBUG, "pyllama_mtp.native")
+    for exception in (None, KeyboardInterrupt()):
+        native.pending.exception = exception
+        native.pyllama_on_log(4, text, None)
+        native.pending.exception = None
+    native.take_recent_errors()
+    assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.DEBUG]

@@ -17,6 +17,8 @@ import openai
 import pytest
 
 import pyllama_mtp
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.serve.server import listen
 
 Process = subprocess.Popen[str]
 Launch = Callable[..., tuple[Process, str]]
@@ -111,3 +113,8 @@ def test_a_port_that_is_taken() -> None:
         )
     assert done.returncode == 2 and "cannot listen at 127.0.0.1:" in done.stderr
     assert "--port" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_port_that_there_is_not() -> None:
+    with pytest.raises(UsageError, match=r"cannot listen at 127\.0\.0\.1:99999: .*0-65535"):
+        listen("127.0.0.1", 99999)

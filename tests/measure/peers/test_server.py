@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -140,7 +141,11 @@ def test_what_it_does_beside(
 ) -> None:
     monkeypatch.setenv("FAKE_MODE", mode)
     assert measure(peers).decode_tps == 80
-    assert all(ended(child) for child in peers.log("child"))
+    children = peers.log("child")
+    limit = time.monotonic() + 10  # who is killed takes a moment to be gone
+    while not all(map(ended, children)) and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert all(map(ended, children))
 
 
 def test_an_interruption_ends_it(peers: Any, ended: Ended) -> None:
