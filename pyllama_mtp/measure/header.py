@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -127,6 +128,14 @@ def without_folders(word: str) -> str:
     """An argument without the folders of its paths: "--model=m.gguf", "patched,folder"."""
     option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
     return option + equals + ",".join(Path(part).name or part for part in value.split(","))
+
+
+def brief(reason: str) -> str:
+    """A reason as records give it: of a traceback its last line, of paths their last part."""
+    head, traceback, rest = reason.partition("Traceback (most recent call last):")
+    if traceback and rest.strip():
+        reason = head + rest.strip().splitlines()[-1]
+    return re.sub(r"(?:/[^\s/:;,'\"()]+)+/(?=[^\s/:;,'\"()])", "", reason)
 
 
 def _describe_model(path: str | os.PathLike[str]) -> Record:

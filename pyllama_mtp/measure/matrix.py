@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
 from pyllama_mtp.measure import budget
 from pyllama_mtp.measure.classprompts import Prompts
-from pyllama_mtp.measure.header import OWN_SETTINGS, now, without_folders
+from pyllama_mtp.measure.header import OWN_SETTINGS, brief, now, without_folders
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.plan import SWITCHES, Group, Plan, Variant
 from pyllama_mtp.measure.recordfile import Record, cell_key
@@ -332,7 +332,8 @@ class Matrix:
         self._skipped.add(self._key(group, variant))
         self.on_event(Event("skipped", group, variant, left_s=self.left_s()))
         identity = self._identities[group.kind, variant]
-        return {"kind": "skipped", "run": self._run, **identity, "time": now(), "reason": reason}
+        found = {"kind": "skipped", "run": self._run, **identity, "time": now()}
+        return {**found, "reason": brief(reason)}
 
     def _key(self, group: Group, variant: Variant) -> str:
         return self._keys[group.kind, variant]

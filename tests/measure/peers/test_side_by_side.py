@@ -9,6 +9,7 @@ import pytest
 
 from pyllama_mtp.measure.cells import Sample
 from pyllama_mtp.measure.classprompts import Prompts
+from pyllama_mtp.measure.header import brief
 from pyllama_mtp.measure.matrix import Matrix
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.peers.runner import PeerRunner
@@ -88,3 +89,33 @@ def test_what_is_not_installed_takes_nothing_from_the_budget(
     found = kinds(record for record in records if record["kind"] != "dropped")
     assert found.count(("sample", "", 0)) == 4
     assert found.count(("skipped", "llama-bench", 0)) == 1
+
+
+TRACEBACK = """llama-cpp-python failed (1): Traceback (most recent call last):
+  File "/home/me/pyllama_mtp/worker.py", line 102, in <module>
+    main()
+ValueError: Failed to load model from file: /home/me/my models/m.gguf"""
+
+
+def test_a_record_says_why_in_a_line_and_not_where(fake: ModuleType) -> None:
+    class Broken(Peer):
+        def advance(self, number: int, goal: int) -> int:
+            raise PeerError(TRACEBACK)
+
+    plan = Plan((10,), (0,), 8, 1, peers=("llama-cpp-python",))
+    reasons = [r["reason"] for r in matrix(fake, plan, Broken(fake)).run() if "reason" in r]
+    said = "llama-cpp-python failed (1): ValueError: Failed to load model from file: "
+    assert reasons == [said + "my models/m.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("exit code 1: /usr/bin/llama-bench: error", "exit code 1: llama-bench: error"),
+        ("cannot run '/a/b/c' (/d/e)", "cannot run 'c' (e)"),
+        ("3 tok/s, 1/2, http://127.0.0.1:80", "3 tok/s, 1/2, http://127.0.0.1:80"),
+        ("Traceback (most recent call last):", "Traceback (most recent call last):"),
+    ],
+)
+def test_paths_lose_their_folders(reason: str, said: str) -> None:
+    assert brief(reason) == said
