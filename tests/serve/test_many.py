@@ -19,8 +19,8 @@ from .conftest import NAME, Running, Start
 from .support import QUESTIONS, alone, chat, chat_tokens, is_near_tie
 
 CLIENTS, N = 32, 48
-#: Every third client hangs up, after so many chunks.
-HANG_UP_AFTER = 3
+#: Every third client hangs up, after so many chunks of an answer that is far from done.
+HANG_UP_AFTER, FAR = 3, 400
 
 
 def question(number: int) -> str:
@@ -30,17 +30,17 @@ def question(number: int) -> str:
 def client_of(server: Running, number: int, together: threading.Barrier) -> str | None:
     """A client's text; None when it has hung up."""
     together.wait(60)
-    text = ""
+    text, hangs_up = "", number % 3 == 0
     with server.client.chat.completions.create(
         model=NAME,
         messages=chat(question(number)),
         temperature=0,
-        max_tokens=N,
+        max_tokens=FAR if hangs_up else N,
         stream=True,
         extra_body={"ignore_eos": True},
     ) as stream:
         for n, chunk in enumerate(stream):
-            if number % 3 == 0 and n == HANG_UP_AFTER:
+            if hangs_up and n == HANG_UP_AFTER:
                 return None
             text += chunk.choices[0].delta.content or ""
             reason = chunk.choices[0].finish_reason
