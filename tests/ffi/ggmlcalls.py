@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pyllama_mtp import native
 
 Floats = npt.NDArray[np.float32]
-F32, Q8_0 = 0, 8
+F32, Q8_0, I32 = 0, 8, 26
 
 DECLARATIONS = """
 struct ggml_init_params { size_t mem_size; void * mem_buffer; bool no_alloc; };
@@ -29,6 +29,7 @@ void * ggml_view_3d(void * ctx, void * a, int64_t ne0, int64_t ne1, int64_t ne2,
 void * ggml_view_4d(void * ctx, void * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3,
                     size_t nb1, size_t nb2, size_t nb3, size_t offset);
 void * ggml_mul_mat(void * ctx, void * a, void * b);
+void * ggml_mul_mat_id(void * ctx, void * as, void * b, void * ids);
 void * ggml_sum(void * ctx, void * a);
 void * ggml_cpy(void * ctx, void * a, void * b);
 void * ggml_gated_delta_net(void * ctx, void * q, void * k, void * v, void * g, void * beta,
@@ -67,7 +68,7 @@ class Ggml:
     @contextmanager
     def context(self, n_bytes: int) -> Iterator[Any]:
         """A ggml_context with room for so much data, and a graph."""
-        size = n_bytes + 2**20
+        size = n_bytes + 2**23  # work buffers have half a MiB for each thread
         ctx = self.ggml_init({"mem_size": size, "mem_buffer": self.ffi.NULL, "no_alloc": False})
         try:
             yield ctx

@@ -1,7 +1,8 @@
 """Patch 12: the products of a few columns are, bit for bit, those of each column alone.
 
-Every shape is tried: rows and columns left over by the kernel's groups, chunks of any size, several
-threads. One column goes the same way where rows are computed side by side.
+Every type is tried with rows and columns left over by the kernel's groups, columns longer than its
+tiles, chunks of any size, several threads, experts with any number of tokens. That the products are
+right is seen beside upstream's own, one column at a time.
 """
 
 from __future__ import annotations
@@ -9,37 +10,74 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from pyllama_mtp import Model, native
 from pyllama_mtp.context import Context, ContextOptions
 
-from .ggmlcalls import F32, Q8_0, Floats, Ggml
+from .ggmlcalls import F32, I32, Q8_0, Floats, Ggml
+
+#: Types with kernels of their own, as in ggml.h.
+NAMES = (
+    "F32 F16 BF16 Q8_0 Q5_0 Q4_0 IQ4_NL MXFP4 NVFP4 "
+    "Q6_K Q5_K Q4_K Q3_K Q2_K IQ4_XS IQ3_S IQ3_XXS IQ2_S IQ2_XS IQ2_XXS"
+).split()
+TYPES = [int(GGMLQuantizationType[name]) for name in NAMES]
 
 
 class Products(Ggml):
-    """A Q8_0 matrix times columns."""
+    """Matrices of any type times columns."""
 
-    def quantize(self, rows: Floats) -> bytes:
-        """[m, k] float32 as Q8_0."""
-        m, k = rows.shape
-        data = self.ffi.new("char[]", m * self.ggml_row_size(Q8_0, k))
+    def quantize(self, rows: Floats, kind: int) -> bytes:
+        """[..., k] float32 as rows of a type."""
+        n, k = rows.size // rows.shape[-1], rows.shape[-1]
+        data = self.ffi.new("char[]", n * self.ggml_row_size(kind, k))
         source = self.ffi.from_buffer("float[]", np.ascontiguousarray(rows))
-        self.ggml_quantize_chunk(Q8_0, source, data, 0, m, k, self.ffi.NULL)
+        weights = self.ffi.new("float[]", [1.0] * k)
+        self.ggml_quantize_chunk(kind, source, data, 0, n, k, weights)
         return bytes(self.ffi.buffer(data))
 
-    def product(self, weights: bytes, m: int, columns: Floats, n_threads: int) -> Floats:
-        """[n, m] float32: a Q8_0 matrix of `m` rows times [n, k] float32."""
+    def product(
+        self, weights: bytes, m: int, columns: Floats, n_threads: int, kind: int = Q8_0
+    ) -> Floats:
+        """[n, m] float32: a matrix of `m` rows times [n, k] float32."""
         n, k = columns.shape
         with self.context(4 * len(weights) + 8 * n * (m + k)) as ctx:
-            a = self.ggml_new_tensor_2d(ctx, Q8_0, k, m)
+            a = self.ggml_new_tensor_2d(ctx, kind, k, m)
             b = self.ggml_new_tensor_2d(ctx, F32, k, n)
             self.ffi.memmove(self.ggml_get_data(a), weights, len(weights))
             self.data(b)[:] = columns.ravel()
-            out, graph = self.ggml_mul_mat(ctx, a, b), self.ggml_new_graph(ctx)
-            self.ggml_build_forward_expand(graph, out)
-            assert self.ggml_graph_compute_with_ctx(ctx, graph, n_threads) == 0
-            return self.data(out).reshape(n, m).copy()
+            return self.computed(ctx, self.ggml_mul_mat(ctx, a, b), n_threads).reshape(n, m)
+
+    def experts(
+        self,
+        weights: bytes,
+        shape: tuple[int, int],
+        columns: Floats,
+        ids: npt.NDArray[np.int32],
+        n_threads: int,
+        kind: int,
+    ) -> Floats:
+        """[t, u, m] float32: matrices of [experts, m] rows times [t, 1 or u, k] float32, of those
+        experts that `ids` [t, u] names."""
+        (n_experts, m), (t, u, k) = shape, columns.shape
+        with self.context(4 * len(weights) + 64 * columns.size + 64 * ids.size * m) as ctx:
+            a = self.ggml_new_tensor_4d(ctx, kind, k, m, n_experts, 1)
+            b = self.ggml_new_tensor_4d(ctx, F32, k, u, t, 1)
+            c = self.ggml_new_tensor_2d(ctx, I32, ids.shape[1], t)
+            self.ffi.memmove(self.ggml_get_data(a), weights, len(weights))
+            self.data(b)[:] = columns.ravel()
+            self.data(c).view(np.int32)[:] = ids.ravel()
+            out = self.computed(ctx, self.ggml_mul_mat_id(ctx, a, b, c), n_threads)
+            return out.reshape(*ids.shape, m)
+
+    def computed(self, ctx: object, out: object, n_threads: int) -> Floats:
+        graph = self.ggml_new_graph(ctx)
+        self.ggml_build_forward_expand(graph, out)
+        assert self.ggml_graph_compute_with_ctx(ctx, graph, n_threads) == 0
+        return self.data(out).copy()
 
 
 @pytest.fixture(scope="module")
@@ -61,51 +99,111 @@ def numbers(*shape: int) -> Floats:
     return blocks.reshape(shape).astype(np.float32)
 
 
-def one_by_one(ggml: Products, weights: bytes, m: int, columns: Floats) -> Floats:
+def normal(*shape: int) -> Floats:
+    return np.random.default_rng(list(shape)).standard_normal(shape).astype(np.float32)
+
+
+def upstream(ggml: Products, weights: bytes, m: int, columns: Floats, kind: int = Q8_0) -> Floats:
     """[n, m]: each column multiplied alone, as upstream does it."""
     assert native.load().set_small_batch(False)
-    found = [ggml.product(weights, m, columns[i : i + 1], 1)[0] for i in range(len(columns))]
+    found = [ggml.product(weights, m, columns[i : i + 1], 1, kind)[0] for i in range(len(columns))]
     native.load().set_small_batch(True)
     return np.stack(found)
 
 
-@pytest.mark.parametrize("k", [32, 96, 1024, 3584, 16384, 32768])
-@pytest.mark.parametrize("m", [1, 3, 4, 5, 70, 257])
-def test_columns_together_are_columns_alone(ggml: Products, m: int, k: int) -> None:
-    weights, columns = ggml.quantize(numbers(m, k)), numbers(33, k)
-    alone = one_by_one(ggml, weights, m, columns)
-    for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33):  # 33 columns go another way
-        found = ggml.product(weights, m, columns[:n], 1)
-        assert found.tobytes() == alone[:n].tobytes(), f"{n} columns"
+def block(kind: int) -> int:
+    """Weights of a block."""
+    return max(32, GGML_QUANT_SIZES[GGMLQuantizationType(kind)][0])
 
 
+@pytest.mark.parametrize("m", [1, 3, 4, 5, 70])
+@pytest.mark.parametrize("kind", TYPES, ids=NAMES)
+def test_columns_together_are_columns_alone(ggml: Products, kind: int, m: int) -> None:
+    for k in (block(kind), 3 * block(kind), 1280, 5120 if m < 70 else 2560):
+        weights, columns = ggml.quantize(normal(m, k), kind), numbers(32, k)
+        alone = np.stack([ggml.product(weights, m, c[None], 1, kind)[0] for c in columns])
+        for n in (2, 3, 4, 5, 6, 7, 8, 9, 17, 32):
+            found = ggml.product(weights, m, columns[:n], 1, kind)
+            assert found.tobytes() == alone[:n].tobytes(), f"{n} columns of {k}"
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=NAMES)
+def test_products_are_those_of_upstream_but_for_rounding(ggml: Products, kind: int) -> None:
+    """Upstream quantizes the columns alike, but has floats as F16 and BF16 for F16 and BF16."""
+    for k in (block(kind), 1280, 5120):
+        rows, columns = normal(37, k), normal(8, k)
+        weights = ggml.quantize(rows, kind)
+        found = ggml.product(weights, 37, columns, 2, kind)
+        error = np.abs(found - upstream(ggml, weights, 37, columns, kind)).max()
+        bound = {"F16": 2e-3, "BF16": 2e-2}.get(GGMLQuantizationType(kind).name, 2e-6)
+        assert error < bound * np.sqrt(k) * np.abs(rows).max(), k
+        exact = columns.astype(np.float64) @ rows.T.astype(np.float64)
+        if kind in (0, 1, 30):
+            assert np.abs(found - exact).max() < {0: 1e-5, 1: 1e-3, 30: 1e-2}[kind] * np.sqrt(k)
+
+
+@pytest.mark.parametrize("k", [32, 96, 1024, 3584, 32768])
+@pytest.mark.parametrize("m", [1, 4, 5, 257])
+def test_q8_0_is_upstream_bit_for_bit(ggml: Products, m: int, k: int) -> None:
+    weights, columns = ggml.quantize(numbers(m, k), Q8_0), numbers(5, k)
+    assert ggml.product(weights, m, columns, 1).tobytes() == (
+        upstream(ggml, weights, m, columns).tobytes()
+    )
+
+
+@pytest.mark.parametrize("kind", [0, 8, 12], ids=["F32", "Q8_0", "Q4_K"])
 @pytest.mark.parametrize("m", [1, 7, 64, 300, 5000])
 @pytest.mark.parametrize("n_threads", [2, 3, 5])
-def test_threads_share_the_rows(ggml: Products, n_threads: int, m: int) -> None:
+def test_threads_share_the_rows(ggml: Products, n_threads: int, m: int, kind: int) -> None:
     """Chunks end anywhere, there are fewer of them than threads, or many more."""
-    weights, columns = ggml.quantize(numbers(m, 256)), numbers(5, 256)
-    alone = one_by_one(ggml, weights, m, columns)
-    for n in (1, 5) * 5:
-        found = ggml.product(weights, m, columns[:n], n_threads)
+    weights, columns = ggml.quantize(normal(m, 256), kind), numbers(13, 256)
+    alone = np.stack([ggml.product(weights, m, c[None], 1, kind)[0] for c in columns])
+    for n in (1, 5, 13) * 5:
+        found = ggml.product(weights, m, columns[:n], n_threads, kind)
         assert found.tobytes() == alone[:n].tobytes()
 
 
-def test_the_products_are_right(ggml: Products) -> None:
-    """Against the same numbers in float64, within what quantizing the columns loses."""
-    rng = np.random.default_rng(1)
-    rows, columns = rng.standard_normal((64, 512)), rng.standard_normal((4, 512))
-    found = ggml.product(ggml.quantize(rows.astype(np.float32)), 64, columns.astype(np.float32), 2)
-    assert np.abs(found - columns @ rows.T).max() < 0.04 * np.sqrt(512)
+@pytest.mark.parametrize("kind", TYPES, ids=NAMES)
+@pytest.mark.parametrize("shared", [True, False], ids=["gate", "down"])
+def test_experts_are_products_of_their_own(ggml: Products, kind: int, shared: bool) -> None:
+    """Tokens of an expert go through it together: of none, of a few, of more than eight."""
+    n_experts, n_used, m, k = 5, 3, 38, 512
+    rows = normal(n_experts, m, k)
+    weights = ggml.quantize(rows, kind)
+    size = len(weights) // n_experts
+    rng = np.random.default_rng(kind)
+    for t, n_threads in ((1, 1), (2, 3), (4, 2), (8, 2), (32, 3)):
+        ids = np.stack([rng.permutation(n_experts - 1)[:n_used] for _ in range(t)]).astype(np.int32)
+        columns = numbers(t, 1 if shared else n_used, k)
+        found = ggml.experts(weights, (n_experts, m), columns, ids, n_threads, kind)
+        for (token, place), expert in np.ndenumerate(ids):
+            own = weights[expert * size : (expert + 1) * size]
+            column = columns[token, 0 if shared else place]
+            alone = ggml.product(own, m, column[None], 1, kind)[0]
+            assert found[token, place].tobytes() == alone.tobytes(), (t, token, place)
 
 
-def test_a_model_computes_the_same_with_it_and_without(moe: Model, demo: Model) -> None:
-    for model in (demo, moe):
-        options = ContextOptions(n_ctx=64, n_batch=16, n_ubatch=16, n_threads=2, n_outputs_max=4)
-        tokens, ones = np.arange(20, 24, dtype=np.int32), np.ones(4, dtype=np.int8)
-        found = []
-        for on in (True, False):
-            assert native.load().set_small_batch(on)
-            with Context(model, options) as context:
-                context.decode(tokens, 0, ones)
-                found.append([context.logits(row).tobytes() for row in range(4)])
-        assert found[0] == found[1]
+def test_more_tokens_than_the_kernels_take(ggml: Products) -> None:
+    """33 columns, and the experts of 33 tokens, go another way, and are right."""
+    weights = ggml.quantize(normal(3, 38, 512), Q8_0)
+    columns, ids = normal(33, 1, 512), np.arange(66, dtype=np.int32).reshape(33, 2) % 3
+    found = ggml.experts(weights, (3, 38), columns, ids, 2, Q8_0)
+    size = len(weights) // 3
+    for expert in range(3):
+        own = weights[expert * size : (expert + 1) * size]
+        alone = ggml.product(own, 38, columns[:, 0], 1)
+        for token, place in np.argwhere(ids == expert):
+            assert np.abs(found[token, place] - alone[token]).max() < 1e-4
+
+
+def test_a_model_computes_the_same_with_it_and_without(demo: Model) -> None:
+    """But for the rounding of floats: of the delta net's small products."""
+    options = ContextOptions(n_ctx=64, n_batch=16, n_ubatch=16, n_threads=2, n_outputs_max=4)
+    tokens, ones = np.arange(20, 24, dtype=np.int32), np.ones(4, dtype=np.int8)
+    found = []
+    for on in (True, False):
+        assert native.load().set_small_batch(on)
+        with Context(demo, options) as context:
+            context.decode(tokens, 0, ones)
+            found.append(np.stack([context.logits(row).copy() for row in range(4)]))
+    assert np.abs(found[0] - found[1]).max() < 1e-3 * np.abs(found[0]).max()
