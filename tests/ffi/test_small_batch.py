@@ -20,28 +20,9 @@ from pyllama_mtp.context import Context, ContextOptions
 from .ggmlcalls import F32, I32, Q8_0, Floats, Ggml
 
 #: Types with kernels of their own, as in ggml.h.
-NAMES = [
-    "F32",
-    "F16",
-    "BF16",
-    "Q8_0",
-    "Q5_0",
-    "Q4_0",
-    "IQ4_NL",
-    "MXFP4",
-    "NVFP4",
-    "Q6_K",
-    "Q5_K",
-    "Q4_K",
-    "Q3_K",
-    "Q2_K",
-    "IQ4_XS",
-    "IQ3_S",
-    "IQ3_XXS",
-    "IQ2_S",
-    "IQ2_XS",
-    "IQ2_XXS",
-]
+NAMES = ["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "IQ4_NL", "MXFP4", "NVFP4"]
+NAMES += ["Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K"]
+NAMES += ["IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS"]
 TYPES = [int(GGMLQuantizationType[name]) for name in NAMES]
 
 
