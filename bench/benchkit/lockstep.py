@@ -6,15 +6,17 @@ ratios hold where speeds measured one after the other would not.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchkit.sample import Sample
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Generation, Session
+    from pyllama_mtp import Generation, Model, Session, Settings
 
 
 def decode(
@@ -33,18 +35,69 @@ def decode(
     return found
 
 
+class SideBySide:
+    """Sessions that decode side by side, all from the state after the same context.
+
+    A context manager that closes them.
+
+    Args:
+        settings: of each session, by name.
+        context: tokens that every text begins with.
+        state: a file for the state after them, which one session saves and all restore.
+    """
+
+    def __init__(
+        self, model: Model, settings: Mapping[str, Settings], context: Sequence[int], state: Path
+    ) -> None:
+        from pyllama_mtp import Session
+
+        self._context, self._state = list(context), state
+        with contextlib.ExitStack() as stack:
+            self._sessions = {
+                name: stack.enter_context(Session(model, given)) for name, given in settings.items()
+            }
+            self._closing = stack.pop_all()
+
+    def __enter__(self) -> SideBySide:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._closing.close()
+
+    def prefill(self, name: str) -> Sample:
+        """The context, in this session, from nothing; the others begin with it where it drafts."""
+        session = self._sessions[name]
+        session.reset()
+        t = session.process([*self._context, 0])  # all but the last
+        if session.settings.depth_limit:
+            session.save(self._state)
+        return Sample(t.prefill_tps, None, t.n_prompt, 0)
+
+    def decode(self, names: Iterable[str], tail: Sequence[int], n_decode: int) -> dict[str, Sample]:
+        """Decode `n_decode` tokens after the context and `tail`, which is not empty, in each."""
+        for name in names:
+            self._sessions[name].restore(self._state)
+            forget(self._sessions[name])
+        chosen = {name: self._sessions[name] for name in names}
+        decoded = decode(chosen, [*self._context, *tail], n_decode)
+        return {name: sample(generation) for name, generation in decoded.items()}
+
+
+def forget(session: Session) -> None:
+    """What it has learned about drafting, as if it were new."""
+    from pyllama_mtp.speculative.choice import DraftChoice
+
+    session._engine.choice = DraftChoice(session._engine.settings)
+
+
 def impose(session: Session, rates: Sequence[float]) -> None:
     """Impose acceptance per position, unconditional, on the generations to come. A session that
     chooses its depth forgets its experience."""
-    from pyllama_mtp.speculative.depth import DepthController
-
     engine = session._engine
     limit = engine.settings.depth_limit
     if limit:
         engine.settings = replace(engine.settings, synthetic_acceptance=tuple(rates[:limit]))
-    if engine.choice.depths:
-        engine.choice.depths = DepthController(limit)
-    engine.choice.lookup = None  # what it drafts is not accepted at imposed rates
+    forget(session)
 
 
 def sample(generation: Generation) -> Sample:

@@ -19,17 +19,20 @@ def model_file(given: Path | None, head_noise: float | None = None) -> Path:
     return given.resolve() if given is not None else synthetic(SHAPE, head_noise)
 
 
-def synthetic(shape: str, head_noise: float | None = None) -> Path:
+def synthetic(
+    shape: str, head_noise: float | None = None, tensor_type: str = TYPE, path: Path | None = None
+) -> Path:
     """A synthetic model of a shape, the same as `pyllama-mtp synth` writes; made once."""
-    name = f"synth-{shape}-{TYPE}" + (f"-noise-{head_noise:g}" if head_noise is not None else "")
-    path = FOLDER / f"{name}.gguf"
+    if path is None:
+        noise = f"-noise-{head_noise:g}" if head_noise is not None else ""
+        path = FOLDER / f"synth-{shape}-{tensor_type}{noise}.gguf"
     if not path.exists():
         ensure_driver()
         from pyllama_mtp.models.synth import write_synthetic
 
         print(f"writing the synthetic model {path.name} ...", file=sys.stderr, flush=True)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_synthetic(path, shape, TYPE, head_noise=head_noise)
+        write_synthetic(path, shape, tensor_type, head_noise=head_noise)
     return path
 
 

@@ -9,13 +9,16 @@ from pyllama_mtp.measure.peers.process import Program
 TIMEOUT_S = 3600.0
 
 
-def prefill(program: str, options: Options, n_prompt: int) -> Figures:
+def prefill(program: str, options: Options, n_prompt: int, *more: str) -> Figures:
     """`pp`: a prompt of random tokens in one go, one row of logits per batch.
+
+    Args:
+        more: options of its own.
 
     Raises:
         PeerError: it failed, or printed nothing that can be read; so for :func:`decode`.
     """
-    return _run(program, options, ["-p", str(n_prompt), "-n", "0"])
+    return _run(program, options, ["-p", str(n_prompt), "-n", "0", *more])
 
 
 def decode(program: str, options: Options, n_prompt: int, n_decode: int) -> Figures:

@@ -158,13 +158,19 @@ class Server:
         return response if isinstance(response, dict) else {}
 
     def complete(self, request: Mapping[str, Any]) -> Any:
-        """The response to a completion. Raises PeerError when the server refuses or dies."""
+        """The response to a completion; of one with `stream` the last event.
+
+        Raises PeerError when the server refuses or dies.
+        """
         data = json.dumps(request).encode()
         headers = {"Content-Type": "application/json"}
         call = urllib.request.Request(f"{self._url}/completion", data, headers)
         try:
             with _opener.open(call, timeout=ANSWER_TIMEOUT_S) as answer:
-                return json.load(answer)
+                if not request.get("stream"):
+                    return json.load(answer)
+                events = [line for line in answer if line.startswith(b"data: {")]
+                return json.loads(events[-1][len(b"data: ") :] if events else b"")
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace")[:500]
             raise PeerError(f"{_NAME} answered {error.code}: {said}") from error

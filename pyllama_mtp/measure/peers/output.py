@@ -91,7 +91,7 @@ def parse_llama_bench(text: str) -> Figures:
             )
         test = tests[0]
         rate, n_prompt, n_gen = _rate(test["samples_ts"][0]), test["n_prompt"], test["n_gen"]
-        depth = int(test["n_depth"])
+        depth = int(test.get("n_depth", 0))  # ik_llama.cpp has none
     except OutputError:
         raise
     except (KeyError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Speaks as llama-server or llama-bench does, by the name that it is called by.
+"""Speaks as llama-server or llama-bench does, by its name; given "mtp:", as ik_llama.cpp's server.
 
 Exact speeds: prefill 500 tokens per second; decode 50 without MTP, 10 more for each draft. Of each
 round's drafts all but the last are accepted. FAKE_LOG: a file to which it says what it was given;
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -70,13 +71,21 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer({"error": {"message": "the request exceeds the context"}}, 400)
         if MODE == "garbage":
             return self.answer(b"<html>")
-        self.answer({"timings": self.timings(request)})
+        answer = {"timings": self.timings(request)}
+        if request["stream"]:
+            events = [{"content": "\n"}, {"content": "", **answer}]
+            lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+            return self.answer("".join([*lines, "data: [DONE]\n\n"]).encode())
+        self.answer(answer)
 
     def timings(self, request: dict[str, Any]) -> dict[str, Any]:
-        depth = int(option("--spec-draft-n-max", "0"))
+        of_ik = re.fullmatch(r"mtp:n_max=(\d+),.*", option("--spec-type", ""))
+        depth = int(of_ik[1] if of_ik else option("--spec-draft-n-max", "0"))
         n = request["n_predict"] - (3 if MODE == "short" else 0)
         found = {"cache_n": 0, "prompt_n": len(request["prompt"]), "prompt_per_second": 500.0}
-        found |= {"predicted_n": n, "predicted_per_second": 50.0 + 10 * depth}
+        ms = 1e3 * (n - 1) / (50 + 10 * depth)
+        rate = 1e3 * n / ms if of_ik else 50.0 + 10 * depth  # ik_llama.cpp's counts the first token
+        found |= {"predicted_n": n, "predicted_ms": ms, "predicted_per_second": rate}
         if depth:
             rounds = -(-(n - 1) // depth)
             found |= {"draft_n": depth * rounds, "draft_n_accepted": n - 1 - rounds}
