@@ -181,6 +181,8 @@ class Measurement:
         )  # fmt: skip
         usual = {**self._plan.driver_settings(n_tokens), "checkpoints": 0}
         self._n_ctx, depths = usual["n_ctx"], [0, *args.depths, *(["auto"] if peers else [])]
+        # The text repeats itself after some 200 tokens, which no text of a real model does.
+        usual["ngram"] = False
         self._settings = {str(k): Settings(**usual, draft_n_max=k) for k in depths}
 
     def rounds(self) -> Iterator[int]:
@@ -351,7 +353,8 @@ def render(result: dict[str, Any], records: Records, jobs: list[Job]) -> str:
         "",
         "A ratio is the Hodges-Lehmann estimate of those within a round. Prefill is that of the",
         "context; decode begins with the second token. Sessions of ours decode side by side; the",
-        'plain one beside llama-bench decodes alone. "auto" begins every text without experience.',
+        'plain one beside llama-bench decodes alone. "auto" begins every text without experience,',
+        "and takes no drafts from the text, which is synthetic and repeats itself.",
         "Peers are processes of their own with the same tokens, greedy. Servers that were slower",
         f"than {BEHIND} of their side's best are left out after a round.",
     ]

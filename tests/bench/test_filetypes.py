@@ -88,6 +88,9 @@ def test_rounds_are_kept_and_more_are_added(
     assert filetypes.main(command(folder, "--rounds", "2", "--resume")) == 0
     by_job = {(row["context"], row["round"]) for row in samples(folder)}
     assert by_job == {(24, 0), (24, 1), (48, 0), (48, 1)}
+    parts = [row["part"] for row in samples(folder) if row["context"] == 24 and row["case"] == "0"]
+    forth = ["prefill", "decode", "alone"]
+    assert [part for part in parts if part != "long"] == [*forth, *forth[::-1]]
     text = (folder / "filetypes.md").read_text()
     assert "- Note: llama-server is left out" in text and str(folder) not in text
     other = ("--rounds", "2", "--resume", "--n-decode", "7")
@@ -139,7 +142,16 @@ def test_a_job_has_its_share_of_the_time(
     assert "the time was over: dense-d" in lines[-1] and len(lines) == 4
 
 
-def test_sessions_begin_alike_and_without_experience(demo: Model, tmp_path: Path) -> None:
+def test_sessions_begin_alike_and_without_experience(
+    demo: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processed, real = [], lockstep.sample
+
+    def note(generation: Any) -> Sample:
+        processed.append(generation.telemetry.n_prompt - generation.telemetry.n_cached)
+        return real(generation)
+
+    monkeypatch.setattr(lockstep, "sample", note)
     settings = {
         name: Settings(n_ctx=256, n_threads=1, draft_n_max=depth)
         for name, depth in {"0": 0, "2": 2, "auto": "auto"}.items()
@@ -152,6 +164,7 @@ def test_sessions_begin_alike_and_without_experience(demo: Model, tmp_path: Path
             assert {one.n_decoded for one in found.values()} == {40}
             cached = [session._engine.cached for session in sessions._sessions.values()]
             assert cached[0][:32] == [*range(30, 60), 7, 8] and cached == cached[:1] * 3
+        assert processed == [2] * 6, "what comes after the context"
         assert sessions._sessions["auto"]._engine.choice is not before
         assert found["2"].drafted > found["0"].drafted == 0
 
@@ -163,7 +176,7 @@ def records() -> Records:
         (OURS, "decode"): {"0": (10, 20), "1": (14, 28), "2": (16, 30), "auto": (15, 30)},
         (OURS, "alone"): {"0": (11, 21)},
         (OURS, "long"): {"2": (16, 32), "auto": (16, 30)},
-        (UPSTREAM, "decode"): {"0": (8, 16), "1": (9,)},
+        (UPSTREAM, "decode"): {"0": (16, 8), "1": (13,)},
         (IK, "decode"): {"0": (10, 20), "0 -rtr": (12, 24), "2": (11, 22)},
         (filetable.BENCH, "decode"): {"0": (10, 20)},
     }
@@ -180,7 +193,7 @@ def test_the_ratios_that_are_asked_for() -> None:
     found = {claim.what: claim for claim in filetable.claims(records(), [JOB])}
     expected = {
         "depth 2 / no MTP": ([1.6, 1.5], 1.5),
-        "depth 2 / llama-server's best, no MTP": ([2.0, 30 / 16], 1.4),
+        "depth 2 / llama-server's best, no MTP": ([1.0, 30 / 8], 1.4),
         "depth 2 / ik_llama.cpp's best, no MTP -rtr": ([16 / 12, 30 / 24], 1.2),
         "auto / best fixed, depth 2, long": ([1.0, 30 / 32], 0.97),
         "no MTP / llama-bench": ([1.1, 1.05], 0.98),

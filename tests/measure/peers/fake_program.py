@@ -37,7 +37,9 @@ def bench() -> None:
     if MODE == "garbage":
         print("| model | size |")
         return
-    test = {"n_prompt": n_prompt, "n_gen": n_gen, "n_depth": int(option("-d", "0"))}
+    test = {"n_prompt": n_prompt, "n_gen": n_gen}
+    if "-rtr" not in ARGUMENTS:  # ik_llama.cpp's
+        test["n_depth"] = int(option("-d", "0"))
     rate = float("nan") if MODE == "nan" else 500.0 if n_prompt else 50.0
     print(json.dumps([{**test, "samples_ts": [rate]}]))
 
@@ -71,6 +73,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer({"error": {"message": "the request exceeds the context"}}, 400)
         if MODE == "garbage":
             return self.answer(b"<html>")
+        if "-rtr" in ARGUMENTS and not request["stream"]:
+            return self.answer({"error": {"message": "invalid UTF-8 byte"}}, 500)
         answer = {"timings": self.timings(request)}
         if request["stream"]:
             events = [{"content": "\n"}, {"content": "", **answer}]
