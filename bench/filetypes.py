@@ -8,11 +8,11 @@
 
 The files are synthetic models whose MTP head drafts (`synth --head-noise`): FOLDER/NAME.gguf, NAME
 one of --types (dense-TYPE: 0.8B shape, moe-TYPE: the small mixture of experts), written if it is
-not there. A job is a file after a context, with a type of cache; it has --rounds. Jobs with the
-first context and cache type measure, in turn and the other way round in every second round: prefill
-of ours without and with MTP, decode of ours (sessions side by side), llama-bench, llama-server and
-ik_llama.cpp (with and without -rtr) at their depths, and --long tokens at "auto" beside the best
-fixed depths. The other jobs measure decode of ours.
+not there; a file of your own has any name. A job is a file after a context, with a type of cache,
+and has --rounds. Jobs with the first context and cache type measure, in turn and the other way
+round in every second round: prefill of ours without and with MTP, decode of ours (sessions side by
+side), llama-bench, llama-server and ik_llama.cpp (with and without -rtr) at their depths, and
+--long tokens at "auto" beside the best fixed depths. The other jobs measure decode of ours.
 
 Writes results/NAME.json and .md after every round. With --budget-minutes every job has an equal
 share of what is left of the time, and at least one round.
@@ -86,8 +86,14 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     sizes = (*args.contexts, *args.depths, args.rounds, args.n_decode, args.threads)
     if not (args.contexts and args.depths and args.cache_types) or min(sizes) < 1:
         parser.error("contexts, depths, rounds, n-decode and threads must be at least 1")
-    if bad := [name for name in args.types if name.partition("-")[0] not in SHAPES]:
-        parser.error(f"--types: {bad[0]!r} is not dense-TYPE or moe-TYPE, as in dense-q4_k_m")
+    known = {name for name in args.types if name.partition("-")[0] in SHAPES}
+    if bad := [
+        name for name in args.types if name not in known and not file_of(args, name).exists()
+    ]:
+        parser.error(
+            f"--types: {bad[0]!r} is not dense-TYPE or moe-TYPE, as in dense-q4_k_m, and there is "
+            f"no {file_of(args, bad[0])}"
+        )
     if bad := [name for name in args.cache_types if name not in CACHE_TYPES]:
         parser.error(f"--cache-types: {bad[0]!r} is none of {', '.join(CACHE_TYPES)}")
     return args
@@ -116,11 +122,17 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
     ]
 
 
+def file_of(args: argparse.Namespace, name: str) -> Path:
+    """Where it should be."""
+    folder: Path = args.folder
+    return folder / f"{name}.gguf"
+
+
 def model_path(args: argparse.Namespace, name: str) -> Path:
     """The file, written if it is missing."""
     shape, _, tensor_type = name.partition("-")
-    path = args.folder / f"{name}.gguf"
-    return synthetic(SHAPES[shape], HEAD_NOISE, tensor_type, path)
+    path = file_of(args, name)
+    return path if path.exists() else synthetic(SHAPES[shape], HEAD_NOISE, tensor_type, path)
 
 
 @dataclass
@@ -203,14 +215,14 @@ class Measurement:
             self._prefill(0)
             self._ours.decode(self._settings, self._tail(0), min(16, args.n_decode))  # warm-up
             for number in range(self._records.rounds(job), args.rounds):
-                found, steps = Records(), [*self._steps(number)]
+                self._found, steps = Records(), [*self._steps(number)]
                 for side, part, measure in steps if number % 2 == 0 else steps[::-1]:
                     try:
-                        found.add(job, number, side, part, measure())
+                        self._found.add(job, number, side, part, measure())
                     except PeerError as error:
                         assert self._peers
                         self._peers.note(f"{job.file}: {side}, {part} is incomplete", error)
-                self._records.rows += found.rows
+                self._records.rows += self._found.rows
                 yield number
 
     def _make_rivals(self) -> Iterator[rivals.Rival]:
@@ -250,9 +262,10 @@ class Measurement:
         return {case: self._ours.prefill(case) for case in order[:: -1 if number % 2 else 1]}
 
     def _long(self, tail: list[int]) -> dict[str, Sample]:
-        """ "auto", and the depths that have been near the best so far; in the first round all."""
-        near = self._records.near_best(self._job, OURS, LONG_BEHIND) or self._settings
-        return self._ours.decode({*near, "auto"}, tail, self._args.long)
+        """Adaptive depth, and the depths that have been near the best so far."""
+        so_far = Records([*self._records.rows, *self._found.rows])
+        near = so_far.near_best(self._job, OURS, LONG_BEHIND)
+        return self._ours.decode([*near, "auto"], tail, self._args.long)
 
     def _in_the_race(self) -> Iterator[rivals.Rival]:
         """Servers that may be their side's best; the others end."""

@@ -78,8 +78,9 @@ class Records:
         return len({row["round"] for row in self.rows if wanted <= row.items()})
 
     def near_best(self, job: Job, side: str, within: float, part: str = "decode") -> list[str]:
-        """Cases that are so near their side's fastest, as a share of its speed; fastest first."""
-        typical = {case: median(by.values()) for case, by in self.speeds(job, side, part).items()}
+        """Cases so near their side's fastest, as a share of its speed; fastest first, no "auto"."""
+        speeds = self.speeds(job, side, part).items()
+        typical = {case: median(by.values()) for case, by in speeds if case != "auto"}
         least = within * max(typical.values(), default=0.0)
         return sorted((c for c in typical if typical[c] >= least), key=lambda c: -typical[c])
 
@@ -135,7 +136,7 @@ def _of_file(records: Records, job: Job) -> Iterator[Claim]:
     if not gain:
         return
     yield Claim(job.file, f"depth {depth} / no MTP", gain, _GAIN.get(job.file))
-    best = max((c for c in ours if c != "auto"), key=lambda case: median(ours[case].values()))
+    best = records.near_best(job, OURS, 0.0)[0]
     server_bar = _TO_SERVER if job.file.startswith("dense") else None
     for side, bar in ((UPSTREAM, server_bar), (IK, _TO_IK.get(job.file))):
         theirs = records.speeds(job, side)
@@ -143,8 +144,7 @@ def _of_file(records: Records, job: Job) -> Iterator[Claim]:
             what = f"{_named(best)} / {side}'s best, {_named(case)}"
             yield Claim(job.file, what, paired(ours[best], theirs[case]), bar)
     long = records.speeds(job, OURS, "long")
-    fixed = [case for case in records.near_best(job, OURS, 0.0, "long") if case != "auto"]
-    for case in _complete(fixed, long)[:1]:
+    for case in _complete(records.near_best(job, OURS, 0.0, "long"), long)[:1]:
         what = f"auto / best fixed, {_named(case)}, long"
         yield Claim(job.file, what, paired(long["auto"], long[case]), _AUTO)
     bench = records.speeds(job, BENCH)

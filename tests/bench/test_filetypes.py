@@ -28,7 +28,8 @@ def sample(tps: float, prefill: float | None = None) -> Sample:
 @pytest.fixture
 def folder(demo_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """With the demo model as a file to measure; results are written there too."""
-    (tmp_path / "dense-q8_0.gguf").symlink_to(demo_file)
+    for name in ("dense-q8_0", "mine"):
+        (tmp_path / f"{name}.gguf").symlink_to(demo_file)
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     real = results.write
     monkeypatch.setattr(results, "write", lambda *given: real(*given, tmp_path))
@@ -109,8 +110,8 @@ def test_what_is_interrupted_keeps_its_rounds(
         return real(self, name)
 
     monkeypatch.setattr(lockstep.SideBySide, "prefill", interrupted)
-    assert filetypes.main(command(folder)) == 130
-    assert {(row["context"], row["round"]) for row in samples(folder)} == {(24, 0)}
+    assert filetypes.main([*command(folder), "--types", "mine"]) == 130
+    assert {(row["file"], row["round"]) for row in samples(folder)} == {("mine", 0)}
 
 
 def test_a_job_has_its_share_of_the_time(
@@ -231,7 +232,7 @@ def test_slow_servers_leave_the_race() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--types", "q4_k_m"], "dense-q4_k_m"),
+        (["--types", "q4_k_m"], "there is no"),
         (["--contexts", "x"], "numbers"),
         (["--rounds", "0"], "at least 1"),
         (["--depths", "0,1"], "at least 1"),

@@ -129,6 +129,15 @@ def test_failures_say_what_it_said(
         measure(peers)
 
 
+def test_of_a_stream_the_last_event_counts(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = {**llama_server.completion_request([1, 2, 3], 9, 0), "stream": True}
+    with server(peers) as one:
+        assert one.complete(request)["timings"]["predicted_n"] == 9
+    monkeypatch.setenv("FAKE_MODE", "garbage")
+    with server(peers) as one, pytest.raises(PeerError, match="answered what is no JSON"):
+        one.complete(request)
+
+
 def test_one_that_is_never_ready(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_MODE", "never ready")
     with pytest.raises(PeerError, match="was not ready in 1 s"), server(peers, start_timeout_s=1):
