@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import peers as peers_module
-from benchkit import lockstep, results, rivals
+from benchkit import llama_bench, lockstep, results, rivals
 from benchkit.filetable import BENCH, OURS, Job, Records, claims, claims_table, speeds_table
 from benchkit.model import FOLDER, HEAD_NOISE, synthetic
 from benchkit.paths import ensure_driver
@@ -244,12 +244,12 @@ class Measurement:
         if ik:
             yield IK, "prefill", partial(rivals.ik_prefill, ik, plan)
         if upstream:
-            yield BENCH, "prefill", partial(rivals.bench, upstream, plan, "prefill")
+            yield BENCH, "prefill", lambda: {"0": llama_bench.prefill(upstream, plan)}
         yield OURS, "prefill", lambda: self._prefill(number)
         yield OURS, "decode", partial(decode, self._settings)
         yield OURS, "alone", partial(decode, ["0"])
         if upstream:
-            yield BENCH, "decode", partial(rivals.bench, upstream, plan, "decode")
+            yield BENCH, "decode", lambda: {"0": llama_bench.decode(upstream, plan)}
         if self._args.long:
             yield OURS, "long", lambda: self._long(tail)
 
@@ -288,11 +288,15 @@ def run(args: argparse.Namespace) -> int:
     from pyllama_mtp import native
     from pyllama_mtp.measure.machine import describe_machine
 
-    peers = find_peers(args)
+    library, peers = native.load(), find_peers(args)
     plan = {name: getattr(args, name) for name in ("n_decode", "long", "threads")}
-    header = results.header(describe_machine(), native.load().stamp)
+    header = results.header(describe_machine(), library.stamp)
     result = {**header, "plan": plan, "peers": peers.builds, "notes": peers.notes}
     records = Records(resumed(args, result) if args.resume else [])
+    built = peers_module.find(args.peers)
+    if UPSTREAM in peers.builds and built.info:  # by bench/peers.py
+        for text in peers_module.differences(built, library.stamp, library.system_info()):
+            peers.note(text)
     jobs, began = jobs_of(args), time.monotonic()
     end = began + 60 * args.budget_minutes if args.budget_minutes else float("inf")
     for i, job in enumerate(jobs):

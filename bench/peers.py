@@ -23,14 +23,22 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchkit.paths import ROOT
 
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.peers.find import PROGRAMS, Peers, built
+from pyllama_mtp.measure.peers.output import parse_system_info
 
 DEFAULT_FOLDER = ROOT / "build" / "peers"
 SOURCE = ROOT / "bench" / "cmake"
+#: ggml options that decide the speed of the CPU backend, and how its description names them.
+BACKEND_OPTIONS = {
+    "GGML_LLAMAFILE": "LLAMAFILE",
+    "GGML_OPENMP": "OPENMP",
+    "GGML_CPU_REPACK": "REPACK",
+}
 
 
 def find(folder: Path = DEFAULT_FOLDER) -> Peers:
@@ -133,6 +141,29 @@ def _run_logged(command: list[str], log: Path) -> bool:
     if process.returncode:
         print("\n".join(log.read_text().splitlines()[-30:]), file=sys.stderr)
     return process.returncode == 0
+
+
+def differences(peers: Peers, stamp: dict[str, Any], system_info: str) -> list[str]:
+    """Where its build and that of our library differ, and should not.
+
+    Args:
+        stamp, system_info: what our library says about its build and backends.
+    """
+    notes = []
+    for key in ("upstream_commit", "cpu_features", "compiler"):
+        theirs, own = peers.info.get(key), stamp.get(key)
+        if theirs != own:
+            notes.append(f"the builds differ in {key}: upstream's {theirs!r}, ours {own!r}")
+    backend = parse_system_info(system_info)
+    for option, feature in BACKEND_OPTIONS.items():
+        theirs, own = peers.info.get("ggml", {}).get(option), feature in backend
+        if theirs != own:
+            state = {True: "on", False: "off"}
+            notes.append(
+                f"the builds differ in {option}: {state.get(theirs)} in upstream's programs, "
+                f"{state[own]} in our library"
+            )
+    return notes
 
 
 def report(peers: Peers) -> str:

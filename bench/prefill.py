@@ -31,7 +31,6 @@ from benchkit.model import model_file
 from benchkit.ours import DriverError
 from benchkit.paths import RESULTS, ensure_driver
 from benchkit.plan import Plan
-from benchkit.report import spread
 from benchkit.statistics import Ratio, Spread
 from benchkit.worker import Load, Prefill, Prompt, Worker
 
@@ -317,7 +316,7 @@ def row(name: str, case: dict[str, Any], summary: dict[str, Any]) -> list[str]:
     drafts = case.get("draft_n_max") != 0
     return [
         name,
-        spread(summary["prefill_tps"]),
+        results.spread(summary["prefill_tps"]),
         f"{ratio['median']:.3f}",
         f"{ratio['low']:.3f}-{ratio['high']:.3f}" if name != BASE else "-",
         f"{100 * summary['prompt_sync_share']:.1f} %" if drafts else "-",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from peers import Peers
-
 from benchkit.plan import Plan
 from benchkit.sample import Sample
 from pyllama_mtp.measure.peers import llama_bench
@@ -23,13 +21,11 @@ def options(plan: Plan) -> Options:
     )
 
 
-def prefill(peers: Peers, plan: Plan) -> Sample:
-    """`pp`: the prompt in one go, one row of logits per batch."""
-    program = str(peers.program("llama-bench"))
-    return llama_bench.prefill(program, options(plan), plan.n_prefill)
+def prefill(program: str, plan: Plan, *more: str) -> Sample:
+    """`pp`: the prompt in one go, one row of logits per batch; `more`: options of its own."""
+    return llama_bench.prefill(program, options(plan), plan.n_prefill, *more)
 
 
-def decode(peers: Peers, plan: Plan) -> Sample:
+def decode(program: str, plan: Plan) -> Sample:
     """`tg` at depth: decode steps after n_prompt tokens; the tokens are random, none is sampled."""
-    program = str(peers.program("llama-bench"))
     return llama_bench.decode(program, options(plan), plan.n_prompt, plan.n_decode)

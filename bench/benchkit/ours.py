@@ -17,7 +17,6 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchkit.paths import ensure_driver
-from benchkit.sample import Sample
 from pyllama_mtp.measure.peers.process import child_environment
 
 STATUS = Path("/proc/self/status")
@@ -72,19 +71,6 @@ class Answer:
     system_info: str
     stamp: dict[str, Any]
     n_ctx: int
-
-    def sample(self) -> Sample:
-        """In the terms that all sides share."""
-        t = self.telemetry
-        return Sample(
-            prefill_tps=t["prefill_tps"],
-            decode_tps=t["decode_tps"] or None,
-            n_prompt=t["n_prompt"],
-            n_decoded=t["n_generated"] - 1,
-            drafted=sum(t["drafted"]),
-            accepted=sum(t["accepted"]),
-            rounds=t["rounds"] if sum(t["drafted"]) else 0,
-        )
 
 
 def measure(request: Request) -> Answer:

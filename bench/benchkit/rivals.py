@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchkit import llama_bench
 from benchkit.llama_bench import options
 from benchkit.plan import Plan
 from benchkit.sample import Sample
-from pyllama_mtp.measure.peers import PEERS, PeerError, llama_bench
+from pyllama_mtp.measure.peers import PEERS, PeerError
 from pyllama_mtp.measure.peers.find import Installed, find
 from pyllama_mtp.measure.peers.llama_server import Server, completion_request, server_options
 from pyllama_mtp.measure.peers.output import OutputError, check_lengths, parse_timings
@@ -74,21 +75,11 @@ def ik_rivals(program: str, plan: Plan, n_ctx: int, depths: Sequence[int]) -> It
 MAKERS = {UPSTREAM: upstream_rivals, IK: ik_rivals}
 
 
-def bench(program: str, plan: Plan, part: str) -> dict[str, Sample]:
-    """Upstream's llama-bench: "prefill", or "decode" after the context."""
-    if part == "prefill":
-        return {"0": llama_bench.prefill(program, options(plan), plan.n_prefill)}
-    return {"0": llama_bench.decode(program, options(plan), plan.n_prompt, plan.n_decode)}
-
-
 def ik_prefill(program: str, plan: Plan) -> dict[str, Sample]:
     """By ik_llama.cpp's llama-bench; it knows no flash attention "auto"."""
-    given = replace(options(plan), flash_attn="0" if plan.flash_attn == "off" else "1")
+    given = replace(plan, flash_attn="0" if plan.flash_attn == "off" else "1")
     more = {repack: ("-rtr", "1") if repack else () for repack in REPACK}
-    return {
-        f"0{repack}": llama_bench.prefill(program, given, plan.n_prefill, *more[repack])
-        for repack in REPACK
-    }
+    return {f"0{repack}": llama_bench.prefill(program, given, *more[repack]) for repack in REPACK}
 
 
 class Servers:

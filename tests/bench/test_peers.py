@@ -6,11 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import compare_upstream
 import peers
 import pytest
-from benchkit import measures
-from benchkit.plan import Plan
 
 INFO = {"upstream_commit": "0c1e", "compiler": "GNU 12", "cpu_features": "avx2", "series": "ef"}
 INFO |= {"build_type": "Release"}
@@ -64,9 +61,7 @@ def notes(folder: Path, system_info: str, **stamp: Any) -> list[str]:
     """Notes on a comparison whose upstream side has llamafile and OpenMP, and no repacking."""
     info = {**INFO, "ggml": {"GGML_LLAMAFILE": True, "GGML_OPENMP": True, "GGML_CPU_REPACK": False}}
     built = peers.Peers(folder, {}, info)
-    bench = measures.Bench(Plan(folder / "m.gguf"), built, "patched", 10)
-    bench.stamp, bench.system_info = {**INFO, **stamp}, system_info
-    return compare_upstream.build_notes(bench, [])
+    return peers.differences(built, {**INFO, **stamp}, system_info)
 
 
 def test_builds_that_differ_are_noted(folder: Path) -> None:

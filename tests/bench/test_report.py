@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import memory
 import pytest
-from benchkit import report, results
-from benchkit.measures import MEASURES, summarize
+from benchkit import results
 from benchkit.model import Dimensions
 from benchkit.ours import parse_status
 from benchkit.plan import Plan
-from benchkit.sample import Sample
 
 PLAN = Plan(Path("/home/somebody/models/synth.gguf"), threads=2)
 MACHINE = {"cpu": "Some CPU", "cores": 2, "memory_bytes": 2**34, "devices": [], "os": "Linux 6"}
@@ -21,56 +18,17 @@ BUILD = {"upstream_commit": "0c1e57098bba", "compiler": "GNU 12", "cpu_features"
 BUILD |= {"variant": "patched", "series": "7ffaa8541e19"}
 
 
-def result() -> dict[str, Any]:
-    """A result with two rounds of everything."""
-    plain = [Sample(200.0, 20.0, 256, 192), Sample(210.0, 21.0, 256, 192)]
-    drafted = [Sample(190.0, 30.0, 256, 192, 177, 132, 60)] * 2
-    measured = {
-        m.name: summarize(
-            m, PLAN, dict.fromkeys(("theirs", "ours"), drafted if m.name == "mtp" else plain)
-        )
-        for m in MEASURES
-    }
-    return {
-        **results.header(MACHINE, BUILD),
-        "plan": PLAN.to_dict(),
-        "rounds": {"done": 2, "planned": 5},
-        "notes": ["a note"],
-        "measures": measured,
-    }
-
-
-def test_the_table_has_every_comparison() -> None:
-    lines = report.table(result()["measures"])
-    first = [line.split("|")[1].strip() for line in lines[2:]]
-    assert first[:3] == ["plain prefill, tok/s", "plain decode, tok/s", "draft-MTP decode, tok/s"]
-    assert first[3:] == ["... at equal acceptance", "MTP prefill, tok/s"]
-    assert "205.0 (200.0-210.0)" in lines[2]
-    assert "1.000" in lines[2]
-    assert len({len(line) for line in lines}) == 1
-
-
-def test_a_side_without_samples_is_a_dash() -> None:
-    summary = summarize(MEASURES[0], PLAN, {"theirs": [], "ours": [Sample(9.0, None, 1, 0)]})
-    row = report.table({"prefill": summary})[-1]
-    assert [cell.strip() for cell in row.split("|")[3:7]] == ["-", "9.0 (9.0-9.0)", "-", "-"]
-
-
-def test_the_report_says_how_it_was_measured() -> None:
-    text = report.render(result())
-    assert "3.200 tokens per round over 120 rounds" in text
-    assert "- Rounds: 2 of 5, interleaved" in text
-    assert "- Note: a note" in text
-    assert "0.84, 0.76, 0.67" in text
-    assert "times 3.27" in text
+def test_a_median_is_shown_with_its_range() -> None:
+    assert results.spread({"median": 205.0, "low": 200.0, "high": 210.04}) == "205.0 (200.0-210.0)"
+    assert results.spread(None) == "-"
 
 
 def test_files_hold_the_raw_samples_and_no_folder(tmp_path: Path) -> None:
-    given = result()
-    paths = results.write(given, report.render(given), "name", tmp_path)
+    given = {**results.header(MACHINE, BUILD), "plan": PLAN.to_dict(), "samples": [200.5, 201.5]}
+    paths = results.write(given, "\n".join(results.header_lines(given)), "name", tmp_path)
     assert [path.name for path in paths] == ["name.json", "name.md"]
     read = json.loads(paths[0].read_text())
-    assert len(read["measures"]["decode"]["samples"]["ours"]) == 2
+    assert read["samples"] == [200.5, 201.5]
     assert "/home/" not in paths[0].read_text() + paths[1].read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["name.json", "name.md"]
 

@@ -5,18 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchkit.measures import MEASURES, compare_sides, pooled, summarize
 from benchkit.plan import Plan, random_prompt
-from benchkit.sample import Sample
 from benchkit.statistics import Ratio, Spread, expected_tokens_per_round
 
 PLAN = Plan(Path("/somewhere/model.gguf"), threads=2)
-
-
-def decoded(rate: float, accepted: int = 0, n_decoded: int = 60) -> Sample:
-    """A draft-MTP sample, or a plain one without accepted drafts."""
-    rounds = n_decoded - accepted if accepted else 0
-    return Sample(100.0, rate, 256, n_decoded, 3 * rounds, accepted, rounds)
 
 
 def test_spread() -> None:
@@ -39,31 +31,6 @@ def test_ratio_needs_samples_above_zero(sides: tuple[list[float], list[float]]) 
 
 def test_expected_tokens_per_round() -> None:
     assert expected_tokens_per_round((0.84, 0.76, 0.67)) == pytest.approx(3.27)
-
-
-def test_sides_without_samples_have_no_ratio() -> None:
-    sides = compare_sides({"ours": [decoded(2.0)], "theirs": []}, lambda sample: sample.decode_tps)
-    assert sides["theirs"] is None
-    assert sides["ours"]["median"] == 2.0
-    assert "ratio" not in sides
-
-
-def test_equal_acceptance_takes_luck_out() -> None:
-    """Both sides make 10 passes a second; ours was luckier in its draws."""
-    mtp = next(measure for measure in MEASURES if measure.name == "mtp")
-    samples = {"ours": [decoded(30.0, accepted=40)], "theirs": [decoded(20.0, accepted=30)]}
-    summary = summarize(mtp, PLAN, samples)
-    assert summary["ratio"]["of_medians"] == 1.5
-    assert summary["equal_acceptance"]["ratio"]["of_medians"] == pytest.approx(1.0)
-    assert summary["equal_acceptance"]["ours"]["median"] == pytest.approx(10 * 3.27)
-    assert summary["prefill"]["ratio"]["of_medians"] == 1.0
-
-
-def test_pooled_acceptance_is_total_over_total() -> None:
-    total = pooled([decoded(1.0, accepted=40), decoded(1.0, accepted=30)])
-    assert (total["rounds"], total["accepted"], total["drafted"]) == (50, 70, 150)
-    assert total["tokens_per_round"] == pytest.approx(120 / 50)
-    assert total["acceptance"] == pytest.approx(70 / 150)
 
 
 def test_the_plan_gives_both_sides_the_same_context_and_prompt() -> None:
