@@ -1,21 +1,32 @@
-"""The LM head that drafts come from: the model's own rows for the tokens of a draft vocabulary."""
+"""The LM head that drafts come from: the model's own rows for tokens of a draft vocabulary, as they
+are in the file or in another type."""
 
 from __future__ import annotations
 
 import logging
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from .draftvocab import DEFAULT_SIZE, Ids, choose
+from . import native
+from .draftvocab import DEFAULT_SIZE, DraftVocab, Ids, choose
 from .errors import ModelFileError, UsageError
 from .models.ggufheader import TENSOR_TYPES
 from .models.ggufinfo import GGUFInfo, read_gguf
 from .models.trimmedhead import n_rows, own_head, trimmed_head, trimmed_head_ids
+from .settings import available_threads
 
 log = logging.getLogger("pyllama_mtp")
+
+
+#: Values that are converted to another type at a time, by each thread: 8 MiB of F32.
+_SLICE = 1 << 21
+#: Seconds between two lines in the log while rows are converted.
+_PERIOD_S = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,80 +38,204 @@ class HeadRows:
     name: str
 
 
-def head_rows(model: str | os.PathLike[str] | GGUFInfo, ids: Ids) -> HeadRows:
-    """Copy the rows of the LM head that the MTP head drafts with, whatever their type.
+class HeadFile:
+    """The LM head in a model file that the MTP head drafts with, and the type its rows are given.
 
-    A row is a whole number of blocks in every type, so quantized rows are copied, not quantized
-    again. The head is the MTP block's own if the file has one over the whole vocabulary, else the
-    model's, else the token embedding (as in `graph_mtp` of upstream's src/models/qwen35.cpp).
+    The head is the MTP block's own if the file has one over the whole vocabulary, else the model's,
+    else the token embedding (as in `graph_mtp` of upstream's src/models/qwen35.cpp).
+
+    Attributes:
+        name: of the tensor.
+        n_rows: tokens that it is over.
+        type: number of the type of the rows that :meth:`rows` gives.
+    """
+
+    def __init__(self, info: GGUFInfo, kind: str = "file") -> None:
+        """Open the file.
+
+        Args:
+            kind: a type by its name in ggml, in small letters, or "file": as they are.
+
+        Raises:
+            ModelFileError: the file cannot be read, or has no head.
+            UsageError: rows cannot be given this type.
+        """
+        tensors = {tensor.name: tensor for tensor in info.tensors}
+        own = None if trimmed_head(info) else own_head(info)
+        head = own or tensors.get("output.weight") or tensors.get("token_embd.weight")
+        if not head:
+            raise ModelFileError(f"{info.path}: the file has no LM head", info.path)
+        self.name, self._path, self._n_embd = head.name, info.path, head.shape[0]
+        self._stored = _number(head.type)
+        self.type = self._stored if kind == "file" else _number(kind.upper())
+        if self.converts:
+            self._refuse(kind)
+        row_bytes = _row_bytes(self._stored, self._n_embd)
+        self.n_rows = head.nbytes // row_bytes
+        try:
+            shape = (self.n_rows, row_bytes)
+            self._data = np.memmap(head.file, np.uint8, "r", offset=head.offset, shape=shape)
+        except (OSError, ValueError) as error:
+            raise ModelFileError(f"cannot read {info.path}: {error}", info.path) from error
+
+    @property
+    def converts(self) -> bool:
+        """Whether rows are of another type than in the file."""
+        return self.type != self._stored
+
+    def _refuse(self, kind: str) -> None:
+        """Raise UsageError if rows cannot be converted."""
+        lib, block = native.load().lib, TENSOR_TYPES[self.type][1]
+        if lib.ggml_quantize_requires_imatrix(self.type):
+            raise UsageError(
+                f"draft_head_type {kind!r} needs an importance matrix; use one that needs none, "
+                "such as 'q4_0' or 'q2_k'"
+            )
+        if self._n_embd % block:
+            raise UsageError(
+                f"draft_head_type {kind!r} has blocks of {block} values, and a row of {self.name} "
+                f"has {self._n_embd}; use a type with smaller blocks, such as 'q4_0' or 'q8_0'"
+            )
+        stored = TENSOR_TYPES[self._stored][0]
+        if stored != "F32" and not lib.ggml_get_type_traits(self._stored).to_float:
+            raise UsageError(f"draft_head_type {kind!r}: {stored} of {self.name} cannot be read")
+
+    def rows(self, ids: Ids) -> HeadRows:
+        """Copy rows, as they are in the file (a row is a whole number of blocks in every type) or
+        converted by ggml's own functions.
+
+        Args:
+            ids: [n] rows, in the order wanted.
+
+        Raises:
+            ModelFileError: the head has not these rows.
+        """
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.n_rows:
+            message = f"{self.name} has {self.n_rows} rows, wanted are {ids.min()} to {ids.max()}"
+            raise ModelFileError(f"{self._path}: {message}", self._path)
+        data = self._converted(ids) if self.converts else np.asarray(self._data)[ids]
+        return HeadRows(self.type, data, self.name)
+
+    def _converted(self, ids: Ids) -> npt.NDArray[np.uint8]:
+        """The rows in another type: slice by slice, the slices on all cores."""
+        n_slice = max(1, _SLICE // self._n_embd)
+        out = np.empty((len(ids), _row_bytes(self.type, self._n_embd)), dtype=np.uint8)
+        starts = range(0, len(ids), n_slice)
+
+        def convert(start: int) -> None:
+            part = np.s_[start : start + n_slice]
+            self._convert(np.asarray(self._data)[ids[part]], out[part])
+
+        if len(starts) == 1:
+            convert(0)
+            return out
+        said = time.monotonic()
+        with ThreadPoolExecutor(available_threads()) as pool:
+            for n_done, _ in enumerate(pool.map(convert, starts)):
+                if time.monotonic() - said > _PERIOD_S:
+                    said, share = time.monotonic(), n_done / len(starts)
+                    log.info("the draft head becomes %s: %.0f %%", self.type_name, 100 * share)
+        return out
+
+    @property
+    def type_name(self) -> str:
+        """Name of `type` in ggml."""
+        return TENSOR_TYPES[self.type][0]
+
+    def _convert(self, rows: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:
+        """Rows of the file, [n, bytes per row], to `out`."""
+        library = native.load()
+        ffi, lib = library.ffi, library.lib
+        values = rows.view(np.float32) if TENSOR_TYPES[self._stored][0] == "F32" else None
+        if values is None:
+            values = np.empty((len(rows), self._n_embd), dtype=np.float32)
+            to_float = lib.ggml_get_type_traits(self._stored).to_float
+            to_float(ffi.from_buffer(rows), ffi.from_buffer("float[]", values), values.size)
+        given = ffi.from_buffer("float[]", values), ffi.from_buffer(out)
+        lib.ggml_quantize_chunk(self.type, *given, 0, len(rows), self._n_embd, ffi.NULL)
+
+
+def _number(name: str) -> int:
+    return next(number for number, (known, _, _) in TENSOR_TYPES.items() if known.upper() == name)
+
+
+def _row_bytes(number: int, n_embd: int) -> int:
+    _, block, block_bytes = TENSOR_TYPES[number]
+    return n_embd // block * block_bytes
+
+
+def head_rows(model: str | os.PathLike[str] | GGUFInfo, ids: Ids, kind: str = "file") -> HeadRows:
+    """Rows of a model file's LM head; see :class:`HeadFile`.
 
     Args:
         model: a model file, or its description, which saves reading it again.
         ids: [n] rows, in the order wanted.
+        kind: the type they are given; "file": as they are.
 
     Raises:
-        ModelFileError: the file cannot be read, has no head, or not these rows of it.
+        ModelFileError, UsageError: see :class:`HeadFile`.
     """
-    info = model if isinstance(model, GGUFInfo) else read_gguf(model)
-    tensors = {tensor.name: tensor for tensor in info.tensors}
-    own = None if trimmed_head(info) else own_head(info)
-    head = own or tensors.get("output.weight") or tensors.get("token_embd.weight")
-    if not head:
-        raise ModelFileError(f"{info.path}: the file has no LM head", info.path)
-    number = next(n for n, (name, _, _) in TENSOR_TYPES.items() if name == head.type)
-    _, block, block_bytes = TENSOR_TYPES[number]
-    row_bytes = head.shape[0] // block * block_bytes
-    shape = (head.nbytes // row_bytes, row_bytes)
-    if ids.size and not 0 <= ids.min() <= ids.max() < shape[0]:
-        message = f"{head.name} has {shape[0]} rows, wanted are {ids.min()} to {ids.max()}"
-        raise ModelFileError(f"{info.path}: {message}", info.path)
-    try:
-        rows = np.memmap(head.file, np.uint8, "r", offset=head.offset, shape=shape)
-    except (OSError, ValueError) as error:
-        raise ModelFileError(f"cannot read {info.path}: {error}", info.path) from error
-    return HeadRows(number, np.asarray(rows)[ids], head.name)
+    return HeadFile(model if isinstance(model, GGUFInfo) else read_gguf(model), kind).rows(ids)
 
 
 @dataclass(frozen=True, eq=False)
 class DraftHead:
     """An LM head over a part of the vocabulary: rows[i] belongs to token ids[i], ascending.
 
-    rows is None for the trimmed head of a model file, which stays where the model has it; its ids
-    are in the order of the file.
+    Attributes:
+        rows: None for the trimmed head of a model file, which stays where the model has it; its ids
+            are in the order of the file.
     """
 
     ids: Ids
     rows: HeadRows | None
 
 
-def draft_head(info: GGUFInfo, spec: str | int | os.PathLike[str]) -> DraftHead | None:
+def draft_head(
+    info: GGUFInfo, spec: str | int | os.PathLike[str], kind: str = "file"
+) -> DraftHead | None:
     """The draft head that a user asks for; None: the model's own.
 
     Args:
         spec: as for :func:`choose`; or "auto": the file's trimmed head if it has one, else
             DEFAULT_SIZE tokens if that is less than half of the vocabulary and the tokenizer can be
             ranked.
+        kind: the type of its rows; see :class:`HeadFile`.
 
     Raises:
-        UsageError, DraftVocabError, ModelFileError: see :func:`choose`; UsageError also for the
-            whole vocabulary where the file's head has a part of it.
+        UsageError, DraftVocabError, ModelFileError: see :func:`choose` and :class:`HeadFile`;
+            UsageError also for the whole vocabulary, or another type, where the file's head has a
+            part of it.
     """
     trimmed = trimmed_head(info)
     if spec == "auto" and trimmed:
+        if kind != "file":
+            raise UsageError(
+                f"draft_head_type {kind!r}: the trimmed MTP head of {info.path} is used as it is; "
+                "use 'file', or with a number as draft_vocab rows of the model's LM head"
+            )
         return DraftHead(trimmed_head_ids(info), None)
-    if spec == "auto":
-        if info.n_vocab <= 2 * DEFAULT_SIZE:
-            return None
-        try:
-            vocab = choose(info.path, DEFAULT_SIZE)
-        except ModelFileError as error:
-            log.info("drafting over the whole vocabulary: %s", error)
-            return None
-    else:
-        vocab = choose(info.path, spec)
+    vocab = _by_size(info) if spec == "auto" else choose(info.path, spec)
     if trimmed and not vocab:
         raise UsageError(
             f"draft_vocab {spec!r}: the MTP head of {info.path} has {n_rows(trimmed)} of "
             f"{info.n_vocab} tokens; use 'auto', or fewer rows of the model's LM head"
         )
-    return DraftHead(vocab.ids, head_rows(info, vocab.ids)) if vocab else None
+    if not vocab and kind == "file":
+        return None
+    head = HeadFile(info, kind)
+    if not vocab and not head.converts:
+        return None
+    ids = vocab.ids if vocab else np.arange(info.n_vocab, dtype=np.int32)
+    return DraftHead(ids, head.rows(ids))
+
+
+def _by_size(info: GGUFInfo) -> DraftVocab | None:
+    """The default draft vocabulary; None: the whole one."""
+    if info.n_vocab <= 2 * DEFAULT_SIZE:
+        return None
+    try:
+        return choose(info.path, DEFAULT_SIZE)
+    except ModelFileError as error:
+        log.info("drafting over the whole vocabulary: %s", error)
+        return None

@@ -154,7 +154,7 @@ class Engine:
                     "a smaller draft_n_max, or drafting 'stepwise'"
                 )
             chained, context.tap = False, Tap(context)
-        head = self.model.draft_head(s.draft_vocab) if has_tap else None
+        head = self.model.draft_head(s.draft_vocab, s.draft_head_type) if has_tap else None
         if head:
             context.set_draft_head(head.rows, head.ids)
         if self.on_device and traffic(self.target, context).leaves_device:

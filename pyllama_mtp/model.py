@@ -138,19 +138,22 @@ class Model(Owned, OfThisProcess):
         self.eos = int(self._lib.llama_vocab_eos(self._vocab))
         self.name = self.info.name or self.path.stem
         self.architecture = self.info.architecture
-        self._draft_head: tuple[str | int, DraftHead | None] | None = None
+        self._draft_head: tuple[tuple[str | int, str], DraftHead | None] | None = None
 
-    def draft_head(self, spec: str | int) -> DraftHead | None:
-        """The head for drafting over a part of the vocabulary; None: over all of it.
+    def draft_head(self, spec: str | int, kind: str = "file") -> DraftHead | None:
+        """The head that drafts come from; None: the model's own, over the whole vocabulary.
+
+        The last one is kept for the next session.
 
         Args:
-            spec: see `draft_vocab` of :class:`Settings`. The last one is kept for the next session.
+            spec, kind: see `draft_vocab` and `draft_head_type` of :class:`Settings`.
 
         Raises:
-            UsageError, DraftVocabError, ModelFileError: see :func:`pyllama_mtp.draftvocab.choose`.
+            UsageError, DraftVocabError, ModelFileError: see :func:`.drafthead.draft_head`.
         """
-        if not self._draft_head or self._draft_head[0] != spec:
-            self._draft_head = (spec, draft_head(self.info, spec))
+        if not self._draft_head or self._draft_head[0] != (spec, kind):
+            self._draft_head = None  # its memory may be needed
+            self._draft_head = ((spec, kind), draft_head(self.info, spec, kind))
         return self._draft_head[1]
 
     def _refuse_trimmed_head(self) -> None:

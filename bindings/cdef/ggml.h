@@ -27,3 +27,9 @@ ggml_backend_reg_t ggml_backend_reg_by_name(const char * name);
 size_t             ggml_backend_reg_dev_count(ggml_backend_reg_t reg);
 ggml_backend_dev_t ggml_backend_reg_dev_get  (ggml_backend_reg_t reg, size_t index);
 void *             ggml_backend_reg_get_proc_address(ggml_backend_reg_t reg, const char * name);
+
+// Rows of matrices: to F32, and from it to another type.
+struct ggml_type_traits { void (*to_float)(const void * x, float * y, int64_t k); ...; };
+const struct ggml_type_traits * ggml_get_type_traits(enum ggml_type type);
+bool   ggml_quantize_requires_imatrix(enum ggml_type type);
+size_t ggml_quantize_chunk(enum ggml_type type, const float * src, void * dst, int64_t start, int64_t nrows, int64_t n_per_row, const float * imatrix);

@@ -11,6 +11,7 @@ from pyllama_mtp.settings import (
     DRAFTING,
     FLASH_ATTENTION,
     HANDOFF,
+    HEAD_TYPES,
     HIDDEN,
     PROMPT_ROWS,
     PROMPT_SYNC,
@@ -145,6 +146,15 @@ def _add_prompt_switches(parser: argparse.ArgumentParser, compare: bool) -> None
         "'pyllama-mtp draft-vocab'; 'auto' is those of the model file's MTP head if it is trimmed, "
         "else 32768 if that is less than half of them all",
     )
+    group.add_argument(
+        "--draft-head-type",
+        type=one_of(HEAD_TYPES),
+        default=Settings.draft_head_type,
+        metavar="TYPE",
+        help="type of the rows that drafts come from: 'file' as they are in the model file, or "
+        "q8_0, q6_k, q4_k, q4_0, ..., which are quantized at the start. Smaller ones make drafts "
+        "cheaper, also with '--draft-vocab full'",
+    )
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -245,6 +255,7 @@ def settings_from(args: argparse.Namespace, draft_n_max: int | str, **switches: 
         cache_type_k=args.cache_type_k,
         cache_type_v=args.cache_type_v,
         flash_attn=args.flash_attn,
+        draft_head_type=args.draft_head_type,
         draft_n_max=draft_n_max,
         ngram=getattr(args, "ngram", True),  # where the depth can be "auto"
         p_min=args.p_min,

@@ -1,0 +1,159 @@
+"""Rows of the draft head in another type than the file's: cheaper drafts, and the same text."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+
+from pyllama_mtp import Model, Session, drafthead
+from pyllama_mtp.drafthead import HeadFile, draft_head, head_rows
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, TENSOR_TYPES
+from pyllama_mtp.models.ggufinfo import read_gguf
+from pyllama_mtp.models.synth import write_synthetic
+from pyllama_mtp.settings import HEAD_TYPES
+
+from ..trimmed import write_trimmed
+from .support import greedy, settings
+from .test_draft_head import context, logits_of, set_head
+
+
+def everything(model: Model) -> np.ndarray:
+    return np.arange(model.n_vocab, dtype=np.int32)
+
+
+def values(model: Model) -> np.ndarray:
+    """The demo model's LM head as the file has it, in F32."""
+    data = head_rows(model.info, everything(model)).data
+    return data.view("<f2").astype(np.float32)
+
+
+def test_every_type_is_one_of_ggmls() -> None:
+    """And one that weights may have."""
+    known = {name.lower() for name, _, _ in TENSOR_TYPES.values() if name not in NOT_WEIGHTS}
+    assert HEAD_TYPES[0] == "file" and set(HEAD_TYPES[1:]) <= known
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "q8_0", "q4_0", "q5_1"])
+def test_rows_are_what_ggmls_quantizers_make_of_them(demo: Model, kind: str) -> None:
+    """By the reimplementation in gguf, to the bit."""
+    ids = everything(demo)[5:700:3]
+    found = head_rows(demo.info, ids, kind)
+    number = GGMLQuantizationType[kind.upper()]
+    assert found.type == number
+    assert found.data.tobytes() == quantize(values(demo)[ids], number).tobytes()
+
+
+@pytest.mark.parametrize(("stored", "kind"), [("q8_0", "q4_k"), ("q4_0", "q6_k"), ("f32", "q3_k")])
+def test_rows_that_are_quantized_already(stored: str, kind: str, tmp_path: Path) -> None:
+    """To F32 first, by the type's own function."""
+    file = tmp_path / "model.gguf"
+    write_synthetic(file, "tiny-moe", stored, n_vocab=600, n_embd=256)
+    info = read_gguf(file)
+    ids = np.arange(0, 600, 7, dtype=np.int32)
+    before, after = head_rows(info, ids), head_rows(info, ids, kind)
+    wanted = dequantize(before.data, GGMLQuantizationType(before.type)).ravel()
+    found = dequantize(after.data, GGMLQuantizationType(after.type)).ravel()
+    assert np.corrcoef(wanted, found)[0, 1] > 0.97
+    assert np.abs(found - wanted).mean() < 0.2 * np.abs(wanted).mean()
+
+
+def test_slices(
+    demo: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Many of them make the same rows as one; what takes long says how far it is."""
+    ids = everything(demo)[::-1].copy()
+    wanted = head_rows(demo.info, ids, "q4_0").data
+    monkeypatch.setattr(drafthead, "_SLICE", 100 * demo.n_embd)
+    monkeypatch.setattr(drafthead, "_PERIOD_S", -1.0)
+    with caplog.at_level(logging.INFO, "pyllama_mtp"):
+        assert head_rows(demo.info, ids, "q4_0").data.tobytes() == wanted.tobytes()
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == -(-len(ids) // 100) and "Q4_0: 52 %" in " ".join(said)
+
+
+@pytest.mark.parametrize("vocab", ["full", 512])
+def test_logits_are_those_of_the_converted_rows(demo: Model, vocab: str | int) -> None:
+    """An F32 head of the dequantized rows gives them too, to the rounding of activations."""
+    head = demo.draft_head(vocab, "q8_0")
+    assert head and head.rows
+    with context(demo) as draft:
+        draft.set_draft_head(head.rows, head.ids)
+        found = logits_of(draft)
+        exact = drafthead.HeadRows(
+            0, dequantize(head.rows.data, GGMLQuantizationType.Q8_0).view(np.uint8), "dequantized"
+        )
+        draft.set_draft_head(exact, head.ids)
+        wanted = logits_of(draft)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=0.02 * np.abs(wanted).max())
+        set_head(draft, head.ids[::-1][:10][::-1])
+        assert logits_of(draft).shape[1] == 10
+
+
+@pytest.mark.parametrize("options", [{}, {"draft_vocab": 512}, {"drafting": "stepwise"}], ids=str)
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "mxfp4"])
+def test_the_text_is_the_same(
+    demo: Model, demo_prompts: list[str], kind: str, options: dict[str, object]
+) -> None:
+    """And drafts are still accepted, by far more than chance."""
+    chosen = {"draft_vocab": "full", **options}
+    texts, shares = [], []
+    for type_ in ("file", kind):
+        accepted = drafted = 0
+        with Session(demo, settings(3, draft_head_type=type_, **chosen)) as session:
+            runs = [greedy(session, prompt, 24) for prompt in demo_prompts[:5]]
+            ids = session._engine.drafter.context.draft_ids  # type: ignore[union-attr]
+        for run in runs:
+            accepted += sum(run.telemetry.accepted)
+            drafted += sum(run.telemetry.drafted)
+        texts.append([run.tokens for run in runs])
+        shares.append(accepted / drafted)
+    assert texts[0] == texts[1]
+    assert len(ids) == (512 if "draft_vocab" in options else demo.n_vocab)
+    assert shares[1] > 0.7 * shares[0] > 0.1
+
+
+def test_the_files_own_type_over_the_whole_vocabulary(demo: Model) -> None:
+    """Nothing to convert: no second head in memory."""
+    assert demo.draft_head("full", "f16") is None
+    assert demo.draft_head("full", "file") is None
+
+
+@pytest.mark.parametrize("vocab", ["full", 512])
+def test_memory_of_a_type(demo: Model, vocab: str | int) -> None:
+    found = {}
+    for kind in ("q8_0", "q4_0"):
+        with Session(demo, settings(2, draft_vocab=vocab, draft_head_type=kind)) as session:
+            found[kind] = session.memory()["draft_context"]
+    n = demo.n_vocab if vocab == "full" else vocab
+    assert found["q8_0"] - found["q4_0"] == n * demo.n_embd // 2
+
+
+REFUSED = {
+    "iq2_xxs": "importance matrix; use one that needs none",
+    "iq1_s": "importance matrix",
+    "q4_k": "blocks of 256 values, and a row of token_embd.weight has 192",
+    "iq4_xs": "blocks of 256",
+}
+
+
+@pytest.mark.parametrize(("kind", "why"), REFUSED.items(), ids=REFUSED)
+def test_types_that_cannot_be(demo: Model, kind: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        Session(demo, settings(2, draft_head_type=kind, draft_vocab="full"))
+
+
+def test_a_trimmed_head_of_a_file(demo_file: Path, tmp_path: Path) -> None:
+    """Is used as it is; rows of the model's own head can be of another type."""
+    ids = np.arange(0, 2048, 3, dtype=np.int32)
+    info = read_gguf(write_trimmed(demo_file, tmp_path / "trimmed.gguf", ids, ids))
+    with pytest.raises(UsageError, match=r"trimmed MTP head .* is used as it is"):
+        draft_head(info, "auto", "q4_0")
+    head = draft_head(info, 300, "q4_0")
+    assert head and head.rows and head.rows.type == GGMLQuantizationType.Q4_0
+    assert HeadFile(info).name == "token_embd.weight"
