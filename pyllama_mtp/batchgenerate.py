@@ -228,6 +228,7 @@ class BatchLoop:
                 live.token = request.sampler.sample(engine.engine.target, row)
                 if live.choice:
                     live.choice.begin(request.prompt)
+                engine.engine.follow(request.prompt, total, telemetry, prompt=True)
                 self._keep_logprobs(live, [live.token], row)
         total.time_s["prompt_sync"] += telemetry.time_s["prompt_sync"] - before
         if row is None:
@@ -308,6 +309,9 @@ class BatchLoop:
                 self._keep_logprobs(one, verdict.tokens, i * n_rows)
         accepted = [verdict.n_accepted for verdict in verdicts]
         engine.keep(places, accepted, clock)
+        with clock.timed("sync"):
+            for one, verdict in zip(live, verdicts, strict=True):
+                engine.engine.follow(verdict.tokens, self._total, one.request.answer.telemetry)
         clock.decode_s = time.perf_counter() - began
         self._total.count_pass(len(live), n_rows - 1)
         self._count_time(self._total, clock)

@@ -46,7 +46,7 @@ class Context(Owned, OfThisProcess):
         last_outputs: output marks of the last batch.
         greedy: decodes leave the best token of every output row, and no logits.
         n_candidates: and so many of its best tokens, with their logits.
-        draft_ids: [n] int32: tokens that a draft head is over; None: the whole vocabulary.
+        draft_ids: [n] int32: tokens that a draft head is over, by row; None: the whole vocabulary.
     """
 
     def __init__(
@@ -367,7 +367,7 @@ class Context(Owned, OfThisProcess):
         return self._view(pointer, n)
 
     def argmax(self, row: int) -> int:
-        """Token with the largest logit of batch entry `row`; the first one of equals.
+        """Token with the largest logit of batch entry `row`; the smallest one of equals.
 
         Raises:
             UsageError: no output row was asked for there.
@@ -381,7 +381,9 @@ class Context(Owned, OfThisProcess):
             return token
         best = int(self.logits(row).argmax())  # numpy: the first NaN, if there is one
         self._refuse_nan(self.logits(row)[best])
-        return best if self.draft_ids is None else int(self.draft_ids[best])
+        if self.draft_ids is None:
+            return best
+        return int(self.draft_ids[self.logits(row) == self.logits(row)[best]].min())
 
     def _check_output(self, row: int) -> None:
         if not (0 <= row < len(self.last_outputs) and self.last_outputs[row]):
@@ -474,6 +476,31 @@ class Context(Owned, OfThisProcess):
                 f"there is no draft head here: {said or 'it needs the patched library'}"
             )
         self.draft_ids = ids
+
+    def replace_draft_rows(self, slots: Ints, ids: Ints, rows: HeadRows) -> None:
+        """Write other rows over some of the draft head's, where they are.
+
+        Args:
+            slots: [n] int32: which rows of the head, none twice.
+            ids: [n] int32: whose rows these are from now on; tokens that have no other.
+            rows: [n], of the type that the head has.
+
+        Raises:
+            UsageError: the head is none that was given rows, or they do not fit.
+        """
+        slots, ids = np.array(slots, dtype=np.int32), np.array(ids, dtype=np.int32)
+        if len(slots) != len(ids):
+            raise UsageError(f"{len(slots)} slots for {len(ids)} tokens")
+        data = np.ascontiguousarray(rows.data)
+        pointers = [self._ffi.from_buffer("int32_t[]", array) for array in (slots, ids)]
+        given = (len(ids), *pointers, self._ffi.from_buffer(data), data.nbytes)
+        if not self._call(self._lib.pyllama_mtp_replace_draft_rows, *given):
+            said = native.take_recent_errors()
+            self.model.refuse_lost_worker()
+            raise UsageError(f"no row is replaced: {said or 'it needs the patched library'}")
+        assert self.draft_ids is not None
+        self.draft_ids = self.draft_ids.copy()  # what was drawn from the one before refers to it
+        self.draft_ids[slots] = ids
 
     def _use_model_draft_head(self, ids: Ints) -> None:
         out = self._ffi.new("int32_t *[1]")

@@ -185,10 +185,14 @@ class DraftHead:
     Attributes:
         rows: None for the trimmed head of a model file, which stays where the model has it; its ids
             are in the order of the file.
+        file: where the rows are from, and further ones; None for a trimmed head.
+        ranked: [n] ids, most useful first; None: nobody has ranked them.
     """
 
     ids: Ids
     rows: HeadRows | None
+    file: HeadFile | None = None
+    ranked: Ids | None = None
 
 
 def draft_head(
@@ -227,7 +231,7 @@ def draft_head(
     if not vocab and not head.converts:
         return None
     ids = vocab.ids if vocab else np.arange(info.n_vocab, dtype=np.int32)
-    return DraftHead(ids, head.rows(ids))
+    return DraftHead(ids, head.rows(ids), head, vocab.ranked if vocab else None)
 
 
 def _by_size(info: GGUFInfo) -> DraftVocab | None:

@@ -196,11 +196,13 @@ class DraftVocab:
         ids: [n] int32, read-only, ascending and unique: row i of the small LM head is token ids[i].
         n_vocab: size of the whole vocabulary.
         fingerprint: of the tokenizer that the ids belong to, see :attr:`Tokenizer.fingerprint`.
+        ranked: the same ids, most useful first; None: not known.
     """
 
     ids: Ids
     n_vocab: int
     fingerprint: str
+    ranked: Ids | None = None
 
     def __post_init__(self) -> None:
         """Native code writes where the ids say, so no other can exist. Raises UsageError."""
@@ -248,7 +250,7 @@ def choose(
             raise DraftVocabError(f"{path}: it has {len(ids)} tokens, {need}; make it anew", path)
     if len(ids) >= tokenizer.n_vocab:
         return None
-    return DraftVocab(np.sort(ids), tokenizer.n_vocab, tokenizer.fingerprint)
+    return DraftVocab(np.sort(ids), tokenizer.n_vocab, tokenizer.fingerprint, ids)
 
 
 def save(path: str | os.PathLike[str], ranking: Ranking, tokenizer: Tokenizer, source: str) -> None:

@@ -26,6 +26,7 @@ from .settings import Settings
 from .sizing import choose_n_ctx, n_outputs, refuse_without_tap, settings_for
 from .speculative.choice import DraftChoice
 from .speculative.drafter import Drafter, Drafts, Propose
+from .speculative.following import Following, follows
 from .speculative.rejection import point
 from .speculative.rollback import go_back, make_rollback
 from .telemetry import Telemetry
@@ -116,6 +117,7 @@ class Engine:
             n_seq_max=n_sequences,
             unified=n_sequences > 1,
         )
+        self._following: Following | None = None
         self.target = Context(model, options)
         self.drafter: Drafter | None = None
         try:
@@ -157,6 +159,8 @@ class Engine:
         head = self.model.draft_head(s.draft_vocab, s.draft_head_type) if has_tap else None
         if head:
             context.set_draft_head(head.rows, head.ids)
+            if follows(s, head):
+                self._following = Following(context, head)
         if self.on_device and traffic(self.target, context).leaves_device:
             log.warning(
                 "the MTP block is not on the device that computes its input: hidden rows are copied"
@@ -237,6 +241,7 @@ class Engine:
         self.intact = True
         if self.drafting:
             self.choice.begin(prompt)
+            self.follow(prompt, telemetry, prompt=True)
         return len(chunk) - 1
 
     def _cuts(self, start: int, stop: int) -> list[int]:
@@ -322,6 +327,11 @@ class Engine:
             telemetry.prompt_sync = self.prompt_sync
             telemetry.handoff = "host" if now.leaves_device or not self.on_device else "device"
             telemetry.hidden_bytes = now.since(self._traffic)
+
+    def follow(self, tokens: Sequence[int], *telemetries: Telemetry, prompt: bool = False) -> None:
+        """The text goes on with `tokens`, for :class:`.Following`."""
+        if self._following and self.drafting:
+            self._following.see(tokens, telemetries, prompt)
 
     # -- one round -----------------------------------------------------------------------------
 

@@ -63,6 +63,8 @@ def generate(
             with telemetry.timed("sampling"):
                 verdict = judge(drafts, 0)
             engine.keep(verdict.n_accepted, telemetry)
+            with telemetry.timed("sync"):
+                engine.follow(verdict.tokens, telemetry)
 
         telemetry.count_round(len(drafts.tokens), verdict.n_accepted, drafts.looked_up)
         _log_pairs(engine, telemetry, drafts, verdict.tokens)

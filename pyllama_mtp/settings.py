@@ -88,6 +88,8 @@ class Settings:
             cheaper and are never wrong: the model verifies over its whole vocabulary. A model file
             may have an MTP head that is trimmed to some tokens: "auto" is then that head, and
             "full" is refused; a number or a file takes rows of the model's own LM head.
+        draft_follow: tokens of the text that a draft vocabulary lacks take the rows of its least
+            likely ones. Not with draft_sampling, nor at imposed acceptance.
         draft_head_type: type of the rows that drafts come from, one of HEAD_TYPES. Smaller ones
             make drafts cheaper, over the whole vocabulary ("full") too, and lose a little
             acceptance, never text. "file": as they are in the model file. Others are quantized
@@ -126,6 +128,7 @@ class Settings:
     ngram: bool = True
     drafting: str = "auto"
     draft_vocab: str | int = "auto"
+    draft_follow: bool = True
     draft_head_type: str = "file"
     p_min: float = 0.0
     draft_sampling: bool = False
@@ -166,6 +169,7 @@ class Settings:
                 "use flash_attn 'auto' or 'on', or cache_type_v 'f16'"
             )
         _keep(self, "ngram", flag("ngram", self.ngram))
+        _keep(self, "draft_follow", flag("draft_follow", self.draft_follow))
         _keep(self, "draft_sampling", flag("draft_sampling", self.draft_sampling))
         self._check_synthetic()
         if self.draft_sampling:

@@ -47,6 +47,8 @@ class Telemetry:
         drafted: drafts of the head offered to verification, per position 1..n.
         accepted: drafts accepted, per position; unconditional: all earlier ones were accepted too.
         looked_up: drafts from earlier in the text: {"rounds": of `rounds`, "drafted", "accepted"}.
+        draft_vocab: of a draft vocabulary that follows the text: {"tokens": chosen in rounds,
+            "outside": of them, that could not be drafted, "replaced": rows, "seconds": for that}.
         rounds: verification passes, those without a draft included.
         time_s: decode time by phase: draft, verify, sync (draft cache; that of plain rounds is done
             together, with the next draft or at the end), sampling. The sync
@@ -70,6 +72,9 @@ class Telemetry:
     accepted: list[int] = field(default_factory=list)
     looked_up: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("rounds", "drafted", "accepted"), 0)
+    )
+    draft_vocab: dict[str, float] = field(
+        default_factory=lambda: {"tokens": 0, "outside": 0, "replaced": 0, "seconds": 0.0}
     )
     rounds: int = 0
     time_s: dict[str, float] = field(

@@ -30,6 +30,7 @@ void     llama_mtp_set_greedy      (struct llama_context * ctx, bool value);
 int32_t  llama_mtp_get_greedy_ith  (struct llama_context * ctx, int32_t i);
 uint64_t llama_mtp_get_output_bytes(const struct llama_context * ctx);
 bool     llama_mtp_set_draft_head  (struct llama_context * ctx, int32_t type, const void * rows, size_t n_bytes, const int32_t * ids, int32_t n_rows);
+bool     llama_mtp_replace_draft_rows(struct llama_context * ctx, int32_t n, const int32_t * slots, const int32_t * ids, const void * rows, size_t n_bytes);
 int32_t  llama_mtp_use_model_draft_head(struct llama_context * ctx, const int32_t ** ids);
 void     llama_mtp_set_candidates    (struct llama_context * ctx, int32_t n);
 int32_t  llama_mtp_get_candidates_ith(struct llama_context * ctx, int32_t i, const int32_t ** ids, const float ** logits);

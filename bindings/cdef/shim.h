@@ -20,6 +20,7 @@ int32_t pyllama_memory_clear(struct llama_context * ctx, char * message, size_t 
 int32_t pyllama_memory_seq_rm(struct llama_context * ctx, llama_seq_id seq_id, llama_pos p0, llama_pos p1, char * message, size_t n_message);
 int32_t pyllama_set_embeddings_pre_norm(struct llama_context * ctx, bool value, char * message, size_t n_message);
 int32_t pyllama_mtp_set_draft_head(struct llama_context * ctx, int32_t type, const void * rows, size_t n_bytes, const int32_t * ids, int32_t n_rows, char * message, size_t n_message);
+int32_t pyllama_mtp_replace_draft_rows(struct llama_context * ctx, int32_t n, const int32_t * slots, const int32_t * ids, const void * rows, size_t n_bytes, char * message, size_t n_message);
 int32_t pyllama_mtp_use_model_draft_head(struct llama_context * ctx, const int32_t ** ids, char * message, size_t n_message);
 int32_t pyllama_mtp_set_chain(struct llama_context * ctx, int32_t n_steps, char * message, size_t n_message);
 struct pyllama_batch {

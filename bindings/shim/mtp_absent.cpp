@@ -25,5 +25,6 @@ void        llama_mtp_set_candidates(llama_context *, int32_t) {}
 int32_t     llama_mtp_get_candidates_ith(llama_context *, int32_t, const llama_token **, const float **) { return 0; }
 uint64_t    llama_mtp_get_output_bytes(const llama_context *) { return 0; }
 bool        llama_mtp_set_draft_head(llama_context *, int32_t, const void *, size_t, const llama_token *, int32_t) { return false; }
+bool        llama_mtp_replace_draft_rows(llama_context *, int32_t, const int32_t *, const llama_token *, const void *, size_t) { return false; }
 int32_t     llama_mtp_use_model_draft_head(llama_context *, const llama_token **) { return 0; }
 bool        llama_mtp_set_chain(llama_context *, int32_t) { return false; }

@@ -299,6 +299,13 @@ int32_t pyllama_mtp_set_draft_head(
             [&] { return llama_mtp_set_draft_head(ctx, type, rows, n_bytes, ids, n_rows); });
 }
 
+int32_t pyllama_mtp_replace_draft_rows(
+        llama_context * ctx, int32_t n, const int32_t * slots, const int32_t * ids, const void * rows, size_t n_bytes,
+        char * message, size_t n_message) {
+    return guarded_code(message, n_message,
+            [&] { return llama_mtp_replace_draft_rows(ctx, n, slots, ids, rows, n_bytes); });
+}
+
 int32_t pyllama_mtp_use_model_draft_head(
         llama_context * ctx, const int32_t ** ids, char * message, size_t n_message) {
     return guarded_code(message, n_message, [&] { return llama_mtp_use_model_draft_head(ctx, ids); });

@@ -147,6 +147,13 @@ def _add_prompt_switches(parser: argparse.ArgumentParser, compare: bool) -> None
         "else 32768 if that is less than half of them all",
     )
     group.add_argument(
+        "--no-draft-follow",
+        dest="draft_follow",
+        action="store_false",
+        help="leave the draft vocabulary as it is, where otherwise tokens of the text that it "
+        "lacks take the rows of its least likely ones",
+    )
+    group.add_argument(
         "--draft-head-type",
         type=one_of(HEAD_TYPES),
         default=Settings.draft_head_type,
@@ -255,6 +262,7 @@ def settings_from(args: argparse.Namespace, draft_n_max: int | str, **switches: 
         cache_type_k=args.cache_type_k,
         cache_type_v=args.cache_type_v,
         flash_attn=args.flash_attn,
+        draft_follow=args.draft_follow,
         draft_head_type=args.draft_head_type,
         draft_n_max=draft_n_max,
         ngram=getattr(args, "ngram", True),  # where the depth can be "auto"

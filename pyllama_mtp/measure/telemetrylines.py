@@ -32,6 +32,13 @@ def telemetry_lines(telemetry: Telemetry) -> list[str]:
             f"looked up  {looked_up['accepted']} accepted of {looked_up['drafted']} drafts from "
             f"earlier in the text, in {looked_up['rounds']} rounds"
         )
+    follow = telemetry.draft_vocab
+    if follow["tokens"]:
+        lines.append(
+            f"vocabulary {100 * follow['outside'] / follow['tokens']:.1f} % of the tokens could "
+            f"not be drafted; {follow['replaced']} rows replaced in {1e3 * follow['seconds']:.1f} "
+            "ms, prompt included"
+        )
     if telemetry.prompt_sync:
         moved = telemetry.hidden_bytes
         lines.append(

@@ -459,9 +459,10 @@ def prompts(demo: Model, demo_prompts: list[str]) -> list[list[int]]:
 def generations(
     model: Model, prompts: Sequence[Sequence[int]], depth: int, **options: object
 ) -> tuple[list[list[int]], list[str], int, int]:
-    """Tokens and texts after each prompt; drafts offered and accepted, over all of them."""
+    """Tokens and texts after each prompt; drafts offered and accepted, over all of them. With the
+    same head throughout."""
     tokens, texts, drafted, accepted = [], [], 0, 0
-    with Session(model, settings(depth, **options)) as session:
+    with Session(model, settings(depth, draft_follow=False, **options)) as session:
         for prompt in prompts:
             run = greedy(session, prompt, 32)
             assert len(run.telemetry.accepted) == len(run.telemetry.drafted) == depth
@@ -562,8 +563,8 @@ def test_sessions_side_by_side(demo: Model, prompts: list[list[int]]) -> None:
     """Each has the head that it was made with."""
     with (
         Session(demo, settings(3)) as whole,
-        Session(demo, settings(3, draft_vocab=300)) as part,
-        Session(demo, settings(3, draft_vocab=1024)) as more,
+        Session(demo, settings(3, draft_vocab=300, draft_follow=False)) as part,
+        Session(demo, settings(3, draft_vocab=1024, draft_follow=False)) as more,
     ):
         accepted = []
         for session in (whole, part, more, part, whole):

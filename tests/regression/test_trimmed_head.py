@@ -215,11 +215,11 @@ Result = tuple[list[list[int]], list[int]]
 def generated(
     model: Model, prompts: Sequence[Sequence[int]], seen: list[int], **options: Any
 ) -> Result:
-    """Tokens after each prompt, and all drafts."""
+    """Tokens after each prompt, and all drafts; with the same head throughout."""
     seen.clear()
     sampling = options.pop("sampling", None)
-    tokens = []
-    with Session(model, settings(options.pop("depth", 3), **options)) as session:
+    tokens, depth = [], options.pop("depth", 3)
+    with Session(model, settings(depth, draft_follow=False, **options)) as session:
         for prompt in prompts:
             if sampling:
                 session.reset()
@@ -274,7 +274,8 @@ def test_several_sequences(
     """Drafts of a batch are accepted as often as with a head that is given."""
     found = []
     for model, chosen in ((demo, vocab), (trimmed, "auto")):
-        with BatchSession(model, settings(2, draft_vocab=chosen), n_sequences=3) as session:
+        same = settings(2, draft_vocab=chosen, draft_follow=False)
+        with BatchSession(model, same, n_sequences=3) as session:
             batch = session.generate(prompts[:3], max_tokens=24).run()
             found.append(
                 [(r.tokens, r.telemetry.drafted, r.telemetry.accepted) for r in batch.results]

@@ -45,6 +45,7 @@ BAD_SETTINGS = [
     ("p_min", 1.1, "0 to 1"),
     ("p_min", math.nan, "0 to 1"),
     ("draft_sampling", "on", "True or False"),
+    ("draft_follow", "off", "True or False"),
     ("ngram", "off", "True or False"),
     ("synthetic_acceptance", (0.5, 0.6, 0.1), "do not increase"),
     ("synthetic_acceptance", (1.5, 0.5, 0.5), "0 to 1"),
@@ -93,7 +94,7 @@ WRONG_TYPES_OF_SETTINGS = [
     ),
     *(("draft_vocab", value, VOCAB) for value in (1.5, 512.0, None, b"a", ["a"])),
     *((name, value, "one of ") for name in ("flash_attn", "hidden") for value in (1, None, ["on"])),
-    *((name, 1, "True or False") for name in ("ngram", "draft_sampling")),
+    *((name, 1, "True or False") for name in ("ngram", "draft_sampling", "draft_follow")),
 ]
 
 WRONG_TYPES_OF_SAMPLING = [

@@ -1,0 +1,267 @@
+"""A draft head whose rows are replaced where they are, and a draft vocabulary that follows the
+text: more drafts are accepted, and the text stays what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import BatchSession, Model, Sampling, Session
+from pyllama_mtp.context import Context
+from pyllama_mtp.drafthead import HeadRows, draft_head, head_rows
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.hidden import HostRows, Ints
+from pyllama_mtp.models.ggufinfo import read_gguf
+
+from ..trimmed import write_trimmed
+from ..workers import worker
+from .support import greedy, scaled, settings
+from .test_draft_head import MARKS, assert_part, context, logits_of, set_head, states_of, tokens_of
+
+IDS = np.arange(0, 700, 7, dtype=np.int32)
+#: Rows 0 and 99 among them; ids above and below those beside them.
+SLOTS = np.array([0, 99, 40, 41, 7], dtype=np.int32)
+NEW = np.array([1500, 3, 2047, 1, 601], dtype=np.int32)
+
+
+def after(ids: Ints = IDS) -> Ints:
+    """The tokens by row, when they are replaced."""
+    found = ids.copy()
+    found[SLOTS] = NEW
+    return found
+
+
+def replace(draft: Context, slots: Ints = SLOTS, new: Ints = NEW, kind: str = "file") -> None:
+    draft.replace_draft_rows(slots, new, head_rows(draft.model.info, new, kind))
+
+
+def chains(draft: Context) -> list[list[int]]:
+    """Three drafts each, after several tokens and states."""
+    draft.set_greedy(True)
+    found = []
+    for token, state in zip(range(100, 112), states_of(draft.model), strict=False):
+        draft.clear()
+        found.append(draft.draft_chain(token, 0, HostRows(state[None]), 3))
+    return found
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("marks", MARKS.values(), ids=MARKS)
+def test_logits_and_tokens_are_those_of_the_new_rows(demo: Model, marks: Ints) -> None:
+    """By row, whatever the order of tokens; with a graph that was built before."""
+    with context(demo) as whole, context(demo) as draft:
+        wanted = logits_of(whole, marks)
+        new = np.setdiff1d(wanted.argmax(axis=1), IDS).astype(np.int32)  # the best of all
+        slots = np.arange(len(new), dtype=np.int32)[::-1] * 2
+        set_head(draft, IDS)
+        before = {greedy_: tokens_of(draft, greedy_, marks) for greedy_ in (False, True)}
+        memory = draft.memory()
+        replace(draft, slots, new)
+        ids = IDS.copy()
+        ids[slots] = new
+        assert draft.draft_ids is not None and draft.draft_ids.tolist() == ids.tolist()
+        assert_part(logits_of(draft, marks), wanted, ids)
+        best = ids[wanted[:, ids].argmax(axis=1)].tolist()
+        assert tokens_of(draft, False, marks) == tokens_of(draft, True, marks) == best
+        assert {*best} & {*new.tolist()}
+        replace(draft, slots, IDS[slots])  # and back
+        assert tokens_of(draft, True, marks) == before[True] == before[False]
+        assert draft.memory() == memory
+
+
+def test_the_smallest_of_equal_rows(demo: Model) -> None:
+    """Wherever it lies: on the host, in a graph, and where candidates are kept."""
+    with context(demo) as draft:
+        set_head(draft, IDS)
+        best = int(logits_of(draft, MARKS["last"])[0].argmax())
+        twin = head_rows(demo.info, IDS[[best, best]])
+        for slots, ids in ([1, 98], [900, 3]), ([1, 98], [3, 900]), ([50, 51], [1001, 1000]):
+            set_head(draft, IDS)
+            draft.replace_draft_rows(np.array(slots), np.array(ids), twin)
+            first = min(*ids, int(IDS[best]))
+            for keeps_greedy in (False, True):
+                assert tokens_of(draft, keeps_greedy, MARKS["last"]) == [first]
+
+
+def test_rows_of_another_type(demo: Model) -> None:
+    """They are of the type that the head has."""
+    with context(demo) as fresh, context(demo) as draft:
+        draft.set_draft_head(head_rows(demo.info, IDS, "q4_0"), IDS)
+        replace(draft, kind="q4_0")
+        order = np.argsort(after())
+        fresh.set_draft_head(head_rows(demo.info, after()[order], "q4_0"), after()[order])
+        np.testing.assert_allclose(
+            logits_of(draft)[:, order], logits_of(fresh), rtol=0, atol=scaled(1e-5)
+        )
+        with pytest.raises(UsageError, match=r"no row is replaced: .* rows of its type"):
+            replace(draft)
+
+
+def test_on_a_device(model: Model) -> None:
+    """In the memory of a worker. There a chain of a model whose LM head is not its embeddings takes
+    those from rows beside the head's."""
+    bare = {"need_embd_pre_norm": False}
+    with context(model, **bare) as here:
+        new = np.unique([drafts[:2] for drafts in chains(here)]).astype(np.int32)
+        before = np.setdiff1d(IDS, new)
+        slots = np.arange(len(new), dtype=np.int32) * 3
+        ids = before.copy()
+        ids[slots] = new
+        set_head(here, np.sort(ids))
+        wanted, drafted = logits_of(here), chains(here)
+    assert {token for drafts in drafted for token in drafts[:2]} & {*new.tolist()}
+    with (
+        worker() as address,
+        Model(model.path, rpc_servers=address) as remote,
+        context(remote, **bare) as there,
+    ):
+        set_head(there, before)
+        assert chains(there) != drafted
+        replace(there, slots, new)
+        assert chains(there) == drafted
+        order = np.argsort(ids)
+        np.testing.assert_allclose(logits_of(there)[:, order], wanted, rtol=0, atol=scaled(1e-4))
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+WRONG = {
+    "a slot below 0": ([-1, 3], [5, 9]),
+    "a slot too large": ([3, 100], [5, 9]),
+    "a token below 0": ([3, 4], [5, -1]),
+    "a token too large": ([3, 4], [5, 2048]),
+}
+
+
+@pytest.fixture
+def draft(demo: Model) -> Iterator[Context]:
+    """A context with a head that a refusal must not change."""
+    with context(demo) as found:
+        set_head(found, IDS)
+        before = logits_of(found)
+        yield found
+        assert found.draft_ids is not None and found.draft_ids.tolist() == IDS.tolist()
+        assert logits_of(found).tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize(("slots", "ids"), WRONG.values(), ids=WRONG)
+def test_what_does_not_exist(draft: Context, slots: list[int], ids: list[int]) -> None:
+    rows = head_rows(draft.model.info, np.array([5, 9], dtype=np.int32))
+    with pytest.raises(UsageError, match=r"no row is replaced: .*rows of a draft head"):
+        draft.replace_draft_rows(np.array(slots), np.array(ids), rows)
+
+
+def test_sizes_that_do_not_fit(draft: Context) -> None:
+    rows = head_rows(draft.model.info, NEW)
+    for data in (rows.data[:-1], rows.data[:, :-2], np.tile(rows.data, (2, 1))):
+        with pytest.raises(UsageError, match="no row is replaced"):
+            draft.replace_draft_rows(SLOTS, NEW, HeadRows(rows.type, data, rows.name))
+    with pytest.raises(UsageError, match="5 slots for 4 tokens"):
+        draft.replace_draft_rows(SLOTS, NEW[:4], rows)
+
+
+def test_without_a_head_that_was_set(demo: Model, demo_file: Path, tmp_path: Path) -> None:
+    """Also the trimmed head of a file, which is the model's and not the context's."""
+    with context(demo) as whole, pytest.raises(UsageError, match="no row is replaced"):
+        replace(whole)
+    file = write_trimmed(demo_file, tmp_path / "trimmed.gguf", IDS, IDS)
+    with Model(file) as model, context(model) as trimmed:
+        trimmed.set_draft_head(None, IDS)
+        before = logits_of(trimmed)
+        with pytest.raises(UsageError, match="no row is replaced"):
+            replace(trimmed)
+        assert logits_of(trimmed).tobytes() == before.tobytes()
+    head = draft_head(read_gguf(file), "auto")
+    assert head and head.ranked is None
+
+
+# -- generations -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def prompts(demo: Model, demo_prompts: list[str]) -> list[list[int]]:
+    return [demo.tokenize(prompt, parse_special=True) for prompt in demo_prompts]
+
+
+@pytest.mark.parametrize("options", [{}, {"drafting": "stepwise"}, {"p_min": 0.3}], ids=str)
+@pytest.mark.parametrize("kind", ["file", "q8_0"])
+def test_more_drafts_are_accepted_and_the_text_stays(
+    demo: Model, prompts: list[list[int]], kind: str, options: dict[str, object]
+) -> None:
+    """256 rows of 2,048, on several texts one after the other: counted, not timed."""
+    chosen = {"draft_vocab": 256, "draft_head_type": kind, **options}
+    texts, rates, outside = [], [], []
+    for follow in (False, True):
+        with Session(demo, settings(3, draft_follow=follow, **chosen)) as session:
+            runs = [greedy(session, prompt, 48) for prompt in prompts[:6]]
+            drafter = session._engine.drafter
+            assert drafter and drafter.context.draft_ids is not None
+            assert len(np.unique(drafter.context.draft_ids)) == 256
+        texts.append([run.tokens for run in runs])
+        rates.append(np.mean([run.telemetry.mean_accepted_length for run in runs]))
+        outside.append([run.telemetry.draft_vocab["replaced"] for run in runs])
+    assert texts[0] == texts[1]
+    assert rates[1] > 2 * rates[0]
+    assert sum(outside[0]) == 0 and all(n > 0 for n in outside[1])
+    counted = [run.telemetry.draft_vocab for run in runs]
+    assert [c["tokens"] for c in counted] == [len(run.tokens) - 1 for run in runs]
+    assert 0 < sum(c["outside"] for c in counted) < 0.3 * sum(c["tokens"] for c in counted)
+
+
+def missing_from(session: Session | BatchSession) -> list[int]:
+    """Four tokens that the draft head has not now."""
+    engine = session._engine if isinstance(session, Session) else session._engine.engine
+    assert engine.drafter and engine.drafter.context.draft_ids is not None
+    return np.setdiff1d(np.arange(2048), engine.drafter.context.draft_ids)[100:104].tolist()
+
+
+def test_several_sequences(demo: Model, prompts: list[list[int]]) -> None:
+    """They share one draft vocabulary, which follows all of them."""
+    found = {}
+    for follow in (False, True):
+        chosen = settings(2, draft_vocab=256, draft_follow=follow)
+        with BatchSession(demo, chosen, n_sequences=3) as session:
+            batch = session.generate(prompts[:5], max_tokens=40).run()
+            found[follow] = [result.tokens for result in batch.results], batch.telemetry
+            each = [result.telemetry.draft_vocab for result in batch.results]
+            prompt_only = session.generate([missing_from(session) * 3], max_tokens=1).run()
+        assert (prompt_only.telemetry.draft_vocab["replaced"] == 4) is follow
+    assert found[False][0] == found[True][0]
+    rates = {key: total.mean_accepted_length for key, (_, total) in found.items()}
+    assert rates[True] > 2 * rates[False]
+    total = found[True][1].draft_vocab
+    for name in ("tokens", "outside", "replaced"):
+        assert total[name] == sum(one[name] for one in each) > 0
+
+
+def test_a_text_in_words_that_the_head_has_not(demo: Model) -> None:
+    """The prompt is enough: what it repeats can be drafted from the first round on."""
+    head = demo.draft_head(256)
+    assert head
+    with Session(demo, settings(2, draft_vocab=256)) as session:
+        missing = missing_from(session)
+        greedy(session, missing * 6, 1)
+        drafter = session._engine.drafter
+        assert drafter and drafter.context.draft_ids is not None
+        assert set(missing) <= set(drafter.context.draft_ids.tolist())
+        assert set(head.ids.tolist()) - set(drafter.context.draft_ids.tolist())
+    assert demo.draft_head(256) is head and not set(missing) & set(head.ids.tolist())
+
+
+def test_drawn_drafts_keep_their_head(demo: Model, prompts: list[list[int]]) -> None:
+    """So that a seed gives the same text whatever was generated before."""
+    chosen = settings(2, draft_vocab=256, draft_sampling=True)
+    with Session(demo, chosen) as session:
+        runs = []
+        for prompt in (prompts[0], prompts[1], prompts[0]):
+            session.reset()
+            sampling = Sampling(temperature=0.9, seed=3)
+            runs.append(session.generate(prompt, max_tokens=24, sampling=sampling).run())
+    assert runs[0].tokens == runs[2].tokens
+    assert all(run.telemetry.draft_vocab["replaced"] == 0 for run in runs)

@@ -1,0 +1,137 @@
+"""Which rows of a draft head make room for what the text needs, and how many. No library."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import Settings, Telemetry
+from pyllama_mtp.drafthead import DraftHead
+from pyllama_mtp.speculative import following
+from pyllama_mtp.speculative.following import Following, follows
+
+N_VOCAB = 100
+#: Most useful first: the loose half is 16, 18 .. 30, and 30 is the least likely one.
+RANKED = np.arange(0, 32, 2, dtype=np.int32)
+
+
+class FakeContext:
+    """Remembers what was replaced; its rows are the ids that the fake file gives."""
+
+    def __init__(self, ids: Any) -> None:
+        self.model, self.draft_ids = SimpleNamespace(n_vocab=N_VOCAB), ids.copy()
+        self.calls: list[tuple[list[int], list[int]]] = []
+
+    def replace_draft_rows(self, slots: Any, ids: Any, rows: Any) -> None:
+        assert len(set(slots.tolist())) == len(slots) == len(ids)
+        assert rows.tolist() == ids.tolist()
+        self.calls.append((slots.tolist(), ids.tolist()))
+        self.draft_ids = self.draft_ids.copy()
+        self.draft_ids[slots] = ids
+        assert len(set(self.draft_ids.tolist())) == len(self.draft_ids)
+
+
+class Both:
+    """A follower and its context."""
+
+    def __init__(self) -> None:
+        ids = np.sort(RANKED)
+        file: Any = SimpleNamespace(rows=lambda ids: ids)
+        self.context = FakeContext(ids)
+        self.following = Following(self.context, DraftHead(ids, None, file, RANKED))  # type: ignore[arg-type]
+        self.telemetry = Telemetry()
+
+    def see(self, *tokens: int, prompt: bool = False) -> list[int]:
+        """The tokens that got rows."""
+        self.context.calls.clear()
+        self.following.see(tokens, [self.telemetry], prompt)
+        return [token for _, ids in self.context.calls for token in ids]
+
+    def tokens(self) -> set[int]:
+        return set(self.context.draft_ids.tolist())
+
+
+@pytest.fixture
+def both() -> Both:
+    return Both()
+
+
+def test_the_least_likely_ones_go_first(both: Both) -> None:
+    assert both.see(1) == [1] and both.tokens() == {*RANKED.tolist(), 1} - {30}
+    assert sorted(both.see(3, 5)) == [3, 5] and not {26, 28} & both.tokens()
+
+
+def test_what_is_there_costs_nothing(both: Both) -> None:
+    both.see(1)
+    assert both.see(1, 2, 4, 1) == []
+
+
+def test_the_better_half_stays(both: Both) -> None:
+    """However much the text needs: the special tokens, which every ranking begins with, too."""
+    for first in range(33, 90, 3):
+        both.see(first, first + 1, first + 2)
+    assert set(RANKED[:8].tolist()) <= both.tokens()
+    assert len(both.tokens()) == len(RANKED)
+
+
+def test_tokens_that_occur_again_stay(both: Both) -> None:
+    """30 and 28 would be the first to go."""
+    both.see(30, 28)
+    both.see(1, 3)
+    assert {30, 28, 1, 3} <= both.tokens() and not {26, 24} & both.tokens()
+
+
+def test_what_has_long_not_occurred_goes(both: Both) -> None:
+    """Tokens of an earlier text too, when the hand is back."""
+    both.see(1)
+    for token in range(41, 56, 2):
+        both.see(token)
+    assert 1 not in both.tokens()
+    assert both.see(1) == [1]
+
+
+def test_those_in_use_give_way_when_all_are(both: Both) -> None:
+    both.see(*range(16, 32, 2))
+    assert sorted(both.see(1, 3)) == [1, 3]
+
+
+def test_rows_per_round_and_prompt(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The most frequent tokens, of equals the ones that came last; what is left out comes later."""
+    monkeypatch.setattr(following, "MOST_PER_ROUND", 2)
+    monkeypatch.setattr(following, "MOST_PER_PROMPT", 3)
+    assert both.see(51, 53, 53, 55, 57) == [53, 57]
+    assert both.see(61, 63, 65, 67, 61, prompt=True) == [61, 67, 65]
+    assert both.see(51) == [51]
+
+
+def test_more_than_there_are_loose_rows(both: Both) -> None:
+    assert len(both.see(*range(33, 63, 2), prompt=True)) == 8
+
+
+def test_what_is_counted(both: Both) -> None:
+    """Coverage is that of rounds: tokens of a prompt need not be drafted."""
+    both.see(1, 2, 3, prompt=True)
+    both.see(1, 2, 5, 5)
+    found = both.telemetry.draft_vocab
+    assert (found["tokens"], found["outside"], found["replaced"]) == (4, 2, 3)
+    assert found["seconds"] > 0
+
+
+HEAD = DraftHead(RANKED, None, None, RANKED)
+
+
+@pytest.mark.parametrize(
+    ("options", "head", "wanted"),
+    [
+        ({}, HEAD, True),
+        ({"draft_follow": False}, HEAD, False),
+        ({"draft_sampling": True}, HEAD, False),
+        ({"draft_n_max": 1, "synthetic_acceptance": (0.5,)}, HEAD, False),
+        ({}, DraftHead(RANKED, None), False),
+    ],
+)
+def test_when_it_follows(options: dict[str, Any], head: DraftHead, wanted: bool) -> None:
+    assert follows(Settings(**options), head) is wanted
