@@ -477,6 +477,13 @@ class Context(Owned, OfThisProcess):
             )
         self.draft_ids = ids
 
+    def use_own_head(self) -> None:
+        """Give a draft context the MTP block's own LM head again, over the whole vocabulary."""
+        if self.draft_ids is not None:
+            null = self._ffi.NULL
+            self._call(self._lib.pyllama_mtp_set_draft_head, 0, null, 0, null, 0)
+            self.draft_ids = None
+
     def replace_draft_rows(self, slots: Ints, ids: Ints, rows: HeadRows) -> None:
         """Write other rows over some of the draft head's, where they are.
 

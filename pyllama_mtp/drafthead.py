@@ -67,16 +67,26 @@ class HeadFile:
             raise ModelFileError(f"{info.path}: the file has no LM head", info.path)
         self.name, self._path, self._n_embd = head.name, info.path, head.shape[0]
         self._stored = _number(head.type)
-        self.type = self._stored if kind == "file" else _number(kind.upper())
+        self.type = self.number(kind)
         if self.converts:
             self._refuse(kind)
-        row_bytes = _row_bytes(self._stored, self._n_embd)
+        row_bytes = self.row_bytes()
         self.n_rows = head.nbytes // row_bytes
         try:
             shape = (self.n_rows, row_bytes)
             self._data = np.memmap(head.file, np.uint8, "r", offset=head.offset, shape=shape)
         except (OSError, ValueError) as error:
             raise ModelFileError(f"cannot read {info.path}: {error}", info.path) from error
+
+    def number(self, kind: str) -> int:
+        """The number of a type in ggml.h."""
+        return self._stored if kind == "file" else _number(kind.upper())
+
+    def row_bytes(self, kind: str = "file") -> int:
+        """Bytes of a row in this type; 0: a row is not a whole number of its blocks."""
+        number = self.number(kind)
+        fits = self._n_embd % TENSOR_TYPES[number][1] == 0
+        return _row_bytes(number, self._n_embd) if fits else 0
 
     @property
     def converts(self) -> bool:

@@ -26,7 +26,7 @@ from .settings import Settings
 from .sizing import choose_n_ctx, n_outputs, refuse_without_tap, settings_for
 from .speculative.choice import DraftChoice
 from .speculative.drafter import Drafter, Drafts, Propose
-from .speculative.following import Following, follows
+from .speculative.heads import Heads
 from .speculative.rejection import point
 from .speculative.rollback import go_back, make_rollback
 from .telemetry import Telemetry
@@ -56,6 +56,7 @@ class Engine:
         intact: False between the start of a prefill or round and its end.
         on_device: hidden rows are handed over in the tap, not through arrays.
         choice: chooses what each round drafts.
+        heads: the draft head, if drafts are made and the library can have one.
         drafting: whether the text at hand is drafted for; if not, MTP costs nothing.
         turn: changes with every prefill and reset; a generation that finds another one has been
             overtaken.
@@ -117,7 +118,7 @@ class Engine:
             n_seq_max=n_sequences,
             unified=n_sequences > 1,
         )
-        self._following: Following | None = None
+        self.heads: Heads | None = None
         self.target = Context(model, options)
         self.drafter: Drafter | None = None
         try:
@@ -156,11 +157,8 @@ class Engine:
                     "a smaller draft_n_max, or drafting 'stepwise'"
                 )
             chained, context.tap = False, Tap(context)
-        head = self.model.draft_head(s.draft_vocab, s.draft_head_type) if has_tap else None
-        if head:
-            context.set_draft_head(head.rows, head.ids)
-            if follows(s, head):
-                self._following = Following(context, head)
+        if has_tap:
+            self.heads = Heads(context, self.model, s)
         if self.on_device and traffic(self.target, context).leaves_device:
             log.warning(
                 "the MTP block is not on the device that computes its input: hidden rows are copied"
@@ -329,9 +327,9 @@ class Engine:
             telemetry.hidden_bytes = now.since(self._traffic)
 
     def follow(self, tokens: Sequence[int], *telemetries: Telemetry, prompt: bool = False) -> None:
-        """The text goes on with `tokens`, for :class:`.Following`."""
-        if self._following and self.drafting:
-            self._following.see(tokens, telemetries, prompt)
+        """The text goes on with `tokens`, for :class:`.Heads`."""
+        if self.heads and self.drafting:
+            self.heads.see(tokens, telemetries, prompt)
 
     # -- one round -----------------------------------------------------------------------------
 

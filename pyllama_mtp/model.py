@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +18,19 @@ import numpy.typing as npt
 from . import chat, native, rpc
 from .arguments import file_name, flag, instance, numbers_of, token_ids, whole
 from .drafthead import DraftHead, draft_head
+from .draftvocab import best, default_ranking, read_tokenizer
 from .errors import ContextClosedError, InsufficientMemoryError, ModelFileError, UsageError
 from .models.ggufinfo import GGUFInfo, validate_model_file
 from .models.memory import available_memory
 from .models.trimmedhead import n_rows, trimmed_head
 from .owned import OfThisProcess, Owned
 
+if TYPE_CHECKING:
+    from .speculative.heads import HeadCosts
+
 Tokens = npt.NDArray[np.int32]
+
+log = logging.getLogger("pyllama_mtp")
 
 
 class Weights:
@@ -54,6 +62,9 @@ class Model(Owned, OfThisProcess):
     """Weights and vocabulary of a GGUF file. A context manager; closing it closes its contexts.
 
     Several threads may use one model, each with sessions of its own. A forked child may not use it.
+
+    Attributes:
+        head_costs: what drafts cost, once a session has measured it.
     """
 
     def __init__(
@@ -138,6 +149,7 @@ class Model(Owned, OfThisProcess):
         self.eos = int(self._lib.llama_vocab_eos(self._vocab))
         self.name = self.info.name or self.path.stem
         self.architecture = self.info.architecture
+        self.head_costs: HeadCosts | None = None
         self._draft_head: tuple[tuple[str | int, str], DraftHead | None] | None = None
 
     def draft_head(self, spec: str | int, kind: str = "file") -> DraftHead | None:
@@ -155,6 +167,19 @@ class Model(Owned, OfThisProcess):
             self._draft_head = None  # its memory may be needed
             self._draft_head = ((spec, kind), draft_head(self.info, spec, kind))
         return self._draft_head[1]
+
+    @cached_property
+    def ranking(self) -> npt.NDArray[np.int32] | None:
+        """[n_vocab] all tokens, from the most to the least useful draft; None: its tokenizer cannot
+        be ranked, or the file has a trimmed MTP head, which says it."""
+        if trimmed_head(self.info):
+            return None
+        try:
+            tokenizer = read_tokenizer(self.info.path)
+        except ModelFileError as error:
+            log.info("drafting over the whole vocabulary: %s", error)
+            return None
+        return best(default_ranking(tokenizer), tokenizer.n_vocab, tokenizer)
 
     def _refuse_trimmed_head(self) -> None:
         head = trimmed_head(self.info)

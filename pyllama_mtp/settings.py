@@ -38,7 +38,7 @@ GRAMMAR_DEPTH = 500
 #: Types that rows of the draft head can be given. The last three need an importance matrix, and are
 #: refused where the head is made.
 HEAD_TYPES = (
-    *("file", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1"),
+    *("auto", "file", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1"),
     *("q4_0", "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "q3_k", "iq3_s", "iq3_xxs", "q2_k", "iq2_s"),
     *("iq2_xs", "iq2_xxs", "iq1_s"),
 )
@@ -83,11 +83,12 @@ class Settings:
             each; "auto": chain if the library can and drafts are not drawn. The same drafts either
             way.
         draft_vocab: tokens that can be drafted: a number (the best of a ranking made from the
-            tokenizer), a file made with ``pyllama-mtp draft-vocab``, or "full"; "auto": 32,768 if
-            that is less than half of the vocabulary and the library can. Fewer make drafting
-            cheaper and are never wrong: the model verifies over its whole vocabulary. A model file
-            may have an MTP head that is trimmed to some tokens: "auto" is then that head, and
-            "full" is refused; a number or a file takes rows of the model's own LM head.
+            tokenizer), a file made with ``pyllama-mtp draft-vocab``, or "full"; "auto": as many as
+            pay (see draft_head_type), or else 32,768 if that is less than half of the vocabulary
+            and the library can. Fewer make drafting cheaper and are never wrong: the model verifies
+            over its whole vocabulary. A model file may have an MTP head that is trimmed to some
+            tokens: "auto" is then that head, and "full" is refused; a number or a file takes rows
+            of the model's own LM head.
         draft_follow: tokens of the text that a draft vocabulary lacks take the rows of its least
             likely ones. Not with draft_sampling, nor at imposed acceptance.
         draft_head_type: type of the rows that drafts come from, one of HEAD_TYPES. Smaller ones
@@ -95,6 +96,11 @@ class Settings:
             acceptance, never text. "file": as they are in the model file. Others are quantized
             when the session is made: 1,000 rows of 1,024 values take two cores 10 ms (q4_0), 20 to
             90 ms (k-quants) or 300 ms (iq4_nl). Types that need an importance matrix are refused.
+            "auto": "file" where draft_vocab is given. Where both are "auto" and the vocabulary has
+            more than 65,536 tokens, size and type ("file" or q4_0) are chosen together: by what
+            drafts cost here, which takes half a second to measure, and by what each size leaves
+            out of the text, when the session is made and again as text is seen. Not with
+            draft_sampling, imposed acceptance or RPC workers.
         p_min: drafting stops at a draft less probable than this, in [0, 1]. The probability is the
             one among the head's ten best candidates, as in upstream's draft-mtp.
         draft_sampling: at temperature > 0, drafts are drawn from the head's own distribution and
@@ -129,7 +135,7 @@ class Settings:
     drafting: str = "auto"
     draft_vocab: str | int = "auto"
     draft_follow: bool = True
-    draft_head_type: str = "file"
+    draft_head_type: str = "auto"
     p_min: float = 0.0
     draft_sampling: bool = False
     prompt_rows: str = "last"

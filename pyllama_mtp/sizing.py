@@ -79,7 +79,7 @@ def refuse_without_tap(settings: Settings) -> None:
         ("handoff", s.handoff, ("auto", "host")),
         ("drafting", s.drafting, ("auto", "stepwise")),
         ("draft_vocab", s.draft_vocab, ("auto", "full")),
-        ("draft_head_type", s.draft_head_type, ("file",)),
+        ("draft_head_type", s.draft_head_type, ("auto", "file")),
     ):
         if value not in possible:
             raise UsageError(

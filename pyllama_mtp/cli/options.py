@@ -144,7 +144,8 @@ def _add_prompt_switches(parser: argparse.ArgumentParser, compare: bool) -> None
         metavar="N|FILE|full" + (",..." if compare else ""),
         help="tokens that can be drafted: the N best by the tokenizer, or those of a file made by "
         "'pyllama-mtp draft-vocab'; 'auto' is those of the model file's MTP head if it is trimmed, "
-        "else 32768 if that is less than half of them all",
+        "else as many as pay by what drafts cost and what the text needs, of more than 65536; "
+        "32768 where that is not known",
     )
     group.add_argument(
         "--no-draft-follow",
@@ -160,7 +161,8 @@ def _add_prompt_switches(parser: argparse.ArgumentParser, compare: bool) -> None
         metavar="TYPE",
         help="type of the rows that drafts come from: 'file' as they are in the model file, or "
         "q8_0, q6_k, q4_k, q4_0, ..., which are quantized at the start. Smaller ones make drafts "
-        "cheaper, also with '--draft-vocab full'",
+        "cheaper, also with '--draft-vocab full'; 'auto' is 'file' or q4_0, whichever is faster "
+        "with as many rows as pay, and 'file' where --draft-vocab is given",
     )
 
 

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.speculative.costs import Costs, best_depth, break_even, round_time, speed
+
+if TYPE_CHECKING:
+    from pyllama_mtp.speculative.heads import HeadOption
 
 #: Acceptance per draft for which the speed is forecast.
 ACCEPTANCE = (0.5, 0.7, 0.8, 0.9)
@@ -147,3 +151,24 @@ def recommendation(costs: Costs) -> str:
 
 def _percent(rate: float) -> str:
     return f"{100 * rate:.0f} %"
+
+
+def heads_markdown(options: Sequence[HeadOption], chosen: HeadOption | None) -> str:
+    """What the draft head could be, the best one first, and what "auto" has chosen; empty where
+    there is no choice."""
+    if not options or not chosen:
+        return ""
+    headings = ["draft vocabulary", "type", "MB", "ms per draft", "outside %", "expected speed"]
+    lines = [headings, ["--:"] * len(headings)]
+    for one in options:
+        figures = f"{one.n_bytes / 1e6:.1f}", f"{1e3 * one.draft_s:.2f}"
+        gain = f"{100 * one.outside:.1f}", f"{one.speed_up:.2f}x"
+        lines.append([f"{one.n_rows}", one.kind, *figures, *gain])
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return (
+        f"{table}\n\noutside: tokens of the text so far that the vocabulary would lack (before 256 "
+        "are seen, mostly what is usual). expected speed: at the best depth against no MTP, "
+        f"at {_percent(TYPICAL_ACCEPTANCE)} acceptance of what can be drafted. "
+        f'"auto" has taken {chosen.n_rows} tokens, type {chosen.kind}; --draft-vocab and '
+        "--draft-head-type take another."
+    )

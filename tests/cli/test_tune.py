@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
+
+from pyllama_mtp.models.synth import write_synthetic
 
 Program = Callable[..., "subprocess.CompletedProcess[bytes]"]
 QUICK = ("--limit", "2", "--prompt-size", "64", "--repeat", "2", "--threads", "1")
@@ -29,3 +32,15 @@ def test_json_has_the_costs_in_seconds(program: Program) -> None:
 def test_a_context_that_is_too_short(program: Program) -> None:
     done = program("tune", *QUICK, "--prompt-size", "250", "--n-ctx", "256")
     assert done.returncode == 2 and b"longer context" in done.stderr
+
+
+def test_what_the_draft_head_could_be(program: Program, tmp_path: Path) -> None:
+    file = write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0", n_vocab=70_000)
+    done = program("tune", "--model", str(file), *QUICK)
+    assert done.returncode == 0, done.stderr.decode()
+    lines = done.stdout.decode().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("| draft vocabulary"))
+    shown = {tuple(cell.strip() for cell in line.split("|")[1:3]) for line in lines[start + 2 :]}
+    sizes = (8192, 16384, 32768, 65536, 70_000)
+    assert {(str(size), kind) for size in sizes for kind in ("file", "q4_0")} <= shown
+    assert '"auto" has taken' in lines[-1]

@@ -1,0 +1,299 @@
+"""Which rows drafts come from: how many, and of which type, by what they cost and what they lose.
+
+More rows make each draft dearer, and fewer leave tokens out, which cannot be drafted then. Both are
+known: the cost of a row is measured on this machine when a session is made, and which tokens of the
+text a smaller or larger draft vocabulary leaves out follows from the ranking.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ..context import Context
+from ..drafthead import HeadFile, HeadRows
+from ..draftvocab import DEFAULT_SIZE, Ids
+from ..hidden import HostRows
+from ..models.ggufinfo import GGUFInfo
+from ..settings import Settings
+from ..telemetry import Telemetry
+from .costs import Costs, best_depth, speed
+from .following import Following, follows
+
+if TYPE_CHECKING:
+    from ..model import Model
+
+log = logging.getLogger("pyllama_mtp")
+
+#: Draft vocabularies to choose from, beside the whole one.
+SIZES = (8192, 16384, 32768, 65536, 131072)
+#: The type that rows are quantized to where that makes them smaller: the quickest to quantize.
+SMALL = "q4_0"
+#: Share of accepted drafts that rows in SMALL keep. Published: none is lost at 2.6 bits.
+KEPT = 0.995
+#: Of a text that nobody has seen: share of the tokens outside the draft vocabulary of PRIOR_SIZE,
+#: of others in inverse proportion to their size; and how many tokens this belief is worth.
+#: Published for 32,768 of 248,320 tokens: mean accepted length 2.89 -> 2.64.
+PRIOR_OUTSIDE, PRIOR_SIZE, PRIOR_WEIGHT = 0.04, 32768, 256
+#: Acceptance where nothing is left out, and what a further row of a verification costs in plain
+#: steps: what is believed before rounds have shown it.
+ACCEPTANCE, ROW, DEPTH = 0.8, 0.3, 4
+#: Tokens after which a head is chosen again, before the next prompt's text goes on; and how much
+#: faster another one must promise to be: clocks err, and its rows have to be read, or quantized.
+ENOUGH, BETTER = 512, 1.03
+#: Measured are the model's own head, and one in SMALL of so many bytes at most. The best of some
+#: drafts is kept, and before each as many bytes are read, so that no head is in a cache.
+_BYTES, _REPEATS = 64 << 20, 6
+#: A byte of SMALL is taken to cost 0.6 to 3 times what one in the file does, whatever was measured.
+_BETWEEN = (0.6, 3.0)
+
+
+@dataclass(frozen=True)
+class HeadCosts:
+    """Seconds of a draft: the MTP block, a row of the LM head by its type; and of a plain step."""
+
+    block: float
+    row: dict[str, float]
+    step: float
+
+
+class Coverage:
+    """What draft vocabularies of several sizes leave out of a text that they follow: a token counts
+    when it is met for the first time."""
+
+    def __init__(self, ranked: Ids, sizes: Sequence[int], follow: bool = True) -> None:
+        """Args:
+        ranked: [n_vocab] all tokens, most useful first.
+        follow: False: they stay as they are, and a token counts whenever it is met.
+        """
+        self._rank = np.empty(len(ranked), dtype=np.int32)
+        self._rank[ranked] = np.arange(len(ranked), dtype=np.int32)
+        self._seen = np.zeros(len(ranked), dtype=bool)
+        self._outside = dict.fromkeys(sizes, 0)
+        self._follow = follow
+        self.n_tokens = 0
+
+    def see(self, ids: npt.NDArray[np.int32], counts: bool) -> None:
+        """Tokens of the text; those of a prompt do not count, but are known afterwards."""
+        if counts:
+            ranks = self._rank[np.unique(ids[~self._seen[ids]]) if self._follow else ids]
+            for size in self._outside:
+                self._outside[size] += int((ranks >= size).sum())
+            self.n_tokens += len(ids)
+        self._seen[ids] = True
+
+    def outside(self, size: int) -> float:
+        """Share of the tokens that cannot be drafted, by prior and text."""
+        if size >= len(self._rank):
+            return 0.0
+        believed = PRIOR_WEIGHT * PRIOR_OUTSIDE * PRIOR_SIZE / size
+        return min(1.0, (believed + self._outside[size]) / (PRIOR_WEIGHT + self.n_tokens))
+
+
+@dataclass(frozen=True)
+class HeadOption:
+    """A draft head that there could be.
+
+    Attributes:
+        n_rows: tokens that it is over.
+        kind: type of its rows, "file" or a name in ggml.
+        n_bytes: of its rows.
+        draft_s: seconds of one draft.
+        outside: share of the text's tokens that cannot be drafted.
+        speed_up: expected, at its best depth, against no MTP.
+    """
+
+    n_rows: int
+    kind: str
+    n_bytes: int
+    draft_s: float
+    outside: float
+    speed_up: float
+
+
+def kinds_of(file: HeadFile) -> dict[str, int]:
+    """Types to choose from, and the bytes of a row: SMALL where that is smaller and can be."""
+    found = {"file": file.row_bytes()}
+    small = file.row_bytes(SMALL)
+    if small and small < found["file"]:
+        found[SMALL] = small
+    return found
+
+
+def head_options(
+    costs: HeadCosts,
+    coverage: Coverage,
+    row_bytes: dict[str, int],
+    sizes: Sequence[int],
+    measured: Costs | None = None,
+) -> list[HeadOption]:
+    """All that there could be, the best one first; of equals the one with fewer rows.
+
+    Args:
+        row_bytes: bytes of a row, by type.
+        sizes: draft vocabularies, the whole one among them.
+        measured: seconds of rounds, for those of a verification; None: as is believed at first.
+    """
+    verify = tuple(costs.step * (1 + ROW * n) for n in range(DEPTH + 1))
+    verify = measured.verify[1:] if measured else verify
+    found = []
+    for size in sizes:
+        outside = coverage.outside(size)
+        for kind, n_bytes in row_bytes.items():
+            draft = costs.block + size * costs.row[kind]
+            rounds = Costs((0.0, *verify), tuple(n * draft for n in range(len(verify))))
+            kept = (1 - outside) * (1 if kind == "file" else KEPT)
+            rates = [ACCEPTANCE * kept] * rounds.limit
+            gain = speed(rounds, rates, best_depth(rounds, rates)) * rounds.plain
+            found.append(HeadOption(size, kind, size * n_bytes, draft, outside, gain))
+    return sorted(found, key=lambda option: -option.speed_up)
+
+
+def measure_heads(context: Context, info: GGUFInfo, file: HeadFile) -> HeadCosts:
+    """Time drafts with the model's own head and with one of SMALL rows.
+
+    What the MTP block has of the time, and a plain step takes, goes by the bytes that they read.
+
+    Args:
+        context: an empty draft context with the model's own head. It may have another one
+            afterwards, of no use: what is in its rows does not matter for the time.
+    """
+    row_bytes, cold = kinds_of(file), np.ones(_BYTES // 8)
+    step, block = read_bytes(info)
+    whole = _draft_s(context, cold) / (block + info.n_vocab * row_bytes["file"])  # of a byte
+    row = {kind: n_bytes * whole for kind, n_bytes in row_bytes.items()}
+    if SMALL in row:
+        n = min(_BYTES // row_bytes[SMALL], info.n_vocab)
+        zeros = HeadRows(file.number(SMALL), np.zeros((n, row_bytes[SMALL]), np.uint8), "zeros")
+        context.set_draft_head(zeros, np.arange(n, dtype=np.int32))
+        found = (_draft_s(context, cold) - block * whole) / n
+        row[SMALL] = min(max(found, _BETWEEN[0] * row[SMALL]), _BETWEEN[1] * row[SMALL])
+    context.clear()
+    return HeadCosts(block * whole, row, step * whole)
+
+
+def read_bytes(info: GGUFInfo) -> tuple[int, int]:
+    """Bytes of weights that a plain decode step reads, and those of the MTP block without an LM
+    head: of experts those that are used, and no embeddings that are looked up."""
+    share = info.n_expert_used / info.n_expert if info.n_expert else 1.0
+    totals = {False: 0.0, True: 0.0}
+    for tensor in info.tensors:
+        own = tensor.name.startswith(f"blk.{info.n_layer}.")
+        looked_up = tensor.name == "token_embd.weight" and not info.tied_embeddings
+        if not (looked_up or (own and ".shared_head_head." in tensor.name)):
+            totals[own] += tensor.nbytes * (share if "_exps." in tensor.name else 1.0)
+    return int(totals[False]), int(totals[True])
+
+
+def _draft_s(context: Context, cold: npt.NDArray[np.float64]) -> float:
+    """Seconds of one draft, after `cold` was read."""
+    context.set_greedy(True)
+    ones, token = np.ones(1, dtype=np.int8), np.zeros(1, dtype=np.int32)
+    hidden = HostRows(np.zeros((1, context.model.n_embd), dtype=np.float32))
+    times = []
+    for _ in range(_REPEATS + 1):  # the first one builds the graph
+        cold.sum()
+        context.clear()
+        began = time.perf_counter()
+        context.decode(token, 0, ones, hidden)
+        context.synchronize()
+        times.append(time.perf_counter() - began)
+    return min(times[1:])
+
+
+class Heads:
+    """The draft head of a context: chosen, kept in step with the text, and chosen again.
+
+    Attributes:
+        chosen: what "auto" has chosen last; None: there is no choice.
+    """
+
+    def __init__(self, context: Context, model: Model, settings: Settings) -> None:
+        """Give `context` its head.
+
+        Raises:
+            UsageError, DraftVocabError, ModelFileError, InsufficientMemoryError: see
+                :func:`.drafthead.draft_head` and :meth:`.Context.set_draft_head`.
+        """
+        self._context, self._model, self._settings = context, model, settings
+        self._following: Following | None = None
+        self._coverage: Coverage | None = None
+        self.chosen: HeadOption | None = None
+        spec, kind = settings.draft_vocab, settings.draft_head_type
+        if (spec, kind) == ("auto", "auto") and self._can_choose():
+            self._begin()
+        else:
+            self._use(spec, "file" if kind == "auto" else kind)
+
+    def _can_choose(self) -> bool:
+        """Whether there is a choice, and text that means something to judge it by.
+
+        Not where a seed's text must not depend on what is measured, nor through a network.
+        """
+        s, model = self._settings, self._model
+        if s.draft_sampling or s.synthetic_acceptance is not None or model.rpc_servers:
+            return False
+        return model.n_vocab > 2 * DEFAULT_SIZE and model.ranking is not None
+
+    def _begin(self) -> None:
+        model, ranked = self._model, self._model.ranking
+        assert ranked is not None
+        self._file = HeadFile(model.info)
+        self._sizes = [*(size for size in SIZES if size < model.n_vocab), model.n_vocab]
+        self._coverage = Coverage(ranked, self._sizes, self._settings.draft_follow)
+        if not model.head_costs:
+            model.head_costs = measure_heads(self._context, model.info, self._file)
+        self._choose()
+
+    def table(self, measured: Costs | None = None) -> list[HeadOption]:
+        """What there is to choose from by the text so far, see :func:`head_options`; empty: there
+        is no choice."""
+        if not (self._coverage and self._model.head_costs):
+            return []
+        given = self._model.head_costs, self._coverage, kinds_of(self._file), self._sizes
+        return head_options(*given, measured)
+
+    def _choose(self) -> None:
+        """Take the best option if it is BETTER than that of now, at first DEFAULT_SIZE rows."""
+        assert self._coverage
+        self._judged = self._coverage.n_tokens
+        found, now = self.table(), self.chosen
+        given = (now.n_rows, now.kind) if now else (DEFAULT_SIZE, "file")
+        best = found[0]
+        for one in found:
+            if (one.n_rows, one.kind) == given and best.speed_up < BETTER * one.speed_up:
+                best = one
+        if now and (best.n_rows, best.kind) == given:
+            return
+        self.chosen = best
+        log.info(
+            "drafts come from %d rows of %s: %.1f MB, %.2f ms a draft, %.1f %% of tokens outside",
+            *(best.n_rows, "the file" if best.kind == "file" else best.kind, best.n_bytes / 1e6),
+            *(1e3 * best.draft_s, 100 * best.outside),
+        )
+        self._use("full" if best.n_rows == self._model.n_vocab else best.n_rows, best.kind)
+
+    def _use(self, spec: str | int, kind: str) -> None:
+        head, self._following = self._model.draft_head(spec, kind), None
+        if not head:
+            self._context.use_own_head()
+            return
+        self._context.set_draft_head(head.rows, head.ids)
+        if follows(self._settings, head):
+            self._following = Following(self._context, head)
+
+    def see(self, tokens: Sequence[int], telemetries: Sequence[Telemetry], prompt: bool) -> None:
+        """What the text goes on with; see :meth:`.Following.see`. Before a prompt's text goes on
+        the head is chosen again, if enough text was seen since."""
+        if self._coverage:
+            self._coverage.see(np.asarray(tokens, dtype=np.int32), counts=not prompt)
+            if prompt and self._coverage.n_tokens - self._judged >= ENOUGH:
+                self._choose()
+        if self._following:
+            self._following.see(tokens, telemetries, prompt)

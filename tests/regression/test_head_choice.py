@@ -1,0 +1,137 @@
+"""The draft head that "auto" chooses, and chooses again: drafts change, the text does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.speculative import heads
+from pyllama_mtp.speculative.heads import HeadCosts
+
+from .support import greedy, settings
+
+#: Seconds of a row at which the whole vocabulary of the demo model pays, or 256 tokens of it.
+FREE, DEAR = 1e-12, 2e-5
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes for a vocabulary of 2,048 tokens."""
+    monkeypatch.setattr(heads, "DEFAULT_SIZE", 300)
+    monkeypatch.setattr(heads, "SIZES", (256, 512, 1024))
+    monkeypatch.setattr(heads, "PRIOR_SIZE", 256)
+
+
+@pytest.fixture
+def model(demo_file: Path, small: None) -> Model:
+    """The demo model, by itself: what was measured is kept with it."""
+    with Model(demo_file) as found:
+        yield found
+
+
+def n_rows(session: Session) -> int:
+    drafter = session._engine.drafter
+    assert drafter
+    ids = drafter.context.draft_ids
+    return session.model.n_vocab if ids is None else len(ids)
+
+
+def cost(file: float, q4_0: float) -> HeadCosts:
+    return HeadCosts(0.001, {"file": file, "q4_0": q4_0}, 0.04)
+
+
+@pytest.mark.parametrize(
+    ("costs", "rows", "kind"),
+    [
+        (cost(FREE, FREE), 2048, "file"),
+        (cost(DEAR, DEAR), 256, "file"),
+        (cost(DEAR, FREE), 2048, "q4_0"),
+        (cost(DEAR, DEAR / 4), 256, "q4_0"),
+    ],
+    ids=["free", "dear", "free in q4_0", "dear, less so in q4_0"],
+)
+def test_it_is_the_best_and_the_text_is_the_same(
+    model: Model, demo_prompts: list[str], costs: HeadCosts, rows: int, kind: str
+) -> None:
+    prompt = model.tokenize(demo_prompts[0], parse_special=True)
+    model.head_costs = costs
+    with Session(model, settings(0)) as session:
+        plain = greedy(session, prompt, 32).tokens
+    with Session(model, settings(3)) as session:
+        assert n_rows(session) == rows
+        chosen = session._engine.heads
+        assert (
+            chosen and chosen.chosen and (chosen.chosen.n_rows, chosen.chosen.kind) == (rows, kind)
+        )
+        run = greedy(session, prompt, 32)
+        assert run.tokens == plain and sum(run.telemetry.accepted) > 0
+
+
+@pytest.mark.parametrize(("better", "rows"), [(1.0, 256), (10.0, 512)])
+def test_the_usual_one_unless_another_is_clearly_better(
+    model: Model, monkeypatch: pytest.MonkeyPatch, better: float, rows: int
+) -> None:
+    """Clocks err."""
+    monkeypatch.setattr(heads, "DEFAULT_SIZE", 512)
+    monkeypatch.setattr(heads, "BETTER", better)
+    model.head_costs = cost(DEAR, DEAR)
+    with Session(model, settings(3)) as session:
+        assert n_rows(session) == rows
+
+
+def test_measured_costs(model: Model) -> None:
+    """Of every type, above 0, once for a model; and the context is as new."""
+    with Session(model, settings(2)) as session:
+        found = model.head_costs
+        assert found and found.block > 0 and found.step > 0
+        assert found.row.keys() == {"file", "q4_0"} and min(found.row.values()) > 0
+        assert session._engine.drafter and session._engine.drafter.context.n_past == 0
+        assert session._engine.heads and len(session._engine.heads.table()) == 8
+    with Session(model, settings(2)):
+        assert model.head_costs is found
+
+
+def test_it_is_chosen_again_when_the_text_needs_it(
+    model: Model, demo_prompts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a belief that this text contradicts: nothing is outside. Before a prompt's text only."""
+    monkeypatch.setattr(heads, "PRIOR_OUTSIDE", 0.0)
+    monkeypatch.setattr(heads, "PRIOR_WEIGHT", 1)
+    monkeypatch.setattr(heads, "ENOUGH", 40)
+    prompts = [model.tokenize(text, parse_special=True) for text in demo_prompts[:4]]
+    model.head_costs = cost(1e-7, 1e-7)
+    with Session(model, settings(0)) as session:
+        plain = [greedy(session, prompt, 48).tokens for prompt in prompts]
+    found, rows = [], []
+    with Session(model, settings(3, draft_follow=False)) as session:
+        for prompt in prompts:
+            rows.append(n_rows(session))
+            found.append(greedy(session, prompt, 48).tokens)
+        rows.append(n_rows(session))
+    assert found == plain
+    assert rows[:2] == [256, 256] and rows[-1] > 256
+
+
+OTHERWISE = {
+    "a size": {"draft_vocab": 512},
+    "the whole": {"draft_vocab": "full"},
+    "a type": {"draft_head_type": "q8_0"},
+    "drawn drafts": {"draft_sampling": True},
+    "imposed acceptance": {"synthetic_acceptance": (0.5, 0.5)},
+}
+
+
+@pytest.mark.parametrize("options", OTHERWISE.values(), ids=OTHERWISE)
+def test_where_there_is_no_choice(model: Model, options: dict[str, object]) -> None:
+    with Session(model, settings(2, **options)) as session:
+        chosen = session._engine.heads
+        assert chosen and chosen.chosen is None and chosen.table() == []
+    assert model.head_costs is None
+
+
+def test_small_vocabularies(demo: Model) -> None:
+    """Of up to 65,536 tokens the whole one is drafted over, as it is."""
+    with Session(demo, Settings(n_ctx=64, draft_n_max=1)) as session:
+        assert n_rows(session) == demo.n_vocab and not session._engine.heads.table()  # type: ignore[union-attr]

@@ -1,0 +1,136 @@
+"""Which draft head is chosen: by what drafts cost, and by what a vocabulary leaves out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_mtp.measure.tune import heads_markdown
+from pyllama_mtp.speculative import heads
+from pyllama_mtp.speculative.costs import Costs
+from pyllama_mtp.speculative.heads import (
+    Coverage,
+    HeadCosts,
+    HeadOption,
+    head_options,
+    kinds_of,
+    read_bytes,
+)
+
+N_VOCAB = 200_000
+SIZES = (16384, 32768, 65536, N_VOCAB)
+ROW_BYTES = {"file": 1088, "q4_0": 576}
+#: From the most to the least useful: the highest ids first.
+RANKED = np.arange(N_VOCAB, dtype=np.int32)[::-1].copy()
+
+
+def coverage(**options: bool) -> Coverage:
+    return Coverage(RANKED, SIZES, **options)
+
+
+def costs(row: float, row_q4_0: float, block: float = 0.001, step: float = 0.04) -> HeadCosts:
+    return HeadCosts(block, {"file": row, "q4_0": row_q4_0}, step)
+
+
+def best(given: HeadCosts, text: Coverage | None = None) -> HeadOption:
+    return head_options(given, text or coverage(), ROW_BYTES, SIZES)[0]
+
+
+def see(text: Coverage, rank: int, n: int) -> None:
+    """`n` different tokens of the text, of this rank and the next ones."""
+    text.see(RANKED[rank : rank + n], counts=True)
+
+
+def test_free_rows_are_all_taken_and_dear_ones_avoided() -> None:
+    """ "file" where it costs no more, as nothing is lost."""
+    assert (best(costs(1e-12, 1e-12)).n_rows, best(costs(1e-12, 1e-12)).kind) == (N_VOCAB, "file")
+    assert best(costs(2e-6, 2e-6)).n_rows == SIZES[0]
+
+
+def test_a_type_is_chosen_for_its_cost_not_for_its_bytes() -> None:
+    """Half of the bytes at the same cost are no gain: some kernels are bound by computing."""
+    assert best(costs(5e-8, 5e-8)).kind == "file"
+    assert best(costs(5e-8, 2.5e-8)).kind == "q4_0"
+    assert best(costs(5e-8, 2.5e-8)).n_bytes == 576 * best(costs(5e-8, 2.5e-8)).n_rows
+
+
+def test_cheaper_rows_buy_more_of_them() -> None:
+    assert best(costs(1e-7, 1e-8)).n_rows > best(costs(1e-7, 1e-7)).n_rows
+
+
+def test_the_text_decides() -> None:
+    """Tokens that a size would leave out speak for a larger one, those inside for a smaller."""
+    given, rare, common = costs(4e-8, 4e-8), coverage(), coverage()
+    before = best(given).n_rows
+    for _ in range(20):
+        common.see(RANKED[:100], counts=True)
+    for part in range(10):
+        see(rare, 40_000 + 1000 * part, 100)
+    assert best(given, common).n_rows < before < best(given, rare).n_rows
+    assert rare.outside(32768) > 0.75 > 0.1 > rare.outside(65536)
+    assert rare.outside(N_VOCAB) == 0 and common.outside(16384) < 0.02
+
+
+def test_what_counts_as_outside() -> None:
+    """A token is there from its first occurrence on, if the vocabulary follows the text; one of the
+    prompt from the start."""
+    for follow, n_outside in ((True, 3), (False, 8)):
+        text = coverage(follow=follow)
+        text.see(RANKED[50_000:50_001], counts=False)
+        text.see(RANKED[[50_000, 50_001, 50_001, 50_002, 50_003, 50_001, 50_000, 50_002, 5]], True)
+        believed = heads.PRIOR_WEIGHT * heads.PRIOR_OUTSIDE
+        total = heads.PRIOR_WEIGHT + 9
+        assert text.n_tokens == 9
+        assert text.outside(32768) == pytest.approx((believed + n_outside) / total)
+
+
+def test_measured_rounds_replace_what_is_believed() -> None:
+    """Verification that costs nothing makes the same drafts dearer by comparison."""
+    cheap = Costs((0.0, *(0.04 for _ in range(5))), tuple(0.01 * n for n in range(5)))
+    dear = Costs((0.0, *(0.04 * n for n in range(1, 6))), tuple(0.01 * n for n in range(5)))
+    given = costs(4e-8, 4e-8), coverage(), ROW_BYTES, SIZES
+    speeds = [head_options(*given, measured)[0].speed_up for measured in (cheap, None, dear)]
+    assert speeds == sorted(speeds, reverse=True) and speeds[0] > 2 > speeds[2] >= 1
+
+
+def test_types_to_choose_from() -> None:
+    """q4_0 where it is smaller, and rows are whole blocks of it."""
+    for rows, wanted in (
+        ({"file": 1088, "q4_0": 576}, ["file", "q4_0"]),
+        ({"file": 336, "q4_0": 576}, ["file"]),
+        ({"file": 2080, "q4_0": 0}, ["file"]),
+    ):
+        file: Any = SimpleNamespace(row_bytes=lambda kind="file", rows=rows: rows[kind])
+        assert list(kinds_of(file)) == wanted
+
+
+def test_bytes_that_are_read() -> None:
+    """By a step and by the block; no embeddings that are looked up, nor the block's LM head."""
+    sizes = {
+        "token_embd.weight": 1000,
+        "output.weight": 2000,
+        "blk.0.attn_q.weight": 30,
+        "blk.0.ffn_up_exps.weight": 400,
+        "blk.1.attn_q.weight": 5000,
+        "blk.1.ffn_up_exps.weight": 40,
+        "blk.1.nextn.shared_head_head.weight": 7000,
+    }
+    tensors = [SimpleNamespace(name=name, nbytes=n) for name, n in sizes.items()]
+    info: Any = SimpleNamespace(
+        tensors=tensors, n_layer=1, n_expert=8, n_expert_used=2, tied_embeddings=False
+    )
+    assert read_bytes(info) == (2000 + 30 + 100, 5000 + 10)
+    info.tied_embeddings, info.n_expert = True, 0
+    assert read_bytes(info) == (1000 + 2000 + 30 + 400, 5000 + 40)
+
+
+def test_the_table() -> None:
+    option = HeadOption(32768, "q4_0", 18_874_368, 0.00259, 0.04, 1.358)
+    lines = heads_markdown([option], option).splitlines()
+    assert lines[0].startswith("| draft vocabulary | type | MB | ms per draft | outside % |")
+    assert lines[2] == "| 32768 | q4_0 | 18.9 | 2.59 | 4.0 | 1.36x |"
+    assert '"auto" has taken 32768 tokens, type q4_0' in lines[-1]
+    assert heads_markdown([], None) == ""
