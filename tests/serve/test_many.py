@@ -48,12 +48,17 @@ def client_of(server: Running, number: int, together: threading.Barrier) -> str 
     return text
 
 
-def test_32_streams_of_which_some_hang_up(start: Start, demo: Model) -> None:
-    server = start(n_sequences=6)
+@pytest.mark.parametrize("options", [{}, {"draft_vocab": 256}], ids=str)
+def test_32_streams_of_which_some_hang_up(
+    start: Start, demo: Model, options: dict[str, object]
+) -> None:
+    """Also with a draft vocabulary, which follows all of them."""
+    server = start(n_sequences=6, **options)
     together = threading.Barrier(CLIENTS)
     with ThreadPoolExecutor(CLIENTS) as pool:
         texts = list(pool.map(lambda i: client_of(server, i, together), range(CLIENTS)))
     server.wait_until_idle()
+    assert (server.worker.total.draft_vocab["replaced"] > 0) is bool(options)
     survivors = {i: text for i, text in enumerate(texts) if text is not None}
     n_gone = CLIENTS - len(survivors)
     assert n_gone == len(range(0, CLIENTS, 3))
