@@ -88,6 +88,13 @@ class Coverage:
             self.n_tokens += len(ids)
         self._seen[ids] = True
 
+    def fade(self) -> None:
+        """Let what was counted weigh half, and all tokens be new: a vocabulary that follows texts
+        forgets them, too."""
+        self._outside = {size: n // 2 for size, n in self._outside.items()}
+        self.n_tokens //= 2
+        self._seen[:] = False
+
     def outside(self, size: int) -> float:
         """Share of the tokens that cannot be drafted, by prior and text."""
         if size >= len(self._rank):
@@ -224,6 +231,7 @@ class Heads:
         self._context, self._model, self._settings = context, model, settings
         self._following: Following | None = None
         self._coverage: Coverage | None = None
+        self._judged = 0  # tokens of the text when the head was chosen last
         self.chosen: HeadOption | None = None
         spec, kind = settings.draft_vocab, settings.draft_head_type
         if (spec, kind) == ("auto", "auto") and self._can_choose():
@@ -261,8 +269,6 @@ class Heads:
 
     def _choose(self) -> None:
         """Take the best option if it is BETTER than that of now, at first DEFAULT_SIZE rows."""
-        assert self._coverage
-        self._judged = self._coverage.n_tokens
         found, now = self.table(), self.chosen
         given = (now.n_rows, now.kind) if now else (DEFAULT_SIZE, "file")
         best = found[0]
@@ -292,8 +298,10 @@ class Heads:
         """What the text goes on with; see :meth:`.Following.see`. Before a prompt's text goes on
         the head is chosen again, if enough text was seen since."""
         if self._coverage:
-            self._coverage.see(np.asarray(tokens, dtype=np.int32), counts=not prompt)
             if prompt and self._coverage.n_tokens - self._judged >= ENOUGH:
                 self._choose()
+                self._coverage.fade()
+                self._judged = self._coverage.n_tokens
+            self._coverage.see(np.asarray(tokens, dtype=np.int32), counts=not prompt)
         if self._following:
             self._following.see(tokens, telemetries, prompt)

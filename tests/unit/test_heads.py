@@ -87,6 +87,17 @@ def test_what_counts_as_outside() -> None:
         assert text.outside(32768) == pytest.approx((believed + n_outside) / total)
 
 
+def test_texts_of_the_past_count_less() -> None:
+    """And what occurred in them has to be met again."""
+    text = coverage()
+    see(text, 40_000, 600)
+    before = text.outside(32768)
+    text.fade()
+    assert text.n_tokens == 300 and 0.5 * before < text.outside(32768) < before
+    see(text, 40_000, 600)
+    assert text.outside(32768) > before
+
+
 def test_measured_rounds_replace_what_is_believed() -> None:
     """Verification that costs nothing makes the same drafts dearer by comparison."""
     cheap = Costs((0.0, *(0.04 for _ in range(5))), tuple(0.01 * n for n in range(5)))
