@@ -140,6 +140,16 @@ class Library:
         """
         return bool(self.lib.pyllama_set_cpu_switch(b"direct_states", value))
 
+    def set_few_rows_attention(self, value: bool) -> bool:
+        """Switch patch 21 for the process: flash attention of 1 to 8 rows on a CPU reads K and V
+        once for all rows and heads. On in the patched variant, off in upstream's; the results
+        differ by rounding. Not while anything computes.
+
+        Returns:
+            Whether a loaded CPU backend has it.
+        """
+        return bool(self.lib.pyllama_set_cpu_switch(b"few_rows_attention", value))
+
     def backend(self) -> str:
         """Names of the devices that compute, e.g. "CPU" or "CUDA0+CPU"."""
         return "+".join(device.name for device in self.devices()) or "none"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pyllama_mtp import native
 
 Floats = npt.NDArray[np.float32]
-F32, Q8_0, I32 = 0, 8, 26
+F32, F16, Q4_0, Q4_1, Q8_0, I32, BF16 = 0, 1, 2, 3, 8, 26, 30
 
 DECLARATIONS = """
 struct ggml_init_params { size_t mem_size; void * mem_buffer; bool no_alloc; };
@@ -34,6 +34,9 @@ void * ggml_sum(void * ctx, void * a);
 void * ggml_cpy(void * ctx, void * a, void * b);
 void * ggml_gated_delta_net(void * ctx, void * q, void * k, void * v, void * g, void * beta,
                             void * state, int64_t K);
+void * ggml_flash_attn_ext(void * ctx, void * q, void * k, void * v, void * mask, float scale,
+                           float max_bias, float logit_softcap);
+void ggml_flash_attn_ext_add_sinks(void * a, void * sinks);
 void ggml_set_output(void * tensor);
 void * ggml_get_data(void * tensor);
 size_t ggml_nbytes(void * tensor);

@@ -1,0 +1,307 @@
+"""Patch 21: attention of 1 to 8 rows, whose bits depend on nothing but what the row itself sees.
+
+Not on the rows beside it, not on the number of threads, not on hidden cells: what is in them, how
+many follow the last one, what other streams hold. Shapes are those around the edges of the kernel's
+tiles (64 cells) and stretches (256 cells, from 4,096 on 512).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import native
+
+from .ggmlcalls import BF16, F16, F32, Q4_0, Q4_1, Q8_0, Floats, Ggml
+
+TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8_0": Q8_0, "q4_0": Q4_0, "q4_1": Q4_1}
+HIDDEN = -np.inf
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator, on random numbers."""
+
+    q: Floats  # [streams, rows, heads, dk]
+    k: Floats  # [streams, cells, kv heads, dk]
+    v: Floats  # [streams, cells, kv heads, dv]
+    mask: Floats | None  # [streams, rows, cells]: what is added to the scores
+    type_k: int = F16
+    type_v: int = F16
+    max_bias: float = 0.0
+    softcap: float = 0.0
+    sinks: Floats | None = None  # [heads]
+
+    @property
+    def scale(self) -> float:
+        return float(self.q.shape[-1]) ** -0.5
+
+    def rows(self, *rows: int) -> Case:
+        """The same with these rows only."""
+        mask = None if self.mask is None else self.mask[:, list(rows)]
+        return replace(self, q=self.q[:, list(rows)], mask=mask)
+
+    def stream(self, stream: int) -> Case:
+        one = slice(stream, stream + 1)
+        mask = None if self.mask is None else self.mask[one]
+        return replace(self, q=self.q[one], k=self.k[one], v=self.v[one], mask=mask)
+
+
+def case(cells: int, rows: int = 8, heads: int = 8, kv: int = 2, d: int = 64, **rest: Any) -> Case:
+    """Random numbers; each row sees one cell more than the one before it, the last one all."""
+    streams, dv = rest.pop("streams", 1), rest.pop("dv", d)
+    rng = np.random.default_rng(cells)
+
+    def numbers(*shape: int) -> Floats:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    seen = cells - rows + 1 + np.arange(rows)
+    mask = np.where(np.arange(cells) < seen[:, None], 0.0, HIDDEN).astype(np.float32)
+    return Case(
+        numbers(streams, rows, heads, d) * 2,
+        numbers(streams, cells, kv, d),
+        numbers(streams, cells, kv, dv),
+        np.broadcast_to(mask, (streams, rows, cells)).copy(),
+        **rest,
+    )
+
+
+class Attention(Ggml):
+    def fill(self, tensor: Any, data: bytes) -> None:
+        assert self.ggml_nbytes(tensor) == len(data)
+        self.ffi.memmove(self.ggml_get_data(tensor), data, len(data))
+
+    def cache(self, ctx: Any, numbers: Floats, kind: int) -> Any:
+        """[d, cells, kv heads, streams]: a view as llama.cpp has it, cell by cell in memory."""
+        streams, cells, heads, d = numbers.shape
+        row = self.ggml_row_size(kind, d)
+        source = self.ffi.from_buffer("float[]", np.ascontiguousarray(numbers))
+        data = self.ffi.new("char[]", row * (numbers.size // d))
+        if kind == F32:
+            self.ffi.memmove(data, source, numbers.nbytes)
+        else:
+            n = numbers.size // d
+            self.ggml_quantize_chunk(kind, source, data, 0, n, d, self.ffi.NULL)
+        whole = self.ggml_new_tensor_4d(ctx, kind, d, heads, cells, streams)
+        self.fill(whole, bytes(self.ffi.buffer(data)))
+        strides = (row * heads, row, row * heads * cells)
+        return self.ggml_view_4d(ctx, whole, d, cells, heads, streams, *strides, 0)
+
+    def run(self, one: Case, n_threads: int = 2) -> Floats:
+        """[streams, rows, heads, dv]"""
+        streams, rows, heads, d = one.q.shape
+        with self.context(2**26 + 16 * (one.k.nbytes + one.v.nbytes)) as ctx:
+            q = self.ggml_new_tensor_4d(ctx, F32, d, rows, heads, streams)
+            self.fill(q, one.q.transpose(0, 2, 1, 3).tobytes())
+            k, v = self.cache(ctx, one.k, one.type_k), self.cache(ctx, one.v, one.type_v)
+            mask = self.ffi.NULL
+            if one.mask is not None:
+                mask = self.ggml_new_tensor_4d(ctx, F16, one.mask.shape[2], rows, 1, streams)
+                self.fill(mask, one.mask.astype(np.float16).tobytes())
+            numbers = (one.scale, one.max_bias, one.softcap)
+            out = self.ggml_flash_attn_ext(ctx, q, k, v, mask, *numbers)
+            if one.sinks is not None:
+                sinks = self.ggml_new_tensor_2d(ctx, F32, heads, 1)
+                self.fill(sinks, one.sinks.astype(np.float32).tobytes())
+                self.ggml_flash_attn_ext_add_sinks(out, sinks)
+            graph = self.ggml_new_graph(ctx)
+            self.ggml_build_forward_expand(graph, out)
+            assert self.ggml_graph_compute_with_ctx(ctx, graph, n_threads) == 0
+            return self.data(out).reshape(streams, rows, heads, -1).copy()
+
+    def stored(self, numbers: Floats, kind: int) -> Any:
+        """What a cache of a type keeps of these numbers, in float64."""
+        with self.context(2**20 + 16 * numbers.nbytes) as ctx:
+            view = self.cache(ctx, numbers, kind)
+            out = self.ggml_new_tensor_4d(ctx, F32, *numbers.transpose(3, 1, 2, 0).shape)
+            copy, graph = self.ggml_cpy(ctx, view, out), self.ggml_new_graph(ctx)
+            self.ggml_build_forward_expand(graph, copy)
+            assert self.ggml_graph_compute_with_ctx(ctx, graph, 1) == 0
+            streams, cells, heads, d = numbers.shape
+            kept = self.data(out).reshape(streams, heads, cells, d)
+            return kept.transpose(0, 2, 1, 3).astype(np.float64)
+
+    def wanted(self, one: Case) -> Any:
+        """The same in float64, from the numbers that are in the cache."""
+        k, v = self.stored(one.k, one.type_k), self.stored(one.v, one.type_v)
+        heads = one.q.shape[2]
+        k, v = (np.repeat(part, heads // part.shape[2], axis=2) for part in (k, v))
+        scores = np.einsum("srhd,schd->srhc", one.q.astype(np.float64), k) * one.scale
+        if one.softcap:
+            scores = one.softcap * np.tanh(scores / one.softcap)
+        if one.mask is not None:
+            scores = scores + slopes(heads, one.max_bias)[:, None] * one.mask[:, :, None]
+        top = scores.max(-1, keepdims=True)
+        if one.sinks is not None:
+            top = np.maximum(top, one.sinks[:, None])
+        weights = np.exp(scores - top)
+        total = weights.sum(-1, keepdims=True)
+        if one.sinks is not None:
+            total = total + np.exp(one.sinks[:, None] - top)
+        return np.einsum("srhc,schd->srhd", weights / total, v)
+
+
+def slopes(heads: int, max_bias: float) -> Any:
+    """ALiBi's slope of each head: https://arxiv.org/abs/2108.12409"""
+    if max_bias == 0.0:
+        return np.ones(heads)
+    power = 2 ** int(np.floor(np.log2(heads)))
+    first = [2.0 ** (-max_bias * (i + 1) / power) for i in range(power)]
+    rest = [2.0 ** (-max_bias / 2 * (2 * i + 1) / power) for i in range(heads - power)]
+    return np.array(first + rest)
+
+
+@pytest.fixture(scope="module")
+def ggml() -> Attention:
+    return Attention()
+
+
+@pytest.fixture(autouse=True)
+def switched_on() -> Iterator[None]:
+    yield
+    native.load().set_few_rows_attention(True)
+
+
+def assert_right(ggml: Attention, one: Case) -> None:
+    found, wanted = ggml.run(one), ggml.wanted(one)
+    assert np.abs(found - wanted).max() < 4e-6 * np.abs(wanted).max()
+
+
+def assert_rows_are_rows_alone(ggml: Attention, one: Case, counts: tuple[int, ...]) -> None:
+    n = one.q.shape[1]
+    alone = np.concatenate([ggml.run(one.rows(row)) for row in range(n)], axis=1)
+    for count in counts:
+        for first in (0, n - count):
+            rows = range(first, first + count)
+            found = ggml.run(one.rows(*rows))
+            assert found.tobytes() == alone[:, list(rows)].tobytes(), f"{count} rows"
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("cells", [8, 65, 300, 4700])
+def test_it_is_right(ggml: Attention, cells: int, kind: str) -> None:
+    assert_right(ggml, case(cells, type_k=TYPES[kind], type_v=TYPES[kind]))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv", "d", "dv"),
+    [(8, 2, 256, 256), (1, 1, 32, 32), (6, 2, 96, 32), (5, 1, 80, 112), (16, 1, 64, 128)],
+)
+def test_shapes(ggml: Attention, heads: int, kv: int, d: int, dv: int) -> None:
+    for rows in (1, 3):
+        assert_right(ggml, case(200, rows, heads, kv, d, dv=dv, streams=2))
+
+
+def test_variations(ggml: Attention) -> None:
+    one = case(300, heads=6, kv=2)
+    assert one.mask is not None
+    rng = np.random.default_rng(0)
+    biased = (one.mask - rng.integers(0, 8, one.mask.shape)).astype(np.float32)
+    sinks = np.linspace(-2, 8, 6).astype(np.float32)
+    assert_right(ggml, replace(one, mask=None))
+    assert_right(ggml, replace(one, mask=biased))
+    assert_right(ggml, replace(one, mask=biased, max_bias=8.0))
+    assert_right(ggml, replace(one, softcap=3.0))
+    assert_right(ggml, replace(one, sinks=sinks))
+    assert_right(ggml, replace(one, type_k=Q8_0, type_v=Q4_0))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("cells", [9, 64, 65, 257, 511, 513, 700, 4099, 5000])
+def test_the_rows_beside_it(ggml: Attention, cells: int, kind: str) -> None:
+    one = case(cells, type_k=TYPES[kind], type_v=TYPES[kind])
+    assert_rows_are_rows_alone(ggml, one, (2, 3, 5, 8) if cells > 1000 else (2, 3, 4, 5, 6, 7, 8))
+
+
+@pytest.mark.parametrize(("heads", "kv", "d"), [(8, 2, 256), (3, 1, 96), (5, 5, 32), (16, 1, 64)])
+def test_the_rows_beside_it_in_other_shapes(ggml: Attention, heads: int, kv: int, d: int) -> None:
+    assert_rows_are_rows_alone(ggml, case(400, 8, heads, kv, d), (2, 3, 4, 5, 6, 7, 8))
+    biased = replace(case(400, 8, heads, kv, d), max_bias=8.0, softcap=20.0)
+    assert_rows_are_rows_alone(ggml, biased, (2, 7))
+
+
+def test_rows_that_see_other_cells(ggml: Attention) -> None:
+    """As the rows of several sequences in one cache, or of one after a rollback, do."""
+    one = case(1000)
+    assert one.mask is not None
+    rng = np.random.default_rng(0)
+    mine = rng.integers(0, 3, 1000)
+    for row in range(8):
+        one.mask[0, row, mine != row % 3] = HIDDEN
+    one.mask[0, 4, :] = HIDDEN
+    one.mask[0, 4, 640] = 0.0  # of one cell in the middle of a stretch
+    one.mask[0, 5, 128:900] = HIDDEN
+    assert_right(ggml, one)
+    assert_rows_are_rows_alone(ggml, one, (2, 3, 5, 8))
+
+
+@pytest.mark.parametrize("n_threads", [1, 3, 5])
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize("cells", [40, 700, 6000])
+def test_the_number_of_threads(ggml: Attention, cells: int, kind: str, n_threads: int) -> None:
+    one = case(cells, type_k=TYPES[kind], type_v=TYPES[kind])
+    for rows in ((7,), (4, 5, 6, 7), tuple(range(8))):
+        wanted = ggml.run(one.rows(*rows), 2).tobytes()
+        assert ggml.run(one.rows(*rows), n_threads).tobytes() == wanted
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("cells", [10, 63, 256, 500, 4096, 4150])
+def test_cells_that_follow_unseen(ggml: Attention, cells: int, kind: str) -> None:
+    """The cache's view ends at a multiple of 256 cells, or later; what lies there may be NaN."""
+    one = case(cells, rows=4, type_k=TYPES[kind], type_v=TYPES[kind])
+    wanted = ggml.run(one).tobytes()
+    for more in (1, 64, 246, 1000):
+        width = [(0, 0), (0, more), (0, 0), (0, 0)]
+        value = np.nan if TYPES[kind] in (F32, F16, BF16) else 7.0
+        k, v = (np.pad(part, width, constant_values=value) for part in (one.k, one.v))
+        mask = np.pad(one.mask, [(0, 0), (0, 0), (0, more)], constant_values=HIDDEN)  # type: ignore[arg-type]
+        assert ggml.run(replace(one, k=k, v=v, mask=mask)).tobytes() == wanted, f"{more} more"
+
+
+@pytest.mark.parametrize("row", range(8))
+def test_cells_that_only_others_see(ggml: Attention, row: int) -> None:
+    one = case(300)
+    wanted = ggml.run(one)[0, row].tobytes()
+    assert one.mask is not None
+    hidden = one.mask[0, row] == HIDDEN
+    k, v = one.k.copy(), one.v.copy()
+    k[0, hidden], v[0, hidden] = np.nan, np.nan
+    assert ggml.run(replace(one, k=k, v=v))[0, row].tobytes() == wanted
+
+
+def test_streams_are_streams_alone(ggml: Attention) -> None:
+    one = case(300, rows=3, streams=3)
+    assert one.mask is not None
+    one.mask[1, :, :200] = HIDDEN
+    assert_right(ggml, one)
+    found = ggml.run(one)
+    for stream in range(3):
+        assert found[stream].tobytes() == ggml.run(one.stream(stream))[0].tobytes()
+
+
+def test_a_row_that_sees_nothing_is_zero(ggml: Attention) -> None:
+    one = case(200, rows=3)
+    assert one.mask is not None
+    one.mask[0, 1] = HIDDEN
+    found = ggml.run(one)[0]
+    assert not found[1].any()
+    assert np.isfinite(found).all() and found[0].any() and found[2].any()
+
+
+def test_it_can_be_switched_off_and_ends_at_8_rows(ggml: Attention) -> None:
+    def both(one: Case) -> tuple[Floats, Floats]:
+        found = []
+        for on in (True, False):
+            assert native.load().set_few_rows_attention(on)
+            found.append(ggml.run(one))
+        return found[0], found[1]
+
+    on, off = both(case(700, rows=8))
+    assert on.tobytes() != off.tobytes() and np.abs(on - off).max() < 3e-2  # upstream sums in F16
+    on, off = both(case(700, rows=9))
+    assert on.tobytes() == off.tobytes()
