@@ -130,6 +130,11 @@ class Library:
         """
         return bool(self.lib.pyllama_set_cpu_switch(b"small_batch", value))
 
+    def few_columns(self, ggml_type: int) -> bool:
+        """Whether products of a matrix of this type (its number in ggml) with a few columns read
+        each weight once on this CPU; False in upstream's variant."""
+        return self.has_tap and bool(self.lib.pyllama_few_columns(ggml_type))
+
     def set_direct_states(self, value: bool) -> bool:
         """Switch patch 18 for the process: recurrent layers on a CPU write their new states where
         they are kept. On in the patched variant, off in upstream's; same results. Not while

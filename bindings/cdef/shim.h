@@ -10,6 +10,7 @@ void pyllama_catch_aborts(void);
 const char * pyllama_stamp(void);
 bool pyllama_set_cpu_switch(const char * name, bool value);
 void pyllama_set_cpu_changes(bool value);
+bool pyllama_few_columns(int32_t type);
 void pyllama_log_discard(enum ggml_log_level level, const char * text, void * user_data);
 struct llama_model * pyllama_model_load(const char * path, struct llama_model_params params, char * message, size_t n_message);
 struct llama_context * pyllama_context_init(struct llama_model * model, struct llama_context_params params, char * message, size_t n_message);

@@ -38,6 +38,9 @@ PYLLAMA_API const char * pyllama_stamp(void);
 PYLLAMA_API bool pyllama_set_cpu_switch(const char * name, bool value);
 // All of them.
 PYLLAMA_API void pyllama_set_cpu_changes(bool value);
+// Whether products of a matrix of this ggml_type with a few columns read each weight once on this CPU; false where the
+// backend cannot say.
+PYLLAMA_API bool pyllama_few_columns(int32_t type);
 
 // From now on, assertions that fail on a thread that is within a call of this file, outside of its parallel regions, make
 // the call return PYLLAMA_ABORTED or what it returns on failure. Others still end the process, after their message.

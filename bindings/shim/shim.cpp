@@ -220,6 +220,16 @@ void pyllama_set_cpu_changes(bool value) {
     }
 }
 
+bool pyllama_few_columns(int32_t type) {
+    for (size_t i = 0; i < ggml_backend_reg_count(); ++i) {
+        void * ask = ggml_backend_reg_get_proc_address(ggml_backend_reg_get(i), "ggml_cpu_small_batch_type");
+        if (ask && reinterpret_cast<bool (*)(int32_t)>(ask)(type)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 llama_model * pyllama_model_load(const char * path, llama_model_params params, char * message, size_t n_message) {
     return guarded(message, n_message,
             [&] { return llama_model_load_from_file(path, params); },

@@ -207,3 +207,14 @@ def test_quiet_by_default(run_python: RunPython, demo_file: Path) -> None:
     code = "import sys; from pyllama_mtp import Model; Model(sys.argv[1]).close()"
     done = run_python(code, demo_file)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_few_columns_are_what_the_cpu_backend_says() -> None:
+    """For every number of a type, and some that are none; a backend that does not say has none."""
+    library = native.load()
+    ffi, lib = library.ffi, library.lib
+    cpu = lib.ggml_backend_reg_by_name(b"CPU")
+    ask = lib.ggml_backend_reg_get_proc_address(cpu, b"ggml_cpu_small_batch_type")
+    said = ffi.cast("bool (*)(int32_t)", ask) if ask else lambda number: False
+    for number in (-1, *range(64), 2**31 - 1):
+        assert library.few_columns(number) is said(number), number
