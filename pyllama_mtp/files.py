@@ -26,6 +26,34 @@ def write_error(error: OSError, path: str | os.PathLike[str]) -> PyllamaMtpError
     return UsageError(f"cannot write {os.fspath(path)}: {reason}; choose another file")
 
 
+def check_target(path: Path, force: bool) -> None:
+    """Refuse a place where no new file can be.
+
+    Raises:
+        UsageError: a directory, a folder that does not exist, or, without `force`, a file.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory; give a file name")
+    if not path.parent.is_dir():
+        raise UsageError(f"folder {path.parent} does not exist; create it first")
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists; choose another name or overwrite it with --force")
+
+
+def check_room(path: Path, needed: int) -> None:
+    """Refuse to begin a file of `needed` bytes that its disk has no room for.
+
+    Raises:
+        DiskFullError: says how much there is.
+    """
+    free = shutil.disk_usage(path.parent).free
+    if needed > free:
+        raise DiskFullError(
+            f"{path} needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free in {path.parent}; "
+            "free some space or choose another folder"
+        )
+
+
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file, or replace one: as a whole or not at all; see :func:`replace_whole`.
 

@@ -116,7 +116,8 @@ def shapes(config: Config) -> list[Unit]:
     units = []
     for shape in config.shapes:
         path = config.model(shape)
-        command = config.driver("synth", "--shape", shape, "--type", config.tensor_type, path)
+        chosen = ("--shape", shape, "--type", config.tensor_type, "--pure")
+        command = config.driver("synth", *chosen, path)
         units.append(
             Unit(
                 f"shapes {path.stem}",

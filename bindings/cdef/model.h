@@ -35,6 +35,19 @@ int32_t  llama_model_desc(const struct llama_model * model, char * buf, size_t b
 int32_t  llama_model_meta_val_str(const struct llama_model * model, const char * key, char * buf, size_t buf_size);
 const char * llama_model_chat_template(const struct llama_model * model, const char * name);
 const struct llama_vocab * llama_model_get_vocab(const struct llama_model * model);
+enum llama_ftype { LLAMA_FTYPE_ALL_F32 = ..., LLAMA_FTYPE_MOSTLY_F16 = ..., ... };
+struct llama_model_tensor_override { const char * pattern; enum ggml_type type; };
+struct llama_model_quantize_params {
+    int32_t nthread;
+    enum llama_ftype ftype;
+    bool allow_requantize;
+    bool dry_run;
+    const struct llama_model_tensor_override * tt_overrides;
+    size_t max_buf_size;
+    ...;
+};
+struct llama_model_quantize_params llama_model_quantize_default_params(void);
+uint32_t llama_model_quantize(const char * fname_inp, const char * fname_out, const struct llama_model_quantize_params * params);
 bool     llama_supports_gpu_offload(void);
 size_t   llama_max_devices(void);
 const char * llama_print_system_info(void);

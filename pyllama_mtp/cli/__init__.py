@@ -44,6 +44,7 @@ COMMANDS = {
     "tune": "measure what drafting costs here, and recommend a draft depth",
     "inspect": "show a model's architecture, layers, MTP head, tensor types and memory need",
     "synth": "write a model of a published shape with random weights, for measuring speed",
+    "quantize": "make a smaller model file of an F16 one, as llama-quantize does",
     "draft-vocab": "rank the tokens that the MTP head may draft, by your own text",
     "rpc-worker": "lend this machine's devices to models in other processes, over TCP",
     "libdir": "print the folder of the libraries, for llama-cpp-python and llama-server",

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.models.quantize import FILE_TYPES, WEIGHT_TYPES
 from pyllama_mtp.models.shapes import SHAPES, get_shape
 from pyllama_mtp.models.synth import TENSOR_TYPES, synthetic_size, write_synthetic
 
@@ -31,7 +32,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--type",
         default="q8_0",
         metavar="TYPE",
-        help="tensor type: " + ", ".join(TENSOR_TYPES) + " (default: %(default)s)",
+        help="file type, the same mixture of tensor types as llama.cpp's: "
+        + ", ".join(FILE_TYPES)
+        + " (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--head-type",
+        metavar="TYPE",
+        help="type of the MTP block's matrices: " + ", ".join(WEIGHT_TYPES),
+    )
+    parser.add_argument(
+        "--pure",
+        action="store_true",
+        help="all matrices in one type, without a mixture's exceptions: " + ", ".join(TENSOR_TYPES),
     )
     parser.add_argument("--seed", type=int, default=0, help="same seed, same file (default: 0)")
     parser.add_argument(
@@ -78,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
             progress=progress,
             force=args.force,
             head_noise=args.head_noise,
+            head_type=args.head_type and args.head_type.lower(),
+            pure=args.pure,
         )
     print(f"{path}: {shape.name}, {args.type.lower()}, {path.stat().st_size / 1e9:.2f} GB")
     return 0

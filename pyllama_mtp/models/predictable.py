@@ -21,7 +21,6 @@ import math
 import re
 from dataclasses import dataclass
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 
@@ -29,8 +28,6 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.models.layout import TensorSpec
 from pyllama_mtp.models.shapes import ModelShape
 
-#: Types that gguf can quantize to.
-TYPES = ("f32", "f16", "q8_0", "q4_0")
 #: Norm of an embedding. Well below that of the feed-forward part's output, some sqrt(n_embd) / 2:
 #: with tied embeddings a token would be its own successor otherwise.
 EMBEDDING_NORM = 0.25
@@ -60,7 +57,7 @@ class Draw:
     passes: bool = False
 
 
-def check(shape: ModelShape, tensor_type: str, noise: float) -> None:
+def check(shape: ModelShape, noise: float) -> None:
     """Raise UsageError for what such a file cannot be made of."""
     if not (math.isfinite(noise) and noise >= 0):
         raise UsageError(
@@ -68,8 +65,6 @@ def check(shape: ModelShape, tensor_type: str, noise: float) -> None:
         )
     if shape.n_mtp < 1:
         raise UsageError(f"{shape.name} has no MTP head (n_mtp is {shape.n_mtp})")
-    if tensor_type not in TYPES:
-        raise UsageError(f"head noise needs one of the types {', '.join(TYPES)}, not {tensor_type}")
 
 
 def draw(spec: TensorSpec, shape: ModelShape, noise: float) -> Draw:
@@ -115,13 +110,10 @@ def pass_embedding(chunk: bytes, first_row: int, n_embd: int, tensor_type: str) 
     """Rows of eh_proj, [embedding; hidden] -> n_embd, with the identity as their first halves.
 
     Args:
-        chunk: whole rows of 2 `n_embd` elements, as stored.
+        chunk: whole rows of 2 `n_embd` elements, in f16 or f32.
         first_row: which of the tensor's rows the chunk begins with.
     """
-    n_elements, n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[tensor_type.upper()]]
-    half = n_embd // n_elements * n_bytes
-    rows: npt.NDArray[np.uint8] = np.frombuffer(chunk, np.uint8).reshape(-1, 2 * half).copy()
-    eye = np.eye(len(rows), n_embd, first_row, dtype=np.float32)
-    stored = gguf.quantize(eye, gguf.GGMLQuantizationType[tensor_type.upper()])
-    rows[:, :half] = np.ascontiguousarray(stored).view(np.uint8).reshape(len(rows), half)
+    kind = "<f2" if tensor_type == "f16" else "<f4"
+    rows: npt.NDArray[np.floating] = np.frombuffer(chunk, kind).reshape(-1, 2 * n_embd).copy()
+    rows[:, :n_embd] = np.eye(len(rows), n_embd, first_row)
     return rows.tobytes()

@@ -1,8 +1,10 @@
 """Write a model of a published shape with random weights straight to GGUF: for measuring speed.
 
 Nothing is downloaded and memory stays bounded: tensors are generated in chunks of a few MB and
-appended to the file one after the other. Quantized tensors are not quantized from floats but made
-of random valid blocks, which is faster by far and costs the same to compute with.
+appended to the file one after the other. A file type such as q4_k_m is a mixture of tensor types;
+the library says of which (:mod:`pyllama_mtp.models.quantize`). Tensors in q8_0, q4_0 and iq4_nl are
+not quantized from floats but made of random valid blocks, which is faster by far and costs the same
+to compute with; the others are quantized as they are drawn.
 
 Values: norms are 1, matrices are zero-mean with standard deviation 1/sqrt(inputs), so activations
 keep their size through any depth; decays and time-step biases of the recurrent layers are drawn
@@ -12,25 +14,35 @@ seed gives the same bytes.
 
 from __future__ import annotations
 
-import errno
 import math
 import os
-import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGUF_DEFAULT_ALIGNMENT as ALIGNMENT
-from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+from gguf import GGUFWriter
 
 from pyllama_mtp.errors import DiskFullError, UsageError
+from pyllama_mtp.files import FULL, check_room, check_target
 from pyllama_mtp.models import predictable
+from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
 from pyllama_mtp.models.predictable import Draw
+from pyllama_mtp.models.quantize import (
+    FILE_TYPES,
+    WEIGHT_TYPES,
+    check_types,
+    choose_types,
+    stored_bytes,
+)
 from pyllama_mtp.models.shapes import ModelShape, check_shape, get_shape
 from pyllama_mtp.models.vocab import CHAT_TEMPLATE, synthetic_vocabulary
+from pyllama_mtp.settings import available_threads
 
 #: Called with (bytes written, bytes in all) after every chunk.
 Progress = Callable[[int, int], None]
@@ -52,16 +64,11 @@ _LEVEL_RMS = {
     "q4_0": _rms(range(-8, 8)),
     "iq4_nl": _rms(_IQ4_NL_LEVELS),
 }
-_FILE_TYPES = {
-    "f32": LlamaFileType.ALL_F32,
-    "f16": LlamaFileType.MOSTLY_F16,
-    "q8_0": LlamaFileType.MOSTLY_Q8_0,
-    "q4_0": LlamaFileType.MOSTLY_Q4_0,
-    "iq4_nl": LlamaFileType.MOSTLY_IQ4_NL,
-}
-#: Tensor types the writer knows, as the command line spells them.
-TENSOR_TYPES = tuple(_FILE_TYPES)
 _BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "iq4_nl": 18}
+#: Tensor types that are drawn as they are stored; of floats nothing but these two.
+TENSOR_TYPES = ("f32", "f16", *_BLOCK_BYTES)
+#: File types that have all their matrices in one type.
+_UNIFORM = ("f32", "f16", "q8_0")
 
 
 def write_synthetic(
@@ -73,6 +80,8 @@ def write_synthetic(
     progress: Progress | None = None,
     force: bool = False,
     head_noise: float | None = None,
+    head_type: str | None = None,
+    pure: bool = False,
     **overrides: object,
 ) -> Path:
     """Write a synthetic model and return its path.
@@ -83,17 +92,22 @@ def write_synthetic(
     Args:
         path: the file to write.
         shape: a name from :data:`pyllama_mtp.models.shapes.SHAPES`, or a shape of your own.
-        tensor_type: f32, f16, q8_0, q4_0 or iq4_nl, for all matrices and embeddings.
+        tensor_type: a file type, a key of :data:`pyllama_mtp.models.quantize.FILE_TYPES`.
         seed: any non-negative whole number.
         progress: called with (bytes done, bytes in all).
         force: overwrite an existing file.
         head_noise: make the head draft well: with 0 it is nearly always right, and the more noise,
             the less; see :mod:`pyllama_mtp.models.predictable`. None: random weights throughout,
             whose drafts are never accepted.
+        head_type: of the MTP block's matrices, a key of
+            :data:`pyllama_mtp.models.quantize.WEIGHT_TYPES`; None: what the mixture has there.
+        pure: all matrices and embeddings in `tensor_type`, one of :data:`TENSOR_TYPES`, without the
+            exceptions that a mixture makes.
         overrides: dimensions that replace those of a named shape, e.g. ``n_layer=4``.
 
     Raises:
-        UsageError: unknown type, shape or dimension, an existing file, an unusable folder.
+        UsageError: unknown type, shape or dimension, a type that needs an importance matrix, an
+            existing file, an unusable folder.
         DiskFullError: not enough free space before or while writing.
     """
     target = Path(path)
@@ -102,48 +116,67 @@ def write_synthetic(
     elif overrides:
         raise UsageError("dimensions can be replaced only in a named shape")
     check_shape(shape)
-    _check_arguments(target, tensor_type, seed, force)
+    check_types(tensor_type, head_type)
+    uniform = pure or (tensor_type in _UNIFORM and head_type is None)
+    _check_arguments(shape, tensor_type if pure else None, head_type, seed)
+    check_target(target, force)
     if head_noise is not None:
-        predictable.check(shape, tensor_type, head_noise)
+        predictable.check(shape, head_noise)
     specs = model_tensors(shape)
-    _check_rows(specs, tensor_type)
+    if uniform:
+        _check_rows(specs, tensor_type)
     draws = [
         Draw(spec.name) if head_noise is None else predictable.draw(spec, shape, head_noise)
         for spec in specs
     ]
-    data_bytes = sum(_padded(tensor_bytes(spec, tensor_type)) for spec in specs)
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
-        _check_space(target, data_bytes)
-        _write_header(part, shape, specs, tensor_type, seed, head_noise)
+        types = {spec.name: _stored_type(spec, tensor_type if uniform else "f16") for spec in specs}
+        if not uniform:
+            _write_header(part, shape, specs, types, "f16", seed, head_noise)
+            types = _mixture(part, specs, tensor_type, head_type)
+        check_room(target, sum(_padded(_size(spec, types)) for spec in specs))
+        _write_header(part, shape, specs, types, tensor_type, seed, head_noise)
         with part.open("ab") as file:
-            _write_data(
-                file.write, zip(specs, draws, strict=True), tensor_type, seed, data_bytes, progress
-            )
+            _write_data(file.write, zip(specs, draws, strict=True), types, seed, progress)
         part.replace(target)
     except OSError as exc:
-        raise _explain(exc, target, data_bytes) from exc
+        raise _explain(exc, target) from exc
     finally:
         part.unlink(missing_ok=True)
     return target
 
 
 def synthetic_size(shape: ModelShape, tensor_type: str) -> int:
-    """Bytes of tensor data the file will hold (its header, up to about 10 MB, comes on top)."""
-    return sum(_padded(tensor_bytes(spec, tensor_type)) for spec in model_tensors(shape))
+    """Bytes of tensor data of a file with its matrices in ``tensor_type``, one of
+    :data:`pyllama_mtp.models.quantize.WEIGHT_TYPES` (its header, up to about 10 MB, comes on top).
+    """
+    specs = model_tensors(shape)
+    types = {spec.name: _stored_type(spec, tensor_type) for spec in specs}
+    return sum(_padded(_size(spec, types)) for spec in specs)
 
 
-def tensor_bytes(spec: TensorSpec, tensor_type: str) -> int:
-    """Bytes of one tensor when matrices are stored as ``tensor_type``."""
-    count = math.prod(spec.shape)
-    stored = _stored_type(spec, tensor_type)
-    if stored in _BLOCK_BYTES:
-        return count // BLOCK * _BLOCK_BYTES[stored]
-    return count * (2 if stored == "f16" else 4)
+def _size(spec: TensorSpec, types: Mapping[str, str]) -> int:
+    return stored_bytes(spec.shape, types[spec.name].upper())
 
 
 def _stored_type(spec: TensorSpec, tensor_type: str) -> str:
     return tensor_type if spec.quantizable else "f32"
+
+
+def _mixture(
+    part: Path, specs: Iterable[TensorSpec], file_type: str, head_type: str | None
+) -> dict[str, str]:
+    """What the library would make of the F16 model with this header: the type of each tensor.
+
+    It looks at the header alone, but insists on a file of the right length: one that is all hole.
+    """
+    f16 = sum(
+        _padded(stored_bytes(spec.shape, _stored_type(spec, "f16").upper())) for spec in specs
+    )
+    os.truncate(part, part.stat().st_size + f16)
+    chosen = choose_types(read_gguf(part), file_type, head_type)
+    return {name: kind.lower() for name, kind in chosen.items()}
 
 
 def _padded(n: int) -> int:
@@ -153,17 +186,18 @@ def _padded(n: int) -> int:
 # --- checks -------------------------------------------------------------------------------------
 
 
-def _check_arguments(target: Path, tensor_type: str, seed: int, force: bool) -> None:
-    if tensor_type not in TENSOR_TYPES:
-        raise UsageError(f"unknown type {tensor_type!r}; allowed: {', '.join(TENSOR_TYPES)}")
+def _check_arguments(
+    shape: ModelShape, pure_type: str | None, head_type: str | None, seed: int
+) -> None:
     if seed < 0:
         raise UsageError(f"seed is {seed}, it must not be negative")
-    if target.is_dir():
-        raise UsageError(f"{target} is a directory; give a file name")
-    if not target.parent.is_dir():
-        raise UsageError(f"folder {target.parent} does not exist; create it first")
-    if target.exists() and not force:
-        raise UsageError(f"{target} exists; choose another name or overwrite it with --force")
+    if pure_type is not None and (head_type is not None or pure_type not in TENSOR_TYPES):
+        raise UsageError(
+            f"a pure file has all its tensors in one type of {', '.join(TENSOR_TYPES)}; leave pure "
+            "out for others, and for a head type"
+        )
+    if head_type is not None and shape.n_mtp < 1:
+        raise UsageError(f"{shape.name} has no MTP head (n_mtp is {shape.n_mtp}) for {head_type}")
 
 
 def _check_rows(specs: list[TensorSpec], tensor_type: str) -> None:
@@ -177,22 +211,12 @@ def _check_rows(specs: list[TensorSpec], tensor_type: str) -> None:
             )
 
 
-def _check_space(target: Path, needed: int) -> None:
-    free = shutil.disk_usage(target.parent).free
-    if needed > free:
-        raise DiskFullError(
-            f"{target} needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free in "
-            f"{target.parent}; free some space or choose another folder"
-        )
-
-
-def _explain(exc: OSError, target: Path, needed: int) -> Exception:
+def _explain(exc: OSError, target: Path) -> Exception:
     if isinstance(exc, DiskFullError):
         return exc
-    if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if exc.errno in FULL:
         return DiskFullError(
-            f"writing {target} ({needed / 1e9:.2f} GB) failed: {exc.strerror}; the partial file "
-            "was removed"
+            f"writing {target} failed: {exc.strerror}; the partial file was removed"
         )
     return UsageError(f"cannot write {target}: {exc.strerror or exc}")
 
@@ -204,23 +228,24 @@ def _write_header(
     part: Path,
     shape: ModelShape,
     specs: list[TensorSpec],
-    tensor_type: str,
+    types: Mapping[str, str],
+    file_type: str,
     seed: int,
     head_noise: float | None,
 ) -> None:
     """Metadata, vocabulary and tensor table, padded so that tensor data can be appended."""
     writer = GGUFWriter(part, shape.architecture)
     try:
-        _add_general(writer, shape, tensor_type, seed)
+        _add_general(writer, shape, file_type, seed)
         if head_noise is not None:
             writer.add_float32("pyllama_mtp.synthetic.head_noise", head_noise)
         _add_dimensions(writer, shape)
         _add_vocabulary(writer, shape.n_vocab)
         for spec in specs:
-            stored = GGMLQuantizationType[_stored_type(spec, tensor_type).upper()]
-            n_bytes = tensor_bytes(spec, tensor_type)
             # The gguf package counts dimensions from the slow end, as numpy does.
-            dims = spec.shape[::-1]
+            dims, n_bytes = spec.shape[::-1], _size(spec, types)
+            # A number: not every release of the package has a name for every type of the pin.
+            stored: Any = WEIGHT_TYPES[types[spec.name]]
             writer.add_tensor_info(spec.name, dims, np.dtype(np.float32), n_bytes, stored)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -231,11 +256,11 @@ def _write_header(
         writer.close()
 
 
-def _add_general(writer: GGUFWriter, shape: ModelShape, tensor_type: str, seed: int) -> None:
+def _add_general(writer: GGUFWriter, shape: ModelShape, file_type: str, seed: int) -> None:
     writer.add_type("model")
     writer.add_name(f"{shape.name} (synthetic, random weights)")
     writer.add_description("Random weights for speed measurements; its text is nonsense.")
-    writer.add_file_type(_FILE_TYPES[tensor_type])
+    writer.add_file_type(FILE_TYPES[file_type])
     writer.add_quantization_version(2)
     writer.add_bool("pyllama_mtp.synthetic", True)
     writer.add_string("pyllama_mtp.synthetic.shape", shape.name)
@@ -296,15 +321,15 @@ def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
 def _write_data(
     write: Callable[[bytes], int],
     tensors: Iterable[tuple[TensorSpec, Draw]],
-    tensor_type: str,
+    types: Mapping[str, str],
     seed: int,
-    total: int,
     progress: Progress | None,
 ) -> None:
-    done = 0
+    tensors = list(tensors)
+    done, total = 0, sum(_padded(_size(spec, types)) for spec, _ in tensors)
     for spec, draw in tensors:
-        n_bytes = tensor_bytes(spec, tensor_type)
-        for chunk in tensor_chunks(spec, tensor_type, seed, draw):
+        n_bytes = _size(spec, types)
+        for chunk in tensor_chunks(spec, types[spec.name], seed, draw):
             write(chunk)
             done += len(chunk)
             if progress is not None:
@@ -327,12 +352,15 @@ def tensor_chunks(spec: TensorSpec, tensor_type: str, seed: int, draw: Draw) -> 
     if spec.kind not in ("embedding", "matrix"):
         yield (draw.scale * _small_tensor(spec, rng, count)).astype("<f4").tobytes()
         return
+    if tensor_type not in TENSOR_TYPES or (draw.passes and tensor_type in _BLOCK_BYTES):
+        for chunk in tensor_chunks(spec, "f16", seed, draw):
+            yield _quantized(chunk, tensor_type, spec.shape[0])
+        return
     deviation = draw.scale / math.sqrt(spec.shape[0])
     step = CHUNK_BLOCKS if tensor_type in _BLOCK_BYTES else CHUNK_BLOCKS * BLOCK
     row = spec.shape[0] // (BLOCK if tensor_type in _BLOCK_BYTES else 1)
     n_rows = count // spec.shape[0]
-    if draw.passes:
-        step = max(step // row, 1) * row
+    step = max(step // row, 1) * row
     common = n_rows if draw.rare == 1.0 else min(n_rows, predictable.COMMON)
     for first, last, scale in ((0, common, 1.0), (common, n_rows, draw.rare)):
         for start in range(first * row, last * row, step):
@@ -341,6 +369,27 @@ def tensor_chunks(spec: TensorSpec, tensor_type: str, seed: int, draw: Draw) -> 
             if draw.passes:
                 chunk = predictable.pass_embedding(chunk, start // row, n_rows, tensor_type)
             yield chunk
+
+
+def _quantized(chunk: bytes, tensor_type: str, n_per_row: int) -> bytes:
+    """Rows of F16 as the library quantizes them, on all threads."""
+    from pyllama_mtp import native
+
+    library = native.load()
+    row_bytes = stored_bytes((n_per_row,), tensor_type.upper())
+
+    def quantize(rows: npt.NDArray[np.float32]) -> bytes:
+        into = library.ffi.new("char[]", len(rows) * row_bytes)
+        source = library.ffi.from_buffer("float[]", rows)
+        library.lib.ggml_quantize_chunk(
+            WEIGHT_TYPES[tensor_type], source, into, 0, len(rows), n_per_row, library.ffi.NULL
+        )
+        return bytes(library.ffi.buffer(into))
+
+    rows = np.frombuffer(chunk, "<f2").astype(np.float32).reshape(-1, n_per_row)
+    n_threads = min(available_threads(), len(rows))
+    with ThreadPoolExecutor(n_threads) as pool:
+        return b"".join(pool.map(quantize, np.array_split(rows, n_threads)))
 
 
 def _small_tensor(

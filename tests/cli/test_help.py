@@ -27,6 +27,7 @@ OWN = (
     "compare",
     "report",
     "libdir",
+    "quantize",
 )
 
 

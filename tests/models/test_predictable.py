@@ -13,7 +13,6 @@ from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.models.ggufinfo import validate_model_file
-from pyllama_mtp.models.predictable import TYPES
 from pyllama_mtp.models.shapes import get_shape
 from pyllama_mtp.models.synth import write_synthetic
 
@@ -45,6 +44,16 @@ def test_drafts_are_accepted_and_less_so_with_noise(
     assert wrong < less < right
 
 
+@pytest.mark.parametrize("tensor_type", ["q4_k_m", "iq4_nl"])
+@pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])
+def test_drafts_are_accepted_in_mixtures(shape: str, tensor_type: str, tmp_path: Path) -> None:
+    """Wide enough for blocks of 256, and with enough layers for the last one and the head's to get
+    the same types, as they do in the published shapes."""
+    wide = {"n_layer": 8, "n_embd": 256, "n_ff_exp" if shape == "tiny-moe" else "n_ff": 512}
+    path = write_synthetic(tmp_path / "m.gguf", shape, tensor_type, head_noise=0.0, **wide)
+    assert acceptance(path) > 0.5
+
+
 @pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])
 @pytest.mark.parametrize("tensor_type", ["f16", "q8_0"])
 @pytest.mark.parametrize("layers", ["attention", "recurrent"])
@@ -71,10 +80,10 @@ def test_the_trunk_keeps_a_trace_of_what_came_before(
     assert np.abs(logits[0] - logits[1]).max() < 0.2 * logits[0].std()
 
 
-@pytest.mark.parametrize("tensor_type", TYPES)
+@pytest.mark.parametrize("tensor_type", ["f32", "f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])
 def test_what_the_head_is_made_of(shape: str, tensor_type: str, tmp_path: Path) -> None:
-    path = write_synthetic(tmp_path / "m.gguf", shape, tensor_type, head_noise=0.25)
+    path = write_synthetic(tmp_path / "m.gguf", shape, tensor_type, head_noise=0.25, pure=True)
     validate_model_file(path)
     reader = gguf.GGUFReader(path)
     values = {t.name: gguf.dequantize(t.data, t.tensor_type) for t in reader.tensors}
@@ -109,7 +118,6 @@ def test_rare_tokens_have_short_rows(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         ({"head_noise": -0.1}, "head noise is -0.1"),
         ({"head_noise": math.nan}, "head noise is nan"),
-        ({"head_noise": 0.1, "tensor_type": "iq4_nl"}, "not iq4_nl"),
         ({"head_noise": 0.1, "n_mtp": 0}, "n_mtp"),
     ],
 )

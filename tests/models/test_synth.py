@@ -13,8 +13,8 @@ import gguf
 import numpy as np
 import pytest
 
+from pyllama_mtp import files
 from pyllama_mtp.errors import DiskFullError, UsageError
-from pyllama_mtp.models import synth
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
 from pyllama_mtp.models.predictable import Draw
@@ -26,9 +26,9 @@ from pyllama_mtp.models.vocab import byte_alphabet, synthetic_vocabulary
 @pytest.mark.parametrize("tensor_type", TENSOR_TYPES)
 @pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])
 def test_every_type_is_valid(shape: str, tensor_type: str, tmp_path: Path) -> None:
-    path = write_synthetic(tmp_path / "m.gguf", shape, tensor_type)
+    path = write_synthetic(tmp_path / "m.gguf", shape, tensor_type, pure=True)
     info = validate_model_file(path)
-    assert tensor_type.upper() in info.tensor_types
+    assert info.tensor_types.keys() == {tensor_type.upper(), "F32"}
     reader = gguf.GGUFReader(path)
     for tensor in reader.tensors:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
@@ -113,7 +113,7 @@ def test_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
 
 def test_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(synth.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(DiskFullError, match="are free"):
         write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0")
     assert not list(tmp_path.iterdir())
@@ -146,6 +146,10 @@ def test_interruption_leaves_nothing(tmp_path: Path) -> None:
     [
         ({"shape": "gpt-5"}, "unknown shape"),
         ({"tensor_type": "q3_k"}, "unknown type"),
+        ({"tensor_type": "q4_k_m", "head_type": "q4_k_m"}, "unknown head type"),
+        ({"tensor_type": "q4_k_m", "head_type": "q8_0", "n_mtp": 0}, "no MTP head"),
+        ({"tensor_type": "q4_k_m", "pure": True}, "one type of f32, f16"),
+        ({"tensor_type": "iq2_xs"}, "importance matrix"),
         ({"seed": -1}, "seed is -1"),
         ({"n_layers": 3}, "unknown dimension 'n_layers'"),
         ({"n_layer": "many"}, "expected a whole number"),

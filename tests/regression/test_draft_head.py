@@ -129,7 +129,7 @@ def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch:
         if own:
             patch.setattr(synth, "model_tensors", lambda s: [*model_tensors(s), own_head(s)])
-        synth.write_synthetic(target, shape, kind, n_vocab=N_VOCAB)
+        synth.write_synthetic(target, shape, kind, pure=True, n_vocab=N_VOCAB)
     names = [tensor.name for tensor in GGUFReader(target).tensors]
     assert any("shared_head_head" in name for name in names) is own
     assert ("output.weight" in names) is (shape == "tiny-moe")

@@ -564,7 +564,7 @@ def assert_rows(found: HeadRows, path: Path, name: str, ids: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0", "iq4_nl"])
 def test_rows_are_those_of_the_file(tmp_path: Path, kind: str) -> None:
-    path = write_synthetic(tmp_path / "m.gguf", "tiny", kind)
+    path = write_synthetic(tmp_path / "m.gguf", "tiny", kind, pure=True)
     found = head_rows(path, IDS)
     assert_rows(found, path, "token_embd.weight", IDS)
     assert found.type == gguf.GGMLQuantizationType[kind.upper()]

@@ -1,0 +1,282 @@
+"""Quantize a model file as llama.cpp does: by the library's own ``llama_model_quantize()``.
+
+A file type such as q4_k_m is a mixture: the library chooses a type for each tensor. It is asked
+twice: first for its choice alone (its dry run), which is looked at before anything is written, then
+to write. It works in a process of its own, since it cannot be interrupted, and since an assertion
+that fails on one of its threads ends the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
+
+from gguf import LlamaFileType
+
+from pyllama_mtp.errors import DiskFullError, PyllamaMtpError, UsageError
+from pyllama_mtp.files import check_room, check_target, write_error
+from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, TENSOR_TYPES, read_header
+from pyllama_mtp.models.ggufinfo import GGUFInfo, validate_model_file
+
+#: Called with (bytes read, bytes in all) after every tensor.
+Progress = Callable[[int, int], None]
+
+#: File types by the names that llama-quantize has for them: their numbers. Q2_0 is in the pinned
+#: tree but not in every release of the gguf package; NVFP4 files are not made by quantizing.
+FILE_TYPES = {
+    kind.name.removeprefix("MOSTLY_").removeprefix("ALL_").lower(): int(kind)
+    for kind in LlamaFileType
+    if kind.name not in ("GUESSED", "MOSTLY_NVFP4")
+} | {"q2_0": 41}
+#: What matrices can be stored as: the numbers in ggml.
+WEIGHT_TYPES = {
+    name.lower(): number
+    for number, (name, *_) in sorted(TENSOR_TYPES.items())
+    if name not in NOT_WEIGHTS
+}
+#: Types without blocks; anything else has lost precision already.
+FLOATS = ("F32", "F16", "BF16")
+
+_SIZES = {name: (n_elements, n_bytes) for name, n_elements, n_bytes in TENSOR_TYPES.values()}
+_BUFFERS = 512 << 20  # bytes of rows that the library holds at once
+_PR_SET_PDEATHSIG = 1
+_SAID = 2000  # characters of last words
+_CHILD = (
+    "import json, sys; sys.path[:], request = map(json.loads, sys.argv[1:]); "
+    "from pyllama_mtp.models import quantize; sys.exit(quantize.serve(request))"
+)
+_TENSOR = re.compile(r"\[ *\d+/ *\d+\] (\S+) +- \[.*\], type = +(\w+),")
+_CHOSEN = re.compile(r"size = .*\((\w+)\)$")
+
+log = logging.getLogger("pyllama_mtp.native")
+
+
+def quantize_model(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    file_type: str,
+    *,
+    head_type: str | None = None,
+    requantize: bool = False,
+    n_threads: int = 0,
+    progress: Progress | None = None,
+    force: bool = False,
+) -> Path:
+    """Write `source` with its tensors quantized, and return the new file's path.
+
+    The file appears under its name only when it is complete; until then it is ``PATH.<pid>.part``
+    beside it, which is removed on any failure, Ctrl-C included.
+
+    Args:
+        source: a model in F32, F16 or BF16; of one that is split, the first file.
+        file_type: a key of :data:`FILE_TYPES`, e.g. ``q4_k_m``.
+        head_type: a key of :data:`WEIGHT_TYPES`, for the matrices of the MTP block; None: what
+            `file_type` makes of them.
+        requantize: also take tensors that are quantized, which loses more than quantizing once.
+        n_threads: 0: one for each core.
+        force: overwrite an existing file.
+
+    Raises:
+        UsageError: an unknown type, one that needs an importance matrix or does not fit the model,
+            a quantized source, a target that exists, is the source, or cannot be written.
+        ModelFileError: the source is no model that this package drives, or is damaged.
+        DiskFullError: too little space before or while writing.
+    """
+    check_types(file_type, head_type)
+    info = validate_model_file(source, require_mtp=head_type is not None)
+    target = Path(target)
+    if target.exists() and target.samefile(source):
+        raise UsageError(f"{target} is the file that is read; choose another name")
+    check_target(target, force)
+    types = choose_types(info, file_type, head_type)
+    _check_requantizing(info, types, requantize)
+    needed = sum(stored_bytes(t.shape, types[t.name]) for t in info.tensors)
+    check_room(target, needed)
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    request = {**_request(info, file_type, head_type), "target": os.fspath(part)}
+    request |= {"requantize": requantize, "n_threads": n_threads}
+    try:
+        _write(info, request, progress)
+        read_header(part)  # which is as long as its tensors say
+        part.replace(target)
+    except OSError as error:
+        raise write_error(error, target) from error
+    except PyllamaMtpError as error:
+        if "iostream" in str(error):  # all that the library says of a failed write
+            raise DiskFullError(
+                f"writing {target} ({needed / 1e9:.2f} GB) failed: no space, a quota or a size "
+                "limit; the partial file was removed"
+            ) from error
+        raise
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+def check_types(file_type: str, head_type: str | None) -> None:
+    """Refuse types that are not known, or do not go together.
+
+    Raises:
+        UsageError: the message lists the known ones.
+    """
+    for what, name, known in (("", file_type, FILE_TYPES), ("head ", head_type, WEIGHT_TYPES)):
+        if name is not None and name not in known:
+            raise UsageError(f"unknown {what}type {name!r}; allowed: {', '.join(known)}")
+    if head_type is not None and file_type.upper() in FLOATS:
+        raise UsageError(
+            f"a head type goes with a quantized type, not with {file_type}: the library leaves the "
+            "head as the other tensors"
+        )
+
+
+def choose_types(info: GGUFInfo, file_type: str, head_type: str | None) -> dict[str, str]:
+    """What the library would store each tensor as, by its name.
+
+    Raises:
+        UsageError: it refuses, or would without an importance matrix, which it is not given here.
+    """
+    request = {**_request(info, file_type, head_type), "target": "", "dry_run": True}
+    types, name = {}, ""
+    needs_imatrix = False
+    with closing(_library(request)) as lines:
+        for line in lines:
+            needs_imatrix |= "will require an imatrix" in line
+            if found := _TENSOR.search(line):
+                name, types[found[1]] = found[1], found[2].upper()
+            elif name and (found := _CHOSEN.search(line)):
+                types[name] = found[1].upper()
+    if needs_imatrix:
+        raise UsageError(
+            f"{file_type}{f' with a head in {head_type}' if head_type else ''} needs an importance "
+            "matrix, which this command does not take; choose a type of 3 bits or more, such as "
+            "q3_k_m, or use llama-quantize --imatrix"
+        )
+    missing = [tensor.name for tensor in info.tensors if tensor.name not in types]
+    if missing:
+        raise PyllamaMtpError(f"the library does not say what becomes of {missing[0]}")
+    return types
+
+
+def stored_bytes(shape: tuple[int, ...], name: str) -> int:
+    """Bytes of a tensor stored in a type, as GGUF spells it."""
+    n_elements, n_bytes = _SIZES[name]
+    return math.prod(shape) // n_elements * n_bytes
+
+
+def _check_requantizing(info: GGUFInfo, types: Mapping[str, str], allowed: bool) -> None:
+    found = {t.type for t in info.tensors if t.type not in FLOATS and types[t.name] != t.type}
+    if found and not allowed:
+        raise UsageError(
+            f"{info.path} is quantized already ({', '.join(sorted(found))}), and would lose more "
+            "than by quantizing once; give the F16 or BF16 file, or allow it with --requantize"
+        )
+
+
+# -- the library, in a process of its own ----------------------------------------------------------
+
+
+def _request(info: GGUFInfo, file_type: str, head_type: str | None) -> dict[str, Any]:
+    request: dict[str, Any] = {"source": info.path, "ftype": FILE_TYPES[file_type]}
+    if head_type is not None:
+        blocks = range(info.n_layer, info.n_layer + info.n_mtp_layers)
+        request["head"] = [[rf"^blk\.{i}\.", WEIGHT_TYPES[head_type]] for i in blocks]
+    return request
+
+
+def _write(info: GGUFInfo, request: dict[str, Any], progress: Progress | None) -> None:
+    sizes = {tensor.name: tensor.nbytes for tensor in info.tensors}
+    total, done, size = sum(sizes.values()), 0, 0
+    with closing(_library(request)) as lines:
+        for line in lines:
+            if found := _TENSOR.search(line):
+                done, size = done + size, sizes.get(found[1], 0)
+                if progress is not None:
+                    progress(done, total)
+    if progress is not None:
+        progress(total, total)
+
+
+def _library(request: dict[str, Any]) -> Generator[str, None, None]:
+    """Call the library in a new process: the lines of its log, as they come. Closing ends it.
+
+    Raises:
+        UsageError: it refused.
+        PyllamaMtpError: its process ended otherwise.
+    """
+    command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), json.dumps(request)]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    ) as process:
+        said: list[str] = []
+        try:
+            assert process.stdout is not None
+            for line in _lines(process.stdout, said):
+                log.debug("%s", line)
+                yield line
+        except BaseException:
+            process.kill()
+            raise
+    words = "; ".join(said)[-_SAID:] or "it said nothing"
+    if process.returncode == _REFUSED:
+        raise UsageError(f"{request['source']} cannot be quantized: {words}")
+    if process.returncode:
+        raise PyllamaMtpError(f"the process that quantizes ended ({process.returncode}): {words}")
+
+
+def _lines(file: IO[str], said: list[str]) -> Iterator[str]:
+    """The library's lines; its errors, and whatever else there is, go to `said`."""
+    for line in file:
+        level, _, text = line.rstrip("\n").partition("\t")
+        if level in ("DEBUG", "WARNING"):
+            yield text
+        elif text or level:
+            said.append((text or level).removeprefix("llama_model_quantize: "))
+
+
+_REFUSED = 3
+
+
+def serve(request: dict[str, Any]) -> int:
+    """In the new process: call the library. The exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who ends us
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    logging.basicConfig(stream=sys.stdout, format="%(levelname)s\t%(message)s")
+
+    from pyllama_mtp import native
+
+    log.setLevel(logging.DEBUG)
+    library = native.load()
+    ffi, lib = library.ffi, library.lib
+    kept = [
+        (ffi.new("char[]", pattern.encode()), kind) for pattern, kind in request.get("head", ())
+    ]
+    params = ffi.new(
+        "struct llama_model_quantize_params *", lib.llama_model_quantize_default_params()
+    )
+    params.ftype = request["ftype"]
+    params.nthread = request.get("n_threads", 0)
+    params.dry_run = request.get("dry_run", False)
+    params.allow_requantize = request.get("requantize", True)
+    params.max_buf_size = _BUFFERS
+    overrides = ffi.new("struct llama_model_tensor_override[]", [*kept, (ffi.NULL, 0)])
+    params.tt_overrides = overrides
+    code = lib.llama_model_quantize(
+        os.fsencode(request["source"]), os.fsencode(request["target"]), params
+    )
+    return _REFUSED if code else 0
