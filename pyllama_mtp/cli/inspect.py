@@ -7,6 +7,8 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from pyllama_mtp.errors import LibraryError
+from pyllama_mtp.measure.verdict import slow_types, step_shares, verdict
 from pyllama_mtp.models.ggufinfo import GGUFInfo, read_gguf
 from pyllama_mtp.models.memory import MemoryEstimate, available_memory, memory_estimate
 from pyllama_mtp.models.trimmedhead import n_rows, trimmed_head, trimmed_head_problems
@@ -60,10 +62,12 @@ def run(args: argparse.Namespace) -> int:
     without = memory_estimate(info, args.n_ctx, *types, mtp=False)
     with_mtp = memory_estimate(info, args.n_ctx, *types, n_rs_seq=args.depth, mtp=True)
     available = available_memory()
+    slow = _slow_types(info)
     if args.json:
-        print(json.dumps(_as_json(info, args, without, with_mtp, available), indent=2))
+        print(json.dumps(_as_json(info, args, without, with_mtp, available, slow), indent=2))
         return 0
     _print_model(info)
+    _print_step(info, slow)
     print(f"memory, context {args.n_ctx}, cache {types[0]}/{types[1]}, draft depth {args.depth}:")
     print(f"  {'':24}{'no MTP':>12}{'MTP':>12}")
     for part, label in _PARTS.items():
@@ -72,6 +76,28 @@ def run(args: argparse.Namespace) -> int:
     verdict = "enough" if with_mtp.total <= available else "NOT ENOUGH"
     print(f"  {'available here':24}{available / 2**20:8.1f} MiB  ({verdict})")
     return 0
+
+
+def _slow_types(info: GGUFInfo) -> dict[str, float] | None:
+    """Shares of a step's bytes in types without a fast path here; None without the library."""
+    from pyllama_mtp import native
+
+    try:
+        return slow_types(info, native.load())
+    except LibraryError:
+        return None
+
+
+def _print_step(info: GGUFInfo, slow: dict[str, float] | None) -> None:
+    """Which types a decode step reads, and what that means for MTP on this CPU."""
+    active = f", {info.n_expert_used} of {info.n_expert} experts" if info.n_expert else ""
+    print(f"a decode step reads (matrices{active}):{'':8}a few rows on this CPU")
+    for kind, share in step_shares(info).items():
+        size = info.step_types[kind] / 2**20
+        fast = "unknown" if slow is None else "no fast path" if kind in slow else "fast"
+        print(f"  {kind:24}{size:8.1f} MiB{100 * share:7.1f} %   {fast}")
+    if info.has_mtp and (why := verdict((), slow or {})):
+        print(why)
 
 
 def _mtp_text(info: GGUFInfo) -> str:
@@ -117,6 +143,7 @@ def _as_json(
     without: MemoryEstimate,
     with_mtp: MemoryEstimate,
     available: int,
+    slow: dict[str, float] | None,
 ) -> dict[str, Any]:
     skipped = ("tensors", "metadata")
     head = trimmed_head(info)
@@ -130,6 +157,8 @@ def _as_json(
         "n_tensors": len(info.tensors),
         "tensor_types": info.tensor_types,
         "n_params": info.n_params,
+        "step_types": info.step_types,
+        "slow_types": slow,
         "memory": {
             "n_ctx": args.n_ctx,
             "no_mtp": {**asdict(without), "total": without.total},

@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from pyllama_mtp import Session, native
     from pyllama_mtp.measure.costs import measure_costs, tokens_needed
     from pyllama_mtp.measure.tune import heads_markdown, tune_markdown
+    from pyllama_mtp.measure.verdict import slow_types_of
     from pyllama_mtp.measure.workload import Workload
 
     native.load(args.lib)
@@ -73,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
             costs = measure_costs(session, prompt, args.repeat)
             heads = session._engine.heads
             choice = heads_markdown(heads.table(costs), heads.chosen) if heads else ""
-    print(json.dumps(dataclasses.asdict(costs)) if args.json else tune_markdown(costs))
+        slow = slow_types_of(model)
+    print(json.dumps(dataclasses.asdict(costs)) if args.json else tune_markdown(costs, slow))
     if choice and not args.json:
         print(f"\n{choice}")
     return 0

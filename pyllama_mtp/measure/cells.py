@@ -104,7 +104,8 @@ class Cell:
     `adaptive` says that the draft depth was chosen while generating, from 0 to `n_max`.
     `prompt_class` is the kind of text of the prompts, `program` what measured it. `repeats` says of
     each sample which repeat it is, so that it can be paired with that of another cell; `run` is the
-    id of the run. Files of schema 1 have neither.
+    id of the run. Files of schema 1 have neither. `slow_types` is what a plain step reads that has
+    no fast path for a few rows on the CPU: shares by tensor type, where they were looked at.
     """
 
     model: str
@@ -139,6 +140,7 @@ class Cell:
     repeats: list[int] = field(default_factory=list)
     run: str = ""
     adaptive: bool = False
+    slow_types: dict[str, float] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def summarize(self) -> None:

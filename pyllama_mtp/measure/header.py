@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pyllama_mtp.measure.machine import describe_machine
 from pyllama_mtp.measure.plan import SWITCHES, Plan
 from pyllama_mtp.measure.recordfile import Record, to_line
+from pyllama_mtp.measure.verdict import slow_types_of
 from pyllama_mtp.settings import Sampling, Settings
 
 if TYPE_CHECKING:
@@ -117,6 +118,8 @@ def make_header(
         "settings": shared,
         "sampling": drawn,
     }
+    if slow := slow_types_of(model):
+        header["slow_types"] = {kind: round(share, 4) for kind, share in slow.items()}
     if model.rpc_servers:
         header["workers"] = list(model.rpc_servers)
     if model.tensor_split is not None:

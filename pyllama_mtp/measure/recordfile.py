@@ -111,6 +111,7 @@ class Run:
             synthetic_acceptance=list(rates) if rates else None,
             settings={**settings, "sampling": header["sampling"]},
             machine=header["machine"],
+            slow_types=header.get("slow_types", {}),
             prompt_class=cell["prompt_class"],
             program=build["program"],
             run=self.id,

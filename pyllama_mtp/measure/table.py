@@ -17,6 +17,7 @@ from pyllama_mtp.measure.ratios import (
     paired_ratios,
     typical_ratio,
 )
+from pyllama_mtp.measure.verdict import matrix_verdicts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -181,6 +182,7 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
         *_waiting_note(cells),
         *_adaptive_note(cells),
         *few_drafts_note(cells),
+        *matrix_verdicts(cells),
     ]
     settled = [(heading, switch_values(cells, name)) for heading, name in _SWITCHES]
     alike = [

@@ -5,11 +5,12 @@ Everything is computed from the costs (:mod:`pyllama_mtp.speculative.costs`); no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.verdict import Round, verdict
 from pyllama_mtp.speculative.costs import Costs, best_depth, break_even, round_time, speed
 
 if TYPE_CHECKING:
@@ -104,12 +105,12 @@ def tune_cells(rows: Sequence[TuneRow]) -> list[list[str]]:
     ]
 
 
-def tune_markdown(costs: Costs) -> str:
-    """Table, what its figures are, and the advice."""
+def tune_markdown(costs: Costs, slow: Mapping[str, float] | None = None) -> str:
+    """Table, what its figures are, and the advice; `slow`: see :func:`recommendation`."""
     headings = tune_headings()
     lines = [headings, ["--:"] * len(headings), *tune_cells(tune_rows(costs))]
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return "\n\n".join([table, EXPLANATION, recommendation(costs)])
+    return "\n\n".join([table, EXPLANATION, recommendation(costs, slow)])
 
 
 EXPLANATION = (
@@ -119,8 +120,12 @@ EXPLANATION = (
 )
 
 
-def recommendation(costs: Costs) -> str:
+def recommendation(costs: Costs, slow: Mapping[str, float] | None = None) -> str:
     """What to set, and why, in a few sentences.
+
+    Args:
+        slow: what of the file has no fast path here, see
+            :func:`pyllama_mtp.measure.verdict.slow_types`.
 
     Raises:
         UsageError: no depth above 0 was measured.
@@ -128,23 +133,25 @@ def recommendation(costs: Costs) -> str:
     if costs.limit < 1:
         raise UsageError("nothing to recommend: only depth 0 was measured; measure 1 at least")
     ranges = best_ranges(costs)
+    fixed = best_depth(costs, [TYPICAL_ACCEPTANCE] * costs.limit)
+    why = ""
+    if not fixed:
+        rounds = [Round(row.depth, row.verify, row.round) for row in tune_rows(costs)[1:]]
+        typical = f"{_percent(TYPICAL_ACCEPTANCE)} are typical"
+        why = verdict(rounds, slow or {}, typical) + " Use draft_n_max=0."
     if not any(one.depth for one in ranges):
-        return (
-            f"Drafting does not pay here at any acceptance up to {_percent(MOST_ACCEPTANCE)}: one "
-            f"draft and its verification take {round_time(costs, 1) / costs.plain:.2f} plain steps "
-            "for at most 2 tokens. Use draft_n_max=0."
-        )
+        return why
     depths = ", ".join(
         f"{one.depth} from {_percent(one.acceptance)}" if one.acceptance else f"{one.depth} at 0 %"
         for one in ranges
     )
-    fixed = best_depth(costs, [TYPICAL_ACCEPTANCE] * costs.limit)
     deeper = ""
     if ranges[-1].depth == costs.limit:
         deeper = f" Depths above {costs.limit} were not measured; they may be faster still."
+    advice = f"use draft_n_max={fixed}" if fixed else "no draft is worth it"
     return (
-        f"Fastest depth by acceptance per draft: {depths}.{deeper} At "
-        f"{_percent(TYPICAL_ACCEPTANCE)}, which is typical, use draft_n_max={fixed}; where it is "
+        f"{why + ' ' if why else ''}Fastest depth by acceptance per draft: {depths}.{deeper} At "
+        f"{_percent(TYPICAL_ACCEPTANCE)}, which is typical, {advice}; where it is "
         'not known or varies, draft_n_max="auto" finds the depth while generating.'
     )
 

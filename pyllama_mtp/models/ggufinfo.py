@@ -89,6 +89,27 @@ class GGUFInfo:
         return dict(totals.most_common())
 
     @property
+    def step_types(self) -> dict[str, int]:
+        """Bytes by type, largest first, of the matrices that a plain decode step multiplies with.
+
+        Of experts those that are used; the token embedding only where it is the LM head as well.
+        """
+        totals: Counter[str] = Counter()
+        for t in self.tensors:
+            looked_up = t.name == "token_embd.weight" and not self.tied_embeddings
+            matrix = math.prod(t.shape[1:]) > 1 and not t.name.endswith("ssm_conv1d.weight")
+            if matrix and not looked_up and not t.name.startswith(self._mtp_prefixes):
+                routed = "_exps." in t.name and self.n_expert
+                totals[t.type] += (
+                    t.nbytes * self.n_expert_used // self.n_expert if routed else t.nbytes
+                )
+        return dict(totals.most_common())
+
+    @property
+    def _mtp_prefixes(self) -> tuple[str, ...]:
+        return tuple(f"blk.{self.n_layer + i}." for i in range(self.n_mtp_layers))
+
+    @property
     def tied_embeddings(self) -> bool:
         """True when the LM head is the token embedding."""
         return all(t.name != "output.weight" for t in self.tensors)
@@ -106,11 +127,10 @@ class GGUFInfo:
         if self.n_mtp_layers < 1:
             return (f"metadata key {self.architecture}.nextn_predict_layers",)
         names = {t.name for t in self.tensors}
-        prefixes = tuple(f"blk.{self.n_layer + i}." for i in range(self.n_mtp_layers))
         wanted = [
             s.name
             for s in model_tensors(self.to_shape(), self.recurrent_layers)
-            if s.required and s.name.startswith(prefixes)
+            if s.required and s.name.startswith(self._mtp_prefixes)
         ]
         return tuple(n for n in wanted if n not in names and not has_fused(n, names))
 
@@ -122,9 +142,7 @@ class GGUFInfo:
     @property
     def mtp_weight_bytes(self) -> int:
         """Bytes of the MTP blocks: what is loaded only with MTP on."""
-        first, last = self.n_layer, self.n_layer + self.n_mtp_layers
-        prefixes = tuple(f"blk.{i}." for i in range(first, last))
-        return sum(t.nbytes for t in self.tensors if prefixes and t.name.startswith(prefixes))
+        return sum(t.nbytes for t in self.tensors if t.name.startswith(self._mtp_prefixes))
 
     def to_shape(self) -> ModelShape:
         """The dimensions as a :class:`ModelShape`, from which the expected tensors follow."""

@@ -119,7 +119,15 @@ def break_even(costs: Costs, depth: int) -> float | None:
         0 to 1, within 1e-9; 0 where a round is no dearer than a plain step; None where even
         drafts that are all accepted do not pay.
     """
-    wanted = round_time(costs, depth) / costs.plain
+    return needed_acceptance(round_time(costs, depth) / costs.plain, depth)
+
+
+def needed_acceptance(wanted: float, depth: int) -> float | None:
+    """The acceptance, the same at every position, at which rounds emit `wanted` tokens on average.
+
+    Returns:
+        As :func:`break_even`.
+    """
     if wanted <= 1.0:
         return 0.0
     if wanted > depth + 1:

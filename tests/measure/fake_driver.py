@@ -147,6 +147,7 @@ class Model:
     """One token per byte; no BOS unless `bos` is set."""
 
     n_ctx_train = 4096
+    on_gpu = True  # nobody asks for the types of its tensors
     rpc_servers: tuple[str, ...] = ()
     tensor_split: tuple[float, ...] | None = None
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pyllama_mtp.cli import inspect, synth
-from pyllama_mtp.errors import PyllamaMtpError, UsageError
+from pyllama_mtp.errors import LibraryError, PyllamaMtpError, UsageError
+from pyllama_mtp.native import Library
 
 
 def call(*words: str) -> int:
@@ -29,6 +30,34 @@ def test_synth_then_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     out = capsys.readouterr().out
     for text in ("qwen35moe", "8 (2 full attention, 6 recurrent)", "complete", "Q4_0", "synthetic"):
         assert text in out
+
+
+def test_inspect_says_what_a_step_reads_and_what_is_fast(
+    tiny_dense: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shares of a step's bytes, and that MTP will hardly pay where most of them have no fast
+    path."""
+    for fast, sentence in (((8,), False), ((), True)):
+        monkeypatch.setattr(Library, "few_columns", lambda self, number: number in fast)  # noqa: B023
+        assert call("inspect", str(tiny_dense)) == 0
+        out = capsys.readouterr().out
+        line = next(line for line in out.splitlines() if line.startswith("  Q8_0 "))
+        assert line.endswith("%   fast" if fast else "%   no fast path"), line
+        assert ("MTP will hardly pay on this CPU" in out) is sentence
+        assert call("inspect", str(tiny_dense), "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["step_types"]["Q8_0"] > 0 and ("Q8_0" in found["slow_types"]) is not bool(fast)
+
+
+def test_inspect_works_without_the_library(
+    tiny_dense: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(library: object = None) -> None:
+        raise LibraryError("none")
+
+    monkeypatch.setattr("pyllama_mtp.native.load", missing)
+    assert call("inspect", str(tiny_dense)) == 0
+    assert "%   unknown" in capsys.readouterr().out
 
 
 def test_inspect_json(tiny_dense: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -193,3 +193,24 @@ def test_fused_projections_are_accepted(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(synth, "model_tensors", fused)
     validate_model_file(write_synthetic(tmp_path / "m.gguf", "tiny", "f16"))
+
+
+def test_what_a_decode_step_reads(tmp_path: Path) -> None:
+    """Matrices of the trunk: of experts those that are used, of the embedding nothing, unless it is
+    the LM head as well."""
+    for shape in ("tiny", "tiny-moe"):
+        path = write_synthetic(tmp_path / f"{shape}.gguf", shape, "q4_0", head_type="bf16")
+        info = read_gguf(path)
+        size = {tensor.name: tensor.nbytes for tensor in info.tensors}
+        kinds = {tensor.name: tensor.type for tensor in info.tensors}
+        wanted: dict[str, int] = {}
+        for name, n in size.items():
+            layer = int(name.split(".")[1]) if name.startswith("blk.") else -1
+            vector = "norm" in name or name.endswith(".ssm_a") or "bias" in name or "conv1d" in name
+            if layer == info.n_layer or vector or name.endswith("ffn_gate_inp_shexp.weight"):
+                continue
+            if name == "token_embd.weight" and shape == "tiny-moe":
+                continue
+            wanted[kinds[name]] = wanted.get(kinds[name], 0) + (n // 4 if "_exps" in name else n)
+        assert info.step_types == wanted and "BF16" not in wanted
+        assert list(info.step_types.values()) == sorted(wanted.values(), reverse=True)

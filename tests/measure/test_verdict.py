@@ -1,0 +1,111 @@
+"""Why MTP does not pay: said of measured costs, of types without a fast path, of a matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyllama_mtp.measure.cells import Cell, Sample
+from pyllama_mtp.measure.table import matrix_notes
+from pyllama_mtp.measure.tune import recommendation
+from pyllama_mtp.measure.verdict import Round, verdict
+from pyllama_mtp.speculative.costs import Costs, expected_tokens, needed_acceptance
+
+SLOW = {"Q4_K": 0.6, "Q6_K": 0.27}
+
+
+@pytest.mark.parametrize("depth", [1, 3, 8])
+def test_the_acceptance_that_is_needed(depth: int) -> None:
+    for rate in (0.1, 0.5, 0.95):
+        wanted = expected_tokens([rate] * depth, depth)
+        assert needed_acceptance(wanted, depth) == pytest.approx(rate, abs=1e-6)
+    assert needed_acceptance(depth + 1.01, depth) is None
+    assert needed_acceptance(0.99, depth) == 0.0
+
+
+def test_costs_that_no_acceptance_makes_up_for() -> None:
+    text = verdict([Round(1, 1.95, 2.1), Round(2, 2.9, 3.2)], SLOW)
+    assert text.startswith("MTP cannot pay here: verifying 2 / 3 rows takes 1.95 / 2.90 plain ")
+    assert "with the drafts 2.10 / 3.20, for" in text
+    assert "87 % of what a step reads" in text and "Q4_K 60 %, Q6_K 27 %" in text
+
+
+def test_costs_that_much_acceptance_makes_up_for() -> None:
+    text = verdict([Round(1, 1.7, 1.9), Round(2, 2.9, 3.2)], {}, "80 % are typical")
+    assert "only if more than 90 % of the drafts are accepted (80 % are typical)" in text
+    assert "fast path" not in text
+
+
+def test_types_alone_decide_only_where_they_are_most() -> None:
+    assert verdict((), {"Q4_K": 0.49}) == ""
+    assert verdict((), SLOW).startswith("MTP will hardly pay on this CPU. 87 % of what")
+
+
+def test_tune_says_it_where_no_depth_pays_at_the_usual_acceptance() -> None:
+    dear = Costs(verify=(0, 1.0, 2.0, 3.0), draft=(0, 0.1, 0.2))
+    text = recommendation(dear, SLOW)
+    assert text.startswith("MTP cannot pay here") and text.endswith("Use draft_n_max=0.")
+    assert "Q4_K 60 %" in text
+    fair = Costs(verify=(0, 1.0, 1.75, 2.7), draft=(0, 0.1, 0.2))
+    text = recommendation(fair, SLOW)
+    assert "only if more than 85 %" in text and "Fastest depth" in text
+    assert "MTP" not in recommendation(Costs(verify=(0, 1.0, 1.2, 1.4), draft=(0, 0.1, 0.2)), SLOW)
+
+
+def cell(depth: int, decode_s: float, n_prompt: int = 512, **changes: Any) -> Cell:
+    """8 tokens in plain steps, or in 5 rounds with 4 first drafts accepted of 5."""
+    rounds = 5 if depth else 7
+    sample = Sample(
+        n_prompt=n_prompt,
+        n_generated=8,
+        prefill_s=1.0,
+        prefill_tps=512.0,
+        drafted=[5] * depth,
+        accepted=[4] * depth,
+        rounds=rounds,
+        tokens_per_round=8 / rounds,
+        time_s={"verify": 0.8 * decode_s},
+        decode_s=decode_s,
+        elapsed_s=1 + decode_s,
+        decode_tps=7 / decode_s,
+    )
+    found = Cell(
+        model="m",
+        variant="patched",
+        upstream_commit="c",
+        series="s",
+        backend="CPU",
+        mode="draft-mtp" if depth else "no-mtp",
+        n_max=depth,
+        n_prompt=n_prompt,
+        max_tokens=8,
+        repeat=1,
+        samples=[sample],
+        slow_types=SLOW,
+        **changes,
+    )
+    found.summarize()
+    return found
+
+
+def verdicts(cells: list[Cell]) -> list[str]:
+    return [note for note in matrix_notes(cells) if "MTP pays here" in note or "cannot pay" in note]
+
+
+def test_the_matrix_says_it_of_sizes_where_no_depth_was_faster() -> None:
+    """A plain step takes 0.1 s; a round of one draft 0.19, a round of two 0.24 in the long text."""
+    cells = [cell(0, 0.7), cell(1, 0.95), cell(2, 2.0)]
+    (note,) = verdicts(cells)
+    assert note.startswith("MTP pays here only if more than 90 %")
+    assert "(80 % of the first ones were)" in note and "Q4_K 60 %" in note
+    assert "verifying 2 / 3 rows takes 1.52 / 3.20 plain steps, with the drafts 1.90 / 4.00" in note
+    assert verdicts([*cells, cell(3, 0.6)]) == []
+    longer = [cell(0, 0.7, 4096), cell(1, 1.5, 4096)]
+    assert [note.split(":")[0] for note in verdicts([*cells, *longer])] == [
+        "512 tokens",
+        "4096 tokens",
+    ]
+    assert [n[:11] for n in verdicts([cell(0, 0.7), cell(1, 0.6), *longer])] == ["4096 tokens"]
+    assert verdicts([cell(0, 0.7), cell(2, 0.9, adaptive=True)]) == []
+    assert verdicts([cell(1, 0.9)]) == []
