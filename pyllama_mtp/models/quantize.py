@@ -254,7 +254,6 @@ _REFUSED = 3
 
 def serve(request: dict[str, Any]) -> int:
     """In the new process: call the library. The exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who ends us
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     logging.basicConfig(stream=sys.stdout, format="%(levelname)s\t%(message)s")
 

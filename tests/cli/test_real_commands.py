@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
+from pyllama_mtp import native
 from pyllama_mtp.measure.cells import read_cells
+from pyllama_mtp.measure.verdict import slow_types, step_shares
 from pyllama_mtp.models import demo
+from pyllama_mtp.models.ggufinfo import read_gguf
 
 Program = Callable[..., "subprocess.CompletedProcess[bytes]"]
 PROMPT = "def add(a, b):\n"
@@ -181,7 +184,10 @@ def test_matrix_measures_every_cell(
     cells = read_cells(tmp_path / "matrix.jsonl")
     order = [(cell.n_prompt, cell.n_max) for cell in cells]
     assert order == [(size, depth) for size in (48, 300) for depth in (0, 1, 3)]
+    info = read_gguf(model)
+    slow = slow_types(info, native.load()) if variant == "patched" else step_shares(info)
     for cell in cells:
+        assert cell.slow_types == {kind: round(share, 4) for kind, share in slow.items()}
         assert cell.variant == variant and len(cell.upstream_commit) == 40
         assert [sample.n_prompt for sample in cell.samples] == [cell.n_prompt] * 2
         assert [sample.n_generated for sample in cell.samples] == [8] * 2

@@ -100,6 +100,13 @@ def test_samples_become_cells(path: Path) -> None:
     assert run.dropped == records.dropped()["groups"]
 
 
+def test_types_without_a_fast_path_are_those_of_the_run(path: Path) -> None:
+    write(path, records.run(slow_types={"Q4_K": 0.6}), records.sample())
+    write(path.with_name("none"), records.run(), records.sample())
+    assert [cell.slow_types for cell in read_cells(path)] == [{"Q4_K": 0.6}]
+    assert [cell.slow_types for cell in read_cells(path.with_name("none"))] == [{}]
+
+
 def test_runs_in_one_file_have_cells_of_their_own(path: Path) -> None:
     write(
         path,

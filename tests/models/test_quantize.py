@@ -182,6 +182,24 @@ def test_interruption_leaves_nothing(f16: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_interruption_ends_the_library(
+    f16: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the middle of a tensor: its process does not go on to the end."""
+    went_on, types = tmp_path / "went-on", choose_types(read_gguf(f16), "q4_0", None)
+    says = "print('DEBUG\\t[ 1/ 9] blk.0.ffn_up.weight - [ 1], type = f16,', flush=True)"
+    goes_on = f"import time; time.sleep(3); open({str(went_on)!r}, 'w')"
+    monkeypatch.setattr(quantize, "choose_types", lambda *arguments: types)
+    monkeypatch.setattr(quantize, "_CHILD", f"{says}; {goes_on}")
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize_model(f16, tmp_path / "q.gguf", "q4_0", progress=interrupt)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("child", ["import os; os.abort()", "1 / 0"])
 def test_a_library_that_ends_its_process(
     f16: Path, child: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
