@@ -18,8 +18,9 @@ from pyllama_mtp.errors import DiskFullError, UsageError
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
 from pyllama_mtp.models.predictable import Draw
+from pyllama_mtp.models.randomweights import TENSOR_TYPES, tensor_chunks
 from pyllama_mtp.models.shapes import SHAPES, get_shape
-from pyllama_mtp.models.synth import TENSOR_TYPES, synthetic_size, tensor_chunks, write_synthetic
+from pyllama_mtp.models.synth import synthetic_size, write_synthetic
 from pyllama_mtp.models.vocab import byte_alphabet, synthetic_vocabulary
 
 
