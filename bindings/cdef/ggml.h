@@ -22,9 +22,6 @@ const char *               ggml_backend_dev_description(ggml_backend_dev_t devic
 void                       ggml_backend_dev_memory(ggml_backend_dev_t device, size_t * free, size_t * total);
 enum ggml_backend_dev_type ggml_backend_dev_type(ggml_backend_dev_t device);
 
-size_t ggml_quantize_chunk(enum ggml_type type, const float * src, void * dst, int64_t start, int64_t nrows,
-                           int64_t n_per_row, const float * imatrix);
-
 // A backend's functions by name: those of RPC lie in a library that is loaded when there is one.
 ggml_backend_reg_t ggml_backend_reg_by_name(const char * name);
 size_t             ggml_backend_reg_dev_count(ggml_backend_reg_t reg);
