@@ -30,6 +30,8 @@ from pyllama_mtp.telemetry import Telemetry
 
 EDGES = {EDGES!r}
 small = dict(n_ctx=512, n_batch=48, n_ubatch=16, n_threads=1, checkpoints=0)
+native.load().set_small_batch(False)
+native.load().set_few_rows_attention(False)
 rows, tokens = [], {{}}
 with Model(sys.argv[1]) as model:
     text = [(7 * i * i + 13 * i + 5) % model.n_vocab for i in range(max(EDGES))]
