@@ -121,9 +121,10 @@ class Library:
         return self.variant != "upstream"
 
     def set_small_batch(self, value: bool) -> bool:
-        """Switch patch 12 for the process: products of a Q8_0 matrix with up to 32 columns on a CPU
-        read each weight once. On in the patched variant, off in upstream's; same results. Not
-        while anything computes.
+        """Switch patch 12 for the process: products of a few columns, and of experts, on a CPU read
+        each weight once. On in the patched variant, off in upstream's. A model's weights are
+        repacked, as upstream likes them, if it is off when they are loaded. Not while anything
+        computes.
 
         Returns:
             Whether a loaded CPU backend has it.

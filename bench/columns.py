@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""What n columns cost in a matrix product on this CPU, by type of the matrix, in products of one.
+
+    python bench/columns.py                       # 2048 x 2048, in cache, one thread, every type
+    python bench/columns.py --rows 200000 --threads 2 --types q4_K,q6_K
+
+"before" is what upstream does with such a matrix: repacked where it repacks the type, its gemv and
+gemm; else vec_dot column by column, its tiled kernels, tinyBLAS. "now" is patch 12. The two take
+turns; every figure is the least of many, since whatever else the machine does only adds to it.
+Writes results/NAME.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchkit import results
+from benchkit.paths import ensure_driver
+from gguf import GGMLQuantizationType
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "ffi"))  # ggml by its own functions
+
+TYPES = "Q8_0 Q4_K Q5_K Q6_K IQ4_XS Q4_0 IQ4_NL Q3_K Q2_K IQ3_S IQ3_XXS IQ2_S IQ2_XS IQ2_XXS "
+TYPES += "Q5_0 MXFP4 NVFP4 F32 F16 BF16"
+COLUMNS = (1, 2, 3, 4, 5, 6, 8)
+REPACKED = ("Q4_0", "Q4_K", "Q2_K", "IQ4_NL", "MXFP4")  # by upstream on x86; Q2_K with AVX-512
+WAYS = {"before": False, "now": True}
+DECLARATIONS = """
+void * ggml_backend_cpu_reg(void);
+void * ggml_backend_reg_dev_get(void * reg, size_t index);
+void * ggml_backend_reg_get_proc_address(void * reg, const char * name);
+void * ggml_backend_cpu_buffer_type(void);
+void * ggml_backend_alloc_ctx_tensors_from_buft(void * ctx, void * type);
+void   ggml_backend_buffer_free(void * buffer);
+void   ggml_backend_tensor_set(void * tensor, const void * data, size_t offset, size_t size);
+void * ggml_backend_cpu_init(void);
+void   ggml_backend_cpu_set_n_threads(void * backend, int n_threads);
+int    ggml_backend_graph_compute(void * backend, void * graph);
+void   ggml_backend_free(void * backend);
+const char * ggml_backend_buft_name(void * type);
+"""
+
+
+class Products:
+    """A matrix of [m, k] times 1 to 8 columns, as upstream has it or as patch 12 does."""
+
+    def __init__(
+        self, stack: ExitStack, name: str, shape: tuple[int, int], n_threads: int, now: bool
+    ) -> None:
+        from ggmlcalls import F32, Ggml
+
+        from pyllama_mtp import native
+
+        self.now, self.library, self.ggml = now, native.load(), Ggml()
+        (m, k), kind, g = shape, int(GGMLQuantizationType[name]), self.ggml
+        g.ffi.cdef(DECLARATIONS)
+        self.library.set_small_batch(now)
+        self.backend = g.ggml_backend_cpu_init()
+        stack.callback(g.ggml_backend_free, self.backend)
+        g.ggml_backend_cpu_set_n_threads(self.backend, n_threads)
+        cpu = g.ggml_backend_cpu_buffer_type()
+        matrix = self._tensors(stack, [(kind, k, m)], cpu if now else self._layout(name) or cpu)[0]
+        data, ones = g.ffi.new("char[]", m * g.ggml_row_size(kind, k)), g.ffi.new("float[]", k)
+        rng = np.random.default_rng(0)
+        rows = g.ffi.from_buffer("float[]", rng.standard_normal(m * k, dtype=np.float32))
+        g.ffi.buffer(ones)[:] = np.ones(k, np.float32).tobytes()  # an importance matrix
+        g.ggml_quantize_chunk(kind, rows, data, 0, m, k, ones)
+        g.ggml_backend_tensor_set(matrix, data, 0, len(data))
+        columns = self._tensors(stack, [(F32, k, n) for n in COLUMNS], cpu)
+        for column in columns:
+            g.data(column)[:] = rng.standard_normal(g.data(column).size)
+        self.graphs = {}
+        for n, column in zip(COLUMNS, columns, strict=True):
+            ctx = stack.enter_context(g.context(16 * n * m))
+            self.graphs[n] = g.ggml_new_graph(ctx)
+            g.ggml_build_forward_expand(self.graphs[n], g.ggml_mul_mat(ctx, matrix, column))
+            self.seconds(n)
+
+    def _tensors(self, stack: ExitStack, shapes: list[tuple[int, ...]], kind: Any) -> list[Any]:
+        g = self.ggml
+        ctx = g.ggml_init({"mem_size": 2**20, "mem_buffer": g.ffi.NULL, "no_alloc": True})
+        stack.callback(g.ggml_free, ctx)
+        found = [g.ggml_new_tensor_2d(ctx, *shape) for shape in shapes]
+        buffer = g.ggml_backend_alloc_ctx_tensors_from_buft(ctx, kind)
+        stack.callback(g.ggml_backend_buffer_free, buffer)
+        return found
+
+    def _layout(self, name: str) -> Any:
+        """The buffer type of repacked weights, if upstream repacks this type on x86."""
+        g = self.ggml
+        cpu = g.ggml_backend_cpu_reg()
+        get = g.ggml_backend_reg_get_proc_address(cpu, b"ggml_backend_dev_get_extra_bufts")
+        kinds = g.ffi.cast("void ** (*)(void *)", get)(g.ggml_backend_reg_dev_get(cpu, 0))
+        while name in REPACKED and kinds[0] != g.ffi.NULL:
+            if g.ffi.string(g.ggml_backend_buft_name(kinds[0])) == b"CPU_REPACK":
+                return kinds[0]
+            kinds += 1
+        return None
+
+    def seconds(self, n: int) -> float:
+        """One product of `n` columns."""
+        self.library.set_small_batch(self.now)
+        start = time.perf_counter()
+        self.ggml.ggml_backend_graph_compute(self.backend, self.graphs[n])
+        return time.perf_counter() - start
+
+
+def measure(name: str, args: argparse.Namespace) -> dict[str, dict[int, float]]:
+    """Seconds by way and number of columns: the least of all."""
+    with ExitStack() as stack:
+        shape = (args.rows, args.columns)
+        ways = {way: Products(stack, name, shape, args.threads, now) for way, now in WAYS.items()}
+        least: dict[str, dict[int, float]] = {way: dict.fromkeys(COLUMNS, 1e9) for way in ways}
+        end = time.monotonic() + args.seconds
+        while time.monotonic() < end:
+            for n in COLUMNS:
+                for way, products in ways.items():
+                    least[way][n] = min(least[way][n], *(products.seconds(n) for _ in range(5)))
+    return least
+
+
+def table(found: dict[str, dict[str, dict[int, float]]]) -> list[str]:
+    """Markdown: for each type a product of one column, and of n columns in such products."""
+    head = ["type", "", "1, us", *map(str, COLUMNS[1:])]
+    rows = []
+    for name, ways in found.items():
+        for way, least in ways.items():
+            one = least[1]
+            ratios = [f"{least[n] / one:.2f}" for n in COLUMNS[1:]]
+            rows.append([name, way, f"{1e6 * one:.1f}", *ratios])
+    return results.markdown_table(head, rows)
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="What n columns cost, by type.")
+    add = parser.add_argument
+    add("--types", default=",".join(TYPES.split()), metavar="T,...", help="default: all")
+    add("--rows", type=int, default=2048, metavar="N", help="default: %(default)s")
+    add("--columns", type=int, default=2048, metavar="K", help="of the matrix (%(default)s)")
+    add("--threads", type=int, default=1, metavar="N", help="default: %(default)s")
+    add("--seconds", type=float, default=3, metavar="S", help="per type (default: %(default)s)")
+    add("--name", default="columns", help="of the result files")
+    add("--dry-run", action="store_true", help="a moment only, nothing is written")
+    args = parser.parse_args(argv)
+    args.types = [word.upper() for word in args.types.split(",")]
+    unknown = set(args.types) - set(TYPES.split())
+    if unknown:
+        parser.error(f"--types: no kernels for {', '.join(sorted(unknown))}; there are: {TYPES}")
+    if min(args.rows, args.columns, args.threads) < 1 or args.columns % 256:
+        parser.error("rows, columns and threads must be 1 or more, columns a multiple of 256")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    args = parse_arguments(argv)
+    ensure_driver()
+    from pyllama_mtp import native
+    from pyllama_mtp.measure.machine import describe_machine
+
+    found = {}
+    try:
+        for name in args.types:
+            found[name] = measure(name, args)
+            print("\n".join(table({name: found[name]})[2:]), flush=True)
+    finally:
+        native.load().set_small_batch(True)
+    if args.dry_run:
+        return 0
+    result: dict[str, Any] = {
+        **results.header(describe_machine(), native.load().stamp),
+        "settings": {k: getattr(args, k) for k in ("rows", "columns", "threads", "seconds")},
+        "seconds": found,
+    }
+    text = [
+        "# What n columns cost in a matrix product, by type",
+        "",
+        *results.header_lines(result),
+        f"- A matrix of {args.rows} x {args.columns}, {args.threads} thread(s); before: upstream's "
+        "ways, repacked where it repacks; now: patch 12",
+        "",
+        *table(found),
+        "",
+        "1: microseconds of a product with one column; 2 to 8: in units of that. The least of",
+        "many; the two take turns.",
+    ]
+    results.write(result, "\n".join(text), args.name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

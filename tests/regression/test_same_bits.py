@@ -1,0 +1,94 @@
+"""On an x86 CPU no bit of a row's logits depends on how many rows, 1 to 8, are computed beside it.
+
+So the text at temperature 0 with MTP is the text without it by construction: whole models of every
+type, dense and with experts, on both sides of the lengths at which upstream's attention changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import Model, native
+from pyllama_mtp.context import Context
+from pyllama_mtp.models.synth import write_synthetic
+
+from .support import Floats, computes_exactly, made_up, plain_context
+
+#: File types that need no importance matrix; IQ2 and IQ3 are in tests/ffi/test_small_batch.py.
+TYPES = ["f32", "f16", "bf16", "q8_0", "q5_0", "q4_0", "iq4_nl", "mxfp4_moe"]
+TYPES += ["q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k", "iq4_xs"]
+#: How many rows each batch has.
+SPLITS = ([2, 2, 2, 2], [3, 5], [4, 4], [6, 2], [7, 1], [8])
+
+
+@pytest.fixture(scope="module", params=["tiny", "tiny-moe"])
+def shape(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=TYPES)
+def model(
+    request: pytest.FixtureRequest, shape: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Model]:
+    """Rows with room for blocks of 256, and for blocks of 32 beside them."""
+    wide = {"n_embd": 256, "n_ff": 544, **({"n_ff_exp": 288} if shape == "tiny-moe" else {})}
+    path: Path = tmp_path_factory.mktemp("bits") / "m.gguf"
+    write_synthetic(path, shape, request.param, **wide)
+    with Model(path, mtp=False, n_gpu_layers=0) as found:
+        if not computes_exactly():
+            pytest.skip("this CPU has no products of a few columns")
+        yield found
+
+
+def rows(model: Model, context: Context, n_before: int, split: list[int]) -> Floats:
+    """[8, n_vocab]: logits of 8 tokens in batches of these sizes, behind `n_before` others."""
+    context.clear()
+    context.decode(made_up(model, n_before), 0, np.eye(1, n_before, n_before - 1, dtype=np.int8)[0])
+    found, tokens = [], made_up(model, 8, n_before)
+    for n in split:
+        at = len(found)
+        context.decode(tokens[at : at + n], n_before + at, np.ones(n, np.int8))
+        found += [context.logits(row).copy() for row in range(n)]
+    return np.stack(found)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"type_k": "q8_0", "type_v": "q8_0"}, {"flash_attn": "off"}],
+    ids=["f16-cache", "q8_0-cache", "no-flash-attention"],
+)
+def test_rows_together_are_rows_alone(model: Model, options: dict[str, str]) -> None:
+    """After 20 tokens, and after 600: flash attention of one row changes at 512 cells upstream."""
+    with plain_context(
+        model, n_ctx=1024, n_batch=600, n_outputs_max=8, n_threads=2, **options
+    ) as context:
+        for n_before in (20, 600):
+            alone = rows(model, context, n_before, [1] * 8)
+            assert np.ptp(alone) > 0.1 and np.isfinite(alone).all()
+            for split in SPLITS:
+                together = rows(model, context, n_before, split)
+                assert together.tobytes() == alone.tobytes(), (n_before, split)
+
+
+def test_upstream_differs_here(shape: str, tmp_path: Path) -> None:
+    """What is tested above can fail: upstream's bits do depend on the rows."""
+    write_synthetic(tmp_path / "m.gguf", shape, "f16", n_embd=256)
+    library = native.load()
+    try:
+        library.set_small_batch(False)
+        library.set_few_rows_attention(False)
+        with (
+            Model(tmp_path / "m.gguf", mtp=False, n_gpu_layers=0) as model,
+            plain_context(model, n_ctx=1024, n_batch=600, n_outputs_max=8) as context,
+        ):
+            alone = rows(model, context, 600, [1] * 8)
+            together = rows(model, context, 600, [8])
+    finally:
+        library.set_small_batch(True)
+        library.set_few_rows_attention(True)
+    assert together.tobytes() != alone.tobytes()
+    assert np.abs(together - alone).max() < 0.05 * np.ptp(alone)
