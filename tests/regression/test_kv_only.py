@@ -235,6 +235,8 @@ from pyllama_mtp import Model, Session, Settings, native
 
 EDGES = {EDGES!r}
 small = dict(n_ctx={N_CTX}, n_batch={N_BATCH}, n_ubatch={N_UBATCH}, n_threads=1, checkpoints=0)
+native.load().set_small_batch(False)  # which round otherwise
+native.load().set_few_rows_attention(False)
 found = {{}}
 with Model(sys.argv[1]) as model:
     text = [(7 * i * i + 13 * i + 5) % model.n_vocab for i in range(max(EDGES))]
