@@ -1,7 +1,7 @@
 """What rounds cost, learned from the rounds themselves. Pure; no library.
 
 Three things make a time doubtful: stalls (another program had the core), the rebuild of a graph in
-the first round at a new size, and age (attention gets dearer as the text grows). Hence medians,
+the first round at a new size, and age (attention gets dearer as the text grows). Hence quartiles,
 steady samples before unsteady ones, and old samples dropped.
 """
 
@@ -14,18 +14,14 @@ from dataclasses import dataclass
 from .costs import Costs
 
 #: Samples of one count that are kept.
-KEPT = 9
+KEPT = 17
 #: Rounds after which a sample is not believed any more.
 MOST_AGE = 200
 #: Guesses, in plain steps, while nothing but plain steps was measured: a further row, and a draft.
-ROW_GUESS, DRAFT_GUESS = 0.3, 0.15
-#: Beyond the most rows measured, a further row is taken to cost this share of the mean one so far.
-#: The second row is usually the dearest (other kernels than for one). A guess that is too low gets
-#: tried and corrected; one that is too high never would be.
-ROW_OPTIMISM = 0.5
+ROW_GUESS, DRAFT_GUESS = 0.2, 0.1
 #: A count's only sample is believed up to this multiple of what the other counts suggest, and
 #: forgotten after so many rounds: a stall must not rule a depth out for good.
-LONE_TRUST, LONE_AGE = 1.5, 30
+LONE_TRUST, LONE_AGE = 1.2, 30
 #: A plain step that seems dearer than a pass over more rows by this factor was a stall.
 STALLED = 1.15
 #: Seconds; no time is shorter, however coarse the clock.
@@ -52,8 +48,8 @@ class RecentTimes:
     """Times of something done to a varying count (rows, drafts).
 
     Attributes:
-        estimates: by count. The lower median of its recent samples, which is the smaller one of
-            two: slow rounds are common, fast ones are not.
+        estimates: by count. The lower quartile of its recent samples, which is the least one of up
+            to four: slow rounds are common, and come in a row, fast ones are not.
     """
 
     def __init__(self) -> None:
@@ -77,8 +73,8 @@ class RecentTimes:
             kept.append(_Sample(seconds, now, steady))
         self._samples[count] = kept = kept[-KEPT:]
         ordered = sorted(sample.seconds for sample in kept)
-        median = ordered[(len(ordered) - 1) // 2]
-        self.estimates[count] = Estimate(median, len(kept), kept[-1].round)
+        quartile = ordered[(len(ordered) - 1) // 4]
+        self.estimates[count] = Estimate(quartile, len(kept), kept[-1].round)
 
 
 def interpolated(points: Mapping[int, float], count: int, slope: float) -> float:
@@ -105,7 +101,6 @@ def completed(
     lone: Mapping[int, float],
     counts: Iterable[int],
     guess: float,
-    optimism: float,
 ) -> tuple[float, ...]:
     """Values of `counts`, those not known from their neighbours.
 
@@ -113,15 +108,15 @@ def completed(
         sure: known values, that of the least count among them.
         lone: values that rest on one sample; believed up to LONE_TRUST times what the others
             suggest.
-        guess: growth per count while only one value is known.
-        optimism: growth per count beyond the greatest known one, as a share of the mean growth.
+        guess: growth per count while only one value is known; beyond the greatest known one it is
+            the mean growth.
     """
 
     def slope(points: Mapping[int, float]) -> float:
         least, most = min(points), max(points)
         if least == most:
             return guess
-        return optimism * max(0.0, points[most] - points[least]) / (most - least)
+        return max(0.0, points[most] - points[least]) / (most - least)
 
     samples = {**lone, **sure}
     points = dict(samples)
@@ -143,8 +138,7 @@ class CostModel:
 
     Attributes:
         costs: of depths 0 to `limit`, those not measured filled in; None while no plain step is
-            known. A further row is taken to cost half of the mean one so far (ROW_OPTIMISM), a
-            further draft the mean one.
+            known. A further row, or draft, is taken to cost as much as the mean one so far.
     """
 
     def __init__(self, limit: int, calibration: Costs | None = None) -> None:
@@ -197,10 +191,10 @@ class CostModel:
         plain = self._plain()
         sure, lone = self._known(self._verify)
         rows = range(1, self.limit + 2)
-        verify = completed({**sure, 1: plain}, lone, rows, ROW_GUESS * plain, ROW_OPTIMISM)
+        verify = completed({**sure, 1: plain}, lone, rows, ROW_GUESS * plain)
         sure, lone = self._known(self._draft)
         counts = range(self.limit + 1)
-        draft = completed({**sure, 0: 0.0}, lone, counts, DRAFT_GUESS * plain, 1.0)
+        draft = completed({**sure, 0: 0.0}, lone, counts, DRAFT_GUESS * plain)
         return Costs((0.0, *verify), draft)
 
     def _known(self, times: RecentTimes) -> tuple[dict[int, float], dict[int, float]]:

@@ -17,7 +17,7 @@ from .costs import Costs, expected_tokens, round_time, speed
 PRIOR_RATE, PRIOR_WEIGHT = 0.7, 3.0
 #: Rounds after which an outcome counts for 1/e; the same for the outcomes that are looked at for a
 #: change of text; and by how many standard deviations these must be off for the rest to be dropped.
-MEMORY, RECENT_MEMORY, SURPRISE = 32.0, 8.0, 2.0
+MEMORY, RECENT_MEMORY, SURPRISE = 64.0, 8.0, 2.0
 
 #: Plain rounds at the start when nothing was calibrated.
 PLAIN_ROUNDS = 2
@@ -25,9 +25,10 @@ PLAIN_ROUNDS = 2
 #: used once staying has cost as much.
 CHANGE = 0.1
 #: A depth not measured for FRESH rounds is measured again, SPACING rounds after the last such
-#: probe, if it seems CLOSE to the best speed, as a share of it. For depth 0 after nothing but the
-#: plain rounds at the start, when machines are often busy, CLOSE_START is enough.
-FRESH, SPACING, CLOSE, CLOSE_START = 200, 16, 0.95, 0.5
+#: probe, if it seems CLOSE to the best speed, as a share of it.
+FRESH, SPACING, CLOSE = 200, 16, 0.95
+#: A depth whose cost is a mere guess is at most so far beyond the deepest one that was seen.
+STRIDE = 2
 #: Part of all time that probes may lose, and drafting against plain decoding.
 SHARE = 0.01
 #: A round is charged at most so many times what it usually takes: a stall is nobody's loss.
@@ -183,7 +184,7 @@ class DepthController:
         self._plain_rounds = 0 if calibration else PLAIN_ROUNDS
         self._deepest = calibration.limit if calibration else 0  # depth whose cost was seen
         #: By depth, the last round that followed another one of that depth.
-        self._measured = dict.fromkeys(range(self._deepest + 1), 0) if calibration else {}
+        self._measured = dict.fromkeys(range(self._deepest + 1), 0)
         self._missed = 0.0  # plain steps lost by staying at the depth in use
         self._asked, self._repeated = -1, False
         self._probe: int | None = None
@@ -225,8 +226,7 @@ class DepthController:
 
     def _pick(self, costs: Costs) -> int:
         accepted, offered = self._accepted.rates(), self._offered.rates()
-        # Depths whose cost is a mere guess are approached in steps.
-        reach = min(self.limit, 2 * self._deepest + 1)
+        reach = min(self.limit, self._deepest + STRIDE)
         steps = [round_time(costs, depth, offered) / costs.plain for depth in range(reach + 1)]
         speeds = [expected_tokens(accepted, depth) / steps[depth] for depth in range(reach + 1)]
         best = max(range(reach + 1), key=speeds.__getitem__)
@@ -292,7 +292,7 @@ class DepthController:
         if depth == 0 and self._model.plain_is_doubtful:
             return True
         if last is None:
-            return ratio >= (CLOSE_START if depth == 0 else CLOSE)
+            return ratio >= CLOSE
         return self.rounds - last > FRESH and (depth == 0 or ratio >= CLOSE)
 
     def update(self, n_drafted: int, n_accepted: int, draft_s: float, total_s: float) -> None:

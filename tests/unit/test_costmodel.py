@@ -34,18 +34,19 @@ def estimate(*samples: float) -> float:
         ((2.0,), 2.0),
         ((2.0, 1.0), 1.0),  # of two the smaller one
         ((1.0, 2.0), 1.0),
-        ((1.0, 9.0, 2.0), 2.0),
-        ((1.0, 9.0, 2.0, 3.0), 2.0),
-        ((1.0, 9.0, 2.0, 3.0, 9.0), 3.0),
+        ((9.0, 1.0, 2.0, 3.0), 1.0),
+        ((9.0, 1.0, 2.0, 3.0, 9.0), 2.0),
+        ((9.0, 1.0, 9.0, 2.0, 9.0, 3.0, 9.0, 9.0, 9.0), 3.0),
     ],
 )
-def test_estimate_is_the_lower_median(samples: tuple[float, ...], expected: float) -> None:
+def test_estimate_is_the_lower_quartile(samples: tuple[float, ...], expected: float) -> None:
     assert estimate(*samples) == expected
 
 
 def test_only_recent_samples_count() -> None:
-    assert estimate(*[1.0] * KEPT, *[2.0] * (KEPT // 2)) == 1.0
-    assert estimate(*[1.0] * KEPT, *[2.0] * (KEPT // 2 + 1)) == 2.0
+    kept = KEPT // 4 + 1  # so many old ones still decide
+    assert estimate(*[1.0] * KEPT, *[2.0] * (KEPT - kept)) == 1.0
+    assert estimate(*[1.0] * KEPT, *[2.0] * (KEPT - kept + 1)) == 2.0
 
 
 def test_old_samples_go_when_a_new_one_comes() -> None:
@@ -82,24 +83,21 @@ def test_interpolated(count: int, value: float) -> None:
 
 
 def test_completed_from_one_value() -> None:
-    assert completed({1: 1.0}, {}, range(1, 4), 0.3, 0.5) == pytest.approx((1.0, 1.3, 1.6))
+    assert completed({1: 1.0}, {}, range(1, 4), 0.3) == pytest.approx((1.0, 1.3, 1.6))
 
 
 def test_completed_beyond_the_greatest_count() -> None:
-    """With half, or all, of the mean growth so far; never falling."""
+    """With the mean growth so far; never falling."""
     known = {1: 1.0, 3: 2.0}
-    assert completed(known, {}, range(1, 6), 0.3, 0.5) == pytest.approx((1, 1.5, 2, 2.25, 2.5))
-    assert completed(known, {}, [4], 0.3, 1.0) == pytest.approx((2.5,))
-    assert completed({1: 1.0, 2: 0.9}, {}, [3], 0.3, 0.5) == (0.9,)
+    assert completed(known, {}, range(1, 6), 0.3) == pytest.approx((1, 1.5, 2, 2.5, 3))
+    assert completed({1: 1.0, 2: 0.9}, {}, [3], 0.3) == (0.9,)
 
 
 def test_a_lone_sample_is_believed_within_limits() -> None:
-    assert completed({1: 1.0}, {2: 1.6}, [2, 3], 0.3, 0.5) == pytest.approx((1.6, 1.9))
+    assert completed({1: 1.0}, {2: 1.5}, [2, 3], 0.3) == pytest.approx((1.5, 2.0))
     most = LONE_TRUST * 1.3
-    assert completed({1: 1.0}, {2: 3.9}, [2, 3], 0.3, 0.5) == pytest.approx(
-        (most, most + (most - 1) / 2)
-    )
-    assert completed({1: 1.0, 2: 5.0}, {2: 1.0}, [2], 0.3, 0.5) == (5.0,), "a surer value exists"
+    assert completed({1: 1.0}, {2: 3.9}, [2, 3], 0.3) == pytest.approx((most, 2 * most - 1))
+    assert completed({1: 1.0, 2: 5.0}, {2: 1.0}, [2], 0.3) == (5.0,), "a surer value exists"
 
 
 def known(model: CostModel) -> Costs:
@@ -160,7 +158,7 @@ def test_calibration_is_where_estimates_start() -> None:
     assert known(CostModel(2, TABLE)) == Costs(TABLE.verify[:4], TABLE.draft[:3])
     longer = known(CostModel(4, TABLE))
     assert longer.verify[:5] == TABLE.verify and longer.draft[:4] == TABLE.draft
-    assert longer.verify[5] == pytest.approx(2.05 + 0.5 * 1.05 / 3)
+    assert longer.verify[5] == pytest.approx(2.05 + 1.05 / 3)
     assert longer.draft[4] == pytest.approx(0.38 * 4 / 3)
 
 
