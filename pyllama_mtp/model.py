@@ -198,6 +198,13 @@ class Model(Owned, OfThisProcess):
                 "use a smaller or more quantized model"
             )
 
+    @property
+    def same_bits(self) -> bool:
+        """Whether no bit of a row's logits depends on how many rows, up to 8, are computed beside
+        it: on an x86 CPU without AMX, with the patched library."""
+        has_amx = "amx" in str(self._library.stamp.get("cpu_features", ""))
+        return self._library.few_columns(8) and not self.on_gpu and not has_amx
+
     def _devices(self, rpc_timeout: int) -> list[Any]:
         """What llama.cpp would choose of this machine's devices, after those of the workers."""
         self._workers = rpc.connect(self.rpc_servers, rpc_timeout)

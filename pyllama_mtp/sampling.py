@@ -19,6 +19,7 @@ from .errors import FatalDecodeError, InsufficientMemoryError, UsageError
 from .hidden import Floats, Ints
 from .settings import Sampling
 from .speculative.rejection import Distribution, draft_distribution, draw, point, softmax
+from .telemetry import NearTie
 
 if TYPE_CHECKING:
     from .context import Context
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 #: More candidates than this are not picked in the graph: all logits are fetched.
 MOST_CANDIDATES = 256
+#: Logits that differ by no more than this share of the best one are a near tie: kernels that add up
+#: in another order may turn them round.
+NEAR_TIE = 0.01
 #: Why nothing can be sampled.
 NO_TOKEN = "the grammar or the logit biases exclude every token"
 
@@ -37,15 +41,24 @@ class Sampler:
     Attributes:
         seed: of the chain's generator, and of `rng`.
         rng: the generator for what is drawn outside of the chain: drafts, and their acceptance.
+        near_ties: where near ties are noted, if they are watched for; of greedy text only.
     """
 
-    def __init__(self, model: Model, sampling: Sampling, history: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        model: Model,
+        sampling: Sampling,
+        history: Sequence[int] = (),
+        near_ties: list[NearTie] | None = None,
+    ) -> None:
         """`history`: the prompt's tokens, which the repetition penalty looks at as well."""
         self.sampling = sampling
         self.seed = secrets.randbelow(2**32 - 1) if sampling.seed is None else sampling.seed
         self.rng = np.random.default_rng(self.seed)
         self._lib = model._lib
         self._chain = None if sampling.plain_greedy else self._build(model, history)
+        self.near_ties = near_ties if sampling.plain_greedy else None
+        self._n_sampled = 0
 
     def _build(self, model: Model, history: Sequence[int]) -> Any:
         lib, s = self._lib, self.sampling
@@ -90,6 +103,8 @@ class Sampler:
     @property
     def n_candidates(self) -> int:
         """How many of the best tokens the chain looks at; 0: at all of them, or at the best one."""
+        if self.near_ties is not None:
+            return 2
         s = self.sampling
         reorders = s.repeat_penalty != 1.0 or s.logit_bias or s.grammar is not None
         few = 0 < s.top_k <= MOST_CANDIDATES
@@ -108,11 +123,22 @@ class Sampler:
     def sample(self, context: Context, row: int) -> int:
         """Draw from batch entry `row` of the last decode, and remember it; rows come in order."""
         if self._chain is None:
+            self._watch(context, row)
             return context.argmax(row)
         context.check_finite(row)  # the samplers would end the process on a NaN
         token = int(self._lib.pyllama_sample(self._chain, context.handle, row))
         self._check(token)
         return token
+
+    def _watch(self, context: Context, row: int) -> None:
+        """Note it where the best two tokens of a row are within rounding of each other."""
+        if self.near_ties is not None:
+            ids, logits = context.candidates(row)
+            gap = float(logits[0] - logits[1])
+            if gap <= NEAR_TIE * abs(float(logits[0])):
+                tie = NearTie(self._n_sampled, int(ids[0]), int(ids[1]), gap)
+                self.near_ties.append(tie)
+            self._n_sampled += 1
 
     def _check(self, code: int) -> None:
         """Raise what a negative code of the shim means."""

@@ -110,10 +110,12 @@ class Generation(Answer):
         limits: Limits,
         stop: Sequence[str],
         log_pairs: bool,
+        log_ties: bool,
     ) -> None:
         telemetry = Telemetry(
             synthetic_acceptance=engine.settings.synthetic_acceptance,
             pairs=[] if log_pairs else None,
+            near_ties=[] if log_ties and sampling.plain_greedy else None,
         )
         super().__init__(engine.model, limits, stop, telemetry)
         self._engine, self._prompt, self._sampling = engine, prompt, sampling
@@ -129,7 +131,8 @@ class Generation(Answer):
         return self
 
     def _generate(self) -> Iterator[str]:
-        sampler = Sampler(self._model, self._sampling, self._prompt)
+        ties = self.telemetry.near_ties
+        sampler = Sampler(self._model, self._sampling, self._prompt, ties)
         reason = "interrupted"
         try:
             tokens = generate(self._engine, self._prompt, sampler, self._limits, self.telemetry)
@@ -229,6 +232,7 @@ class Session(Owned):
         ignore_eos: bool = False,
         draft: bool = True,
         log_pairs: bool = False,
+        log_ties: bool = False,
     ) -> Generation:
         """Start a generation; nothing is computed until it is iterated or run.
 
@@ -243,15 +247,19 @@ class Session(Owned):
             draft: False: without MTP this once, which then costs nothing. A later generation that
                 drafts processes this text again, as far back as the draft cache needs.
             log_pairs: keep every (drafted, actual) pair of the head in the telemetry.
+            log_ties: keep the near ties of greedy text in the telemetry: where the text may differ
+                from that of other batches, unless `Model.same_bits`. Needs the patched library.
 
         Raises:
             UsageError: empty prompt, one that is longer than the context, or a bad argument.
         """
         limits = Limits(max_tokens, ignore_eos, draft)
         sampling, stops = usable_sampling(sampling), stop_strings(stop)
-        log_pairs = flag("log_pairs", log_pairs)
+        log_pairs, log_ties = flag("log_pairs", log_pairs), flag("log_ties", log_ties)
+        if log_ties and not self.model._library.has_tap:
+            raise UsageError("log_ties needs the patched library; this is upstream's")
         tokens = prompt_tokens(self.model, prompt, self.n_ctx)
-        return Generation(self._engine, tokens, sampling, limits, stops, log_pairs)
+        return Generation(self._engine, tokens, sampling, limits, stops, log_pairs, log_ties)
 
     def process(self, prompt: Prompt, *, draft: bool = True) -> Telemetry:
         """Process a prompt ahead of time; a prompt that begins with it then starts from its end.

@@ -35,6 +35,17 @@ class Pair:
     actual_text: str
 
 
+@dataclass(frozen=True)
+class NearTie:
+    """A token whose logit was within rounding of the second best one's, where another batch could
+    have turned them round. `index` counts generated tokens from 0; `gap`: of the logits."""
+
+    index: int
+    token: int
+    other: int
+    gap: float
+
+
 @dataclass
 class Telemetry:
     """Figures of one generation. Times are seconds of wall clock.
@@ -61,6 +72,7 @@ class Telemetry:
             drafts and the prompt's last row included; upstream's library does not count them: 0.
         synthetic_acceptance: the imposed rates, or None.
         pairs: every verified draft of the head with what the target chose, when asked for.
+        near_ties: see :class:`NearTie`, when asked for.
     """
 
     n_prompt: int = 0
@@ -86,6 +98,7 @@ class Telemetry:
     output_bytes: int = 0
     synthetic_acceptance: tuple[float, ...] | None = None
     pairs: list[Pair] | None = None
+    near_ties: list[NearTie] | None = None
 
     def timed(self, phase: str) -> Timer:
         """A context manager that adds the time of its block to `time_s[phase]`."""

@@ -113,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
                     stop=tuple(args.stop),
                     ignore_eos=args.ignore_eos,
                     log_pairs=args.log_pairs is not None,
+                    log_ties=args.stats and library.has_tap and not model.same_bits,
                 )
                 stopped = stream(generation, show=not args.json)
                 report = _report(generation, settings, session.memory(), library, model)

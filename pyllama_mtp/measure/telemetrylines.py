@@ -39,6 +39,12 @@ def telemetry_lines(telemetry: Telemetry) -> list[str]:
             f"not be drafted; {follow['replaced']} rows replaced in {1e3 * follow['seconds']:.1f} "
             "ms, prompt included"
         )
+    if telemetry.near_ties is not None:
+        ties = [f"{t.index} ({t.token} or {t.other}, {t.gap:.3f})" for t in telemetry.near_ties]
+        lines.append(
+            "near ties  " + (", ".join(ties) or "none") + ": tokens whose logits were within "
+            "rounding of the second best one's, so that the text may differ without MTP"
+        )
     if telemetry.prompt_sync:
         moved = telemetry.hidden_bytes
         lines.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import sys
@@ -144,6 +145,15 @@ def test_json_is_one_object_instead_of_the_text(fake: ModuleType, cli: Cli) -> N
     assert report["telemetry"]["n_generated"] == 4
     assert report["memory"]["weights"] == 1000
     assert report["variant"] == "patched"
+
+
+def test_near_ties_are_watched_for_where_they_matter(
+    fake: ModuleType, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for same, options in itertools.product((True, False), ((), ("--stats",))):
+        monkeypatch.setattr(fake.Model, "same_bits", same)
+        assert cli("generate", "--model", "m.gguf", *options, "x").code == 0
+        assert fake.state["log_ties"] is (bool(options) and not same)
 
 
 def test_log_pairs(fake: ModuleType, cli: Cli) -> None:

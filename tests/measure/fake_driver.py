@@ -132,7 +132,9 @@ class Session:
         stop: tuple[str, ...] = (),
         ignore_eos: bool = False,
         log_pairs: bool = False,
+        log_ties: bool = False,
     ) -> Generation:
+        state["log_ties"] = log_ties
         log.append(("generate", tuple(prompt), max_tokens, ignore_eos, stop, sampling))
         return Generation(self, prompt, max_tokens, log_pairs)
 
@@ -148,6 +150,7 @@ class Model:
 
     n_ctx_train = 4096
     on_gpu = True  # nobody asks for the types of its tensors
+    same_bits = True
     rpc_servers: tuple[str, ...] = ()
     tensor_split: tuple[float, ...] | None = None
 
@@ -198,6 +201,7 @@ class Library:
     """As in the driver."""
 
     variant = "patched"
+    has_tap = True
     folder = Path("somewhere")
 
     def __init__(self, devices: tuple[Device, ...] = (Device(),), **stamp: Any) -> None:

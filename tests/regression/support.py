@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_mtp import Generation, Model, Session, Settings, Telemetry, native
+from pyllama_mtp import Generation, Model, Session, Settings, Telemetry
 from pyllama_mtp.context import Context, ContextOptions
 
 Floats = npt.NDArray[np.float32]
@@ -73,13 +73,6 @@ def last_logits(model: Model, tokens: Sequence[int]) -> Floats:
         outputs[-1] = 1
         context.decode(np.array(tokens, dtype=np.int32), 0, outputs)
         return context.logits(len(tokens) - 1).copy()
-
-
-def computes_exactly() -> bool:
-    """Whether a row's logits are the same bits whatever is computed beside it, up to 8 rows: models
-    lie on an x86 CPU with our products and attention."""
-    library = native.load()
-    return library.few_columns(8) and all(device.kind == "cpu" for device in library.devices())
 
 
 def rounding(model: Model, tokens: Sequence[int]) -> float:

@@ -61,6 +61,7 @@ BAD_OPTIONS: list[tuple[str, Any, str]] = [
 BAD_OPTIONS_OF_ONE = [
     *(("draft", bad, f"draft is {bad!r}, {NO_FLAG}") for bad in ("no", None, 0)),
     ("log_pairs", "no", f"log_pairs is 'no', {NO_FLAG}"),
+    ("log_ties", 1, f"log_ties is 1, {NO_FLAG}"),
 ]
 
 
