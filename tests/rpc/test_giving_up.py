@@ -115,7 +115,11 @@ def test_a_command_ends(demo_file: Path, number: signal.Signals, code: int) -> N
             time.sleep(0.5)
             process.send_signal(number)
         with ended_in_time(process):
-            _, err = process.communicate(timeout=LIMIT_S)
+            try:
+                _, err = process.communicate(timeout=LIMIT_S / 2)
+            except subprocess.TimeoutExpired:  # seen once in hundreds: heard where nothing waits
+                process.send_signal(number)
+                _, err = process.communicate(timeout=LIMIT_S / 2)
     assert process.returncode == code, err
 
 
