@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.verdict import Round, verdict
+from pyllama_mtp.measure.verdict import Round, percent, verdict
 from pyllama_mtp.speculative.costs import Costs, best_depth, break_even, round_time, speed
 
 if TYPE_CHECKING:
@@ -137,12 +137,12 @@ def recommendation(costs: Costs, slow: Mapping[str, float] | None = None) -> str
     why = ""
     if not fixed:
         rounds = [Round(row.depth, row.verify, row.round) for row in tune_rows(costs)[1:]]
-        typical = f"{_percent(TYPICAL_ACCEPTANCE)} are typical"
+        typical = f"{percent(TYPICAL_ACCEPTANCE)} are typical"
         why = verdict(rounds, slow or {}, typical) + " Use draft_n_max=0."
     if not any(one.depth for one in ranges):
         return why
     depths = ", ".join(
-        f"{one.depth} from {_percent(one.acceptance)}" if one.acceptance else f"{one.depth} at 0 %"
+        f"{one.depth} from {percent(one.acceptance)}" if one.acceptance else f"{one.depth} at 0 %"
         for one in ranges
     )
     deeper = ""
@@ -151,13 +151,9 @@ def recommendation(costs: Costs, slow: Mapping[str, float] | None = None) -> str
     advice = f"use draft_n_max={fixed}" if fixed else "no draft is worth it"
     return (
         f"{why + ' ' if why else ''}Fastest depth by acceptance per draft: {depths}.{deeper} At "
-        f"{_percent(TYPICAL_ACCEPTANCE)}, which is typical, {advice}; where it is "
+        f"{percent(TYPICAL_ACCEPTANCE)}, which is typical, {advice}; where it is "
         'not known or varies, draft_n_max="auto" finds the depth while generating.'
     )
-
-
-def _percent(rate: float) -> str:
-    return f"{100 * rate:.0f} %"
 
 
 def heads_markdown(options: Sequence[HeadOption], chosen: HeadOption | None) -> str:
@@ -175,7 +171,7 @@ def heads_markdown(options: Sequence[HeadOption], chosen: HeadOption | None) -> 
     return (
         f"{table}\n\noutside: tokens of the text so far that the vocabulary would lack (before 256 "
         "are seen, mostly what is usual). expected speed: at the best depth against no MTP, "
-        f"at {_percent(TYPICAL_ACCEPTANCE)} acceptance of what can be drafted. "
+        f"at {percent(TYPICAL_ACCEPTANCE)} acceptance of what can be drafted. "
         f'"auto" has taken {chosen.n_rows} tokens, type {chosen.kind}; --draft-vocab and '
         "--draft-head-type take another."
     )

@@ -67,7 +67,7 @@ def verdict(rounds: Sequence[Round], slow: Mapping[str, float], accepted: str = 
     if rounds:
         needed = (needed_acceptance(one.total, one.depth) for one in rounds)
         least = min((rate for rate in needed if rate is not None), default=None)
-        wanted = f"only if more than {_percent(least or 0)} of the drafts are accepted"
+        wanted = f"only if more than {percent(least or 0)} of the drafts are accepted"
         sentences += [
             "MTP cannot pay here"
             if least is None
@@ -79,9 +79,9 @@ def verdict(rounds: Sequence[Round], slow: Mapping[str, float], accepted: str = 
     else:
         sentences.append("MTP will hardly pay on this CPU.")
     if part >= MUCH / 5:
-        kinds = ", ".join(f"{kind} {_percent(share)}" for kind, share in slow.items())
+        kinds = ", ".join(f"{kind} {percent(share)}" for kind, share in slow.items())
         sentences.append(
-            f" {_percent(part)} of what a step reads is in types without a fast path for a few "
+            f" {percent(part)} of what a step reads is in types without a fast path for a few "
             f"rows here, where n rows cost nearly as much as n steps: {kinds}."
         )
     return "".join(sentences)
@@ -109,7 +109,7 @@ def matrix_verdicts(cells: Sequence[Cell]) -> list[str]:
             rounds_of = [one for _, (one, _) in sorted(by_depth.items())]
             cell = by_depth[min(by_depth)][1]
             first = cell.acceptance_per_position[0] or 0.0
-            words = f"{_percent(first)} of the first ones were"
+            words = f"{percent(first)} of the first ones were"
             prefix = f"{n_prompt} tokens: " if len(found) > 1 else ""
             notes.append(prefix + verdict(rounds_of, cell.slow_types, words))
     return notes
@@ -126,5 +126,6 @@ def _listed(words: Iterable[str]) -> str:
     return " / ".join(words)
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """A share of 1, in words of a sentence."""
     return f"{100 * share:.0f} %"

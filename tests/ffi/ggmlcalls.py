@@ -78,6 +78,13 @@ class Ggml:
         finally:
             self.ggml_free(ctx)
 
+    def computed(self, ctx: Any, out: Any, n_threads: int) -> Floats:
+        """A copy of an F32 tensor's values, once it and what it comes from are computed."""
+        graph = self.ggml_new_graph(ctx)
+        self.ggml_build_forward_expand(graph, out)
+        assert self.ggml_graph_compute_with_ctx(ctx, graph, n_threads) == 0
+        return self.data(out).copy()
+
     def data(self, tensor: Any) -> Floats:
         """The values of a contiguous F32 tensor, to read and to write; no copy."""
         n_bytes = self.ggml_nbytes(tensor)

@@ -108,21 +108,16 @@ class Attention(Ggml):
                 sinks = self.ggml_new_tensor_2d(ctx, F32, heads, 1)
                 self.fill(sinks, one.sinks.astype(np.float32).tobytes())
                 self.ggml_flash_attn_ext_add_sinks(out, sinks)
-            graph = self.ggml_new_graph(ctx)
-            self.ggml_build_forward_expand(graph, out)
-            assert self.ggml_graph_compute_with_ctx(ctx, graph, n_threads) == 0
-            return self.data(out).reshape(streams, rows, heads, -1).copy()
+            return self.computed(ctx, out, n_threads).reshape(streams, rows, heads, -1)
 
     def stored(self, numbers: Floats, kind: int) -> Any:
         """What a cache of a type keeps of these numbers, in float64."""
         with self.context(2**20 + 16 * numbers.nbytes) as ctx:
             view = self.cache(ctx, numbers, kind)
             out = self.ggml_new_tensor_4d(ctx, F32, *numbers.transpose(3, 1, 2, 0).shape)
-            copy, graph = self.ggml_cpy(ctx, view, out), self.ggml_new_graph(ctx)
-            self.ggml_build_forward_expand(graph, copy)
-            assert self.ggml_graph_compute_with_ctx(ctx, graph, 1) == 0
             streams, cells, heads, d = numbers.shape
-            kept = self.data(out).reshape(streams, heads, cells, d)
+            kept = self.computed(ctx, self.ggml_cpy(ctx, view, out), 1)
+            kept = kept.reshape(streams, heads, cells, d)
             return kept.transpose(0, 2, 1, 3).astype(np.float64)
 
     def wanted(self, one: Case) -> Any:

@@ -72,12 +72,6 @@ class Products(Ggml):
             out = self.computed(ctx, self.ggml_mul_mat_id(ctx, a, b, c), n_threads)
             return out.reshape(*ids.shape, m)
 
-    def computed(self, ctx: object, out: object, n_threads: int) -> Floats:
-        graph = self.ggml_new_graph(ctx)
-        self.ggml_build_forward_expand(graph, out)
-        assert self.ggml_graph_compute_with_ctx(ctx, graph, n_threads) == 0
-        return self.data(out).copy()
-
 
 @pytest.fixture(scope="module")
 def ggml() -> Products:
