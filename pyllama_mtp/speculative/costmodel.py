@@ -1,20 +1,26 @@
 """What rounds cost, learned from the rounds themselves. Pure; no library.
 
 Three things make a time doubtful: stalls (another program had the core), the rebuild of a graph in
-the first round at a new size, and age (attention gets dearer as the text grows). Hence quartiles,
-steady samples before unsteady ones, and old samples dropped.
+the first round at a new size, and a machine, or a growing text, that slows all rounds down. Hence
+medians, steady samples before unsteady ones, and times held against the pace of their moment.
 """
 
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .costs import Costs
 
-#: Samples of one count that are kept.
-KEPT = 17
+#: A new sample counts for at least 1 / (WEIGHT + 1) of an estimate.
+WEIGHT = 16
+#: Natural logarithm of how far above the usual a time is believed: beyond it, something stalled. So
+#: far below an estimate of fewer than SURE samples, a time shows that these had stalled.
+STALL, SURE = 0.3, 3
+#: Share of what a round takes more than usual that is put down to the machine's pace.
+PACE = 0.15
 #: Rounds after which a sample is not believed any more.
 MOST_AGE = 200
 #: Guesses, in plain steps, while nothing but plain steps was measured: a further row, and a draft.
@@ -28,53 +34,45 @@ STALLED = 1.15
 TICK = 1e-9
 
 
-@dataclass(frozen=True)
+@dataclass
 class Estimate:
-    """What something costs now: `seconds`, from `n` samples, the last one of round `newest`."""
+    """What something costs at a pace of 1.
+
+    Attributes:
+        seconds: mean of the samples, the latest ones counting most.
+        n: how many there were.
+        newest: the round of the last one.
+        steady: whether a sample without the rebuild of a graph is among them.
+    """
 
     seconds: float
     n: int
     newest: int
-
-
-@dataclass(frozen=True)
-class _Sample:
-    seconds: float
-    round: int
     steady: bool
 
+    def add(self, seconds: float, now: int, steady: bool) -> None:
+        """One more sample. An unsteady one counts only until there is a steady one."""
+        if self.steady and not steady:
+            return
+        off = math.log(seconds / self.seconds)
+        if steady != self.steady or (self.n < SURE and off < -STALL):
+            self.seconds, self.n, self.steady = seconds, 1, steady
+        else:
+            self.seconds *= math.exp(min(off, STALL) / (self.n + 1))
+            self.n = min(self.n + 1, WEIGHT)
+        self.newest = now
 
-class RecentTimes:
-    """Times of something done to a varying count (rows, drafts).
 
-    Attributes:
-        estimates: by count. The lower quartile of its recent samples, which is the least one of up
-            to four: slow rounds are common, and come in a row, fast ones are not.
-    """
-
-    def __init__(self) -> None:
-        self.estimates: dict[int, Estimate] = {}
-        self._samples: dict[int, list[_Sample]] = {}
+class Times(dict[int, Estimate]):
+    """Times of something done to a varying count (rows, drafts), by count."""
 
     def add(self, count: int, seconds: float, now: int, steady: bool = True) -> None:
-        """One sample.
-
-        Args:
-            now: number of the round.
-            steady: False: the time may hold a graph's rebuild. Such a sample counts only as long
-                as its count has no steady one.
-        """
-        kept = [
-            sample
-            for sample in self._samples.get(count, ())
-            if now - sample.round <= MOST_AGE and (sample.steady or not steady)
-        ]
-        if steady or not any(sample.steady for sample in kept):
-            kept.append(_Sample(seconds, now, steady))
-        self._samples[count] = kept = kept[-KEPT:]
-        ordered = sorted(sample.seconds for sample in kept)
-        quartile = ordered[(len(ordered) - 1) // 4]
-        self.estimates[count] = Estimate(quartile, len(kept), kept[-1].round)
+        """One sample, of round `now`. `steady`: False: it may hold the rebuild of a graph."""
+        known = self.get(count)
+        if known and now - known.newest <= MOST_AGE:
+            known.add(seconds, now, steady)
+        else:
+            self[count] = Estimate(seconds, 1, now, steady)
 
 
 def interpolated(points: Mapping[int, float], count: int, slope: float) -> float:
@@ -143,7 +141,8 @@ class CostModel:
 
     def __init__(self, limit: int, calibration: Costs | None = None) -> None:
         self.limit = limit
-        self._verify, self._draft = RecentTimes(), RecentTimes()
+        self._verify, self._draft = Times(), Times()
+        self._pace = 1.0  # what rounds take now, as a multiple of the times that are kept
         self._rounds = self._last_rows = self._last_tried = 0
         if calibration:
             depths = range(min(limit, calibration.limit) + 1)
@@ -156,7 +155,7 @@ class CostModel:
     @property
     def plain_is_doubtful(self) -> bool:
         """Whether a plain step seems dearer than a pass over more rows, which it cannot be."""
-        own = self._verify.estimates.get(1)
+        own = self._verify.get(1)
         return own is not None and own.seconds > STALLED * self._plain()
 
     def update(self, n_asked: int, n_drafted: int, draft_s: float, rest_s: float) -> None:
@@ -170,23 +169,34 @@ class CostModel:
         """
         self._rounds += 1
         rows, tried = n_drafted + 1, min(n_drafted + 1, n_asked)
+        draft_s, rest_s = max(draft_s, TICK), max(rest_s, TICK)
+        same_rows, same_tried = rows == self._last_rows, tried == self._last_tried
+        usual = self._usual(rows, tried)
+        if usual and same_rows and same_tried:
+            off = math.log((rest_s + (draft_s if tried else 0.0)) / (usual * self._pace))
+            self._pace *= math.exp(PACE * max(-STALL, min(off, STALL)))
         if tried:
-            steady = tried == self._last_tried
-            self._draft.add(tried, max(draft_s, TICK), self._rounds, steady)
-        self._verify.add(rows, max(rest_s, TICK), self._rounds, rows == self._last_rows)
+            self._draft.add(tried, draft_s / self._pace, self._rounds, same_tried)
+        self._verify.add(rows, rest_s / self._pace, self._rounds, same_rows)
         self._last_rows, self._last_tried = rows, tried
         self.costs = self._completed()
+
+    def _usual(self, rows: int, tried: int) -> float | None:
+        """Seconds of such a round at a pace of 1; None: not known for sure."""
+        parts = [self._verify.get(rows), *([self._draft.get(tried)] if tried else [])]
+        known = [one.seconds for one in parts if one and one.steady]
+        return sum(known) if len(known) == len(parts) else None
 
     def _plain(self) -> float:
         """A plain step: its own estimate, or that of more rows lately, which cannot be cheaper."""
         return min(
             estimate.seconds
-            for rows, estimate in self._verify.estimates.items()
+            for rows, estimate in self._verify.items()
             if rows == 1 or self._rounds - estimate.newest <= MOST_AGE
         )
 
     def _completed(self) -> Costs | None:
-        if 1 not in self._verify.estimates:
+        if 1 not in self._verify:
             return None
         plain = self._plain()
         sure, lone = self._known(self._verify)
@@ -195,12 +205,13 @@ class CostModel:
         sure, lone = self._known(self._draft)
         counts = range(self.limit + 1)
         draft = completed({**sure, 0: 0.0}, lone, counts, DRAFT_GUESS * plain)
-        return Costs((0.0, *verify), draft)
+        pace = self._pace
+        return Costs((0.0, *(pace * x for x in verify)), tuple(pace * x for x in draft))
 
-    def _known(self, times: RecentTimes) -> tuple[dict[int, float], dict[int, float]]:
+    def _known(self, times: Times) -> tuple[dict[int, float], dict[int, float]]:
         """What rests on more than one sample, and what on a single one; what is old is left out."""
         sure, lone = {}, {}
-        for count, estimate in times.estimates.items():
+        for count, estimate in times.items():
             age = self._rounds - estimate.newest
             if estimate.n > 1 and age <= MOST_AGE:
                 sure[count] = estimate.seconds

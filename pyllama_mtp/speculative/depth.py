@@ -26,7 +26,7 @@ PLAIN_ROUNDS = 2
 CHANGE = 0.1
 #: A depth not measured for FRESH rounds is measured again, SPACING rounds after the last such
 #: probe, if it seems CLOSE to the best speed, as a share of it.
-FRESH, SPACING, CLOSE = 200, 16, 0.95
+FRESH, SPACING, CLOSE = 200, 32, 0.98
 #: A depth whose cost is a mere guess is at most so far beyond the deepest one that was seen.
 STRIDE = 2
 #: Part of all time that probes may lose, and drafting against plain decoding.
