@@ -32,6 +32,7 @@ void * ggml_mul_mat(void * ctx, void * a, void * b);
 void * ggml_mul_mat_id(void * ctx, void * as, void * b, void * ids);
 void * ggml_sum(void * ctx, void * a);
 void * ggml_cpy(void * ctx, void * a, void * b);
+void * ggml_cont(void * ctx, void * a);
 void * ggml_gated_delta_net(void * ctx, void * q, void * k, void * v, void * g, void * beta,
                             void * state, int64_t K);
 void * ggml_flash_attn_ext(void * ctx, void * q, void * k, void * v, void * mask, float scale,
