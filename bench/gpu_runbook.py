@@ -1,97 +1,335 @@
 #!/usr/bin/env python3
-"""Build for the NVIDIA GPU present, check, and measure the 27B and 35B-A3B shapes on it.
+"""Build for the NVIDIA GPU present, test, and measure the 27B and 35B-A3B shapes on it.
 
-    python bench/gpu_runbook.py bundle           # where there is a network: what the others need
-    python bench/gpu_runbook.py check            # what this machine lacks
-    python bench/gpu_runbook.py all              # build ... table, a step after the other
-    python bench/gpu_runbook.py next             # 9 minutes of it, then the table so far
-    python bench/gpu_runbook.py matrix           # one step; exit code 3: call it again
-    python bench/gpu_runbook.py all --dry-run    # all of it on the CPU with tiny models
+    python bench/gpu_runbook.py               # what this machine lacks; else the next 9 minutes
+    python bench/gpu_runbook.py --dry-run     # all of it on the CPU with tiny models
 
-Steps run for --budget at most (9 minutes), so that they can be made one by one. What is done is
-remembered in --work and not done again; a build that was cut goes on, and so does a matrix. No
-network is needed from `check` on, if --bundle (or the machine) has upstream's tree and the Python
-packages. cuBLAS and nvcc must be on the machine.
+Call it again as long as its exit code is 3. What is done is remembered in --work; a build or matrix
+that was cut goes on. Each call ends with what was done, the tables, and the archive to send back.
 
-Steps of `all`, in order:
+    build      both variants with CUDA for this GPU only, into the Python that runs this
+    doctor     that they use the GPU, and work without it
+    model      random weights with a head that drafts well, 35 GB in IQ4_NL
+    tests      the regression and device tests on the GPU; fixed tolerances times 10
+    matrix     no MTP and depths 2, 3, 4 and auto, 1k to 32k; no MTP and 3, once, 64k to 192k
+    drafting   chain and stepwise, 32k drafted tokens and all
+    peers      upstream's llama-server and llama-bench beside ours, with the same CUDA backend
 
-    check         GPU, driver, nvcc, cuBLAS, compiler, Python packages, disk
-    build         both variants with CUDA for this GPU only; that they use it, and work without
-    shapes        models with random weights, 35 GB in IQ4_NL
-    correctness   the regression suite on the GPU (tolerances: --tolerance-scale)
-    matrix        no MTP and depths 2, 3, 4 at 1k, 8k, 32k, 64k, 128k and 192k
-    prefill       with MTP against without; hidden states on the device and over the host
-    decode        acceptance 0.8, 0.5 and 0.1; chain and stepwise; 32k drafted tokens and all
-    peers         upstream's llama-server at the same acceptance
-    table         everything that was measured; --publish writes it below bench/results
+No network is needed where vendor/llama.cpp is laid out (vendor/fetch.py) or PYLLAMA_MTP_SDIST names
+the archive, and Python has the modules that the check names. A build takes 40 minutes of one core.
 
-Others: `bundle`, `toolchain` (configures with CUDA and compiles one file; needs no GPU), `list`.
-
-A build takes about 40 minutes of one core, most of it flash attention and matrix kernels: on 16
-cores some 4 minutes. Shorter, at the price of cache types: --define GGML_CUDA_FA_QUANTS=f16-f16.
-
-Exit codes: 0 done, 1 something failed (the message says what; logs are in WORK/logs), 2 the
-options are wrong, 3 the time was over: the same command goes on.
+Exit codes: 0 all done, 1 something failed (the rest went on; the next call tries it again), 2
+something is missing or wrong, 3 the time was over: the same command goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
+import json
 import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
 import sys
+import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpukit import bundle, collect, machine, measure, prepare, table
-from gpukit import config as configs
-from gpukit.config import Config
-from gpukit.state import FAILED, RunbookError, Work
-from gpukit.units import ALL_DONE, CALL_AGAIN, SOME_FAILED, USAGE, Unit, parse_budget, run_units
-
 ROOT = Path(__file__).resolve().parent.parent
-UNITS: dict[str, Callable[[Config], list[Unit]]] = {
-    "build": prepare.build,
-    "shapes": prepare.shapes,
-    "correctness": prepare.correctness,
-    "matrix": measure.matrix,
-    "prefill": measure.prefill,
-    "decode": measure.decode,
-    "peers": measure.peers,
-}
-OTHERS: dict[str, Callable[[Config], list[Unit]]] = {"toolchain": prepare.toolchain}
-ORDER = ("check", *UNITS, "table")
-STEPS = (*ORDER, *OTHERS, "bundle", "list", "next", "all")
-#: What a dry run measures, so that it takes seconds.
-DRY = {
-    "shapes": ("tiny", "tiny-moe"),
-    "sizes": (16, 48),
-    "contexts": (16,),
-    "handoff_contexts": (32,),
-    "acceptance": (0.8,),
-    "n_gpu_layers": 0,
-    "n_decode": 6,
-    "draft_vocab": 512,
-}
+SHAPES = ("qwen3.6-27b", "qwen3.6-35b-a3b")
+SIZES = (1024, 8192, 32768, 65536, 131072, 196608)
+#: From here on a prompt takes so long that little is measured of it, and that once.
+LONG = 65536
+MODULES = (
+    *("pip", "scikit_build_core", "cffi", "cmake", "ninja"),
+    *("numpy", "gguf", "rich", "jinja2", "pytest", "jsonschema"),
+)
+#: Free disk for two builds with CUDA and both models.
+DISK_BYTES = 45e9
+#: A command that is cut gets so long to write down what it has; a matrix ends so long before the
+#: time is over; nothing begins with less than LEAST_S.
+GRACE_S, MARGIN_S, LEAST_S = 15.0, 45.0, 60.0
+DONE, FAILED, CUT = "done", "failed", "cut"
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """An argparse type: tokens, "1024,32k"."""
+@dataclass
+class Unit:
+    """One command.
+
+    Attributes:
+        command: words, or a function that makes them of the seconds that are left.
+        check: given the output of a command that succeeded: what is wrong or missing ("": nothing).
+        output: grows with every attempt; without one, a unit begins anew when it was cut.
+        needs: a unit that must be done.
+    """
+
+    name: str
+    command: Sequence[object] | Callable[[float], Sequence[object]]
+    check: Callable[[str], str] = lambda said: ""
+    output: Path | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    needs: str = ""
+
+    def size(self) -> int:
+        """Bytes of its output so far."""
+        return self.output.stat().st_size if self.output and self.output.exists() else 0
+
+
+@dataclass
+class Runbook:
+    """What a call works with; `units` are those that were begun: status, seconds, message."""
+
+    work: Path
+    dry_run: bool
+    gpu: dict[str, str] | None
+    units: dict[str, dict[str, Any]]
+
+    def save(self) -> None:
+        """Write the state in one rename."""
+        state = {"dry_run": self.dry_run, "gpu": self.gpu, "units": self.units}
+        state |= {"machine": platform.uname()._asdict(), "cores": os.cpu_count()}
+        state["commit"] = _said("git", "-C", str(ROOT), "rev-parse", "HEAD")
+        part = self.work / "state.part"
+        part.write_text(json.dumps(state, indent=1) + "\n")
+        part.replace(self.work / "state.json")
+
+    def log(self, unit: str) -> Path:
+        """Where a command's output goes."""
+        return self.work / "logs" / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', unit)}.log"
+
+
+def _said(*command: str) -> str:
+    """What a command prints; "" without it."""
     try:
-        found = tuple(
-            int(part[:-1]) * 1024 if part[-1] in "kK" else int(part) for part in text.split(",")
-        )
-    except (ValueError, IndexError):
-        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers such as 1024,32k") from None
-    if min(found) < 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: numbers from 0")
-    return found
+        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
-def words(text: str) -> tuple[str, ...]:
-    """An argparse type: names separated by commas."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+def find_gpu() -> dict[str, str] | None:
+    """Name, driver, compute capability such as "9.0" and memory of the first GPU, or None."""
+    fields = "name,driver_version,compute_cap,memory.total"
+    return parse_gpu(_said("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"))
+
+
+def parse_gpu(text: str) -> dict[str, str] | None:
+    """nvidia-smi's answer; None when it is not understood."""
+    parts = [part.strip() for part in text.splitlines()[0].split(",")] if text else []
+    if len(parts) != 4 or not re.fullmatch(r"\d+\.\d+", parts[2]):
+        return None
+    return dict(zip(("name", "driver", "capability", "memory"), parts, strict=True))
+
+
+def lacking(gpu: dict[str, str] | None, work: Path) -> Iterator[str]:
+    """What is missing, and what to do."""
+    if gpu is None:
+        yield "a GPU: nvidia-smi names none; --dry-run runs everything on the CPU"
+    folders = [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    folders += [
+        f"{os.environ[name]}/bin" for name in ("CUDA_PATH", "CUDA_HOME") if name in os.environ
+    ]
+    if shutil.which("nvcc", path=os.pathsep.join(folders)) is None:
+        yield "nvcc: install the CUDA toolkit, or set CUDA_HOME to its folder"
+    absent = [name for name in MODULES if importlib.util.find_spec(name) is None]
+    absent = [name for name in absent if not (name in ("cmake", "ninja") and shutil.which(name))]
+    if absent:
+        yield f"Python modules: pip install {' '.join(absent).replace('_', '-')}"
+    tree = ROOT / "vendor" / "llama.cpp" / "ggml"
+    if not tree.is_dir() and "PYLLAMA_MTP_SDIST" not in os.environ:
+        yield "upstream's sources: run vendor/fetch.py, or name the archive in PYLLAMA_MTP_SDIST"
+    free = shutil.disk_usage(work).free
+    if free < DISK_BYTES:
+        yield f"disk: {free / 1e9:.0f} GB are free, {DISK_BYTES / 1e9:.0f} are needed (--work)"
+
+
+def driver(*words: object) -> list[object]:
+    """A command of the package's command line."""
+    return [sys.executable, "-m", "pyllama_mtp", *words]
+
+
+def says(wanted: str) -> Callable[[str], str]:
+    """`Unit.check` for a word in the output."""
+    return lambda said: "" if wanted in said else f"no {wanted!r} in its output"
+
+
+def preparations(book: Runbook, shapes: Sequence[str]) -> Iterator[Unit]:
+    """Build, what the build says of itself, models, tests: a unit for each file."""
+    capability = book.gpu["capability"].replace(".", "") if book.gpu else "90"
+    command = [sys.executable, "-m", "pip", "install", str(ROOT), "-v", "--no-deps", "--no-index"]
+    command += ["--no-build-isolation", "-C", f"build-dir={book.work / 'native'}"]
+    defines = ["GGML_CUDA=ON", "GGML_CUDA_NCCL=OFF", f"CMAKE_CUDA_ARCHITECTURES={capability}-real"]
+    for define in defines:  # machine code of this GPU alone; NCCL is for several
+        command += ["-C", f"cmake.define.{define}"]
+    if book.dry_run:
+        command = [sys.executable, "-c", "import sys; print(*sys.argv[1:])", *command]
+    yield Unit("build", command, output=book.log("build"))
+    for variant in ("upstream", "patched"):
+        used = says("CPU" if book.dry_run else "(gpu)")
+        yield Unit(f"doctor {variant}", driver("doctor", "--lib", variant), used, needs="build")
+    without = {"CUDA_VISIBLE_DEVICES": ""}
+    yield Unit("doctor without a GPU", driver("doctor"), environment=without, needs="build")
+    kind = "q8_0" if book.dry_run else "iq4_nl"
+    for shape in shapes:
+        words = driver("synth", "--shape", shape, "--type", kind, "--pure", "--head-noise", "0.05")
+        words += ["--force", book.work / f"{shape}.gguf"]
+        yield Unit(f"model {shape}", words, needs="build")
+    files = [f for part in ("regression", "devices") for f in (ROOT / "tests" / part).glob("*.py")]
+    wanted = "test_snapshots" if book.dry_run else "test_"
+    for file in sorted(file for file in files if file.name.startswith(wanted)):
+        words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
+        words += ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT]
+        words += ["--n-gpu-layers", "0" if book.dry_run else "-1"]
+        words += ["--tolerance-scale", "1" if book.dry_run else "10"]
+        yield Unit(f"tests {file.stem}", words, needs="build")
+
+
+def measurements(book: Runbook, shapes: Sequence[str], sizes: Sequence[int]) -> Iterator[Unit]:
+    """No MTP and depths at every size; chain, stepwise and draft vocabularies; other programs."""
+    short, both = min(sizes), dict.fromkeys([min(sizes), *(n for n in sizes if n == 32768)])
+    for size in sizes:
+        for shape in shapes:
+            depths = "0,2,3,4,auto" if size < LONG else "0,3"
+            yield matrix(book, "matrix", shape, size, "--depths", depths)
+    switches = ["--depths", "0,3", "--drafting", "chain,stepwise"]
+    switches += ["--draft-vocab", "512,full" if book.dry_run else "32768,full"]
+    for size in both:
+        for shape in shapes:
+            yield matrix(book, "drafting", shape, size, *switches)
+    folder = book.work / "peers"
+    if not book.dry_run:
+        words = [sys.executable, ROOT / "bench" / "peers.py", "--folder", folder]
+        words += ["--define", "GGML_CUDA=OFF"]
+        yield Unit("programs", words, output=book.log("programs"), needs="build")
+        # Backends are loaded from beside a program, and the variants share ggml's sources.
+        code = "import pyllama_mtp, shutil, sys; shutil.copy(pyllama_mtp.__path__[0] + "
+        code += "'/lib/libggml-cuda.so', sys.argv[1])"
+        copy = [sys.executable, "-c", code, folder / "bin"]
+        yield Unit("programs' backend", copy, needs="programs")
+    options = ["--depths", "0,2,3", "--peers", "llama-server,llama-bench"]
+    for shape in shapes:
+        yield matrix(book, "peers", shape, short, *options, "--peer-dir", folder / "bin")
+
+
+def matrix(book: Runbook, kind: str, shape: str, size: int, *options: object) -> Unit:
+    """One size of one shape through `pyllama-mtp matrix`, which goes on with what its file has."""
+    output = book.work / "results" / f"{kind}-{shape}-{size}.jsonl"
+    repeat, tokens, layers = (1, 6, 0) if book.dry_run else (1 if size >= LONG else 3, 192, -1)
+    words = driver("matrix", "--model", book.work / f"{shape}.gguf", "--prompt-sizes", size)
+    words += ["--repeat", repeat, "--max-tokens", tokens, "--n-gpu-layers", layers, *options]
+    words += ["--resume", "--output", output, "--format", "markdown"]
+
+    def command(left_s: float) -> list[object]:
+        return [*words, "--budget", f"{max(1, int(left_s - min(MARGIN_S, left_s / 3)))}s"]
+
+    name = f"{kind} {shape} {size}"
+    return Unit(name, command, lambda said: unmeasured(output), output, needs=f"model {shape}")
+
+
+def unmeasured(path: Path) -> str:
+    """What the last run in a file of `pyllama-mtp matrix` lacks; "" is nothing."""
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    last = [record for record in records if record["run"] == records[-1]["run"]]
+    plan = last[0]["plan"]
+    switched = len(plan["drafting"]) * len(plan["draft_vocab"])
+    cells = sum(switched if depth else 1 for depth in plan["depths"])
+    for peer in plan.get("peers", ()):
+        cells += len(plan["depths"]) if peer == "llama-server" else 1
+    found = sum(record["kind"] == "sample" for record in last)
+    found += sum(record["kind"] == "skipped" for record in last) * plan["repeat"]
+    planned = cells * plan["repeat"] * len(plan["sizes"])
+    return "" if found >= planned else f"{found} of {planned} samples"
+
+
+def run(command: list[str], log: Any, limit_s: float, **options: Any) -> int | None:
+    """Run a command and return its exit code; None: it was cut, and nothing of it survives."""
+    grace = min(GRACE_S, limit_s / 4)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        **options,
+    )
+    try:
+        return process.wait(timeout=limit_s - grace)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        for number in (signal.SIGINT, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=grace)
+
+
+def attempt(book: Runbook, unit: Unit, left_s: float, whole: bool) -> str:
+    """Run one unit for so many seconds at most (`whole`: all of a call); note how it ended."""
+    words = unit.command(left_s) if callable(unit.command) else unit.command
+    command, begun, before = [str(word) for word in words], time.monotonic(), unit.size()
+    print(f"runbook: {unit.name} ...", file=sys.stderr, flush=True)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **unit.environment}
+    with book.log(unit.name).open("ab") as file:
+        start = file.tell()
+        # Not in the checkout, where Python would import the sources, not what was installed.
+        code = run(command, file, left_s, env=environment, cwd=book.work)
+    said = book.log(unit.name).read_bytes()[start:].decode(errors="replace")
+    status, message = DONE, ""
+    if code:
+        last = " | ".join(line.strip()[:200] for line in said.splitlines()[-2:])
+        status, message = FAILED, f"exit code {code}: {last}"
+    elif message := "the time was over" if code is None else unit.check(said):
+        grown = unit.output is not None and unit.size() > before
+        status = CUT if grown or (not whole and (code is None or unit.output)) else FAILED
+        if code is None and status == FAILED:
+            message = "got nowhere in a whole call; give a larger --budget"
+    seconds = book.units.get(unit.name, {}).get("seconds", 0) + round(time.monotonic() - begun)
+    record = {"status": status, "seconds": seconds, "message": message, "command": command}
+    book.units[unit.name] = record
+    book.save()
+    return status
+
+
+def run_all(book: Runbook, units: Sequence[Unit], budget_s: float) -> int:
+    """What is not done until the time is over, what failed in an earlier call last; exit code."""
+    end = time.monotonic() + budget_s
+    status = {unit.name: book.units.get(unit.name, {}).get("status", "") for unit in units}
+    for unit in sorted(units, key=lambda unit: status[unit.name] == FAILED):
+        left = end - time.monotonic()
+        if status[unit.name] == DONE:
+            continue
+        if unit.needs and status[unit.needs] != DONE:
+            book.units[unit.name] = {"status": FAILED, "seconds": 0, "message": f"no {unit.needs}"}
+        elif left < (2 if book.dry_run else LEAST_S):
+            return 3
+        else:
+            status[unit.name] = attempt(book, unit, left, whole=left > 0.95 * budget_s)
+            if status[unit.name] == CUT:
+                return 3
+    return int(any(book.units[unit.name]["status"] == FAILED for unit in units))
+
+
+def report(book: Runbook, units: Sequence[Unit]) -> None:
+    """Print what was done and measured, and pack what to send back."""
+    print("DRY RUN on the CPU: no figure means anything" if book.dry_run else book.gpu)
+    for unit in units:
+        record = book.units.get(unit.name, {"status": "open", "seconds": 0, "message": ""})
+        print(f"{record['status']:7}{record['seconds']:6} s  {unit.name}  {record['message']}")
+    for path in sorted((book.work / "results").glob("*.jsonl")):
+        lines = book.log(path.stem).read_text(errors="replace").splitlines()
+        print("", path.stem, *[line for line in lines if line[:1] == "|"][-12:], sep="\n")
+    archive = book.work / "send-back.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for part in ("state.json", "logs", "results"):
+            tar.add(book.work / part, part)
+    print(f"\nsend back: {archive} ({archive.stat().st_size / 1e6:.1f} MB)")
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -100,216 +338,51 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    build = ROOT / "build"
-    add("step", choices=STEPS, metavar="STEP", help=", ".join(STEPS))
-    add("--budget", default="9m", metavar="TIME", help="most time of a step (default: 9m)")
+    add("--budget", type=float, default=9.0, metavar="MINUTES", help="of this call (default: 9)")
     add("--work", type=Path, metavar="DIR", help="default: build/gpu (dry runs: build/gpu-dry)")
-    add("--models", type=Path, metavar="DIR", help="a tmpfs will do (default: WORK/models)")
-    add("--bundle", type=Path, default=build / "gpu-bundle", metavar="DIR")
     add("--dry-run", action="store_true", help="tiny models on the CPU; figures mean nothing")
-    add("--keep-going", action="store_true", help="`all` measures even where tests fail")
-    add("--type", default=configs.TENSOR_TYPE, help="of the models (default: %(default)s)")
-    add("--shapes", type=words, default=configs.SHAPES, metavar="NAME,...")
-    add("--sizes", type=numbers, default=configs.SIZES, metavar="N,...", help="of the matrix")
-    add("--depths", type=numbers, default=configs.DEPTHS, metavar="K,...")
-    add("--contexts", type=numbers, default=configs.CONTEXTS, metavar="N,...", help="of decode")
-    add("--n-gpu-layers", type=int, default=-1, metavar="N")
-    scale = "fixed tolerances of the tests are multiplied by this (default: 10; dry run: 1)"
-    add("--tolerance-scale", type=float, metavar="X", help=scale)
-    add("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="compilers at a time")
-    add("--define", action="append", default=[], metavar="NAME=VALUE", help="for CMake")
-    add("--commit", metavar="HASH", help="of the sources, where there is no git")
-    add("--publish", action="store_true", help="table: write below bench/results")
-    add("--python", default="3.12", metavar="X.Y", help="bundle: Python of the other machine")
-    add("--leave-out", type=words, default=(), metavar="NAME,...", help="bundle: what it has")
-    add("--project", action="store_true", help="bundle: this checkout as well")
+    add("--shapes", nargs="+", metavar="NAME", help=f"default: {' '.join(SHAPES)}")
+    add("--sizes", type=int, nargs="+", metavar="N", help=f"of prompts, default: {SIZES}")
     args = parser.parse_args(argv)
-    if any("=" not in define for define in args.define):
-        parser.error("--define takes NAME=VALUE")
+    usual = ("gpu-dry", ("tiny", "tiny-moe"), (16, 48)) if args.dry_run else ("gpu", SHAPES, SIZES)
+    args.work = (args.work or ROOT / "build" / usual[0]).resolve()
+    args.shapes = args.shapes or usual[1]
+    args.sizes = args.sizes or usual[2]
     return args
 
 
-def configure(args: argparse.Namespace) -> Config:
-    """The state of the work folder and the options. Raises RunbookError."""
-    usual = ROOT / "build" / ("gpu-dry" if args.dry_run else "gpu")
-    work = Work.open(args.work or usual, args.dry_run)
-    chosen: dict[str, Any] = {
-        "shapes": args.shapes,
-        "sizes": args.sizes,
-        "contexts": args.contexts,
-        "handoff_contexts": configs.HANDOFF_CONTEXTS,
-        "acceptance": configs.ACCEPTANCE,
-        "n_gpu_layers": args.n_gpu_layers,
-        "n_decode": 192,
-        "draft_vocab": 32768,
-    }
-    return Config(
-        work=work,
-        models=(args.models or work.folder / "models").resolve(),
-        bundle=args.bundle.resolve(),
-        gpu=None if args.dry_run else machine.find_gpu(),
-        tensor_type=args.type,
-        depths=args.depths,
-        tolerance_scale=args.tolerance_scale or (1.0 if args.dry_run else 10.0),
-        jobs=args.jobs,
-        defines=tuple(args.define),
-        commit=args.commit,
-        **{**chosen, **(DRY if args.dry_run else {})},
-    )
-
-
-def check(config: Config) -> int:
-    """Print what is there and what is missing; remember GPU and compiler for the results."""
-    wheels = config.bundle / "wheels"
-    findings = [
-        *machine.check_gpu(config.gpu),
-        *machine.check_toolkit(),
-        *machine.check_python(wheels if wheels.is_dir() else None),
-        machine.check_space(config.work.folder, machine.BUILD_BYTES, "disk"),
-        machine.check_space(config.models, model_bytes(config), "disk, models"),
-        tree_finding(config),
-    ]
-    for finding in findings:
-        print(finding.line(config.dry_run))
-    nvcc, known = machine.find_nvcc(), config.work.facts.get("gpu")
-    if known and config.gpu and known != config.gpu.to_dict():
-        raise RunbookError(
-            f"{config.work.folder} has figures of {known['name']}, driver {known['driver']}; give "
-            f"another --work folder for {config.gpu.name}, driver {config.gpu.driver}"
-        )
-    if config.gpu is None and not config.dry_run:
-        return SOME_FAILED  # nothing to remember: there is no GPU whose figures could follow
-    config.work.facts.update(
-        gpu=config.gpu.to_dict() if config.gpu else None,
-        nvcc=machine.nvcc_version(nvcc) if nvcc else None,
-        defines=prepare.defines(config),
-    )
-    config.work.save()
-    bad = [f for f in findings if not f.ok and not (f.gpu and config.dry_run)]
-    return SOME_FAILED if bad else ALL_DONE
-
-
-def model_bytes(config: Config) -> float:
-    """Bytes of the models that are still to be written."""
-    known = {("qwen3.6-27b", "iq4_nl"): 15.4e9, ("qwen3.6-35b-a3b", "iq4_nl"): 20.1e9}
-    known |= {("qwen3.6-27b", "q8_0"): 29.1e9, ("qwen3.6-35b-a3b", "q8_0"): 37.8e9}
-    absent = [shape for shape in config.shapes if not config.model(shape).exists()]
-    return sum(known.get((shape, config.tensor_type), 1e7) for shape in absent)
-
-
-def tree_finding(config: Config) -> machine.Finding:
-    """Upstream's sources: in vendor/, or in the bundle."""
-    there = bundle.is_complete() or (config.bundle / bundle.TREE).exists()
-    todo = "bring the folder that the step `bundle` makes (--bundle), or build with a network"
-    return machine.Finding("llama.cpp", there, "laid out" if there else "no tree", todo)
-
-
-def run_step(step: str, config: Config, args: argparse.Namespace, limit_s: float) -> int:
-    """One step, for so many seconds at most; the exit code."""
-    if step == "check":
-        return check(config)
-    if config.gpu and config.work.facts.get("gpu") != config.gpu.to_dict():
-        check(config)
-    if step == "table":
-        table.write(config, args.publish)
-        return ALL_DONE
-    if "gpu" not in config.work.facts:
-        check(config)
-    if not config.dry_run and config.gpu is None and step != "toolchain":
-        raise RunbookError("there is no GPU here; --dry-run runs everything on the CPU")
-    units = {**UNITS, **OTHERS}[step](config)
-    whole_s = parse_budget(args.budget)
-    return run_units(config.work, units, limit_s, stop=step == "build", whole_s=whole_s)
-
-
-def run_next(config: Config, args: argparse.Namespace) -> int:
-    """What is to be done next, one step after the other, until the budget of them all is over; then
-    the table of what there is."""
-    end, code = time.monotonic() + parse_budget(args.budget), ALL_DONE
-    for step in ORDER[:-1]:
-        left = end - time.monotonic()
-        worst = CALL_AGAIN if left <= 0 else run_step(step, config, args, left)
-        code = SOME_FAILED if SOME_FAILED in (code, worst) else max(code, worst)
-        if worst == CALL_AGAIN or (worst and _ends_all(step, args)):
-            break
-    if collect.rows(config):
-        table.write(config, args.publish)
-    return code
-
-
-def _ends_all(step: str, args: argparse.Namespace) -> bool:
-    """Whether nothing goes on where this step failed."""
-    needed = step in ("check", "build", "shapes")
-    return needed or (step == "correctness" and not args.keep_going)
-
-
-def run_all(config: Config, args: argparse.Namespace) -> int:
-    """Every step in order, each as often as it needs; what fails ends it, but for measurements."""
-    worst, limit_s = ALL_DONE, parse_budget(args.budget)
-    for step in ORDER:
-        while True:
-            before = progress(config)
-            code = run_step(step, config, args, limit_s)
-            if code != CALL_AGAIN:
-                break
-            if progress(config) == before:
-                print(f"runbook: {step} makes no progress in {args.budget}", file=sys.stderr)
-                code = SOME_FAILED
-                break
-        worst = max(worst, code)
-        if code and _ends_all(step, args):
-            print(f"runbook: stopped after {step}", file=sys.stderr)
-            return code
-    return worst
-
-
-def progress(config: Config) -> list[tuple[str, str, str]]:
-    """Changes whenever a unit gets further."""
-    return [(name, r.status, r.message) for name, r in config.work.units.items()]
-
-
-def show(config: Config) -> int:
-    """Print the steps and what became of their units."""
-    for step in ORDER:
-        print(step)
-        for name, record in config.work.units.items():
-            if name.split()[0] in (step, *_ALSO.get(step, ())):
-                note = f" {record.message}" if record.status == FAILED else ""
-                print(f"    {record.status:7}{record.seconds:7.0f} s  {name}{note}")
-    return ALL_DONE
-
-
-#: Units of a step that are named after something else.
-_ALSO = {"prefill": ("handoff",), "decode": ("drafting",)}
+def open_work(args: argparse.Namespace, gpu: dict[str, str] | None) -> Runbook:
+    """The state of the work folder. Raises ValueError where it is another GPU's."""
+    for part in ("logs", "results", "peers/bin"):
+        (args.work / part).mkdir(parents=True, exist_ok=True)
+    path, now = args.work / "state.json", {"dry_run": args.dry_run, "gpu": gpu}
+    state = json.loads(path.read_text()) if path.exists() else {**now, "units": {}}
+    if {name: state[name] for name in now} != now:
+        of = "a dry run" if state["dry_run"] else state["gpu"]
+        raise ValueError(f"{args.work} has the figures of {of}; give another --work folder")
+    return Runbook(args.work, args.dry_run, gpu, state["units"])
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     args = parse_arguments(argv)
+    gpu = None if args.dry_run else find_gpu()
     try:
-        parse_budget(args.budget)
-        if args.step == "bundle":
-            given = (args.bundle.resolve(), args.python, args.leave_out, args.project)
-            print("\n".join(bundle.lay_out(*given, fetch=not args.dry_run)))
-            return ALL_DONE
-        config = configure(args)
-        if args.step == "list":
-            return show(config)
-        if args.step == "all":
-            return run_all(config, args)
-        if args.step == "next":
-            code = run_next(config, args)
-        else:
-            code = run_step(args.step, config, args, parse_budget(args.budget))
-        if code == CALL_AGAIN:
-            print("runbook: the time is over; the same command goes on", file=sys.stderr)
-        return code
-    except RunbookError as error:
+        book = open_work(args, gpu)
+    except ValueError as error:
         print(f"runbook: {error}", file=sys.stderr)
-        return USAGE if "budget" in str(error) else SOME_FAILED
-    except KeyboardInterrupt:
-        print("runbook: interrupted; what is done is kept", file=sys.stderr)
-        return 130
+        return 2
+    if missing := [] if args.dry_run else [*lacking(gpu, args.work)]:
+        print(*(f"MISSING  {line}" for line in missing), sep="\n")
+        return 2
+    units = [*preparations(book, args.shapes)]
+    units += measurements(book, args.shapes, args.sizes)
+    code = run_all(book, units, 60 * args.budget)
+    book.save()
+    report(book, units)
+    if code == 3:
+        print("runbook: the time is over; the same command goes on", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":
