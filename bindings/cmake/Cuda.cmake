@@ -28,6 +28,8 @@ if(GGML_CUDA)
         list(APPEND CMAKE_LIBRARY_PATH ${_cublas}/lib)
         include_directories(SYSTEM ${_cublas}/include)
         set(CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS} -I${_cublas}/include")
+        # Where the backend finds it: pyllama_mtp/lib/ and nvidia/ lie in one folder.
+        list(APPEND CMAKE_INSTALL_RPATH "$ORIGIN/../../nvidia/cu${CUDAToolkit_VERSION_MAJOR}/lib")
         unset(CUDA_cublas_LIBRARY CACHE)
         unset(CUDA_cublasLt_LIBRARY CACHE)
         find_package(CUDAToolkit REQUIRED)
@@ -35,5 +37,19 @@ if(GGML_CUDA)
     if(NOT TARGET CUDA::cuda_driver)
         set(GGML_CUDA_NO_VMM ON CACHE BOOL "no driver stub to link against")
     endif()
+    # ggml_top_k, for candidates, sorts whole rows of the vocabulary unless CCCL is 3.2 or newer. CUDA 13.0 has 3.0.
+    # Upstream's switch for that, GGML_CUDA_CUB_3DOT2, clones CCCL from GitHub at this point: off by default, as
+    # the archive of the pin is all that a build downloads. Newer headers come from the nvidia-cuda-cccl package.
+    execute_process(COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/find_cublas.py
+        OUTPUT_VARIABLE _cccl OUTPUT_STRIP_TRAILING_WHITESPACE)
+    if(_cccl)
+        set(CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS} -I${_cccl}")
+        message(STATUS "pyllama-mtp: CCCL of the nvidia-cuda-cccl package")
+    endif()
+    # What the stamp says; by default ggml asks for the GPUs of this machine.
+    set(PYLLAMA_CUDA native)
+    if(CMAKE_CUDA_ARCHITECTURES)
+        string(REPLACE ";" " " PYLLAMA_CUDA "${CMAKE_CUDA_ARCHITECTURES}")
+    endif()
 endif()
-message(STATUS "pyllama-mtp: CUDA ${GGML_CUDA}")
+message(STATUS "pyllama-mtp: CUDA ${GGML_CUDA} ${PYLLAMA_CUDA}")

@@ -36,7 +36,7 @@ endfunction()
 
 # stamp.c is one file in two libraries: its definitions go to the target, next to which they are true.
 function(llama_stamp_definitions variant)
-    set(_cuda $<IF:$<BOOL:${GGML_CUDA}>,true,false>)
+    set(_cuda $<IF:$<BOOL:${GGML_CUDA}>,\\"${PYLLAMA_CUDA}\\",false>)
     target_compile_definitions(llama-${variant} PRIVATE
         PYLLAMA_VARIANT="${variant}" PYLLAMA_UPSTREAM_COMMIT="${PYLLAMA_UPSTREAM_COMMIT}"
         PYLLAMA_SERIES="${PYLLAMA_SERIES_${variant}}" PYLLAMA_CPU_FEATURES="${PYLLAMA_CPU_FEATURES}"

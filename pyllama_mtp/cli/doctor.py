@@ -209,7 +209,10 @@ def check_gpu(stamp: dict[str, Any] | None) -> Iterator[Finding]:
     """Whether an NVIDIA GPU stands idle."""
     folder = Path("/proc/driver/nvidia/gpus")
     present = Path("/dev/nvidia0").exists() or (folder.is_dir() and any(folder.iterdir()))
-    if not present:
+    if not present and stamp is not None and is_on(stamp.get("cuda")):
+        detail = f"no NVIDIA GPU here, for which the build has CUDA ({stamp['cuda']})"
+        yield Finding("GPU", "ok", f"{detail}; the CPU computes")
+    elif not present:
         yield Finding("GPU", "ok", "no NVIDIA GPU here; the CPU computes")
     elif stamp is None:
         yield Finding("GPU", "note", "an NVIDIA GPU is here", "see to the library first")

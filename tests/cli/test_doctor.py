@@ -93,6 +93,14 @@ def test_an_idle_gpu_is_a_note_not_a_fault(monkeypatch: pytest.MonkeyPatch) -> N
     assert [f.state for f in doctor.check_gpu(None)] == ["note"]
 
 
+def test_a_cuda_build_without_a_gpu_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    monkeypatch.setattr(Path, "is_dir", lambda self: False)
+    (finding,) = doctor.check_gpu({"cuda": "75 90"})
+    assert finding.state == "ok" and "CUDA (75 90); the CPU computes" in finding.detail
+    assert "CUDA" not in next(doctor.check_gpu({"cuda": False})).detail
+
+
 def test_no_backend_is_a_fault(fake: ModuleType) -> None:
     states = [f.state for f in doctor.check_devices(fake.Library(()))]
     assert "wrong" in states
