@@ -1,7 +1,7 @@
 # ggml once, from PYLLAMA_TREE_ggml. The variants share it: what the patches change in it lies in the CPU
 # backend, behind switches that the upstream variant turns off when it is loaded (pyllama_set_cpu_changes),
 # and in the RPC backend, where it matters to lost workers and to several clients of one; or where an allocation has
-# failed, which is all that they may change in the files of _on_failure.
+# failed, which is all that they may change in the files of _on_failure; or it lets the Vulkan backend compile.
 set(_on_failure ggml/src/ggml-alloc.c ggml/src/ggml-backend.cpp)
 set(GGML_BACKEND_DL ON CACHE BOOL "" FORCE)
 set(GGML_BUILD_TESTS OFF CACHE BOOL "" FORCE)
@@ -17,9 +17,9 @@ file(GLOB_RECURSE _theirs RELATIVE ${PYLLAMA_TREE_upstream} ${PYLLAMA_TREE_upstr
 foreach(_file ${_theirs})
     execute_process(COMMAND ${CMAKE_COMMAND} -E compare_files
         ${PYLLAMA_TREE_upstream}/${_file} ${PYLLAMA_TREE_patched}/${_file} RESULT_VARIABLE _differs)
-    if(_differs AND NOT _file MATCHES "^ggml/(src/ggml-(cpu|rpc)/|include/ggml-rpc)" AND NOT _file IN_LIST _on_failure)
+    if(_differs AND NOT _file MATCHES "^ggml/(src/ggml-(cpu|rpc|vulkan)/|include/ggml-rpc)" AND NOT _file IN_LIST _on_failure)
         message(FATAL_ERROR "pyllama-mtp: ${_file} differs between the variants, but they share ggml: only its "
-            "CPU backend may differ, behind a switch, its RPC backend, and what follows a failed allocation. "
+            "CPU backend may differ, behind a switch, its RPC and Vulkan backends, and what follows a failed allocation. "
             "Mark the patch `both` in patches/series.")
     endif()
 endforeach()
@@ -29,6 +29,8 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/backends)
 set(ENV{GIT_CEILING_DIRECTORIES} ${CMAKE_BINARY_DIR})
 # An assertion that fails becomes a C++ exception where the shim waits for one; it passes through C.
 add_compile_options($<$<COMPILE_LANGUAGE:C>:-fexceptions>)
+# The Vulkan backend has a project inside whose cache names the ninja of the pip that built it first, which is gone.
+file(REMOVE ${CMAKE_BINARY_DIR}/ggml/src/ggml-vulkan/vulkan-shaders-gen-prefix/src/vulkan-shaders-gen-build/CMakeCache.txt)
 add_subdirectory(${PYLLAMA_TREE_ggml}/ggml ${CMAKE_BINARY_DIR}/ggml EXCLUDE_FROM_ALL)
 
 # Backends are loaded by file name, so they carry no version; ggml and ggml-base are installed under
