@@ -29,7 +29,8 @@ examples:
 """
 _REBUILD = "build it on this machine: pip install --force-reinstall --no-cache-dir ."
 _WITH_CUDA = "pip install --force-reinstall --no-cache-dir . -C cmake.define.GGML_CUDA=ON"
-_SELF_TEST_SECONDS = 120
+#: A device may compile its kernels first: a minute on a CPU that stands in for a GPU.
+_SELF_TEST_SECONDS = 300
 
 
 @dataclass
@@ -106,7 +107,7 @@ def check(lib: str | None, *, self_test: bool) -> Iterator[Finding]:
         yield from _guarded("library", lambda: check_library(library))
         yield from _guarded("CPU features", lambda: check_cpu_features(library.stamp))
         yield from _guarded("devices", lambda: check_devices(library))
-    yield from _guarded("GPU", lambda: check_gpu(None if library is None else library.stamp))
+    yield from _guarded("GPU", lambda: check_gpu(library))
     demo = list(_guarded("demo model", check_demo))
     yield from demo
     if self_test and library is not None and all(f.state == "ok" for f in demo):
@@ -205,22 +206,25 @@ def check_devices(library: Any) -> Iterator[Finding]:
     yield Finding("llama.cpp", "ok", library.system_info())
 
 
-def check_gpu(stamp: dict[str, Any] | None) -> Iterator[Finding]:
-    """Whether an NVIDIA GPU stands idle."""
+def check_gpu(library: Any) -> Iterator[Finding]:
+    """What computes, and whether an NVIDIA GPU stands idle. `library`: None if none could be
+    loaded."""
     folder = Path("/proc/driver/nvidia/gpus")
     present = Path("/dev/nvidia0").exists() or (folder.is_dir() and any(folder.iterdir()))
-    if not present and stamp is not None and is_on(stamp.get("cuda")):
-        detail = f"no NVIDIA GPU here, for which the build has CUDA ({stamp['cuda']})"
-        yield Finding("GPU", "ok", f"{detail}; the CPU computes")
+    gpus = [] if library is None else [d.name for d in library.devices() if "gpu" in d.kind]
+    computes = f"{', '.join(gpus) or 'the CPU'} {'compute' if len(gpus) > 1 else 'computes'}"
+    if not present and library is not None and is_on(library.stamp.get("cuda")):
+        detail = f"no NVIDIA GPU here, for which the build has CUDA ({library.stamp['cuda']})"
+        yield Finding("GPU", "ok", f"{detail}; {computes}")
     elif not present:
-        yield Finding("GPU", "ok", "no NVIDIA GPU here; the CPU computes")
-    elif stamp is None:
+        yield Finding("GPU", "ok", f"no NVIDIA GPU here; {computes}")
+    elif library is None:
         yield Finding("GPU", "note", "an NVIDIA GPU is here", "see to the library first")
-    elif not is_on(stamp.get("cuda")):
-        detail = "an NVIDIA GPU is here, but this build cannot use it"
+    elif not is_on(library.stamp.get("cuda")):
+        detail = f"an NVIDIA GPU is here, but this build has no CUDA; {computes}"
         yield Finding("GPU", "note", detail, f"with nvcc installed: {_WITH_CUDA}")
     else:
-        yield Finding("GPU", "ok", "an NVIDIA GPU is here and the build has CUDA")
+        yield Finding("GPU", "ok", f"an NVIDIA GPU is here and the build has CUDA; {computes}")
 
 
 def check_demo() -> Iterator[Finding]:

@@ -86,19 +86,34 @@ def test_a_demo_model_that_is_missing_or_broken(
     assert result.code == 1 and "wrong: demo model" in result.out
 
 
-def test_an_idle_gpu_is_a_note_not_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "exists", lambda self: True)
-    assert [f.state for f in doctor.check_gpu({"cuda": "OFF"})] == ["note"]
-    assert [f.state for f in doctor.check_gpu({"cuda": "13.0"})] == ["ok"]
-    assert [f.state for f in doctor.check_gpu(None)] == ["note"]
-
-
-def test_a_cuda_build_without_a_gpu_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "exists", lambda self: False)
+@pytest.mark.parametrize(
+    ("here", "cuda", "names", "state", "detail"),
+    [
+        (True, "OFF", ["CPU"], "note", "has no CUDA; the CPU computes"),
+        (True, "OFF", ["Vulkan0", "CPU"], "note", "has no CUDA; Vulkan0 computes"),
+        (True, "13.0", ["CUDA0", "CUDA1", "CPU"], "ok", "has CUDA; CUDA0, CUDA1 compute"),
+        (False, "OFF", ["Vulkan0", "CPU"], "ok", "no NVIDIA GPU here; Vulkan0 computes"),
+        (False, "OFF", ["CPU"], "ok", "no NVIDIA GPU here; the CPU computes"),
+        (False, "75 90", ["CPU"], "ok", "the build has CUDA (75 90); the CPU computes"),
+    ],
+)
+def test_what_computes(
+    monkeypatch: pytest.MonkeyPatch,
+    here: bool,
+    cuda: str,
+    names: list[str],
+    state: str,
+    detail: str,
+) -> None:
+    """An idle GPU is a note, not a fault."""
+    devices = [SimpleNamespace(name=n, kind="cpu" if n == "CPU" else "igpu") for n in names]
+    library = SimpleNamespace(stamp={"cuda": cuda}, devices=lambda: devices)
+    monkeypatch.setattr(Path, "exists", lambda self: here)
     monkeypatch.setattr(Path, "is_dir", lambda self: False)
-    (finding,) = doctor.check_gpu({"cuda": "75 90"})
-    assert finding.state == "ok" and "CUDA (75 90); the CPU computes" in finding.detail
-    assert "CUDA" not in next(doctor.check_gpu({"cuda": False})).detail
+    (found,) = doctor.check_gpu(library)
+    assert found.state == state and detail in found.detail
+    assert [f.state for f in doctor.check_gpu(None)] == ["note" if here else "ok"]
+
 
 
 def test_no_backend_is_a_fault(fake: ModuleType) -> None:
