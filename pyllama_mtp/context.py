@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -33,6 +34,8 @@ SEQ = 0  # the sequence of a driver that has one
 NAN = "the model's logits are NaN: damaged weights, or a kernel bug"
 
 __all__ = ["Context", "ContextOptions"]
+
+log = logging.getLogger("pyllama_mtp")
 
 
 class Context(Owned, OfThisProcess):
@@ -186,9 +189,19 @@ class Context(Owned, OfThisProcess):
         if batch:
             self._lib.llama_batch_ext_free(batch)
         if handle:
-            self._lib.llama_free(handle)
-            self._weights.release()
+            self._free(handle)
         native.raise_pending()  # of a log handler
+
+    def _free(self, handle: Any) -> None:
+        """Destructors cannot tell that a device has failed, they end the process: what is on such
+        a device stays there, the model's weights with it."""
+        lib = self._lib
+        code = lib.pyllama_synchronize(handle, self._ffi.NULL, 0)
+        if code in (lib.PYLLAMA_ABORTED, lib.PYLLAMA_EXCEPTION):
+            log.warning("a device has failed; the memory of a context on it cannot be freed")
+            return
+        lib.llama_free(handle)
+        self._weights.release()
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) or getattr(self, "_lost_handle", None):

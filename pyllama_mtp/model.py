@@ -125,7 +125,7 @@ class Model(Owned, OfThisProcess):
         self.contexts: weakref.WeakSet[Owned] = weakref.WeakSet()
         #: Whether layers are on devices with memory of their own: GPUs, workers.
         self.on_gpu = n_gpu_layers != 0 and (
-            bool(self.rpc_servers) or any(d.kind == "gpu" for d in self._library.devices())
+            bool(self.rpc_servers) or any("gpu" in d.kind for d in self._library.devices())
         )
         self._check_memory()
         try:
