@@ -115,7 +115,6 @@ def test_what_computes(
     assert [f.state for f in doctor.check_gpu(None)] == ["note" if here else "ok"]
 
 
-
 def test_no_backend_is_a_fault(fake: ModuleType) -> None:
     states = [f.state for f in doctor.check_devices(fake.Library(()))]
     assert "wrong" in states
