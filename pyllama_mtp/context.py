@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: How often a long computation looks for Ctrl-C.
 POLL_PERIOD_US = 50_000
+#: Nodes that a step of a chain may have (MAX_NODES in llama-mtp-context.cpp).
+CHAIN_NODES = 128
 SEQ = 0  # the sequence of a driver that has one
 
 NAN = "the model's logits are NaN: damaged weights, or a kernel bug"
@@ -125,6 +127,7 @@ class Context(Owned, OfThisProcess):
         if options.tap != "off":
             masked = options.tap == "outputs"
             self._lib.llama_mtp_set_embeddings_nextn(self._handle, True, masked)
+        self.model.adapters.apply(self._handle)
         self._lib.llama_mtp_set_kv_only(self._handle, not options.full_block)
         self._lib.llama_mtp_set_slice(self._handle, not options.full_block)
         pre_norm = options.hidden == "pre-norm"
@@ -455,7 +458,9 @@ class Context(Owned, OfThisProcess):
     def can_chain(self, n_steps: int) -> bool:
         """Whether a batch may be a chain of so many steps; see :class:`Batch`."""
         self.set_greedy(True)
-        can = bool(self._call(self._lib.pyllama_mtp_set_chain, n_steps))
+        n = self.model.adapters.n_nodes(f"blk.{self.model.info.n_layer}.")
+        room = n_steps + -(-n_steps * n // CHAIN_NODES)  # llama.cpp does not count those
+        can = bool(self._call(self._lib.pyllama_mtp_set_chain, room))
         self._call(self._lib.pyllama_mtp_set_chain, 0)
         self.model.refuse_lost_worker()
         return can

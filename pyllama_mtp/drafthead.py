@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from . import native
 from .draftvocab import DEFAULT_SIZE, DraftVocab, Ids, choose
 from .errors import ModelFileError, UsageError
-from .models.ggufheader import TENSOR_TYPES
+from .models.ggufheader import TENSOR_TYPES, TensorEntry
 from .models.ggufinfo import GGUFInfo, read_gguf
 from .models.trimmedhead import n_rows, own_head, trimmed_head, trimmed_head_ids
 from .settings import available_threads
@@ -60,11 +61,7 @@ class HeadFile:
             ModelFileError: the file cannot be read, or has no head.
             UsageError: rows cannot be given this type.
         """
-        tensors = {tensor.name: tensor for tensor in info.tensors}
-        own = None if trimmed_head(info) else own_head(info)
-        head = own or tensors.get("output.weight") or tensors.get("token_embd.weight")
-        if not head:
-            raise ModelFileError(f"{info.path}: the file has no LM head", info.path)
+        head = head_tensor(info)
         self.name, self._path, self._n_embd = head.name, info.path, head.shape[0]
         self._stored = _number(head.type)
         self.type = self.number(kind)
@@ -165,6 +162,20 @@ class HeadFile:
         lib.ggml_quantize_chunk(self.type, *given, 0, len(rows), self._n_embd, ffi.NULL)
 
 
+def head_tensor(info: GGUFInfo) -> TensorEntry:
+    """The LM head that drafts are made with; see :class:`HeadFile`.
+
+    Raises:
+        ModelFileError: the file has none.
+    """
+    tensors = {tensor.name: tensor for tensor in info.tensors}
+    own = None if trimmed_head(info) else own_head(info)
+    head = own or tensors.get("output.weight") or tensors.get("token_embd.weight")
+    if not head:
+        raise ModelFileError(f"{info.path}: the file has no LM head", info.path)
+    return head
+
+
 def _number(name: str) -> int:
     return next(number for number, (known, _, _) in TENSOR_TYPES.items() if known.upper() == name)
 
@@ -206,7 +217,10 @@ class DraftHead:
 
 
 def draft_head(
-    info: GGUFInfo, spec: str | int | os.PathLike[str], kind: str = "file"
+    info: GGUFInfo,
+    spec: str | int | os.PathLike[str],
+    kind: str = "file",
+    adapted: Collection[str] = (),
 ) -> DraftHead | None:
     """The draft head that a user asks for; None: the model's own.
 
@@ -215,6 +229,8 @@ def draft_head(
             DEFAULT_SIZE tokens if that is less than half of the vocabulary and the tokenizer can be
             ranked.
         kind: the type of its rows; see :class:`HeadFile`.
+        adapted: names of matrices that LoRA adapters change. Rows of the file are without such a
+            change; where it concerns them, "auto" is the model's own head, which has it.
 
     Raises:
         UsageError, DraftVocabError, ModelFileError: see :func:`choose` and :class:`HeadFile`;
@@ -229,6 +245,15 @@ def draft_head(
                 "use 'file', or with a number as draft_vocab rows of the model's LM head"
             )
         return DraftHead(trimmed_head_ids(info), None)
+    if head_tensor(info).name in adapted:
+        if spec not in ("auto", "full") or kind != "file":
+            raise UsageError(
+                f"draft_vocab {spec!r}, draft_head_type {kind!r}: a LoRA adapter changes "
+                f"{head_tensor(info).name}, and rows copied from the file would not follow it; use "
+                "'full' and 'file', or 'auto'"
+            )
+        log.info("drafting over the whole vocabulary: a LoRA adapter changes the LM head")
+        return None
     vocab = _by_size(info) if spec == "auto" else choose(info.path, spec)
     if trimmed and not vocab:
         raise UsageError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from . import chat, native, rpc
-from .arguments import file_name, flag, instance, numbers_of, token_ids, whole
+from .adapters import Adapters, read_adapter
+from .arguments import file_name, flag, instance, token_ids
 from .drafthead import DraftHead, draft_head
 from .draftvocab import best, default_ranking, read_tokenizer
 from .errors import ContextClosedError, InsufficientMemoryError, ModelFileError, UsageError
+from .modeloptions import ModelOptions
+from .models.ggufheader import TENSOR_TYPES
 from .models.ggufinfo import GGUFInfo, validate_model_file
 from .models.memory import available_memory
 from .models.trimmedhead import n_rows, trimmed_head
@@ -71,28 +73,18 @@ class Model(Owned, OfThisProcess):
         self,
         path: str | os.PathLike[str],
         *,
-        n_gpu_layers: int = -1,
         mtp: bool = True,
-        rpc_servers: str | Sequence[str] = (),
-        rpc_timeout: int = rpc.SILENCE_S,
-        tensor_split: Sequence[float] | None = None,
         progress: Callable[[float], None] | None = None,
+        **options: Any,
     ) -> None:
         """Validate the file, then load it.
 
         Args:
             path: a GGUF file; of a model that is split into several, the first.
-            n_gpu_layers: layers kept on a GPU or a worker, counted from the last one; -1 is all, 0
-                none. Without either it has no effect.
             mtp: load the MTP head; False saves its memory and accepts models without one.
-            rpc_servers: "HOST:PORT" of workers (``pyllama-mtp rpc-worker``), whose devices then
-                hold the layers, before the GPUs of this machine. Trusted networks only; see
-                :mod:`pyllama_mtp.rpc`.
-            rpc_timeout: seconds that a worker may be silent before it is lost; 0: any time. It
-                must have computed a batch of n_batch tokens by then.
-            tensor_split: shares of the layers, one per device: of the workers in their order, then
-                of this machine's GPUs. Default: by free memory.
             progress: called with the share loaded, 0 to 1; an exception from it stops loading.
+            options: attributes of :class:`.ModelOptions`, by name: which devices hold what, how
+                the file is read, and LoRA adapters.
 
         Raises:
             ModelFileError: no such file, not a GGUF, truncated, malformed; NoMtpHeadError and
@@ -100,36 +92,32 @@ class Model(Owned, OfThisProcess):
             InsufficientMemoryError: the weights do not fit into memory.
             LibraryError: the native library cannot be used.
             WorkerLostError: a worker died meanwhile, or does not answer.
-            UsageError: a worker that cannot be used, or another bad argument.
+            UsageError: a worker or device that cannot be used, or another bad argument.
         """
         self._handle: Any = None
         self._forked = False
         self._connected = False
-        self._workers: list[Any] = []  # their devices
         self.path = Path(file_name("path", path, "a .gguf file"))
-        allowed = "-1 (all), 0 or above"
-        n_gpu_layers = whole("n_gpu_layers", n_gpu_layers, -1, 2**31 - 1, allowed)
-        allowed, most = "0 (no limit) or above, in seconds", 2**31 // 1000 - 1
-        rpc_timeout = whole("rpc_timeout", rpc_timeout, 0, most, allowed)
         mtp = flag("mtp", mtp)
+        self.options = ModelOptions(**options)
         #: Addresses of the workers in use.
-        self.rpc_servers = rpc.check_addresses(rpc_servers)
-        if tensor_split is not None:
-            tensor_split = numbers_of("tensor_split", tensor_split, "numbers, one per device")
-        self.tensor_split = tensor_split
+        self.rpc_servers: tuple[str, ...] = self.options.rpc_servers
         self.info: GGUFInfo = validate_model_file(path, require_mtp=mtp)
         self._library = native.load()
         self._ffi, self._lib = self._library.ffi, self._library.lib
         self._refuse_trimmed_head()
+        self.adapters = Adapters(
+            read_adapter(file, scale, self.info, mtp) for file, scale in self.options.lora
+        )
         #: Closed with the model; those alive add themselves, and hold `weights` besides.
         self.contexts: weakref.WeakSet[Owned] = weakref.WeakSet()
-        #: Whether layers are on devices with memory of their own: GPUs, workers.
-        self.on_gpu = n_gpu_layers != 0 and (
-            bool(self.rpc_servers) or any("gpu" in d.kind for d in self._library.devices())
-        )
-        self._check_memory()
         try:
-            self._handle = self._load(n_gpu_layers, mtp, rpc_timeout, tensor_split, progress)
+            workers = self._connect()
+            devices = self.options.devices(self._library, workers)
+            #: Whether layers are on devices with memory of their own: GPUs, workers.
+            self.on_gpu = self.options.n_gpu_layers != 0 and bool(devices)
+            self._check_memory()
+            self._handle = self._load(mtp, devices, workers, progress)
         except BaseException:
             self._disconnect()
             raise
@@ -165,7 +153,8 @@ class Model(Owned, OfThisProcess):
         """
         if not self._draft_head or self._draft_head[0] != (spec, kind):
             self._draft_head = None  # its memory may be needed
-            self._draft_head = ((spec, kind), draft_head(self.info, spec, kind))
+            head = draft_head(self.info, spec, kind, self.adapters.changed)
+            self._draft_head = ((spec, kind), head)
         return self._draft_head[1]
 
     @cached_property
@@ -203,18 +192,16 @@ class Model(Owned, OfThisProcess):
         """Whether no bit of a row's logits depends on how many rows, up to 8, are computed beside
         it: on an x86 CPU without AMX, with the patched library."""
         has_amx = "amx" in str(self._library.stamp.get("cpu_features", ""))
-        return self._library.few_columns(8) and not self.on_gpu and not has_amx
+        types = [8, *(n for n, (name, *_) in TENSOR_TYPES.items() if name in self.adapters.types)]
+        return all(map(self._library.few_columns, types)) and not self.on_gpu and not has_amx
 
-    def _devices(self, rpc_timeout: int) -> list[Any]:
-        """What llama.cpp would choose of this machine's devices, after those of the workers."""
-        self._workers = rpc.connect(self.rpc_servers, rpc_timeout)
-        devices = [*self._workers]
+    def _connect(self) -> list[Any]:
+        """The devices of the workers."""
+        if not self.rpc_servers:
+            return []
+        workers = rpc.connect(self.rpc_servers, self.options.rpc_timeout)
         self._connected = True
-        for kind in ("gpu", "igpu"):
-            local = self._library.handles(kind)
-            if local:
-                return devices + local
-        return devices
+        return workers
 
     def refuse_lost_worker(self) -> None:
         """Raises WorkerLostError when a worker of this model is lost; to be asked when a native
@@ -227,32 +214,16 @@ class Model(Owned, OfThisProcess):
             self._connected = False
             rpc.release(self.rpc_servers)
 
-    def _split(self, shares: Sequence[float]) -> Any:
-        n_devices = int(self._lib.llama_max_devices())
-        if len(shares) > n_devices or min(shares, default=-1) < 0 or not 0 < sum(shares) < math.inf:
-            raise UsageError(
-                f"tensor_split is {tuple(shares)}; give 1 to {n_devices} shares, one per device, "
-                "none negative and not all 0"
-            )
-        return self._ffi.new("float[]", [*shares, *[0.0] * (n_devices - len(shares))])
-
     def _load(
         self,
-        n_gpu_layers: int,
         mtp: bool,
-        rpc_timeout: int,
-        tensor_split: Sequence[float] | None,
+        devices: list[Any],
+        workers: list[Any],
         progress: Callable[[float], None] | None,
     ) -> Any:
         ffi, lib = self._ffi, self._lib
         params = lib.llama_model_default_params()
-        if tensor_split is not None:
-            params.tensor_split = split = self._split(tensor_split)  # noqa: F841 - kept alive
-        if self.rpc_servers:
-            params.devices = devices = ffi.new(  # noqa: F841 - kept alive
-                "ggml_backend_dev_t[]", [*self._devices(rpc_timeout), ffi.NULL]
-            )
-        params.n_gpu_layers = n_gpu_layers
+        alive = self.options.fill(self._library, params, self.info, devices, workers)
         params.load_mtp = mtp
         keep_alive = ffi.new_handle(progress) if progress else ffi.NULL
         params.progress_callback = lib.pyllama_on_load_progress
@@ -260,10 +231,13 @@ class Model(Owned, OfThisProcess):
         message = ffi.new("char[512]")
         native.take_recent_errors()
         handle = lib.pyllama_model_load(os.fsencode(self.path), params, message, len(message))
+        del alive
         try:
             native.raise_pending()
-            rpc.wait_for(self._workers if handle else ())  # weights are on their way until then
+            rpc.wait_for(workers if handle else ())  # weights are on their way until then
             self.refuse_lost_worker()
+            if handle:
+                self.adapters.load(handle)
         except BaseException:
             if handle:
                 lib.llama_model_free(handle)
@@ -275,6 +249,8 @@ class Model(Owned, OfThisProcess):
                     f"{self.path}: no memory to load it ({reason}); use a smaller or more "
                     "quantized model, or raise the limit (ulimit -v) if there is one"
                 )
+            if "split buffers" in reason:
+                raise UsageError(f"split_mode 'row' is not possible here ({reason}); use 'layer'")
             raise ModelFileError(f"{self.path}: llama.cpp cannot load it: {reason}", self.path)
         return handle
 

@@ -110,10 +110,15 @@ class Library:
             )
         return found
 
-    def handles(self, kind: str) -> list[Any]:
-        """The devices of a kind, as ggml_backend_dev_t."""
+    def handles(self, kind: str | None = None) -> list[Any]:
+        """The devices of a kind, or all, as ggml_backend_dev_t."""
         pairs = enumerate(self.devices())
-        return [self.lib.ggml_backend_dev_get(i) for i, device in pairs if device.kind == kind]
+        found = (i for i, device in pairs if kind in (None, device.kind))
+        return [self.lib.ggml_backend_dev_get(i) for i in found]
+
+    def device_name(self, device: Any) -> str:
+        """The name of a ggml_backend_dev_t."""
+        return self.text(self.lib.ggml_backend_dev_name(device))
 
     @property
     def has_tap(self) -> bool:

@@ -14,7 +14,10 @@ from .promptfile import ProcessedPrompt
 def identity(engine: Engine) -> dict[str, str | int]:
     """What a file must have been made with to fit `engine`: states are copies of caches."""
     settings = engine.settings
+    # Names that only one side has differ: these are there only where they mean something.
+    further = {"lora": engine.model.adapters.names}
     return {
+        **{name: text for name, text in further.items() if text},
         "model": promptfile.fingerprint(engine.model.info),
         "llama.cpp": str(native.load().stamp.get("upstream_commit", "")),
         "cache_type_k": settings.cache_type_k,

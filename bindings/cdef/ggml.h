@@ -22,6 +22,10 @@ const char *               ggml_backend_dev_description(ggml_backend_dev_t devic
 void                       ggml_backend_dev_memory(ggml_backend_dev_t device, size_t * free, size_t * total);
 enum ggml_backend_dev_type ggml_backend_dev_type(ggml_backend_dev_t device);
 
+typedef struct ggml_backend_buffer_type * ggml_backend_buffer_type_t;
+ggml_backend_buffer_type_t ggml_backend_dev_buffer_type(ggml_backend_dev_t device);
+const char *               ggml_backend_buft_name(ggml_backend_buffer_type_t buft);
+
 // A backend's functions by name: those of RPC lie in a library that is loaded when there is one.
 ggml_backend_reg_t ggml_backend_reg_by_name(const char * name);
 size_t             ggml_backend_reg_dev_count(ggml_backend_reg_t reg);

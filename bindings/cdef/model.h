@@ -1,11 +1,16 @@
 // model: weights, metadata
 struct llama_model;
 enum llama_split_mode { LLAMA_SPLIT_MODE_NONE = ..., LLAMA_SPLIT_MODE_LAYER = ..., LLAMA_SPLIT_MODE_ROW = ..., ... };
-enum llama_load_mode  { LLAMA_LOAD_MODE_NONE = ..., LLAMA_LOAD_MODE_MMAP = ..., LLAMA_LOAD_MODE_MLOCK = ..., ... };
+enum llama_load_mode  {
+    LLAMA_LOAD_MODE_AUTO = ..., LLAMA_LOAD_MODE_NONE = ..., LLAMA_LOAD_MODE_MMAP = ..., LLAMA_LOAD_MODE_MLOCK = ...,
+    LLAMA_LOAD_MODE_MMAP_MLOCK = ..., ...
+};
+struct llama_model_tensor_buft_override { const char * pattern; ggml_backend_buffer_type_t buft; };
 typedef bool (*llama_progress_callback)(float progress, void * user_data);
 
 struct llama_model_params {
     ggml_backend_dev_t * devices;
+    const struct llama_model_tensor_buft_override * tensor_buft_overrides;
     int32_t n_gpu_layers;
     enum llama_split_mode split_mode;
     enum llama_load_mode  load_mode;
@@ -35,6 +40,9 @@ int32_t  llama_model_desc(const struct llama_model * model, char * buf, size_t b
 int32_t  llama_model_meta_val_str(const struct llama_model * model, const char * key, char * buf, size_t buf_size);
 const char * llama_model_chat_template(const struct llama_model * model, const char * name);
 const struct llama_vocab * llama_model_get_vocab(const struct llama_model * model);
+// LoRA adapters, which are freed with their model
+struct llama_adapter_lora;
+int32_t llama_set_adapters_lora(struct llama_context * ctx, struct llama_adapter_lora ** adapters, size_t n_adapters, float * scales);
 enum llama_ftype { LLAMA_FTYPE_ALL_F32 = ..., LLAMA_FTYPE_MOSTLY_F16 = ..., ... };
 struct llama_model_tensor_override { const char * pattern; enum ggml_type type; };
 struct llama_model_quantize_params {

@@ -14,6 +14,8 @@ bool pyllama_few_columns(int32_t type);
 void pyllama_log_discard(enum ggml_log_level level, const char * text, void * user_data);
 struct llama_model * pyllama_model_load(const char * path, struct llama_model_params params, char * message, size_t n_message);
 struct llama_context * pyllama_context_init(struct llama_model * model, struct llama_context_params params, char * message, size_t n_message);
+struct llama_adapter_lora * pyllama_adapter_lora_init(struct llama_model * model, const char * path, char * message, size_t n_message);
+int32_t pyllama_regex_search(const char * pattern, const char * text, char * message, size_t n_message);
 int32_t pyllama_tokenize(const struct llama_vocab * vocab, const char * text, int32_t n_text, llama_token * tokens, int32_t n_tokens_max, bool add_special, bool parse_special, char * message, size_t n_message);
 struct llama_batch_ext * pyllama_batch_ext_init(struct llama_context * ctx, char * message, size_t n_message);
 int32_t pyllama_synchronize(struct llama_context * ctx, char * message, size_t n_message);

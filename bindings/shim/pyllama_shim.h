@@ -55,6 +55,12 @@ PYLLAMA_API struct llama_model * pyllama_model_load(
         const char * path, struct llama_model_params params, char * message, size_t n_message);
 PYLLAMA_API struct llama_context * pyllama_context_init(
         struct llama_model * model, struct llama_context_params params, char * message, size_t n_message);
+PYLLAMA_API struct llama_adapter_lora * pyllama_adapter_lora_init(
+        struct llama_model * model, const char * path, char * message, size_t n_message);
+
+// Whether a regular expression, as tensor_buft_overrides have them, is found in `text`: 1, 0, or a negative code where it
+// is none.
+PYLLAMA_API int32_t pyllama_regex_search(const char * pattern, const char * text, char * message, size_t n_message);
 
 // llama_tokenize(); INT32_MIN when an exception was caught.
 PYLLAMA_API int32_t pyllama_tokenize(

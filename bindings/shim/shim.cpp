@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <regex>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
@@ -241,6 +242,17 @@ llama_context * pyllama_context_init(
     return guarded(message, n_message,
             [&] { return llama_init_from_model(model, params); },
             [](int32_t) { return (llama_context *) nullptr; });
+}
+
+llama_adapter_lora * pyllama_adapter_lora_init(
+        llama_model * model, const char * path, char * message, size_t n_message) {
+    return guarded(message, n_message,
+            [&] { return llama_adapter_lora_init(model, path); },
+            [](int32_t) { return (llama_adapter_lora *) nullptr; });
+}
+
+int32_t pyllama_regex_search(const char * pattern, const char * text, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { return std::regex_search(text, std::regex(pattern)); });
 }
 
 int32_t pyllama_tokenize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,8 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.cli import PROGRAM
-from pyllama_mtp.cli.parsing import comma_list, real, whole, worker
+from pyllama_mtp.cli.parsing import assignment, comma_list, real, scaled, whole, worker
 from pyllama_mtp.errors import NoMtpHeadError
+from pyllama_mtp.modeloptions import SPLIT_MODES, ModelOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """--model, --lib, and where the layers go: what :func:`open_model` and `placement` read."""
+    """--model, --lib, and how it is loaded: what :func:`open_model` and `placement` read."""
     group = parser.add_argument_group("model and library")
     group.add_argument(
         "-m", "--model", metavar="FILE", help="a .gguf file (default: bundled demo model)"
@@ -63,6 +65,77 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "(default: by their free memory)",
     )
 
+    group.add_argument(
+        "--device",
+        type=comma_list(str),
+        metavar="NAME,...",
+        help="devices that may hold layers, in this order; 'none' is the CPU only; 'pyllama-mtp "
+        "doctor' lists them (default: workers, then GPUs)",
+    )
+    group.add_argument(
+        "--split-mode",
+        choices=SPLIT_MODES,
+        help="how several devices share the model: layer by layer, matrices by rows where a device "
+        "can, or one of them (--main-gpu) has all (default: layer)",
+    )
+    group.add_argument(
+        "--main-gpu",
+        type=whole(0),
+        metavar="INDEX",
+        help="the device for --split-mode none, or for what 'row' does not split (default: 0)",
+    )
+    _add_memory_options(parser)
+
+
+def _add_memory_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("big models, adapters")
+    group.add_argument(
+        "--n-cpu-moe",
+        type=whole(0),
+        metavar="N",
+        help="the experts of the first N layers stay on the CPU, the rest goes to the GPU",
+    )
+    group.add_argument(
+        "--cpu-moe", action="store_true", default=None, help="all experts stay on the CPU"
+    )
+    group.add_argument(
+        "--override-tensor",
+        type=comma_list(assignment),
+        action="extend",
+        metavar="PATTERN=DEVICE,...",
+        help="tensors whose name this regular expression finds go to this device, or to CPU; the "
+        "first that fits counts",
+    )
+    group.add_argument(
+        "--no-mmap",
+        dest="use_mmap",
+        action="store_false",
+        default=None,
+        help="read the model file instead of mapping it into memory",
+    )
+    group.add_argument(
+        "--mlock",
+        dest="use_mlock",
+        action="store_true",
+        default=None,
+        help="keep the weights from being swapped out, as far as the system's limits allow",
+    )
+    group.add_argument(
+        "--lora",
+        type=comma_list(str),
+        action="extend",
+        metavar="FILE,...",
+        help="LoRA adapters (.gguf) that apply to the model; drafts follow them",
+    )
+    group.add_argument(
+        "--lora-scaled",
+        type=comma_list(scaled),
+        action="extend",
+        dest="lora",
+        metavar="FILE:SCALE,...",
+        help="the same, with a factor for what each changes",
+    )
+
 
 def model_path(args: argparse.Namespace) -> str | Path:
     """The file of --model, or the bundled demo model."""
@@ -73,16 +146,15 @@ def model_path(args: argparse.Namespace) -> str | Path:
     return demo_path()
 
 
+#: Attributes of `ModelOptions` whose option has another name.
+_OPTIONS = {"rpc_servers": "rpc"}
+
+
 def placement(args: argparse.Namespace) -> dict[str, Any]:
-    """Where the layers go: the arguments of `Model` for it; what was not given is left out."""
-    given = {"n_gpu_layers": args.n_gpu_layers}
-    if args.rpc:
-        given["rpc_servers"] = args.rpc
-    if args.rpc_timeout is not None:
-        given["rpc_timeout"] = args.rpc_timeout
-    if args.tensor_split is not None:
-        given["tensor_split"] = args.tensor_split
-    return given
+    """The arguments of `Model` that say how it is loaded; what was not given is left out."""
+    names = (field.name for field in dataclasses.fields(ModelOptions))
+    found = {name: getattr(args, _OPTIONS.get(name, name)) for name in names}
+    return {name: value for name, value in found.items() if value not in (None, ())}
 
 
 @contextmanager

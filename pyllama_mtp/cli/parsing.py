@@ -91,6 +91,23 @@ def bias(text: str) -> tuple[int, float]:
         raise argparse.ArgumentTypeError(f"{text!r} is not ID=BIAS, as in 42=-2.5") from None
 
 
+def assignment(text: str) -> tuple[str, str]:
+    """An argparse type: PATTERN=DEVICE."""
+    pattern, _, device = text.rpartition("=")
+    if not pattern or not device:
+        raise argparse.ArgumentTypeError(f"{text!r} is not PATTERN=DEVICE, as in exps=CPU")
+    return pattern, device
+
+
+def scaled(text: str) -> tuple[str, float]:
+    """An argparse type: FILE:SCALE."""
+    file, _, scale = text.rpartition(":")
+    try:
+        return file, float(scale)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FILE:SCALE, as in a.gguf:0.5") from None
+
+
 def worker(text: str) -> str:
     """An argparse type: HOST:PORT of a worker."""
     from pyllama_mtp.errors import UsageError

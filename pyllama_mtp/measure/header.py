@@ -120,10 +120,16 @@ def make_header(
     }
     if slow := slow_types_of(model):
         header["slow_types"] = {kind: round(share, 4) for kind, share in slow.items()}
-    if model.rpc_servers:
-        header["workers"] = list(model.rpc_servers)
-    if model.tensor_split is not None:
-        header["tensor_split"] = list(model.tensor_split)
+    given = dict(model.options.given)
+    for name in ("n_gpu_layers", "rpc_timeout"):
+        given.pop(name, None)
+    for name, key in (("rpc_servers", "workers"), ("tensor_split", "tensor_split")):
+        if name in given:
+            header[key] = list(given.pop(name))
+    if "lora" in given:
+        given["lora"] = model.adapters.names
+    if given:
+        header["options"] = given
     return dict(json.loads(to_line(header)))  # as a reader sees it: lists for tuples
 
 

@@ -358,7 +358,7 @@ class Writer:
 _COMPARED = ("model", "builds", "plan", "settings", "sampling")
 _MACHINE = ("cpu", "cores", "devices", "arch")
 #: Where the model was, if not here; headers have these only if they were given.
-_ELSEWHERE = ("workers", "tensor_split")
+_ELSEWHERE = ("workers", "tensor_split", "options")
 
 
 def run_to_resume(path: str | os.PathLike[str], header: Record) -> Run | None:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..context import Context
-from ..drafthead import HeadFile, HeadRows
+from ..drafthead import HeadFile, HeadRows, head_tensor
 from ..draftvocab import DEFAULT_SIZE, Ids
 from ..hidden import HostRows
 from ..models.ggufinfo import GGUFInfo
@@ -246,6 +246,8 @@ class Heads:
         """
         s, model = self._settings, self._model
         if s.draft_sampling or s.synthetic_acceptance is not None or model.rpc_servers:
+            return False
+        if head_tensor(model.info).name in model.adapters.changed:
             return False
         return model.n_vocab > 2 * DEFAULT_SIZE and model.ranking is not None
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_mtp.errors import LibraryError, NoMtpHeadError, UsageError
+from pyllama_mtp.modeloptions import ModelOptions
 from pyllama_mtp.settings import Sampling, Settings
 from pyllama_mtp.telemetry import Pair, Telemetry
 
@@ -152,7 +153,7 @@ class Model:
     on_gpu = True  # nobody asks for the types of its tensors
     same_bits = True
     rpc_servers: tuple[str, ...] = ()
-    tensor_split: tuple[float, ...] | None = None
+    options = ModelOptions()
 
     def __init__(
         self,

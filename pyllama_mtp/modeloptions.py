@@ -1,0 +1,257 @@
+"""How a model file is loaded: on which devices, what stays on the CPU, with which adapters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from . import rpc
+from .arguments import choice, file_name, flag, listed, number, numbers_of, refusal, require, whole
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .models.ggufinfo import GGUFInfo
+    from .native import Library
+
+SPLIT_MODES = ("none", "layer", "row")
+NO_DEVICE = "none"
+#: The tensors of experts; upstream's LLM_FFN_EXPS_REGEX (common/common.h).
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+CPU = "CPU"
+_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Parameters of one model, in llama.cpp's terms. Raises UsageError for a value that cannot be.
+
+    Attributes:
+        n_gpu_layers: layers kept on a GPU or a worker, counted from the last one; -1 is all, 0
+            none. Without either it has no effect.
+        device: names of the devices that may hold layers, in this order; "none": the CPU only.
+            None: those of the workers, then the GPUs of this machine.
+        rpc_servers: "HOST:PORT" of workers (``pyllama-mtp rpc-worker``), whose devices then hold
+            the layers, before the GPUs of this machine. Trusted networks only; see
+            :mod:`pyllama_mtp.rpc`.
+        rpc_timeout: seconds that a worker may be silent before it is lost; 0: any time. It must
+            have computed a batch of n_batch tokens by then.
+        split_mode: how several devices share the model: "layer" by layer; "row": matrices by rows,
+            where a device can; "none": the device of `main_gpu` holds all.
+        tensor_split: shares of the layers, one per device, in their order. Default: by free memory.
+        main_gpu: index of the device for split_mode "none", or for what is not split by "row".
+        n_cpu_moe: the experts of the first N layers stay on the CPU.
+        cpu_moe: all experts do.
+        override_tensor: (pattern, device) pairs, or a mapping: tensors whose name a regular
+            expression finds go to this device ("CPU" among them). The first that fits counts, and
+            counts more than `n_cpu_moe` and `cpu_moe`.
+        use_mmap: map the file into memory instead of reading it. None: if every device can.
+        use_mlock: keep the weights from being swapped out, as far as the system allows.
+        lora: LoRA adapters, all of which apply: a file, or several, or (file, scale) pairs.
+    """
+
+    n_gpu_layers: int = -1
+    device: Any = None
+    rpc_servers: Any = ()
+    rpc_timeout: int = rpc.SILENCE_S
+    split_mode: str = "layer"
+    tensor_split: Any = None
+    main_gpu: int = 0
+    n_cpu_moe: int = 0
+    cpu_moe: bool = False
+    override_tensor: Any = ()
+    use_mmap: bool | None = None
+    use_mlock: bool = False
+    lora: Any = ()
+
+    def __post_init__(self) -> None:
+        self._keep(
+            n_gpu_layers=whole(
+                "n_gpu_layers", self.n_gpu_layers, -1, _MOST, "-1 (all), 0 or above"
+            ),
+            rpc_timeout=whole(
+                *("rpc_timeout", self.rpc_timeout, 0, _MOST // 1000),
+                "0 (no limit) or above, in seconds",
+            ),
+            rpc_servers=rpc.check_addresses(self.rpc_servers),
+            device=_names("device", self.device),
+            main_gpu=whole("main_gpu", self.main_gpu, 0, _MOST, "index of a device, 0 or above"),
+            n_cpu_moe=whole("n_cpu_moe", self.n_cpu_moe, 0, _MOST, "0 layers or more"),
+            cpu_moe=flag("cpu_moe", self.cpu_moe),
+            use_mlock=flag("use_mlock", self.use_mlock),
+            override_tensor=_overrides(self.override_tensor),
+            lora=_adapters(self.lora),
+        )
+        choice("split_mode", self.split_mode, SPLIT_MODES)
+        if self.use_mmap is not None:
+            self._keep(use_mmap=flag("use_mmap", self.use_mmap))
+        if self.tensor_split is not None:
+            allowed = "numbers, one per device"
+            self._keep(tensor_split=numbers_of("tensor_split", self.tensor_split, allowed))
+
+    def _keep(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that are not the default ones."""
+        found = ((field, getattr(self, field.name)) for field in fields(self))
+        return {field.name: value for field, value in found if value != field.default}
+
+    def devices(self, library: Library, workers: list[Any]) -> list[Any]:
+        """The devices (ggml_backend_dev_t) that may hold layers.
+
+        Args:
+            workers: those of the workers.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        local = library.handles("gpu") or library.handles("igpu")
+        if self.device is None:
+            return [*workers, *local]
+        pool = [*workers, *(h for kind in ("gpu", "igpu", "accel") for h in library.handles(kind))]
+        names = {library.device_name(handle): handle for handle in pool}
+        for name in self.device:
+            if name not in names:
+                raise UsageError(
+                    f"device {name!r} is not there; there is "
+                    f"{', '.join([*names, NO_DEVICE])} ({NO_DEVICE}: the CPU)"
+                )
+        return [names[name] for name in self.device]
+
+    def fill(
+        self, library: Library, params: Any, info: GGUFInfo, devices: list[Any], workers: list[Any]
+    ) -> list[Any]:
+        """Write these values into a ``struct llama_model_params``.
+
+        Args:
+            devices: those of :meth:`devices`.
+            workers: those of the workers.
+
+        Returns:
+            What must be kept until the model is loaded.
+
+        Raises:
+            UsageError: an option that does not go with this file or these devices.
+        """
+        ffi, lib, p, alive = library.ffi, library.lib, params, []
+        p.n_gpu_layers, p.main_gpu = self.n_gpu_layers, self.main_gpu
+        p.split_mode = getattr(lib, f"LLAMA_SPLIT_MODE_{self.split_mode.upper()}")
+        p.load_mode = getattr(lib, f"LLAMA_LOAD_MODE_{self._load_mode}")
+        if self.split_mode == "none" and devices and self.main_gpu >= len(devices):
+            names = [library.device_name(device) for device in devices]
+            raise UsageError(
+                f"main_gpu is {self.main_gpu}; there is 0 to {len(devices) - 1}: {', '.join(names)}"
+            )
+        if self.rpc_servers or self.device is not None:
+            p.devices = array = ffi.new("ggml_backend_dev_t[]", [*devices, ffi.NULL])
+            alive.append(array)
+        if self.tensor_split is not None:
+            p.tensor_split = shares = self._shares(library)
+            alive.append(shares)
+        overrides = [*self._patterns(library, info, workers)]
+        if overrides:
+            patterns = [ffi.new("char[]", pattern.encode()) for pattern, _ in overrides]
+            rows = [*zip(patterns, (buft for _, buft in overrides), strict=True)]
+            table = ffi.new("struct llama_model_tensor_buft_override[]", [*rows, (ffi.NULL,) * 2])
+            p.tensor_buft_overrides = table
+            alive += [patterns, table]
+        return alive
+
+    @property
+    def _load_mode(self) -> str:
+        if self.use_mlock:
+            return "MLOCK" if self.use_mmap is False else "MMAP_MLOCK"
+        return {None: "AUTO", True: "MMAP", False: "NONE"}[self.use_mmap]
+
+    def _shares(self, library: Library) -> Any:
+        shares, n_devices = self.tensor_split, int(library.lib.llama_max_devices())
+        if len(shares) > n_devices or min(shares, default=-1) < 0 or not 0 < sum(shares) < math.inf:
+            raise UsageError(
+                f"tensor_split is {shares}; give 1 to {n_devices} shares, one per device, none "
+                "negative and not all 0"
+            )
+        return library.ffi.new("float[]", [*shares, *[0.0] * (n_devices - len(shares))])
+
+    def _patterns(
+        self, library: Library, info: GGUFInfo, workers: list[Any]
+    ) -> Iterator[tuple[str, Any]]:
+        """(pattern, ggml_backend_buffer_type_t), in the order in which they count."""
+        ffi, lib = library.ffi, library.lib
+        bufts = {}
+        for device in [*library.handles(), *workers]:
+            buft = lib.ggml_backend_dev_buffer_type(device)
+            bufts[library.device_name(device)] = buft
+            bufts.setdefault(library.text(lib.ggml_backend_buft_name(buft)), buft)
+        message = ffi.new("char[256]")
+        for pattern, device in self.override_tensor:
+            if device not in bufts:
+                raise UsageError(
+                    f"override_tensor {pattern}={device}: there is no device {device!r}; there is "
+                    + ", ".join(bufts)
+                )
+            found = 0
+            for tensor in info.tensors:
+                given = pattern.encode(), tensor.name.encode()
+                found = lib.pyllama_regex_search(*given, message, len(message))
+                if found < 0:
+                    raise UsageError(
+                        f"override_tensor: {pattern!r} is not a regular expression: "
+                        f"{library.text(message)}"
+                    )
+                if found:
+                    break
+            if not found:
+                raise UsageError(
+                    f"override_tensor: no tensor of {info.path} has a name with {pattern!r}; "
+                    f"names are like {info.tensors[-1].name}"
+                )
+            yield pattern, bufts[device]
+        if (self.n_cpu_moe or self.cpu_moe) and not info.n_expert:
+            raise UsageError(f"{info.path} has no experts; leave n_cpu_moe and cpu_moe out")
+        for layer in range(min(self.n_cpu_moe, info.n_layer + info.n_mtp_layers)):
+            yield rf"blk\.{layer}{EXPERTS}", bufts[CPU]
+        if self.cpu_moe:
+            yield EXPERTS, bufts[CPU]
+
+
+def _names(name: str, value: object) -> tuple[str, ...] | None:
+    """Names of devices: one or several; () for "none"."""
+    if value is None:
+        return None
+    found = [value] if isinstance(value, str) else listed(value)
+    ok = found and all(isinstance(one, str) and one for one in found)
+    require(bool(ok), name, value, f"names of devices, {NO_DEVICE!r}, or None")
+    names = tuple(str(one) for one in found or ())
+    if names == (NO_DEVICE,):
+        return ()
+    twice = next((one for one in names if names.count(one) > 1), None)
+    if twice:
+        raise UsageError(f"device {twice!r} is named twice")
+    return names
+
+
+def _overrides(value: object) -> tuple[tuple[str, str], ...]:
+    pairs = [*value.items()] if isinstance(value, Mapping) else listed(value)
+    allowed = "(pattern, device) pairs of text, or a mapping"
+    if pairs is None:
+        raise refusal("override_tensor", value, allowed)
+    for pair in pairs:
+        ok = isinstance(pair, list | tuple) and len(pair) == 2
+        ok = ok and all(isinstance(text, str) and text and "\0" not in text for text in pair)
+        require(bool(ok), "override_tensor", value, allowed)
+    return tuple((pattern, device) for pattern, device in pairs)
+
+
+def _adapters(value: object) -> tuple[tuple[str, float], ...]:
+    found = listed(value)
+    pairs = []
+    for item in [value] if found is None else found:
+        file, scale = item if isinstance(item, list | tuple) and len(item) == 2 else (item, 1.0)
+        path = file_name("lora", file, "an adapter's .gguf file, or (file, scale) pairs of them")
+        scale = number("the scale in lora", scale, math.isfinite, "a finite number")
+        pairs.append((path, scale))
+    return tuple(pairs)

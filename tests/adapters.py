@@ -1,0 +1,74 @@
+"""LoRA adapters with random matrices, for the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFWriter
+
+from pyllama_mtp.models.ggufinfo import GGUFInfo
+
+RANK = 4
+
+
+def write_adapter(
+    path: Path,
+    info: GGUFInfo,
+    names: Iterable[str],
+    *,
+    strength: float = 0.3,
+    change: dict[str, Any] | None = None,
+    tensors: dict[str, Any] | None = None,
+) -> Path:
+    """Write an adapter that changes these matrices of a model; returns `path`.
+
+    Args:
+        strength: of the change, about what its factor to a matrix of the same size is.
+        change: metadata that replaces the right one; None leaves a key out.
+        tensors: arrays that replace, or are added to, those of the matrices.
+    """
+    rng = np.random.default_rng(1)
+    metadata = {
+        "general.type": "adapter",
+        "adapter.type": "lora",
+        "adapter.lora.alpha": float(RANK),
+        **(change or {}),
+    }
+    writer = GGUFWriter(path, metadata.pop("general.architecture", info.architecture))
+    for key, value in metadata.items():
+        if isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        elif value is not None:
+            writer.add_array(key, value)
+    found: dict[str, Any] = {}
+    shapes = {tensor.name: tensor.shape for tensor in info.tensors}
+    for name in names:
+        n, m, *more = shapes[name]
+        a, b = (*more, RANK, n), (*more, m, RANK)  # numpy's order: the slowest dimension first
+        if name == "token_embd.weight":
+            a, b = (m, RANK), (n, RANK)
+        for suffix, shape in ((".lora_a", a), (".lora_b", b)):
+            scale = np.sqrt(strength / np.sqrt(n * RANK))
+            found[name + suffix] = (scale * rng.standard_normal(shape)).astype(np.float32)
+    for name, data in {**found, **(tensors or {})}.items():
+        if data is not None:
+            writer.add_tensor(name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def trunk(info: GGUFInfo) -> list[str]:
+    """Matrices of the trunk that adapters change, of both kinds of layers."""
+    ends = ("attn_q.weight", "attn_v.weight", "attn_qkv.weight", "ssm_out.weight", "_exps.weight",
+            "ffn_down.weight")  # fmt: skip
+    block = f"blk.{info.n_layer}."
+    names = (tensor.name for tensor in info.tensors)
+    return [name for name in names if name.endswith(ends) and not name.startswith(block)]

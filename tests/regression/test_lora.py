@@ -1,0 +1,241 @@
+"""With LoRA adapters the text is the adapted model's, with and without MTP."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+from pyllama_mtp import Model, Session
+from pyllama_mtp.context import Context
+from pyllama_mtp.errors import ModelFileError, PromptFileError, UsageError
+
+from ..adapters import RANK, trunk, write_adapter
+from .support import assert_same_tokens, greedy, last_logits, rounding, settings
+
+N_TOKENS = 40
+HEAD = "output.weight"
+
+
+@pytest.fixture(scope="module")
+def untied_file(demo_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with an LM head of its own: the same rows as its embedding."""
+    path = tmp_path_factory.mktemp("untied") / "untied.gguf"
+    reader = GGUFReader(demo_file)
+    writer = GGUFWriter(path, "qwen35")
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            sub = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type=sub)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        if tensor.name == "token_embd.weight":
+            writer.add_tensor(HEAD, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def changed(model: Model, kind: str) -> list[str]:
+    """Names of the matrices that an adapter of this kind changes."""
+    block = f"blk.{model.info.n_layer}."
+    names = [tensor.name for tensor in model.info.tensors]
+    return {
+        "trunk": trunk(model.info),
+        "block": [*trunk(model.info), *(n for n in names if re.match(block + r".*(proj|attn_[qkv]|"
+                                                                     r"output|ffn_[a-z]*)\.w", n))],
+        "embedding": ["token_embd.weight"],
+        "head": [HEAD, *trunk(model.info)],
+    }[kind]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("trunk", {}),
+        ("trunk", {"drafting": "stepwise", "draft_vocab": 512}),
+        ("block", {}),
+        ("block", {"drafting": "stepwise", "rollback": "replay"}),
+        ("head", {}),
+        ("head", {"prompt_sync": "full", "handoff": "host", "drafting": "stepwise"}),
+        ("embedding", {}),
+    ],
+)
+def test_the_text_with_mtp_is_that_without(
+    demo: Model,
+    untied_file: Path,
+    text: list[int],
+    tmp_path: Path,
+    kind: str,
+    options: dict[str, Any],
+) -> None:
+    with Model(untied_file) as plain:
+        names, strength = changed(plain, kind), 20 if kind == "embedding" else 3
+        adapter = write_adapter(tmp_path / "a.gguf", plain.info, names, strength=strength)
+    prompts, same, accepted = [text[:60], text[200:300]], 0, 0
+    with Model(untied_file, lora=adapter) as model:
+        gap = rounding(model, text[:97])
+        for prompt in prompts:
+            with Session(model, settings(0)) as session:
+                expected = greedy(session, prompt, N_TOKENS).tokens
+            difference = last_logits(model, prompt) - last_logits(demo, prompt)
+            assert np.abs(difference).max() > 1  # it does something
+            with Session(model, settings(3, **options)) as session:
+                got = greedy(session, prompt, N_TOKENS)
+            same += assert_same_tokens(model, prompt, got.tokens, expected, gap)
+            accepted += sum(pair.drafted == pair.actual for pair in got.telemetry.pairs or ())
+        assert model.same_bits is False or same == len(prompts)
+    assert accepted or kind == "block"  # drafts are of some use with it
+
+
+def test_experts_are_adapted_and_scales_count(
+    moe: Model, moe_file: Path, text: list[int], tmp_path: Path
+) -> None:
+    prompt = [token % moe.n_vocab for token in text[:40]]
+    adapter = str(write_adapter(tmp_path / "a.gguf", moe.info, trunk(moe.info)))
+    found = []
+    for lora in ((), [adapter], [(adapter, 0.5)], [(adapter, 0.5), (adapter, 0.5)], [(adapter, 0)]):
+        with Model(moe_file, lora=lora) as model:
+            found.append(last_logits(model, prompt))
+            if lora == [adapter]:
+                gap = rounding(model, prompt)
+                with Session(model, settings(0)) as session:
+                    expected = greedy(session, prompt, N_TOKENS).tokens
+                with Session(model, settings(3)) as session:
+                    got = greedy(session, prompt, N_TOKENS).tokens
+                assert_same_tokens(model, prompt, got, expected, gap)
+    plain, whole, half, twice_half, nothing = found
+    assert min(np.abs(whole - plain).max(), np.abs(half - plain).max()) > 1
+    assert np.abs(half - whole).max() > 0.1
+    np.testing.assert_allclose(twice_half, whole, atol=1e-2)
+    np.testing.assert_array_equal(nothing, plain)
+
+
+def test_a_head_of_copied_rows_is_refused_where_an_adapter_changes_them(
+    untied_file: Path, tmp_path: Path
+) -> None:
+    with Model(untied_file) as plain:
+        adapter = write_adapter(tmp_path / "a.gguf", plain.info, [HEAD])
+        other = write_adapter(tmp_path / "b.gguf", plain.info, trunk(plain.info))
+    with Model(untied_file, lora=adapter) as model:
+        for options in ({"draft_vocab": 512}, {"draft_head_type": "q8_0"}):
+            with pytest.raises(UsageError, match=r"a LoRA adapter changes output\.weight"):
+                Session(model, settings(3, **options))
+        with Session(model, settings(3)) as session:
+            drafter = session._engine.drafter
+            assert drafter and drafter.context.draft_ids is None
+    with Model(untied_file, lora=other) as model, Session(model, settings(3, draft_vocab=512)):
+        pass
+
+
+def test_a_chain_has_room_for_what_an_adapter_adds(
+    untied_file: Path, tmp_path: Path, text: list[int]
+) -> None:
+    with Model(untied_file) as plain:
+        files = [
+            str(write_adapter(tmp_path / f"{i}.gguf", plain.info, changed(plain, "block")))
+            for i in range(6)
+        ]
+    with Model(untied_file, lora=[(file, 0.1) for file in files]) as model:
+        with Session(model, settings(0)) as session:
+            expected = greedy(session, text[:30], 20).tokens
+        for depth in (2, 14):  # few tokens per graph: few nodes
+            options = {"n_batch": 16, "n_ubatch": 16}
+            with Session(model, settings(depth, **options)) as session:
+                got = greedy(session, text[:30], 20).tokens
+            assert_same_tokens(model, text[:30], got, expected, rounding(model, text[:97]))
+
+
+def test_what_was_saved_is_for_the_same_adapters(
+    demo_file: Path, demo: Model, tmp_path: Path, text: list[int]
+) -> None:
+    adapter = write_adapter(tmp_path / "a.gguf", demo.info, trunk(demo.info))
+    saved = tmp_path / "saved"
+    with Model(demo_file, lora=adapter) as model, Session(model, settings(2)) as session:
+        session.process(text[:50])
+        session.save(saved)
+        session.restore(saved)
+    with (
+        Session(demo, settings(2)) as session,
+        pytest.raises(PromptFileError, match=r"lora a\.gguf"),
+    ):
+        session.restore(saved)
+
+
+Q = "blk.2.attn_q.weight"
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("model", {"change": {"general.type": "model"}}, "no LoRA adapter"),
+    ("kind", {"change": {"adapter.type": "control_vector"}}, "no LoRA adapter"),
+    ("architecture", {"change": {"general.architecture": "llama"}}, "for a model of llama"),
+    ("alpha", {"change": {"adapter.lora.alpha": "4"}}, "must be a 32-bit float"),
+    ("alora", {"change": {"adapter.alora.invocation_tokens": [1, 2]}}, "aLoRA"),
+    ("half", {"tensors": {Q + ".lora_b": None}}, "only one of"),
+    ("suffix", {"tensors": {Q + ".lora_c": np.zeros((2, 2), np.float32)}}, "neither"),
+    ("type", {"tensors": {Q + ".lora_a": np.zeros((RANK, 192), np.int32)}}, "type I32"),
+    ("wide", {"tensors": {Q + ".lora_a": np.zeros((RANK, 99), np.float32)}}, "another model's"),
+    ("rank", {"tensors": {Q + ".lora_a": np.zeros((2, 192), np.float32)}}, "another model's"),
+    ("deep", {"tensors": {Q + ".lora_a": np.zeros((2, RANK, 192), np.float32)}}, "another model's"),
+    ("none", {"names": []}, "changes nothing"),
+    (
+        "norm",
+        {"tensors": {f"output_norm.weight.lora_{x}": np.zeros((4, 4), np.float32) for x in "ab"}},
+        "no matrix",
+    ),
+    ("tied", {"names": ["token_embd.weight"]}, "LM head as well"),
+    (
+        "unknown",
+        {"tensors": {f"blk.9.x.weight.lora_{x}": np.zeros((4, 4), np.float32) for x in "ab"}},
+        r"no tensor 'blk\.9\.x\.weight'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("how", "message"), [one[1:] for one in BAD], ids=[one[0] for one in BAD])
+def test_an_adapter_that_does_not_fit_is_refused(
+    demo: Model, demo_file: Path, tmp_path: Path, how: dict[str, Any], message: str
+) -> None:
+    how = dict(how)
+    file = write_adapter(tmp_path / "a.gguf", demo.info, how.pop("names", [Q]), **how)
+    with pytest.raises(ModelFileError, match=message):
+        Model(demo_file, lora=file)
+
+
+def test_files_that_are_no_adapters(demo_file: Path, demo: Model, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="no such model file"):
+        Model(demo_file, lora=tmp_path / "none.gguf")
+    with pytest.raises(ModelFileError, match="no LoRA adapter"):
+        Model(demo_file, lora=demo_file)
+    file = write_adapter(tmp_path / "a.gguf", demo.info, [Q])
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ModelFileError, match="truncated"):
+        Model(demo_file, lora=file)
+    block = write_adapter(tmp_path / "b.gguf", demo.info, ["blk.6.attn_q.weight"])
+    with pytest.raises(ModelFileError, match="mtp=True"):
+        Model(demo_file, mtp=False, lora=block)
+    for bad in (None, 3, "", [("a.gguf", "x")], [("a.gguf", float("inf"))]):
+        with pytest.raises(UsageError, match="lora"):
+            Model(demo_file, lora=bad)
+
+
+def test_the_draft_context_computes_with_the_adapter(
+    untied_file: Path, tmp_path: Path, text: list[int]
+) -> None:
+    """The head follows an adapter of its block: without it, it would agree less."""
+    with Model(untied_file) as plain:
+        # The identity of a block: what it adds is taken away again only by the adapter's scale.
+        names = [f"blk.{plain.info.n_layer}.nextn.eh_proj.weight"]
+        adapter = str(write_adapter(tmp_path / "a.gguf", plain.info, names, strength=30))
+    accepted = []
+    for lora in ((), [adapter]):
+        with Model(untied_file, lora=lora) as model, Session(model, settings(2)) as session:
+            telemetry = greedy(session, text[:100], N_TOKENS).telemetry
+            pairs = telemetry.pairs or []
+            accepted.append(sum(pair.drafted == pair.actual for pair in pairs) / len(pairs))
+            assert isinstance(session._engine.target, Context)
+    assert accepted[1] < 0.7 * accepted[0]  # such an adapter ruins the drafts, not the text

@@ -1,0 +1,147 @@
+"""Where tensors go, how the file is read: options of a model, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_mtp import Model, Session, native
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.models.synth import write_synthetic
+
+from .support import greedy, settings
+
+N_TOKENS = 24
+
+
+def moved(model: Path, caplog: pytest.LogCaptureFixture, **options: Any) -> dict[str, str]:
+    """Loads it with these options: tensors whose buffer type is overridden, and by which."""
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, "pyllama_mtp.native"), Model(model, **options):
+        pass
+    found = re.findall(
+        r"tensor (\S+) \(.* buffer type overridden to (\S+)", "\n".join(caplog.messages)
+    )
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("options", "layers"),
+    [
+        ({"n_cpu_moe": 2}, {0, 1}),
+        ({"n_cpu_moe": 10**6}, None),
+        ({"cpu_moe": True}, None),
+        ({"override_tensor": {r"blk\.1\..*_exps": "CPU"}}, {1}),
+        ({"override_tensor": [(r"blk\.1\..*_exps", "CPU")], "n_cpu_moe": 1}, {0, 1}),
+    ],
+)
+def test_experts_go_where_they_are_sent(
+    moe_file: Path,
+    moe: Model,
+    caplog: pytest.LogCaptureFixture,
+    options: dict[str, Any],
+    layers: set[int] | None,
+) -> None:
+    experts = [t.name for t in moe.info.tensors if "_exps." in t.name]
+    wanted = {n for n in experts if layers is None or int(n.split(".")[1]) in layers}
+    assert moved(moe_file, caplog, **options).keys() == wanted
+    assert experts
+
+
+def test_an_override_to_the_cpu_takes_its_repacked_buffers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the text does not depend on it."""
+    path = write_synthetic(tmp_path / "m.gguf", "tiny-moe", "q4_0")
+    native.load().set_small_batch(False)  # so that upstream's repacking is used
+    try:
+        found = moved(path, caplog, cpu_moe=True)
+    finally:
+        native.load().set_small_batch(True)
+    assert set(found.values()) == {"CPU_REPACK"}
+
+
+def test_of_two_overrides_the_first_counts(
+    moe_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = [("ffn_gate_exps", "CPU"), ("exps", "no such")]
+    with pytest.raises(
+        UsageError, match=r"exps=no such: there is no device 'no such'; there is CPU"
+    ):
+        moved(moe_file, caplog, override_tensor=pairs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_mmap": False},
+        {"use_mmap": True},
+        {"use_mlock": True},
+        {"use_mlock": True, "use_mmap": False},
+        {"device": "none"},
+        {"device": "none", "override_tensor": {"ffn_.*": "CPU"}},
+        {"split_mode": "none", "main_gpu": 0, "device": "none"},
+    ],
+)
+def test_the_text_does_not_depend_on_how_the_file_is_read(
+    demo: Model, demo_file: Path, text: list[int], options: dict[str, Any]
+) -> None:
+    with Session(demo, settings(3)) as session:
+        expected = greedy(session, text[:60], N_TOKENS).tokens
+    with Model(demo_file, **options) as model:
+        assert not (model.on_gpu and "device" in options)
+        with Session(model, settings(3)) as session:
+            assert greedy(session, text[:60], N_TOKENS).tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [
+        ({}, "mmap"),
+        ({"use_mmap": False}, "none"),
+        ({"use_mmap": True}, "mmap"),
+        ({"use_mlock": True}, r"mmap\+mlock"),
+        ({"use_mlock": True, "use_mmap": False}, "mlock"),
+    ],
+)
+def test_how_the_file_is_read(
+    demo_file: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], mode: str
+) -> None:
+    with caplog.at_level(logging.DEBUG, "pyllama_mtp.native"), Model(demo_file, **options):
+        assert re.search(rf"load_mode = {mode}\)", caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "CUDA7"}, r"device 'CUDA7' is not there; there is .*none \(none: the CPU\)"),
+        ({"device": "CPU"}, "device 'CPU' is not there"),
+        ({"device": ["a", "a"]}, "'a' is named twice"),
+        ({"device": []}, "device is"),
+        ({"device": 3}, "device is 3"),
+        ({"override_tensor": {"(": "CPU"}}, r"'\(' is not a regular expression"),
+        ({"override_tensor": {"[z-a]": "CPU"}}, "is not a regular expression"),
+        ({"override_tensor": {"blk.77.": "CPU"}}, r"no tensor of .* has a name with 'blk\.77\.'"),
+        ({"override_tensor": {"ffn": "TPU"}}, "there is no device 'TPU'; there is CPU"),
+        ({"override_tensor": "ffn=CPU"}, "override_tensor is"),
+        ({"override_tensor": [("ffn",)]}, "override_tensor is"),
+        ({"override_tensor": {"": "CPU"}}, "override_tensor is"),
+        ({"n_cpu_moe": 1}, "has no experts"),
+        ({"cpu_moe": True}, "has no experts"),
+        ({"n_cpu_moe": -1}, "n_cpu_moe is -1"),
+        ({"cpu_moe": 1}, "cpu_moe is 1"),
+        ({"split_mode": "tensor"}, "split_mode is 'tensor', it must be one of none, layer, row"),
+        ({"main_gpu": -1}, "main_gpu is -1"),
+        ({"use_mmap": 2}, "use_mmap is 2"),
+        ({"use_mlock": None}, "use_mlock is None"),
+    ],
+)
+def test_a_bad_option_is_refused_and_explained(
+    demo_file: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        Model(demo_file, **options)
