@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import errors, native
     from .batchsession import BatchGeneration, BatchSession
+    from .contextoptions import RopeScaling
     from .errors import PyllamaMtpError
     from .model import Model
     from .session import Answer, Generation, Session, stream
@@ -32,6 +33,7 @@ __all__ = [
     "Model",
     "Pair",
     "PyllamaMtpError",
+    "RopeScaling",
     "Sampling",
     "Session",
     "Settings",
@@ -44,6 +46,7 @@ __all__ = [
 # Imported when it is used: the command line answers Ctrl-C and `--help` before numpy is there.
 _MODULES = {
     "batchsession": ("BatchGeneration", "BatchSession"),
+    "contextoptions": ("RopeScaling",),
     "errors": ("PyllamaMtpError",),
     "model": ("Model",),
     "session": ("Answer", "Generation", "Session", "stream"),

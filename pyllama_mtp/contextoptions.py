@@ -1,9 +1,86 @@
-"""The parameters of one llama.cpp context."""
+"""The parameters of one llama.cpp context, those of RoPE among them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from .arguments import choice, number, whole
+
+ROPE_SCALING = ("none", "linear", "yarn")
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How positions become angles (RoPE), for texts longer than the model was trained for.
+
+    None is as the model file says. Raises UsageError for a value out of range.
+
+    Attributes:
+        rope_scaling: "none", "linear" or "yarn".
+        rope_freq_base: base of the frequencies.
+        rope_freq_scale: factor of the positions, above 0, at most 1: 0.25 for four times the text.
+        yarn_orig_ctx: tokens that the model was trained for.
+        yarn_ext_factor: how much of YaRN's extrapolation is mixed in; 0 is plain interpolation.
+        yarn_attn_factor: factor of the attention's magnitude.
+        yarn_beta_fast, yarn_beta_slow: rotations within the trained length above which a dimension
+            is left as it is, and below which it is interpolated.
+    """
+
+    rope_scaling: str | None = None
+    rope_freq_base: float | None = None
+    rope_freq_scale: float | None = None
+    yarn_orig_ctx: int | None = None
+    yarn_ext_factor: float | None = None
+    yarn_attn_factor: float | None = None
+    yarn_beta_fast: float | None = None
+    yarn_beta_slow: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.rope_scaling is not None:
+            choice("rope_scaling", self.rope_scaling, ROPE_SCALING)
+        for name, most in (
+            ("rope_freq_base", 1e30),
+            ("rope_freq_scale", 1.0),
+            ("yarn_ext_factor", 1e6),
+            ("yarn_attn_factor", 1e6),
+            ("yarn_beta_fast", 1e6),
+            ("yarn_beta_slow", 1e6),
+        ):
+            self._check(name, most)
+        if self.yarn_orig_ctx is not None:
+            n = whole("yarn_orig_ctx", self.yarn_orig_ctx, 1, 2**31 - 1, "1 token or more")
+            object.__setattr__(self, "yarn_orig_ctx", n)
+
+    def _check(self, name: str, most: float) -> None:
+        value = getattr(self, name)
+        if value is not None:
+            least = 0.0 if name == "yarn_ext_factor" else 1e-6
+            allowed = f"from {least:g} to {most:g}, or None (as the file says)"
+            kept = number(name, value, lambda x: least <= x <= most, allowed)
+            object.__setattr__(self, name, kept)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The values that are not the file's."""
+        pairs = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return {name: value for name, value in pairs if value is not None}
+
+    def length(self, n_ctx_train: int) -> int:
+        """Tokens that the model is good for."""
+        if self.rope_scaling == "none" or self.rope_freq_scale is None:
+            return n_ctx_train
+        original = self.yarn_orig_ctx if self.rope_scaling == "yarn" else None
+        return int((original or n_ctx_train) / self.rope_freq_scale)
+
+    def fill(self, lib: Any, params: Any) -> None:
+        """Write these values into a ``struct llama_context_params``."""
+        given = self.given
+        scaling = given.pop("rope_scaling", None)
+        if scaling:
+            params.rope_scaling_type = getattr(lib, f"LLAMA_ROPE_SCALING_TYPE_{scaling.upper()}")
+        for name, value in given.items():
+            setattr(params, name, value)
 
 
 @dataclass(frozen=True)
@@ -22,6 +99,7 @@ class ContextOptions:
         unified: they share the attention cache, and any of them may be in one graph; a chain of
             several needs it. False: a part of n_ctx for each, and graphs of neighbours only.
         full_block: a draft context runs its whole block for every token, as upstream does.
+        rope: how positions become angles; the same for target and draft.
         trace: record the graph nodes of every decode; see :meth:`Context.nodes`.
     """
 
@@ -41,6 +119,7 @@ class ContextOptions:
     n_seq_max: int = 1
     unified: bool = False
     full_block: bool = False
+    rope: RopeScaling = field(default_factory=RopeScaling)
     trace: bool = False
 
     def fill(self, lib: Any, params: Any) -> None:
@@ -59,5 +138,6 @@ class ContextOptions:
             "on": lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
             "off": lib.LLAMA_FLASH_ATTN_TYPE_DISABLED,
         }[self.flash_attn]
+        self.rope.fill(lib, p)
         if self.mtp_head:
             p.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP

@@ -110,6 +110,7 @@ class Engine:
             type_k=settings.cache_type_k,
             type_v=settings.cache_type_v,
             flash_attn=settings.flash_attn,
+            rope=settings.rope,
             need_embd_pre_norm=depth > 0 and has_tap,
             hidden=settings.hidden,
             tap="all" if depth and not has_tap else "off",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 from . import native, promptfile
@@ -15,9 +16,9 @@ def identity(engine: Engine) -> dict[str, str | int]:
     """What a file must have been made with to fit `engine`: states are copies of caches."""
     settings = engine.settings
     # Names that only one side has differ: these are there only where they mean something.
-    further = {"lora": engine.model.adapters.names}
+    further = {"lora": engine.model.adapters.names, "rope": json.dumps(settings.rope.given)}
     return {
-        **{name: text for name, text in further.items() if text},
+        **{name: text for name, text in further.items() if text not in ("", "{}")},
         "model": promptfile.fingerprint(engine.model.info),
         "llama.cpp": str(native.load().stamp.get("upstream_commit", "")),
         "cache_type_k": settings.cache_type_k,

@@ -13,12 +13,14 @@ from .arguments import (
     as_index,
     choice,
     flag,
+    instance,
     number,
     numbers_of,
     refusal,
     require,
     whole,
 )
+from .contextoptions import RopeScaling
 from .errors import UsageError
 
 CACHE_TYPES = ("f16", "q8_0", "q4_0", "bf16", "f32")
@@ -73,6 +75,7 @@ class Settings:
         cache_type_k, cache_type_v: type of the K and V caches, one of CACHE_TYPES. A quantized V
             cache needs flash attention.
         flash_attn: "auto", "on" or "off".
+        rope: RoPE and YaRN for texts longer than the model was trained for, in both contexts.
         draft_n_max: drafts per round; 0 turns MTP off. "auto": 0 to AUTO_DEPTH, as many as make
             this generation fastest on this machine, by the costs and the acceptance measured
             meanwhile.
@@ -130,6 +133,7 @@ class Settings:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     flash_attn: str = "auto"
+    rope: RopeScaling = RopeScaling()  # noqa: RUF009 - it is frozen
     draft_n_max: int | str = "auto"
     ngram: bool = True
     drafting: str = "auto"
@@ -156,6 +160,7 @@ class Settings:
         choice("cache_type_k", self.cache_type_k, CACHE_TYPES)
         choice("cache_type_v", self.cache_type_v, CACHE_TYPES)
         choice("flash_attn", self.flash_attn, FLASH_ATTENTION)
+        instance("rope", self.rope, RopeScaling, "RopeScaling(...)")
         choice("prompt_rows", self.prompt_rows, PROMPT_ROWS)
         choice("prompt_sync", self.prompt_sync, PROMPT_SYNC)
         choice("hidden", self.hidden, HIDDEN)

@@ -48,25 +48,26 @@ def choose_n_ctx(model: Model, settings: Settings, n_sequences: int) -> int:
         InsufficientMemoryError: the length asked for does not fit.
     """
     wanted, loaded = settings.n_ctx, model.info.weight_bytes
+    trained = settings.rope.length(model.n_ctx_train)
     if wanted:
         # The weights are in memory already; on a GPU none of this is known here.
         if not model.on_gpu:
             needed = estimate(model, settings, n_sequences, wanted)
             check_memory(needed, available_memory() + loaded)
-        if wanted > padded(model.n_ctx_train):
+        if wanted > padded(trained):
             log.warning(
                 "a context of %d tokens is longer than the %d that the model was trained for; "
                 "what it writes beyond them may be poor",
-                *(wanted, model.n_ctx_train),
+                *(wanted, trained),
             )
         return wanted
-    n_ctx = model.n_ctx_train
+    n_ctx = trained
     while n_ctx > LEAST_N_CTX:
         if estimate(model, settings, n_sequences, n_ctx).total <= available_memory() / 2 + loaded:
             break
         n_ctx //= 2
-    if n_ctx < model.n_ctx_train:
-        log.info("context of %d tokens (of %d): it fits memory", n_ctx, model.n_ctx_train)
+    if n_ctx < trained:
+        log.info("context of %d tokens (of %d): it fits memory", n_ctx, trained)
     return n_ctx
 
 

@@ -6,6 +6,9 @@ typedef int32_t llama_seq_id;
 typedef bool (*ggml_abort_callback)(void * data);
 typedef bool (*ggml_backend_sched_eval_callback)(struct ggml_tensor * t, bool ask, void * user_data);
 enum llama_context_type    { LLAMA_CONTEXT_TYPE_DEFAULT = ..., LLAMA_CONTEXT_TYPE_MTP = ..., ... };
+enum llama_rope_scaling_type {
+    LLAMA_ROPE_SCALING_TYPE_NONE = ..., LLAMA_ROPE_SCALING_TYPE_LINEAR = ..., LLAMA_ROPE_SCALING_TYPE_YARN = ..., ...
+};
 enum llama_flash_attn_type { LLAMA_FLASH_ATTN_TYPE_AUTO = ..., LLAMA_FLASH_ATTN_TYPE_DISABLED = ..., LLAMA_FLASH_ATTN_TYPE_ENABLED = ..., ... };
 
 struct llama_context_params {
@@ -19,7 +22,15 @@ struct llama_context_params {
     int32_t  n_threads;
     int32_t  n_threads_batch;
     enum llama_context_type    ctx_type;
+    enum llama_rope_scaling_type rope_scaling_type;
     enum llama_flash_attn_type flash_attn_type;
+    float    rope_freq_base;
+    float    rope_freq_scale;
+    float    yarn_ext_factor;
+    float    yarn_attn_factor;
+    float    yarn_beta_fast;
+    float    yarn_beta_slow;
+    uint32_t yarn_orig_ctx;
     enum ggml_type type_k;
     enum ggml_type type_v;
     ggml_backend_sched_eval_callback cb_eval;

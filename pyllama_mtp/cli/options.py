@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from typing import Any
 
 from pyllama_mtp.cli.parsing import bias, comma_list, one_of, real, whole, whole_or_auto
+from pyllama_mtp.contextoptions import ROPE_SCALING, RopeScaling
 from pyllama_mtp.settings import (
     CACHE_TYPES,
     DRAFTING,
@@ -93,6 +95,32 @@ def add_settings_options(
         "and every output says so",
     )
     _add_prompt_switches(parser, compare)
+    _add_rope_options(parser)
+
+
+def _add_rope_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "RoPE scaling",
+        "for texts longer than the model was trained for; what is not given is as in the file",
+    )
+    add = group.add_argument
+    add("--rope-scaling", choices=ROPE_SCALING, help="how positions are scaled")
+    add(
+        "--rope-scale",
+        dest="rope_freq_scale",
+        type=lambda text: 1 / real(1)(text),
+        metavar="N",
+        help="N times the text that it was trained for",
+    )
+    add("--rope-freq-scale", type=real(0, 1), metavar="X", help="the same as 1/N")
+    add("--rope-freq-base", type=real(0), metavar="X", help="base of the frequencies")
+    add("--yarn-orig-ctx", type=whole(1), metavar="TOKENS", help="what the model was trained for")
+    add("--yarn-ext-factor", type=real(0), metavar="X", help="mix of extrapolation; 0 is none")
+    add("--yarn-attn-factor", type=real(0), metavar="X", help="factor of attention's magnitude")
+    text = "rotations above which a dimension stays as it is"
+    add("--yarn-beta-fast", type=real(0), metavar="X", help=text)
+    text = "rotations below which a dimension is interpolated"
+    add("--yarn-beta-slow", type=real(0), metavar="X", help=text)
 
 
 def _add_prompt_switches(parser: argparse.ArgumentParser, compare: bool) -> None:
@@ -264,6 +292,7 @@ def settings_from(args: argparse.Namespace, draft_n_max: int | str, **switches: 
         cache_type_k=args.cache_type_k,
         cache_type_v=args.cache_type_v,
         flash_attn=args.flash_attn,
+        rope=RopeScaling(**{one.name: getattr(args, one.name) for one in fields(RopeScaling)}),
         draft_follow=args.draft_follow,
         draft_head_type=args.draft_head_type,
         draft_n_max=draft_n_max,

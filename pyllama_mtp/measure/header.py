@@ -98,6 +98,8 @@ def make_header(
     shared = dataclasses.asdict(settings)
     for name in OWN_SETTINGS:
         shared.pop(name)
+    if not settings.rope.given:  # as in files that are older than it
+        del shared["rope"]
     if not plan.peers:  # as in files that are older than it
         del planned["peers"]
     planned["draft_vocab"] = [without_folders(name) for name in plan.draft_vocab]

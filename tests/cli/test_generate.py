@@ -56,13 +56,15 @@ def test_every_switch_arrives(fake: ModuleType, cli: Cli, tmp_path: Path) -> Non
         *("--flash-attn", "on", "--rows", "all", "--rollback", "replay"),
         *("--sync", "full", "--hidden", "pre-norm", "--handoff", "host", "--checkpoints", "7"),
         *("--drafting", "stepwise", "--draft-vocab", "500", "--no-draft-follow"),
-        *("--draft-head-type", "q4_0"),
+        *("--draft-head-type", "q4_0", "--yarn-orig-ctx", "512"),
         *("--temperature", "0.5", "--top-k", "7", "--top-p", "0.5", "--min-p", "0.1"),
         *("--repeat-penalty", "1.1", "--repeat-last-n", "9", "--seed", "3", "--draft-sampling"),
         *("--logit-bias", "5=-2.5", "--logit-bias", "7=-inf", "--grammar", str(grammar)),
         *("--stop", "END", "--stop", "\n\n", "--ignore-eos", "--no-ngram", "x"),
     )
     report = json.loads(result.out)
+    rope = report["settings"].pop("rope")
+    assert {name: value for name, value in rope.items() if value} == {"yarn_orig_ctx": 512}
     assert report["settings"] == {
         "n_ctx": 1024,
         "n_batch": 64,

@@ -23,6 +23,7 @@ BAD_SETTINGS = [
     ("n_ubatch", -5, "from 1 to"),
     ("n_ubatch", 2**31, "from 1 to"),
     ("n_threads", 0, "from 1 to 512"),
+    ("rope", {"rope_freq_base": 1e6}, "RopeScaling(...)"),
     ("n_threads", 513, "from 1 to 512"),
     ("cache_type_k", "f64", "f16, q8_0"),
     ("cache_type_v", "", "f16, q8_0"),

@@ -1,0 +1,139 @@
+"""Options that say how a model is loaded and RoPE scaled: every command has them, and obeys."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_mtp import Model, RopeScaling
+from pyllama_mtp.cli import build_parser, loading, options
+from pyllama_mtp.modeloptions import ModelOptions
+
+from ..adapters import trunk, write_adapter
+
+COMMANDS = {"generate": ["x"], "matrix": [], "accept": [], "tune": [], "serve": []}
+GIVEN = [
+    "--n-gpu-layers",
+    "3",
+    "--device",
+    "A,B",
+    "--split-mode",
+    "none",
+    "--main-gpu",
+    "1",
+    "--tensor-split",
+    "1,2",
+    "--n-cpu-moe",
+    "4",
+    "--cpu-moe",
+    "--override-tensor",
+    "a.*=CPU,b(?=c)=GPU0",
+    "--override-tensor",
+    "d=CPU",
+    "--no-mmap",
+    "--mlock",
+    "--lora",
+    "x.gguf,y.gguf",
+    "--lora-scaled",
+    "z.gguf:0.5",
+    "--rpc",
+    "127.0.0.1:1",
+    "--rpc-timeout",
+    "9",
+]
+#: The matrix takes several values of these.
+SWITCHES = {"prompt_rows": "last", "prompt_sync": "kv", "hidden": "post-norm", "drafting": "auto",
+            "draft_vocab": "full"}  # fmt: skip
+ROPE = [
+    "--rope-scaling",
+    "yarn",
+    "--rope-scale",
+    "4",
+    "--rope-freq-base",
+    "1e6",
+    "--yarn-orig-ctx",
+    "4096",
+    "--yarn-ext-factor",
+    "0.5",
+    "--yarn-attn-factor",
+    "1.5",
+    "--yarn-beta-fast",
+    "16",
+    "--yarn-beta-slow",
+    "2",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_them(command: str) -> None:
+    arguments = [command, *COMMANDS[command], *GIVEN, *ROPE]
+    args = build_parser(command).parse_args(arguments)
+    found = ModelOptions(**loading.placement(args))
+    assert found.given == {
+        "n_gpu_layers": 3,
+        "device": ("A", "B"),
+        "split_mode": "none",
+        "main_gpu": 1,
+        "tensor_split": (1.0, 2.0),
+        "n_cpu_moe": 4,
+        "cpu_moe": True,
+        "override_tensor": (("a.*", "CPU"), ("b(?=c)", "GPU0"), ("d", "CPU")),
+        "use_mmap": False,
+        "use_mlock": True,
+        "lora": (("x.gguf", 1.0), ("y.gguf", 1.0), ("z.gguf", 0.5)),
+        "rpc_servers": ("127.0.0.1:1",),
+        "rpc_timeout": 9,
+    }
+    assert {*found.given} == {*vars(found)}  # that is all there are
+    args.n_ctx = 256
+    assert options.settings_from(args, 2, **SWITCHES).rope == RopeScaling(
+        "yarn", 1e6, 0.25, 4096, 0.5, 1.5, 16, 2
+    )
+    nothing = build_parser(command).parse_args([command, *COMMANDS[command]])
+    assert not ModelOptions(**loading.placement(nothing)).given
+    assert options.settings_from(nothing, 2, **SWITCHES).rope == RopeScaling()
+
+
+Program = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+
+def test_generate_obeys(program: Program, demo: Model, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "a.gguf", demo.info, trunk(demo.info), strength=3)
+
+    def text(*given: Any) -> str:
+        done = program(
+            "generate", "--json", "-n", "12", "--threads", "1", *map(str, given), "def f"
+        )
+        assert done.returncode == 0, done.stderr
+        return str(json.loads(done.stdout)["text"])
+
+    plain = text()
+    assert text("--no-mmap", "--mlock", "--device", "none", "--override-tensor", "ffn=CPU") == plain
+    adapted = text("--lora", adapter)
+    assert adapted != plain and text("--lora", adapter, "--draft-n-max", 0) == adapted
+    assert text("--lora-scaled", f"{adapter}:0") == plain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "CUDA9"], "device 'CUDA9' is not there; there is"),
+        (["--override-tensor", "nothing=CPU"], "no tensor of"),
+        (["--override-tensor", "ffn"], "'ffn' is not PATTERN=DEVICE"),
+        (["--override-tensor", "(=CPU"], "not a regular expression"),
+        (["--lora", "none.gguf"], "no such model file: none.gguf"),
+        (["--lora-scaled", "a.gguf"], "'a.gguf' is not FILE:SCALE"),
+        (["--rope-scale", "0.5"], "0.5 is not allowed"),
+        (["--rope-freq-scale", "0"], "rope_freq_scale is 0.0"),
+        (["--cpu-moe"], "has no experts"),
+    ],
+)
+def test_bad_ones_are_explained(program: Program, arguments: list[str], message: str) -> None:
+    done = program("generate", *arguments, "x")
+    assert done.returncode == 2 and message in done.stderr.decode()
+    assert b"Traceback" not in done.stderr

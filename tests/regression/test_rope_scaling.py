@@ -1,0 +1,103 @@
+"""RoPE and YaRN scaling reach both contexts: the text with MTP is that without, and drafts fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import Model, RopeScaling, Session
+from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.errors import PromptFileError, UsageError
+
+from .support import assert_same_tokens, greedy, made_up, settings
+
+YARN = {"rope_scaling": "yarn", "rope_freq_scale": 0.25, "yarn_orig_ctx": 4096}
+SCALINGS: list[dict[str, Any]] = [
+    {"rope_freq_scale": 0.5},
+    {"rope_freq_base": 5e5},
+    YARN,
+    {**YARN, "yarn_ext_factor": 0.5, "yarn_attn_factor": 1.2},
+    {**YARN, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0},
+]
+
+
+def logits(model: Model, rope: RopeScaling, mtp_head: bool) -> Any:
+    """Of the last of some tokens, in a context of this kind, far from position 0."""
+    options = ContextOptions(512, 64, 64, 1, rope=rope, mtp_head=mtp_head, full_block=True)
+    tokens, ones = made_up(model, 24), np.zeros(24, dtype=np.int8)
+    ones[-1] = 1
+    rows = np.ones((24, model.n_embd), dtype=np.float32) if mtp_head else None
+    with Context(model, options) as context:
+        context.decode(tokens, 0, ones, rows)
+        return context.logits(23).copy()
+
+
+@pytest.mark.parametrize("mtp_head", [False, True], ids=["target", "draft"])
+def test_each_value_reaches_both_contexts(demo: Model, mtp_head: bool) -> None:
+    found = [logits(demo, RopeScaling(**one), mtp_head) for one in [{}, *SCALINGS]]
+    for i, one in enumerate(found):
+        for other in found[:i]:
+            assert np.abs(one - other).max() > 1e-4
+    again = logits(demo, RopeScaling(), mtp_head)  # nothing of it is left in the model
+    np.testing.assert_array_equal(again, found[0])
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_the_text_with_mtp_is_that_without(
+    demo: Model, text: list[int], gap: float, scaling: dict[str, Any]
+) -> None:
+    rope, prompt = RopeScaling(**scaling), text[:90]
+    with Session(demo, settings(0, rope=rope)) as session:
+        expected = greedy(session, prompt, 40).tokens
+    with Session(demo, settings(3, rope=rope)) as session:
+        assert session._engine.drafter
+        assert session._engine.drafter.context.options.rope == rope
+        got = greedy(session, prompt, 40)
+    same = assert_same_tokens(demo, prompt, got.tokens, expected, 0 if demo.same_bits else gap)
+    assert same and sum(p.drafted == p.actual for p in got.telemetry.pairs or ()) > 5
+
+
+def test_the_context_may_be_longer(demo: Model, caplog: pytest.LogCaptureFixture) -> None:
+    trained = demo.n_ctx_train
+    assert RopeScaling(**YARN).length(trained) == 4 * 4096
+    assert RopeScaling(rope_freq_scale=0.5).length(trained) == 2 * trained
+    assert RopeScaling(rope_scaling="none", rope_freq_scale=0.5).length(trained) == trained
+    for rope, warned in ((RopeScaling(**YARN), False), (RopeScaling(), True)):
+        caplog.clear()
+        with Session(demo, settings(0, n_ctx=2 * trained, rope=rope)):
+            assert warned is any("longer than" in line for line in caplog.messages)
+    with Session(demo, settings(0, n_ctx=0, rope=RopeScaling(**YARN))) as session:
+        assert session.n_ctx == 4 * 4096
+
+
+def test_what_was_saved_is_for_the_same_scaling(
+    demo: Model, text: list[int], tmp_path: Any
+) -> None:
+    with Session(demo, settings(2, rope=RopeScaling(**YARN))) as session:
+        session.process(text[:40])
+        session.save(tmp_path / "saved")
+        session.restore(tmp_path / "saved")
+    with Session(demo, settings(2)) as session, pytest.raises(PromptFileError, match="rope"):
+        session.restore(tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rope_scaling", "ntk"),
+        ("rope_freq_base", 0),
+        ("rope_freq_scale", 2),
+        ("rope_freq_scale", float("nan")),
+        ("yarn_orig_ctx", 0),
+        ("yarn_ext_factor", -1),
+        ("yarn_beta_fast", 0),
+        ("yarn_beta_slow", "1"),
+    ],
+)
+def test_a_bad_value_is_named(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"{name} is"):
+        RopeScaling(**{name: value})
+    with pytest.raises(UsageError, match="rope is"):
+        settings(0, rope={name: value})
