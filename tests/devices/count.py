@@ -1,0 +1,83 @@
+"""Counts what one round, one plain step and one prompt batch give to a device: prints JSON.
+
+    LD_PRELOAD="traffic.so libggml-base.so.0" python count.py MODEL '{"draft_n_max": 3, ...}'
+
+The first library is traffic.c, compiled; see test_traffic.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyllama_mtp import Model, Session, Settings, Telemetry
+
+FIELDS = ("graphs", "uploads", "downloads", "waits")
+N_PROMPT, N_BATCH, N_TOKENS = 64, 16, 24
+
+
+class Traffic(ctypes.Structure):
+    """As in traffic.c."""
+
+    _fields_ = [(name, ctypes.c_long) for name in FIELDS]
+
+
+class Rounds:
+    """What each round did, by phase."""
+
+    def __init__(self) -> None:
+        self._now = Traffic.in_dll(ctypes.CDLL(None), "traffic")
+        self._phases: Counter[tuple[str, str]] = Counter()
+        self.all: list[Counter[tuple[str, str]]] = []
+        timed, count_round = Telemetry.timed, Telemetry.count_round
+
+        @contextmanager
+        def counted(telemetry: Telemetry, phase: str) -> Iterator[None]:
+            before = self.now()
+            with timed(telemetry, phase):
+                yield
+            for name in FIELDS:
+                self._phases[phase, name] += self.now()[name] - before[name]
+
+        def next_round(telemetry: Telemetry, *arguments: Any) -> None:
+            count_round(telemetry, *arguments)
+            self.all.append(self._phases)
+            self._phases = Counter()
+
+        Telemetry.timed, Telemetry.count_round = counted, next_round  # type: ignore[method-assign, assignment]
+
+    def now(self) -> Counter[str]:
+        """Everything so far."""
+        return Counter({name: getattr(self._now, name) for name in FIELDS})
+
+
+def main() -> None:
+    """See above."""
+    path, options = sys.argv[1:]
+    rounds = Rounds()
+    small = {"n_ctx": 512, "n_batch": N_BATCH, "n_ubatch": N_BATCH, "checkpoints": 0}
+    settings = Settings(**{**small, **json.loads(options)})
+    with Model(path) as model, Session(model, settings) as session:
+        prompt = [7 * i % 251 + 5 for i in range(N_PROMPT)]
+        before = rounds.now()
+        session.process(prompt)
+        prefill = rounds.now() - before
+        session.generate(prompt, max_tokens=N_TOKENS, ignore_eos=True).run()
+    settled = rounds.all[len(rounds.all) // 2 :]
+    phases = sorted({phase for counts in settled for phase, _ in counts})
+    each = {
+        phase: {name: statistics.median(c[phase, name] for c in settled) for name in FIELDS}
+        for phase in phases
+    }
+    batches = {name: prefill[name] * N_BATCH / N_PROMPT for name in FIELDS}
+    print(json.dumps({"batch": batches, "round": each}))
+
+
+if __name__ == "__main__":
+    main()

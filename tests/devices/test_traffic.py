@@ -1,0 +1,84 @@
+"""What passes between host and device: counted in a process of its own, by functions that come
+before ggml's (traffic.c)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyllama_mtp import native
+
+HERE = Path(__file__).parent
+INCLUDE = HERE.parents[1] / "vendor" / "llama.cpp" / "ggml" / "include"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """traffic.c, compiled."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    assert compiler and INCLUDE.is_dir(), "what the package was built with"
+    path = tmp_path_factory.mktemp("traffic") / "traffic.so"
+    source = [HERE / "traffic.c", "-I", INCLUDE, "-o", path, "-ldl"]
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", *source], check=True)
+    return path
+
+
+def ggml_base() -> Path:
+    """Of the package that is tested."""
+    folder = native.load().folder
+    return next(path for name in (folder, folder.parent) for path in name.glob("libggml-base.so*"))
+
+
+def run(library: Path, script: str, *arguments: object) -> str:
+    """What a script beside this file prints."""
+    done = subprocess.run(
+        [sys.executable, HERE / script, *map(str, arguments)],
+        # ggml-base too: what is loaded later finds the functions of both.
+        env={**os.environ, "LD_PRELOAD": f"{library} {ggml_base()}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "draft", "sync", "verify"),
+    [
+        # graphs, uploads, downloads, waits
+        ({}, (1, 4, 1, 2), (1, 5, 0, 0), (1, 6, 1, 2)),
+        ({"p_min": 0.01}, (1, 4, 3, 2), (1, 5, 0, 0), (1, 6, 1, 2)),
+        ({"drafting": "stepwise"}, (3, 24, 3, 4), (1, 5, 0, 0), (1, 6, 1, 2)),
+        ({"draft_n_max": 0}, (0, 0, 0, 0), (0, 0, 0, 0), (1, 5, 1, 1)),
+    ],
+    ids=str,
+)
+def test_a_round(
+    library: Path,
+    demo_file: Path,
+    options: dict[str, object],
+    draft: tuple[int, ...],
+    sync: tuple[int, ...],
+    verify: tuple[int, ...],
+) -> None:
+    """Three graphs, none of which leaves the device. One wait for what is read of each, and one
+    before inputs are written where something is still under way: the head's K and V, the row that
+    is kept for the next round."""
+    chosen = {"draft_n_max": 3, "ngram": False, "draft_vocab": 300, **options}
+    found = json.loads(run(library, "count.py", demo_file, json.dumps(chosen)))
+    rounds = {phase: tuple(counts.values()) for phase, counts in found["round"].items()}
+    assert rounds == {"draft": draft, "sync": sync, "verify": verify, "sampling": (0, 0, 0, 0)}
+    graphs = 2 if chosen["draft_n_max"] else 1
+    assert found["batch"]["graphs"] == graphs, "of a prompt batch: the trunk's, the head's"
+    assert found["batch"]["downloads"] * 4 == 1, "after the last batch"
+
+
+def test_a_device_that_fails(library: Path, demo_file: Path) -> None:
+    """An error, and no end of the process when what is left on it goes; the CPU goes on."""
+    assert run(library, "fail.py", demo_file).splitlines() == ["FatalDecodeError", "3"]
