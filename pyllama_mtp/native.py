@@ -439,6 +439,12 @@ def on_signal_handler_error(kind: Any, value: BaseException, traceback: Any) -> 
     on_callback_error(kind, value, traceback)
 
 
+def be_patient_no_longer() -> None:
+    """What this thread frees next follows a Ctrl-C that was heard where nothing waited: a silent
+    worker has PATIENCE_S from now on."""
+    pending.interrupted = pending.interrupted or (time.monotonic(),)
+
+
 def on_callback_error(kind: Any, value: BaseException, traceback: Any) -> None:
     """An exception inside a callback (Ctrl-C among them): park it; C is told to stop."""
     pending.exception = pending.exception or value

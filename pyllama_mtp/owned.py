@@ -9,6 +9,7 @@ import weakref
 from types import TracebackType
 from typing import TypeVar
 
+from . import native
 from .errors import UsageError
 
 T = TypeVar("T", bound="Owned")
@@ -30,6 +31,8 @@ class Owned:
         value: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
+        if kind is not None and not issubclass(kind, Exception):  # Ctrl-C, or the program ends
+            native.be_patient_no_longer()
         self.close()
 
 

@@ -25,8 +25,9 @@ PLAIN_ROUNDS = 2
 #: used once staying has cost as much.
 CHANGE = 0.1
 #: A depth not measured for FRESH rounds is measured again, SPACING rounds after the last such
-#: probe, if it seems CLOSE to the best speed, as a share of it.
-FRESH, SPACING, CLOSE = 200, 32, 0.98
+#: probe, if it seems CLOSE to the best speed, as a share of it; one whose cost is a mere guess, if it
+#: seems to be within WORTH of it.
+FRESH, SPACING, CLOSE, WORTH = 200, 32, 0.98, 0.95
 #: A depth whose cost is a mere guess is at most so far beyond the deepest one that was seen.
 STRIDE = 2
 #: Part of all time that probes may lose, and drafting against plain decoding.
@@ -292,7 +293,7 @@ class DepthController:
         if depth == 0 and self._model.plain_is_doubtful:
             return True
         if last is None:
-            return ratio >= CLOSE
+            return ratio >= WORTH
         return self.rounds - last > FRESH and (depth == 0 or ratio >= CLOSE)
 
     def update(self, n_drafted: int, n_accepted: int, draft_s: float, total_s: float) -> None:

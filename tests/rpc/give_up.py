@@ -97,11 +97,26 @@ def raise_timeout(number: int, frame: FrameType | None) -> NoReturn:
     raise TimeoutError("of the user's")
 
 
-native.PATIENCE_S = 1.0 if WHAT in ("patience", "handler") else LONG_S
+def between_calls() -> None:
+    """Ctrl-C is heard where no native call waits; then everything is closed."""
+
+    def interrupted() -> None:
+        with load() as model, Session(model, SETTINGS) as session:
+            for number, _ in enumerate(session.generate(PROMPT, max_tokens=60, ignore_eos=True)):
+                if number == 5:
+                    os.killpg(PID, signal.SIGSTOP)
+                    raise KeyboardInterrupt
+
+    attempt("interrupted", interrupted)
+
+
+native.PATIENCE_S = 1.0 if WHAT in ("patience", "handler", "between") else LONG_S
 if WHAT == "handler":
     signal.signal(signal.SIGINT, raise_timeout)
 if WHAT in IN_LOADING:
     in_loading()
+elif WHAT == "between":
+    between_calls()
 else:
     in_use()
 os.killpg(PID, signal.SIGCONT)

@@ -489,7 +489,7 @@ def drifting(position: int) -> float:
     "acceptance", [FALLING, (0.87, 0.85, 0.75, 0.75, 0.7, 0.7), (0.75, 0.7, 0.65, 0.6, 0.6, 0.6)]
 )
 @pytest.mark.parametrize(
-    ("slowness", "least"), [(lambda position: 1.0, 0.97), (drifting, 0.955), (busy, 0.925)]
+    ("slowness", "least"), [(lambda position: 1.0, 0.97), (drifting, 0.955), (busy, 0.92)]
 )
 def test_a_text_begun_without_experience(
     name: str, acceptance: Sequence[float], slowness: Callable[[int], float], least: float
