@@ -21,6 +21,7 @@ struct llama_model_params {
     bool vocab_only;
     bool check_tensors;
     bool use_extra_bufts;
+    bool no_alloc;
     bool load_mtp;
     ...;
 };
