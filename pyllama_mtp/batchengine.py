@@ -80,7 +80,8 @@ class BatchEngine:
         if settings.prompt_rows != "last":
             raise UsageError("prompt_rows 'all' is for measurements with one sequence; use 'last'")
         # The checkpoints of an engine are its first sequence's; here places have their own.
-        self.engine = Engine(model, replace(settings, checkpoints=0), n_sequences)
+        total = n_checkpoints * n_sequences
+        self.engine = Engine(model, replace(settings, checkpoints=0), n_sequences, total)
         self.n_ctx = self.engine.target.n_ctx // n_sequences
         self._n_checkpoints = n_checkpoints if model.is_recurrent else 0
         self._behind: Place | None = None  # the place whose draft cache is

@@ -11,6 +11,7 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -63,13 +64,16 @@ class Engine:
         alone: held while a thread changes the contents; another one is refused meanwhile.
     """
 
-    def __init__(self, model: Model, settings: Settings, n_sequences: int = 1) -> None:
+    def __init__(
+        self, model: Model, settings: Settings, n_sequences: int = 1, n_checkpoints: int = 0
+    ) -> None:
         """Raises UsageError, InsufficientMemoryError: see :class:`Context`.
 
         Args:
             n_sequences: sequences that both contexts have room for, each as long as `settings` say.
                 Prefill and rounds of this class are about the first one; for all of them see
                 :class:`pyllama_mtp.batchengine.BatchEngine`.
+            n_checkpoints: most checkpoints that are kept elsewhere; they count in memory.
         """
         settings = settings_for(model, settings)
         self.model, self.settings, self.n_sequences = model, settings, n_sequences
@@ -97,7 +101,7 @@ class Engine:
                 f"verifying {depth} drafts{of} in one graph needs at least {least} of both"
             )
         n_ctx = max(
-            choose_n_ctx(model, settings, n_sequences), least
+            choose_n_ctx(model, settings, n_sequences, n_checkpoints), least
         )  # llama.cpp cuts n_batch down to n_ctx
         if n_sequences > 1:
             n_ctx = n_sequences * padded(n_ctx)
@@ -387,18 +391,24 @@ class Engine:
             self.cached += self._batch[:n_keep].tolist()
             self.intact = True
 
-    def memory(self) -> dict[str, int]:
+    def memory(self, *devices: Any) -> dict[str, int]:
         """Bytes in use, by what they are for.
 
-        weights; target_context and draft_context (caches, states and their snapshots);
-        target_compute and draft_compute (graph buffers); hidden_rows (taps); checkpoints.
+        weights; target_context and draft_context (caches, states and their snapshots, a draft
+        head); target_compute and draft_compute (graph buffers); hidden_rows (taps); checkpoints.
+
+        Args:
+            devices: as for :meth:`.Context.memory`.
         """
-        target = self.target.memory()
-        draft = self.drafter.context.memory() if self.drafter else {"context": 0, "compute": 0}
+        target = self.target.memory(*devices)
+        draft = {"context": 0, "compute": 0}
+        if self.drafter:
+            draft = self.drafter.context.memory(*devices)
         taps = [
-            context.tap.n_bytes if context and context.tap else 0
+            context.tap.n_bytes if context and context.tap and context.tap.is_on(*devices) else 0
             for context in (self.target, self.drafter.context if self.drafter else None)
         ]
+        on_host = not devices or devices[0] is None
         return {
             "weights": target["model"],
             "target_context": target["context"] - taps[0],
@@ -406,5 +416,5 @@ class Engine:
             "draft_context": draft["context"] - taps[1],
             "draft_compute": draft["compute"],
             "hidden_rows": sum(taps),
-            "checkpoints": self.checkpoints.n_bytes,
+            "checkpoints": self.checkpoints.n_bytes if on_host else 0,
         }

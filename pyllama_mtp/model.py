@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,11 +113,12 @@ class Model(Owned, OfThisProcess):
         self.contexts: weakref.WeakSet[Owned] = weakref.WeakSet()
         try:
             workers = self._connect()
-            devices = self.options.devices(self._library, workers)
+            #: Devices that may hold layers (ggml_backend_dev_t).
+            self.devices = self.options.devices(self._library, workers)
             #: Whether layers are on devices with memory of their own: GPUs, workers.
-            self.on_gpu = self.options.n_gpu_layers != 0 and bool(devices)
+            self.on_gpu = self.options.n_gpu_layers != 0 and bool(self.devices)
             self._check_memory()
-            self._handle = self._load(mtp, devices, workers, progress)
+            self._handle = self._load(mtp, workers, progress)
         except BaseException:
             self._disconnect()
             raise
@@ -157,6 +158,15 @@ class Model(Owned, OfThisProcess):
             self._draft_head = ((spec, kind), head)
         return self._draft_head[1]
 
+    @contextmanager
+    def without_memory(self) -> Iterator[Model]:
+        """The same model without its weights; see `no_alloc` of :class:`.ModelOptions`."""
+        options = {**self.options.given, "no_alloc": True}
+        with Model(self.path, mtp=self.has_mtp, **options) as twin:
+            twin._draft_head = self._draft_head
+            yield twin
+            self._draft_head = twin._draft_head
+
     @cached_property
     def ranking(self) -> npt.NDArray[np.int32] | None:
         """[n_vocab] all tokens, from the most to the least useful draft; None: its tokenizer cannot
@@ -180,7 +190,10 @@ class Model(Owned, OfThisProcess):
             )
 
     def _check_memory(self) -> None:
-        if not self.on_gpu and self.info.weight_bytes > available_memory():
+        if (
+            not (self.on_gpu or self.options.no_alloc)
+            and self.info.weight_bytes > available_memory()
+        ):
             raise InsufficientMemoryError(
                 f"{self.path}: the weights take {self.info.weight_bytes / 1e9:.1f} GB, "
                 f"and {available_memory() / 1e9:.1f} GB are available; "
@@ -217,13 +230,12 @@ class Model(Owned, OfThisProcess):
     def _load(
         self,
         mtp: bool,
-        devices: list[Any],
         workers: list[Any],
         progress: Callable[[float], None] | None,
     ) -> Any:
         ffi, lib = self._ffi, self._lib
         params = lib.llama_model_default_params()
-        alive = self.options.fill(self._library, params, self.info, devices, workers)
+        alive = self.options.fill(self._library, params, self.info, self.devices, workers)
         params.load_mtp = mtp
         keep_alive = ffi.new_handle(progress) if progress else ffi.NULL
         params.progress_callback = lib.pyllama_on_load_progress

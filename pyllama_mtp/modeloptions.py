@@ -48,6 +48,7 @@ class ModelOptions:
             counts more than `n_cpu_moe` and `cpu_moe`.
         use_mmap: map the file into memory instead of reading it. None: if every device can.
         use_mlock: keep the weights from being swapped out, as far as the system allows.
+        no_alloc: load no weights: for what memory they and contexts would take; see :mod:`.sizing`.
         lora: LoRA adapters, all of which apply: a file, or several, or (file, scale) pairs.
     """
 
@@ -63,6 +64,7 @@ class ModelOptions:
     override_tensor: Any = ()
     use_mmap: bool | None = None
     use_mlock: bool = False
+    no_alloc: bool = False
     lora: Any = ()
 
     def __post_init__(self) -> None:
@@ -80,6 +82,7 @@ class ModelOptions:
             n_cpu_moe=whole("n_cpu_moe", self.n_cpu_moe, 0, _MOST, "0 layers or more"),
             cpu_moe=flag("cpu_moe", self.cpu_moe),
             use_mlock=flag("use_mlock", self.use_mlock),
+            no_alloc=flag("no_alloc", self.no_alloc),
             override_tensor=_overrides(self.override_tensor),
             lora=_adapters(self.lora),
         )
@@ -112,6 +115,8 @@ class ModelOptions:
         local = library.handles("gpu") or library.handles("igpu")
         if self.device is None:
             return [*workers, *local]
+        if self.device == (NO_DEVICE,):
+            return []
         pool = [*workers, *(h for kind in ("gpu", "igpu", "accel") for h in library.handles(kind))]
         names = {library.device_name(handle): handle for handle in pool}
         for name in self.device:
@@ -139,6 +144,7 @@ class ModelOptions:
         """
         ffi, lib, p, alive = library.ffi, library.lib, params, []
         p.n_gpu_layers, p.main_gpu = self.n_gpu_layers, self.main_gpu
+        p.no_alloc = self.no_alloc
         p.split_mode = getattr(lib, f"LLAMA_SPLIT_MODE_{self.split_mode.upper()}")
         p.load_mode = getattr(lib, f"LLAMA_LOAD_MODE_{self._load_mode}")
         if self.split_mode == "none" and devices and self.main_gpu >= len(devices):
@@ -163,6 +169,8 @@ class ModelOptions:
 
     @property
     def _load_mode(self) -> str:
+        if self.no_alloc:
+            return "NONE"
         if self.use_mlock:
             return "MLOCK" if self.use_mmap is False else "MMAP_MLOCK"
         return {None: "AUTO", True: "MMAP", False: "NONE"}[self.use_mmap]
@@ -219,15 +227,13 @@ class ModelOptions:
 
 
 def _names(name: str, value: object) -> tuple[str, ...] | None:
-    """Names of devices: one or several; () for "none"."""
+    """Names of devices: one or several."""
     if value is None:
         return None
     found = [value] if isinstance(value, str) else listed(value)
     ok = found and all(isinstance(one, str) and one for one in found)
     require(bool(ok), name, value, f"names of devices, {NO_DEVICE!r}, or None")
     names = tuple(str(one) for one in found or ())
-    if names == (NO_DEVICE,):
-        return ()
     twice = next((one for one in names if names.count(one) > 1), None)
     if twice:
         raise UsageError(f"device {twice!r} is named twice")

@@ -97,15 +97,14 @@ class Library:
         found = []
         for index in range(self.lib.ggml_backend_dev_count()):
             device = self.lib.ggml_backend_dev_get(index)
-            free, total = self.ffi.new("size_t *"), self.ffi.new("size_t *")
-            self.lib.ggml_backend_dev_memory(device, free, total)
+            free, total = self.device_memory(device)
             found.append(
                 Device(
                     name=self.text(self.lib.ggml_backend_dev_name(device)),
                     description=self.text(self.lib.ggml_backend_dev_description(device)),
                     kind=kinds.get(self.lib.ggml_backend_dev_type(device), "accel"),
-                    free=int(free[0]),
-                    total=int(total[0]),
+                    free=free,
+                    total=total,
                 )
             )
         return found
@@ -115,6 +114,12 @@ class Library:
         pairs = enumerate(self.devices())
         found = (i for i, device in pairs if kind in (None, device.kind))
         return [self.lib.ggml_backend_dev_get(i) for i in found]
+
+    def device_memory(self, device: Any) -> tuple[int, int]:
+        """Bytes free, and in all, of a ggml_backend_dev_t; 0 and 0: it does not say."""
+        free, total = self.ffi.new("size_t *"), self.ffi.new("size_t *")
+        self.lib.ggml_backend_dev_memory(device, free, total)
+        return int(free[0]), int(total[0])
 
     def device_name(self, device: Any) -> str:
         """The name of a ggml_backend_dev_t."""

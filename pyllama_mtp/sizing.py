@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 
-from .errors import UsageError
+from . import native
+from .errors import InsufficientMemoryError, UsageError
 from .model import Model
-from .models.memory import MemoryEstimate, available_memory, check_memory, memory_estimate, padded
+from .models.memory import (
+    MemoryEstimate,
+    available_memory,
+    gigabytes,
+    memory_estimate,
+    padded,
+    recurrent_bytes,
+)
 from .settings import Settings
 
 log = logging.getLogger("pyllama_mtp")
 
 #: A length that nobody asked for is not cut below this.
 LEAST_N_CTX = 4096
+HOST = "host memory"
+#: Shares of what is free that such a length may take: the host's memory is others' too.
+HOST_SHARE, SHARE = 0.5, 0.9
 
 
 def n_outputs(settings: Settings, n_sequences: int, n_batch: int) -> int:
@@ -23,7 +36,7 @@ def n_outputs(settings: Settings, n_sequences: int, n_batch: int) -> int:
 
 
 def estimate(model: Model, settings: Settings, n_sequences: int, n_ctx: int) -> MemoryEstimate:
-    """Memory of an engine whose sequences have `n_ctx` tokens each."""
+    """An upper bound of it, where sequences have `n_ctx` tokens each; see :func:`simulate`."""
     s, n_ctx = settings, n_sequences * n_ctx
     n_batch = min(s.n_batch, n_ctx)
     return memory_estimate(
@@ -41,19 +54,98 @@ def estimate(model: Model, settings: Settings, n_sequences: int, n_ctx: int) -> 
     )
 
 
-def choose_n_ctx(model: Model, settings: Settings, n_sequences: int) -> int:
-    """The length asked for; for 0 the training length, halved until the caches fit memory.
+@dataclass(frozen=True)
+class DeviceMemory:
+    """What an engine takes of one memory.
+
+    Attributes:
+        name: of the device, or HOST.
+        parts: bytes by purpose: those of :meth:`.Engine.memory`, and on the host "outputs", rows of
+            logits that are made when somebody samples from them.
+        free: bytes that can still be had there.
+    """
+
+    name: str
+    parts: dict[str, int]
+    free: int
+
+    @property
+    def total(self) -> int:
+        """The sum of all parts."""
+        return sum(self.parts.values())
+
+    def describe(self) -> str:
+        """The total and its parts, for messages."""
+        shown = sorted(((n, name) for name, n in self.parts.items() if n), reverse=True)
+        parts = ", ".join(f"{name.replace('_', ' ')} {gigabytes(n)}" for n, name in shown[:4])
+        return f"{gigabytes(self.total)} of {self.name} ({parts})"
+
+
+def simulate(
+    twin: Model, settings: Settings, n_sequences: int, n_ctx: int, n_checkpoints: int = 0
+) -> list[DeviceMemory]:
+    """What an engine whose sequences have `n_ctx` tokens each would take, of the host and of each
+    device: contexts are made that allocate nothing, and llama.cpp adds up what they would.
+
+    Args:
+        twin: a model without memory; see :meth:`.Model.without_memory`.
+        n_checkpoints: most checkpoints that are kept beside those of the settings.
+    """
+    from .engine import Engine
+
+    info, library = twin.info, native.load()
+    with closing(Engine(twin, replace(settings, n_ctx=n_ctx), n_sequences)) as engine:
+        devices = twin.devices if twin.on_gpu else []
+        taken = [engine.memory(device) for device in (None, *devices)]
+        rows = engine.target.options.n_outputs_max
+    if twin.is_recurrent:
+        n_checkpoints += settings.checkpoints
+    taken[0]["checkpoints"] = n_checkpoints * recurrent_bytes(info, 1, 0)
+    taken[0]["outputs"] = 4 * rows * info.n_vocab
+    free = available_memory()
+    found = [DeviceMemory(HOST, taken[0], free)]
+    for device, parts in zip(devices, taken[1:], strict=True):
+        # As llama.cpp has it, a device that does not say has as much as the host.
+        there, total = library.device_memory(device)
+        found.append(DeviceMemory(library.device_name(device), parts, there if total else free))
+    return found
+
+
+def refuse_if_short(needed: Sequence[DeviceMemory], loaded: bool, what: str) -> None:
+    """Raises InsufficientMemoryError, with the numbers, where one memory has not enough.
+
+    Args:
+        loaded: the weights are there already.
+        what: is to be made, for the message.
+    """
+    for one in needed:
+        free = one.free + (one.parts["weights"] if loaded else 0)
+        if one.total > free:
+            raise InsufficientMemoryError(
+                f"{what} needs {one.describe()}, and {gigabytes(free)} are available; use a "
+                "shorter context, a smaller cache type (q8_0, q4_0), fewer sequences, a smaller "
+                "model"
+                + ("" if one.name == HOST else ", or more of it on the CPU (--n-gpu-layers)")
+            )
+
+
+def choose_n_ctx(model: Model, settings: Settings, n_sequences: int, n_checkpoints: int = 0) -> int:
+    """The length asked for; for 0 the training length, halved until it fits the memories of the
+    host and of the devices that hold the model.
 
     Raises:
         InsufficientMemoryError: the length asked for does not fit.
     """
-    wanted, loaded = settings.n_ctx, model.info.weight_bytes
+    wanted = settings.n_ctx
     trained = settings.rope.length(model.n_ctx_train)
+    if model.options.no_alloc:
+        return wanted or trained
+    given = settings, n_sequences
     if wanted:
-        # The weights are in memory already; on a GPU none of this is known here.
-        if not model.on_gpu:
-            needed = estimate(model, settings, n_sequences, wanted)
-            check_memory(needed, available_memory() + loaded)
+        if not _plenty(model, *given, wanted):
+            with model.without_memory() as twin:
+                needed = simulate(twin, *given, wanted, n_checkpoints)
+            refuse_if_short(needed, True, f"a context of {wanted} tokens")
         if wanted > padded(trained):
             log.warning(
                 "a context of %d tokens is longer than the %d that the model was trained for; "
@@ -62,13 +154,40 @@ def choose_n_ctx(model: Model, settings: Settings, n_sequences: int) -> int:
             )
         return wanted
     n_ctx = trained
-    while n_ctx > LEAST_N_CTX:
-        if estimate(model, settings, n_sequences, n_ctx).total <= available_memory() / 2 + loaded:
-            break
-        n_ctx //= 2
-    if n_ctx < trained:
+    if not _plenty(model, *given, n_ctx):
+        with model.without_memory() as twin:
+            while n_ctx > LEAST_N_CTX and not _fits(simulate(twin, *given, n_ctx, n_checkpoints)):
+                n_ctx //= 2
         log.info("context of %d tokens (of %d): it fits memory", n_ctx, trained)
     return n_ctx
+
+
+def _fits(needed: Sequence[DeviceMemory]) -> bool:
+    """Whether beside the loaded weights there is room, and more than that."""
+    return all(
+        one.total - one.parts["weights"] <= one.free * (HOST_SHARE if one.name == HOST else SHARE)
+        for one in needed
+    )
+
+
+def _plenty(model: Model, settings: Settings, n_sequences: int, n_ctx: int) -> bool:
+    """Whether twice of all that is needed has room in the smallest memory, by an upper bound that
+    takes no time.
+
+    Raises:
+        InsufficientMemoryError: the caches alone do not fit all memories together.
+    """
+    devices = model.devices if model.on_gpu else []
+    free = [available_memory(), *(native.load().device_memory(d)[0] for d in devices)]
+    needed = estimate(model, settings, n_sequences, n_ctx)
+    caches = needed.kv_target + needed.recurrent + needed.kv_draft
+    if caches > sum(free):
+        raise InsufficientMemoryError(
+            f"a context of {n_ctx} tokens needs {gigabytes(caches)} for caches, and "
+            f"{gigabytes(sum(free))} are available; use a shorter context, or a smaller cache type "
+            "(q8_0, q4_0)"
+        )
+    return 2 * needed.total <= min(free)
 
 
 def refuse_without_tap(settings: Settings) -> None:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from pyllama_mtp.errors import LibraryError
+from pyllama_mtp.errors import LibraryError, PyllamaMtpError
 from pyllama_mtp.measure.verdict import slow_types, step_shares, verdict
 from pyllama_mtp.models.ggufinfo import GGUFInfo, read_gguf
-from pyllama_mtp.models.memory import MemoryEstimate, available_memory, memory_estimate
 from pyllama_mtp.models.trimmedhead import n_rows, trimmed_head, trimmed_head_problems
-from pyllama_mtp.settings import CACHE_TYPES
+from pyllama_mtp.settings import CACHE_TYPES, Settings
+
+if TYPE_CHECKING:
+    from pyllama_mtp.sizing import DeviceMemory
 
 _PARTS = {
     "weights": "weights",
-    "tied_output": "LM head copy (at most)",
-    "kv_target": "KV cache",
-    "recurrent": "recurrent states",
-    "kv_draft": "draft KV cache",
-    "outputs": "output rows",
-    "compute": "compute (estimate)",
-    "total": "total",
+    "target_context": "caches and states",
+    "draft_context": "draft cache and head",
+    "hidden_rows": "hidden states",
+    "target_compute": "graph buffers",
+    "draft_compute": "draft graph buffers",
+    "outputs": "rows of logits",
+    "checkpoints": "checkpoints",
 }
 
 
@@ -59,23 +61,62 @@ def run(args: argparse.Namespace) -> int:
     """Read the header, print the description."""
     info = read_gguf(args.model)
     types = (args.cache_type_k, args.cache_type_v)
-    without = memory_estimate(info, args.n_ctx, *types, mtp=False)
-    with_mtp = memory_estimate(info, args.n_ctx, *types, n_rs_seq=args.depth, mtp=True)
-    available = available_memory()
     slow = _slow_types(info)
+    settings = Settings(
+        n_ctx=args.n_ctx,
+        cache_type_k=types[0],
+        cache_type_v=types[1],
+        draft_n_max=args.depth,
+    )
+    try:
+        needed, why = _needed(info, settings), ""
+    except PyllamaMtpError as error:  # it can be described, and not be loaded
+        needed, why = {}, str(error)
     if args.json:
-        print(json.dumps(_as_json(info, args, without, with_mtp, available, slow), indent=2))
+        print(json.dumps(_as_json(info, args, needed, why, slow), indent=2))
         return 0
     _print_model(info)
     _print_step(info, slow)
     print(f"memory, context {args.n_ctx}, cache {types[0]}/{types[1]}, draft depth {args.depth}:")
-    print(f"  {'':24}{'no MTP':>12}{'MTP':>12}")
-    for part, label in _PARTS.items():
-        figures = [getattr(e, part) / 2**20 for e in (without, with_mtp)]
-        print(f"  {label:24}{figures[0]:8.1f} MiB{figures[1]:8.1f} MiB")
-    verdict = "enough" if with_mtp.total <= available else "NOT ENOUGH"
-    print(f"  {'available here':24}{available / 2**20:8.1f} MiB  ({verdict})")
+    if why:
+        print(f"  unknown: {why}")
+    else:
+        _print_memory(needed)
     return 0
+
+
+def _needed(info: GGUFInfo, settings: Settings) -> dict[str, list[DeviceMemory]]:
+    """What llama.cpp would allocate, by memory, without MTP and with it."""
+    from pyllama_mtp import Model
+    from pyllama_mtp.sizing import simulate
+
+    def of(mtp: bool) -> list[DeviceMemory]:
+        chosen = settings if mtp else replace(settings, draft_n_max=0)
+        with Model(info.path, mtp=mtp, no_alloc=True) as model:
+            return simulate(model, chosen, 1, settings.n_ctx)
+
+    without = of(False)
+    return {
+        "no_mtp": without,
+        "mtp": of(True) if info.has_mtp and settings.depth_limit else without,
+    }
+
+
+def _print_memory(needed: dict[str, list[DeviceMemory]]) -> None:
+    print(f"  {'':24}{'no MTP':>12}{'MTP':>12}")
+
+    def line(label: str, figures: list[int]) -> None:
+        print(f"  {label:24}" + "".join(f"{n / 2**20:8.1f} MiB" for n in figures))
+
+    for part, label in _PARTS.items():
+        line(
+            label, [sum(one.parts[part] for one in e if part in one.parts) for e in needed.values()]
+        )
+    line("total", [sum(one.total for one in e) for e in needed.values()])
+    for without, one in zip(*needed.values(), strict=True):
+        line(f"in {one.name}", [without.total, one.total])
+        verdict = "enough" if one.total <= one.free else "NOT ENOUGH"
+        print(f"  {'    free now':24}{'':12}{one.free / 2**20:8.1f} MiB  ({verdict})")
 
 
 def _slow_types(info: GGUFInfo) -> dict[str, float] | None:
@@ -140,9 +181,8 @@ def _print_model(info: GGUFInfo) -> None:
 def _as_json(
     info: GGUFInfo,
     args: argparse.Namespace,
-    without: MemoryEstimate,
-    with_mtp: MemoryEstimate,
-    available: int,
+    needed: dict[str, list[DeviceMemory]],
+    why: str,
     slow: dict[str, float] | None,
 ) -> dict[str, Any]:
     skipped = ("tensors", "metadata")
@@ -161,8 +201,16 @@ def _as_json(
         "slow_types": slow,
         "memory": {
             "n_ctx": args.n_ctx,
-            "no_mtp": {**asdict(without), "total": without.total},
-            "mtp": {**asdict(with_mtp), "total": with_mtp.total},
-            "available": available,
+            **{
+                kind: {
+                    "total": sum(one.total for one in memories),
+                    "devices": {
+                        one.name: {**one.parts, "total": one.total, "free": one.free}
+                        for one in memories
+                    },
+                }
+                for kind, memories in needed.items()
+            },
+            "unknown": why or None,
         },
     }

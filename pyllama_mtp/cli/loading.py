@@ -153,7 +153,7 @@ _OPTIONS = {"rpc_servers": "rpc"}
 def placement(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `Model` that say how it is loaded; what was not given is left out."""
     names = (field.name for field in dataclasses.fields(ModelOptions))
-    found = {name: getattr(args, _OPTIONS.get(name, name)) for name in names}
+    found = {name: getattr(args, _OPTIONS.get(name, name), None) for name in names}
     return {name: value for name, value in found.items() if value not in (None, ())}
 
 

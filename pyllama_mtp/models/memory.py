@@ -1,6 +1,7 @@
-"""How much memory a model needs for a given context, and how much this process may still use.
+"""How much memory a model needs at most, and how much this process may still use.
 
-Cache sizes follow upstream's allocation exactly; compute buffers are an estimate and say so.
+Cache sizes follow upstream's allocation exactly; compute buffers are an upper bound. What is exact
+in everything, and needs the library, is :func:`pyllama_mtp.sizing.simulate`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from pyllama_mtp.errors import InsufficientMemoryError, UsageError
+from pyllama_mtp.errors import UsageError
 from pyllama_mtp.models.ggufinfo import GGUFInfo
 from pyllama_mtp.settings import CACHE_TYPES
 
@@ -105,38 +106,17 @@ def memory_estimate(
         weights=info.weight_bytes - (0 if mtp else info.mtp_weight_bytes),
         tied_output=embedding if info.tied_embeddings else 0,
         kv_target=len(info.attention_layers) * per_layer,
-        recurrent=_recurrent_bytes(info, n_seq, n_rs_seq),
+        recurrent=recurrent_bytes(info, n_seq, n_rs_seq),
         kv_draft=info.n_mtp_layers * per_layer if mtp else 0,
         outputs=_output_bytes(info, n_batch, n_outputs, mtp),
         compute=_compute_bytes(info, min(n_ubatch, n_batch, cells), n_outputs, cells, mtp),
-        checkpoints=checkpoints * _recurrent_bytes(info, 1, 0),
+        checkpoints=checkpoints * recurrent_bytes(info, 1, 0),
     )
 
 
 def padded(n_ctx: int) -> int:
     """The context length that llama.cpp makes of `n_ctx`."""
     return -(-n_ctx // _CTX_PADDING) * _CTX_PADDING
-
-
-def check_memory(estimate: MemoryEstimate, available: int | None = None) -> None:
-    """Refuse a configuration that cannot fit.
-
-    Args:
-        estimate: what is needed.
-        available: bytes that may be used; default: :func:`available_memory`.
-
-    Raises:
-        InsufficientMemoryError: with the largest parts and what to change.
-    """
-    available = available_memory() if available is None else available
-    if estimate.total <= available:
-        return
-    cache = estimate.kv_target + estimate.kv_draft
-    raise InsufficientMemoryError(
-        f"{_gb(estimate.total)} needed (weights {_gb(estimate.weights)}, KV cache {_gb(cache)}), "
-        f"{_gb(available)} available; use a shorter context, a smaller cache type (q8_0, q4_0) or "
-        "a smaller model"
-    )
 
 
 def available_memory() -> int:
@@ -166,7 +146,7 @@ def _row_bytes(cache_type: str, which: str, n: int) -> int:
     return int(n // block * size)
 
 
-def _recurrent_bytes(info: GGUFInfo, n_seq: int, n_rs_seq: int) -> int:
+def recurrent_bytes(info: GGUFInfo, n_seq: int, n_rs_seq: int) -> int:
     """F32 states: n_embd_r and n_embd_s of upstream src/llama-hparams.cpp, a row per snapshot."""
     channels = info.ssm_inner_size + 2 * info.ssm_k_heads * info.ssm_state_size
     n_embd_r = max(info.ssm_conv_kernel - 1, 0) * channels
@@ -199,7 +179,8 @@ def _compute_bytes(info: GGUFInfo, n_ubatch: int, n_outputs: int, cells: int, mt
     return (2 if mtp else 1) * (rows + mask + logits)
 
 
-def _gb(n: int) -> str:
+def gigabytes(n: int) -> str:
+    """Bytes, for messages."""
     return f"{n / 1e9:.2f} GB"
 
 

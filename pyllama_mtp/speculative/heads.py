@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ..context import Context
 from ..drafthead import HeadFile, HeadRows, head_tensor
 from ..draftvocab import DEFAULT_SIZE, Ids
+from ..errors import InsufficientMemoryError
 from ..hidden import HostRows
 from ..models.ggufinfo import GGUFInfo
 from ..settings import Settings
@@ -247,7 +248,7 @@ class Heads:
         s, model = self._settings, self._model
         if s.draft_sampling or s.synthetic_acceptance is not None or model.rpc_servers:
             return False
-        if head_tensor(model.info).name in model.adapters.changed:
+        if model.options.no_alloc or head_tensor(model.info).name in model.adapters.changed:
             return False
         return model.n_vocab > 2 * DEFAULT_SIZE and model.ranking is not None
 
@@ -279,22 +280,29 @@ class Heads:
                 best = one
         if now and (best.n_rows, best.kind) == given:
             return
+        try:
+            self._use("full" if best.n_rows == self._model.n_vocab else best.n_rows, best.kind)
+        except InsufficientMemoryError as error:
+            if not now:
+                raise
+            log.warning("the draft head stays as it is: %s", error)
+            return
         self.chosen = best
         log.info(
             "drafts come from %d rows of %s: %.1f MB, %.2f ms a draft, %.1f %% of tokens outside",
             *(best.n_rows, "the file" if best.kind == "file" else best.kind, best.n_bytes / 1e6),
             *(1e3 * best.draft_s, 100 * best.outside),
         )
-        self._use("full" if best.n_rows == self._model.n_vocab else best.n_rows, best.kind)
 
     def _use(self, spec: str | int, kind: str) -> None:
-        head, self._following = self._model.draft_head(spec, kind), None
+        head = self._model.draft_head(spec, kind)
         if not head:
             self._context.use_own_head()
+            self._following = None
             return
         self._context.set_draft_head(head.rows, head.ids)
-        if follows(self._settings, head):
-            self._following = Following(self._context, head)
+        followed = follows(self._settings, head)
+        self._following = Following(self._context, head) if followed else None
 
     def see(self, tokens: Sequence[int], telemetries: Sequence[Telemetry], prompt: bool) -> None:
         """What the text goes on with; see :meth:`.Following.see`. Before a prompt's text goes on

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pyllama_mtp import Model, Settings
 from pyllama_mtp.cli import inspect, synth
 from pyllama_mtp.errors import LibraryError, PyllamaMtpError, UsageError
 from pyllama_mtp.native import Library
+from pyllama_mtp.sizing import simulate
 
 
 def call(*words: str) -> int:
@@ -57,14 +59,21 @@ def test_inspect_works_without_the_library(
 
     monkeypatch.setattr("pyllama_mtp.native.load", missing)
     assert call("inspect", str(tiny_dense)) == 0
-    assert "%   unknown" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "%   unknown" in out and "  unknown: none" in out
 
 
 def test_inspect_json(tiny_dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("inspect", str(tiny_dense), "--json", "--cache-type-k", "q8_0") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["architecture"], found["mtp_complete"]) == ("qwen35", True)
-    assert found["memory"]["mtp"]["total"] > found["memory"]["no_mtp"]["total"]
+    with_mtp, without = found["memory"]["mtp"], found["memory"]["no_mtp"]
+    assert with_mtp["total"] > without["total"] > 0 and not found["memory"]["unknown"]
+    settings = Settings(n_ctx=8192, draft_n_max=3, cache_type_k="q8_0")
+    with Model(tiny_dense, no_alloc=True) as model:
+        here, *_ = simulate(model, settings, 1, 8192)
+    host = with_mtp["devices"][here.name]
+    assert {name: host[name] for name in here.parts} == here.parts
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,5 +91,5 @@ def test_errors_are_ours(words: tuple[str, ...]) -> None:
 
 
 def test_bad_cache_type(tiny_dense: Path) -> None:
-    with pytest.raises(UsageError, match="allowed: f16"):
+    with pytest.raises(UsageError, match="must be one of f16"):
         call("inspect", str(tiny_dense), "--cache-type-v", "f8")

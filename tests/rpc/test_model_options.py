@@ -16,6 +16,26 @@ from ..regression.support import assert_same_tokens, greedy, rounding, settings
 N_TOKENS = 24
 
 
+@pytest.fixture(scope="module")
+def names(demo_file: Path, two_workers: tuple[str, str]) -> list[str]:
+    """What the devices of the two are called; ggml numbers those of a process on."""
+    with Model(demo_file, rpc_servers=two_workers) as model:
+        return [model._library.device_name(device) for device in model.devices]
+
+
+def named(value: Any, names: list[str]) -> Any:
+    """The value with their names for RPC0 and RPC1."""
+    if isinstance(value, str):
+        return value.replace("RPC0", names[0]).replace("RPC1", names[1])
+    if isinstance(value, dict):
+        return {key: named(one, names) for key, one in value.items()}
+    return (
+        type(value)(named(one, names) for one in value)
+        if isinstance(value, list | tuple)
+        else value
+    )
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -33,8 +53,10 @@ def test_same_text_as_local(
     two_workers: tuple[str, str],
     text: list[int],
     gap: float,
+    names: list[str],
     options: dict[str, Any],
 ) -> None:
+    options = named(options, names)
     with Session(demo, settings(3)) as session:
         expected = greedy(session, text[:90], N_TOKENS).tokens
     with Model(demo_file, rpc_servers=two_workers, **options) as model:
@@ -76,14 +98,18 @@ def test_an_adapter_is_where_its_matrices_are(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "RPC9"}, "device 'RPC9' is not there; there is RPC0, RPC1, .*none"),
+        ({"device": "RPX"}, "device 'RPX' is not there; there is RPC0, RPC1, .*none"),
         ({"split_mode": "none", "main_gpu": 2}, "main_gpu is 2; there is 0 to 1: RPC0, RPC1"),
         ({"split_mode": "row"}, "split_mode 'row' is not possible here .*RPC0"),
-        ({"override_tensor": {"ffn": "RPC7"}}, "there is no device 'RPC7'; there is CPU.*RPC0"),
+        ({"override_tensor": {"ffn": "RPX"}}, "there is no device 'RPX'; there is CPU.*RPC0"),
     ],
 )
 def test_what_is_not_possible_is_said_with_what_is(
-    demo_file: Path, two_workers: tuple[str, str], options: dict[str, Any], message: str
+    demo_file: Path,
+    two_workers: tuple[str, str],
+    names: list[str],
+    options: dict[str, Any],
+    message: str,
 ) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=named(message, names)):
         Model(demo_file, rpc_servers=two_workers, **options)

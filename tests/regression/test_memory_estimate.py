@@ -1,0 +1,208 @@
+"""What is said to be needed beforehand is what is allocated, memory by memory, within 5 %."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_mtp import BatchSession, Model, Session, Settings, native, sizing
+from pyllama_mtp.batchengine import BatchEngine
+from pyllama_mtp.errors import InsufficientMemoryError
+from pyllama_mtp.models.memory import padded
+from pyllama_mtp.models.synth import write_synthetic
+from pyllama_mtp.sizing import HOST, LEAST_N_CTX, DeviceMemory, simulate
+
+from ..workers import worker
+from .support import made_up
+
+TOLERANCE = 0.05
+#: Made when somebody samples, and when a session is used for a while.
+LATER = ("outputs", "checkpoints")
+
+#: (file, type of its weights, settings, sequences)
+CASES: list[tuple[str, dict[str, Any], int]] = [
+    ("demo", {"n_ctx": 2048, "draft_n_max": 3}, 1),
+    ("demo", {"n_ctx": 2048, "draft_n_max": 0}, 1),
+    ("demo", {"n_ctx": 8192, "draft_n_max": 6, "cache_type_k": "q8_0", "cache_type_v": "q8_0"}, 1),
+    ("demo", {"n_ctx": 2048, "draft_n_max": 2, "flash_attn": "off"}, 1),
+    ("demo", {"n_ctx": 1024, "draft_n_max": 3, "n_batch": 256, "n_ubatch": 64}, 4),
+    ("demo", {"n_ctx": 2048, "draft_n_max": 3, "rollback": "replay", "draft_vocab": 512}, 1),
+    ("demo", {"n_ctx": 2048, "draft_n_max": 3, "drafting": "stepwise", "handoff": "host"}, 1),
+    ("demo", {"n_ctx": 2048, "draft_n_max": 3, "prompt_sync": "full", "prompt_rows": "all"}, 1),
+    ("moe", {"n_ctx": 4096, "draft_n_max": 4, "cache_type_k": "f32", "n_ubatch": 128}, 1),
+    ("moe", {"n_ctx": 512, "draft_n_max": "auto"}, 3),
+    ("quantized", {"n_ctx": 1024, "draft_n_max": 3, "draft_head_type": "q8_0"}, 1),
+    ("quantized", {"n_ctx": 16384, "draft_n_max": 1, "cache_type_k": "q4_0"}, 2),
+]
+
+
+@pytest.fixture(scope="module")
+def quantized_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights, in 4 bits."""
+    path = tmp_path_factory.mktemp("m") / "m.gguf"
+    return write_synthetic(path, "tiny", "q4_0")
+
+
+def files(request: pytest.FixtureRequest) -> dict[str, Path]:
+    names = ("demo", "moe", "quantized")
+    return {name: request.getfixturevalue(f"{name}_file") for name in names}
+
+
+def used(model: Model, settings: Settings, n_sequences: int) -> dict[Any, dict[str, int]]:
+    """Bytes allocated, by memory, after prompts and drafts, sequence by sequence or together."""
+    prompt = made_up(model, 200).tolist()
+    session: Any
+    if n_sequences > 1:
+        session = BatchSession(model, settings, n_sequences)
+        engine = session._engine.engine
+    else:
+        session = Session(model, settings)
+        engine = session._engine
+    with session:
+        if n_sequences > 1:
+            session.generate([prompt[i:] for i in range(n_sequences)], max_tokens=12).run()
+        else:
+            session.generate(prompt, max_tokens=12).run()
+            session.generate(prompt[:150], max_tokens=12).run()
+        devices = (None, *(model.devices if model.on_gpu else ()))
+        found = {device: engine.memory(device) for device in devices}
+        everything = engine.memory()
+        for name in everything.keys() - {"checkpoints"}:  # nothing is elsewhere
+            assert everything[name] == sum(parts[name] for parts in found.values())
+    return found
+
+
+def compare(estimates: list[DeviceMemory], found: dict[Any, dict[str, int]]) -> None:
+    for one, parts in zip(estimates, found.values(), strict=True):
+        wanted = {name: n for name, n in parts.items() if name not in LATER}
+        said = {name: n for name, n in one.parts.items() if name not in LATER}
+        message = f"{one.name}: {said} estimated, {wanted} allocated"
+        assert sum(said.values()) == pytest.approx(sum(wanted.values()), rel=TOLERANCE), message
+        for name in wanted.keys() - {"weights"}:  # those are mapped, which is a little more
+            assert said[name] == pytest.approx(wanted[name], rel=TOLERANCE, abs=2**16), message
+
+
+@pytest.mark.parametrize(("name", "options", "n_sequences"), CASES)
+def test_on_the_cpu(
+    request: pytest.FixtureRequest, name: str, options: dict[str, Any], n_sequences: int
+) -> None:
+    settings = Settings(n_threads=1, **options)
+    with Model(files(request)[name], n_gpu_layers=0) as model:
+        with model.without_memory() as twin:
+            estimates = simulate(twin, settings, n_sequences, settings.n_ctx)
+        compare(estimates, used(model, settings, n_sequences))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "n_sequences", "placed"),
+    [
+        (*CASES[0], {}),
+        (*CASES[2], {"n_gpu_layers": 3}),
+        (*CASES[4], {}),
+        (*CASES[5], {"n_gpu_layers": 1}),
+        (*CASES[8], {"n_cpu_moe": 2, "use_mmap": False}),  # mapped is more than is used
+        (*CASES[9], {"cpu_moe": True, "use_mmap": False}),
+        (*CASES[10], {}),
+    ],
+)
+def test_on_a_device(
+    request: pytest.FixtureRequest,
+    name: str,
+    options: dict[str, Any],
+    n_sequences: int,
+    placed: dict[str, Any],
+) -> None:
+    settings = Settings(n_threads=1, **options)
+    with worker() as address, Model(files(request)[name], rpc_servers=address, **placed) as model:
+        with model.without_memory() as twin:
+            estimates = simulate(twin, settings, n_sequences, settings.n_ctx)
+        here, there = estimates
+        assert here.name == HOST and there.name.startswith("RPC")
+        assert estimates[1].total > 2**20 < estimates[1].free
+        compare(estimates, used(model, settings, n_sequences))
+
+
+def test_nothing_is_allocated_for_an_estimate(demo: Model) -> None:
+    before = native.load().device_memory(native.load().handles("cpu")[0])[0]
+    with demo.without_memory() as twin:
+        [needed] = simulate(twin, Settings(draft_n_max=0), 1, 2**22)
+        after = native.load().device_memory(native.load().handles("cpu")[0])[0]
+    assert needed.parts["target_context"] > 2**31 > 4 * abs(before - after)
+
+
+def squeezed(monkeypatch: pytest.MonkeyPatch, needed: DeviceMemory, model: Model, n: int) -> None:
+    """Leave `n` bytes free in this memory, beside the weights that are loaded."""
+    del model
+    if needed.name == HOST:
+        monkeypatch.setattr(sizing, "available_memory", lambda: n)
+    else:
+        both = (n, 2**40)
+        monkeypatch.setattr(native.Library, "device_memory", lambda self, device: both)
+
+
+@pytest.mark.parametrize("where", [0, 1], ids=["host", "device"])
+def test_what_does_not_fit_is_refused_with_the_numbers(
+    demo_file: Path, monkeypatch: pytest.MonkeyPatch, where: int
+) -> None:
+    settings = Settings(n_ctx=8192, draft_n_max=3, n_threads=1)
+    with worker() as address:
+        placed = {"rpc_servers": address} if where else {"device": "none"}
+        with Model(demo_file, **placed) as model:
+            with model.without_memory() as twin:
+                needed = simulate(twin, settings, 1, 8192)[where]
+            rest = needed.total - needed.parts["weights"]
+            with monkeypatch.context() as patch:
+                squeezed(patch, needed, model, rest - 1)
+                with pytest.raises(InsufficientMemoryError) as caught:
+                    Session(model, settings)
+                for part in (needed.name, "8192 tokens", "are available", "target context 0.0"):
+                    assert part in str(caught.value)
+                squeezed(patch, needed, model, rest)
+                Session(model, settings).close()
+
+
+@pytest.mark.parametrize("where", [0, 1], ids=["host", "device"])
+def test_the_length_of_its_own_fits_the_memory_that_holds_the_caches(
+    demo_file: Path, monkeypatch: pytest.MonkeyPatch, where: int
+) -> None:
+    chosen = Settings(n_ctx=0, draft_n_max=3, n_threads=1)
+    share = (sizing.HOST_SHARE, sizing.SHARE)[where]
+    monkeypatch.setattr(sizing, "LEAST_N_CTX", 256)
+    with worker() as address:
+        placed = {"rpc_servers": address} if where else {"device": "none"}
+        with Model(demo_file, **placed) as model:
+            with model.without_memory() as twin:
+                needed = simulate(twin, chosen, 1, 1024)[where]
+            rest = needed.total - needed.parts["weights"]
+            for free, n_ctx in ((int(rest / share) + 1, 1024), (int(rest / share) - 1, 512)):
+                with monkeypatch.context() as patch:
+                    squeezed(patch, needed, model, free)
+                    with Session(model, chosen) as session:
+                        assert session.n_ctx == n_ctx
+            with Session(model, chosen) as session:  # there is enough
+                assert session.n_ctx == padded(model.n_ctx_train)
+    assert LEAST_N_CTX > 256
+
+
+def test_places_of_a_server_count_with_their_checkpoints(demo: Model) -> None:
+    with demo.without_memory() as twin:
+        plain = simulate(twin, Settings(checkpoints=0), 3, 512)[0]
+        more = simulate(twin, Settings(checkpoints=0), 3, 512, 3 * 2)[0]
+    given: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        original = sizing.choose_n_ctx
+
+        def choose(*arguments: Any) -> int:
+            given.append(arguments[3])
+            return original(*arguments)
+
+        patch.setattr("pyllama_mtp.engine.choose_n_ctx", choose)
+        with closing(BatchEngine(demo, Settings(n_ctx=512, n_threads=1), 3, 2).engine):
+            assert given == [6]
+    with Session(demo, Settings(n_ctx=512, n_threads=1)) as session:
+        session.process(made_up(demo, 100).tolist())
+        state = len(session._engine.target.save_state(recurrent_only=True))
+    assert more.total - plain.total == pytest.approx(6 * state, rel=TOLERANCE, abs=2**12)
