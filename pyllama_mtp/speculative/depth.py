@@ -231,8 +231,8 @@ class DepthController:
         steps = [round_time(costs, depth, offered) / costs.plain for depth in range(reach + 1)]
         speeds = [expected_tokens(accepted, depth) / steps[depth] for depth in range(reach + 1)]
         best = max(range(reach + 1), key=speeds.__getitem__)
-        if best == self.depth:
-            self._missed = 0.0
+        if best == self.depth or (self.depth and self.depth not in self._measured):
+            self._missed = 0.0  # the first round at a depth rebuilds graphs and says little
         else:
             self._missed += steps[self.depth] * (speeds[best] / speeds[self.depth] - 1.0)
             if self._missed > CHANGE:
