@@ -206,3 +206,15 @@ def test_places_of_a_server_count_with_their_checkpoints(demo: Model) -> None:
         session.process(made_up(demo, 100).tolist())
         state = len(session._engine.target.save_state(recurrent_only=True))
     assert more.total - plain.total == pytest.approx(6 * state, rel=TOLERANCE, abs=2**12)
+
+
+def test_no_head_is_measured_without_memory(
+    demo_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where "auto" would choose the draft head, an estimate takes the usual one."""
+    monkeypatch.setattr("pyllama_mtp.speculative.heads.DEFAULT_SIZE", 300)
+    measured: list[object] = []
+    monkeypatch.setattr("pyllama_mtp.speculative.heads.measure_heads", measured.append)
+    with Model(demo_file, no_alloc=True) as twin:
+        simulate(twin, Settings(n_ctx=512, n_threads=1), 1, 512)
+    assert not measured
