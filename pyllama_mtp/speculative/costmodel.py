@@ -144,6 +144,8 @@ class CostModel:
         self._verify, self._draft = Times(), Times()
         self._pace = 1.0  # what rounds take now, as a multiple of the times that are kept
         self._rounds = self._last_rows = self._last_tried = 0
+        self._first_s = 0.0  # of the last round, if it was the first one of its rows
+        self._rebuild_s: float | None = None  # what such a round takes longer, as seen so far
         if calibration:
             depths = range(min(limit, calibration.limit) + 1)
             for depth in [*depths, *depths]:  # twice: it is more than one sample of one round
@@ -171,6 +173,7 @@ class CostModel:
         rows, tried = n_drafted + 1, min(n_drafted + 1, n_asked)
         draft_s, rest_s = max(draft_s, TICK), max(rest_s, TICK)
         same_rows, same_tried = rows == self._last_rows, tried == self._last_tried
+        rest_s = self._without_rebuild(rest_s, same_rows)
         usual = self._usual(rows, tried)
         if usual and same_rows and same_tried:
             off = math.log((rest_s + (draft_s if tried else 0.0)) / (usual * self._pace))
@@ -180,6 +183,16 @@ class CostModel:
         self._verify.add(rows, rest_s / self._pace, self._rounds, same_rows)
         self._last_rows, self._last_tried = rows, tried
         self.costs = self._completed()
+
+    def _without_rebuild(self, rest_s: float, same_rows: bool) -> float:
+        """The seconds of a round without what the rebuild of a graph has taken in rounds before."""
+        first_s, self._first_s = self._first_s, 0.0 if same_rows else rest_s
+        if not same_rows:
+            return max(rest_s - (self._rebuild_s or 0.0), rest_s / 2)
+        if first_s:
+            seen = min(max(first_s - rest_s, 0.0), rest_s)
+            self._rebuild_s = seen if self._rebuild_s is None else (self._rebuild_s + seen) / 2
+        return rest_s
 
     def _usual(self, rows: int, tried: int) -> float | None:
         """Seconds of such a round at a pace of 1; None: not known for sure."""

@@ -25,8 +25,8 @@ PLAIN_ROUNDS = 2
 #: used once staying has cost as much.
 CHANGE = 0.1
 #: A depth not measured for FRESH rounds is measured again, SPACING rounds after the last such
-#: probe, if it seems CLOSE to the best speed, as a share of it; one whose cost is a mere guess, if it
-#: seems to be within WORTH of it.
+#: probe, if it seems CLOSE to the best speed, as a share of it; one whose cost is a mere guess, if
+#: it seems to be within WORTH of it.
 FRESH, SPACING, CLOSE, WORTH = 200, 32, 0.98, 0.95
 #: A depth whose cost is a mere guess is at most so far beyond the deepest one that was seen.
 STRIDE = 2
@@ -231,8 +231,8 @@ class DepthController:
         steps = [round_time(costs, depth, offered) / costs.plain for depth in range(reach + 1)]
         speeds = [expected_tokens(accepted, depth) / steps[depth] for depth in range(reach + 1)]
         best = max(range(reach + 1), key=speeds.__getitem__)
-        if best == self.depth or (self.depth and self.depth not in self._measured):
-            self._missed = 0.0  # the first round at a depth rebuilds graphs and says little
+        if best == self.depth:
+            self._missed = 0.0
         else:
             self._missed += steps[self.depth] * (speeds[best] / speeds[self.depth] - 1.0)
             if self._missed > CHANGE:

@@ -38,7 +38,7 @@ def computed(context: Context) -> list[tuple[str, tuple[int, int, int, int]]]:
 def test_without_snapshots_it_is_the_graph_of_a_context_that_keeps_none(
     model: Model, n: int
 ) -> None:
-    """Nodes, logits and state are those of n_rs_seq = 0; with snapshots several tokens have more."""
+    """Nodes, logits and state are those of n_rs_seq = 0; with them several tokens have more."""
     with context(model, 0) as plain, context(model, SNAPSHOTS) as rollback:
         rollback.set_snapshots(False)
         decode(plain, n)

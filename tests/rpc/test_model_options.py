@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def names(demo_file: Path, two_workers: tuple[str, str]) -> list[str]:
 def named(value: Any, names: list[str]) -> Any:
     """The value with their names for RPC0 and RPC1."""
     if isinstance(value, str):
-        return value.replace("RPC0", names[0]).replace("RPC1", names[1])
+        return re.sub(r"RPC([01])\b", lambda found: names[int(found[1])], value)
     if isinstance(value, dict):
         return {key: named(one, names) for key, one in value.items()}
     return (

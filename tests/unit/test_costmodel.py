@@ -233,3 +233,14 @@ def test_a_coarse_clock_does_no_harm() -> None:
     plain_steps(model, 1, 0.0)
     model.update(1, 1, 0.0, 0.0)
     assert known(model).plain > 0
+
+
+def test_what_a_rebuild_takes_is_learned_from_the_first_one() -> None:
+    """A depth that was seen once is not taken for dearer than it is."""
+    model = CostModel(4)
+    for seconds in (1.5, 1.0):
+        model.update(0, 0, 0.0, seconds)
+    model.update(2, 2, 0.2, 1.4 + 0.5)
+    assert known(model).verify[3] == pytest.approx(1.4)
+    model.update(2, 2, 0.2, 1.3)
+    assert known(model).verify[3] == pytest.approx(1.3), "the next one says it itself"
