@@ -2,7 +2,8 @@
 
 Three things make a time doubtful: stalls (another program had the core), the rebuild of a graph in
 the first round at a new size, and a machine, or a growing text, that slows all rounds down. Hence
-medians, steady samples before unsteady ones, and times held against the pace of their moment.
+means that believe a stall up to a limit only, steady samples in place of unsteady ones, and times
+held against the pace of their moment.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Estimate:
 
     Attributes:
         seconds: mean of the samples, the latest ones counting most.
-        n: how many there were.
+        n: how many there were, at most WEIGHT.
         newest: the round of the last one.
         steady: whether a sample without the rebuild of a graph is among them.
     """
