@@ -354,6 +354,49 @@ class Context(Owned, OfThisProcess):
         )
         return [[self.argmax(step * n_seqs + i) for step in range(n)] for i in range(n_seqs)]
 
+    def draft(self, tokens: Ints, seqs: Ints, n: int, n_candidates: int = 0) -> Ints:
+        """The MTP block's drafts for what follows the newest token of each sequence, in one graph.
+
+        What the last decode left stays, and so do the caches. For a context with_mtp.
+
+        Args:
+            tokens: [n_seqs] int32: chosen and not decoded yet.
+            seqs: [n_seqs] int32: each has decoded something. More than one need a unified cache.
+            n: drafts for each.
+            n_candidates: keep the logits of so many best tokens of every draft; see
+                :attr:`draft_logits`.
+
+        Returns:
+            [n, n_seqs] int32.
+
+        Raises:
+            UsageError: see above. NoSlotError: the context has no room for them.
+            DecodeError: as :meth:`decode`.
+        """
+        drafts = np.empty((n, len(seqs)), dtype=np.int32)
+        view = self._ffi.from_buffer
+        given = view("int32_t[]", tokens), view("int32_t[]", seqs), len(seqs), n, n_candidates
+        message = self._message
+        native.take_recent_errors()
+        with self._alone:
+            code = self._lib.pyllama_mtp_draft(
+                self.handle, *given, view("int32_t[]", drafts), message, len(message)
+            )
+        if code != 0:
+            self._fail(code)
+        if native.pending.exception:
+            native.raise_pending()
+        self.model.refuse_lost_worker()
+        return drafts
+
+    @property
+    def draft_logits(self) -> Floats:
+        """[n, n_seqs, n_candidates] float32 of the last :meth:`draft`: logits of the best tokens of
+        each, in no order. A view that the next one overwrites."""
+        n = self._ffi.new("int32_t *")
+        pointer = self._lib.llama_mtp_get_draft_logits(self.handle, n)
+        return self._view(pointer, int(n[0]))
+
     def synchronize(self) -> None:
         """Wait until the last decode has finished (a GPU works asynchronously).
 

@@ -89,6 +89,8 @@ class ContextOptions:
 
     Attributes:
         mtp_head: False: the trunk (target); True: the MTP block (draft).
+        with_mtp: a target that keeps what the MTP block needs and drafts itself; see
+            :meth:`Context.draft`. Needs the patched library.
         need_embd_pre_norm: keep hidden rows in a tap, on the device: of every token, in a draft
             context of output tokens. Needs the patched library.
         hidden: where the tap reads: "post-norm" (after the final norm) or "pre-norm".
@@ -111,6 +113,7 @@ class ContextOptions:
     type_v: str = "f16"
     flash_attn: str = "auto"
     mtp_head: bool = False
+    with_mtp: bool = False
     need_embd_pre_norm: bool = False
     hidden: str = "post-norm"
     tap: str = "off"
@@ -141,3 +144,5 @@ class ContextOptions:
         self.rope.fill(lib, p)
         if self.mtp_head:
             p.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
+        elif self.with_mtp:
+            p.ctx_type = lib.LLAMA_CONTEXT_TYPE_WITH_MTP

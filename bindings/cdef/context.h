@@ -5,7 +5,7 @@ typedef int32_t llama_pos;
 typedef int32_t llama_seq_id;
 typedef bool (*ggml_abort_callback)(void * data);
 typedef bool (*ggml_backend_sched_eval_callback)(struct ggml_tensor * t, bool ask, void * user_data);
-enum llama_context_type    { LLAMA_CONTEXT_TYPE_DEFAULT = ..., LLAMA_CONTEXT_TYPE_MTP = ..., ... };
+enum llama_context_type    { LLAMA_CONTEXT_TYPE_DEFAULT = ..., LLAMA_CONTEXT_TYPE_MTP = ..., LLAMA_CONTEXT_TYPE_WITH_MTP = ..., ... };
 enum llama_rope_scaling_type {
     LLAMA_ROPE_SCALING_TYPE_NONE = ..., LLAMA_ROPE_SCALING_TYPE_LINEAR = ..., LLAMA_ROPE_SCALING_TYPE_YARN = ..., ...
 };

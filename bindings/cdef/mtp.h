@@ -35,4 +35,6 @@ bool     llama_mtp_replace_draft_rows(struct llama_context * ctx, int32_t n, con
 int32_t  llama_mtp_use_model_draft_head(struct llama_context * ctx, const int32_t ** ids);
 void     llama_mtp_set_candidates    (struct llama_context * ctx, int32_t n);
 int32_t  llama_mtp_get_candidates_ith(struct llama_context * ctx, int32_t i, const int32_t ** ids, const float ** logits);
+const float * llama_mtp_get_draft_logits(const struct llama_context * ctx, int32_t * n);
+uint64_t llama_mtp_get_n_graphs_built(const struct llama_context * ctx);
 bool     llama_mtp_set_chain       (struct llama_context * ctx, int32_t n_steps);

@@ -25,6 +25,10 @@ int32_t pyllama_set_embeddings_pre_norm(struct llama_context * ctx, bool value, 
 int32_t pyllama_mtp_set_draft_head(struct llama_context * ctx, int32_t type, const void * rows, size_t n_bytes, const int32_t * ids, int32_t n_rows, char * message, size_t n_message);
 int32_t pyllama_mtp_replace_draft_rows(struct llama_context * ctx, int32_t n, const int32_t * slots, const int32_t * ids, const void * rows, size_t n_bytes, char * message, size_t n_message);
 int32_t pyllama_mtp_use_model_draft_head(struct llama_context * ctx, const int32_t ** ids, char * message, size_t n_message);
+int32_t pyllama_mtp_draft(
+        struct llama_context * ctx, const int32_t * tokens, const int32_t * seqs, int32_t n_seqs, int32_t n_steps,
+        int32_t n_candidates, int32_t * drafts, char * message, size_t n_message);
+int32_t pyllama_mtp_reserve(struct llama_context * ctx, int32_t n_seqs, int32_t n_steps, char * message, size_t n_message);
 int32_t pyllama_mtp_set_chain(struct llama_context * ctx, int32_t n_steps, char * message, size_t n_message);
 struct pyllama_batch {
     int32_t n_tokens;

@@ -105,6 +105,11 @@ PYLLAMA_API int32_t pyllama_mtp_replace_draft_rows(
         size_t n_bytes, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_mtp_use_model_draft_head(
         struct llama_context * ctx, const int32_t ** ids, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_mtp_draft(
+        struct llama_context * ctx, const int32_t * tokens, const int32_t * seqs, int32_t n_seqs, int32_t n_steps,
+        int32_t n_candidates, int32_t * drafts, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_mtp_reserve(
+        struct llama_context * ctx, int32_t n_seqs, int32_t n_steps, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_mtp_set_chain(struct llama_context * ctx, int32_t n_steps, char * message, size_t n_message);
 
 // State of one sequence; like llama_state_seq_{get,set}_data_ext, 0 on failure.

@@ -333,6 +333,17 @@ int32_t pyllama_mtp_use_model_draft_head(
     return guarded_code(message, n_message, [&] { return llama_mtp_use_model_draft_head(ctx, ids); });
 }
 
+int32_t pyllama_mtp_draft(
+        llama_context * ctx, const int32_t * tokens, const int32_t * seqs, int32_t n_seqs, int32_t n_steps,
+        int32_t n_candidates, int32_t * drafts, char * message, size_t n_message) {
+    return guarded_code(message, n_message,
+            [&] { return llama_mtp_draft(ctx, tokens, seqs, n_seqs, n_steps, n_candidates, drafts); });
+}
+
+int32_t pyllama_mtp_reserve(llama_context * ctx, int32_t n_seqs, int32_t n_steps, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { return llama_mtp_reserve(ctx, n_seqs, n_steps); });
+}
+
 int32_t pyllama_mtp_set_chain(llama_context * ctx, int32_t n_steps, char * message, size_t n_message) {
     return guarded_code(message, n_message, [&] { return llama_mtp_set_chain(ctx, n_steps); });
 }
