@@ -89,31 +89,26 @@ class Library:
 
     def devices(self) -> list[Device]:
         """All devices of all loaded backends, in ggml's order."""
+        found = []
+        for device in self.handles():
+            free, total = self.device_memory(device)
+            description = self.text(self.lib.ggml_backend_dev_description(device))
+            name, kind = self.device_name(device), self._kind(device)
+            found.append(Device(name, description, kind, free, total))
+        return found
+
+    def handles(self, kind: str | None = None) -> list[Any]:
+        """The devices of a kind, or all, as ggml_backend_dev_t."""
+        every = map(self.lib.ggml_backend_dev_get, range(self.lib.ggml_backend_dev_count()))
+        return [device for device in every if kind in (None, self._kind(device))]
+
+    def _kind(self, device: Any) -> str:
         kinds = {
             self.lib.GGML_BACKEND_DEVICE_TYPE_CPU: "cpu",
             self.lib.GGML_BACKEND_DEVICE_TYPE_GPU: "gpu",
             self.lib.GGML_BACKEND_DEVICE_TYPE_IGPU: "igpu",
         }
-        found = []
-        for index in range(self.lib.ggml_backend_dev_count()):
-            device = self.lib.ggml_backend_dev_get(index)
-            free, total = self.device_memory(device)
-            found.append(
-                Device(
-                    name=self.text(self.lib.ggml_backend_dev_name(device)),
-                    description=self.text(self.lib.ggml_backend_dev_description(device)),
-                    kind=kinds.get(self.lib.ggml_backend_dev_type(device), "accel"),
-                    free=free,
-                    total=total,
-                )
-            )
-        return found
-
-    def handles(self, kind: str | None = None) -> list[Any]:
-        """The devices of a kind, or all, as ggml_backend_dev_t."""
-        pairs = enumerate(self.devices())
-        found = (i for i, device in pairs if kind in (None, device.kind))
-        return [self.lib.ggml_backend_dev_get(i) for i in found]
+        return kinds.get(self.lib.ggml_backend_dev_type(device), "accel")
 
     def device_memory(self, device: Any) -> tuple[int, int]:
         """Bytes free, and in all, of a ggml_backend_dev_t; 0 and 0: it does not say."""
