@@ -189,6 +189,11 @@ class Model(Owned, OfThisProcess):
                 self.path,
             )
 
+    @property
+    def used_devices(self) -> list[Any]:
+        """Devices with memory of their own that hold layers (ggml_backend_dev_t)."""
+        return self.devices if self.on_gpu else []
+
     def _check_memory(self) -> None:
         if (
             not (self.on_gpu or self.options.no_alloc)

@@ -95,8 +95,7 @@ def simulate(
 
     info, library = twin.info, native.load()
     with closing(Engine(twin, replace(settings, n_ctx=n_ctx), n_sequences)) as engine:
-        devices = twin.devices if twin.on_gpu else []
-        taken = [engine.memory(device) for device in (None, *devices)]
+        taken = [engine.memory(device) for device in (None, *twin.used_devices)]
         rows = engine.target.options.n_outputs_max
     if twin.is_recurrent:
         n_checkpoints += settings.checkpoints
@@ -104,7 +103,7 @@ def simulate(
     taken[0]["outputs"] = 4 * rows * info.n_vocab
     free = available_memory()
     found = [DeviceMemory(HOST, taken[0], free)]
-    for device, parts in zip(devices, taken[1:], strict=True):
+    for device, parts in zip(twin.used_devices, taken[1:], strict=True):
         # As llama.cpp has it, a device that does not say has as much as the host.
         there, total = library.device_memory(device)
         found.append(DeviceMemory(library.device_name(device), parts, there if total else free))
@@ -177,8 +176,8 @@ def _plenty(model: Model, settings: Settings, n_sequences: int, n_ctx: int) -> b
     Raises:
         InsufficientMemoryError: the caches alone do not fit all memories together.
     """
-    devices = model.devices if model.on_gpu else []
-    free = [available_memory(), *(native.load().device_memory(d)[0] for d in devices)]
+    library = native.load()
+    free = [available_memory(), *(library.device_memory(d)[0] for d in model.used_devices)]
     needed = estimate(model, settings, n_sequences, n_ctx)
     caches = needed.kv_target + needed.recurrent + needed.kv_draft
     if caches > sum(free):
