@@ -738,15 +738,14 @@ class Context(Owned, OfThisProcess):
         kind = InsufficientMemoryError if native.short_of_memory(reason) else FatalDecodeError
         return kind(f"the state cannot be {what}: {reason or 'no reason given'}")
 
-    def memory(self, *devices: Any) -> dict[str, int]:
+    def memory(self, device: Any = None) -> dict[str, int]:
         """Bytes: "model" (weights), "context" (caches and snapshots), "compute" (graph buffers).
 
         Args:
-            devices: one ggml_backend_dev_t whose memory is meant, or None for the host's; all if
-                it is left out.
+            device: the ggml_backend_dev_t whose memory is meant; NULL: the host's; None: all.
         """
-        found = self._lib.llama_mtp_get_memory(self.handle)
-        if devices:
-            device = devices[0] or self._ffi.NULL
+        if device is None:
+            found = self._lib.llama_mtp_get_memory(self.handle)
+        else:
             found = self._lib.llama_mtp_get_memory_of(self.handle, device)
         return {"model": found.model, "context": found.context, "compute": found.compute}

@@ -391,24 +391,23 @@ class Engine:
             self.cached += self._batch[:n_keep].tolist()
             self.intact = True
 
-    def memory(self, *devices: Any) -> dict[str, int]:
+    def memory(self, device: Any = None) -> dict[str, int]:
         """Bytes in use, by what they are for.
 
         weights; target_context and draft_context (caches, states and their snapshots, a draft
         head); target_compute and draft_compute (graph buffers); hidden_rows (taps); checkpoints.
 
         Args:
-            devices: as for :meth:`.Context.memory`.
+            device: as for :meth:`.Context.memory`.
         """
-        target = self.target.memory(*devices)
+        target = self.target.memory(device)
         draft = {"context": 0, "compute": 0}
         if self.drafter:
-            draft = self.drafter.context.memory(*devices)
+            draft = self.drafter.context.memory(device)
         taps = [
-            context.tap.n_bytes if context and context.tap and context.tap.is_on(*devices) else 0
+            context.tap.n_bytes if context and context.tap and context.tap.is_on(device) else 0
             for context in (self.target, self.drafter.context if self.drafter else None)
         ]
-        on_host = not devices or devices[0] is None
         return {
             "weights": target["model"],
             "target_context": target["context"] - taps[0],
@@ -416,5 +415,5 @@ class Engine:
             "draft_context": draft["context"] - taps[1],
             "draft_compute": draft["compute"],
             "hidden_rows": sum(taps),
-            "checkpoints": self.checkpoints.n_bytes if on_host else 0,
+            "checkpoints": 0 if device else self.checkpoints.n_bytes,
         }

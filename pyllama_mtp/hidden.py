@@ -132,15 +132,15 @@ class Tap:
         kept = n_seq_max + int(lib.LLAMA_MTP_MORE_SLOTS) + 3 * int(lib.LLAMA_MTP_SHORT)
         return 4 * self.context.model.n_embd * (1 + kept + 2 * self.context.n_batch)
 
-    def is_on(self, *devices: Any) -> bool:
-        """Whether it lies in this memory; arguments as those of :meth:`.Context.memory`."""
-        info = self._lib.llama_mtp_get_tap_info(self.context.handle)
-        name = self.context.library.text(info.device)
-        on_device = [d for d in self.context.model.devices if name == self._name(d)]
-        return not devices or (devices[0] in on_device if devices[0] else not on_device)
-
-    def _name(self, device: Any) -> str:
-        return self.context.library.device_name(device)
+    def is_on(self, device: Any = None) -> bool:
+        """Whether it lies in this memory; `device` as for :meth:`.Context.memory`."""
+        if device is None:
+            return True
+        library, model = self.context.library, self.context.model
+        name = library.text(self.info().device)
+        if device:
+            return name == library.device_name(device)
+        return all(name != library.device_name(one) for one in model.devices)
 
     def set(self, on: bool) -> None:
         """Whether the next batches leave their rows."""

@@ -95,7 +95,7 @@ def simulate(
 
     info, library = twin.info, native.load()
     with closing(Engine(twin, replace(settings, n_ctx=n_ctx), n_sequences)) as engine:
-        taken = [engine.memory(device) for device in (None, *twin.used_devices)]
+        taken = [engine.memory(device) for device in (library.ffi.NULL, *twin.used_devices)]
         rows = engine.target.options.n_outputs_max
     if twin.is_recurrent:
         n_checkpoints += settings.checkpoints

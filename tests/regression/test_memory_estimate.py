@@ -67,7 +67,7 @@ def used(model: Model, settings: Settings, n_sequences: int) -> dict[Any, dict[s
         else:
             session.generate(prompt, max_tokens=12).run()
             session.generate(prompt[:150], max_tokens=12).run()
-        devices = (None, *model.used_devices)
+        devices = (native.load().ffi.NULL, *model.used_devices)
         found = {device: engine.memory(device) for device in devices}
         everything = engine.memory()
         for name in everything.keys() - {"checkpoints"}:  # nothing is elsewhere
