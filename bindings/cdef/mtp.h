@@ -15,18 +15,7 @@ void    llama_set_embeddings_pre_norm_point(struct llama_context * ctx, enum lla
 float * llama_get_embeddings_pre_norm      (struct llama_context * ctx);
 float * llama_get_embeddings_pre_norm_ith  (struct llama_context * ctx, int32_t i);
 void    llama_mtp_set_slice  (struct llama_context * ctx, bool value);
-void    llama_mtp_set_kv_only(struct llama_context * ctx, bool value);
 void    llama_mtp_set_rs_snapshots(struct llama_context * ctx, bool value);
-#define LLAMA_MTP_ROW_ZERO ...
-#define LLAMA_MTP_MORE_SLOTS ...
-#define LLAMA_MTP_SHORT ...
-int32_t llama_mtp_tap_row  (const struct llama_context * ctx, int32_t i);
-int32_t llama_mtp_tap_keep (struct llama_context * ctx, int32_t slot, int32_t row);
-bool    llama_mtp_tap_read (struct llama_context * ctx, int32_t row, float * dst);
-int32_t llama_mtp_tap_write(struct llama_context * ctx, int32_t slot, const float * src);
-bool    llama_mtp_set_hidden_rows(struct llama_context * ctx, struct llama_context * ctx_src, const int32_t * rows, size_t n_rows);
-struct llama_mtp_tap_info { const char * device; bool leaves_device; uint64_t n_bytes_to_host; uint64_t n_bytes_from_host; };
-struct llama_mtp_tap_info llama_mtp_get_tap_info(const struct llama_context * ctx);
 void     llama_mtp_set_greedy      (struct llama_context * ctx, bool value);
 int32_t  llama_mtp_get_greedy_ith  (struct llama_context * ctx, int32_t i);
 uint64_t llama_mtp_get_output_bytes(const struct llama_context * ctx);
@@ -37,4 +26,3 @@ void     llama_mtp_set_candidates    (struct llama_context * ctx, int32_t n);
 int32_t  llama_mtp_get_candidates_ith(struct llama_context * ctx, int32_t i, const int32_t ** ids, const float ** logits);
 const float * llama_mtp_get_draft_logits(const struct llama_context * ctx, int32_t * n);
 uint64_t llama_mtp_get_n_graphs_built(const struct llama_context * ctx);
-bool     llama_mtp_set_chain       (struct llama_context * ctx, int32_t n_steps);

@@ -27,9 +27,8 @@ int32_t pyllama_mtp_replace_draft_rows(struct llama_context * ctx, int32_t n, co
 int32_t pyllama_mtp_use_model_draft_head(struct llama_context * ctx, const int32_t ** ids, char * message, size_t n_message);
 int32_t pyllama_mtp_draft(
         struct llama_context * ctx, const int32_t * tokens, const int32_t * seqs, int32_t n_seqs, int32_t n_steps,
-        int32_t n_candidates, int32_t * drafts, char * message, size_t n_message);
+        int32_t n_candidates, const float * noise, const float * scale, int32_t * drafts, char * message, size_t n_message);
 int32_t pyllama_mtp_reserve(struct llama_context * ctx, int32_t n_seqs, int32_t n_steps, char * message, size_t n_message);
-int32_t pyllama_mtp_set_chain(struct llama_context * ctx, int32_t n_steps, char * message, size_t n_message);
 struct pyllama_batch {
     int32_t n_tokens;
     const llama_token * token;
@@ -38,9 +37,6 @@ struct pyllama_batch {
     const int8_t * output;
     const float * hidden;
     int32_t n_embd;
-    struct llama_context * hidden_ctx;
-    const int32_t * hidden_row;
-    int32_t n_chain;
 };
 int32_t pyllama_decode(struct llama_context * ctx, struct llama_batch_ext * batch, const struct pyllama_batch * entries, char * message, size_t n_message);
 size_t pyllama_state_seq_get(struct llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, uint32_t flags, char * message, size_t n_message);

@@ -8,16 +8,7 @@ float * llama_get_embeddings_pre_norm(llama_context *) { return nullptr; }
 float * llama_get_embeddings_pre_norm_ith(llama_context *, int32_t) { return nullptr; }
 
 void llama_mtp_set_slice(llama_context *, bool) {}
-void llama_mtp_set_kv_only(llama_context *, bool) {}
 void llama_mtp_set_rs_snapshots(llama_context *, bool) {}
-
-int32_t llama_mtp_tap_row(const llama_context *, int32_t) { return -1; }
-int32_t llama_mtp_tap_keep(llama_context *, int32_t, int32_t) { return -1; }
-bool    llama_mtp_tap_read(llama_context *, int32_t, float *) { return false; }
-int32_t llama_mtp_tap_write(llama_context *, int32_t, const float *) { return -1; }
-bool    llama_mtp_set_hidden_rows(llama_context *, llama_context *, const int32_t *, size_t) { return false; }
-
-llama_mtp_tap_info llama_mtp_get_tap_info(const llama_context *) { return { nullptr, false, 0, 0 }; }
 
 void        llama_mtp_set_greedy(llama_context *, bool) {}
 llama_token llama_mtp_get_greedy_ith(llama_context *, int32_t) { return LLAMA_TOKEN_NULL; }
@@ -27,8 +18,7 @@ uint64_t    llama_mtp_get_output_bytes(const llama_context *) { return 0; }
 bool        llama_mtp_set_draft_head(llama_context *, int32_t, const void *, size_t, const llama_token *, int32_t) { return false; }
 bool        llama_mtp_replace_draft_rows(llama_context *, int32_t, const int32_t *, const llama_token *, const void *, size_t) { return false; }
 int32_t     llama_mtp_use_model_draft_head(llama_context *, const llama_token **) { return 0; }
-int32_t     llama_mtp_draft(llama_context *, const llama_token *, const llama_seq_id *, int32_t, int32_t, int32_t, llama_token *) { return -1; }
+int32_t     llama_mtp_draft(llama_context *, const llama_token *, const llama_seq_id *, int32_t, int32_t, int32_t, const float *, const float *, llama_token *) { return -1; }
 const float * llama_mtp_get_draft_logits(const llama_context *, int32_t * n) { *n = 0; return nullptr; }
 bool        llama_mtp_reserve(llama_context *, int32_t, int32_t) { return false; }
 uint64_t    llama_mtp_get_n_graphs_built(const llama_context *) { return 0; }
-bool        llama_mtp_set_chain(llama_context *, int32_t) { return false; }

@@ -76,9 +76,6 @@ struct pyllama_batch {
     const int8_t       * output;  // 1: an output row is wanted for this token
     const float        * hidden;  // NULL, or n_tokens rows of n_embd: the state an MTP block pairs with the token
     int32_t              n_embd;
-    struct llama_context * hidden_ctx;   // instead of `hidden`: a context with a tap,
-    const int32_t        * hidden_row;   // and which of its rows pairs with the token
-    int32_t                n_chain;      // steps of a chain of drafts, see llama_mtp_set_chain(); 0: no chain
 };
 
 // Fill `batch` and decode it. Returns a code of llama_decode(), or one of PYLLAMA_*.
@@ -107,10 +104,9 @@ PYLLAMA_API int32_t pyllama_mtp_use_model_draft_head(
         struct llama_context * ctx, const int32_t ** ids, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_mtp_draft(
         struct llama_context * ctx, const int32_t * tokens, const int32_t * seqs, int32_t n_seqs, int32_t n_steps,
-        int32_t n_candidates, int32_t * drafts, char * message, size_t n_message);
+        int32_t n_candidates, const float * noise, const float * scale, int32_t * drafts, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_mtp_reserve(
         struct llama_context * ctx, int32_t n_seqs, int32_t n_steps, char * message, size_t n_message);
-PYLLAMA_API int32_t pyllama_mtp_set_chain(struct llama_context * ctx, int32_t n_steps, char * message, size_t n_message);
 
 // State of one sequence; like llama_state_seq_{get,set}_data_ext, 0 on failure.
 PYLLAMA_API size_t pyllama_state_seq_get(

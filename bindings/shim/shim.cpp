@@ -277,15 +277,6 @@ int32_t pyllama_decode(
                 return PYLLAMA_BATCH_REFUSED;
             }
         }
-        if (entries->hidden_row && !llama_mtp_set_hidden_rows(
-                ctx, entries->hidden_ctx, entries->hidden_row, (size_t) entries->n_tokens)) {
-            say(message, n_message, "the hidden rows were refused");
-            return PYLLAMA_BATCH_REFUSED;
-        }
-        if (entries->n_chain > 0 && !llama_mtp_set_chain(ctx, entries->n_chain)) {
-            say(message, n_message, "the chain was refused");
-            return PYLLAMA_BATCH_REFUSED;
-        }
         return llama_process(ctx, LLAMA_PROCESS_TYPE_DECODE, batch);
     });
 }
@@ -335,17 +326,15 @@ int32_t pyllama_mtp_use_model_draft_head(
 
 int32_t pyllama_mtp_draft(
         llama_context * ctx, const int32_t * tokens, const int32_t * seqs, int32_t n_seqs, int32_t n_steps,
-        int32_t n_candidates, int32_t * drafts, char * message, size_t n_message) {
-    return guarded_code(message, n_message,
-            [&] { return llama_mtp_draft(ctx, tokens, seqs, n_seqs, n_steps, n_candidates, drafts); });
+        int32_t n_candidates, const float * noise, const float * scale, int32_t * drafts, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] {
+        require_threads(std::max(llama_n_threads(ctx), llama_n_threads_batch(ctx)));
+        return llama_mtp_draft(ctx, tokens, seqs, n_seqs, n_steps, n_candidates, noise, scale, drafts);
+    });
 }
 
 int32_t pyllama_mtp_reserve(llama_context * ctx, int32_t n_seqs, int32_t n_steps, char * message, size_t n_message) {
     return guarded_code(message, n_message, [&] { return llama_mtp_reserve(ctx, n_seqs, n_steps); });
-}
-
-int32_t pyllama_mtp_set_chain(llama_context * ctx, int32_t n_steps, char * message, size_t n_message) {
-    return guarded_code(message, n_message, [&] { return llama_mtp_set_chain(ctx, n_steps); });
 }
 
 size_t pyllama_state_seq_get(
