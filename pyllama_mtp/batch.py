@@ -18,10 +18,12 @@ from .errors import (
     PyllamaMtpError,
     UsageError,
 )
-from .hidden import Floats, Hidden, HostRows, Ints, TapRows
 
 if TYPE_CHECKING:
     from .context import Context
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
 
 
 def decode_error(code: int, message: str) -> PyllamaMtpError:
@@ -61,28 +63,22 @@ class Batch:
         tokens, positions, seqs: [n] int32: ids, positions, sequence ids. Positions of a sequence
             follow on from what is in its cache.
         outputs: [n] int8, 1 where an output row (logits) is wanted.
-        hidden: n rows, or [n, n_embd] float32, for a draft context only: the state that pairs with
+        hidden: [n, n_embd] float32, for a context of the MTP block only: the state that pairs with
             each token.
-        chain: draft in one graph: the entries are that many steps, one after the other, each the
-            same sequences again at the next position. Tokens and hidden rows of the first step
-            count. 0: no chain. Draft contexts that keep greedy tokens only.
     """
 
     tokens: Ints
     positions: Ints
     seqs: Ints
     outputs: npt.NDArray[np.int8]
-    hidden: Hidden | Floats | None = None
-    chain: int = 0
+    hidden: Floats | None = None
 
     def __post_init__(self) -> None:
         for name in ("tokens", "positions", "seqs"):
             setattr(self, name, np.ascontiguousarray(getattr(self, name), dtype=np.int32))
         self.outputs = np.ascontiguousarray(self.outputs, dtype=np.int8)
-        if isinstance(self.hidden, np.ndarray):
-            self.hidden = HostRows(self.hidden)
-        if isinstance(self.hidden, HostRows):
-            self.hidden = HostRows(np.ascontiguousarray(self.hidden.data, dtype=np.float32))
+        if self.hidden is not None:
+            self.hidden = np.ascontiguousarray(self.hidden, dtype=np.float32)
 
     def check(self, context: Context) -> None:
         """Refuse everything that would be a GGML_ASSERT, and end the interpreter, further down.
@@ -125,31 +121,13 @@ class Batch:
             raise UsageError(
                 f"{rows} output rows; this context was made for {options.n_outputs_max}"
             )
-        self._check_hidden(context)
-        if self.chain:
-            self._check_chain(context)
-
-    def _check_hidden(self, context: Context) -> None:
-        hidden, shape = self.hidden, (len(self.tokens), context.model.n_embd)
-        if context.options.mtp_head != (hidden is not None):
-            raise UsageError("hidden rows belong to a draft context, and to every batch of one")
-        if isinstance(hidden, HostRows) and hidden.data.shape != shape:
-            raise UsageError(f"hidden rows of shape {hidden.data.shape}, expected {shape}")
-        if hidden is not None and len(hidden) != shape[0]:
-            raise UsageError(f"{len(hidden)} hidden rows for {shape[0]} tokens")
-
-    def _check_chain(self, context: Context) -> None:
-        n = len(self.tokens)
-        if not (context.options.mtp_head and context.greedy) or context.options.tap != "off":
+        hidden, shape = self.hidden, (n, context.model.n_embd)
+        if options.mtp_head != (hidden is not None):
             raise UsageError(
-                "a chain belongs to a draft context that keeps greedy tokens, and no hidden rows "
-                "on the host"
+                "hidden rows belong to a context of the MTP block, and to every batch of one"
             )
-        if self.chain < 0 or n % self.chain or not self.outputs.all() or n > context.n_ubatch:
-            raise UsageError(
-                f"{n} tokens in a chain of {self.chain} steps: a chain is whole steps, every entry "
-                f"an output, and at most n_ubatch = {context.n_ubatch} of them"
-            )
+        if hidden is not None and hidden.shape != shape:
+            raise UsageError(f"hidden rows of shape {hidden.shape}, expected {shape}")
 
     def view(self, context: Context) -> tuple[Any, list[Any]]:
         """A ``struct pyllama_batch`` on these arrays, and what must stay alive beside it."""
@@ -162,14 +140,10 @@ class Batch:
 
         alive: list[Any] = [self]
         view.n_tokens, view.n_embd = len(self.tokens), context.model.n_embd
-        view.n_chain = self.chain
         view.token = pointer("int32_t[]", self.tokens)
         view.pos = pointer("int32_t[]", self.positions)
         view.seq_id = pointer("int32_t[]", self.seqs)
         view.output = pointer("int8_t[]", self.outputs)
-        if isinstance(self.hidden, HostRows):
-            view.hidden = pointer("float[]", self.hidden.data)
-        elif isinstance(self.hidden, TapRows):
-            view.hidden_ctx = self.hidden.tap.context.handle
-            view.hidden_row = pointer("int32_t[]", self.hidden.index)
+        if self.hidden is not None:
+            view.hidden = pointer("float[]", self.hidden)
         return view, alive

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import native
-from .batch import Batch, decode_error
+from .batch import Batch, Floats, Ints, decode_error
 from .contextoptions import ContextOptions
 from .errors import (
     ContextClosedError,
@@ -19,7 +19,6 @@ from .errors import (
     PyllamaMtpError,
     UsageError,
 )
-from .hidden import Floats, Hidden, HostRows, Ints, Tap, joined
 from .owned import Exclusive, OfThisProcess, Owned
 from .trace import Node, Trace
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 #: How often a long computation looks for Ctrl-C.
 POLL_PERIOD_US = 50_000
-#: Nodes that a step of a chain may have (MAX_NODES in llama-mtp-context.cpp).
-CHAIN_NODES = 128
 SEQ = 0  # the sequence of a driver that has one
 
 NAN = "the model's logits are NaN: damaged weights, or a kernel bug"
@@ -47,11 +44,11 @@ class Context(Owned, OfThisProcess):
     context is lost then, and can only be closed.
 
     Attributes:
-        tap: its hidden-state tap, if `options.need_embd_pre_norm`.
         last_outputs: output marks of the last batch.
         greedy: decodes leave the best token of every output row, and no logits.
         n_candidates: and so many of its best tokens, with their logits.
-        draft_ids: [n] int32: tokens that a draft head is over, by row; None: the whole vocabulary.
+        draft_ids: [n] int32: tokens that the draft head is over, by row; None: the whole
+            vocabulary.
     """
 
     def __init__(
@@ -86,8 +83,6 @@ class Context(Owned, OfThisProcess):
         self.greedy = self._left_greedy = False
         self.n_candidates = 0
         self.draft_ids: Ints | None = None
-        self.hidden_bytes_sent = 0  # hidden rows that came with batches, from host memory
-        self.hidden_bytes_read = 0  # hidden rows that upstream's tap put into host memory
         self.model, self.options = model, options
         n_ubatch = min(options.n_ubatch, options.n_batch, options.n_ctx)
         if model.is_recurrent and options.n_rs_seq > 0 and n_ubatch < options.n_rs_seq + 2:
@@ -128,12 +123,12 @@ class Context(Owned, OfThisProcess):
             masked = options.tap == "outputs"
             self._lib.llama_mtp_set_embeddings_nextn(self._handle, True, masked)
         self.model.adapters.apply(self._handle)
-        self._lib.llama_mtp_set_kv_only(self._handle, not options.full_block)
-        self._lib.llama_mtp_set_slice(self._handle, not options.full_block)
+        self._lib.llama_mtp_set_slice(self._handle, options.slice)
         pre_norm = options.hidden == "pre-norm"
         point = self._lib.LLAMA_MTP_TAP_PRE_NORM if pre_norm else self._lib.LLAMA_MTP_TAP_POST_NORM
         self._lib.llama_set_embeddings_pre_norm_point(self._handle, point)
-        self.tap = Tap(self) if options.need_embd_pre_norm else None
+        if options.need_embd_pre_norm:
+            self._make_tap()
 
     def _create(self, target: Context | None) -> Any:
         lib, options = self._lib, self.options
@@ -257,7 +252,7 @@ class Context(Owned, OfThisProcess):
         tokens: Ints,
         start: int,
         outputs: npt.NDArray[np.int8],
-        hidden: Hidden | Floats | None = None,
+        hidden: Floats | None = None,
         seq: int = SEQ,
     ) -> None:
         """Process tokens at positions start, start + 1, ... of one sequence.
@@ -265,7 +260,7 @@ class Context(Owned, OfThisProcess):
         Args:
             tokens: [n] int32 ids, n at most n_batch.
             outputs: [n] int8, 1 where an output row (logits) is wanted; at most n_outputs_max.
-            hidden: n rows, or [n, n_embd] float32, for a draft context only: row i is the hidden
+            hidden: [n, n_embd] float32, for a context of the MTP block only: row i is the hidden
                 state that pairs with tokens[i], that is the trunk's at position start + i - 1.
             seq: the sequence; for several in one batch see :meth:`decode_batch`.
 
@@ -282,8 +277,6 @@ class Context(Owned, OfThisProcess):
         """Process a batch of any sequences; for the errors see :meth:`decode`."""
         batch.check(self)
         view, alive = batch.view(self)
-        if isinstance(batch.hidden, HostRows):
-            self.hidden_bytes_sent += batch.hidden.data.nbytes
         message = self._message
         native.take_recent_errors()
         if self._trace:
@@ -294,9 +287,6 @@ class Context(Owned, OfThisProcess):
             code = self._lib.pyllama_decode(self.handle, self._batch, view, message, len(message))
         del alive
         self.last_outputs, self._left_greedy = batch.outputs, self.greedy
-        if self.options.tap != "off":
-            rows = batch.outputs.sum() if self.options.tap == "outputs" else len(batch.tokens)
-            self.hidden_bytes_read += 4 * self.model.n_embd * int(rows)
         if code != 0:
             self._fail(code)
         native.raise_pending()
@@ -325,36 +315,15 @@ class Context(Owned, OfThisProcess):
         """How many positions the recurrent state of a sequence can go back now."""
         return self._rewind.get(seq, 0)
 
-    def draft_chain(self, token: int, start: int, hidden: Hidden, n: int) -> list[int]:
-        """:meth:`draft_chains` for one sequence: `hidden` is one row."""
-        tokens, starts, seqs = np.array([[token], [start], [SEQ]], dtype=np.int32)
-        return self.draft_chains(tokens, starts, seqs, hidden, n)[0]
-
-    def draft_chains(
-        self, tokens: Ints, starts: Ints, seqs: Ints, hidden: Hidden, n: int
-    ) -> list[list[int]]:
-        """`n` greedy drafts for each of several sequences: the block runs n times in one graph.
-
-        Args:
-            tokens: [n_seqs] int32: the newest token of each sequence.
-            starts: [n_seqs] int32: its position.
-            seqs: [n_seqs] int32: the sequences. More than one need a unified cache.
-            hidden: n_seqs rows: the states that the newest tokens pair with.
-
-        Returns:
-            n tokens for each sequence.
-        """
-        n_seqs = len(seqs)
-        positions = (starts + np.arange(n)[:, None]).ravel()  # step by step
-        ones = np.ones(n * n_seqs, dtype=np.int8)
-        rows = joined([hidden] * n)
-        self.set_greedy(True)
-        self.decode_batch(
-            Batch(np.tile(tokens, n), positions, np.tile(seqs, n), ones, rows, chain=n)
-        )
-        return [[self.argmax(step * n_seqs + i) for step in range(n)] for i in range(n_seqs)]
-
-    def draft(self, tokens: Ints, seqs: Ints, n: int, n_candidates: int = 0) -> Ints:
+    def draft(
+        self,
+        tokens: Ints,
+        seqs: Ints,
+        n: int,
+        n_candidates: int = 0,
+        temperatures: Floats | None = None,
+        noise: Floats | None = None,
+    ) -> Ints:
         """The MTP block's drafts for what follows the newest token of each sequence, in one graph.
 
         What the last decode left stays, and so do the caches. For a context with_mtp.
@@ -365,37 +334,79 @@ class Context(Owned, OfThisProcess):
             n: drafts for each.
             n_candidates: keep the logits of so many best tokens of every draft; see
                 :attr:`draft_logits`.
+            temperatures: [n_seqs] float32, above 0: drafts are drawn from softmax(logits /
+                temperature) by `noise`; None: they are the best tokens.
+            noise: [n, n_seqs, n_head] float32 from the standard Gumbel distribution: the largest of
+                logits / temperature + noise is drawn. n_head is what :attr:`n_head` says. Zeros
+                give the best token.
 
         Returns:
             [n, n_seqs] int32.
 
         Raises:
-            UsageError: see above. NoSlotError: the context has no room for them.
+            UsageError: no such context, or arrays of other shapes.
+            NoKVSlotError: the cache has no room for them.
+            FatalDecodeError: the logits hold a NaN (on a GPU drafts do not tell).
             DecodeError: as :meth:`decode`.
         """
+        if not self.options.with_mtp:
+            raise UsageError("drafts come from a context with_mtp")
+        view, null = self._ffi.from_buffer, self._ffi.NULL
         drafts = np.empty((n, len(seqs)), dtype=np.int32)
-        view = self._ffi.from_buffer
-        given = view("int32_t[]", tokens), view("int32_t[]", seqs), len(seqs), n, n_candidates
+        drawn = null, null
+        self._draft_shape: tuple[int, ...] = (n, len(seqs), n_candidates)
+        if temperatures is not None and noise is not None:
+            self._draft_shape = (n, len(seqs), self.n_head)
+            if noise.shape != self._draft_shape or temperatures.shape != (len(seqs),):
+                raise UsageError(f"noise of shape {noise.shape}, expected {self._draft_shape}")
+            scale = (1 / temperatures).astype(np.float32)
+            drawn = view("float[]", noise.astype(np.float32, copy=False)), view("float[]", scale)
+        given = view("int32_t[]", tokens), view("int32_t[]", seqs), len(seqs), n
         message = self._message
         native.take_recent_errors()
         with self._alone:
             code = self._lib.pyllama_mtp_draft(
-                self.handle, *given, view("int32_t[]", drafts), message, len(message)
+                *(self.handle, *given, n_candidates, *drawn, view("int32_t[]", drafts)),
+                *(message, len(message)),
             )
         if code != 0:
             self._fail(code)
         if native.pending.exception:
             native.raise_pending()
         self.model.refuse_lost_worker()
+        if drafts.min() < 0:
+            raise FatalDecodeError(NAN)
         return drafts
 
     @property
     def draft_logits(self) -> Floats:
         """[n, n_seqs, n_candidates] float32 of the last :meth:`draft`: logits of the best tokens of
-        each, in no order. A view that the next one overwrites."""
+        each, in no order; [n, n_seqs, n_head], all of them, if it has drawn. A view that the next
+        one overwrites."""
         n = self._ffi.new("int32_t *")
         pointer = self._lib.llama_mtp_get_draft_logits(self.handle, n)
-        return self._view(pointer, int(n[0]))
+        return self._view(pointer, int(n[0])).reshape(*self._draft_shape[:2], -1)
+
+    @property
+    def n_head(self) -> int:
+        """Rows of the LM head that drafts come from."""
+        return self.model.n_vocab if self.draft_ids is None else len(self.draft_ids)
+
+    def reserve_drafts(self, n_seqs: int, n: int) -> None:
+        """Allocate what rounds of `n` drafts for `n_seqs` sequences need.
+
+        Raises:
+            InsufficientMemoryError: there is no room for it.
+        """
+        if not self._call(self._lib.pyllama_mtp_reserve, n_seqs, n):
+            self.model.refuse_lost_worker()
+            said = native.take_recent_errors()
+            raise InsufficientMemoryError(f"no memory for rounds of {n} drafts: {said}")
+
+    @property
+    def graphs_built(self) -> int:
+        """How often a decode or draft found no graph of its shape and built one."""
+        return int(self._lib.llama_mtp_get_n_graphs_built(self.handle))
 
     def synchronize(self) -> None:
         """Wait until the last decode has finished (a GPU works asynchronously).
@@ -413,7 +424,7 @@ class Context(Owned, OfThisProcess):
         """Logits of batch entry `row`: a view that the next decode overwrites.
 
         Returns:
-            [n_vocab] float32, or [len(draft_ids)] with a draft head.
+            [n_vocab] float32.
 
         Raises:
             UsageError: no output row was asked for there, or greedy tokens only.
@@ -422,8 +433,7 @@ class Context(Owned, OfThisProcess):
         if self._left_greedy:
             raise UsageError("this context keeps greedy tokens only; see set_greedy()")
         pointer = self._lib.llama_get_logits_ith(self.handle, row)
-        n = self.model.n_vocab if self.draft_ids is None else len(self.draft_ids)
-        return self._view(pointer, n)
+        return self._view(pointer, self.model.n_vocab)
 
     def argmax(self, row: int) -> int:
         """Token with the largest logit of batch entry `row`; the smallest one of equals.
@@ -440,9 +450,7 @@ class Context(Owned, OfThisProcess):
             return token
         best = int(self.logits(row).argmax())  # numpy: the first NaN, if there is one
         self._refuse_nan(self.logits(row)[best])
-        if self.draft_ids is None:
-            return best
-        return int(self.draft_ids[self.logits(row) == self.logits(row)[best]].min())
+        return best
 
     def _check_output(self, row: int) -> None:
         if not (0 <= row < len(self.last_outputs) and self.last_outputs[row]):
@@ -483,7 +491,7 @@ class Context(Owned, OfThisProcess):
 
     def candidates(self, row: int) -> tuple[Ints, Floats]:
         """The best tokens of batch entry `row`, the best one first: ([n] int32 ids, [n] float32
-        logits). n is `n_candidates`, or what a draft head has.
+        logits). n is `n_candidates`.
 
         Raises:
             UsageError: no output row was asked for there, or no candidates.
@@ -498,18 +506,8 @@ class Context(Owned, OfThisProcess):
         order = np.lexsort((ids, -logits)).astype(np.int32)
         return ids[order], logits[order]
 
-    def can_chain(self, n_steps: int) -> bool:
-        """Whether a batch may be a chain of so many steps; see :class:`Batch`."""
-        self.set_greedy(True)
-        n = self.model.adapters.n_nodes(f"blk.{self.model.info.n_layer}.")
-        room = n_steps + -(-n_steps * n // CHAIN_NODES)  # llama.cpp does not count those
-        can = bool(self._call(self._lib.pyllama_mtp_set_chain, room))
-        self._call(self._lib.pyllama_mtp_set_chain, 0)
-        self.model.refuse_lost_worker()
-        return can
-
     def set_draft_head(self, rows: HeadRows | None, ids: Ints) -> None:
-        """Give a draft context an LM head over a part of the vocabulary.
+        """Give the MTP block an LM head over a part of the vocabulary, for :meth:`draft`.
 
         Args:
             rows: [n] rows of the model's LM head, as they are in its file; None: those of the
@@ -539,7 +537,7 @@ class Context(Owned, OfThisProcess):
         self.draft_ids = ids
 
     def use_own_head(self) -> None:
-        """Give a draft context the MTP block's own LM head again, over the whole vocabulary."""
+        """Give the MTP block its own LM head again, over the whole vocabulary."""
         if self.draft_ids is not None:
             null = self._ffi.NULL
             self._call(self._lib.pyllama_mtp_set_draft_head, 0, null, 0, null, 0)
@@ -593,10 +591,21 @@ class Context(Owned, OfThisProcess):
         """How often a decode found its graph built already."""
         return int(self._lib.llama_perf_context(self.handle).n_reused)
 
+    def _make_tap(self) -> None:
+        if not self._call(self._lib.pyllama_set_embeddings_pre_norm, True):
+            said = native.take_recent_errors()
+            self.model.refuse_lost_worker()
+            if native.short_of_memory(said):
+                raise InsufficientMemoryError(f"no memory for a hidden-state tap: {said}")
+            raise UsageError(
+                "there is no hidden-state tap: the library is upstream's, or the model's "
+                "architecture has none"
+            )
+
     def set_tap(self, on: bool) -> None:
         """Whether the next decodes leave hidden rows, if `options` ask for any."""
-        if self.tap:
-            self.tap.set(on)
+        if self.options.need_embd_pre_norm:
+            self._lib.llama_set_embeddings_pre_norm(self.handle, on)
         elif self.options.tap != "off":
             masked = on and self.options.tap == "outputs"
             self._lib.llama_mtp_set_embeddings_nextn(self.handle, on, masked)
@@ -607,13 +616,6 @@ class Context(Owned, OfThisProcess):
             self._snapshots = on
             self._lib.llama_mtp_set_rs_snapshots(self.handle, on)
 
-    def hidden(self, on_device: bool = True) -> Hidden:
-        """Hidden rows of the last batch: in the tap, if there is one and `on_device`, else a view
-        on the host, which waits for the computation."""
-        if self.tap and on_device:
-            return self.tap.rows(len(self.last_outputs))
-        return HostRows(self.hidden_rows())
-
     def hidden_rows(self) -> Floats:
         """Hidden rows of the last batch on the host: [n, n_embd] float32, valid until the next one.
 
@@ -622,7 +624,7 @@ class Context(Owned, OfThisProcess):
         """
         self._settle()
         n = len(self.last_outputs)
-        if self.tap:
+        if self.options.need_embd_pre_norm:
             pointer = self._lib.llama_get_embeddings_pre_norm(self.handle)
         else:
             pointer = self._lib.llama_mtp_get_embeddings_nextn(self.handle)

@@ -88,19 +88,20 @@ class ContextOptions:
     """Parameters of one context, in llama.cpp's terms.
 
     Attributes:
-        mtp_head: False: the trunk (target); True: the MTP block (draft).
+        mtp_head: False: the trunk (target); True: the MTP block alone, as upstream has it.
         with_mtp: a target that keeps what the MTP block needs and drafts itself; see
             :meth:`Context.draft`. Needs the patched library.
-        need_embd_pre_norm: keep hidden rows in a tap, on the device: of every token, in a draft
-            context of output tokens. Needs the patched library.
-        hidden: where the tap reads: "post-norm" (after the final norm) or "pre-norm".
+        need_embd_pre_norm: keep hidden rows of every token in a tap, where they are computed; see
+            :meth:`Context.hidden_rows`. Needs the patched library.
+        hidden: what the tap and the MTP block take: "post-norm" (after the final norm) or
+            "pre-norm".
         tap: hidden rows by upstream's way, through the host: "off"; "all" tokens; "outputs" only.
         n_outputs_max: most output rows per decode call.
         n_rs_seq: recurrent-state snapshots kept for rollback.
         n_seq_max: sequences that may be in the caches at once.
         unified: they share the attention cache, and any of them may be in one graph; a chain of
             several needs it. False: a part of n_ctx for each, and graphs of neighbours only.
-        full_block: a draft context runs its whole block for every token, as upstream does.
+        slice: rows that nobody asked for are dropped before the final norm.
         rope: how positions become angles; the same for target and draft.
         trace: record the graph nodes of every decode; see :meth:`Context.nodes`.
     """
@@ -121,7 +122,7 @@ class ContextOptions:
     n_rs_seq: int = 0
     n_seq_max: int = 1
     unified: bool = False
-    full_block: bool = False
+    slice: bool = True
     rope: RopeScaling = field(default_factory=RopeScaling)
     trace: bool = False
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import FatalDecodeError, InsufficientMemoryError, UsageError
-from .hidden import Floats, Ints
+from .batch import Floats, Ints
 from .settings import Sampling
 from .speculative.rejection import Distribution, draft_distribution, draw, point, softmax
 from .telemetry import NearTie

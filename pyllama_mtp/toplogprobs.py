@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .hidden import Floats
+from .batch import Floats
 
 
 @dataclass(frozen=True)

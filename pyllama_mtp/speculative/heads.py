@@ -20,7 +20,6 @@ from ..context import Context
 from ..drafthead import HeadFile, HeadRows, head_tensor
 from ..draftvocab import DEFAULT_SIZE, Ids
 from ..errors import InsufficientMemoryError
-from ..hidden import HostRows
 from ..models.ggufinfo import GGUFInfo
 from ..settings import Settings
 from ..telemetry import Telemetry
@@ -169,7 +168,7 @@ def measure_heads(context: Context, info: GGUFInfo, file: HeadFile) -> HeadCosts
     What the MTP block has of the time, and a plain step takes, goes by the bytes that they read.
 
     Args:
-        context: an empty draft context with the model's own head. It may have another one
+        context: an empty one with the MTP block and its own head. It may have another one
             afterwards, of no use: what is in its rows does not matter for the time.
     """
     row_bytes, cold = kinds_of(file), np.ones(_BYTES // 8)
@@ -201,16 +200,15 @@ def read_bytes(info: GGUFInfo) -> tuple[int, int]:
 
 def _draft_s(context: Context, cold: npt.NDArray[np.float64]) -> float:
     """Seconds of one draft, after `cold` was read."""
-    context.set_greedy(True)
-    ones, token = np.ones(1, dtype=np.int8), np.zeros(1, dtype=np.int32)
-    hidden = HostRows(np.zeros((1, context.model.n_embd), dtype=np.float32))
+    none, zero = np.zeros(1, dtype=np.int8), np.zeros(1, dtype=np.int32)
+    context.clear()
+    context.decode(zero, 0, none)
     times = []
     for _ in range(_REPEATS + 1):  # the first one builds the graph
         cold.sum()
-        context.clear()
-        began = time.perf_counter()
-        context.decode(token, 0, ones, hidden)
         context.synchronize()
+        began = time.perf_counter()
+        context.draft(zero, zero, 1)
         times.append(time.perf_counter() - began)
     return min(times[1:])
 
