@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import errors, native
-    from .batchsession import BatchGeneration, BatchSession
+    from .answer import Answer
     from .contextoptions import RopeScaling
     from .errors import PyllamaMtpError
     from .model import Model
-    from .session import Answer, Generation, Session, stream
+    from .scheduler import BatchGeneration, Generation
+    from .session import BatchSession, Session, stream
     from .settings import Sampling, Settings
     from .telemetry import Pair, Telemetry
 
@@ -45,11 +46,12 @@ __all__ = [
 
 # Imported when it is used: the command line answers Ctrl-C and `--help` before numpy is there.
 _MODULES = {
-    "batchsession": ("BatchGeneration", "BatchSession"),
+    "answer": ("Answer",),
     "contextoptions": ("RopeScaling",),
     "errors": ("PyllamaMtpError",),
     "model": ("Model",),
-    "session": ("Answer", "Generation", "Session", "stream"),
+    "scheduler": ("BatchGeneration", "Generation"),
+    "session": ("BatchSession", "Session", "stream"),
     "settings": ("Sampling", "Settings"),
     "telemetry": ("Pair", "Telemetry"),
 }

@@ -287,7 +287,7 @@ def matrix(
         output: a file to which every finished sample is appended.
         on_event: told of every step; must not raise.
         switches: values to measure every depth above 0 with: ``prompt_rows=("last", "all")``; also
-            `prompt_sync`, `hidden`, `drafting` and `draft_vocab`, see :class:`Settings`.
+            `prompt_sync`, `hidden` and `draft_vocab`, see :class:`Settings`.
 
     A single size, depth, class or value of a switch needs no sequence around it.
 

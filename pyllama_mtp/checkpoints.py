@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from .errors import UsageError
 
 if TYPE_CHECKING:
-    from .hidden import Hidden
+    from .batch import Floats
 
 
 #: Tokens at the end of a prompt that the next one may well not share: a chat template's opening of
@@ -30,15 +30,12 @@ class Checkpoint:
     Attributes:
         n_past: tokens that the state has seen, at least 1; the next position to process.
         state: what ``Context.save_state(recurrent_only=True)`` gave there.
-        carry: the hidden row of position n_past - 1, which pairs with the token at `n_past` in the
-            draft cache; None when it is not known or MTP is off.
-        slot: of the tap, where `carry` is kept.
+        carry: what upstream's way of drafting needs to go on from there; see :mod:`.upstream`.
     """
 
     n_past: int
     state: bytes | bytearray
-    carry: Hidden | None = None
-    slot: int = 0
+    carry: Floats | None = None
 
     @property
     def n_bytes(self) -> int:
@@ -80,12 +77,6 @@ class Checkpoints:
     def n_bytes(self) -> int:
         """Bytes of host memory that the checkpoints take."""
         return sum(checkpoint.n_bytes for checkpoint in self._kept)
-
-    def free_slot(self) -> int:
-        """A slot from 1 to `limit` + 1 that no checkpoint uses: one more than can be kept, because
-        the next one is made before another goes."""
-        used = {checkpoint.slot for checkpoint in self._kept}
-        return next(slot for slot in range(1, self.limit + 2) if slot not in used)
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint of where the cache ends now.

@@ -1,42 +1,36 @@
-"""The two contexts of a generation and what is in them: prefill, draft, verify, keep.
+"""The context of a generation, and what is in it: places for 1..n sequences.
 
-Invariant between calls: the target cache holds exactly ``cached``; the draft cache is in step with
-it, or after plain rounds a few tokens behind, until :meth:`Engine.catch_up`; the newest token,
-which the target has chosen, is in neither.
+Invariant between decodes, for every place: its sequence holds exactly `cached`; the newest token,
+which the target has chosen, is not in it.
 """
 
 from __future__ import annotations
 
-import itertools
-import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from . import native
+from .arguments import whole
 from .checkpoints import Checkpoint, Checkpoints, boundaries
 from .context import Context, ContextOptions
-from .errors import UsageError
-from .hidden import Hidden, Ints, Tap, TapRows, Traffic, traffic
+from .errors import FatalDecodeError, UsageError
 from .model import Model
 from .models.memory import padded
 from .owned import Exclusive
 from .settings import Settings
-from .sizing import choose_n_ctx, n_outputs, refuse_without_tap, settings_for
+from .sizing import choose_n_ctx, n_outputs, refuse_upstreams_way, settings_for
 from .speculative.choice import DraftChoice
-from .speculative.drafter import Drafter, Drafts, Propose
+from .speculative.drafter import Drafter
 from .speculative.heads import Heads
-from .speculative.rejection import point
-from .speculative.rollback import go_back, make_rollback
-from .telemetry import Telemetry
+from .speculative.rollback import Rollback, go_back, make_rollback
+from .speculative.upstream import Decoded, UpstreamDrafter
+from .telemetry import PHASES, Telemetry, timed
 
-log = logging.getLogger("pyllama_mtp")
-
-#: Tokens per graph of the draft context on a CPU. The block is one layer: larger graphs cost memory
-#: (44 MiB at 512 on the 0.8B shape) and sync the prompt no faster.
-DRAFT_UBATCH_CPU = 128
+#: llama.cpp's LLAMA_MAX_SEQ.
+MOST_SEQUENCES = 256
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -46,52 +40,91 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     )
 
 
-class Engine:
-    """Target context, draft context when `settings.depth_limit` > 0, and their contents.
-
-    An exception (Ctrl-C among them) may break it anywhere between the start of a prefill or round
-    and its end. The engine is then not intact, and the next prefill starts from empty caches.
+@dataclass(eq=False)
+class Place:
+    """Room for one sequence in the contexts.
 
     Attributes:
-        cached: tokens in the target cache, position 0 first.
+        seq: its number there.
+        rollback: None without MTP.
+        checkpoints: of the recurrent state along `cached`.
+        cached: tokens that the target holds, position 0 first.
+        drafting: whether the text at hand is drafted for.
+        used: when it was left alone.
+    """
+
+    seq: int
+    rollback: Rollback | None
+    checkpoints: Checkpoints
+    cached: list[int] = field(default_factory=list)
+    drafting: bool = False
+    used: float = 0.0
+
+
+class Engine:
+    """The target's context, what drafts when `settings.depth_limit` > 0, and places for sequences.
+
+    An exception (Ctrl-C among them) may break it anywhere between the start of a prefill or round
+    and its end. The engine is then not intact, and the next generation starts from empty caches.
+
+    Attributes:
+        places: one per sequence.
+        n_ctx: tokens that each has room for, as one sequence has.
         intact: False between the start of a prefill or round and its end.
-        on_device: hidden rows are handed over in the tap, not through arrays.
+        prompt_sync: "kv": the target's context has the MTP head; "full": upstream's way.
+        upstream: the drafter, if it is upstream's, which must be kept in step.
         choice: chooses what each round drafts.
         heads: the draft head, if drafts are made and the library can have one.
-        drafting: whether the text at hand is drafted for; if not, MTP costs nothing.
-        turn: changes with every prefill and reset; a generation that finds another one has been
+        turn: changes with every generation and reset; a generation that finds another one has been
             overtaken.
+        times: seconds of the round at hand, by phase.
         alone: held while a thread changes the contents; another one is refused meanwhile.
     """
 
-    def __init__(
-        self, model: Model, settings: Settings, n_sequences: int = 1, n_checkpoints: int = 0
-    ) -> None:
+    def __init__(self, model: Model, settings: Settings, n_sequences: int = 1) -> None:
         """Raises UsageError, InsufficientMemoryError: see :class:`Context`.
 
         Args:
-            n_sequences: sequences that both contexts have room for, each as long as `settings` say.
-                Prefill and rounds of this class are about the first one; for all of them see
-                :class:`pyllama_mtp.batchengine.BatchEngine`.
-            n_checkpoints: most checkpoints that are kept elsewhere; they count in memory.
+            n_sequences: sequences that there is room for, each as long as `settings` say.
         """
+        allowed = f"from 1 to {MOST_SEQUENCES}"
+        n_sequences = whole("n_sequences", n_sequences, 1, MOST_SEQUENCES, allowed)
         settings = settings_for(model, settings)
         self.model, self.settings, self.n_sequences = model, settings, n_sequences
-        self.cached: list[int] = []
-        self.drafting = settings.depth_limit > 0
         self.turn = 0
         self.alone = Exclusive("a session")
         self.intact = True
+        self.times = dict.fromkeys(PHASES, 0.0)
         self._outputs_before = 0
-        self._traffic = Traffic(0, 0, False)
-        self.checkpoints = Checkpoints(settings.checkpoints if model.is_recurrent else 0)
         depth = settings.depth_limit
-        self.choice = DraftChoice(settings)
+        self.choice = DraftChoice(settings, n_sequences)
         has_tap = native.load().has_tap
-        if not has_tap:
-            refuse_without_tap(settings)
         self.prompt_sync = "full" if settings.prompt_sync == "full" or not has_tap else "kv"
-        self.on_device = has_tap and settings.handoff != "host"
+        if self.prompt_sync == "full":
+            refuse_upstreams_way(settings, has_tap)
+        options = self._options()
+        self.heads: Heads | None = None
+        self.target = Context(model, options)
+        self.n_ctx = self.target.n_ctx // n_sequences
+        self.drafter: Drafter | UpstreamDrafter | None = None
+        self.upstream: UpstreamDrafter | None = None
+        try:
+            if depth and self.prompt_sync == "full":
+                self.drafter = self.upstream = UpstreamDrafter(self.target, options)
+            elif depth:
+                self.drafter = Drafter(self.target)
+                self.heads = Heads(self.target, model, settings)
+                if self.heads:
+                    self.target.reserve_drafts(n_sequences, depth)
+            self.places = [self._place(seq) for seq in range(n_sequences)]
+        except BaseException:
+            self.close()
+            raise
+
+    def _options(self) -> ContextOptions:
+        """Those of the target."""
+        model, settings, n_sequences = self.model, self.settings, self.n_sequences
+        depth = settings.depth_limit
         # llama.cpp keeps a sequence's last depth + 1 tokens in one graph, and asserts room for one.
         least = max(depth + 2 if depth else 1, n_sequences * (depth + 1))
         if min(settings.n_batch, settings.n_ubatch) < least:
@@ -100,13 +133,12 @@ class Engine:
                 f"n_batch is {settings.n_batch} and n_ubatch {settings.n_ubatch}; "
                 f"verifying {depth} drafts{of} in one graph needs at least {least} of both"
             )
-        n_ctx = max(
-            choose_n_ctx(model, settings, n_sequences, n_checkpoints), least
-        )  # llama.cpp cuts n_batch down to n_ctx
+        # llama.cpp cuts n_batch down to n_ctx.
+        n_ctx = max(choose_n_ctx(model, settings, n_sequences), least)
         if n_sequences > 1:
             n_ctx = n_sequences * padded(n_ctx)
         n_batch = min(settings.n_batch, n_ctx)
-        options = ContextOptions(
+        return ContextOptions(
             n_ctx=n_ctx,
             n_batch=n_batch,
             n_ubatch=min(settings.n_ubatch, n_batch),
@@ -115,305 +147,210 @@ class Engine:
             type_v=settings.cache_type_v,
             flash_attn=settings.flash_attn,
             rope=settings.rope,
-            need_embd_pre_norm=depth > 0 and has_tap,
+            with_mtp=depth > 0 and self.prompt_sync == "kv",
             hidden=settings.hidden,
-            tap="all" if depth and not has_tap else "off",
+            tap="all" if depth and self.prompt_sync == "full" else "off",
             n_outputs_max=n_outputs(settings, n_sequences, n_batch),
             n_rs_seq=depth if settings.rollback != "replay" else 0,
             n_seq_max=n_sequences,
             unified=n_sequences > 1,
         )
-        self.heads: Heads | None = None
-        self.target = Context(model, options)
-        self.drafter: Drafter | None = None
-        try:
-            if depth:
-                self.drafter = self._make_drafter(options)
-                self.rollback = make_rollback(self.target, depth, settings.rollback)
-        except BaseException:
-            self.close()
-            raise
 
-    def _make_drafter(self, options: ContextOptions) -> Drafter:
-        n_ubatch, n_sequences = options.n_ubatch, self.n_sequences
-        if not self.model.on_gpu:
-            rows = n_sequences * self.settings.depth_limit  # a chain, and what is synced after it
-            n_ubatch = min(n_ubatch, max(DRAFT_UBATCH_CPU, rows))
-        s, has_tap = self.settings, options.need_embd_pre_norm
-        stepwise = s.drafting == "stepwise" or s.draft_sampling
-        chained = has_tap and not stepwise
-        options = replace(
-            options,
-            mtp_head=True,
-            n_rs_seq=0,
-            n_batch=n_ubatch,
-            n_ubatch=n_ubatch,
-            n_outputs_max=n_sequences * (s.depth_limit if chained else 1),
-            need_embd_pre_norm=has_tap and not chained,
-            tap="off" if has_tap else "outputs",
-            full_block=self.prompt_sync == "full",
-        )
-        context = Context(self.model, options, target=self.target)
-        if chained and not context.can_chain(s.depth_limit):
-            if s.drafting == "chain":
-                context.close()
-                raise UsageError(
-                    f"a chain of {s.depth_limit} drafts has no room in a graph of this model; use "
-                    "a smaller draft_n_max, or drafting 'stepwise'"
-                )
-            chained, context.tap = False, Tap(context)
-        if has_tap:
-            self.heads = Heads(context, self.model, s)
-        if self.on_device and traffic(self.target, context).leaves_device:
-            log.warning(
-                "the MTP block is not on the device that computes its input: hidden rows are copied"
-            )
-        return Drafter(context, self.target if self.on_device else None, chained)
+    def _place(self, seq: int) -> Place:
+        s, rollback = self.settings, None
+        if self.drafter:
+            rollback = make_rollback(self.target, s.depth_limit, s.rollback, seq)
+        return Place(seq, rollback, Checkpoints(s.checkpoints if self.model.is_recurrent else 0))
 
     @property
     def closed(self) -> bool:
         """Whether a context is closed, or was lost in a failure."""
-        return self.target.closed or (self.drafter is not None and self.drafter.context.closed)
+        return any(context.closed for context in self._contexts())
 
     def close(self) -> None:
-        """Free both contexts. May be called again."""
-        if self.drafter:
-            self.drafter.context.close()
-        self.target.close()
+        """Free what it holds. May be called again."""
+        for context in reversed(self._contexts()):
+            context.close()
 
-    def reset(self) -> None:
-        """Empty both caches."""
-        self.target.clear()
-        if self.drafter:
-            self.drafter.context.clear()
-            self.drafter.reset()
-        self.checkpoints.clear()
-        self.cached = []
-        self.intact = True
-        self.turn += 1
-
-    # -- prefill -------------------------------------------------------------------------------
-
-    def prefill(self, prompt: Sequence[int], telemetry: Telemetry, drafting: bool = True) -> int:
-        """Bring both caches to the end of `prompt`; what they hold already is reused.
-
-        Args:
-            prompt: token ids, at least one.
-            drafting: False: what follows will not be drafted for, so only the target is run.
-
-        Returns:
-            The batch entry of the last decode that holds the last token's logits.
-        """
+    def begin(self) -> int:
+        """Start a generation; what a computation that broke off has left is wiped out. The turn."""
         if not self.intact:
             self.reset()
         self.turn += 1
-        self.catch_up()
-        self.intact = False
-        self.drafting = drafting and self.drafter is not None
-        self.target.set_tap(self.drafting)
-        self.target.set_snapshots(False)  # nobody goes back within a prompt token by token
-        self.start_counting()
-        start = self._reuse(prompt)
-        telemetry.n_prompt, telemetry.n_cached = len(prompt), start
-        cuts = self._cuts(start, len(prompt))
-        keep = self.checkpoints.survivors(cuts)
-        behind: tuple[Ints, int, TapRows] | None = None
-        for begin, end in itertools.pairwise([start, *cuts]):
-            chunk = np.array(prompt[begin:end], dtype=np.int32)
-            outputs = np.zeros(len(chunk), dtype=np.int8)
-            outputs[-1] = end == len(prompt)
-            if self.settings.prompt_rows == "all":
-                outputs[:] = 1
-            self.target.decode(chunk, begin, outputs)
-            if self.drafting:
-                rows = self._hidden(len(chunk))
-                with telemetry.timed("prompt_sync"):
-                    # Rows in the tap outlive one more batch: the draft context follows one batch
-                    # behind, so that a GPU has the target's next batch before it waits for this.
-                    if behind:
-                        self._sync(*behind)
-                    behind = (chunk, begin, rows) if isinstance(rows, TapRows) else None
-                    if not behind:
-                        self._sync(chunk, begin, rows)
-            if end in keep:
-                self._checkpoint(end, len(chunk))
-        if behind:
-            with telemetry.timed("prompt_sync"):
-                self._sync(*behind)
-        self.cached = list(prompt)
+        self._outputs_before = self._output_bytes()
+        return self.turn
+
+    def reset(self) -> None:
+        """Empty the caches and all places."""
+        for context in self._contexts():
+            context.clear()
+        for place in self.places:
+            self.release(place)
         self.intact = True
-        if self.drafting:
-            self.choice.begin(prompt)
-            self.follow(prompt, telemetry, prompt=True)
-        return len(chunk) - 1
+        self.turn += 1
+
+    def release(self, place: Place) -> None:
+        """Empty a place."""
+        self.target.remove(0, place.seq)
+        if self.upstream:
+            self.upstream.reset(place.seq)
+        place.checkpoints.clear()
+        place.cached = []
+
+    def room(self, place: Place) -> int:
+        """Tokens that the place can still take, the newest one included."""
+        return self.n_ctx - len(place.cached)
+
+    # -- prefill -------------------------------------------------------------------------------
+
+    def reusable(self, place: Place, prompt: Sequence[int], drafting: bool = True) -> int:
+        """How many tokens of `prompt` need no processing in this place, thanks to what it holds."""
+        return self._plan(place, prompt, drafting)[1]
+
+    def _plan(
+        self, place: Place, prompt: Sequence[int], drafting: bool
+    ) -> tuple[int, int, Checkpoint | None]:
+        """What `prompt` shares with the place, from where on it must be processed, and the
+        checkpoint to go back to for that, if one is needed."""
+        shared = min(common_prefix(place.cached, prompt), len(prompt) - 1)
+        goal = start = shared
+        if drafting and self.upstream:  # it may end earlier than the target
+            goal, start = self.upstream.reach(place.seq, shared)
+        back = len(place.cached) - start
+        can_cut = start > 0 and (
+            not self.model.is_recurrent or back <= self.target.rewind(place.seq)
+        )
+        if back == 0 or can_cut:
+            return shared, start, None
+        checkpoint = place.checkpoints.closest(goal, drafting and self.upstream is not None)
+        return shared, checkpoint.n_past if checkpoint else 0, checkpoint
+
+    def enter(
+        self, place: Place, prompt: Sequence[int], telemetry: Telemetry, drafting: bool = True
+    ) -> None:
+        """Cut a place down to what it can use for `prompt`; :meth:`prefill` follows.
+
+        Args:
+            prompt: token ids, at least one.
+            drafting: False: what follows will not be drafted for.
+        """
+        self.intact = False
+        place.drafting = drafting and self.drafter is not None
+        shared, start, checkpoint = self._plan(place, prompt, drafting)
+        telemetry.n_prompt, telemetry.n_cached = len(prompt), start
+        place.checkpoints.drop_above(shared)
+        if self.upstream:
+            self.upstream.truncate(place.seq, shared)
+        if start == 0:
+            self.release(place)
+        elif checkpoint:
+            go_back(self.target, checkpoint.state, start, place.seq)
+            if place.drafting and self.upstream and checkpoint.carry is not None:
+                self.upstream.resume(place.seq, start, checkpoint.carry)
+        elif start < len(place.cached) and not self.target.remove(start, place.seq):
+            raise FatalDecodeError(f"llama.cpp refused to go back to position {start}")
+        del place.cached[start:]
+        self.intact = True
+
+    def prefill(self, place: Place, prompt: Sequence[int], telemetry: Telemetry) -> int | None:
+        """Process the next part of `prompt`, which begins with what the place holds: one decode.
+
+        Rounds of other places may come between the parts.
+
+        Returns:
+            None while something is left; then the batch entry that holds the last token's logits.
+        """
+        target = self.target
+        self.intact = False
+        self.follow(place.drafting)
+        target.set_snapshots(False)  # nobody goes back within a prompt token by token
+        start = len(place.cached)
+        cuts = self._cuts(start, len(prompt))
+        end = cuts[0]
+        chunk = np.array(prompt[start:end], dtype=np.int32)
+        outputs = np.zeros(len(chunk), dtype=np.int8)
+        outputs[-1] = end == len(prompt)
+        if self.settings.prompt_rows == "all":
+            outputs[:] = 1
+        target.decode(chunk, start, outputs, seq=place.seq)
+        if place.drafting and self.upstream:
+            with telemetry.timed("prompt_sync"):
+                self.upstream.decoded([Decoded(place.seq, start, chunk, 0, len(chunk))])
+        place.cached += prompt[start:end]
+        if end in place.checkpoints.survivors(cuts):
+            state = target.save_state(recurrent_only=True, seq=place.seq)
+            upstream = self.upstream if place.drafting else None
+            carry = upstream.sequences[place.seq].carry if upstream else None
+            place.checkpoints.add(Checkpoint(end, state, carry))
+        self.intact = True
+        return len(chunk) - 1 if end == len(prompt) else None
 
     def _cuts(self, start: int, stop: int) -> list[int]:
         target = self.target
-        if self.checkpoints.limit:
+        if self.places[0].checkpoints.limit:
             return boundaries(start, stop, target.n_batch, target.n_ubatch)
         return [*range(start + target.n_batch, stop, target.n_batch), stop]
 
-    def _hidden(self, n: int) -> Hidden:
-        """Hidden rows of the first `n` tokens of the target's last batch."""
-        return self.target.hidden(self.on_device).part(0, n)
+    def follow(self, drafting: bool) -> None:
+        """Whether the next decodes of the target are of texts that are drafted for."""
+        if self.upstream:
+            self.target.set_tap(drafting)
 
-    def _sync(self, tokens: Ints, start: int, hidden: Hidden, n_keep: int | None = None) -> None:
-        """Bring the draft cache in step with what the target has decoded and keeps."""
-        assert self.drafter
-        self.drafter.sync(tokens, start, hidden, n_keep)
+    # -- what was done -------------------------------------------------------------------------
 
-    def catch_up(self) -> None:
-        """Bring the draft cache in step with the target's after plain rounds."""
-        if self.drafter and self.intact and not self.closed:
-            self.intact = False
-            self.drafter.catch_up()
-            self.intact = True
+    def begin_drafting(self, place: Place, prompt: Sequence[int], *counts: Telemetry) -> None:
+        """The prompt of a place is processed; drafts for what follows it are chosen from now on."""
+        if place.drafting:
+            self.choice.begin(place.seq, prompt)
+            self.see(place, prompt, *counts, prompt=True)
 
-    def _checkpoint(self, n_past: int, n_batch: int) -> None:
-        """The target has just decoded `n_batch` tokens, up to `n_past`."""
-        state = self.target.save_state(recurrent_only=True)
-        slot, carry = self.checkpoints.free_slot(), None
-        if self.drafting:
-            carry = self._hidden(n_batch).part(n_batch - 1, n_batch).keep(slot)
-        self.checkpoints.add(Checkpoint(n_past, state, carry, slot))
-
-    def _reuse(self, prompt: Sequence[int]) -> int:
-        """Cut the caches down to what `prompt` shares with them; the first position to process."""
-        shared = min(common_prefix(self.cached, prompt), len(prompt) - 1)
-        self.checkpoints.drop_above(shared)
-        drafter = self.drafter
-        if drafter:
-            drafter.truncate(min(shared, drafter.n_past))
-        # With drafts the draft cache must be continued too; it may end earlier than the target's.
-        goal = min(shared, drafter.n_past) if self.drafting and drafter else shared
-        # The row that pairs with position `goal` is h_{goal-1}. If nobody kept it, the target must
-        # compute it once more.
-        unknown = self.drafting and drafter is not None and drafter.carry is None
-        if goal == len(self.cached) and not unknown:
-            return goal
-        start = goal - 1 if unknown else goal
-        if start > 0 and self.target.remove(start):
-            return start
-        checkpoint = self.checkpoints.closest(goal, need_carry=self.drafting)
-        if not checkpoint:
-            self.reset()
-            return 0
-        go_back(self.target, checkpoint.state, checkpoint.n_past)
-        if self.drafting and drafter and checkpoint.carry is not None:
-            drafter.resume(checkpoint.n_past, checkpoint.carry)
-        return checkpoint.n_past
+    @timed("sync")
+    def see(
+        self, place: Place, tokens: Sequence[int], *counts: Telemetry, prompt: bool = False
+    ) -> None:
+        """The text of a place goes on with `tokens`, for :class:`.Heads`."""
+        if self.heads and place.drafting:
+            self.heads.see(tokens, counts, prompt)
 
     def synchronize(self) -> None:
-        """Wait until both contexts have computed what they were given."""
-        self.target.synchronize()
-        if self.drafter:
-            self.drafter.context.synchronize()
+        """Wait until everything is computed that was asked for."""
+        for context in self._contexts():
+            context.synchronize()
+
+    def _contexts(self) -> list[Context]:
+        return [self.target, *([self.upstream.context] if self.upstream else [])]
 
     def _output_bytes(self) -> int:
-        contexts = [self.target, *([self.drafter.context] if self.drafter else [])]
-        return sum(context.output_bytes for context in contexts)
-
-    def start_counting(self) -> None:
-        """Count what is copied from here on."""
-        if self.drafting and self.drafter:
-            self._traffic = traffic(self.target, self.drafter.context)
-        self._outputs_before = self._output_bytes()
+        return sum(context.output_bytes for context in self._contexts())
 
     def count_traffic(self, telemetry: Telemetry) -> None:
-        """Say what was copied since :meth:`start_counting`, and how the MTP block got hidden
-        states."""
+        """Say what was copied since :meth:`begin`, and how the MTP head was kept in step."""
         if self.closed:
             return
         telemetry.output_bytes = self._output_bytes() - self._outputs_before
-        if self.drafting and self.drafter:
-            now = traffic(self.target, self.drafter.context)
+        if any(place.drafting for place in self.places):
             telemetry.prompt_sync = self.prompt_sync
-            telemetry.handoff = "host" if now.leaves_device or not self.on_device else "device"
-            telemetry.hidden_bytes = now.since(self._traffic)
-
-    def follow(self, tokens: Sequence[int], *telemetries: Telemetry, prompt: bool = False) -> None:
-        """The text goes on with `tokens`, for :class:`.Heads`."""
-        if self.heads and self.drafting:
-            self.heads.see(tokens, telemetries, prompt)
-
-    # -- one round -----------------------------------------------------------------------------
-
-    def room(self) -> int:
-        """Tokens that the context can still take, the newest one included."""
-        return self.target.n_ctx - len(self.cached)
-
-    def draft(self, token: int, n_max: int, propose: Propose | None = None) -> Drafts:
-        """Up to `n_max` drafts for what follows `token`, the newest token: the head's best ones, or
-        what `propose` draws; or, where that promises more, what followed earlier in the text."""
-        if not self.drafter or not self.drafting:
-            return Drafts()
-        looked_up = self.choice.look_up(token, n_max)
-        if looked_up:
-            q = [point(token) for token in looked_up] if propose else []
-            return Drafts(looked_up, q, looked_up=True)
-        n_max = self.choice.depth(n_max)
-        if n_max < 1:
-            return Drafts()
-        self.intact = False
-        return self.drafter.draft(token, n_max, self.settings.p_min, propose)
-
-    def learn(self, drafts: Drafts, tokens: Sequence[int], draft_s: float, total_s: float) -> None:
-        """The outcome of a round, for the choice of the next ones; see :class:`.DraftChoice`.
-
-        What catching up with plain rounds took is charged to the drafts that called for it."""
-        if self.drafting:
-            self.choice.learn(drafts, tokens, draft_s, total_s)
-
-    def verify(self, token: int, drafts: Sequence[int]) -> None:
-        """One pass of the target over the newest token and the drafts; every entry is an output."""
-        self.intact = False
-        self.target.set_snapshots(bool(drafts))
-        if drafts:
-            self.rollback.before()
-        self._token, self._batch = token, np.array([token, *drafts], dtype=np.int32)
-        outputs = np.ones(len(self._batch), dtype=np.int8)
-        self.target.decode(self._batch, len(self.cached), outputs)
-        self.target.synchronize()
-
-    def keep(self, n_accepted: int, telemetry: Telemetry) -> None:
-        """Keep the newest token and the first `n_accepted` drafts of the pass; drop the rest."""
-        with telemetry.timed("sync"):
-            start, n_keep = len(self.cached), n_accepted + 1
-            if self.drafter and self.drafting:
-                if len(self._batch) == 1 and self.on_device and self.target.tap:
-                    self.drafter.sync_later(self._token, start, self.target.tap.first_row())
-                else:
-                    # All: K and V of rejected tokens cost less than a graph of another shape.
-                    rows = self._hidden(len(self._batch))
-                    self.drafter.sync(self._batch, start, rows, n_keep)
-            if len(self._batch) > 1:
-                self.rollback.after(self._batch, start, n_keep)
-            self.cached += self._batch[:n_keep].tolist()
-            self.intact = True
 
     def memory(self, device: Any = None) -> dict[str, int]:
         """Bytes in use, by what they are for.
 
-        weights; target_context and draft_context (caches, states and their snapshots, a draft
-        head); target_compute and draft_compute (graph buffers); hidden_rows (taps); checkpoints.
+        weights; target_context (caches, states and their snapshots, those of the MTP head among
+        them, a draft head); target_compute (graph buffers); draft_context and draft_compute, if
+        drafting is upstream's; checkpoints.
 
         Args:
             device: as for :meth:`.Context.memory`.
         """
         target = self.target.memory(device)
         draft = {"context": 0, "compute": 0}
-        if self.drafter:
-            draft = self.drafter.context.memory(device)
-        taps = [
-            context.tap.n_bytes if context and context.tap and context.tap.is_on(device) else 0
-            for context in (self.target, self.drafter.context if self.drafter else None)
-        ]
+        if self.upstream:
+            draft = self.upstream.context.memory(device)
+        on_host = device is None or device == native.load().ffi.NULL
         return {
             "weights": target["model"],
-            "target_context": target["context"] - taps[0],
+            "target_context": target["context"],
             "target_compute": target["compute"],
-            "draft_context": draft["context"] - taps[1],
+            "draft_context": draft["context"],
             "draft_compute": draft["compute"],
-            "hidden_rows": sum(taps),
-            "checkpoints": 0 if device else self.checkpoints.n_bytes,
+            "checkpoints": sum(p.checkpoints.n_bytes for p in self.places) if on_host else 0,
         }

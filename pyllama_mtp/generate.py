@@ -1,20 +1,52 @@
-"""THE loop: prefill; then draft, verify, accept, roll back, sync; emit."""
+"""THE round of speculative decoding, for one sequence or several: :func:`speculate`.
+
+The target has decoded the tokens x_0 .. x_{n-1} of a text and chosen x_n, the newest one, which is
+in no cache yet. The MTP head guesses what follows, the target verifies all guesses in one pass, and
+keeps those that it would have chosen itself (Leviathan et al. 2023,
+https://arxiv.org/abs/2211.17192, algorithm 1). Two drafts d_1 and d_2:
+
+    position           n-1       n         n+1       n+2
+    token              x_{n-1}   x_n       d_1       d_2
+    head pairs it with h_{n-2}   h_{n-1}   g_n
+    head drafts                  d_1       d_2
+    target computes    h_{n-1}   h_n       h_{n+1}   h_{n+2}
+    target chooses     x_n       d_1?      d_2?      x
+
+At a position the head takes the token there and the target's hidden state h of the position BEFORE
+it, and predicts the token AFTER it. So the first draft comes from x_n and h_{n-1}, the last state
+that the target has computed. h_n does not exist yet: for the second draft the head takes its own
+state g_n in its place.
+
+The target then decodes x_n d_1 d_2 together. Its row at x_n says what really follows x_n; if that
+is d_1, its row at d_1 says what follows d_1, and so on: the accepted drafts and the row after them
+give at least one token, the last of which is the newest one of the next round. Rejected drafts
+leave the caches. What the head has written for its drafts, from g, is given back when they are
+made; the target's pass writes the head's keys and values of all its positions, from h.
+"""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
+
+from .answer import Answer
 from .arguments import flag, whole
-from .engine import Engine
-from .errors import UsageError
+from .batch import Batch, Ints
+from .engine import Engine, Place
 from .sampling import Sampler, prepare
-from .speculative.acceptance import SyntheticAcceptance, Verdict, accept
-from .speculative.drafter import Drafts, Propose
-from .speculative.rejection import Distribution, accept_sampled
-from .telemetry import Pair, Telemetry
+from .speculative.acceptance import SyntheticAcceptance, Verdict
+from .speculative.acceptance import accept as accept_best
+from .speculative.drafter import Drafts, Newest
+from .speculative.rejection import Distribution, accept_sampled, point
+from .speculative.upstream import Decoded
+from .telemetry import timed
+from .toplogprobs import TopLogprobs, top_logprobs
+
+#: Which drafts of one sequence are accepted: of (drafts, batch entry of its first verified row).
+Judge = Callable[[Drafts, int], Verdict]
 
 
 @dataclass(frozen=True)
@@ -35,105 +67,219 @@ class Limits:
             object.__setattr__(self, name, flag(name, getattr(self, name)))
 
 
-def generate(
-    engine: Engine, prompt: Sequence[int], sampler: Sampler, limits: Limits, telemetry: Telemetry
-) -> Iterator[int]:
-    """Yield the tokens that the target chooses after `prompt`, the end token included."""
-    began = time.perf_counter()
-    with engine.alone:
-        prepare(engine.target, [sampler])
-        row = engine.prefill(prompt, telemetry, limits.draft)
-        turn, judge = engine.turn, make_judge(engine, sampler, limits)
-        propose = proposer(engine, sampler)
-        token = sampler.sample(engine.target, row)
-    telemetry.prefill_s = time.perf_counter() - began
-    telemetry.n_generated = 1
-    yield token
+@dataclass(eq=False)
+class Request:
+    """One prompt and what is to come of it: token ids, what chooses the next one, when to stop.
 
-    while not finished(engine, limits, telemetry, token):
-        began = time.perf_counter()  # the consumer's time between rounds does not count
-        with engine.alone:
-            if engine.turn != turn:
-                raise UsageError("the session has been used for something else since; start again")
-            with telemetry.timed("draft"):
-                drafts = engine.draft(token, _most_drafts(engine, limits, telemetry), propose)
-            drafted_s = time.perf_counter() - began
-            with telemetry.timed("verify"):
-                engine.verify(token, drafts.tokens)
-            with telemetry.timed("sampling"):
-                verdict = judge(drafts, 0)
-            engine.keep(verdict.n_accepted, telemetry)
-            with telemetry.timed("sync"):
-                engine.follow(verdict.tokens, telemetry)
+    The sampler belongs to it, and is closed when it is done.
+    """
 
-        telemetry.count_round(len(drafts.tokens), verdict.n_accepted, drafts.looked_up)
-        _log_pairs(engine, telemetry, drafts, verdict.tokens)
-        elapsed_s = time.perf_counter() - began
-        telemetry.decode_s += elapsed_s
-        engine.learn(drafts, verdict.tokens, drafted_s, elapsed_s)
-        for token in verdict.tokens:
-            telemetry.n_generated += 1
-            yield token
-
-    began = time.perf_counter()
-    with engine.alone, telemetry.timed("sync"):
-        if engine.turn == turn:
-            engine.catch_up()
-    telemetry.decode_s += time.perf_counter() - began
+    prompt: list[int]
+    sampler: Sampler
+    limits: Limits
+    answer: Answer
 
 
-def finished(engine: Engine, limits: Limits, telemetry: Telemetry, token: int) -> bool:
-    """Whether `token`, the newest one, is the last."""
-    return (
-        telemetry.n_generated >= limits.max_tokens
-        or engine.room() < 1
-        or (not limits.ignore_eos and engine.model.is_end(token))
+@dataclass(eq=False)
+class Live:
+    """A request that has a place.
+
+    Attributes:
+        judge: how its drafts are accepted.
+        draws: draws its drafts; None: they are the best tokens.
+        token: the newest one, in neither cache; -1: its prompt is being processed.
+        wanted: tokens that may still come.
+        n_usable: drafts of the round at hand that can be accepted.
+        logprobs: of the tokens that it has chosen, if the request wants them.
+    """
+
+    request: Request
+    place: Place
+    judge: Judge
+    draws: Sampler | None
+    wanted: int
+    token: int = -1
+    n_usable: int = 0
+    logprobs: list[TopLogprobs] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a round has made of a sequence.
+
+    Attributes:
+        drafts: all that were verified.
+        n_usable: of them, that could be accepted.
+        tokens: what the target chose: the accepted drafts and one token more.
+        logprobs: of the tokens, if the request wants them.
+    """
+
+    drafts: Drafts
+    n_usable: int
+    tokens: list[int]
+    logprobs: list[TopLogprobs]
+
+
+def speculate(engine: Engine, live: Sequence[Live]) -> list[Outcome]:
+    """One round: draft k tokens for each sequence, verify them in one pass, keep what holds."""
+    drafts = draft(engine, live)
+    passed = verify(engine, live, drafts)
+    verdicts = accept(engine, live, drafts)
+    roll_back(engine, live, passed, verdicts)
+    return emit(live, drafts, verdicts)
+
+
+@timed("draft")
+def draft(engine: Engine, live: Sequence[Live]) -> list[Drafts]:
+    """Guess what follows the newest token of each sequence, equally many tokens for each: what
+    followed earlier in the text, where that promises more, or the head's guesses."""
+    most = min(
+        engine.settings.depth_limit,
+        max(one.wanted for one in live) - 1,  # a round emits one token more than it accepts
+        min(engine.room(one.place) for one in live) - 1,
     )
+    drafted = [one for one in live if one.place.drafting]
+    if not drafted or not engine.drafter:
+        return [Drafts() for _ in live]
+    newest = [(one.place.seq, one.token) for one in drafted]
+    found = engine.choice.look_up(newest, most if len(live) == 1 else 0)
+    n_max = len(found) or engine.choice.depth(len(live), most)
+    for one in drafted:
+        one.n_usable = min(n_max, one.wanted - 1)
+    if found:
+        q = [point(token) for token in found] if live[0].draws else []
+        return [Drafts(found, q, looked_up=True)]
+    if n_max < 1:
+        return [Drafts() for _ in live]
+    engine.intact = False
+    begun = [Newest(one.place.seq, one.token, one.n_usable, one.draws) for one in drafted]
+    made = iter(engine.drafter.draft(begun, n_max, engine.settings.p_min))
+    return [next(made) if one.place.drafting else Drafts() for one in live]
 
 
-def _most_drafts(engine: Engine, limits: Limits, telemetry: Telemetry) -> int:
-    """Drafts that can be of use: a round emits one token more than it accepts."""
-    wanted = limits.max_tokens - telemetry.n_generated - 1
-    return min(engine.settings.depth_limit, wanted, engine.room() - 1)
+@timed("verify")
+def verify(engine: Engine, live: Sequence[Live], drafts: Sequence[Drafts]) -> Ints:
+    """One pass of the target over the newest token and the k drafts of each sequence.
+
+    Every entry is an output: row i of a sequence says what follows its first i drafts.
+
+    Returns:
+        [sequences, k + 1]: the tokens of the pass.
+    """
+    target, n_rows = engine.target, 1 + max(len(made.tokens) for made in drafts)
+    prepare_rows(engine, live)
+    engine.intact = False
+    engine.follow(any(one.place.drafting for one in live))
+    target.set_snapshots(n_rows > 1)
+    tokens, positions, seqs = list[int](), list[int](), list[int]()
+    for one, made in zip(live, drafts, strict=True):
+        place, start = one.place, len(one.place.cached)
+        if place.rollback and n_rows > 1:
+            place.rollback.before()
+        tokens += [one.token, *(made.tokens or [one.token] * (n_rows - 1))]
+        positions += range(start, start + n_rows)
+        seqs += [place.seq] * n_rows
+    ids: Ints = np.array(tokens, dtype=np.int32)
+    at, of = np.array([positions, seqs], dtype=np.int32)
+    target.decode_batch(Batch(ids, at, of, np.ones(len(ids), dtype=np.int8)))
+    target.synchronize()
+    return ids.reshape(len(live), n_rows)
 
 
-def proposer(engine: Engine, sampler: Sampler) -> Propose | None:
-    """What draws the drafts of a sequence; None: they are the head's best tokens."""
-    return sampler.propose if engine.settings.draft_sampling and not sampler.greedy else None
+@timed("sampling")
+def accept(engine: Engine, live: Sequence[Live], drafts: Sequence[Drafts]) -> list[Verdict]:
+    """Which drafts hold, and the token after them, by the target's own choice in each row."""
+    verdicts, entry = [], 0
+    n_rows = 1 + max(len(made.tokens) for made in drafts)
+    for one, made in zip(live, drafts, strict=True):
+        if len(made.tokens) > one.n_usable:
+            made = Drafts(made.tokens[: one.n_usable], made.distributions)
+        verdicts.append(one.judge(made, entry))
+        one.logprobs = logprobs(engine, one, verdicts[-1].tokens, entry)
+        entry += n_rows
+    return verdicts
 
 
-def make_judge(
-    engine: Engine, sampler: Sampler, limits: Limits
-) -> Callable[[Drafts, int], Verdict]:
-    """The rule by which verified drafts of one sequence are accepted: of (drafts, batch entry of
-    the target's last decode that has its first row)."""
+@timed("sync")
+def roll_back(
+    engine: Engine, live: Sequence[Live], passed: Ints, verdicts: Sequence[Verdict]
+) -> None:
+    """Keep the newest token and the accepted drafts of each sequence, drop the rest."""
+    n_rows, kept = passed.shape[1], [verdict.n_accepted + 1 for verdict in verdicts]
+    if engine.upstream:
+        engine.upstream.decoded(
+            [
+                Decoded(one.place.seq, len(one.place.cached), passed[i], i * n_rows, kept[i])
+                for i, one in enumerate(live)
+                if one.place.drafting
+            ]
+        )
+    for one, tokens, n in zip(live, passed, kept, strict=True):
+        place = one.place
+        if place.rollback and n_rows > 1:
+            place.rollback.after(tokens, len(place.cached), n)
+        place.cached += tokens[:n].tolist()
+    engine.intact = True
+
+
+def emit(
+    live: Sequence[Live], drafts: Sequence[Drafts], verdicts: Sequence[Verdict]
+) -> list[Outcome]:
+    """Hand out what the target has chosen; the last token of each is the newest one now."""
+    outcomes = []
+    for one, made, verdict in zip(live, drafts, verdicts, strict=True):
+        outcomes.append(Outcome(made, one.n_usable, verdict.tokens, one.logprobs))
+        one.token = verdict.tokens[-1]
+        one.wanted -= len(verdict.tokens)
+    return outcomes
+
+
+# -- how one sequence goes on ----------------------------------------------------------------------
+
+
+def start(engine: Engine, place: Place, request: Request) -> Live:
+    """A request that takes a place; its prompt is still to be processed."""
+    sampler, limits = request.sampler, request.limits
+    draws = sampler if engine.settings.draft_sampling and not sampler.greedy else None
+    return Live(request, place, make_judge(engine, sampler, limits), draws, limits.max_tokens)
+
+
+def prepare_rows(engine: Engine, live: Sequence[Live]) -> None:
+    """Have the next decode leave what samplers need; all logits for log probabilities."""
+    prepare(engine.target, [one.request.sampler for one in live])
+    if any(one.request.answer.n_logprobs is not None for one in live):
+        engine.target.set_greedy(False)
+        engine.target.set_candidates(0)
+
+
+def logprobs(engine: Engine, one: Live, tokens: Sequence[int], entry: int) -> list[TopLogprobs]:
+    """Those of `tokens`, chosen at batch entries from `entry` on, if the request wants them."""
+    n, row = one.request.answer.n_logprobs, engine.target.logits
+    if n is None:
+        return []
+    return [top_logprobs(row(entry + i), token, n) for i, token in enumerate(tokens)]
+
+
+def make_judge(engine: Engine, sampler: Sampler, limits: Limits) -> Judge:
+    """The rule by which drafts of a sequence are accepted."""
     rates = engine.settings.synthetic_acceptance
     synthetic = SyntheticAcceptance(rates) if rates and engine.drafter else None
 
     def ends(token: int) -> bool:
         return not limits.ignore_eos and engine.model.is_end(token)
 
-    def judge(drafts: Drafts, first: int) -> Verdict:
+    def judge(drafts: Drafts, entry: int) -> Verdict:
         def sample_row(row: int) -> int:
-            return sampler.sample(engine.target, first + row)
+            return sampler.sample(engine.target, entry + row)
 
         def distribution(row: int) -> Distribution:
-            return sampler.distribution(engine.target, first + row)
+            return sampler.distribution(engine.target, entry + row)
 
         if synthetic:
             return synthetic.accept(drafts.tokens, sample_row)
         if drafts.distributions:
             given = drafts.tokens, drafts.distributions
             return accept_sampled(*given, distribution, sampler.rng, ends, sampler.accept)
-        return accept(drafts.tokens, sample_row, ends)
+        return accept_best(drafts.tokens, sample_row, ends)
 
     return judge
-
-
-def _log_pairs(engine: Engine, telemetry: Telemetry, drafts: Drafts, tokens: Sequence[int]) -> None:
-    if telemetry.pairs is None or drafts.looked_up:
-        return
-    text = engine.model.detokenize
-    for i, (drafted, actual) in enumerate(zip(drafts.tokens, tokens, strict=False)):
-        pair = Pair(i + 1, drafted, actual, text([drafted], True), text([actual], True))
-        telemetry.pairs.append(pair)

@@ -6,9 +6,8 @@ import json
 import os
 
 from . import native, promptfile
-from .engine import Engine
+from .engine import Engine, Place
 from .errors import PromptFileError, UsageError
-from .hidden import CARRY_SLOT, HostRows
 from .promptfile import ProcessedPrompt
 
 
@@ -25,33 +24,27 @@ def identity(engine: Engine) -> dict[str, str | int]:
         "cache_type_v": settings.cache_type_v,
         "flash_attn": settings.flash_attn,
         "hidden": settings.hidden,
+        "mtp": "with the model" if engine.target.options.with_mtp else "apart or none",
     }
 
 
-def save(engine: Engine, path: str | os.PathLike[str]) -> None:
-    """Write what `engine` has processed.
+def save(engine: Engine, place: Place, path: str | os.PathLike[str]) -> None:
+    """Write what `engine` has processed in a place.
 
     Raises:
         UsageError: nothing is processed, or an interrupted computation left it in doubt.
         PyllamaMtpError: the file cannot be written; see :func:`promptfile.write`.
     """
-    if not engine.intact or not engine.cached:
+    if not engine.intact or not place.cached:
         raise UsageError("there is no processed prompt to save; process one first")
-    engine.catch_up()
-    draft, n_past, carry = None, 0, None
-    drafter = engine.drafter
-    if drafter and drafter.n_past:
-        n_past = drafter.n_past
-        drafter.context.remove(n_past)  # what drafting has left there
-        draft = drafter.context.save_state()
-        carry = drafter.carry.to_host()[0] if drafter.carry is not None else None
-    target = engine.target.save_state()
-    found = ProcessedPrompt(list(engine.cached), target, draft, n_past, carry, identity(engine))
+    draft = engine.upstream.save(place.seq) if engine.upstream else (None, 0, None)
+    target = engine.target.save_state(seq=place.seq)
+    found = ProcessedPrompt(list(place.cached), target, *draft, identity(engine))
     promptfile.write(path, found)
 
 
-def restore(engine: Engine, path: str | os.PathLike[str]) -> int:
-    """Make `engine` hold what was saved, instead of what it holds.
+def restore(engine: Engine, place: Place, path: str | os.PathLike[str]) -> int:
+    """Make a place of `engine` hold what was saved, instead of what it holds.
 
     Returns:
         Number of tokens.
@@ -62,27 +55,21 @@ def restore(engine: Engine, path: str | os.PathLike[str]) -> int:
     """
     found = promptfile.read(path, identity(engine))
     engine.model.check_tokens(found.tokens)
-    if len(found.tokens) > engine.target.n_ctx:
+    if len(found.tokens) > engine.n_ctx:
         raise UsageError(
             f"{os.fspath(path)} holds {len(found.tokens)} tokens and the context "
-            f"{engine.target.n_ctx}; use a longer n_ctx"
+            f"{engine.n_ctx}; use a longer n_ctx"
         )
-    engine.reset()
+    engine.begin()
+    engine.release(place)
     try:
-        engine.target.load_state(found.target)
-        if engine.target.n_past != len(found.tokens):
+        engine.target.load_state(found.target, seq=place.seq)
+        if engine.target.past(place.seq) != len(found.tokens):
             raise PromptFileError(f"{os.fspath(path)}: its state does not match its tokens", path)
-        drafter = engine.drafter
-        if drafter and found.draft is not None:
-            drafter.context.load_state(found.draft)
-            drafter.n_past = found.draft_n_past
-            drafter.carry = None
-            if found.carry is not None:
-                tap = engine.target.tap if engine.on_device else None
-                row = HostRows(found.carry[None, :])
-                drafter.carry = tap.write(CARRY_SLOT, found.carry) if tap else row
+        if engine.upstream and found.draft is not None:
+            engine.upstream.load(place.seq, found.draft, found.draft_n_past, found.carry)
     except BaseException:
         engine.reset()
         raise
-    engine.cached = list(found.tokens)
+    place.cached = list(found.tokens)
     return len(found.tokens)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import FatalDecodeError, InsufficientMemoryError, UsageError
 from .batch import Floats, Ints
+from .errors import FatalDecodeError, InsufficientMemoryError, UsageError
 from .settings import Sampling
 from .speculative.rejection import Distribution, draft_distribution, draw, point, softmax
 from .telemetry import NearTie

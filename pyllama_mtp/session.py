@@ -1,155 +1,46 @@
-"""A conversation with a model: prompts in, streamed text out, the processed prefix kept."""
+"""Conversations with a model, one or several at once: prompts in, streamed text out, the processed
+prefix kept."""
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from . import prompts
-from .arguments import file_name, flag, instance, stop_strings, token_ids
+from . import prompts as promptfiles
+from .answer import Answer
+from .arguments import (
+    file_name,
+    flag,
+    instance,
+    listed,
+    refusal,
+    stop_strings,
+    token_ids,
+    whole,
+)
 from .engine import Engine
 from .errors import UsageError
-from .generate import Limits, generate
+from .generate import Limits, Request
 from .model import Model
 from .models.ggufinfo import read_gguf
 from .owned import Owned
 from .sampling import Sampler
+from .scheduler import BatchGeneration, Generation, choose_place
 from .settings import Sampling, Settings
 from .telemetry import Telemetry
 
 #: Text, or token ids.
 Prompt: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
-
-
-class TextStream:
-    """Token bytes to text: holds back half characters, and what may become a stop string."""
-
-    def __init__(self, stop: Sequence[str] = ()) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stop = [s for s in stop if s]
-        self._held = ""
-        self.stopped = False
-
-    def feed(self, data: bytes, final: bool = False) -> str:
-        """Text that is safe to emit; sets `stopped` when a stop string has come (it is dropped)."""
-        self._held += self._decoder.decode(data, final)
-        cuts = [at for s in self._stop if (at := self._held.find(s)) >= 0]
-        if cuts:
-            self.stopped = True
-            out, self._held = self._held[: min(cuts)], ""
-            return out
-        keep = 0 if final else self._possible_stop()
-        cut = len(self._held) - keep
-        out, self._held = self._held[:cut], self._held[cut:]
-        return out
-
-    def _possible_stop(self) -> int:
-        """Length of the longest tail that a stop string begins with."""
-        longest = 0
-        for s in self._stop:
-            for n in range(1, min(len(s), len(self._held) + 1)):
-                if self._held.endswith(s[:n]):
-                    longest = max(longest, n)
-        return longest
-
-
-class Answer:
-    """What is generated after one prompt.
-
-    Attributes:
-        text, tokens: what was generated so far; tokens include the end token, text does not.
-        finish_reason: "length" (max_tokens or a full context), "eos", "stop", "interrupted" (an
-            exception or the consumer ended it), or None while it runs.
-        telemetry: see :class:`Telemetry`; complete when the generation is.
-        ended: "eos" or "stop" once no token may follow, by the text itself.
-    """
-
-    def __init__(
-        self, model: Model, limits: Limits, stop: Sequence[str], telemetry: Telemetry
-    ) -> None:
-        self.text = ""
-        self.finish_reason: str | None = None
-        self.tokens: list[int] = []
-        self.telemetry = telemetry
-        self.ended: str | None = None
-        self._model, self._limits, self._stream = model, limits, TextStream(stop)
-
-    def take(self, token: int) -> str:
-        """The next token. The text that can be emitted now; "" for none."""
-        self.tokens.append(token)
-        end = self._model.is_end(token) and not self._limits.ignore_eos
-        piece = self._stream.feed(b"" if end else self._model.piece(token))
-        self.text += piece
-        if end or self._stream.stopped:
-            self.ended = "eos" if end else "stop"
-        return piece
-
-    def rest(self) -> str:
-        """No token follows: the text that was held back; "" for none."""
-        piece = "" if self._stream.stopped else self._stream.feed(b"", final=True)
-        self.text += piece
-        return piece
-
-
-class Generation(Answer):
-    """One generation; iterate over it for text as it comes, or :meth:`run` it."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        prompt: list[int],
-        sampling: Sampling,
-        limits: Limits,
-        stop: Sequence[str],
-        log_pairs: bool,
-        log_ties: bool,
-    ) -> None:
-        telemetry = Telemetry(
-            synthetic_acceptance=engine.settings.synthetic_acceptance,
-            pairs=[] if log_pairs else None,
-            near_ties=[] if log_ties and sampling.plain_greedy else None,
-        )
-        super().__init__(engine.model, limits, stop, telemetry)
-        self._engine, self._prompt, self._sampling = engine, prompt, sampling
-        self._pieces = self._generate()
-
-    def __iter__(self) -> Iterator[str]:
-        return self._pieces
-
-    def run(self) -> Generation:
-        """Generate to the end."""
-        for _ in self:
-            pass
-        return self
-
-    def _generate(self) -> Iterator[str]:
-        ties = self.telemetry.near_ties
-        sampler = Sampler(self._model, self._sampling, self._prompt, ties)
-        reason = "interrupted"
-        try:
-            tokens = generate(self._engine, self._prompt, sampler, self._limits, self.telemetry)
-            for token in tokens:
-                piece = self.take(token)
-                if piece:
-                    yield piece
-                if self.ended:
-                    break
-            reason = self.ended or "length"
-            rest = self.rest()
-            if rest:
-                yield rest
-        finally:
-            self.finish_reason = reason
-            self._engine.count_traffic(self.telemetry)
-            sampler.close()
+Value = TypeVar("Value")
+Kind = TypeVar("Kind", bound=Answer)
 
 
 def tokens_of(model: Model, prompt: Prompt) -> list[int]:
@@ -197,7 +88,130 @@ def usable_sampling(sampling: Sampling | None) -> Sampling:
     return instance("sampling", sampling, Sampling, "Sampling(...), or None")
 
 
-class Session(Owned):
+@dataclass(frozen=True)
+class _Options:
+    """What generations have in common; see :meth:`Session.generate`."""
+
+    stop: Iterable[str] | None
+    log_pairs: bool
+    log_ties: bool
+    logprobs: int | None
+
+    def check(self, model: Model) -> _Options:
+        """As they are used. Raises UsageError for a bad one."""
+        n = self.logprobs
+        if n is not None:
+            n = whole("logprobs", n, 0, model.n_vocab, "from 0 to the vocabulary's size, or None")
+        flags = {name: flag(name, getattr(self, name)) for name in ("log_pairs", "log_ties")}
+        if self.log_ties and not model._library.has_tap:
+            raise UsageError("log_ties needs the patched library; this is upstream's")
+        return dataclasses.replace(self, stop=stop_strings(self.stop), logprobs=n, **flags)
+
+
+class _Places(Owned):
+    """Contexts with places for conversations on a model. A context manager."""
+
+    def __init__(self, model: Model, settings: Settings | None, n_sequences: int) -> None:
+        self.model, self.settings = model, usable_settings(model, settings)
+        self._engine = Engine(model, self.settings, n_sequences)
+
+    @property
+    def n_ctx(self) -> int:
+        """Length that each sequence may have, in tokens."""
+        return self._engine.n_ctx
+
+    def _request(
+        self, kind: type[Kind], prompt: Prompt, limits: Limits, sampling: Sampling, o: _Options
+    ) -> tuple[Request, Kind]:
+        """A prompt that is to be answered, and its answer."""
+        tokens = prompt_tokens(self.model, prompt, self.n_ctx)
+        telemetry = Telemetry(
+            synthetic_acceptance=self._engine.settings.synthetic_acceptance,
+            pairs=[] if o.log_pairs else None,
+            near_ties=[] if o.log_ties and sampling.plain_greedy else None,
+        )
+        answer = kind(self.model, limits.ignore_eos, [*(o.stop or ())], telemetry, o.logprobs)
+        sampler = Sampler(self.model, sampling, tokens, telemetry.near_ties)
+        return Request(tokens, sampler, limits, answer), answer
+
+    def process(self, prompt: Prompt, *, draft: bool = True) -> Telemetry:
+        """Process a prompt ahead of time; a prompt that begins with it then starts from its end.
+
+        The last token is left to the generation, which needs its logits.
+
+        Args:
+            prompt: text or token ids.
+            draft: False: the generations that follow will not draft, so MTP costs nothing.
+
+        Returns:
+            Figures of the prefill.
+        """
+        draft = flag("draft", draft)
+        tokens, engine = prompt_tokens(self.model, prompt, self.n_ctx)[:-1], self._engine
+        telemetry = Telemetry()
+        if tokens:
+            began = time.perf_counter()
+            with engine.alone:
+                engine.begin()
+                place = choose_place(engine, engine.places, tokens, draft)
+                engine.enter(place, tokens, telemetry, draft)
+                while engine.prefill(place, tokens, telemetry) is None:
+                    pass
+                engine.begin_drafting(place, tokens, telemetry)
+                engine.synchronize()
+            telemetry.prefill_s = time.perf_counter() - began
+            engine.count_traffic(telemetry)
+        return telemetry
+
+    def save(self, path: str | os.PathLike[str], sequence: int = 0) -> None:
+        """Write what was processed (prompt and answer so far) to a file, draft cache included.
+
+        Args:
+            sequence: whose, where there are several places.
+
+        Raises:
+            UsageError: nothing was processed.
+            DiskFullError: the file could not be written; an earlier one of the name is unharmed.
+        """
+        with self._engine.alone:
+            place = self._engine.places[self._sequence(sequence)]
+            promptfiles.save(self._engine, place, file_name("path", path))
+
+    def restore(self, path: str | os.PathLike[str], sequence: int = 0) -> int:
+        """Continue from a file of :meth:`save`; MTP works at once. Returns its number of tokens.
+
+        Read files of people you trust only: the states in them go to native code.
+
+        Args:
+            sequence: the place that takes it, where there are several.
+
+        Raises:
+            PromptFileError: not such a file, damaged, or made with another model or settings.
+            UsageError: longer than the context.
+        """
+        with self._engine.alone:
+            place = self._engine.places[self._sequence(sequence)]
+            return promptfiles.restore(self._engine, place, file_name("path", path))
+
+    def _sequence(self, sequence: int) -> int:
+        most = len(self._engine.places) - 1
+        return whole("sequence", sequence, 0, most, f"from 0 to {most}")
+
+    def reset(self) -> None:
+        """Forget what was processed."""
+        with self._engine.alone:
+            self._engine.reset()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes in use, by what they are for; see :meth:`Engine.memory`."""
+        return self._engine.memory()
+
+    def close(self) -> None:
+        """Free the contexts. May be called again."""
+        self._engine.close()
+
+
+class Session(_Places):
     """Contexts for one conversation on a model. A context manager.
 
     A prompt that continues what was processed before (the previous prompt with its answer) is
@@ -214,13 +228,7 @@ class Session(Owned):
             UsageError: settings that do not go together, or not with this model.
             InsufficientMemoryError: caches and buffers do not fit into memory.
         """
-        self.model, self.settings = model, usable_settings(model, settings)
-        self._engine = Engine(model, self.settings)
-
-    @property
-    def n_ctx(self) -> int:
-        """Context length in tokens."""
-        return self._engine.target.n_ctx
+        super().__init__(model, settings, 1)
 
     def generate(
         self,
@@ -233,6 +241,7 @@ class Session(Owned):
         draft: bool = True,
         log_pairs: bool = False,
         log_ties: bool = False,
+        logprobs: int | None = None,
     ) -> Generation:
         """Start a generation; nothing is computed until it is iterated or run.
 
@@ -249,76 +258,105 @@ class Session(Owned):
             log_pairs: keep every (drafted, actual) pair of the head in the telemetry.
             log_ties: keep the near ties of greedy text in the telemetry: where the text may differ
                 from that of other batches, unless `Model.same_bits`. Needs the patched library.
+            logprobs: keep the log probability of each token, and of so many of the best ones, in
+                the answer's `logprobs`. All logits are fetched for that.
 
         Raises:
             UsageError: empty prompt, one that is longer than the context, or a bad argument.
         """
-        limits = Limits(max_tokens, ignore_eos, draft)
-        sampling, stops = usable_sampling(sampling), stop_strings(stop)
-        log_pairs, log_ties = flag("log_pairs", log_pairs), flag("log_ties", log_ties)
-        if log_ties and not self.model._library.has_tap:
-            raise UsageError("log_ties needs the patched library; this is upstream's")
-        tokens = prompt_tokens(self.model, prompt, self.n_ctx)
-        return Generation(self._engine, tokens, sampling, limits, stops, log_pairs, log_ties)
+        limits, chosen = Limits(max_tokens, ignore_eos, draft), usable_sampling(sampling)
+        given = _Options(stop, log_pairs, log_ties, logprobs).check(self.model)
+        request, generation = self._request(Generation, prompt, limits, chosen, given)
+        generation._pieces = generation._generate(self._engine, request)
+        return generation
 
-    def process(self, prompt: Prompt, *, draft: bool = True) -> Telemetry:
-        """Process a prompt ahead of time; a prompt that begins with it then starts from its end.
 
-        The last token is left to the generation, which needs its logits.
+class BatchSession(_Places):
+    """Contexts for several sequences on a model. A context manager.
+
+    Prompts are processed one after the other, as places become free; the sequences in places are
+    then drafted for and verified together, in one decode each per round. As in a :class:`Session`,
+    a place keeps what it holds for a prompt that continues it. With ``draft_n_max="auto"`` the
+    depth is chosen for every number of sequences by itself: with many of them drafting may not pay,
+    and then stops.
+    """
+
+    def __init__(
+        self, model: Model, settings: Settings | None = None, n_sequences: int = 4
+    ) -> None:
+        """Make the contexts.
 
         Args:
-            prompt: text or token ids, as for :meth:`generate`.
-            draft: False: the generations that follow will not draft, so MTP costs nothing.
-
-        Returns:
-            Figures of the prefill.
-        """
-        draft = flag("draft", draft)
-        tokens = prompt_tokens(self.model, prompt, self.n_ctx)
-        telemetry = Telemetry()
-        if len(tokens) > 1:
-            began = time.perf_counter()
-            with self._engine.alone:
-                self._engine.prefill(tokens[:-1], telemetry, draft)
-                self._engine.synchronize()
-            telemetry.prefill_s = time.perf_counter() - began
-            self._engine.count_traffic(telemetry)
-        return telemetry
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was processed (prompt and answer so far) to a file, draft cache included.
+            settings: default :class:`Settings`; without an MTP head, ``draft_n_max=0``. `n_ctx` is
+                the length of each sequence, and memory is taken for all of them, with n_sequences *
+                (drafts + 1) recurrent states where rollback goes by snapshots ("auto": up to
+                AUTO_DEPTH drafts). `n_batch` and `n_ubatch` must hold as many tokens. Each sequence
+                has its own `checkpoints`.
+            n_sequences: most sequences at once, 1 to 256; more prompts wait for a place.
 
         Raises:
-            UsageError: nothing was processed.
-            DiskFullError: the file could not be written; an earlier one of the name is unharmed.
+            UsageError: settings that do not go together, or not with this model.
+            InsufficientMemoryError: caches and buffers do not fit into memory.
         """
-        with self._engine.alone:
-            prompts.save(self._engine, file_name("path", path))
+        super().__init__(model, settings, n_sequences)
+        self.n_sequences = len(self._engine.places)
 
-    def restore(self, path: str | os.PathLike[str]) -> int:
-        """Continue from a file of :meth:`save`; MTP works at once. Returns its number of tokens.
+    def generate(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        max_tokens: int | Sequence[int] = 256,
+        sampling: Sampling | Sequence[Sampling | None] | None = None,
+        stop: Iterable[str] | None = (),
+        ignore_eos: bool = False,
+        draft: bool = True,
+        log_pairs: bool = False,
+        log_ties: bool = False,
+        logprobs: int | None = None,
+    ) -> BatchGeneration:
+        """Start a generation; nothing is computed until it is iterated or run.
 
-        Read files of people you trust only: the states in them go to native code.
+        Another one that is started before it has ended takes its places: it then cannot go on.
+
+        Args:
+            prompts: at least one; each is text (control tokens such as ``<|im_start|>`` are
+                recognised) or token ids, a sequence or an array. They may differ in length.
+            max_tokens: most tokens to generate, at least 1; for all prompts, or one for each.
+            sampling: default greedy; for all prompts, or one for each.
+            stop, ignore_eos, draft, log_pairs, log_ties, logprobs: see :meth:`Session.generate`.
 
         Raises:
-            PromptFileError: not such a file, damaged, or made with another model or settings.
-            UsageError: longer than the context.
+            UsageError: no prompt, an empty one, one that is longer than `n_ctx`, lists of another
+                length than `prompts`, or a bad argument.
         """
-        with self._engine.alone:
-            return prompts.restore(self._engine, file_name("path", path))
+        if isinstance(prompts, str | bytes | bytearray):
+            raise UsageError("prompts is one text; give a list of prompts")
+        if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
+            raise refusal("prompts", prompts, "a list of prompts")
+        chosen = list(prompts)
+        if not chosen:
+            raise UsageError("there is no prompt; give at least one")
+        most = _for_each("max_tokens", max_tokens, len(chosen))
+        limits = [Limits(n, ignore_eos, draft) for n in most]
+        samplings = [usable_sampling(one) for one in _for_each("sampling", sampling, len(chosen))]
+        given = _Options(stop, log_pairs, log_ties, logprobs).check(self.model)
+        requests = []
+        for i, each in enumerate(zip(chosen, limits, samplings, strict=True)):
+            try:
+                requests.append(self._request(Answer, *each, given)[0])
+            except UsageError as error:
+                raise UsageError(f"prompts[{i}]: {error}") from None
+        return BatchGeneration(self._engine, requests)
 
-    def reset(self) -> None:
-        """Forget what was processed."""
-        with self._engine.alone:
-            self._engine.reset()
 
-    def memory(self) -> dict[str, int]:
-        """Bytes in use, by what they are for; see :meth:`Engine.memory`."""
-        return self._engine.memory()
-
-    def close(self) -> None:
-        """Free the contexts. May be called again."""
-        self._engine.close()
+def _for_each(name: str, given: Value | Sequence[Value], n: int) -> list[Value]:
+    """A value for each of `n` prompts: the one that was given, or each its own."""
+    values = listed(given)
+    if values is None:
+        return [given] * n  # type: ignore[list-item]
+    if len(values) != n:
+        raise UsageError(f"{name} has {len(values)} values for {n} prompts; give one for each")
+    return values
 
 
 def stream(model: Model | str | os.PathLike[str], prompt: Prompt, **options: Any) -> Iterator[str]:

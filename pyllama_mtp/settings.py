@@ -28,10 +28,8 @@ FLASH_ATTENTION = ("auto", "on", "off")
 PROMPT_ROWS = ("last", "all")
 PROMPT_SYNC = ("auto", "kv", "full")
 HIDDEN = ("post-norm", "pre-norm")
-HANDOFF = ("auto", "device", "host")
 ROLLBACK = ("auto", "snapshot", "replay")
-DRAFTING = ("auto", "chain", "stepwise")
-#: Most checkpoints: the tap has that many rows to keep beside the carry row.
+#: Most checkpoints along a text.
 CHECKPOINT_LIMIT = 30
 MOST_TOKENS = 2**31 - 1
 MOST_THREADS = 512  # GGML_MAX_N_THREADS
@@ -82,9 +80,6 @@ class Settings:
         ngram: with draft_n_max "auto", draft what followed the last time the newest tokens occurred
             in the text (prompt lookup), in rounds where that promises more than the head does. For
             one sequence; not at imposed acceptance.
-        drafting: "chain": the drafts of a round come from one graph; "stepwise": from one graph
-            each; "auto": chain if the library can and drafts are not drawn. The same drafts either
-            way.
         draft_vocab: tokens that can be drafted: a number (the best of a ranking made from the
             tokenizer), a file made with ``pyllama-mtp draft-vocab``, or "full"; "auto": as many as
             pay (see draft_head_type), or else 32,768 if that is less than half of the vocabulary
@@ -109,15 +104,15 @@ class Settings:
         draft_sampling: at temperature > 0, drafts are drawn from the head's own distribution and
             accepted by rejection sampling (Leviathan et al. 2023), where usually the head's best
             token is drafted: more drafts are accepted, and the text is still the target's draw.
-            Stepwise drafting only.
         prompt_rows: "last": the LM head runs on the last prompt row only. "all": on every row,
             which is the defect that this project removes, kept for before/after measurements.
-        prompt_sync: what the MTP block computes to fill its cache: "kv": K and V only; "full": the
-            whole block, as upstream does; "auto": "kv" if the library can.
+        prompt_sync: how the MTP head is kept in step with the model: "kv": every decode writes the
+            head's K and V, too, and drafts come from one graph; "full": upstream's way, kept to
+            compare with: the head in a context of its own, which runs its whole block for every
+            token, on hidden states that go over the host, and drafts token by token; "auto": "kv"
+            if the library can.
         hidden: the target's hidden state that the block is given: "post-norm" (after the final
             norm: Qwen3.5 and 3.6 are trained so) or "pre-norm".
-        handoff: how it gets there: "device": its rows stay where they were computed; "host": they
-            are copied to the host and back, as upstream does; "auto": "device" if the library can.
         checkpoints: most checkpoints of the recurrent state along the text, for prompts that share
             a part of it only; 0 keeps none. One is as large as the recurrent state of a sequence.
         rollback: how rejected drafts leave the recurrent state: "snapshot" (`n_rs_seq`), "replay"
@@ -136,7 +131,6 @@ class Settings:
     rope: RopeScaling = RopeScaling()  # noqa: RUF009 - it is frozen
     draft_n_max: int | str = "auto"
     ngram: bool = True
-    drafting: str = "auto"
     draft_vocab: str | int = "auto"
     draft_follow: bool = True
     draft_head_type: str = "auto"
@@ -145,7 +139,6 @@ class Settings:
     prompt_rows: str = "last"
     prompt_sync: str = "auto"
     hidden: str = "post-norm"
-    handoff: str = "auto"
     checkpoints: int = 4
     rollback: str = "auto"
     synthetic_acceptance: tuple[float, ...] | None = None
@@ -164,9 +157,7 @@ class Settings:
         choice("prompt_rows", self.prompt_rows, PROMPT_ROWS)
         choice("prompt_sync", self.prompt_sync, PROMPT_SYNC)
         choice("hidden", self.hidden, HIDDEN)
-        choice("handoff", self.handoff, HANDOFF)
         choice("rollback", self.rollback, ROLLBACK)
-        choice("drafting", self.drafting, DRAFTING)
         choice("draft_head_type", self.draft_head_type, HEAD_TYPES)
         self._whole("checkpoints", 0, CHECKPOINT_LIMIT, f"from 0 (none) to {CHECKPOINT_LIMIT}")
         if not isinstance(self.draft_n_max, str) or self.draft_n_max != "auto":
@@ -200,8 +191,6 @@ class Settings:
         _keep(self, "draft_vocab", named if size is None else size)
 
     def _check_draft_sampling(self) -> None:
-        if self.drafting == "chain":
-            raise UsageError("a chain drafts best tokens; draft_sampling needs drafting 'stepwise'")
         if self.synthetic_acceptance is not None:
             raise UsageError(
                 "draft_sampling accepts by probabilities, synthetic_acceptance by imposed rates: "

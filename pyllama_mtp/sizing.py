@@ -50,7 +50,7 @@ def estimate(model: Model, settings: Settings, n_sequences: int, n_ctx: int) -> 
         n_batch=n_batch,
         n_ubatch=min(s.n_ubatch, n_batch),
         n_outputs=n_outputs(s, n_sequences, n_batch),
-        checkpoints=s.checkpoints,
+        checkpoints=n_sequences * s.checkpoints,
     )
 
 
@@ -81,15 +81,12 @@ class DeviceMemory:
         return f"{gigabytes(self.total)} of {self.name} ({parts})"
 
 
-def simulate(
-    twin: Model, settings: Settings, n_sequences: int, n_ctx: int, n_checkpoints: int = 0
-) -> list[DeviceMemory]:
+def simulate(twin: Model, settings: Settings, n_sequences: int, n_ctx: int) -> list[DeviceMemory]:
     """What an engine whose sequences have `n_ctx` tokens each would take, of the host and of each
     device: contexts are made that allocate nothing, and llama.cpp adds up what they would.
 
     Args:
         twin: a model without memory; see :meth:`.Model.without_memory`.
-        n_checkpoints: most checkpoints that are kept beside those of the settings.
     """
     from .engine import Engine
 
@@ -97,8 +94,7 @@ def simulate(
     with closing(Engine(twin, replace(settings, n_ctx=n_ctx), n_sequences)) as engine:
         taken = [engine.memory(device) for device in (library.ffi.NULL, *twin.used_devices)]
         rows = engine.target.options.n_outputs_max
-    if twin.is_recurrent:
-        n_checkpoints += settings.checkpoints
+    n_checkpoints = n_sequences * settings.checkpoints if twin.is_recurrent else 0
     taken[0]["checkpoints"] = n_checkpoints * recurrent_bytes(info, 1, 0)
     taken[0]["outputs"] = 4 * rows * info.n_vocab
     free = available_memory()
@@ -128,7 +124,7 @@ def refuse_if_short(needed: Sequence[DeviceMemory], loaded: bool, what: str) -> 
             )
 
 
-def choose_n_ctx(model: Model, settings: Settings, n_sequences: int, n_checkpoints: int = 0) -> int:
+def choose_n_ctx(model: Model, settings: Settings, n_sequences: int) -> int:
     """The length asked for; for 0 the training length, halved until it fits the memories of the
     host and of the devices that hold the model.
 
@@ -143,7 +139,7 @@ def choose_n_ctx(model: Model, settings: Settings, n_sequences: int, n_checkpoin
     if wanted:
         if not _plenty(model, *given, wanted):
             with model.without_memory() as twin:
-                needed = simulate(twin, *given, wanted, n_checkpoints)
+                needed = simulate(twin, *given, wanted)
             refuse_if_short(needed, True, f"a context of {wanted} tokens")
         if wanted > padded(trained):
             log.warning(
@@ -155,7 +151,7 @@ def choose_n_ctx(model: Model, settings: Settings, n_sequences: int, n_checkpoin
     n_ctx = trained
     if not _plenty(model, *given, n_ctx):
         with model.without_memory() as twin:
-            while n_ctx > LEAST_N_CTX and not _fits(simulate(twin, *given, n_ctx, n_checkpoints)):
+            while n_ctx > LEAST_N_CTX and not _fits(simulate(twin, *given, n_ctx)):
                 n_ctx //= 2
         log.info("context of %d tokens (of %d): it fits memory", n_ctx, trained)
     return n_ctx
@@ -189,21 +185,21 @@ def _plenty(model: Model, settings: Settings, n_sequences: int, n_ctx: int) -> b
     return 2 * needed.total <= min(free)
 
 
-def refuse_without_tap(settings: Settings) -> None:
-    """Raises UsageError for what upstream's library, which has no tap, cannot do."""
+def refuse_upstreams_way(settings: Settings, has_patches: bool) -> None:
+    """Raises UsageError for what drafting in upstream's way, with its library or prompt_sync
+    "full", cannot do."""
     s = settings
     for name, value, possible in (
         ("prompt_sync", s.prompt_sync, ("auto", "full")),
         ("hidden", s.hidden, ("post-norm",)),
-        ("handoff", s.handoff, ("auto", "host")),
-        ("drafting", s.drafting, ("auto", "stepwise")),
         ("draft_vocab", s.draft_vocab, ("auto", "full")),
         ("draft_head_type", s.draft_head_type, ("auto", "file")),
     ):
         if value not in possible:
+            where = "with prompt_sync 'full'" if has_patches else "in upstream's library"
+            other = "prompt_sync 'kv'" if has_patches else "the patched variant"
             raise UsageError(
-                f"{name} {value!r} is not in upstream's library; use the patched variant, or "
-                f"{name} {possible[-1]!r}"
+                f"{name} {value!r} is not {where}; use {other}, or {name} {possible[-1]!r}"
             )
 
 

@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 PHASES = ("draft", "verify", "sync", "sampling")
+
+
+class HasTimes(Protocol):
+    """Something with seconds by phase."""
+
+    times: dict[str, float]
+
+
+C = TypeVar("C", bound=HasTimes)
+
+
+def timed(
+    phase: str,
+) -> Callable[[Callable[Concatenate[C, P], R]], Callable[Concatenate[C, P], R]]:
+    """A decorator: what a call takes is added to `times[phase]` of its first argument."""
+
+    def decorate(function: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
+        @functools.wraps(function)
+        def wrapper(first: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            with Timer(first.times, phase):
+                return function(first, *args, **kwargs)
+
+        return wrapper
+
+    return decorate
 
 
 class Timer:
@@ -53,7 +83,7 @@ class Telemetry:
     Attributes:
         n_prompt: prompt tokens; `n_cached` of them were in the cache already.
         n_generated: tokens emitted.
-        prefill_s: from the start to the moment the first token is known (draft cache included).
+        prefill_s: from the start to the moment the first token is known.
         decode_s: from then to the end.
         drafted: drafts of the head offered to verification, per position 1..n.
         accepted: drafts accepted, per position; unconditional: all earlier ones were accepted too.
@@ -61,13 +91,10 @@ class Telemetry:
         draft_vocab: of a draft vocabulary that follows the text: {"tokens": chosen in rounds,
             "outside": of them, that could not be drafted, "replaced": rows, "seconds": for that}.
         rounds: verification passes, those without a draft included.
-        time_s: decode time by phase: draft, verify, sync (draft cache; that of plain rounds is done
-            together, with the next draft or at the end), sampling. The sync
-            of the prompt is part of prefill_s and is given as "prompt_sync"; on a GPU, which works
-            asynchronously, it is the time that the host spends on it.
-        prompt_sync: what the MTP block computed to fill its cache: "kv", "full", "" without MTP.
-        handoff: how it got the target's hidden states: "device", "host", "" without MTP.
-        hidden_bytes: bytes of them copied from an accelerator to the host, and sent from the host.
+        time_s: decode time by phase: draft, verify, sampling, sync (what follows: taking back what
+            was rejected; in upstream's way also keeping the head in step). The part of prefill_s
+            that upstream's way takes to keep the head in step is "prompt_sync".
+        prompt_sync: how the MTP head was kept in step: "kv", "full", "" without MTP.
         output_bytes: bytes of logits and of greedy tokens that decodes have copied to the host,
             drafts and the prompt's last row included; upstream's library does not count them: 0.
         synthetic_acceptance: the imposed rates, or None.
@@ -93,8 +120,6 @@ class Telemetry:
         default_factory=lambda: dict.fromkeys((*PHASES, "prompt_sync"), 0.0)
     )
     prompt_sync: str = ""
-    handoff: str = ""
-    hidden_bytes: dict[str, int] = field(default_factory=lambda: {"to_host": 0, "from_host": 0})
     output_bytes: int = 0
     synthetic_acceptance: tuple[float, ...] | None = None
     pairs: list[Pair] | None = None
@@ -103,6 +128,12 @@ class Telemetry:
     def timed(self, phase: str) -> Timer:
         """A context manager that adds the time of its block to `time_s[phase]`."""
         return Timer(self.time_s, phase)
+
+    def count_times(self, times: dict[str, float], seconds: float) -> None:
+        """Decode time: of phases, and of all."""
+        self.decode_s += seconds
+        for phase in PHASES:
+            self.time_s[phase] += times[phase]
 
     def count_round(self, n_drafted: int, n_accepted: int, looked_up: bool = False) -> None:
         """One verification pass over `n_drafted` drafts, of which the first `n_accepted` held."""
@@ -154,3 +185,30 @@ class Telemetry:
             n: getattr(self, n) for n in (*names, "mean_accepted_length", "tokens_per_round")
         }
         return {**asdict(self), **derived}
+
+
+@dataclass
+class BatchTelemetry(Telemetry):
+    """Figures of all sequences of a generation together: sums, and times of the whole.
+
+    `prefill_s` and `decode_s` are wall clock: a round counts once, however many sequences it has.
+    `rounds` are added up over the sequences.
+
+    Attributes:
+        n_started: sequences whose first token is known.
+        passes: rounds of all sequences together, by how many there were and by drafts of each:
+            ``passes[4][2]`` is the number of rounds in which 4 sequences had 2 drafts each.
+    """
+
+    n_started: int = 0
+    passes: dict[int, dict[int, int]] = field(default_factory=dict)
+
+    @property
+    def decode_tps(self) -> float:
+        """Tokens per second after the first ones, which belong to the prefills."""
+        return (self.n_generated - self.n_started) / self.decode_s if self.decode_s > 0 else 0.0
+
+    def count_pass(self, n_sequences: int, depth: int) -> None:
+        """One round of so many sequences with so many drafts each."""
+        depths = self.passes.setdefault(n_sequences, {})
+        depths[depth] = depths.get(depth, 0) + 1

@@ -34,7 +34,7 @@ class OneSession:
         """
         engine, drafter, found = self._engine, self._drafter, []
         state = engine.target.save_state(recurrent_only=True) if start else None
-        carry = drafter.carry.keep(_START)
+        carry = drafter.sequences[0].carry.keep(_START)
         synced = None
         for i, draft in enumerate(drafts):
             if i:
@@ -43,8 +43,8 @@ class OneSession:
             assert (telemetry.n_cached, telemetry.n_prompt) == (start, end)
             found.append(telemetry)
             if draft:
-                synced = drafter.carry.keep(_END)
-        drafter.resume(end, synced)  # what was written for these tokens is there still
+                synced = drafter.sequences[0].carry.keep(_END)
+        drafter.resume(0, end, synced)  # what was written for these tokens is there still
         return found
 
     def _back(self, prompt: Sequence[int], start: int, state: Any, carry: Any) -> None:
@@ -54,5 +54,5 @@ class OneSession:
             go_back(self._engine.target, state, start)
         else:
             self._engine.target.clear()
-        self._engine.cached = list(prompt[:start])
-        self._drafter.resume(start, carry)
+        self._engine.places[0].cached = list(prompt[:start])
+        self._drafter.resume(0, start, carry)

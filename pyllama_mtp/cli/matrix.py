@@ -302,7 +302,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     switches = {name: getattr(args, name) for name in SWITCHES}
     if not any(depths) and switches != {name: (value,) for name, value in SWITCHES.items()}:
         raise UsageError(
-            "--rows, --sync, --hidden, --drafting and --draft-vocab need a depth above 0; no MTP "
+            "--rows, --sync, --hidden and --draft-vocab need a depth above 0; no MTP "
             "is measured with their defaults only"
         )
     libraries = tuple(_label(library) for library in args.variants or ("",))

@@ -10,9 +10,7 @@ from pyllama_mtp.cli.parsing import bias, comma_list, one_of, real, whole, whole
 from pyllama_mtp.contextoptions import ROPE_SCALING, RopeScaling
 from pyllama_mtp.settings import (
     CACHE_TYPES,
-    DRAFTING,
     FLASH_ATTENTION,
-    HANDOFF,
     HEAD_TYPES,
     HIDDEN,
     PROMPT_ROWS,
@@ -34,7 +32,7 @@ def add_settings_options(
 
     Args:
         n_ctx: what --n-ctx is.
-        compare: --rows, --sync, --hidden, --drafting and --draft-vocab take several values each, to
+        compare: --rows, --sync, --hidden and --draft-vocab take several values each, to
             be compared.
     """
     group = parser.add_argument_group("context and speed")
@@ -127,13 +125,13 @@ def _add_prompt_switches(parser: argparse.ArgumentParser, compare: bool) -> None
     about = "the defaults are the fast ones; the others are for before-and-after measurements"
     if compare:
         about += (
-            ". They take several values (full,kv), except --handoff: every depth above 0 is then "
-            "measured with each combination"
+            ". They take several values (full,kv): every depth above 0 is then measured with each "
+            "combination"
         )
     group = parser.add_argument_group("what MTP costs", about)
 
     def add(option: str, name: str, choices: tuple[str, ...], default: str, text: str) -> None:
-        if compare and option != "--handoff":
+        if compare:
             how: dict[str, Any] = {"type": comma_list(one_of(choices))}
             how["metavar"] = f"{'|'.join(choices)},..."
         else:
@@ -147,23 +145,13 @@ def _add_prompt_switches(parser: argparse.ArgumentParser, compare: bool) -> None
     )
     add(
         *("--sync", "prompt_sync", PROMPT_SYNC, "auto"),
-        "what the MTP block computes of a prompt: K and V only, or the full block, as upstream "
-        "does; 'auto' is 'kv' if the library can",
+        "how the MTP head is kept in step: with its K and V, in the model's own context, or in "
+        "full, as upstream does, in another context; 'auto' is 'kv' if the library can",
     )
     add(
         *("--hidden", "hidden", HIDDEN, "post-norm"),
         "the hidden state that the block gets: after the model's final norm, as Qwen3.5 and 3.6 "
         "were trained, or before it",
-    )
-    add(
-        *("--handoff", "handoff", HANDOFF, "auto"),
-        "how it gets there: it stays on the device, or goes to the host and back, as in upstream; "
-        "'auto' is 'device' if the library can",
-    )
-    add(
-        *("--drafting", "drafting", DRAFTING, "auto"),
-        "the drafts of a round come from one graph, or from one graph each; 'auto' is 'chain' if "
-        "the library can and drafts are not drawn",
     )
     group.add_argument(
         "--draft-vocab",
@@ -283,7 +271,7 @@ def add_ngram_option(parser: argparse.ArgumentParser) -> None:
 
 def settings_from(args: argparse.Namespace, draft_n_max: int | str, **switches: str) -> Settings:
     """The `Settings` of the options; `switches` replace those of the same name."""
-    names = ("prompt_rows", "prompt_sync", "hidden", "handoff", "drafting", "draft_vocab")
+    names = ("prompt_rows", "prompt_sync", "hidden", "draft_vocab")
     return Settings(
         n_ctx=args.n_ctx,
         n_batch=args.n_batch,

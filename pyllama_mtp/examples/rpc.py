@@ -35,13 +35,13 @@ def worker() -> Iterator[str]:
 
 
 def generate(model: Model, prompt: str) -> str:
-    """A few tokens with MTP, and how hidden states got to the MTP block."""
+    """A few tokens with MTP."""
     with Session(model, Settings(n_ctx=512, n_threads=1, draft_n_max=3)) as session:
         run = session.generate(prompt, max_tokens=64).run()
     t = run.telemetry
     print(
         f"  prefill {t.prefill_tps:.0f} tok/s, decode {t.decode_tps:.0f} tok/s, "
-        f"{t.tokens_per_round:.2f} tokens per round, hidden states by {t.handoff}"
+        f"{t.tokens_per_round:.2f} tokens per round"
     )
     return run.text
 

@@ -31,8 +31,7 @@ class Sample:
     """One generation as it was measured: seconds, tokens per second, tokens.
 
     `drafted` and `accepted` hold one count per draft position 1..n_max. `time_s` has the seconds of
-    each phase, "prompt_sync" among them. `prompt_sync` and `handoff` are what was used, and
-    `hidden_bytes` are hidden states moved to and from the host, as in the driver's telemetry.
+    each phase, "prompt_sync" among them. `prompt_sync` is what was used.
     `waited_s` are seconds that the threads, added up, waited for a core that others had, in
     "prefill" and in "decode"; `cpu_s` those of CPU time that the thread which drives the model
     spent in each, which is all there is with one thread on a CPU. `looked_up` counts drafts that
@@ -52,8 +51,6 @@ class Sample:
     tokens_per_round: float
     time_s: dict[str, float] = field(default_factory=dict)
     prompt_sync: str = ""
-    handoff: str = ""
-    hidden_bytes: dict[str, int] = field(default_factory=dict)
     waited_s: dict[str, float] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)
     looked_up: dict[str, int] = field(default_factory=dict)
@@ -75,8 +72,6 @@ class Sample:
             tokens_per_round=telemetry.tokens_per_round,
             time_s=dict(telemetry.time_s),
             prompt_sync=telemetry.prompt_sync,
-            handoff=telemetry.handoff,
-            hidden_bytes=dict(telemetry.hidden_bytes),
             looked_up=dict(telemetry.looked_up),
         )
 

@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.generate import Limits, generate
-from pyllama_mtp.sampling import Sampler
 from pyllama_mtp.session import Session
-from pyllama_mtp.settings import Sampling
 from pyllama_mtp.speculative.costs import Costs
-from pyllama_mtp.telemetry import Telemetry
 
 
 class Rotation:
@@ -35,12 +31,19 @@ class Rotation:
         """Whether every depth was measured as often as asked for."""
         return self._rounds >= len(self._plan)
 
-    def choose(self, at_most: int | None = None) -> int:
+    def choose(self, n_sequences: int, at_most: int | None = None) -> int:
         """The depth of the next round."""
         depth = 0 if self.done else self._plan[self._rounds]
         return depth if at_most is None else min(depth, at_most)
 
-    def update(self, n_drafted: int, n_accepted: int, draft_s: float, total_s: float) -> None:
+    def update(
+        self,
+        n_sequences: int,
+        n_drafted: int,
+        outcomes: Sequence[tuple[int, int]],
+        draft_s: float,
+        total_s: float,
+    ) -> None:
         """The outcome of a round; one that was cut short does not count."""
         if self.done:
             return
@@ -78,13 +81,11 @@ def measure_costs(session: Session, prompt: Sequence[int], repeats: int) -> Cost
         raise UsageError("costs are measured at depths 0 to draft_n_max; give at least 1")
     n_tokens = tokens_needed(limit, repeats)
     rotation, before = Rotation(limit, repeats), engine.choice.depths
-    sampler = Sampler(session.model, Sampling(), prompt)
     engine.choice.depths = rotation
     try:
-        for _ in generate(engine, prompt, sampler, Limits(n_tokens, ignore_eos=True), Telemetry()):
+        for _ in session.generate(prompt, max_tokens=n_tokens, ignore_eos=True):
             if rotation.done:
                 break
     finally:
         engine.choice.depths = before
-        sampler.close()
     return rotation.costs()

@@ -18,7 +18,7 @@ from pyllama_mtp.settings import AUTO_DEPTH, Settings
 #: The fields of `Settings` that a plan may vary, with their defaults.
 SWITCHES = {
     name: str(getattr(Settings, name))
-    for name in ("prompt_rows", "prompt_sync", "hidden", "drafting", "draft_vocab")
+    for name in ("prompt_rows", "prompt_sync", "hidden", "draft_vocab")
 }
 #: "text": the prompt is a piece of text. "code": a chat that asks for long code after it.
 OUTPUT_MODES = ("text", "code")
@@ -36,7 +36,6 @@ class Variant:
     prompt_rows: str = SWITCHES["prompt_rows"]
     prompt_sync: str = SWITCHES["prompt_sync"]
     hidden: str = SWITCHES["hidden"]
-    drafting: str = SWITCHES["drafting"]
     draft_vocab: str = SWITCHES["draft_vocab"]
     library: str = ""
 
@@ -74,7 +73,6 @@ class Plan:
     prompt_rows: tuple[str, ...] = (SWITCHES["prompt_rows"],)
     prompt_sync: tuple[str, ...] = (SWITCHES["prompt_sync"],)
     hidden: tuple[str, ...] = (SWITCHES["hidden"],)
-    drafting: tuple[str, ...] = (SWITCHES["drafting"],)
     draft_vocab: tuple[str, ...] = (SWITCHES["draft_vocab"],)
     classes: tuple[str, ...] = ("text",)
     libraries: tuple[str, ...] = ("",)
@@ -98,15 +96,11 @@ class Plan:
             _check_distinct(name, getattr(self, name))
         _check_distinct("peers", self.peers)
         _check_distinct("libraries and peers", (*self.libraries, *self.peers))
-        for name, words, meaning in (
-            ("prompt_sync", self.prompt_sync, "kv or full"),
-            ("drafting", self.drafting, "chain or stepwise"),
-        ):
-            if len(words) > 1 and "auto" in words:
-                raise UsageError(
-                    f"{name} {', '.join(words)} name one value twice: auto is {meaning}; "
-                    "leave it out"
-                )
+        if len(self.prompt_sync) > 1 and "auto" in self.prompt_sync:
+            raise UsageError(
+                f"prompt_sync {', '.join(self.prompt_sync)} name one value twice: auto is kv or "
+                "full; leave it out"
+            )
         if self.max_tokens < 1 or self.repeat < 1:
             raise UsageError(
                 f"max_tokens ({self.max_tokens}) and repeat ({self.repeat}) must be 1 or more"

@@ -63,7 +63,6 @@ _SWITCHES = (
     ("rows", "prompt_rows"),
     ("sync", "prompt_sync"),
     ("hidden", "hidden"),
-    ("drafting", "drafting"),
     ("draft vocab", "draft_vocab"),
 )
 _SIZE = Column("prompt\ntokens", lambda cell, _: str(cell.n_prompt), measured=False)

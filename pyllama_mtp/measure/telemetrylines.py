@@ -46,11 +46,9 @@ def telemetry_lines(telemetry: Telemetry) -> list[str]:
             "rounding of the second best one's, so that the text may differ without MTP"
         )
     if telemetry.prompt_sync:
-        moved = telemetry.hidden_bytes
-        lines.append(
-            f"MTP prompt sync {telemetry.prompt_sync}, hidden states by {telemetry.handoff}: "
-            f"{moved['to_host']:,} bytes to the host, {moved['from_host']:,} from it"
-        )
+        full = telemetry.prompt_sync == "full"
+        how = "in a context of its own, as upstream does" if full else "with every decode"
+        lines.append(f"MTP head   kept in step {how}")
     if telemetry.output_bytes and telemetry.rounds:
         per_round = telemetry.output_bytes / telemetry.rounds
         lines.append(f"outputs    {per_round:,.0f} bytes of logits and tokens copied per round")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyllama_mtp.batchgenerate import Request
+from pyllama_mtp.answer import Answer
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.generate import Limits
+from pyllama_mtp.generate import Limits, Request
 from pyllama_mtp.model import Model
 from pyllama_mtp.sampling import Sampler
-from pyllama_mtp.session import Answer
 from pyllama_mtp.settings import Sampling
 from pyllama_mtp.telemetry import Telemetry
 
@@ -133,6 +132,5 @@ def _request(served: Served, body: Body, tokens: list[int], limits: Limits, numb
     )
     assert isinstance(body, ChatBody | CompletionBody)
     telemetry = Telemetry(synthetic_acceptance=served.synthetic_acceptance)
-    answer = Answer(served.model, limits, body.stop, telemetry)
-    sampler = Sampler(served.model, sampling, tokens)
-    return Request(tokens, sampler, limits, answer, body.n_logprobs)
+    answer = Answer(served.model, limits.ignore_eos, body.stop, telemetry, body.n_logprobs)
+    return Request(tokens, Sampler(served.model, sampling, tokens), limits, answer)

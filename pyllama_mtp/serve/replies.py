@@ -55,7 +55,9 @@ class Choice:
     def __init__(self, served: Served, body: Body, job: Job) -> None:
         self.job, self.text, self.finish_reason = job, "", ""
         self._served, self._chat = served, isinstance(body, ChatBody)
-        self._logprobs = LogprobStream(served.model) if job.request.n_logprobs is not None else None
+        self._logprobs = (
+            LogprobStream(served.model) if job.request.answer.n_logprobs is not None else None
+        )
         self.begun = False  # a part was sent
 
     def take(self, event: Event) -> None:

@@ -15,11 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from pyllama_mtp.batchengine import BatchEngine
-from pyllama_mtp.batchgenerate import BatchLoop, BatchTelemetry, Progress, Request
+from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import ContextClosedError, WorkerLostError
+from pyllama_mtp.generate import Request
 from pyllama_mtp.model import Model
+from pyllama_mtp.scheduler import Progress, Scheduler
 from pyllama_mtp.settings import Settings
+from pyllama_mtp.telemetry import BatchTelemetry
 from pyllama_mtp.toplogprobs import TopLogprobs
 
 from .apierror import ApiError, bad_request, shutting_down
@@ -99,7 +101,7 @@ class Worker(threading.Thread):
     """
 
     def __init__(self, model: Model, settings: Settings, n_sequences: int, max_queue: int) -> None:
-        """Make the contexts. Raises UsageError, InsufficientMemoryError: see :class:`BatchEngine`.
+        """Make the contexts. Raises UsageError, InsufficientMemoryError: see :class:`Engine`.
 
         Args:
             settings: `n_ctx` is the length of each sequence, `checkpoints` how many each keeps.
@@ -108,13 +110,13 @@ class Worker(threading.Thread):
         """
         super().__init__(name="pyllama-mtp worker", daemon=True)
         self.n_sequences, self.max_queue = n_sequences, max_queue
-        self._new_engine = partial(BatchEngine, model, settings, n_sequences, settings.checkpoints)
+        self._new_engine = partial(Engine, model, settings, n_sequences)
         self._engine = self._new_engine()
         self.n_ctx = self._engine.n_ctx
         self.total = BatchTelemetry(synthetic_acceptance=settings.synthetic_acceptance)
         self.outcomes = Outcomes()
         self.broken: str | None = None
-        self._loop = BatchLoop(self._engine, self.total, serve=True)
+        self._loop = Scheduler(self._engine, self.total, take_turns=True)
         self._changed = threading.Condition()
         self._inbox: list[Job] = []
         self._drops: list[Job] = []
@@ -205,7 +207,7 @@ class Worker(threading.Thread):
                 self._post(self._break("the server's worker has ended; restart the server"))
             self._admit()
             self._post(self._fail(list(self._jobs), shutting_down(), "shutdown"))
-            self._engine.engine.close()
+            self._engine.close()
 
     def _wait(self) -> bool:
         """Take what has come; block while there is nothing to do. False: it is time to end."""
@@ -245,7 +247,7 @@ class Worker(threading.Thread):
     def _event(self, progress: Progress) -> tuple[Job, Event]:
         request = progress.request
         job, reason = self._jobs[request], request.answer.finish_reason
-        kept = request.logprobs[-len(progress.tokens) :] if request.logprobs else []
+        kept = request.answer.logprobs[-len(progress.tokens) :] if progress.tokens else []
         if reason:
             self._close(job, "length" if reason == "length" else "stop")
         return job, Event("".join(progress.pieces), kept, reason)
@@ -282,9 +284,9 @@ class Worker(threading.Thread):
             self._loop.restart()
         except ContextClosedError:
             waiting = self._loop.waiting()
-            self._engine.engine.close()
+            self._engine.close()
             self._engine = self._new_engine()
-            self._loop = BatchLoop(self._engine, self.total, serve=True)
+            self._loop = Scheduler(self._engine, self.total, take_turns=True)
             for request in waiting:
                 self._loop.add(request)
 
@@ -334,7 +336,7 @@ def _tells(progress: Progress) -> bool:
     """Whether there is anything in it for the client."""
     answer = progress.request.answer
     first = len(answer.tokens) == len(progress.tokens)
-    wanted = progress.request.n_logprobs is not None
+    wanted = answer.n_logprobs is not None
     return bool(progress.pieces or answer.finish_reason or first or wanted)
 
 

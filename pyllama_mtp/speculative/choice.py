@@ -6,76 +6,104 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..settings import Settings
-from .depth import DepthController
 from .drafter import Drafts
 from .ngram import Match, NgramLookup
+from .sharedepth import SharedDepth
 
 
 class DepthChoice(Protocol):
-    """Chooses how many drafts the head makes in each round; see :class:`.depth.DepthController`."""
+    """Chooses how many drafts the head makes in each round; see :class:`.SharedDepth`."""
 
-    def choose(self, at_most: int | None = None) -> int:
-        """Drafts of the next round."""
+    def choose(self, n_sequences: int, at_most: int | None = None) -> int:
+        """Drafts per sequence of the next round."""
 
-    def update(self, n_drafted: int, n_accepted: int, draft_s: float, total_s: float) -> None:
+    def update(
+        self,
+        n_sequences: int,
+        n_drafted: int,
+        outcomes: Sequence[tuple[int, int]],
+        draft_s: float,
+        total_s: float,
+    ) -> None:
         """The outcome of the round."""
 
 
 class DraftChoice:
-    """Chooses before each round, and learns from its outcome.
+    """Chooses before each round of one or several sequences, and learns from its outcome.
 
     Attributes:
         depths: chooses the depth; None: as many drafts as can be used.
-        lookup: the text, for drafts from it; None: the head's only. Used beside a DepthController,
-            which knows what they are worth.
+        lookups: the texts by sequence, for drafts from them; empty: the head's only. Used beside a
+            SharedDepth, which knows what they are worth, and by a sequence that is alone.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, n_sequences: int = 1) -> None:
         self.depths: DepthChoice | None = None
-        self.lookup: NgramLookup | None = None
+        self.lookups: list[NgramLookup] = []
         self._match: Match | None = None
         if settings.draft_n_max == "auto":
-            self.depths = DepthController(settings.depth_limit)
+            self.depths = SharedDepth(settings.depth_limit)
             if settings.ngram and settings.synthetic_acceptance is None:
-                self.lookup = NgramLookup(settings.depth_limit)
+                self.lookups = [NgramLookup(settings.depth_limit) for _ in range(n_sequences)]
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """What is drafted from here on follows `prompt`."""
-        if isinstance(self.depths, DepthController):
+    def begin(self, seq: int, prompt: Sequence[int]) -> None:
+        """What is drafted from here on for a sequence follows `prompt`."""
+        if isinstance(self.depths, SharedDepth):
             self.depths.close_run()
-        if self.lookup:
-            self.lookup.begin(prompt)
+        if self.lookups:
+            self.lookups[seq].begin(prompt)
 
-    def look_up(self, token: int, at_most: int) -> list[int]:
-        """Drafts for what follows `token`, the newest one, from the text, if they promise more than
-        the head's; empty: ask for :meth:`depth`."""
-        if not self.lookup:
+    def look_up(self, newest: Sequence[tuple[int, int]], at_most: int) -> list[int]:
+        """Drafts for what follows the newest token of a sequence that is alone, from its text, if
+        they promise more than the head's; empty: ask for :meth:`depth`.
+
+        Args:
+            newest: (sequence, newest token) of all that are drafted for.
+            at_most: no more than this many can be used; 0 where several sequences are in a round.
+        """
+        self._match = None
+        if not self.lookups:
             return []
-        self.lookup.add([token])
-        self._match = match = self.lookup.find()
-        if not match or not isinstance(self.depths, DepthController):
+        for seq, token in newest:
+            self.lookups[seq].add([token])
+        if at_most < 1 or not isinstance(self.depths, SharedDepth):
             return []
-        n = self.depths.lookup_depth(self.lookup.rates(match), at_most)
-        return self.lookup.drafts(match, n)
+        lookup = self.lookups[newest[0][0]]
+        self._match = match = lookup.find()
+        if not match:
+            return []
+        n = self.depths.controller(1).lookup_depth(lookup.rates(match), at_most)
+        return lookup.drafts(match, n)
 
-    def depth(self, at_most: int) -> int:
-        """How many tokens the head drafts."""
-        return self.depths.choose(at_most) if self.depths else at_most
+    def depth(self, n_sequences: int, at_most: int) -> int:
+        """How many tokens the head drafts for each of so many sequences."""
+        return self.depths.choose(n_sequences, at_most) if self.depths else at_most
 
-    def learn(self, drafts: Drafts, tokens: Sequence[int], draft_s: float, total_s: float) -> None:
+    def learn(
+        self,
+        drafts: Drafts,
+        outcomes: Sequence[tuple[int, int, Sequence[int]]],
+        draft_s: float,
+        total_s: float,
+    ) -> None:
         """The outcome of the round.
 
         Args:
-            tokens: what the target chose: the accepted drafts and one token more.
+            drafts: of one of the sequences; each had equally many.
+            outcomes: for each sequence its number, how many drafts it could have used, and what the
+                target chose: the accepted drafts and one token more.
             draft_s: seconds of drafting.
             total_s: seconds of the whole round, drafting included.
         """
-        n_drafted, n_accepted = len(drafts.tokens), len(tokens) - 1
-        if drafts.looked_up and isinstance(self.depths, DepthController):
-            self.depths.update_lookup(n_drafted, n_accepted, total_s)
+        n_drafted = len(drafts.tokens)
+        if drafts.looked_up and isinstance(self.depths, SharedDepth):
+            n_accepted = len(outcomes[0][2]) - 1
+            self.depths.controller(1).update_lookup(n_drafted, n_accepted, total_s)
         elif self.depths:
-            self.depths.update(n_drafted, n_accepted, draft_s, total_s)
-        if self.lookup:
-            if self._match:
-                self.lookup.learn(self._match, tokens)
-            self.lookup.add(tokens[:-1])  # the last one comes with the next round
+            held = [(usable, len(tokens) - 1) for _, usable, tokens in outcomes]
+            self.depths.update(len(outcomes), n_drafted, held, draft_s, total_s)
+        if self.lookups:
+            for seq, _, tokens in outcomes:
+                if self._match:
+                    self.lookups[seq].learn(self._match, tokens)
+                self.lookups[seq].add(tokens[:-1])  # the last one comes with the next round

@@ -43,6 +43,11 @@ class SharedDepth:
         self._last = controller
         return controller
 
+    def close_run(self) -> None:
+        """What follows is not what was decided on: another text, or other rounds in between."""
+        if self._last is not None:
+            self._last.close_run()
+
     def update(
         self,
         n_sequences: int,

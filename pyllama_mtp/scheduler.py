@@ -1,0 +1,301 @@
+"""Requests wait for places; prompts are processed, and rounds made of the sequences in places."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from .answer import Answer
+from .engine import Engine, Place
+from .errors import UsageError
+from .generate import Live, Outcome, Request, logprobs, prepare_rows, speculate, start
+from .speculative.drafter import Drafts
+from .telemetry import PHASES, BatchTelemetry, Pair, Telemetry
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a step has made of a request: text that can be emitted, tokens that came with it. The
+    last one has the answer's finish_reason."""
+
+    request: Request
+    pieces: list[str]
+    tokens: list[int]
+
+
+class Scheduler:
+    """Takes requests through an engine, step by step. They may come and go between the steps.
+
+    A place keeps what it holds when its request is done, for a prompt that continues it.
+
+    Args:
+        take_turns: True: parts of prompts and rounds take turns. False: prompts first, so that as
+            many sequences as possible are decoded together.
+    """
+
+    def __init__(self, engine: Engine, total: BatchTelemetry, take_turns: bool = False) -> None:
+        self._engine, self._total, self._take_turns = engine, total, take_turns
+        self._waiting: deque[Request] = deque()
+        self._live: list[Live] = []  # by place: states that are in order need not move
+        self._filling: deque[Live] = deque()  # their prompts are being processed
+        self._free = list(engine.places)
+        self._round_is_next = False
+        with engine.alone:
+            self._turn = engine.begin()
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests without a place."""
+        return len(self._waiting)
+
+    @property
+    def n_running(self) -> int:
+        """Requests with a place."""
+        return len(self._live) + len(self._filling)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._live or self._filling or self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for a place."""
+        self._waiting.append(request)
+
+    def drop(self, request: Request) -> bool:
+        """Take a request out, wherever it is; its answer is then "interrupted". False: it was not
+        here any more."""
+        for live in [*self._live, *self._filling]:
+            if live.request is request:
+                self._retire(live)
+                break
+        else:
+            if request not in self._waiting:
+                return False
+            self._waiting.remove(request)
+            request.sampler.close()
+        request.answer.finish_reason = "interrupted"
+        return True
+
+    def waiting(self) -> list[Request]:
+        """Requests without a place."""
+        return list(self._waiting)
+
+    def restart(self) -> None:
+        """Empty the contexts, after a step that has failed; requests without a place stay."""
+        for live in [*self._live, *self._filling]:
+            self.drop(live.request)
+        self._free = list(self._engine.places)  # also that of one that failed to enter
+        with self._engine.alone:
+            self._engine.reset()
+            self._turn = self._engine.begin()
+
+    def step(self) -> list[Progress]:
+        """One decode of a prompt, or one round of the sequences whose prompts are done.
+
+        Raises:
+            UsageError: something else has begun in the engine since, or another thread is in it.
+        """
+        with self._engine.alone:
+            if self._engine.turn != self._turn:
+                raise UsageError("the session has been used for something else since; start again")
+            while self._waiting and self._free:
+                self._enter(self._waiting.popleft())
+            fill = bool(self._filling) and not (self._round_is_next and self._live)
+            self._round_is_next = fill and self._take_turns
+            if fill:
+                found = self._fill(self._filling[0])
+            else:
+                found = self._round() if self._live else []
+        return [self._hand_over(live, outcome) for live, outcome in found]
+
+    # -- prompts -------------------------------------------------------------------------------
+
+    def _enter(self, request: Request) -> None:
+        """Give the request a place."""
+        engine, drafting, telemetry = self._engine, request.limits.draft, request.answer.telemetry
+        place = choose_place(engine, self._free, request.prompt, drafting)
+        self._free.remove(place)
+        self._filling.append(start(engine, place, request))
+        with _clocked(telemetry, self._total):
+            engine.enter(place, request.prompt, telemetry, drafting)
+
+    def _fill(self, live: Live) -> list[tuple[Live, Outcome]]:
+        """The next part of the prompt; at its end, choose the first token."""
+        engine, request, total = self._engine, live.request, self._total
+        telemetry, found = request.answer.telemetry, list[tuple[Live, Outcome]]()
+        before = telemetry.time_s["prompt_sync"]
+        with _clocked(telemetry, total):
+            prepare_rows(engine, [live])
+            entry = engine.prefill(live.place, request.prompt, telemetry)
+            if entry is not None:
+                engine.begin_drafting(live.place, request.prompt, total, telemetry)
+                live.token = request.sampler.sample(engine.target, entry)
+                live.wanted -= 1
+                chosen = [live.token]
+                found = [
+                    (live, Outcome(Drafts(), 0, chosen, logprobs(engine, live, chosen, entry)))
+                ]
+        total.time_s["prompt_sync"] += telemetry.time_s["prompt_sync"] - before
+        if found:
+            self._filling.remove(live)
+            self._live.append(live)
+            self._live.sort(key=lambda one: one.place.seq)
+            total.n_started += 1
+            total.n_prompt += telemetry.n_prompt
+            total.n_cached += telemetry.n_cached
+        return found
+
+    # -- rounds --------------------------------------------------------------------------------
+
+    def _round(self) -> list[tuple[Live, Outcome]]:
+        """A round of all sequences whose prompts are done, and what it tells."""
+        engine, live, total, began = self._engine, self._live, self._total, time.perf_counter()
+        times = engine.times = dict.fromkeys(PHASES, 0.0)
+        found = list(zip(live, speculate(engine, live), strict=True))
+        for one, outcome in found:
+            engine.see(one.place, outcome.tokens, total, one.request.answer.telemetry)
+        seconds = time.perf_counter() - began
+        drafts = max((outcome.drafts for _, outcome in found), key=lambda made: len(made.tokens))
+        total.count_pass(len(live), len(drafts.tokens))
+        total.count_times(times, seconds)
+        for one, outcome in found:
+            own, made = one.request.answer.telemetry, outcome.drafts
+            n_drafted, n_accepted = len(made.tokens), len(outcome.tokens) - 1
+            for telemetry in (total, own):
+                telemetry.count_round(min(outcome.n_usable, n_drafted), n_accepted, made.looked_up)
+            own.count_times(times, seconds)
+            if own.pairs is not None and not made.looked_up:
+                _log_pairs(engine, own.pairs, outcome)
+        drafted = [(one.place.seq, o.n_usable, o.tokens) for one, o in found if one.place.drafting]
+        if drafted:
+            engine.choice.learn(drafts, drafted, times["draft"], seconds)
+        return found
+
+    def _hand_over(self, live: Live, outcome: Outcome) -> Progress:
+        """Give tokens to the answer; retire what is done."""
+        answer, pieces = live.request.answer, list[str]()
+        n_before = len(answer.tokens)
+        for token in outcome.tokens:
+            pieces.append(answer.take(token))
+            if answer.ended:
+                break
+        new = answer.tokens[n_before:]
+        answer.logprobs += outcome.logprobs[: len(new)]
+        answer.telemetry.n_generated += len(new)
+        self._total.n_generated += len(new)
+        if answer.ended or live.wanted < 1 or self._engine.room(live.place) < 1:
+            pieces.append(answer.rest())
+            answer.finish_reason = answer.ended or "length"
+            self._retire(live)
+        return Progress(live.request, [piece for piece in pieces if piece], new)
+
+    def _retire(self, live: Live) -> None:
+        """The request is done, or given up: its place is free."""
+        live.request.sampler.close()
+        (self._live if live in self._live else self._filling).remove(live)
+        live.place.used = time.monotonic()
+        self._free.append(live.place)
+
+
+def choose_place(
+    engine: Engine, free: Sequence[Place], prompt: Sequence[int], drafting: bool
+) -> Place:
+    """The place that has most of `prompt`; of equals, one that is empty or else the one that has
+    been left alone for longest."""
+
+    def price(place: Place) -> tuple[int, float]:
+        return -engine.reusable(place, prompt, drafting), place.used if place.cached else 0.0
+
+    return min(free, key=price) if len(free) > 1 else free[0]
+
+
+def _log_pairs(engine: Engine, pairs: list[Pair], outcome: Outcome) -> None:
+    text = engine.model.detokenize
+    drafts = outcome.drafts.tokens[: outcome.n_usable]
+    for i, (drafted, actual) in enumerate(zip(drafts, outcome.tokens, strict=False)):
+        pairs.append(Pair(i + 1, drafted, actual, text([drafted], True), text([actual], True)))
+
+
+@contextmanager
+def _clocked(*telemetries: Telemetry) -> Iterator[None]:
+    """Adds the time of its block to `prefill_s` of each."""
+    began = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - began
+    for telemetry in telemetries:
+        telemetry.prefill_s += seconds
+
+
+def run_all(
+    engine: Engine, requests: Sequence[Request], total: BatchTelemetry
+) -> Iterator[tuple[int, str]]:
+    """Take `requests` to their ends: (index of the request, piece of text) as it comes."""
+    index = {request: i for i, request in enumerate(requests)}
+    try:
+        scheduler = Scheduler(engine, total)
+        for request in requests:
+            scheduler.add(request)
+        while scheduler.busy:
+            # Nothing is left to do when the consumer has the pieces: another generation may have
+            # the places by the time it comes back.
+            for progress in scheduler.step():
+                number = index[progress.request]
+                yield from ((number, piece) for piece in progress.pieces)
+    finally:
+        for request in requests:
+            request.sampler.close()
+            request.answer.finish_reason = request.answer.finish_reason or "interrupted"
+        engine.count_traffic(total)
+
+
+class Generation(Answer):
+    """One generation; iterate over it for text as it comes, or :meth:`run` it."""
+
+    _pieces: Iterator[str]
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def run(self) -> Generation:
+        """Generate to the end."""
+        for _ in self:
+            pass
+        return self
+
+    def _generate(self, engine: Engine, request: Request) -> Iterator[str]:
+        try:
+            for _, piece in run_all(engine, [request], BatchTelemetry()):
+                yield piece
+        finally:
+            engine.count_traffic(self.telemetry)
+
+
+class BatchGeneration:
+    """One generation for several prompts; iterate over it, or :meth:`run` it.
+
+    Iterating gives (index of the prompt, piece of its text) as text comes.
+
+    Attributes:
+        results: an :class:`Answer` for each prompt: text, tokens, finish_reason, telemetry. Times
+            in its telemetry are those of the prefill of its prompt, and of the rounds in which it
+            took part.
+        telemetry: of all prompts together.
+    """
+
+    def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
+        self.results = [request.answer for request in requests]
+        self.telemetry = BatchTelemetry(synthetic_acceptance=engine.settings.synthetic_acceptance)
+        self._pieces = run_all(engine, requests, self.telemetry)
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        return self._pieces
+
+    def run(self) -> BatchGeneration:
+        """Generate to the end."""
+        for _ in self:
+            pass
+        return self
