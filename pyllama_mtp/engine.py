@@ -176,8 +176,8 @@ class Engine:
         """Start a generation; what a computation that broke off has left is wiped out. The turn."""
         if not self.intact:
             self.reset()
+        self._outputs_before = self._output_bytes()  # refused if the contexts are closed
         self.turn += 1
-        self._outputs_before = self._output_bytes()
         return self.turn
 
     def reset(self) -> None:

@@ -163,7 +163,7 @@ def test_sessions_begin_alike_and_without_experience(
         for _ in range(2):
             found = sessions.decode(settings, [7, 8], 40)
             assert {one.n_decoded for one in found.values()} == {40}
-            cached = [session._engine.cached for session in sessions._sessions.values()]
+            cached = [session._engine.places[0].cached for session in sessions._sessions.values()]
             assert cached[0][:32] == [*range(30, 60), 7, 8] and cached == cached[:1] * 3
         assert processed == [2] * 6, "what comes after the context"
         assert sessions._sessions["auto"]._engine.choice is not before

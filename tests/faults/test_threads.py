@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
+from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings, generate
 from pyllama_mtp.errors import ContextClosedError, UsageError
 from pyllama_mtp.owned import Exclusive
 
@@ -47,14 +48,14 @@ def busy(
     inside, go_on = threading.Event(), threading.Event()
     with Session(demo, SETTINGS) as session, ThreadPoolExecutor(1) as pool:
         text_of(session, PROMPTS[1])
-        verify = session._engine.verify
+        verify = generate.verify
 
-        def slow(*arguments: object) -> None:
+        def slow(*arguments: Any) -> object:
             inside.set()
             assert go_on.wait(60)
-            verify(*arguments)  # type: ignore[arg-type]
+            return verify(*arguments)
 
-        monkeypatch.setattr(session._engine, "verify", slow)
+        monkeypatch.setattr(generate, "verify", slow)
         future = pool.submit(text_of, session, PROMPTS[0])
         assert inside.wait(60)
 
@@ -115,7 +116,7 @@ def test_a_batch_session_in_use_is_refused(demo: Model) -> None:
     with BatchSession(demo, SETTINGS, n_sequences=2) as session:
         running = session.generate(PROMPTS, max_tokens=8, ignore_eos=True)
         next(iter(running))
-        with session._engine.engine.alone:  # as during a step in another thread
+        with session._engine.alone:  # as during a step in another thread
             with pytest.raises(UsageError, match="two threads at once"):
                 session.generate(PROMPTS, max_tokens=8).run()
             with pytest.raises(UsageError, match="two threads at once"):

@@ -9,8 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_mtp import Generation, Model, Session, Settings, Telemetry
+from pyllama_mtp import Answer, Generation, Model, Sampling, Session, Settings, Telemetry
+from pyllama_mtp import generate as steps
 from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.engine import Engine
+from pyllama_mtp.sampling import Sampler
+from pyllama_mtp.speculative.acceptance import Verdict
+from pyllama_mtp.speculative.drafter import Drafts
 
 Floats = npt.NDArray[np.float32]
 
@@ -136,3 +141,41 @@ def greedy(session: Session, prompt: Sequence[int], n: int) -> Generation:
     """A fresh greedy generation."""
     session.reset()
     return session.generate(prompt, max_tokens=n, log_pairs=True).run()
+
+
+class OneSequence(Engine):
+    """An engine of one sequence, driven call by call; every row has all its logits."""
+
+    def __init__(self, model: Model, settings: Settings) -> None:
+        super().__init__(model, settings)
+        answer = Answer(model, True, (), Telemetry(), n_logprobs=0)
+        request = steps.Request([], Sampler(model, Sampling()), steps.Limits(10**6), answer)
+        self._live = [steps.start(self, self.places[0], request)]
+
+    @property
+    def cached(self) -> list[int]:
+        return self.places[0].cached
+
+    def process(self, prompt: Sequence[int]) -> int:
+        """The batch entry that holds the last token's logits."""
+        place, row = self.places[0], None
+        steps.prepare_rows(self, self._live)
+        self.begin()
+        self.enter(place, prompt, Telemetry())
+        while row is None:
+            row = self.prefill(place, prompt, Telemetry())
+        self.begin_drafting(place, prompt)
+        return row
+
+    def draft(self, token: int, n_max: int) -> Drafts:
+        """Drafts for what follows the newest token."""
+        self._live[0].token, self._live[0].wanted = token, n_max + 1
+        return steps.draft(self, self._live)[0]
+
+    def verify(self, token: int, drafts: Sequence[int]) -> None:
+        self._live[0].token = token
+        self._passed = steps.verify(self, self._live, [Drafts(list(drafts))])
+
+    def keep(self, n_accepted: int) -> None:
+        tokens = [*self._passed[0, 1 : n_accepted + 1].tolist(), 0]
+        steps.roll_back(self, self._live, self._passed, [Verdict(tokens)])

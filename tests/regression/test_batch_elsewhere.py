@@ -84,6 +84,6 @@ def test_memory_is_for_all_of_them(demo: Model, n: int) -> None:
     """Caches and snapshots of each sequence: exactly what is estimated, and checked, beforehand."""
     with BatchSession(demo, settings(2), n) as session:
         found = session.memory()
-        wanted = estimate(demo, session._engine.engine.settings, n, session.n_ctx)
+        wanted = estimate(demo, session._engine.settings, n, session.n_ctx)
     assert found["target_context"] == wanted.kv_target + wanted.recurrent
     assert found["draft_context"] == wanted.kv_draft

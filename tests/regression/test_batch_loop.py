@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Answer, Model, Sampling, Session, Telemetry
-from pyllama_mtp.batchengine import BatchEngine
-from pyllama_mtp.batchgenerate import BatchLoop, BatchTelemetry, Request
-from pyllama_mtp.generate import Limits
+from pyllama_mtp.engine import Engine
+from pyllama_mtp.generate import Limits, Request
 from pyllama_mtp.sampling import Sampler
+from pyllama_mtp.scheduler import Scheduler
 from pyllama_mtp.speculative.depth import DepthController
 from pyllama_mtp.speculative.ngram import Match, NgramLookup
+from pyllama_mtp.telemetry import BatchTelemetry
 
 from .support import assert_same_tokens, settings
 
@@ -37,14 +38,14 @@ class Served:
         depth, options = HOW[how]
         chosen = replace(settings(0, n_ubatch=32, **options), draft_n_max=depth)
         self.model = model
-        self.engine = BatchEngine(model, chosen, n_sequences, n_checkpoints=4)
+        self.engine = Engine(model, chosen, n_sequences)
         self.total = BatchTelemetry()
-        self.loop = BatchLoop(self.engine, self.total, serve=True)
+        self.loop = Scheduler(self.engine, self.total, take_turns=True)
 
     def add(self, prompt: list[int], n: int = N) -> Request:
         limits = Limits(n, ignore_eos=True)
         sampler = Sampler(self.model, Sampling(), prompt)
-        request = Request(prompt, sampler, limits, Answer(self.model, limits, (), Telemetry()))
+        request = Request(prompt, sampler, limits, Answer(self.model, True, (), Telemetry()))
         self.loop.add(request)
         return request
 
@@ -62,7 +63,7 @@ class Served:
 def served(demo: Model, request: pytest.FixtureRequest) -> Iterator[Served]:
     found = Served(demo, request.param)
     yield found
-    found.engine.engine.close()
+    found.engine.close()
 
 
 def alone(model: Model, prompt: list[int], n: int = N) -> list[int]:
@@ -110,7 +111,7 @@ def test_drafts_are_as_good_where_a_place_is_used_again(demo: Model, text: list[
                 served.loop.restart()
             n_accepted += sum(served.answer(longer, 40).telemetry.accepted)
             n_accepted += sum(served.answer(longer[:66], 40).telemetry.accepted)
-        served.engine.engine.close()
+        served.engine.close()
         found.append(n_accepted)
     assert found[1] > 60 and abs(found[0] - found[1]) <= 0.05 * found[1]
 
@@ -154,7 +155,7 @@ def test_prompts_and_rounds_take_turns(demo: Model, text: list[int]) -> None:
         served.loop.step()
         lengths.append(len(short.answer.tokens))
     assert len(set(lengths)) >= 4, "rounds came between the parts of the prompt"
-    served.engine.engine.close()
+    served.engine.close()
 
 
 def test_the_place_that_holds_most_is_taken(demo: Model, text: list[int]) -> None:
@@ -168,7 +169,7 @@ def test_the_place_that_holds_most_is_taken(demo: Model, text: list[int]) -> Non
     assert first.telemetry.n_cached > 40
     served.answer(text[200:210], 4)
     assert {place.cached[0] for place in places} == {text[0], text[200]}
-    served.engine.engine.close()
+    served.engine.close()
 
 
 @pytest.mark.parametrize("how", ["chain", "over the host"])
@@ -184,12 +185,14 @@ def test_a_checkpoint_has_the_row_that_pairs_with_the_next_token(
             served.answer(text[:70], 9)
             served.engine.enter(place, text[:66], Telemetry())
         else:
+            served.engine.enter(place, text[:64], Telemetry())
             served.engine.prefill(place, text[:64], Telemetry())
             served.engine.prefill(place, text[:64], Telemetry())
-        assert len(place.cached) == 64 and place.drafter and place.drafter.carry is not None
-        assert place.drafter.n_past == 64 == served.engine.engine.target.past(place.seq)
-        rows.append(place.drafter.carry.to_host())
-        served.engine.engine.close()
+        assert len(place.cached) == 64 and served.engine.drafter
+        own = served.engine.drafter.sequences[0]
+        assert own.n_past == 64 == served.engine.target.past(place.seq) and own.carry is not None
+        rows.append(own.carry.to_host())
+        served.engine.close()
     assert np.abs(rows[1]).max() > 0.1
     np.testing.assert_allclose(rows[0], rows[1], atol=1e-3)
 
@@ -197,8 +200,7 @@ def test_a_checkpoint_has_the_row_that_pairs_with_the_next_token(
 def test_a_sequence_that_is_alone_drafts_from_the_text(
     demo: Model, text: list[int], gap: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a session: in rounds that it has to itself, also after rounds with others, and after
-    plain ones, whose sync is put off."""
+    """As in a session: in rounds that it has to itself, also after rounds with others."""
     asked = itertools.count()
 
     def every_other(self: DepthController, rates: Sequence[float], at_most: int) -> int:
@@ -213,7 +215,7 @@ def test_a_sequence_that_is_alone_drafts_from_the_text(
     monkeypatch.setattr(NgramLookup, "drafts", last_is_wrong)
     served = Served(demo, "auto")
     prompt = [*text[:30], *text[:30]]
-    long, short = served.add(prompt, 60), served.add(text[40:70], 12)
+    long, short = served.add(prompt, 120), served.add(text[40:70], 12)
     served.run()
     counts = long.answer.telemetry.looked_up
     assert counts["rounds"] >= 5 and 0 < counts["accepted"] < counts["drafted"]
@@ -222,6 +224,6 @@ def test_a_sequence_that_is_alone_drafts_from_the_text(
         check(served, request.answer, request.prompt, gap)
     longer = [*prompt, *long.answer.tokens, *text[50:60]]
     after = served.answer(longer)
-    assert after.telemetry.n_cached == len(prompt) + 59
+    assert after.telemetry.n_cached == len(prompt) + 119
     check(served, after, longer, gap)
-    served.engine.engine.close()
+    served.engine.close()

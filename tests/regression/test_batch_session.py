@@ -13,8 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyllama_mtp import Answer, BatchSession, Model, Sampling, Session, Settings
-from pyllama_mtp.batchengine import BatchEngine
+from pyllama_mtp import Answer, BatchSession, Model, Sampling, Session, Settings, generate
 from pyllama_mtp.engine import DRAFT_UBATCH_CPU, Engine
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.sampling import Sampler
@@ -225,7 +224,7 @@ class Scripted:
 def test_depths_change(demo: Model, prompts: Prompts, alone: list[Answer], gap: float) -> None:
     """From round to round, from no draft to six and back; what is told is what was done."""
     with BatchSession(demo, settings("auto", ngram=False), PLACES) as session:
-        depths = session._engine.depths = Scripted([0, 6, 1, 0, 0, 3, 2, 6, 5])  # type: ignore
+        depths = session._engine.choice.depths = Scripted([0, 6, 1, 0, 0, 3, 2, 6, 5])  # type: ignore
         got = session.generate(prompts, max_tokens=MOST).run()
     assert_like_alone(demo, prompts, got.results, alone, gap)
     passes = got.telemetry.passes
@@ -320,7 +319,6 @@ def test_bad_input(demo: Model, prompts: object, options: dict[str, object], mes
         (0, {}, "n_sequences is 0, it must be from 1 to 256"),
         (257, {}, "n_sequences is 257"),
         (9, {}, "verifying 3 drafts of 9 sequences in one graph needs at least 36"),
-        (2, {"prompt_rows": "all"}, "one sequence"),
     ],
 )
 def test_bad_settings(
@@ -331,7 +329,7 @@ def test_bad_settings(
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-@pytest.mark.parametrize("where", ["sample", "prefill", "draft", "verify", "keep"])
+@pytest.mark.parametrize("where", ["sample", "prefill", "draft", "verify", "accept", "roll_back"])
 def test_usable_after_an_interruption(
     demo: Model,
     prompts: Prompts,
@@ -341,7 +339,7 @@ def test_usable_after_an_interruption(
     depth: int,
     where: str,
 ) -> None:
-    owner = Sampler if where == "sample" else BatchEngine
+    owner = {"sample": Sampler, "prefill": Engine}.get(where, generate)
     original, calls = getattr(owner, where), itertools.count(1)
 
     def interrupted(*arguments: object) -> object:
@@ -370,7 +368,7 @@ def test_a_computation_that_broke_off_leaves_nothing(
         monkeypatch.setattr(Engine, "reset", lambda engine: wiped.append(engine.intact))
         session.generate(prompts[:3], max_tokens=5).run()
         assert not wiped
-        session._engine.engine.intact = False
+        session._engine.intact = False
         session.generate(prompts[:3], max_tokens=5).run()
         assert wiped == [False]
 

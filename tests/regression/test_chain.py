@@ -22,11 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyllama_mtp import Model, Session, Settings, Telemetry
+from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.batch import Batch
 from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.drafthead import head_rows
-from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import InvalidBatchError, UsageError
 from pyllama_mtp.hidden import Hidden, HostRows, TapRows
 from pyllama_mtp.settings import DRAFT_LIMIT
@@ -35,7 +34,17 @@ from pyllama_mtp.trace import Node
 
 from ..workers import worker
 from . import kvstate
-from .support import N_BATCH, N_CTX, N_UBATCH, assert_same_tokens, greedy, made_up, scaled, settings
+from .support import (
+    N_BATCH,
+    N_CTX,
+    N_UBATCH,
+    OneSequence,
+    assert_same_tokens,
+    greedy,
+    made_up,
+    scaled,
+    settings,
+)
 
 RunPython = Callable[..., "CompletedProcess[str]"]
 Drafts = list[list[int]]
@@ -54,7 +63,7 @@ def none(n: int) -> npt.NDArray[np.int8]:
 def in_step(drafter: Drafter | None) -> bytes:
     """The draft cache up to where it is in step; what single steps leave above it is dropped."""
     assert drafter
-    drafter.context.remove(drafter.n_past)
+    drafter.context.remove(drafter.sequences[0].n_past)
     return bytes(drafter.context.save_state())
 
 
@@ -373,15 +382,15 @@ def test_drafts_after_real_prompts(
     for depth, prompt in zip(itertools.cycle(range(1, 9)), prompts, strict=False):
         found = []
         for drafting in ("chain", "stepwise", "stepwise"):
-            engine = Engine(demo, settings(depth, drafting=drafting, **options))
-            row = engine.prefill(prompt, Telemetry())
+            engine = OneSequence(demo, settings(depth, drafting=drafting, **options))
+            row = engine.process(prompt)
             token, drafter = engine.target.argmax(row), engine.drafter
             assert drafter and drafter.chained is (drafting == "chain")
             if len(found) < 2:
                 found.append(engine.draft(token, depth).tokens)
             else:
-                assert drafter.carry is not None
-                at = Start(token, drafter.n_past, drafter.carry)
+                assert drafter.sequences[0].carry is not None
+                at = Start(token, drafter.sequences[0].n_past, drafter.sequences[0].carry)
                 wanted, leads = stepwise(drafter.context, at, depth)
             engine.close()
         n_equal += agree(found[0], wanted, leads) and agree(found[1], wanted, leads)
@@ -454,8 +463,10 @@ def test_the_cache_after_a_sync(model: Model, cache: str, flash_attn: str, rollb
     options = {"cache_type_k": cache, "cache_type_v": cache, "flash_attn": flash_attn}
     states: list[list[bytes]] = []
     for drafting in ("chain", "stepwise"):
-        engine = Engine(model, settings(depth, drafting=drafting, rollback=rollback, **options))
-        engine.prefill(made_up(model, n).tolist(), Telemetry())
+        engine = OneSequence(
+            model, settings(depth, drafting=drafting, rollback=rollback, **options)
+        )
+        engine.process(made_up(model, n).tolist())
         assert engine.drafter
         states.append([])
         for n_accepted in (0, 4, 1, 3, 2, 0, 4):
@@ -464,10 +475,11 @@ def test_the_cache_after_a_sync(model: Model, cache: str, flash_attn: str, rollb
             assert len(engine.draft(verified[0], depth).tokens) == depth
             assert engine.drafter.context.n_past == start + depth
             engine.verify(verified[0], verified[1:])
-            engine.keep(n_accepted, Telemetry())
-            assert engine.drafter.n_past == len(engine.cached) == start + n_accepted + 1
+            engine.keep(n_accepted)
+            own = engine.drafter.sequences[0]
+            assert own.n_past == len(engine.cached) == start + n_accepted + 1
             if drafting == "chain":
-                assert engine.drafter.context.n_past == engine.drafter.n_past
+                assert engine.drafter.context.n_past == own.n_past
             states[-1].append(in_step(engine.drafter))
         engine.close()
     assert states[0] == states[1]
@@ -535,11 +547,11 @@ def test_a_least_probability_cuts(demo: Model, prompts: list[list[int]], draftin
     """The drafts are the same up to the first one that is less probable."""
     depth, lengths = 6, set()
     for prompt in prompts[:12]:
-        chain = Engine(demo, settings(depth))
-        row = chain.prefill(prompt, Telemetry())
+        chain = OneSequence(demo, settings(depth))
+        row = chain.process(prompt)
         token, drafter = chain.target.argmax(row), chain.drafter
-        assert drafter and drafter.chained and drafter.carry is not None
-        carry = HostRows(drafter.carry.to_host().copy())
+        assert drafter and drafter.chained and drafter.sequences[0].carry is not None
+        carry = HostRows(drafter.sequences[0].carry.to_host().copy())
         whole = chain.draft(token, depth).tokens
         # How probable each of them is, by single steps.
         drafter.context.remove(len(prompt))
@@ -557,8 +569,8 @@ def test_a_least_probability_cuts(demo: Model, prompts: list[list[int]], draftin
         if min(abs(share - p_min) for share in shares) < 0.01:
             continue
         cut = next((i for i, share in enumerate(shares) if share < p_min), depth)
-        steps = Engine(demo, settings(depth, p_min=p_min, drafting=drafting))
-        steps.prefill(prompt, Telemetry())
+        steps = OneSequence(demo, settings(depth, p_min=p_min, drafting=drafting))
+        steps.process(prompt)
         assert steps.drafter and steps.drafter.chained == (drafting == "chain")
         assert steps.draft(token, depth).tokens == whole[:cut]
         steps.close()
@@ -973,7 +985,7 @@ class Count:
         return found
 
 
-def rounds(engine: Engine, depth: int, n: int, token: int) -> int:
+def rounds(engine: OneSequence, depth: int, n: int, token: int) -> int:
     """`n` rounds with real acceptance; the newest token."""
     for _ in range(n):
         drafts = engine.draft(token, depth).tokens
@@ -982,7 +994,7 @@ def rounds(engine: Engine, depth: int, n: int, token: int) -> int:
         best = [engine.target.argmax(row) for row in range(depth + 1)]
         held = [a == b for a, b in zip(drafts, best, strict=False)]
         n_accepted = held.index(False) if False in held else depth
-        engine.keep(n_accepted, Telemetry())
+        engine.keep(n_accepted)
         token = best[n_accepted]
     return token
 
@@ -1005,9 +1017,9 @@ def test_no_graph_is_built_in_the_steady_state(
     """A round is a chain and a sync on the draft context, and one pass of the target: three graphs
     of three shapes, whatever was accepted. Each is built once, and once more where the padded
     length of the cache grows."""
-    engine = Engine(model, settings(depth, **options))
+    engine = OneSequence(model, settings(depth, **options))
     prompt = made_up(model, 40).tolist()
-    token = engine.target.argmax(engine.prefill(prompt, Telemetry()))
+    token = engine.target.argmax(engine.process(prompt))
     assert engine.drafter and engine.drafter.chained
     draft, target = Count(engine.drafter.context), Count(engine.target)
     token = rounds(engine, depth, 1, token)
@@ -1028,8 +1040,8 @@ def test_no_graph_is_built_in_the_steady_state(
 
 def test_another_depth_is_another_graph(demo: Model) -> None:
     """Both graphs of the draft context, and only once each time."""
-    engine = Engine(demo, settings(5))
-    token = engine.target.argmax(engine.prefill(made_up(demo, 40).tolist(), Telemetry()))
+    engine = OneSequence(demo, settings(5))
+    token = engine.target.argmax(engine.process(made_up(demo, 40).tolist()))
     assert engine.drafter
     count = Count(engine.drafter.context)
     for depth in (5, 2, 5, 4):
@@ -1040,8 +1052,8 @@ def test_another_depth_is_another_graph(demo: Model) -> None:
 
 def test_a_block_that_is_run_whole_has_one_kind_of_graph(demo: Model) -> None:
     """With upstream's sync there is nothing to keep apart; it works all the same."""
-    engine = Engine(demo, settings(3, prompt_sync="full"))
-    token = engine.target.argmax(engine.prefill(made_up(demo, 40).tolist(), Telemetry()))
+    engine = OneSequence(demo, settings(3, prompt_sync="full"))
+    token = engine.target.argmax(engine.process(made_up(demo, 40).tolist()))
     assert engine.drafter
     count = Count(engine.drafter.context)
     before = engine.memory()["draft_compute"]

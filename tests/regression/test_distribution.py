@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session, generate
-from pyllama_mtp.engine import Engine
 from pyllama_mtp.sampling import Sampler
 from pyllama_mtp.speculative.acceptance import Verdict
-from pyllama_mtp.speculative.drafter import Drafts, Propose
+from pyllama_mtp.speculative.drafter import Drafter, Drafts
 
 from .support import last_logits, plain_context, settings
 from .test_sampling import chi_square, probabilities
@@ -137,13 +137,13 @@ def test_frequencies_of_texts(
 
 def spoil(monkeypatch: pytest.MonkeyPatch, usual: Sequence[int]) -> None:
     """Drafts become any of the `usual` tokens, wherever they stand."""
-    rng, real = np.random.default_rng(3), Engine.draft
+    rng, real = np.random.default_rng(3), Drafter.draft
 
-    def draft(engine: Engine, token: int, n_max: int, propose: Propose | None) -> Drafts:
-        made = real(engine, token, n_max, propose)
-        return Drafts([int(rng.choice(usual)) for _ in made.tokens])
+    def draft(self: Drafter, *args: Any) -> list[Drafts]:
+        made = real(self, *args)
+        return [Drafts([int(rng.choice(usual)) for _ in one.tokens]) for one in made]
 
-    monkeypatch.setattr(Engine, "draft", draft)
+    monkeypatch.setattr(Drafter, "draft", draft)
 
 
 @pytest.mark.parametrize(("name", "depth"), [("cool", 3), ("plain", 1)])
@@ -190,7 +190,7 @@ def second_draw(
 def test_wrong_acceptance_is_seen(
     demo: Model, exact: Exact, monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Verdict]
 ) -> None:
-    monkeypatch.setattr(generate, "accept", wrong)
+    monkeypatch.setattr(generate, "accept_best", wrong)
     with Session(demo, settings(3)) as session:
         found, limit, _ = compare(exact, session, SAMPLINGS["top-k"], 3)
     assert found > limit

@@ -479,9 +479,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     real = Drafter.draft
 
-    def draft(self: Drafter, *args: Any) -> Drafts:
+    def draft(self: Drafter, *args: Any) -> list[Drafts]:
         drafts = real(self, *args)
-        found.extend(drafts.tokens)
+        for one in drafts:
+            found.extend(one.tokens)
         return drafts
 
     monkeypatch.setattr(Drafter, "draft", draft)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pyllama_mtp import Model, Telemetry
-from pyllama_mtp.batchengine import BatchEngine
+from pyllama_mtp.engine import Engine
+from pyllama_mtp.speculative.drafter import Newest
 
 from .support import settings
 
@@ -16,17 +17,19 @@ Drafts = list[list[int]]
 
 def drafts(model: Model, prompts: list[list[int]], **options: object) -> Drafts:
     """What follows the last token of each prompt, which the caches do not have."""
-    engine = BatchEngine(model, settings(DEPTH, n_ubatch=32, **options), len(prompts))
+    engine = Engine(model, settings(DEPTH, n_ubatch=32, **options), len(prompts))
     try:
         for place, prompt in zip(engine.places, prompts, strict=True):
+            engine.enter(place, prompt[:-1], Telemetry())
             while engine.prefill(place, prompt[:-1], Telemetry()) is None:
                 pass
-        newest, n = [prompt[-1] for prompt in prompts], len(prompts)
-        found = engine.draft(engine.places, newest, DEPTH, [DEPTH] * n, [None] * n)
-        past = {engine.engine.target.past(place.seq) for place in engine.places}
+        assert engine.drafter
+        newest = [Newest(seq, prompt[-1], DEPTH) for seq, prompt in enumerate(prompts)]
+        found = engine.drafter.draft(newest, DEPTH, engine.settings.p_min)
+        past = {engine.target.past(place.seq) for place in engine.places}
         assert past == {len(prompt) - 1 for prompt in prompts}, "drafting is not the target's"
     finally:
-        engine.engine.close()
+        engine.close()
     return [made.tokens for made in found]
 
 

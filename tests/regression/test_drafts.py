@@ -12,11 +12,9 @@ import pytest
 
 from pyllama_mtp import Model, Session
 from pyllama_mtp.context import Context, ContextOptions
-from pyllama_mtp.engine import Engine
 from pyllama_mtp.speculative.drafter import top_probability
-from pyllama_mtp.telemetry import Telemetry
 
-from .support import N_CTX, scaled, settings
+from .support import N_CTX, OneSequence, scaled, settings
 
 DEPTH = 5
 ONE = np.ones(1, dtype=np.int8)
@@ -59,20 +57,20 @@ def test_a_chain_of_drafts(demo: Model, text: list[int], n: int) -> None:
     for start in range(0, 50, 10):
         tokens = text[start : start + n + 1]
         wanted, shares, leads = contract(demo, tokens)
-        engine = Engine(demo, settings(DEPTH))
-        engine.prefill(tokens[:n], Telemetry())
+        engine = OneSequence(demo, settings(DEPTH))
+        engine.process(tokens[:n])
         assert engine.drafter is not None
         rows = engine.target.hidden()
         sure = next((i for i, lead in enumerate(leads) if lead < scaled(0.03)), DEPTH)
         for _ in range(2):  # a second time, over what the first has left in the cache
             assert engine.draft(tokens[n], DEPTH).tokens[:sure] == wanted[:sure]
-            engine.drafter.resume(n, rows.part(len(rows) - 1, len(rows)))
+            engine.drafter.resume(0, n, rows.part(len(rows) - 1, len(rows)))
         middle = sorted(shares)[DEPTH // 2]
         confident = next((i for i, p in enumerate(shares) if p < middle - 0.01), DEPTH)
         engine.close()
         if sure == DEPTH:
-            engine = Engine(demo, settings(DEPTH, p_min=middle - 0.01))
-            engine.prefill(tokens[:n], Telemetry())
+            engine = OneSequence(demo, settings(DEPTH, p_min=middle - 0.01))
+            engine.process(tokens[:n])
             assert engine.draft(tokens[n], DEPTH).tokens == wanted[:confident]
             engine.close()
 

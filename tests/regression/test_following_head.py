@@ -216,7 +216,7 @@ def test_more_drafts_are_accepted_and_the_text_stays(
 
 def missing_from(session: Session | BatchSession) -> list[int]:
     """Four tokens that the draft head has not now."""
-    engine = session._engine if isinstance(session, Session) else session._engine.engine
+    engine = session._engine
     assert engine.drafter and engine.drafter.context.draft_ids is not None
     return np.setdiff1d(np.arange(2048), engine.drafter.context.draft_ids)[100:104].tolist()
 

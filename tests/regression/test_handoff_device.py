@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyllama_mtp import Model, Sampling, Session, Telemetry, native, rpc
+from pyllama_mtp import Model, Sampling, Session, native, rpc
 from pyllama_mtp.context import Context, ContextOptions
 
 from ..workers import Line, worker
@@ -70,7 +70,7 @@ def prefill(model: Model, line: Line, prompt: list[int], depth: int, **options: 
     session = Session(model, settings(depth, **KEPT_OUT, **options))
     settle(line)
     line.clear()
-    session._engine.prefill(prompt, Telemetry())
+    session.process([*prompt, 0])
     settle(line)
     return session
 

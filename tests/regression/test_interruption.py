@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from pyllama_mtp import Model, Sampling, Session, Settings, native
+from pyllama_mtp import Model, Sampling, Session, Settings, generate, native
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.sampling import Sampler
 
@@ -23,14 +23,13 @@ def text_of(session: Session, prompt: str = PROMPT) -> str:
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-@pytest.mark.parametrize("where", ["sampling", "draft", "verify", "keep"])
+@pytest.mark.parametrize("where", ["sample", "draft", "verify", "accept", "roll_back"])
 def test_a_session_is_usable_after_an_interruption(
     demo: Model, monkeypatch: pytest.MonkeyPatch, depth: int, where: str
 ) -> None:
     with Session(demo, settings(depth)) as session:
-        owner = Sampler if where == "sampling" else session._engine
-        name = "sample" if where == "sampling" else where
-        original, calls = getattr(owner, name), 0
+        owner = Sampler if where == "sample" else generate
+        original, calls = getattr(owner, where), 0
 
         def interrupted(*arguments: object) -> object:
             nonlocal calls
@@ -41,7 +40,7 @@ def test_a_session_is_usable_after_an_interruption(
             return result
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(owner, name, interrupted)
+            patch.setattr(owner, where, interrupted)
             broken = session.generate(PROMPT, max_tokens=64, ignore_eos=True)
             broken.run()
         assert broken.text and broken.finish_reason == "interrupted"

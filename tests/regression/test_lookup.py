@@ -1,19 +1,20 @@
-"""Drafts from the text itself, and plain rounds whose sync is put off: the text and both caches."""
+"""Drafts from the text itself, and plain rounds between drafts: the text and both caches."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
+from pyllama_mtp.engine import Engine
 from pyllama_mtp.speculative.depth import DepthController
-from pyllama_mtp.speculative.drafter import MOST_LATER
+from pyllama_mtp.speculative.sharedepth import SharedDepth
 
-from .support import assert_same_tokens, greedy, settings
+from .support import OneSequence, assert_same_tokens, greedy, settings
 from .test_draft_cache import check
 
 AUTO = dataclasses.replace(settings(0), draft_n_max="auto", cache_type_k="f32", cache_type_v="f32")
@@ -36,9 +37,15 @@ class Scripted(DepthController):
         assert at_most is not None
         return min(self.script[self.n % len(self.script)][0], at_most)
 
-    def update(self, n_drafted: int, n_accepted: int, draft_s: float, total_s: float) -> None:
+    def update_pooled(
+        self,
+        n_drafted: int,
+        outcomes: Sequence[tuple[int, int]],
+        draft_s: float,
+        total_s: float,
+    ) -> None:
         self.n += 1
-        self.told.append((n_drafted, n_accepted))
+        self.told.append((n_drafted, outcomes[0][1]))
 
     def update_lookup(self, n_drafted: int, n_accepted: int, total_s: float) -> None:
         assert n_drafted > 0 and total_s > 0
@@ -46,9 +53,11 @@ class Scripted(DepthController):
         self.told_looked_up.append((n_drafted, n_accepted))
 
 
-def script(session: Session, *rounds: tuple[int, int]) -> Scripted:
+def script(engine: Engine, *rounds: tuple[int, int]) -> Scripted:
     """(depth of the head, drafts from the text where there are any) of the rounds to come."""
-    session._engine.choice.depths = scripted = Scripted(*rounds)
+    depths = engine.choice.depths
+    assert isinstance(depths, SharedDepth)
+    depths._by_count[1] = scripted = Scripted(*rounds)
     return scripted
 
 
@@ -64,12 +73,12 @@ def test_the_text_is_the_same(demo: Model, repeated: list[int], gap: float, roll
     with Session(demo, settings(0)) as session:
         expected = greedy(session, repeated, 120)
     with Session(demo, dataclasses.replace(AUTO, rollback=rollback)) as session:
-        told = script(session, (0, 6), (3, 0), (0, 0), (0, 2), (2, 5), (0, 0), (0, 0))
+        told = script(session._engine, (0, 6), (3, 0), (0, 0), (0, 2), (2, 5), (0, 0), (0, 0))
         got = greedy(session, repeated, 120)
         assert_same_tokens(demo, repeated, got.tokens, expected.tokens, gap)
         check(session)
-        lookup = session._engine.choice.lookup
-        assert lookup and lookup.tokens == [*repeated, *got.tokens[:-1]]
+        (lookup,) = session._engine.choice.lookups
+        assert lookup.tokens == [*repeated, *got.tokens[:-1]]
     looked_up = got.telemetry.looked_up
     assert looked_up["rounds"] == len(told.told_looked_up) > 3
     assert looked_up["drafted"] == sum(n for n, _ in told.told_looked_up)
@@ -83,11 +92,9 @@ def test_the_text_is_the_same(demo: Model, repeated: list[int], gap: float, roll
 def test_drafts_are_what_followed_before(demo: Model, repeated: list[int]) -> None:
     """The first round after a prompt that begins to repeat itself."""
     prompt = repeated[:36]
-    with Session(demo, AUTO) as session:
-        script(session, (0, 6))
-        engine = session._engine
-        session.process(prompt)
-        engine.prefill(prompt, session.generate(prompt, max_tokens=1).telemetry)
+    with closing(OneSequence(demo, AUTO)) as engine:
+        script(engine, (0, 6))
+        engine.process(prompt)
         drafts = engine.draft(prompt[6], 6)
     assert drafts.looked_up and drafts.tokens == prompt[7:13]
 
@@ -99,16 +106,16 @@ def test_off_where_it_has_no_place(demo: Model) -> None:
         dataclasses.replace(AUTO, synthetic_acceptance=(0.5,) * 6),
     ):
         with Session(demo, other) as session:
-            assert session._engine.choice.lookup is None
+            assert session._engine.choice.lookups == []
     with Session(demo, AUTO) as session:
-        assert session._engine.choice.lookup is not None
+        assert session._engine.choice.lookups
 
 
 def test_drawn_drafts_and_looked_up_ones(demo: Model, repeated: list[int]) -> None:
     """Under rejection sampling a draft from the text is certain of itself."""
     chosen = dataclasses.replace(AUTO, draft_sampling=True)
     with Session(demo, chosen) as session:
-        told = script(session, (2, 3), (0, 3))
+        told = script(session._engine, (2, 3), (0, 3))
         run = session.generate(
             repeated, max_tokens=80, sampling=Sampling(temperature=1.0, seed=5), ignore_eos=True
         ).run()
@@ -116,57 +123,26 @@ def test_drawn_drafts_and_looked_up_ones(demo: Model, repeated: list[int]) -> No
     assert len(run.tokens) == 80 and told.told and told.told_looked_up
 
 
-def count_decodes(session: Session) -> list[int]:
-    """Tokens of every decode of the draft context from here on."""
-    assert session._engine.drafter
-    context, sizes = session._engine.drafter.context, []
-    decode = context.decode_batch
-
-    def counted(batch: Any) -> None:
-        sizes.append(len(batch.tokens))
-        decode(batch)
-
-    context.decode_batch = counted  # type: ignore[method-assign]
-    return sizes
-
-
-@pytest.mark.parametrize("n", [2, MOST_LATER, MOST_LATER + 1, 3 * MOST_LATER + 5])
-def test_plain_rounds_are_caught_up_with_together(demo: Model, text: list[int], n: int) -> None:
-    with Session(demo, dataclasses.replace(AUTO, n_batch=64, n_ubatch=64)) as session:
-        script(session, (0, 0))
-        session.process(text[:20])
-        sizes = count_decodes(session)
-        session.generate(text[:21], max_tokens=n + 1, ignore_eos=True).run()
-        assert len(session._engine.cached) == 21 + n
-        assert sum(sizes) == 2 + n and max(sizes) <= MOST_LATER  # process() leaves the last
-        assert len(sizes) <= 2 + n // MOST_LATER
-        check(session)
-
-
-@pytest.mark.parametrize("n_plain", [1, 5, MOST_LATER - 1, MOST_LATER, MOST_LATER + 1])
+@pytest.mark.parametrize("n_plain", [1, 5, 33])
 @pytest.mark.parametrize("then", [(3, 0), (0, 6)])
-def test_rows_last_until_they_are_needed(
+def test_drafts_after_plain_rounds(
     demo: Model, text: list[int], n_plain: int, then: tuple[int, int]
 ) -> None:
-    """Plain rounds and then drafts, of the head or of the text: caught up with before, or with, the
-    verification."""
+    """Of the head, or of the text."""
     prompt = [*text[:24], *text[:24]]
     with Session(demo, AUTO) as session:
-        script(session, *[(0, 0)] * n_plain, then)
+        script(session._engine, *[(0, 0)] * n_plain, then)
         session.generate(prompt, max_tokens=100, ignore_eos=True).run()
         check(session)
 
 
-def test_what_was_put_off_is_saved(demo: Model, text: list[int], tmp_path: Path) -> None:
-    """A generation that is given up leaves plain rounds behind."""
+def test_what_was_given_up_is_saved(demo: Model, text: list[int], tmp_path: Path) -> None:
+    """A generation that nobody went on with."""
     with Session(demo, AUTO) as session:
-        script(session, (0, 0))
+        script(session._engine, (0, 0))
         generation = session.generate(text[:20], max_tokens=50, ignore_eos=True)
         while len(generation.tokens) < 9:
             next(iter(generation))
-        assert session._engine.drafter and session._engine.drafter.n_past < len(
-            session._engine.cached
-        )
         session.save(tmp_path / "prompt")
         check(session)
         with Session(demo, AUTO) as other:
@@ -176,11 +152,11 @@ def test_what_was_put_off_is_saved(demo: Model, text: list[int], tmp_path: Path)
 
 def test_a_prompt_that_goes_on_after_plain_rounds(demo: Model, text: list[int]) -> None:
     with Session(demo, AUTO) as session:
-        script(session, (0, 0))
+        script(session._engine, (0, 0))
         generation = session.generate(text[:20], max_tokens=50, ignore_eos=True)
         while len(generation.tokens) < 9:
             next(iter(generation))
-        prompt = [*session._engine.cached, *text[40:60]]
+        prompt = [*session._engine.places[0].cached, *text[40:60]]
         session.generate(prompt, max_tokens=5, ignore_eos=True).run()
         check(session)
 
@@ -188,7 +164,7 @@ def test_a_prompt_that_goes_on_after_plain_rounds(demo: Model, text: list[int]) 
 def test_rounds_in_which_drafting_stops_at_once(demo: Model, text: list[int]) -> None:
     """p_min 1: the newest token is in step by then, and there is no draft."""
     with Session(demo, dataclasses.replace(AUTO, p_min=1.0, ngram=False)) as session:
-        script(session, (3, 0), (0, 0), (0, 0), (3, 0), (3, 0), (0, 0))
+        script(session._engine, (3, 0), (0, 0), (0, 0), (3, 0), (3, 0), (0, 0))
         run = session.generate(text[:20], max_tokens=30, ignore_eos=True).run()
         assert not sum(run.telemetry.drafted)
         check(session)

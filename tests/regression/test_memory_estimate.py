@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyllama_mtp.batchengine import BatchEngine
 
 from pyllama_mtp import BatchSession, Model, Session, Settings, native, sizing
 from pyllama_mtp.errors import InsufficientMemoryError
@@ -57,7 +55,7 @@ def used(model: Model, settings: Settings, n_sequences: int) -> dict[Any, dict[s
     session: Any
     if n_sequences > 1:
         session = BatchSession(model, settings, n_sequences)
-        engine = session._engine.engine
+        engine = session._engine
     else:
         session = Session(model, settings)
         engine = session._engine
@@ -67,7 +65,7 @@ def used(model: Model, settings: Settings, n_sequences: int) -> dict[Any, dict[s
         else:
             session.generate(prompt, max_tokens=12).run()
             session.generate(prompt[:150], max_tokens=12).run()
-        devices = (native.load().ffi.NULL, *model.used_devices)
+        devices = (None, *(model.devices if model.on_gpu else ()))
         found = {device: engine.memory(device) for device in devices}
         everything = engine.memory()
         for name in everything.keys() - {"checkpoints"}:  # nothing is elsewhere
@@ -187,21 +185,10 @@ def test_the_length_of_its_own_fits_the_memory_that_holds_the_caches(
     assert LEAST_N_CTX > 256
 
 
-def test_places_of_a_server_count_with_their_checkpoints(demo: Model) -> None:
+def test_all_places_count_with_their_checkpoints(demo: Model) -> None:
     with demo.without_memory() as twin:
         plain = simulate(twin, Settings(checkpoints=0), 3, 512)[0]
-        more = simulate(twin, Settings(checkpoints=0), 3, 512, 3 * 2)[0]
-    given: list[int] = []
-    with pytest.MonkeyPatch.context() as patch:
-        original = sizing.choose_n_ctx
-
-        def choose(*arguments: Any) -> int:
-            given.append(arguments[3])
-            return original(*arguments)
-
-        patch.setattr("pyllama_mtp.engine.choose_n_ctx", choose)
-        with closing(BatchEngine(demo, Settings(n_ctx=512, n_threads=1), 3, 2).engine):
-            assert given == [6]
+        more = simulate(twin, Settings(checkpoints=2), 3, 512)[0]
     with Session(demo, Settings(n_ctx=512, n_threads=1)) as session:
         session.process(made_up(demo, 100).tolist())
         state = len(session._engine.target.save_state(recurrent_only=True))

@@ -53,7 +53,7 @@ def cache(session: Session) -> kvstate.KVState:
     """The draft cache, without what is left over from drafting."""
     drafter = session._engine.drafter
     assert drafter is not None
-    drafter.context.remove(drafter.n_past)
+    drafter.context.remove(drafter.sequences[0].n_past)
     return kvstate.parse(drafter.context.save_state())
 
 
@@ -69,7 +69,7 @@ def test_the_closest_checkpoint_is_used(
     """A prompt that leaves an earlier one of 97 tokens after `shared`: cuts were 48, 80, 96, 97."""
     with Session(demo, settings(3, rollback=rollback, handoff=handoff, **EXACT)) as session:
         run(session, text[:97])
-        assert session._engine.checkpoints.positions == [48, 80, 96, 97]
+        assert session._engine.places[0].checkpoints.positions == [48, 80, 96, 97]
         prompt = [*text[:shared], *text[120:150]]
         got = check_like_fresh(session, prompt, gap)
         cuts = [cut for cut in (48, 80, 96, 97) if cut <= shared]
@@ -94,7 +94,7 @@ def test_many_prompts_that_share_parts(demo: Model, text: list[int], gap: float)
             reused += got.telemetry.n_cached > 0
             shared = int(rng.integers(1, len(prompt) + N_TOKENS))
             at = int(rng.integers(0, len(text) - 60))
-            held = session._engine.cached
+            held = session._engine.places[0].cached
             prompt = [*held[:shared], *text[at : at + int(rng.integers(1, 60))]][:300]
         assert reused >= 6
 
@@ -107,7 +107,7 @@ def test_checkpoints_of_a_text_that_is_gone_are_gone(
         run(session, text[:97])
         second = [*text[:90], *text[110:150]]
         run(session, second)
-        positions = session._engine.checkpoints.positions
+        positions = session._engine.places[0].checkpoints.positions
         assert 96 not in positions and 97 not in positions and max(positions) > 97
         got = check_like_fresh(session, [*second[:100], *text[20:40]], gap)
         assert 0 < got.telemetry.n_cached <= 90
@@ -128,13 +128,13 @@ def test_a_generation_that_does_not_draft_costs_nothing(
             decode, calls = context.decode_batch, []
             context.decode_batch = lambda b, d=decode, c=calls: (c.append(b), d(b))[1]  # type: ignore
         plain = run(session, text[:60], draft=False)
-        assert not calls and drafter.n_past == 0
+        assert not calls and drafter.sequences[0].n_past == 0
         assert plain.telemetry.drafted == [] and plain.telemetry.time_s["prompt_sync"] == 0
         assert plain.telemetry.handoff == ""
         with pytest.raises(UsageError):
             session._engine.target.hidden_rows()
         # The draft cache has nothing of this text: it must be processed again, from the start.
-        again = check_like_fresh(session, session._engine.cached, gap)
+        again = check_like_fresh(session, session._engine.places[0].cached, gap)
         assert again.telemetry.n_cached == 0 and calls
 
 
@@ -142,9 +142,9 @@ def test_drafting_goes_on_from_where_it_was_left(demo: Model, text: list[int], g
     """Prompt with drafts, follow-up without, follow-up with: only the middle is processed again."""
     with Session(demo, settings(3, **EXACT)) as session:
         run(session, text[:64])
-        held = list(session._engine.cached)
+        held = list(session._engine.places[0].cached)
         run(session, [*held, *text[70:100]], draft=False)
-        got = check_like_fresh(session, [*session._engine.cached, *text[100:110]], gap)
+        got = check_like_fresh(session, [*session._engine.places[0].cached, *text[100:110]], gap)
         assert got.telemetry.n_cached == 64, "the last checkpoint that has its hidden row"
 
 
@@ -199,7 +199,7 @@ def test_saved_after_an_answer(demo: Model, text: list[int], gap: float, tmp_pat
     path = tmp_path / "prompt.bin"
     with Session(demo, settings(3, **EXACT)) as session:
         run(session, text[:50])
-        held = list(session._engine.cached)
+        held = list(session._engine.places[0].cached)
         session.save(path)
     with Session(demo, settings(3, **EXACT)) as session:
         session.restore(path)
@@ -216,7 +216,7 @@ def test_what_does_not_fit_is_refused(
             session.save(path)
         session.process([*text[:160], *text[:160]])
         session.save(path)
-        held = list(session._engine.cached)
+        held = list(session._engine.places[0].cached)
     damaged = path.read_bytes()
     (tmp_path / "cut.bin").write_bytes(damaged[:-7])
     others: list[tuple[Model, dict[str, object], str, str]] = [
@@ -230,11 +230,12 @@ def test_what_does_not_fit_is_refused(
     for model, options, name, reason in others:
         with Session(model, settings(3, **options)) as session:
             run(session, text[:N_UBATCH])
-            kept = list(session._engine.cached)
+            kept = list(session._engine.places[0].cached)
             with pytest.raises(PyllamaMtpError, match=reason) as caught:
                 session.restore(tmp_path / name)
             assert isinstance(caught.value, (PromptFileError, UsageError))
-            assert session._engine.cached == kept, "a refused file must leave the session as it was"
+            held_now = session._engine.places[0].cached
+            assert held_now == kept, "a refused file must leave the session as it was"
     with Session(demo, settings(3)) as session:
         session.restore(path)
-        assert session._engine.cached == held
+        assert session._engine.places[0].cached == held

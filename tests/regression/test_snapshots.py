@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 
-from pyllama_mtp import Model, Session
+from pyllama_mtp import Model
 from pyllama_mtp.context import Context, ContextOptions
-from pyllama_mtp.engine import Engine
-from pyllama_mtp.telemetry import Telemetry
 
-from .support import N_BATCH, N_CTX, N_UBATCH, settings
+from .support import N_BATCH, N_CTX, N_UBATCH, OneSequence, settings
 
 SNAPSHOTS = 3
 
@@ -80,20 +80,19 @@ def test_no_going_back_within_a_decode_without_snapshots(model: Model) -> None:
 
 def test_the_driver_keeps_them_where_it_verifies(demo: Model, text: list[int]) -> None:
     """Off in the prompt, on in a pass with drafts; what is rolled back is right after it."""
-    engine = Engine(demo, settings(SNAPSHOTS, rollback="snapshot"))
-    engine.prefill(text[:40], Telemetry())
+    engine = OneSequence(demo, settings(SNAPSHOTS, rollback="snapshot"))
+    engine.process(text[:40])
     assert engine.target.rewind() == 0
     drafts = [1, 2, 3]
     engine.verify(text[40], drafts)
     assert engine.target.rewind() == SNAPSHOTS
-    engine.keep(0, Telemetry())
+    engine.keep(0)
     engine.verify(text[41], [])
     after = engine.target.logits(0).copy()
     engine.close()
-    with Session(demo, settings(0)) as session:
-        plain = session._engine
-        plain.prefill(text[:40], Telemetry())
+    with closing(OneSequence(demo, settings(0))) as plain:
+        plain.process(text[:40])
         for token in text[40:42]:
             plain.verify(token, [])
-            plain.keep(0, Telemetry())
+            plain.keep(0)
         assert np.abs(plain.target.logits(0) - after).max() < 0.01 * np.ptp(after)

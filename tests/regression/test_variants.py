@@ -25,8 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from pyllama_mtp import Model, Session, Settings, native
-from pyllama_mtp.engine import Engine
-from pyllama_mtp.telemetry import Telemetry
+from tests.regression.support import OneSequence
 
 EDGES = {EDGES!r}
 small = dict(n_ctx=512, n_batch=48, n_ubatch=16, n_threads=1, checkpoints=0)
@@ -36,14 +35,14 @@ rows, tokens = [], {{}}
 with Model(sys.argv[1]) as model:
     text = [(7 * i * i + 13 * i + 5) % model.n_vocab for i in range(max(EDGES))]
     for n in EDGES:
-        engine = Engine(model, Settings(draft_n_max=0, prompt_rows="all", **small))
-        engine.prefill(text[:n], Telemetry())
+        engine = OneSequence(model, Settings(draft_n_max=0, prompt_rows="all", **small))
+        engine.process(text[:n])
         rows += [engine.target.logits(row).copy() for row in range((n - 1) % 48 + 1)]
         token = int(rows[-1].argmax())
         for _ in range(5):  # decode steps
             engine.verify(token, [])
             rows.append(engine.target.logits(0).copy())
-            engine.keep(0, Telemetry())
+            engine.keep(0)
             token = int(rows[-1].argmax())
         engine.close()
     for rollback in ("snapshot", "replay"):

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyllama_mtp import Model, Session, Telemetry, rpc
+from pyllama_mtp import Model, Session, rpc
 from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.drafthead import head_rows
 from pyllama_mtp.models.synth import write_synthetic
+from pyllama_mtp.speculative.drafter import Newest
 
 from ..regression.support import settings
 from ..trimmed import write_trimmed
@@ -87,10 +88,10 @@ class Drafting:
     """Drafts after PROMPT, again and again."""
 
     def __init__(self, session: Session, line: Line) -> None:
-        session._engine.prefill(PROMPT, Telemetry())
+        session.process([*PROMPT, 0])
         assert session._engine.drafter
         self._line, self._drafter = line, session._engine.drafter
-        self._start, self._carry = self._drafter.begin_draft()
+        self._start, self._carry = self._drafter._begin_draft(0)
 
     def chain(self, n: int) -> tuple[list[int], Counter[int]]:
         """A chain of `n`, and the messages that it takes when its graph is there already."""
@@ -106,9 +107,10 @@ class Drafting:
 
     def stepwise(self, n: int) -> list[int]:
         """Drafts from a graph each."""
-        drafter = self._drafter
-        drafter.context.set_greedy(True)
-        return drafter._draft_stepwise(NEWEST, self._start, self._carry, n, 0.0, None).tokens
+        drafter, newest = self._drafter, Newest(0, NEWEST, n)
+        drafter.resume(0, self._start, self._carry)
+        drafter.chained = False
+        return drafter.draft([newest], n)[0].tokens
 
 
 @pytest.mark.parametrize(

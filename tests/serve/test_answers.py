@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from pyllama_mtp import Model
+from pyllama_mtp import Model, generate
 from pyllama_mtp.toplogprobs import top_logprobs
 
 from .conftest import NAME, Running, Start
@@ -209,16 +211,15 @@ def test_a_failed_decode_is_an_error_and_the_server_goes_on(
     start: Start, monkeypatch: pytest.MonkeyPatch, demo: Model
 ) -> None:
     server = start()
-    engine = server.worker._engine
-    verify = engine.verify
+    verify = generate.verify
 
-    def fail(*arguments: object) -> int:
-        verify(*arguments)  # type: ignore[arg-type]
+    def fail(*arguments: Any) -> None:
+        verify(*arguments)
         raise RuntimeError("a fault")
 
     asked = {"model": NAME, "prompt": "import os\n\ndef", "temperature": 0, "max_tokens": 20}
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "verify", fail)
+        patch.setattr(generate, "verify", fail)
         with pytest.raises(openai.InternalServerError, match="a fault"):
             server.client.completions.create(**asked)
         with pytest.raises(openai.APIError, match="a fault"):

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from pyllama_mtp import Model, batchgenerate
+from pyllama_mtp import Model, generate
 from pyllama_mtp.context import Context
 from pyllama_mtp.errors import FatalDecodeError, WorkerLostError
 
@@ -163,14 +163,14 @@ def test_a_request_that_cannot_enter_costs_itself(
 ) -> None:
     """It is neither waiting nor running when that fails; its place is free again."""
     server = start(n_sequences=1)
-    make_judge, calls = batchgenerate.make_judge, iter(range(1000))
+    make_judge, calls = generate.make_judge, iter(range(1000))
 
     def fail_once(*arguments: Any) -> Any:
         if next(calls) == 0:
             raise RuntimeError("made up")
         return make_judge(*arguments)
 
-    monkeypatch.setattr(batchgenerate, "make_judge", fail_once)
+    monkeypatch.setattr(generate, "make_judge", fail_once)
 
     def ask() -> str:
         got = server.client.completions.create(

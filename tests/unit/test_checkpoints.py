@@ -69,7 +69,6 @@ def test_truncation_drops_what_lies_above_it() -> None:
 
 
 def test_bytes_of_the_states() -> None:
-    """The hidden rows lie elsewhere (in the slots of the tap) and do not count."""
     checkpoints = filled(8, 100, 200)
     checkpoints.add(Checkpoint(300, b"longer state"))
     assert checkpoints.n_bytes == 2 * len(b"state") + len(b"longer state")
@@ -143,16 +142,6 @@ def test_a_chat_whose_template_drops_the_last_tokens() -> None:
             checkpoints.add(at(n_past))
         end, last_graph = stop, stop - [start, *ends][-2]
         most_lost = 256 if last_graph >= 5 else 2 * 256
-
-
-def test_slots_are_reused_and_never_shared() -> None:
-    checkpoints = Checkpoints(3)
-    for n_past in range(10, 200, 10):
-        slot = checkpoints.free_slot()
-        assert 1 <= slot <= 4
-        checkpoints.add(Checkpoint(n_past, b"state", None, slot))
-        slots = [checkpoints.closest(n, need_carry=False).slot for n in checkpoints.positions]  # type: ignore[union-attr]
-        assert len(set(slots)) == len(checkpoints)
 
 
 def test_what_would_not_be_kept_need_not_be_made() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from pyllama_mtp.session import TextStream
+from pyllama_mtp.answer import TextStream
 
 
 def pieces(data: Iterable[bytes], stop: Sequence[str] = ()) -> tuple[list[str], bool]:
