@@ -44,7 +44,6 @@ GENERATE = [
     (["--rows", "last,all", "x"], "--rows: invalid choice"),
     (["--sync", "half", "x"], "--sync: invalid choice"),
     (["--hidden", "norm", "x"], "--hidden: invalid choice"),
-    (["--handoff", "never", "x"], "--handoff: invalid choice"),
     (["--checkpoints", "-1", "x"], "--checkpoints: -1 is not allowed; give 0 or more"),
     (["--checkpoints", "31", "x"], "checkpoints is 31, it must be from 0 (none) to 30"),
     (["--prompt-rows", "all", "x"], "unrecognized arguments: --prompt-rows"),
@@ -103,11 +102,10 @@ MATRIX = [
     (["--sync", ""], "has an empty item"),
     (["--hidden", "pre"], "--hidden: 'pre' is not one of post-norm, pre-norm"),
     (["--hidden", "pre-norm,pre-norm"], "name one value twice"),
-    (["--handoff", "host,device"], "--handoff: invalid choice"),
     (["--checkpoints", "31"], "checkpoints is 31"),
     (
         ["--depths", "0", "--rows", "all,last"],
-        "--rows, --sync, --hidden, --drafting and --draft-vocab need a depth above 0",
+        "--rows, --sync, --hidden and --draft-vocab need a depth above 0",
     ),
 ]
 

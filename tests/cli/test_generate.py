@@ -54,8 +54,8 @@ def test_every_switch_arrives(fake: ModuleType, cli: Cli, tmp_path: Path) -> Non
         *("--draft-n-max", "2", "--p-min", "0.25", "--n-ctx", "1024", "--n-batch", "64"),
         *("--n-ubatch", "32", "--threads", "1", "--cache-type-k", "q8_0", "--cache-type-v", "q4_0"),
         *("--flash-attn", "on", "--rows", "all", "--rollback", "replay"),
-        *("--sync", "full", "--hidden", "pre-norm", "--handoff", "host", "--checkpoints", "7"),
-        *("--drafting", "stepwise", "--draft-vocab", "500", "--no-draft-follow"),
+        *("--sync", "full", "--hidden", "pre-norm", "--checkpoints", "7"),
+        *("--draft-vocab", "500", "--no-draft-follow"),
         *("--draft-head-type", "q4_0", "--yarn-orig-ctx", "512"),
         *("--temperature", "0.5", "--top-k", "7", "--top-p", "0.5", "--min-p", "0.1"),
         *("--repeat-penalty", "1.1", "--repeat-last-n", "9", "--seed", "3", "--draft-sampling"),
@@ -75,7 +75,6 @@ def test_every_switch_arrives(fake: ModuleType, cli: Cli, tmp_path: Path) -> Non
         "flash_attn": "on",
         "draft_n_max": 2,
         "ngram": False,
-        "drafting": "stepwise",
         "draft_vocab": "500",
         "draft_follow": False,
         "draft_head_type": "q4_0",
@@ -84,7 +83,6 @@ def test_every_switch_arrives(fake: ModuleType, cli: Cli, tmp_path: Path) -> Non
         "prompt_rows": "all",
         "prompt_sync": "full",
         "hidden": "pre-norm",
-        "handoff": "host",
         "checkpoints": 7,
         "rollback": "replay",
         "synthetic_acceptance": None,
@@ -135,7 +133,7 @@ def test_stats_go_to_stderr(fake: ModuleType, cli: Cli) -> None:
     assert result.out == "abcabc\n"
     assert "prompt     5 tokens; prefill 0.005 s, 1,000 tok/s" in result.err
     assert "draft 3    0.00 = 0 accepted of 2" in result.err
-    assert "MTP prompt sync kv, hidden states by device: 0 bytes to the host" in result.err
+    assert "MTP head   kept in step with every decode" in result.err
 
 
 def test_json_is_one_object_instead_of_the_text(fake: ModuleType, cli: Cli) -> None:

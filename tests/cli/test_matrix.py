@@ -88,7 +88,7 @@ def test_a_second_run_appends(fake: ModuleType, cli: Cli) -> None:
 def test_the_states_of_the_prefill_side_by_side(fake: ModuleType, cli: Cli) -> None:
     """The original defect, upstream's state and ours, in one run."""
     options = ("--rows", "all,last", "--sync", "full,kv", "--checkpoints", "9")
-    result = cli(*SMALL, *options, "--handoff", "host")
+    result = cli(*SMALL, *options)
     assert result.code == 0
     found = [cell for cell in read_cells("matrix.jsonl") if cell.n_prompt == 64]
     settings = [(c.n_max, c.settings["prompt_rows"], c.settings["prompt_sync"]) for c in found]
@@ -99,8 +99,8 @@ def test_the_states_of_the_prefill_side_by_side(fake: ModuleType, cli: Cli) -> N
         (2, "last", "full"),
         (2, "last", "kv"),
     ]
-    assert {(c.settings["handoff"], c.settings["checkpoints"]) for c in found} == {("host", 9)}
-    assert {s.handoff for c in found[1:] for s in c.samples} == {"host"}
+    assert {c.settings["checkpoints"] for c in found} == {9}
+    assert [c.samples[0].prompt_sync for c in found[1:]] == ["full", "kv", "full", "kv"]
     first = "prompt 64, depth 2, rows all, sync full, repeat 1: prefill"
     assert any(first in line for line in result.err.splitlines()[:5])
     rows = [line.split() for line in result.out.splitlines() if " MTP 2 " in line][:4]

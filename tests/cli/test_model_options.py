@@ -47,7 +47,7 @@ GIVEN = [
     "9",
 ]
 #: The matrix takes several values of these.
-SWITCHES = {"prompt_rows": "last", "prompt_sync": "kv", "hidden": "post-norm", "drafting": "auto",
+SWITCHES = {"prompt_rows": "last", "prompt_sync": "kv", "hidden": "post-norm",
             "draft_vocab": "full"}  # fmt: skip
 ROPE = [
     "--rope-scaling",

@@ -89,11 +89,8 @@ class Generation:
         if not settings.draft_n_max:
             return
         t.prompt_sync = "full" if settings.prompt_sync == "full" or not state["has_tap"] else "kv"
-        t.handoff = "host" if settings.handoff == "host" or not state["has_tap"] else "device"
         t.time_s["prompt_sync"] = t.n_prompt / 1000 / (4 if t.prompt_sync == "full" else 10)
         t.prefill_s += t.time_s["prompt_sync"] if t.prompt_sync == "full" else 0
-        if t.handoff == "host":
-            t.hidden_bytes = {"to_host": 4 * t.n_prompt, "from_host": 4 * t.n_prompt}
 
     def run(self) -> Generation:
         for _ in self:

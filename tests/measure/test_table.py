@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import pytest
+
 from pyllama_mtp.measure.cells import Cell, Sample
 from pyllama_mtp.measure.table import (
     LEAST_DRAFTS,
@@ -246,12 +248,11 @@ def test_eighty_columns_are_enough_for_every_switch() -> None:
     assert "left out" not in wide and "elapsed" in wide and "pre " in wide
 
 
-def test_statistics_say_how_the_block_got_its_hidden_states() -> None:
-    telemetry = Telemetry(n_prompt=1, prompt_sync="full", handoff="host")
-    telemetry.hidden_bytes = {"to_host": 4096, "from_host": 8192}
-    text = "\n".join(telemetry_lines(telemetry))
-    assert "MTP prompt sync full, hidden states by host: 4,096 bytes to the host, 8,192" in text
-    assert "MTP prompt sync" not in "\n".join(telemetry_lines(Telemetry(n_prompt=1)))
+@pytest.mark.parametrize(("sync", "how"), [("kv", "every decode"), ("full", "of its own")])
+def test_statistics_say_how_the_head_is_kept_in_step(sync: str, how: str) -> None:
+    text = "\n".join(telemetry_lines(Telemetry(n_prompt=1, prompt_sync=sync)))
+    assert "MTP head " in text and how in text
+    assert "MTP head" not in "\n".join(telemetry_lines(Telemetry(n_prompt=1)))
 
 
 def test_statistics_of_one_generation() -> None:

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from pyllama_mtp.hidden import Hidden, HostRows, TapRows
 
 from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.batch import Batch
 from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.drafthead import head_rows
 from pyllama_mtp.errors import InvalidBatchError, UsageError
-from pyllama_mtp.hidden import Hidden, HostRows, TapRows
 from pyllama_mtp.settings import DRAFT_LIMIT
 from pyllama_mtp.speculative.drafter import Drafter, top_probability
 from pyllama_mtp.trace import Node

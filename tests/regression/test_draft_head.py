@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader
+from pyllama_mtp.hidden import Floats, Ints
 
 from pyllama_mtp import Model, Session
 from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.drafthead import HeadRows, head_rows
 from pyllama_mtp.errors import FatalDecodeError, UsageError
-from pyllama_mtp.hidden import Floats, Ints
 from pyllama_mtp.models import synth
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
 from pyllama_mtp.models.shapes import ModelShape

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pyllama_mtp.hidden import HostRows, Ints
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session
 from pyllama_mtp.context import Context
 from pyllama_mtp.drafthead import HeadRows, draft_head, head_rows
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.hidden import HostRows, Ints
 from pyllama_mtp.models.ggufinfo import read_gguf
 
 from ..trimmed import write_trimmed

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from pyllama_mtp.hidden import Floats, Ints
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session
 from pyllama_mtp.context import Context
 from pyllama_mtp.drafthead import head_rows
 from pyllama_mtp.draftvocab import Ranking, read_tokenizer, save
 from pyllama_mtp.errors import ModelFileError, UsageError
-from pyllama_mtp.hidden import Floats, Ints
 from pyllama_mtp.models.ggufinfo import GGUFInfo, read_gguf
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.models.trimmedhead import trimmed_head_ids

@@ -35,8 +35,6 @@ BAD_SETTINGS = [
     ("p_min", -0.1, "0 to 1"),
     ("prompt_sync", "none", "one of auto, kv, full"),
     ("hidden", "norm", "one of post-norm, pre-norm"),
-    ("handoff", "gpu", "one of auto, device, host"),
-    ("drafting", "tree", "one of auto, chain, stepwise"),
     ("draft_vocab", "", "'auto', 'full', a number of tokens from 256, or a file"),
     ("draft_vocab", 255, "a number of tokens from 256"),
     ("draft_vocab", True, "a number of tokens from 256"),
@@ -195,7 +193,6 @@ def test_synthetic_acceptance_bounds_the_depth() -> None:
 @pytest.mark.parametrize(
     ("others", "reason"),
     [
-        ({"drafting": "chain"}, "needs drafting 'stepwise'"),
         ({"synthetic_acceptance": (0.5, 0.5, 0.5)}, "use one of them"),
     ],
 )
