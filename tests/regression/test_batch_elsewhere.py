@@ -58,7 +58,7 @@ def test_upstreams_library(
     assert found["upstream"][1][0] == pytest.approx(found["patched"][1][0], rel=0.05)
 
 
-@pytest.mark.parametrize("options", [{}, {"drafting": "stepwise"}, {"rollback": "replay"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"prompt_sync": "full"}, {"rollback": "replay"}], ids=str)
 def test_on_a_device(
     demo: Model, demo_file: Path, prompts: Prompts, gap: float, options: dict[str, object]
 ) -> None:

@@ -24,8 +24,7 @@ N = 24
 HOW = {
     "plain": (0, {}),
     "chain": (3, {}),
-    "stepwise": (3, {"drafting": "stepwise"}),
-    "over the host": (3, {"handoff": "host"}),
+    "upstream's way": (3, {"prompt_sync": "full"}),
     "replay": (3, {"rollback": "replay"}),
     "auto": ("auto", {}),
 }

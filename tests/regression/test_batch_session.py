@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from pyllama_mtp import Answer, BatchSession, Model, Sampling, Session, Settings, generate
-from pyllama_mtp.engine import DRAFT_UBATCH_CPU, Engine
+from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.sampling import Sampler
 from pyllama_mtp.telemetry import PHASES
@@ -75,11 +75,10 @@ CASES: dict[str, tuple[int | str, dict[str, object]]] = {
     "no drafts": (0, {}),
     "one draft": (1, {}),
     "chain": (3, {"drafting": "chain"}),
-    "stepwise": (3, {"drafting": "stepwise"}),
     "replay": (3, {"rollback": "replay"}),
     "deep": (6, {}),
     "part of the vocabulary": (3, {"draft_vocab": 1024}),
-    "over the host": (3, {"handoff": "host"}),
+    "upstream's way": (3, {"prompt_sync": "full"}),
     "whole block": (3, {"prompt_sync": "full"}),
     "without flash attention": (3, {"flash_attn": "off"}),
     "least probability": (3, {"p_min": 0.6}),
@@ -108,7 +107,7 @@ def test_each_gets_what_it_gets_alone(
         assert accepted[0] < drafted[0], "no round with the first rejected: it was not tested"
 
 
-@pytest.mark.parametrize("options", [{}, {"drafting": "stepwise"}], ids=["chain", "stepwise"])
+@pytest.mark.parametrize("options", [{}, {"prompt_sync": "full"}], ids=["kv", "full"])
 def test_drafts_are_those_made_alone(
     demo: Model, prompts: Prompts, options: dict[str, object]
 ) -> None:

@@ -59,11 +59,11 @@ def changed(model: Model, kind: str) -> list[str]:
     ("kind", "options"),
     [
         ("trunk", {}),
-        ("trunk", {"drafting": "stepwise", "draft_vocab": 512}),
+        ("trunk", {"draft_vocab": 512}),
         ("block", {}),
-        ("block", {"drafting": "stepwise", "rollback": "replay"}),
+        ("block", {"rollback": "replay"}),
         ("head", {}),
-        ("head", {"prompt_sync": "full", "handoff": "host", "drafting": "stepwise"}),
+        ("head", {"prompt_sync": "full"}),
         ("embedding", {}),
     ],
 )

@@ -28,7 +28,7 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
     ("demo", {"n_ctx": 2048, "draft_n_max": 2, "flash_attn": "off"}, 1),
     ("demo", {"n_ctx": 1024, "draft_n_max": 3, "n_batch": 256, "n_ubatch": 64}, 4),
     ("demo", {"n_ctx": 2048, "draft_n_max": 3, "rollback": "replay", "draft_vocab": 512}, 1),
-    ("demo", {"n_ctx": 2048, "draft_n_max": 3, "drafting": "stepwise", "handoff": "host"}, 1),
+    ("demo", {"n_ctx": 2048, "draft_n_max": 3, "prompt_sync": "full"}, 1),
     ("demo", {"n_ctx": 2048, "draft_n_max": 3, "prompt_sync": "full", "prompt_rows": "all"}, 1),
     ("moe", {"n_ctx": 4096, "draft_n_max": 4, "cache_type_k": "f32", "n_ubatch": 128}, 1),
     ("moe", {"n_ctx": 512, "draft_n_max": "auto"}, 3),

@@ -51,23 +51,24 @@ def check_like_fresh(session: Session, prompt: Sequence[int], gap: float) -> Gen
 
 def cache(session: Session) -> kvstate.KVState:
     """The draft cache, without what is left over from drafting."""
-    drafter = session._engine.drafter
-    assert drafter is not None
-    drafter.context.remove(drafter.sequences[0].n_past)
-    return kvstate.parse(drafter.context.save_state())
+    engine = session._engine
+    if not engine.upstream:
+        return kvstate.parse(engine.target.save_state(), last_layer=True)
+    engine.upstream.context.remove(engine.upstream.sequences[0].n_past)
+    return kvstate.parse(engine.upstream.context.save_state())
 
 
 # -- checkpoints -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rollback", ["snapshot", "replay"])
-@pytest.mark.parametrize("handoff", ["device", "host"])
+@pytest.mark.parametrize("sync", ["kv", "full"])
 @pytest.mark.parametrize("shared", [97, 96, 95, 80, 79, 60, 49, 48, 47])
 def test_the_closest_checkpoint_is_used(
-    demo: Model, text: list[int], gap: float, shared: int, handoff: str, rollback: str
+    demo: Model, text: list[int], gap: float, shared: int, sync: str, rollback: str
 ) -> None:
     """A prompt that leaves an earlier one of 97 tokens after `shared`: cuts were 48, 80, 96, 97."""
-    with Session(demo, settings(3, rollback=rollback, handoff=handoff, **EXACT)) as session:
+    with Session(demo, settings(3, rollback=rollback, prompt_sync=sync, **EXACT)) as session:
         run(session, text[:97])
         assert session._engine.places[0].checkpoints.positions == [48, 80, 96, 97]
         prompt = [*text[:shared], *text[120:150]]
@@ -116,21 +117,28 @@ def test_checkpoints_of_a_text_that_is_gone_are_gone(
 # -- without drafts for a while --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("handoff", ["device", "host"])
-def test_a_generation_that_does_not_draft_costs_nothing(
-    demo: Model, text: list[int], gap: float, handoff: str
+def test_a_generation_that_does_not_draft(demo: Model, text: list[int], gap: float) -> None:
+    """Later drafts are as ever, and nothing has to be processed again for them."""
+    with Session(demo, settings(3, **EXACT)) as session:
+        plain = run(session, text[:60], draft=False)
+        assert plain.telemetry.drafted == [] and plain.telemetry.prompt_sync == ""
+        held = session._engine.places[0].cached
+        again = check_like_fresh(session, [*held, *text[70:80]], gap)
+        assert again.telemetry.n_cached == len(held) and again.telemetry.drafted
+
+
+def test_in_upstreams_way_what_is_not_drafted_for_costs_nothing(
+    demo: Model, text: list[int], gap: float
 ) -> None:
     """Nothing is decoded on the draft context, the tap is off; later drafts are as ever."""
-    with Session(demo, settings(3, handoff=handoff, **EXACT)) as session:
-        drafter = session._engine.drafter
-        assert drafter is not None
-        for context in (drafter.context,):
-            decode, calls = context.decode_batch, []
-            context.decode_batch = lambda b, d=decode, c=calls: (c.append(b), d(b))[1]  # type: ignore
+    with Session(demo, settings(3, prompt_sync="full", **EXACT)) as session:
+        upstream = session._engine.upstream
+        assert upstream is not None
+        decode, calls = upstream.context.decode_batch, []
+        upstream.context.decode_batch = lambda b: (calls.append(b), decode(b))[1]  # type: ignore
         plain = run(session, text[:60], draft=False)
-        assert not calls and drafter.sequences[0].n_past == 0
+        assert not calls and upstream.sequences[0].n_past == 0
         assert plain.telemetry.drafted == [] and plain.telemetry.time_s["prompt_sync"] == 0
-        assert plain.telemetry.handoff == ""
         with pytest.raises(UsageError):
             session._engine.target.hidden_rows()
         # The draft cache has nothing of this text: it must be processed again, from the start.
@@ -138,21 +146,16 @@ def test_a_generation_that_does_not_draft_costs_nothing(
         assert again.telemetry.n_cached == 0 and calls
 
 
-def test_drafting_goes_on_from_where_it_was_left(demo: Model, text: list[int], gap: float) -> None:
+def test_in_upstreams_way_drafting_goes_on_from_where_it_was_left(
+    demo: Model, text: list[int], gap: float
+) -> None:
     """Prompt with drafts, follow-up without, follow-up with: only the middle is processed again."""
-    with Session(demo, settings(3, **EXACT)) as session:
+    with Session(demo, settings(3, prompt_sync="full", **EXACT)) as session:
         run(session, text[:64])
         held = list(session._engine.places[0].cached)
         run(session, [*held, *text[70:100]], draft=False)
         got = check_like_fresh(session, [*session._engine.places[0].cached, *text[100:110]], gap)
         assert got.telemetry.n_cached == 64, "the last checkpoint that has its hidden row"
-
-
-def test_the_tap_is_off_without_mtp(demo: Model, text: list[int]) -> None:
-    with Session(demo, settings(0)) as session:
-        run(session, text[:60])
-        assert session._engine.target.tap is None
-        assert session._engine.target.memory()["context"] > 0
 
 
 # -- ahead of time, and in a file ------------------------------------------------------------------
@@ -168,19 +171,26 @@ def test_processing_ahead_leaves_the_last_token(demo: Model, text: list[int], ga
 
 
 @pytest.mark.parametrize("depths", [(3, 3), (3, 1), (1, 5), (3, 0), (0, 3)])
-@pytest.mark.parametrize("handoff", ["device", "host"])
+@pytest.mark.parametrize("sync", ["kv", "full"])
 def test_saved_and_restored(
-    demo: Model, text: list[int], gap: float, tmp_path: Path, depths: tuple[int, int], handoff: str
+    demo: Model, text: list[int], gap: float, tmp_path: Path, depths: tuple[int, int], sync: str
 ) -> None:
-    """Between sessions of any depth: nothing is processed again, and drafts are right at once."""
+    """Between sessions of any depth: nothing is processed again, and drafts are right at once.
+
+    Where the head is kept with the model, sessions have it both or neither.
+    """
     path = tmp_path / "prompt.bin"
     before, after = depths
-    with Session(demo, settings(before, handoff=handoff, **EXACT)) as session:
+    with Session(demo, settings(before, prompt_sync=sync, **EXACT)) as session:
         session.process(text[:97])
         session.save(path)
         expected = run(session, text[:97])
-    with Session(demo, settings(after, handoff=handoff, **EXACT)) as session:
+    with Session(demo, settings(after, prompt_sync=sync, **EXACT)) as session:
         run(session, text[120:140])  # something else, to be forgotten
+        if sync == "kv" and bool(before) != bool(after):
+            with pytest.raises(PromptFileError, match="mtp"):
+                session.restore(path)
+            return
         assert session.restore(path) == 96
         if after and not before:  # no draft cache in the file
             assert check_like_fresh(session, text[:97], gap).telemetry.n_cached == 0
