@@ -1,10 +1,10 @@
-"""Read the K and V rows out of ``Context.save_state()`` of a context with one attention cache.
+"""Read what ``Context.save_state()`` holds: K and V of the attention layers, and the carry.
 
 The format, as ``llama_kv_cache::state_write`` (upstream's src/llama-kv-cache.cpp) writes it for one
 sequence (all little-endian)::
 
     u32 magic, i32 sequence                          llama_context::state_seq_get_data
-    u32 n_stream                                     1 here
+    u32 n_stream                                     of these one has cells, the others are empty:
     u32 n_cells                                      nothing more follows when 0
     n_cells x { i32 position, u32 n_seq_id,          state_write_meta
                 [i32 x, i32 y, i32 token]            with M-RoPE only (llama_kv_cell_ext)
@@ -14,13 +14,21 @@ sequence (all little-endian)::
     n_layer x { i32 type, u64 row_bytes, n_cells rows }                             V
     n_layer x { i32 type, u32 element_bytes, u32 n_embd, n_embd x n_cells values }  V, transposed
 
-Cells come in the order of the cache, not of positions.
+Cells come in the order of the cache, not of positions. A trunk's state goes on with its recurrent
+part, ``llama_memory_recurrent::state_write``::
+
+    u32 n_cells                                      1
+    i32 position, u32 n_seq_id                       0 ids
+    u32 transposed, u32 n_layer                      0, all layers of the trunk
+    n x { i32 type, u64 row_bytes, row }             convolution states of the recurrent ones
+    u64 row_bytes, row                               the carry, behind the last of them, if any
+    n x { i32 type, u64 row_bytes, row }             states of the delta nets
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -37,13 +45,17 @@ class KVState:
     Attributes:
         positions: [n] positions.
         tokens: [n] the token of each cell.
-        k, v: [n_layer, n, n_embd] float32.
+        k, v: [n_layer, n, n_embd] float32; the MTP block's is the last one.
+        recurrent: [n] the recurrent states, one after the other, as they are.
+        carry: [n_embd] float32, empty where there is none.
     """
 
     positions: npt.NDArray[np.int32]
     tokens: npt.NDArray[np.int32]
     k: Floats
     v: Floats
+    recurrent: bytes = b""
+    carry: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
 
 
 class _Reader:
@@ -60,6 +72,10 @@ class _Reader:
         self.at += n_bytes
         return found
 
+    @property
+    def ended(self) -> bool:
+        return self.at == len(self.data)
+
 
 def _rows(reader: _Reader, n_cells: int) -> Floats:
     kind, row_bytes = reader.take("iQ")
@@ -73,7 +89,25 @@ def _transposed_rows(reader: _Reader, n_cells: int) -> Floats:
     return dequantize(raw, GGMLQuantizationType(kind)).astype(np.float32).T
 
 
-def parse(data: bytes) -> KVState:
+def _recurrent(reader: _Reader, n_past: int) -> tuple[bytes, Floats]:
+    """The recurrent states and the carry of a sequence of `n_past` positions."""
+    assert reader.take("IiI") == (1, n_past - 1, 0), "the two parts end at different positions"
+    assert reader.take("II")[0] == 0
+    states, carry = [], np.zeros(0, dtype=np.float32)
+    while not reader.ended:
+        # Of a state this is the type and half of the size of its row, which is more.
+        (size,) = struct.unpack_from("<Q", reader.data, reader.at)
+        if size < 2**32:
+            assert not len(carry)
+            reader.take("Q")
+            carry = reader.block(size).view(np.float32)
+        else:
+            states.append(reader.block(reader.take("iQ")[1]).tobytes())
+    assert len(states) >= 2
+    return b"".join(states), carry
+
+
+def parse(data: bytes | bytearray) -> KVState:
     """Parse the state of one sequence; a model with M-RoPE.
 
     Args:
@@ -82,24 +116,35 @@ def parse(data: bytes) -> KVState:
     Raises:
         AssertionError: the bytes are not of this form, or some are left over.
     """
-    reader = _Reader(data)
-    _magic, _seq, n_stream, n_cells = reader.take("IiII")
-    assert n_stream == 1
-    if n_cells == 0:
-        assert reader.at == len(data)
+    reader = _Reader(bytes(data))
+    _magic, seq, n_stream = reader.take("IiI")
+    sizes = [size for _ in range(n_stream) for size in _attention(reader, seq)]
+    if not sizes:
+        assert n_stream > 1 or reader.ended
         nothing = np.zeros(0, dtype=np.int32)
         return KVState(nothing, nothing, np.zeros((1, 0, 0), "f4"), np.zeros((1, 0, 0), "f4"))
+    (found,) = sizes
+    if reader.ended:
+        return found
+    recurrent, carry = _recurrent(reader, len(found.positions))
+    return KVState(found.positions, found.tokens, found.k, found.v, recurrent, carry)
+
+
+def _attention(reader: _Reader, seq: int) -> list[KVState]:
+    """The cells of one stream, or nothing."""
+    (n_cells,) = reader.take("I")
+    if n_cells == 0:
+        return []
     cells = []
     for _ in range(n_cells):
         position, n_seq_id, _x, _y, token = reader.take("iIiii")
-        assert reader.take("i" * n_seq_id) == (0,)
+        assert reader.take("i" * n_seq_id) == (seq,)
         cells.append((position, token))
     transposed, n_layer = reader.take("II")
     assert transposed in (0, 1) and n_layer >= 1
     k = np.stack([_rows(reader, n_cells) for _ in range(n_layer)])
     read_v = _transposed_rows if transposed else _rows
     v = np.stack([read_v(reader, n_cells) for _ in range(n_layer)])
-    assert reader.at == len(data), f"{len(data) - reader.at} bytes of the state are left over"
     order = np.argsort([position for position, _ in cells])
     positions, tokens = np.array(cells, dtype=np.int32)[order].T
-    return KVState(positions, tokens, k[:, order], v[:, order])
+    return [KVState(positions, tokens, k[:, order], v[:, order])]

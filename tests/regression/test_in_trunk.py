@@ -1,0 +1,368 @@
+"""The MTP block in the trunk's context: its K and V are those of upstream's block in a context of
+its own, and the trunk is as it is without.
+
+Equal batches give equal graphs up to K and V, so these are compared bit by bit. Where graphs have
+other sizes, rows are compared to a share of the largest entry; a row from a wrong hidden state is
+off by about 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import Model
+from pyllama_mtp.batch import Batch, Ints
+from pyllama_mtp.context import Context
+from pyllama_mtp.models import synth
+from pyllama_mtp.models.layout import TensorSpec, model_tensors
+from pyllama_mtp.models.shapes import ModelShape
+
+from .kvstate import KVState
+from .support import EDGES, N_BATCH, N_UBATCH, made_up, scaled
+from .twocontexts import (
+    CACHES,
+    Marks,
+    TwoContexts,
+    agree,
+    context,
+    drafts_of,
+    every,
+    in_batches,
+    last,
+    none,
+    one_sequence,
+    some,
+    state,
+)
+
+#: Largest difference, as a share of the largest entry, where graphs differ: exact caches, and
+#: quantized ones (a rounding difference may move a value by one step of 1/127).
+TOLERANCE = {
+    cache: min(scaled(share), 0.05)
+    for cache, share in {"f32": 0.003, "f16": 0.005, "q8_0": 0.03}.items()
+}
+#: Sequences of one batch.
+LENGTHS = (5, 19, 11)
+
+
+def logits_of(found: Context, batch: Batch) -> list[bytes]:
+    """Logits of the output rows of `batch`, the last one."""
+    return [found.logits(int(row)).tobytes() for row in np.flatnonzero(batch.outputs)]
+
+
+def assert_in_step(found: Context, wanted: TwoContexts, seq: int = 0) -> KVState:
+    """Both parts of the caches of a sequence are those of two contexts, to the bit."""
+    mine, trunk, block = state(found, seq), state(wanted.target, seq), state(wanted.block, seq)
+    n = len(block.positions)
+    assert mine.positions.tolist() == trunk.positions.tolist() == list(range(n)), "not in step"
+    assert mine.tokens.tolist() == block.tokens.tolist()
+    assert len(mine.k) == len(trunk.k) + 1 and len(block.k) == 1
+    for what, own, whole in (("K", mine.k, block.k), ("V", mine.v, block.v)):
+        assert len(np.unique(whole[0], axis=0)) == n, "the reference cannot tell positions apart"
+        off = np.flatnonzero((own[-1] != whole[0]).any(axis=1))
+        assert not len(off), f"{what} of the block differs at positions {off}"
+    assert mine.k[:-1].tobytes() == trunk.k.tobytes() and mine.v[:-1].tobytes() == trunk.v.tobytes()
+    assert mine.recurrent == trunk.recurrent and not len(trunk.carry)
+    assert mine.carry.tobytes() == wanted.row(n - 1, seq).tobytes(), "the carry is another row"
+    return mine
+
+
+def assert_close(found: KVState, wanted: KVState, tolerance: float) -> None:
+    """K and V of the block, position by position, and the carry."""
+    assert found.positions.tolist() == wanted.positions.tolist()
+    assert found.tokens.tolist() == wanted.tokens.tolist()
+    rows = ((found.k[-1], wanted.k[-1]), (found.v[-1], wanted.v[-1]), (found.carry, wanted.carry))
+    for what, (a, b) in zip(("K", "V", "carry"), rows, strict=True):
+        off = np.abs(a - b).max(axis=-1) / np.abs(b).max()
+        worst = int(np.argmax(off))
+        assert np.max(off) < tolerance, f"{what} is off by {np.max(off):.4f}, at {worst}"
+
+
+def check(model: Model, batches: Sequence[Batch], n_seqs: int = 1, **options: object) -> None:
+    """Caches of every sequence, and logits, after the same batches: those of two contexts, and the
+    logits of a context that knows nothing of MTP."""
+    plain = {name: value for name, value in options.items() if name != "hidden"}
+    several = {"n_seq_max": n_seqs}
+    with (
+        context(model, **several, **options) as found,
+        TwoContexts(model, **several, **options) as wanted,
+        context(model, with_mtp=False, **several, **plain) as without,
+    ):
+        for batch in batches:
+            wanted.decode(batch)
+            found.decode_batch(batch)
+            without.decode_batch(batch)
+            logits = logits_of(found, batch)
+            assert logits == logits_of(without, batch) == logits_of(wanted.target, batch)
+            assert logits or not batch.outputs.any()
+        for seq in range(n_seqs):
+            assert_in_step(found, wanted, seq)
+
+
+def turns(model: Model, lengths: Sequence[int], size: int) -> list[Batch]:
+    """One token of each sequence in turn, until all are used up, in batches of `size`."""
+    where = [(p, s) for p in range(max(lengths)) for s in range(len(lengths)) if p < lengths[s]]
+    positions, seqs = (np.array(column, dtype=np.int32) for column in zip(*where, strict=True))
+    tokens = np.array([made_up(model, 1, 100 * s + p)[0] for p, s in where], dtype=np.int32)
+    marks = some(len(where))
+    parts = [slice(start, start + size) for start in range(0, len(where), size)]
+    return [Batch(tokens[part], positions[part], seqs[part], marks[part]) for part in parts]
+
+
+# -- equal batches ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", EDGES)
+def test_batch_edges(model: Model, n: int) -> None:
+    check(model, in_batches(model, n))
+
+
+@pytest.mark.parametrize(("type_k", "type_v", "flash_attn"), CACHES)
+def test_cache_types(model: Model, type_k: str, type_v: str, flash_attn: str) -> None:
+    """With a rotation of K and V where they are quantized; one sequence, and three in a batch."""
+    options = {"type_k": type_k, "type_v": type_v, "flash_attn": flash_attn}
+    check(model, in_batches(model, 37), **options)
+    check(model, turns(model, (7, 7, 7), 15), 3, unified=True, **options)
+
+
+@pytest.mark.parametrize("n_ubatch", [1, 7, 16, 48])
+@pytest.mark.parametrize("cache", ["f16", "q8_0"])
+@pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
+def test_graph_sizes(model: Model, n_ubatch: int, cache: str, hidden: str) -> None:
+    """And the place where the block takes hidden rows."""
+    options = {"n_ubatch": n_ubatch, "type_k": cache, "type_v": cache, "hidden": hidden}
+    check(model, in_batches(model, N_BATCH + 1), **options)
+
+
+def test_two_threads(model: Model) -> None:
+    check(model, in_batches(model, N_BATCH + 1), n_threads=2)
+
+
+@pytest.mark.parametrize("marks", [none, every, last, some])
+def test_whatever_rows_are_outputs(model: Model, marks: Callable[[int], Marks]) -> None:
+    n = N_UBATCH + 3
+    check(model, [one_sequence(made_up(model, n), outputs=marks(n))])
+
+
+def test_batches_of_every_size(model: Model) -> None:
+    """One after the other, so that the carry goes from each to the next."""
+    batches, start = [], 0
+    for n in (1, 1, 2, 5, 16, 1, 17, 33, 3, 1):
+        batches.append(one_sequence(made_up(model, n, start), start))
+        start += n
+    check(model, batches)
+
+
+@pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
+@pytest.mark.parametrize("unified", [True, False])
+def test_sequences_in_turn(model: Model, unified: bool, hidden: str) -> None:
+    """A batch for each, in an order that changes."""
+    batches, past = [], [0, 0, 0]
+    for seq, n in ((0, 5), (2, 19), (1, 7), (1, 1), (0, 3), (2, 1), (0, 1), (1, 20), (2, 4)):
+        batches.append(one_sequence(made_up(model, n, 100 * seq + past[seq]), past[seq], seq))
+        past[seq] += n
+    check(model, batches, 3, unified=unified, hidden=hidden)
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_sequences_in_one_batch(model: Model, unified: bool) -> None:
+    """Of unequal lengths: graphs take equal parts, those of the block alone others. So each
+    sequence is compared with itself alone, to rounding."""
+    exact = {"type_k": "f32", "type_v": "f32"}
+    several = {"n_seq_max": len(LENGTHS), "unified": unified}
+    with context(model, **exact, **several) as found:
+        for batch in turns(model, LENGTHS, N_BATCH):
+            found.decode_batch(batch)
+        states = [state(found, seq) for seq in range(len(LENGTHS))]
+    for seq, n in enumerate(LENGTHS):
+        with context(model, **exact) as alone, TwoContexts(model, **exact) as wanted:
+            batch = one_sequence(made_up(model, n, 100 * seq))
+            alone.decode_batch(batch)
+            wanted.decode(batch)
+            mine = assert_in_step(alone, wanted)
+        assert_close(states[seq], mine, TOLERANCE["f32"])
+
+
+# -- back and away ---------------------------------------------------------------------------------
+
+#: Tokens of a prompt, drafts of a round.
+N, DEPTH = 21, 3
+
+
+def verified(model: Model, start: int, first: int, n: int = DEPTH + 1, seq: int = 0) -> Batch:
+    """`n` tokens of the text that begins at `first`, all of them outputs."""
+    return one_sequence(made_up(model, n, first), start, seq, every(n))
+
+
+@pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
+def test_rounds_that_go_back(model: Model, hidden: str) -> None:
+    """By as many as there are snapshots. Drafts after it come from the row that is the newest one
+    then, while the state has not moved yet."""
+    options = {"n_rs_seq": DEPTH, "hidden": hidden}
+    with context(model, **options) as found, TwoContexts(model, **options) as wanted:
+        for batch in in_batches(model, N):
+            found.decode_batch(batch)
+            wanted.decode(batch)
+        start, n_equal, rounds = N, 0, (0, 3, 1, 2, 4, 1, 1, 4)
+        for i, kept in enumerate(rounds):
+            batch = verified(model, start, 500 + 7 * i)
+            found.decode_batch(batch)
+            wanted.decode(batch)
+            start += max(kept, 1)
+            assert found.remove(start) and wanted.remove(start)
+            assert_in_step(found, wanted)
+            newest = int(made_up(model, 1, 900 + i)[0])
+            n_equal += agree(drafts_of(found, newest), wanted.draft(newest, 5))
+            assert_in_step(found, wanted)
+        assert n_equal >= len(rounds) - 1
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_as_if_the_rejected_had_never_been(model: Model, kept: int) -> None:
+    """Cache, carry and drafts after going back, and after what is decoded next."""
+    exact = {"type_k": "f32", "type_v": "f32", "n_rs_seq": DEPTH}
+    with context(model, **exact) as found, context(model, **exact) as wanted:
+        for one, n in ((found, DEPTH + 1), (wanted, kept)):
+            one.decode_batch(one_sequence(made_up(model, N)))
+            one.decode_batch(verified(model, N, 300, n))
+        assert found.remove(N + kept)
+        for start in (N + kept, N + kept + 2):
+            drafts = [drafts_of(one, 7) for one in (found, wanted)]
+            assert drafts[0] == drafts[1]
+            assert_close(state(found), state(wanted), TOLERANCE["f32"])
+            for one in (found, wanted):
+                one.decode_batch(verified(model, start, 600 + start, 2))
+
+
+@pytest.mark.parametrize("back", [0, 2])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_state_that_is_restored(model: Model, back: int, on_device: bool) -> None:
+    """In a fresh context (on a device: in its own, after other things); also one that has gone
+    back, whose newest row is among the snapshots."""
+    options = {"n_rs_seq": DEPTH}
+    with context(model, **options) as found, context(model, **options) as fresh:
+        found.decode_batch(one_sequence(made_up(model, N)))
+        found.decode_batch(verified(model, N, 300))
+        assert found.remove(N + DEPTH + 1 - back)
+        wanted, before = drafts_of(found, 7, 8), state(found)
+        data = found.save_state(on_device=on_device)
+        target = found if on_device else fresh
+        for n in (3, 2):  # what was there does not matter
+            target.clear()
+            target.decode_batch(one_sequence(made_up(model, n, 700)))
+        assert drafts_of(target, 7, 8) != wanted
+        target.clear()
+        target.load_state(data)
+        assert drafts_of(target, 7, 8) == wanted
+        after = state(target)
+        for a, b in ((before.k, after.k), (before.v, after.v), (before.carry, after.carry)):
+            assert a.tobytes() == b.tobytes()
+        found.decode_batch(verified(model, found.n_past, 800))
+        if not on_device:
+            fresh.decode_batch(verified(model, fresh.n_past, 800))
+            assert drafts_of(fresh, 9, 8) == drafts_of(found, 9, 8)
+            assert state(fresh).carry.tobytes() == state(found).carry.tobytes()
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("seq", [0, 1])
+def test_checkpoints_of_the_recurrent_part(model: Model, on_device: bool, seq: int) -> None:
+    """They hold the carry; K and V of the block are cut with the others."""
+    with context(model, n_seq_max=2, unified=True, n_rs_seq=DEPTH) as found:
+        found.decode_batch(one_sequence(made_up(model, 9, 50), seq=1 - seq))
+        found.decode_batch(one_sequence(made_up(model, N), seq=seq))
+        wanted, before = drafts_of(found, 7, 8, seq), state(found, seq)
+        other = drafts_of(found, 7, 8, 1 - seq)
+        data = found.save_state(recurrent_only=True, seq=seq, on_device=on_device)
+        for start in (N, N + 20):
+            found.decode_batch(one_sequence(made_up(model, 20, 400 + start), start, seq))
+        assert drafts_of(found, 7, 8, seq) != wanted
+        assert not found.remove(N, seq), "it is too far back for snapshots"
+        found.load_state(data, recurrent_only=True, seq=seq)
+        assert found.remove(N, seq)
+        assert drafts_of(found, 7, 8, seq) == wanted and drafts_of(found, 7, 8, 1 - seq) == other
+        after = state(found, seq)
+        for a, b in ((before.k, after.k), (before.v, after.v), (before.carry, after.carry)):
+            assert a.tobytes() == b.tobytes()
+        assert before.recurrent == after.recurrent
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_a_place_that_is_used_again(model: Model, unified: bool) -> None:
+    """A sequence begins with zeros, whatever was in its place."""
+    options = {"n_seq_max": 3, "unified": unified}
+    with context(model, **options) as found, TwoContexts(model, **options) as wanted:
+        for seq, n, first in ((0, 9, 0), (1, 17, 100), (2, 5, 200), (1, 7, 300), (0, 30, 400)):
+            assert found.remove(0, seq) and wanted.remove(0, seq)
+            batch = one_sequence(made_up(model, n, first), seq=seq)
+            found.decode_batch(batch)
+            wanted.decode(batch)
+            for other in range(3):
+                if found.past(other):
+                    assert_in_step(found, wanted, other)
+        found.clear()
+        with TwoContexts(model, **options) as fresh:
+            batch = one_sequence(made_up(model, 12, 800), seq=1)
+            found.decode_batch(batch)
+            fresh.decode(batch)
+            assert_in_step(found, fresh, 1)
+
+
+# -- embeddings and head of its own ----------------------------------------------------------------
+
+
+def own_tables(shape: ModelShape) -> list[TensorSpec]:
+    """What a block may bring: embeddings, and an LM head."""
+    size = (shape.n_embd, shape.n_vocab)
+    names = ("embed_tokens", "shared_head_head")
+    return [
+        TensorSpec(f"blk.{shape.n_layer}.nextn.{name}.weight", size, "matrix") for name in names
+    ]
+
+
+@pytest.fixture(scope="module", params=["tiny", "tiny-moe"])
+def untied_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random tables, which are not the trunk's."""
+    path: Path = tmp_path_factory.mktemp("untied") / "untied.gguf"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synth, "model_tensors", lambda s: [*model_tensors(s), *own_tables(s)])
+        return synth.write_synthetic(path, request.param, "f16", pure=True)
+
+
+@pytest.mark.parametrize("n", [1, N_BATCH + 1])
+def test_a_block_with_tables_of_its_own(untied_file: Path, n: int) -> None:
+    """K, V and drafts are made with them."""
+    with Model(untied_file) as model:
+        check(model, in_batches(model, n))
+        with context(model) as found, TwoContexts(model) as wanted:
+            for batch in in_batches(model, n):
+                found.decode_batch(batch)
+                wanted.decode(batch)
+            assert_in_step(found, wanted)
+            n_equal = 0
+            for newest in (3, 99, 1500):
+                n_equal += agree(drafts_of(found, newest, 6), wanted.draft(newest, 6))
+            assert n_equal >= 2
+
+
+def test_a_mixed_batch_goes_by_sequence(model: Model) -> None:
+    """Which row belongs to which sequence, where a graph takes tokens in an order of its own: equal
+    texts leave equal caches, whatever the order of the batch."""
+    n, several = 6, {"n_seq_max": 2, "unified": True, "type_k": "f32", "type_v": "f32"}
+    tokens: Ints = np.concatenate([made_up(model, n), made_up(model, n, 60)])
+    positions = np.concatenate([np.arange(n), np.arange(n)]).astype(np.int32)
+    seqs = np.repeat(np.arange(2), n).astype(np.int32)
+    states = []
+    for order in (np.arange(2 * n), np.argsort(positions, kind="stable")):
+        with context(model, **several) as found:
+            columns = tokens[order], positions[order], seqs[order]
+            found.decode_batch(Batch(*columns, last(2 * n)))
+            states.append([state(found, seq) for seq in range(2)])
+    for a, b in zip(*states, strict=True):
+        assert a.k.tobytes() == b.k.tobytes() and a.v.tobytes() == b.v.tobytes()
+        assert a.carry.tobytes() == b.carry.tobytes()
+    assert states[0][0].carry.tobytes() != states[0][1].carry.tobytes()

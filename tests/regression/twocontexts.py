@@ -1,0 +1,178 @@
+"""Upstream's way, which is the reference for a context with_mtp: the trunk and the MTP block in
+contexts of their own. Hidden rows go over the host, the token at position p with the row of p - 1,
+zeros with the first one; the block runs whole, and drafts one step after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_mtp import Model
+from pyllama_mtp.batch import Batch, Floats, Ints
+from pyllama_mtp.context import Context, ContextOptions
+
+from . import kvstate
+from .kvstate import KVState
+from .support import N_BATCH, N_CTX, N_UBATCH, made_up, scaled
+
+Marks = npt.NDArray[np.int8]
+#: Logits have a standard deviation of 1 to 3; see support.rounding().
+ROUNDING = scaled(0.01)
+#: Types of the K and of the V cache, flash attention. A quantized V cache needs it; without it V
+#: is transposed.
+CACHES = [
+    *((kind, kind, flash) for kind in ("f16", "f32") for flash in ("on", "off")),
+    *((kind, kind, "on") for kind in ("q8_0", "q4_0")),
+    ("q8_0", "f16", "off"),
+    ("q4_0", "f32", "on"),
+    ("f16", "q8_0", "auto"),
+]
+
+
+def context(model: Model, **options: object) -> Context:
+    """A context with_mtp unless `options` say otherwise."""
+    chosen = {"n_ctx": N_CTX, "n_batch": N_BATCH, "n_ubatch": N_UBATCH, "n_threads": 1}
+    chosen |= {"n_outputs_max": N_BATCH, "with_mtp": True, **options}
+    return Context(model, ContextOptions(**chosen))  # type: ignore[arg-type]
+
+
+def none(n: int) -> Marks:
+    return np.zeros(n, dtype=np.int8)
+
+
+def every(n: int) -> Marks:
+    return np.ones(n, dtype=np.int8)
+
+
+def last(n: int) -> Marks:
+    """Marks of a batch whose last entry is an output."""
+    return (np.arange(n) == n - 1).astype(np.int8)
+
+
+def some(n: int) -> Marks:
+    return (np.arange(n) % 5 == 2).astype(np.int8)
+
+
+def one_sequence(tokens: Ints, start: int = 0, seq: int = 0, outputs: Marks | None = None) -> Batch:
+    """These tokens from position `start` on; the last one is an output."""
+    positions = np.arange(start, start + len(tokens), dtype=np.int32)
+    marks = last(len(tokens)) if outputs is None else outputs
+    return Batch(tokens, positions, np.full(len(tokens), seq), marks)
+
+
+def in_batches(model: Model, n: int, first: int = 0, seq: int = 0) -> list[Batch]:
+    """`n` made-up tokens in batches of N_BATCH; some entries are outputs."""
+    tokens = made_up(model, n, first)
+    starts = range(0, n, N_BATCH)
+    parts = [(tokens[start : start + N_BATCH], start) for start in starts]
+    return [one_sequence(part, start, seq, some(len(part))) for part, start in parts]
+
+
+def drafts_of(found: Context, newest: int, n: int = 5, seq: int = 0) -> list[int]:
+    """[n] drafts of one sequence."""
+    drafts = found.draft(np.array([newest], np.int32), np.array([seq], np.int32), n)
+    return [int(token) for token in drafts[:, 0]]
+
+
+def state(found: Context, seq: int = 0) -> KVState:
+    """What the caches of a sequence hold."""
+    return kvstate.parse(found.save_state(seq=seq))
+
+
+@dataclass
+class Steps:
+    """Drafts by single steps: tokens, how far each was ahead of the second best, and the logits of
+    each, [n_vocab] float32."""
+
+    tokens: list[int] = field(default_factory=list)
+    leads: list[float] = field(default_factory=list)
+    logits: list[Floats] = field(default_factory=list)
+
+
+def agree(found: Sequence[int], wanted: Steps) -> bool:
+    """Whether drafts are equal. Where they part, the two best must have been as close as rounding.
+
+    After that they are drafts for another text, and cannot be compared.
+    """
+    assert len(found) == len(wanted.tokens)
+    for i, (a, b) in enumerate(zip(found, wanted.tokens, strict=True)):
+        if a != b:
+            lead = wanted.leads[i]
+            assert lead < ROUNDING, f"draft {i}: {a} in a chain, {b} alone, lead {lead}"
+            return False
+    return True
+
+
+class TwoContexts:
+    """The trunk and the block beside each other, in step."""
+
+    def __init__(self, model: Model, hidden: str = "post-norm", **options: object) -> None:
+        common = {"with_mtp": False, "hidden": hidden, **options}
+        self.target = context(model, need_embd_pre_norm=True, **common)
+        common["n_rs_seq"] = 0
+        # Upstream's tap is behind the norm.
+        tap = {"need_embd_pre_norm": True} if hidden == "pre-norm" else {"tap": "outputs"}
+        self.block = context(model, mtp_head=True, **common, **tap)
+        self._rows: dict[tuple[int, int], Floats] = {}
+        self._zeros = np.zeros(model.n_embd, dtype=np.float32)
+
+    def __enter__(self) -> TwoContexts:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.block.close()
+        self.target.close()
+
+    def row(self, position: int, seq: int = 0) -> Floats:
+        """[n_embd] float32: the trunk's hidden row there; before the text it is zeros."""
+        return self._rows[seq, position] if position >= 0 else self._zeros
+
+    def decode(self, batch: Batch) -> None:
+        """A batch of the trunk, then the same of the block."""
+        self.target.decode_batch(batch)
+        where = list(zip(batch.seqs.tolist(), batch.positions.tolist(), strict=True))
+        rows = self.target.hidden_rows().copy()
+        self._rows.update(zip(where, rows, strict=True))
+        paired = np.stack([self.row(position - 1, seq) for seq, position in where])
+        columns = batch.tokens, batch.positions, batch.seqs, 0 * batch.outputs
+        self.block.decode_batch(Batch(*columns, paired))
+
+    def clear(self) -> None:
+        self.target.clear()
+        self.block.clear()
+
+    def remove(self, start: int, seq: int = 0) -> bool:
+        """Both go back; whether the trunk could."""
+        return self.target.remove(start, seq) and self.block.remove(start, seq)
+
+    def draft(self, token: int, n: int, seq: int = 0, ids: Ints | None = None) -> Steps:
+        """`n` steps after `token`, which is not decoded yet; nothing of them stays.
+
+        Args:
+            ids: the tokens that may be drafted; all.
+        """
+        start, found = self.block.past(seq), Steps()
+        hidden = self.row(start - 1, seq)[None]
+        for position in range(start, start + n):
+            newest = np.array([token], dtype=np.int32)
+            self.block.decode(newest, position, np.ones(1, dtype=np.int8), hidden, seq)
+            logits = self.block.logits(0).copy()
+            allowed = logits if ids is None else logits[ids]
+            second, best = np.sort(allowed)[-2:]
+            token = int(allowed.argmax()) if ids is None else int(ids[allowed.argmax()])
+            found.tokens.append(token)
+            found.leads.append(float(best - second))
+            found.logits.append(logits)
+            hidden = self.block.hidden_rows()[:1].copy()
+        self.block.remove(start, seq)
+        return found
