@@ -7,6 +7,7 @@ drafts are compared with those of a fresh session.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,8 @@ def cache(session: Session) -> kvstate.KVState:
     """The draft cache, without what is left over from drafting."""
     engine = session._engine
     if not engine.upstream:
-        return kvstate.parse(engine.target.save_state(), last_layer=True)
+        whole = kvstate.parse(engine.target.save_state())
+        return replace(whole, k=whole.k[-1:], v=whole.v[-1:])
     engine.upstream.context.remove(engine.upstream.sequences[0].n_past)
     return kvstate.parse(engine.upstream.context.save_state())
 

@@ -95,12 +95,13 @@ class Steps:
 
 
 def agree(found: Sequence[int], wanted: Steps) -> bool:
-    """Whether drafts are equal. Where they part, the two best must have been as close as rounding.
+    """Whether drafts are those of the first steps. Where they part, the two best must have been as
+    close as rounding.
 
     After that they are drafts for another text, and cannot be compared.
     """
-    assert len(found) == len(wanted.tokens)
-    for i, (a, b) in enumerate(zip(found, wanted.tokens, strict=True)):
+    assert 0 < len(found) <= len(wanted.tokens)
+    for i, (a, b) in enumerate(zip(found, wanted.tokens, strict=False)):
         if a != b:
             lead = wanted.leads[i]
             assert lead < ROUNDING, f"draft {i}: {a} in a chain, {b} alone, lead {lead}"

@@ -1,0 +1,227 @@
+"""What a draft is refused for: an exception each, which says why, and the context goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import Model
+from pyllama_mtp.batch import Ints
+from pyllama_mtp.context import Context
+from pyllama_mtp.errors import NoKVSlotError, PyllamaMtpError, UsageError
+
+from .support import made_up
+from .twocontexts import context, every, one_sequence
+
+RunPython = Callable[..., "CompletedProcess[str]"]
+N = 20
+
+
+def ints(*values: int) -> Ints:
+    return np.array(values, dtype=np.int32)
+
+
+@pytest.fixture
+def unharmed(model: Model) -> Iterator[Context]:
+    """Two sequences of three; whatever was refused, the caches and the drafts are the same."""
+    with context(model, n_seq_max=3, unified=True, n_rs_seq=3) as found:
+        for seq in range(2):
+            found.decode_batch(one_sequence(made_up(model, N, 50 * seq), seq=seq))
+        before = [bytes(found.save_state(seq=seq)) for seq in range(2)]
+        drafts = found.draft(ints(7, 9), ints(0, 1), 4).tolist()
+        yield found
+        assert [bytes(found.save_state(seq=seq)) for seq in range(2)] == before
+        assert found.draft(ints(7, 9), ints(0, 1), 4).tolist() == drafts
+        found.decode_batch(one_sequence(made_up(model, 4, 300), N, outputs=every(4)))
+        assert found.remove(N + 1)
+        assert found.draft(ints(7), ints(0), 2).shape == (2, 1)
+
+
+WRONG: dict[str, tuple[Ints, Ints, int]] = {
+    "an empty sequence": (ints(7), ints(2), 3),
+    "an empty one among others": (ints(7, 8), ints(0, 2), 3),
+    "a sequence twice": (ints(7, 8), ints(1, 1), 3),
+    "a sequence that does not exist": (ints(7), ints(3), 3),
+    "a sequence far beyond": (ints(7), ints(2**31 - 1), 3),
+    "a sequence below 0": (ints(7), ints(-1), 3),
+    "a token below 0": (ints(-1), ints(0), 3),
+    "a token too large": (ints(7, 10**6), ints(0, 1), 3),
+    "no steps": (ints(7), ints(0), 0),
+    "steps below 0": (ints(7), ints(0), -1),
+    "no sequences": (ints(), ints(), 3),
+    "tokens for fewer sequences": (ints(7), ints(0, 1), 3),
+    "tokens for more": (ints(7, 8), ints(0), 3),
+}
+
+
+@pytest.mark.parametrize(("tokens", "seqs", "n"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_drafted(unharmed: Context, tokens: Ints, seqs: Ints, n: int) -> None:
+    with pytest.raises(UsageError):
+        unharmed.draft(tokens, seqs, n)
+
+
+@pytest.mark.parametrize("candidates", [-1, 10**6])
+def test_candidates_that_there_are_not(unharmed: Context, candidates: int) -> None:
+    with pytest.raises(UsageError):
+        unharmed.draft(ints(7), ints(0), 3, n_candidates=candidates)
+
+
+def test_no_room_in_the_cache(model: Model) -> None:
+    """For the cells of a draft, which are taken for its time only."""
+    with context(model, n_ctx=256, n_batch=256, n_ubatch=256) as found:
+        found.decode_batch(one_sequence(made_up(model, 250)))
+        wanted, before = found.draft(ints(7), ints(0), 6).tolist(), bytes(found.save_state())
+        for n in (7, 60, 2000):
+            with pytest.raises(NoKVSlotError, match="no room in the KV cache"):
+                found.draft(ints(7), ints(0), n)
+            assert bytes(found.save_state()) == before
+        assert found.draft(ints(7), ints(0), 6).tolist() == wanted
+        found.decode_batch(one_sequence(made_up(model, 6, 700), 250))
+        with pytest.raises(NoKVSlotError):
+            found.draft(ints(7), ints(0), 1)
+        found.clear()
+        found.decode_batch(one_sequence(made_up(model, 250)))
+        assert found.draft(ints(7), ints(0), 6).tolist() == wanted
+
+
+@pytest.mark.parametrize("mtp_head", [False, True])
+def test_contexts_of_other_kinds(model: Model, mtp_head: bool) -> None:
+    """And they go on."""
+    with context(model, with_mtp=False, mtp_head=mtp_head) as other:
+        with pytest.raises(UsageError, match="context with_mtp"):
+            other.draft(ints(7), ints(0), 3)
+        with pytest.raises(PyllamaMtpError):
+            other.reserve_drafts(1, 3)
+        hidden = np.zeros((3, model.n_embd), dtype=np.float32) if mtp_head else None
+        other.decode(made_up(model, 3), 0, every(3), hidden)
+        assert other.argmax(2) >= 0
+
+
+def test_sequences_with_caches_of_their_own(model: Model) -> None:
+    """Even one of them: the steps would not be parts of the inputs. A context of one has them."""
+    with context(model, n_seq_max=2) as apart:
+        for seq in range(2):
+            apart.decode_batch(one_sequence(made_up(model, N), seq=seq))
+        before = bytes(apart.save_state())
+        for seqs in (ints(0), ints(0, 1)):
+            with pytest.raises(UsageError, match="unified"):
+                apart.draft(seqs + 7, seqs, 3)
+        assert bytes(apart.save_state()) == before
+        apart.decode_batch(one_sequence(made_up(model, 3), N))
+    with context(model, n_seq_max=1, unified=False) as single:
+        single.decode_batch(one_sequence(made_up(model, N)))
+        assert single.draft(ints(7), ints(0), 3).shape == (3, 1)
+
+
+@pytest.mark.parametrize(("n_seqs", "n"), [(0, 1), (2, 1), (1, -1), (-1, 3)])
+def test_what_cannot_be_reserved(model: Model, n_seqs: int, n: int) -> None:
+    with context(model) as found:
+        with pytest.raises(PyllamaMtpError):
+            found.reserve_drafts(n_seqs, n)
+        found.reserve_drafts(1, 2)
+        found.decode_batch(one_sequence(made_up(model, N)))
+        assert found.draft(ints(7), ints(0), 2).shape == (2, 1)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_after_reserving_everything_is_computed(model: Model, n: int) -> None:
+    """Rounds of other shapes than those that were reserved, too."""
+    with context(model, n_rs_seq=3, n_seq_max=2, unified=True) as plain:
+        plain.decode_batch(one_sequence(made_up(model, N)))
+        wanted = plain.draft(ints(7), ints(0), 4).tolist()
+    with context(model, n_rs_seq=3, n_seq_max=2, unified=True) as found:
+        found.reserve_drafts(1, n)
+        found.decode_batch(one_sequence(made_up(model, N)))
+        for _ in range(2):
+            assert found.draft(ints(7), ints(0), 4).tolist() == wanted
+            found.decode_batch(one_sequence(made_up(model, 4, 300), N, outputs=every(4)))
+            assert found.remove(N + 1)
+            found.clear()
+            found.decode_batch(one_sequence(made_up(model, N)))
+            found.reserve_drafts(2, n)
+
+
+def test_a_nan_in_a_chain(run_python: RunPython, demo_file: Path, tmp_path: Path) -> None:
+    """Damaged weights of the MTP block are an exception, and not the end of the process; what the
+    trunk computes is as it was."""
+    code = """
+import sys
+import numpy as np
+from gguf import GGUFReader
+from pathlib import Path
+from pyllama_mtp import Model
+from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.errors import FatalDecodeError
+data = bytearray(Path(sys.argv[1]).read_bytes())
+(norm,) = (t for t in GGUFReader(sys.argv[1]).tensors if "shared_head_norm" in t.name)
+np.frombuffer(data, "<f4", int(norm.n_elements), int(norm.data_offset))[:] = np.nan
+Path(sys.argv[2]).write_bytes(data)
+options = ContextOptions(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1, with_mtp=True)
+with Model(sys.argv[2]) as model, Context(model, options) as found:
+    found.decode(np.arange(5, dtype=np.int32), 0, np.eye(5, dtype=np.int8)[4])
+    for n in (1, 3):
+        try:
+            found.draft(np.array([7], np.int32), np.zeros(1, np.int32), n)
+        except FatalDecodeError as error:
+            print(n, str(error).split(":")[0])
+    print(found.argmax(4) >= 0, found.n_past)
+"""
+    env = {"GGML_NO_BACKTRACE": "1"}
+    done = run_python(code, demo_file, tmp_path / "nan.gguf", env=env)
+    said = [f"{n} the model's logits are NaN" for n in (1, 3)]
+    assert (done.returncode, done.stdout.splitlines()) == (0, [*said, "True 5"]), done.stderr
+
+
+#: Model file; prints what the upstream variant makes of a context with_mtp, and of one without.
+UPSTREAM = """
+import json, sys
+import numpy as np
+from pyllama_mtp import Model, native
+from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.errors import PyllamaMtpError, UsageError
+size = dict(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1)
+said = []
+with Model(sys.argv[1]) as model:
+    try:
+        Context(model, ContextOptions(**size, with_mtp=True))
+    except UsageError as error:
+        said.append(str(error))
+    with Context(model, ContextOptions(**size)) as plain:
+        try:
+            plain.draft(np.array([7], np.int32), np.zeros(1, np.int32), 1)
+        except UsageError as error:
+            said.append(str(error))
+        lib, ffi = plain.library.lib, plain.library.ffi
+        one = ffi.new("int32_t[1]")
+        null = ffi.NULL
+        said.append(lib.llama_mtp_draft(plain.handle, one, one, 1, 1, 0, null, null, one))
+        said.append(lib.llama_mtp_reserve(plain.handle, 1, 1))
+        plain.decode(np.arange(3, dtype=np.int32), 0, np.ones(3, dtype=np.int8))
+        said.append(plain.argmax(2) >= 0)
+print(json.dumps([native.load().variant, said]))
+"""
+
+
+def test_upstreams_library(run_python: RunPython, demo_file: Path) -> None:
+    done = run_python(UPSTREAM, demo_file, env={"PYLLAMA_MTP_LIB": "upstream"})
+    assert done.returncode == 0, done.stderr
+    variant, said = json.loads(done.stdout)
+    assert variant == "upstream" and len(said) == 5
+    assert "with_mtp" in said[0] and "patched" in said[0]
+    assert "with_mtp" in said[1]
+    assert said[2:] == [-1, False, True]
+
+
+def test_a_model_without_such_a_block(demo_file: Path, model: Model) -> None:
+    """A file whose block is left out: the library says so, and the process goes on."""
+    with Model(demo_file, mtp=False) as bare:
+        with pytest.raises(UsageError, match=r"MTP|with_mtp"):
+            context(bare)
+        with context(bare, with_mtp=False) as plain:
+            plain.decode(made_up(bare, 3), 0, every(3))
+            assert plain.argmax(2) >= 0

@@ -1,0 +1,243 @@
+"""Drafts that are drawn, and the logits that come with drafts.
+
+The Gumbel-max trick: the largest of logits / temperature + noise is a draw from softmax(logits /
+temperature), if the noise has the standard Gumbel distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import Model
+from pyllama_mtp.batch import Floats, Ints
+from pyllama_mtp.context import Context
+from pyllama_mtp.drafthead import head_rows
+from pyllama_mtp.errors import UsageError
+
+from .support import made_up, scaled
+from .twocontexts import TwoContexts, agree, context, one_sequence
+
+N = 17  # tokens of a prompt
+NEWEST = np.array([7, 9, 11], dtype=np.int32)
+SEQS = np.arange(3, dtype=np.int32)
+
+
+@pytest.fixture
+def found(model: Model) -> Iterator[Context]:
+    """Three sequences in one cache."""
+    with context(model, n_seq_max=3, unified=True) as one:
+        for seq in range(3):
+            one.decode_batch(one_sequence(made_up(model, N + seq, 100 * seq), seq=seq))
+        yield one
+
+
+def gumbel(rng: np.random.Generator, *shape: int) -> Floats:
+    noise: Floats = rng.gumbel(size=shape).astype(np.float32)
+    return noise
+
+
+def warm(*temperatures: float) -> Floats:
+    return np.array(temperatures, dtype=np.float32)
+
+
+def softmax(logits: Floats, temperature: float) -> Floats:
+    shifted = (logits - logits.max()).astype(np.float64) / temperature
+    shares: Floats = np.exp(shifted) / np.exp(shifted).sum()
+    return shares
+
+
+# -- logits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [None, 700])
+@pytest.mark.parametrize("n_candidates", [1, 5, 256])
+def test_candidates_are_the_best_logits_of_each(
+    model: Model, size: int | None, n_candidates: int
+) -> None:
+    """Of the whole vocabulary, or of the draft head; as single steps have them."""
+    ids = None if size is None else np.arange(size, dtype=np.int32) * 2
+    with context(model) as one, TwoContexts(model) as wanted:
+        if ids is not None:
+            one.set_draft_head(head_rows(model.info, ids), ids)
+        batch = one_sequence(made_up(model, N))
+        one.decode_batch(batch)
+        wanted.decode(batch)
+        n_compared = 0
+        for newest in (7, 9, 11, 13):
+            drafts = one.draft(np.array([newest], np.int32), SEQS[:1], 4, n_candidates)
+            kept, steps = one.draft_logits, wanted.draft(newest, 4, ids=ids)
+            assert kept.shape == (4, 1, n_candidates)
+            if not agree(drafts[:, 0].tolist(), steps):
+                continue
+            n_compared += 1
+            for i, logits in enumerate(steps.logits):
+                allowed = logits if ids is None else logits[ids]
+                best, size_of = np.sort(allowed)[-n_candidates:], np.abs(allowed).max()
+                np.testing.assert_allclose(
+                    np.sort(kept[i, 0]), best, rtol=0, atol=scaled(1e-4) * size_of
+                )
+        assert n_compared >= 3
+
+
+def test_candidates_of_several_sequences(found: Context) -> None:
+    """In the order of the sequences that were given."""
+    alone = []
+    for seq in range(3):
+        found.draft(NEWEST[seq : seq + 1], SEQS[seq : seq + 1], 3, n_candidates=8)
+        alone.append(np.sort(found.draft_logits[:, 0]))
+    for order in ([0, 1, 2], [2, 0], [1, 2, 0]):
+        found.draft(NEWEST[order], SEQS[order], 3, n_candidates=8)
+        kept = found.draft_logits
+        assert kept.shape == (3, len(order), 8)
+        for i, seq in enumerate(order):
+            # The first step only: rounding may turn a draft, and what follows it.
+            size = np.abs(alone[seq][0]).max()
+            np.testing.assert_allclose(
+                np.sort(kept[0, i]), alone[seq][0], rtol=0, atol=scaled(1e-3) * size
+            )
+    assert len({row[0].tobytes() for row in alone}) == 3
+
+
+def test_no_logits_without_candidates(found: Context) -> None:
+    found.draft(NEWEST, SEQS, 3, n_candidates=8)
+    found.draft(NEWEST, SEQS, 3)
+    with pytest.raises(UsageError, match="no such rows"):
+        found.draft_logits  # noqa: B018 - raises
+
+
+# -- draws -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 3.0])
+def test_without_noise_they_are_the_best_tokens(found: Context, temperature: float) -> None:
+    noise = np.zeros((4, 3, found.n_head), dtype=np.float32)
+    best = found.draft(NEWEST, SEQS, 4)
+    drawn = found.draft(NEWEST, SEQS, 4, temperatures=warm(*[temperature] * 3), noise=noise)
+    assert drawn.tolist() == best.tolist()
+    logits = found.draft_logits
+    assert logits.shape == (4, 3, found.n_head)
+    assert logits.argmax(axis=-1).tolist() == best.tolist()
+
+
+@pytest.mark.parametrize("size", [None, 700])
+def test_the_largest_sum_is_drawn(found: Context, size: int | None) -> None:
+    """Computed here from the logits that come back: step by step, each sequence with a temperature
+    of its own. The next step takes what was drawn."""
+    ids = np.arange(found.model.n_vocab, dtype=np.int32)
+    if size is not None:
+        ids = np.sort(np.random.default_rng(1).choice(ids, size, replace=False))
+        found.set_draft_head(head_rows(found.model.info, ids), ids)
+    rng, temperatures, seen = np.random.default_rng(2), warm(0.3, 1.0, 4.0), set()
+    n_equal = n = 0
+    for _ in range(10):
+        noise = gumbel(rng, 5, 3, len(ids))
+        drawn = found.draft(NEWEST, SEQS, 5, temperatures=temperatures, noise=noise)
+        sums = found.draft_logits / temperatures[:, None] + noise
+        n_equal += int((ids[sums.argmax(axis=-1)] == drawn).sum())
+        n += drawn.size
+        seen |= {tuple(column) for column in drawn.T.tolist()}
+        again = found.draft(NEWEST, SEQS, 5, temperatures=temperatures, noise=noise)
+        assert again.tolist() == drawn.tolist()
+    assert n_equal >= n - 1, "sums may be as close as rounding once"
+    assert len(seen) > 15
+
+
+def test_the_next_step_takes_what_was_drawn(model: Model) -> None:
+    """Its logits are those of a single step after the drawn token."""
+    with context(model) as one, TwoContexts(model) as wanted:
+        batch = one_sequence(made_up(model, N))
+        one.decode_batch(batch)
+        wanted.decode(batch)
+        best = wanted.draft(7, 3)
+        second = int(np.argsort(best.logits[0])[-2])
+        noise = np.zeros((3, 1, model.n_vocab), dtype=np.float32)
+        noise[0, 0, second] = 1e4
+        drawn = one.draft(NEWEST[:1], SEQS[:1], 3, temperatures=warm(1.0), noise=noise)
+        logits = one.draft_logits.copy()
+        assert drawn[0, 0] == second != best.tokens[0]
+        assert drawn[1:, 0].tolist() == logits[1:, 0].argmax(axis=-1).tolist()
+        size = np.abs(best.logits[0]).max()
+        np.testing.assert_allclose(logits[0, 0], best.logits[0], rtol=0, atol=scaled(1e-4) * size)
+        off = np.abs(logits[1, 0] - best.logits[1]).max()
+        assert off > 0.05 * size, "the second step does not look at the draw"
+        # The same token as the newest one's draft, by the reference's own way.
+        steps = wanted.draft(7, 2, ids=np.array([second], dtype=np.int32))
+        np.testing.assert_allclose(logits[1, 0], steps.logits[1], rtol=0, atol=scaled(1e-4) * size)
+
+
+def chi_square(counts: Ints, shares: Floats) -> tuple[float, int]:
+    """Pearson's statistic and its degrees of freedom; cells that are expected less than 8 times
+    are one cell."""
+    n = int(counts.sum())
+    common = shares * n >= 8
+    seen = np.append(counts[common], counts[~common].sum())
+    wanted = np.append(shares[common], shares[~common].sum()) * n
+    return float(((seen - wanted) ** 2 / wanted).sum()), len(seen) - 1
+
+
+def assert_distributed(counts: Ints, shares: Floats) -> None:
+    """Five standard deviations: a right sampler fails one run in a million, and the seed is
+    fixed."""
+    statistic, freedom = chi_square(counts, shares)
+    assert freedom >= 3, "too few tokens are likely for this to mean anything"
+    limit = freedom + 5 * np.sqrt(2 * freedom) + 10
+    assert statistic < limit, f"{statistic:.0f} of {freedom} degrees of freedom"
+
+
+def test_tokens_are_drawn_by_their_probability(demo: Model) -> None:
+    """A few thousand draws of the first two steps, of three sequences with temperatures of their
+    own; one without noise has its best token each time."""
+    n_draws, temperatures, rng = 3000, warm(0.7, 1.0, 1.5), np.random.default_rng(5)
+    first = np.zeros((3, demo.n_vocab), dtype=np.int32)
+    with context(demo, n_seq_max=3, unified=True) as found:
+        for seq in range(3):
+            found.decode_batch(one_sequence(made_up(demo, N + seq, 100 * seq), seq=seq))
+        best = found.draft(NEWEST, SEQS, 1)[0]
+        for _ in range(n_draws):
+            noise = gumbel(rng, 1, 3, demo.n_vocab)
+            noise[:, 2] = 0
+            drawn = found.draft(NEWEST, SEQS, 1, temperatures=temperatures, noise=noise)[0]
+            first[SEQS, drawn] += 1
+        logits = found.draft_logits[0].copy()
+        assert first[2, best[2]] == n_draws
+        for seq in range(2):
+            shares = softmax(logits[seq], float(temperatures[seq]))
+            assert_distributed(first[seq], shares)
+            with pytest.raises(AssertionError, match="degrees of freedom"):
+                assert_distributed(first[seq], softmax(logits[seq], 1.2 * temperatures[seq]))
+
+
+def test_the_second_step_is_drawn_by_its_probability(demo: Model) -> None:
+    """After each first draft, among the draws that began with it."""
+    n_draws, rng, temperature = 3000, np.random.default_rng(6), 0.5
+    seconds: dict[int, Ints] = {}
+    shares: dict[int, Floats] = {}
+    with context(demo) as found:
+        found.decode_batch(one_sequence(made_up(demo, N)))
+        for _ in range(n_draws):
+            noise = gumbel(rng, 2, 1, demo.n_vocab)
+            drawn = found.draft(
+                NEWEST[:1], SEQS[:1], 2, temperatures=warm(temperature), noise=noise
+            )
+            one, two = (int(token) for token in drawn[:, 0])
+            seconds.setdefault(one, np.zeros(demo.n_vocab, dtype=np.int32))[two] += 1
+            shares[one] = softmax(found.draft_logits[1, 0].copy(), temperature)
+    common = sorted(seconds, key=lambda token: -int(seconds[token].sum()))[:2]
+    assert seconds[common[1]].sum() > 100
+    for token in common:
+        assert_distributed(seconds[token], shares[token])
+
+
+def test_shapes_that_do_not_fit(found: Context) -> None:
+    noise = np.zeros((2, 3, found.n_head), dtype=np.float32)
+    before = bytes(found.save_state())
+    for wrong in (noise[:1], noise[:, :2], noise[:, :, :-1], noise[0]):
+        with pytest.raises(UsageError, match="noise of shape"):
+            found.draft(NEWEST, SEQS, 2, temperatures=warm(1, 1, 1), noise=wrong)
+    with pytest.raises(UsageError, match="temperatures"):
+        found.draft(NEWEST, SEQS, 2, temperatures=warm(1, 1), noise=noise)
+    assert bytes(found.save_state()) == before
+    assert found.draft(NEWEST, SEQS, 2).shape == (2, 3)
