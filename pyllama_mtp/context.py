@@ -84,6 +84,10 @@ class Context(Owned, OfThisProcess):
         self.n_candidates = 0
         self.draft_ids: Ints | None = None
         self.model, self.options = model, options
+        if options.with_mtp and not (self.library.has_tap and model.has_mtp):
+            raise UsageError("with_mtp needs the patched library, and a model with an MTP head")
+        if options.with_mtp and options.tap == "outputs":
+            raise UsageError("with_mtp needs hidden rows of all tokens: tap must not be 'outputs'")
         n_ubatch = min(options.n_ubatch, options.n_batch, options.n_ctx)
         if model.is_recurrent and options.n_rs_seq > 0 and n_ubatch < options.n_rs_seq + 2:
             raise UsageError(
@@ -349,18 +353,15 @@ class Context(Owned, OfThisProcess):
             FatalDecodeError: the logits hold a NaN (on a GPU drafts do not tell).
             DecodeError: as :meth:`decode`.
         """
-        if not self.options.with_mtp:
-            raise UsageError("drafts come from a context with_mtp")
+        self._check_draft(tokens, seqs, n, n_candidates)
         view, null = self._ffi.from_buffer, self._ffi.NULL
+        tokens, seqs = (np.ascontiguousarray(a, dtype=np.int32) for a in (tokens, seqs))
         drafts = np.empty((n, len(seqs)), dtype=np.int32)
         drawn = null, null
         self._draft_shape: tuple[int, ...] = (n, len(seqs), n_candidates)
-        if temperatures is not None and noise is not None:
+        if temperatures is not None or noise is not None:
             self._draft_shape = (n, len(seqs), self.n_head)
-            if noise.shape != self._draft_shape or temperatures.shape != (len(seqs),):
-                raise UsageError(f"noise of shape {noise.shape}, expected {self._draft_shape}")
-            scale = (1 / temperatures).astype(np.float32)
-            drawn = view("float[]", noise.astype(np.float32, copy=False)), view("float[]", scale)
+            drawn = self._noise(temperatures, noise, n_candidates)
         given = view("int32_t[]", tokens), view("int32_t[]", seqs), len(seqs), n
         message = self._message
         native.take_recent_errors()
@@ -378,13 +379,43 @@ class Context(Owned, OfThisProcess):
             raise FatalDecodeError(NAN)
         return drafts
 
+    def _noise(
+        self, temperatures: Floats | None, noise: Floats | None, n_candidates: int
+    ) -> tuple[Any, Any]:
+        """Noise and factors for the native call."""
+        shapes = [None if given is None else given.shape for given in (noise, temperatures)]
+        if shapes != [self._draft_shape, self._draft_shape[1:2]] or n_candidates:
+            raise UsageError(
+                f"noise of shape {shapes[0]} and temperatures of shape {shapes[1]}, expected "
+                f"{self._draft_shape} and {self._draft_shape[1:2]}, without candidates"
+            )
+        assert temperatures is not None and noise is not None
+        pair = (noise, 1 / temperatures)
+        arrays = [np.ascontiguousarray(given, dtype=np.float32) for given in pair]
+        return tuple(self._ffi.from_buffer("float[]", array) for array in arrays)
+
+    def _check_draft(self, tokens: Ints, seqs: Ints, n: int, n_candidates: int) -> None:
+        """Refuse what the native call would read beyond its arrays for, or does not explain."""
+        options = self.options
+        if not options.with_mtp:
+            raise UsageError("drafts come from a context with_mtp")
+        if options.n_seq_max > 1 and not options.unified:
+            raise UsageError("drafts of a context for several sequences need a unified cache")
+        if n < 1 or n_candidates < 0 or not 0 < len(seqs) == len(tokens):
+            raise UsageError(
+                f"{n} drafts with {n_candidates} candidates after {len(tokens)} tokens of "
+                f"{len(seqs)} sequences: it takes one draft or more, and a token of each sequence"
+            )
+
     @property
     def draft_logits(self) -> Floats:
         """[n, n_seqs, n_candidates] float32 of the last :meth:`draft`: logits of the best tokens of
         each, in no order; [n, n_seqs, n_head], all of them, if it has drawn. A view that the next
-        one overwrites."""
+        one overwrites. Raises UsageError when the last one left none."""
         n = self._ffi.new("int32_t *")
         pointer = self._lib.llama_mtp_get_draft_logits(self.handle, n)
+        if not n[0]:
+            raise UsageError("the last draft left no logits: ask it for candidates")
         return self._view(pointer, int(n[0])).reshape(*self._draft_shape[:2], -1)
 
     @property

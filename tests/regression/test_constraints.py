@@ -21,7 +21,7 @@ WARM = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)
 COLD = Sampling(temperature=0.001, seed=3)
 WAYS = [
     pytest.param({}, GREEDY, id="greedy"),
-    pytest.param({"drafting": "stepwise"}, GREEDY, id="greedy stepwise"),
+    pytest.param({"prompt_sync": "full"}, GREEDY, id="greedy upstream"),
     pytest.param({"draft_sampling": True}, COLD, id="drawn drafts"),
 ]
 

@@ -17,10 +17,9 @@ import pytest
 from gguf import GGUFReader
 
 from pyllama_mtp import Model
-from pyllama_mtp.batch import Batch
+from pyllama_mtp.batch import Batch, Floats, Ints
 from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.errors import FatalDecodeError, UsageError
-from pyllama_mtp.hidden import Floats, Hidden, Ints
 from pyllama_mtp.models.synth import write_synthetic
 
 from ..workers import worker
@@ -46,25 +45,23 @@ REQUESTED: dict[str, Sequence[int]] = {
 }
 
 
-def context(model: Model, target: Context | None = None, **options: object) -> Context:
+def context(model: Model, **options: object) -> Context:
     chosen = {"n_ctx": N_CTX, "n_batch": N_BATCH, "n_ubatch": N_UBATCH, "n_threads": 1}
     chosen |= {"n_outputs_max": N_BATCH, **options}
-    return Context(model, ContextOptions(**chosen), target)  # type: ignore[arg-type]
+    return Context(model, ContextOptions(**chosen))  # type: ignore[arg-type]
 
 
 def marks_of(requested: Sequence[int], n: int = N) -> Int8s:
     return np.isin(np.arange(n), list(requested)).astype(np.int8)
 
 
-def batch_of(
-    model: Model, requested: Sequence[int], hidden: Hidden | Floats | None = None
-) -> Batch:
+def batch_of(model: Model, requested: Sequence[int], hidden: Floats | None = None) -> Batch:
     positions = np.arange(N, dtype=np.int32)
     return Batch(made_up(model, N), positions, 0 * positions, marks_of(requested), hidden)
 
 
 def states_of(model: Model) -> Floats:
-    """Hidden rows for a draft context. Any will do."""
+    """Hidden rows for a context of the MTP block alone. Any will do."""
     return np.random.default_rng(0).standard_normal((N, model.n_embd)).astype(np.float32)
 
 
@@ -91,27 +88,21 @@ def assert_picked(found: Context, batch: Batch) -> list[int]:
 # -- the tokens ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("with_mtp", [False, True])
 @pytest.mark.parametrize("n_threads", [1, 3])
 @pytest.mark.parametrize("requested", REQUESTED.values(), ids=REQUESTED)
-def test_tokens_of_a_target(model: Model, requested: Sequence[int], n_threads: int) -> None:
-    with context(model, n_threads=n_threads) as target:
+def test_tokens_of_a_target(
+    model: Model, requested: Sequence[int], n_threads: int, with_mtp: bool
+) -> None:
+    with context(model, n_threads=n_threads, with_mtp=with_mtp) as target:
         wanted = assert_picked(target, batch_of(model, requested))
     assert len(set(wanted)) > len(wanted) // 4, "rows that are mixed up would not be seen"
 
 
-@pytest.mark.parametrize("from_tap", [True, False])
 @pytest.mark.parametrize("requested", REQUESTED.values(), ids=REQUESTED)
-def test_tokens_of_a_draft_context(model: Model, requested: Sequence[int], from_tap: bool) -> None:
-    with (
-        context(model, need_embd_pre_norm=True) as target,
-        context(model, target, mtp_head=True, need_embd_pre_norm=True) as draft,
-    ):
-        hidden: Hidden | Floats = states_of(model)
-        if from_tap:
-            target.decode_batch(batch_of(model, ()))
-            assert target.tap
-            hidden = target.tap.rows(N)
-        wanted = assert_picked(draft, batch_of(model, requested, hidden))
+def test_tokens_of_the_block_alone(model: Model, requested: Sequence[int]) -> None:
+    with context(model, mtp_head=True) as block:
+        wanted = assert_picked(block, batch_of(model, requested, states_of(model)))
     assert len(set(wanted)) > len(wanted) // 4
 
 
@@ -130,7 +121,7 @@ def test_tokens_of_several_sequences(model: Model, mtp_head: bool) -> None:
 
 
 def test_the_tap_is_as_without_them(model: Model) -> None:
-    """Hidden rows of the same decode, which drafting stands on."""
+    """Hidden rows of the same decode."""
     with context(model, need_embd_pre_norm=True) as target:
         rows = []
         for greedy in (False, True):

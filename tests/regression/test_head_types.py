@@ -95,7 +95,7 @@ def test_logits_are_those_of_the_converted_rows(demo: Model, vocab: str | int) -
         assert logits_of(draft).shape[1] == 10
 
 
-@pytest.mark.parametrize("options", [{}, {"draft_vocab": 512}, {"drafting": "stepwise"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"draft_vocab": 512}, {"draft_sampling": True}], ids=str)
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0", "mxfp4"])
 def test_the_text_is_the_same(
     demo: Model, demo_prompts: list[str], kind: str, options: dict[str, object]

@@ -33,7 +33,7 @@ def resident() -> int:
         pytest.param(20_000, "auto", {}, id="auto"),
         pytest.param(10_000, 4, {"rollback": "replay"}, id="replay"),
         pytest.param(10_000, 4, {"draft_sampling": True}, id="drawn drafts"),
-        pytest.param(10_000, 4, {"drafting": "stepwise", "p_min": 0.4}, id="stepwise"),
+        pytest.param(10_000, 4, {"prompt_sync": "full", "p_min": 0.4}, id="full"),
     ],
 )
 def test_memory_is_flat(

@@ -169,7 +169,7 @@ class TwoContexts:
             self.block.decode(newest, position, np.ones(1, dtype=np.int8), hidden, seq)
             logits = self.block.logits(0).copy()
             allowed = logits if ids is None else logits[ids]
-            second, best = np.sort(allowed)[-2:]
+            second, best = np.sort(np.append(allowed, -np.inf))[-2:]
             token = int(allowed.argmax()) if ids is None else int(ids[allowed.argmax()])
             found.tokens.append(token)
             found.leads.append(float(best - second))

@@ -23,12 +23,12 @@ TOGETHER, APART = (1.0, 1.0), (None, 1.5)
         (TOGETHER, {}),
         (APART, {}),
         (TOGETHER, {"draft_n_max": 0}),
-        (APART, {"drafting": "stepwise"}),
+        (APART, {"prompt_sync": "full"}),
         (TOGETHER, {"rollback": "replay"}),
         (APART, {"rollback": "replay", "prompt_sync": "full", "draft_n_max": 2}),
-        (TOGETHER, {"drafting": "stepwise", "handoff": "host"}),
+        (TOGETHER, {"prompt_sync": "full"}),
     ],
-    ids=["chain", "chain,apart", "no MTP", "stepwise,apart", "replay", "replay,full,apart", "host"],
+    ids=["chain", "chain,apart", "no MTP", "full,apart", "replay", "replay,full,apart", "full"],
 )
 def test_same_text_as_local(
     demo: Model,
