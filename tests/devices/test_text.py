@@ -6,14 +6,17 @@ near (conftest.py), so that texts are equal or something is wrong.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pyllama_mtp import BatchSession, Generation, Model, Sampling, Session
+from pyllama_mtp import BatchSession, Generation, Model, Sampling, Session, native
 from pyllama_mtp.context import Context, ContextOptions
 
+from ..adapters import trunk, write_adapter
 from ..regression.support import assert_same_tokens, greedy, settings
 from ..workers import worker
 from .conftest import N_TOKENS, Pair, plain_text
@@ -175,3 +178,40 @@ def test_sampled_text(demo_pair: Pair) -> None:
             ]
         assert runs[0].tokens == runs[1].tokens and len(runs[0].tokens) == N_TOKENS
         assert sum(runs[0].telemetry.accepted) > 0
+
+
+@pytest.mark.parametrize(
+    "placed",
+    [
+        {"n_cpu_moe": 2},
+        {"override_tensor": {"_exps": "CPU"}, "use_mmap": False},
+        {"split_mode": "none", "main_gpu": 0, "use_mmap": False},
+        {"device": "GPU", "override_tensor": {r"blk\.1\.": "CPU", "output|nextn": "GPU"}},
+        {"n_gpu_layers": 2, "override_tensor": {r"blk\.[01]\.": "GPU"}},
+    ],
+    ids=str,
+)
+def test_wherever_tensors_lie(
+    moe_pair: Pair, device: native.Device, placed: dict[str, Any]
+) -> None:
+    """Experts, or others, on the CPU; the file read, not mapped: the same text."""
+    options = json.loads(json.dumps(placed).replace("GPU", device.name))
+    with Model(moe_pair.here.path, **options) as model:
+        assert model.on_gpu
+        got = written(model, moe_pair.prompts[0])
+    assert got.tokens == moe_pair.texts[0]
+    assert sum(got.telemetry.accepted) > 0
+
+
+def test_an_adapter(demo_pair: Pair, demo_file: Path, tmp_path: Path) -> None:
+    """Its matrices lie where those are that it changes; drafts follow it."""
+    info, prompt = demo_pair.here.info, demo_pair.prompts[0]
+    adapter = write_adapter(tmp_path / "a.gguf", info, trunk(info))
+    with (
+        Model(demo_file, lora=adapter) as there,
+        Model(demo_file, lora=adapter, n_gpu_layers=0) as here,
+    ):
+        expected, got = plain_text(here, prompt), written(there, prompt)
+        assert_same_tokens(here, prompt, got.tokens, expected, demo_pair.gap)
+    assert expected != demo_pair.texts[0]
+    assert sum(got.telemetry.accepted) > 0
