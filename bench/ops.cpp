@@ -9,6 +9,7 @@
 #include <cstring>
 #include <iostream>
 #include <map>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -94,7 +95,7 @@ static bool supports(const ggml_tensor * op) {
 }
 }
 
-static std::map<std::string, std::string> found;  // graph, operation, tensors -> a letter for each device
+static std::map<std::string, std::string> found;  // graph, operation, tensors -> a letter for each device, a test
 static std::string graph, report;
 
 static std::string described(const ggml_tensor * t) {
@@ -102,6 +103,41 @@ static std::string described(const ggml_tensor * t) {
     snprintf(text, sizeof(text), "%s[%lld,%lld,%lld,%lld]%s", ggml_type_name(t->type), (long long) t->ne[0],
         (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3], ggml_is_contiguous(t) ? "" : "*");
     return text;
+}
+
+static void put(std::ostream & out, const ggml_tensor * t) {
+    out << " " << t->type;
+    for (int64_t n : t->ne) {
+        out << " " << n;
+    }
+}
+
+// A line of upstream's test-backend-ops --test-file: how to compute the node again, with random numbers. Nothing where
+// only its own cases know how to compare: ids in any order, products with a matrix that must be Hadamard's.
+static std::string test(const ggml_tensor * node) {
+    if (node->op == GGML_OP_TOP_K || (node->op == GGML_OP_MUL_MAT && node->op_params[1])) {
+        return "";
+    }
+    std::ostringstream out;
+    out << node->op;
+    put(out, node);
+    out << " " << GGML_MAX_OP_PARAMS / sizeof(int32_t);
+    for (size_t i = 0; i < GGML_MAX_OP_PARAMS / sizeof(int32_t); i++) {
+        out << " " << node->op_params[i];
+    }
+    int n = 0;
+    while (n < GGML_MAX_SRC && node->src[n]) {
+        n++;
+    }
+    out << " " << n;
+    for (int i = 0; i < n; i++) {
+        put(out, node->src[i]);
+        for (size_t stride : node->src[i]->nb) {
+            out << " " << stride;
+        }
+    }
+    out << " -";
+    return out.str();
 }
 
 template <typename F> static char letter(F supports) {
@@ -142,11 +178,11 @@ extern "C" bool ops_node(ggml_tensor * node, bool ask, void *) {
     }
     letters += letter([&] { return metal::supports(node); });
     letters += letter([&] { return vulkan::supports(node); });
-    found[key] = letters;
+    found[key] = letters + "\t" + test(node);
     return false;
 }
 
-// Lines of graph, operation, tensors, place, letters, with tabs between
+// Lines of graph, operation, tensors, place, letters, test, with tabs between
 extern "C" const char * ops_report(void) {
     report.clear();
     for (const auto & [key, letters] : found) {

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import math
 import re
 import subprocess
 import sys
@@ -36,6 +37,8 @@ DEVICES = (
     *("Metal", "Vulkan"),
 )
 MEANING = {"y": "yes", "n": "**no**", "!": "**aborts**"}
+#: Elements of a node that are too many to fill with random numbers for every kind of graph.
+LARGE = 2**21
 #: What the answers are made of: functions, enums and lines (by their beginning) of ggml/src.
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "cuda.inc": {
@@ -126,7 +129,8 @@ def build(source: Path, folder: Path) -> ctypes.CDLL:
 
 @dataclass(frozen=True)
 class Found:
-    """A node of a graph: its tensors as "type[shape]", an asterisk where it is not contiguous."""
+    """A node of a graph: its tensors as "type[shape]", an asterisk where it is not contiguous;
+    and the line by which upstream's test-backend-ops computes it again."""
 
     case: str
     graph: str
@@ -134,11 +138,19 @@ class Found:
     tensors: str
     place: str
     verdict: str
+    test: str
 
     @property
     def types(self) -> str:
         """The tensors without their shapes."""
         return re.sub(r"\[[^\]]*\]", "", self.tensors)
+
+    @property
+    def size(self) -> int:
+        """Elements of all its tensors; 0 where one is empty."""
+        shapes = re.findall(r"\[([^\]]*)\]", self.tensors)
+        sizes = [math.prod(map(int, shape.split(","))) for shape in shapes]
+        return sum(sizes) if all(sizes) else 0
 
     @property
     def refused(self) -> bool:
@@ -350,8 +362,20 @@ def tables(found: Sequence[Found]) -> list[str]:
     return [*lines, "", "## All", "", *results.markdown_table(head, every)]
 
 
+def cases(found: Sequence[Found]) -> list[str]:
+    """Lines for test-backend-ops --test-file: of each row of the table the smallest node of each
+    kind of graph; where that is large, of one kind."""
+    best: dict[tuple[str, ...], Found] = {}
+    for node in sorted(found, key=lambda node: (node.size, node.graph)):
+        if node.test and node.size and node.place == "device":
+            kind = node.graph[0] if node.size < LARGE else ""
+            if node.size < LARGE or not any(key[:2] == (node.op, node.types) for key in best):
+                best.setdefault((node.op, node.types, kind), node)
+    return [*dict.fromkeys(node.test for _, node in sorted(best.items()))]
+
+
 def write(found: Sequence[Found]) -> Path:
-    """results/ops.md."""
+    """results/ops.md, and results/ops-cases.txt for test-backend-ops."""
     letters = ", ".join(f"{letter} {name}" for letter, name in GRAPHS.items())
     marks = ", ".join(f"{letter} {name}" for letter, name in MARKS.items())
     page = [
@@ -368,11 +392,15 @@ def write(found: Sequence[Found]) -> Path:
         "an assertion fails where the copy's pipeline is chosen.",
         "- What lies on the host is computed there on purpose: embeddings that are in its memory.",
         "- Types: sources, then result; `*`: not contiguous.",
+        "- [ops-cases.txt](ops-cases.txt): a node of each row and kind of graph, for upstream's "
+        "`test-backend-ops --test-file`; `pytest tests/devices/test_ops.py` computes them on the "
+        "GPU that is there (on lavapipe in CI) and on the CPU.",
         "",
         *tables(found),
     ]
     path = RESULTS / "ops.md"
     path.write_text("\n".join(page) + "\n")
+    path.with_name("ops-cases.txt").write_text("".join(f"{line}\n" for line in cases(found)))
     return path
 
 

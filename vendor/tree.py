@@ -23,13 +23,15 @@ IN_ARCHIVE = "vendor/llama.cpp/"
 GIT_FOLDER = ".git/modules/vendor/llama.cpp/"
 
 # What the build reads: the libraries, the tools that upstream's own figures are measured with, and
-# those of upstream's tests that concern what the patches touch (tests/upstream runs them).
+# those of upstream's tests that concern what the patches touch (tests/upstream runs them), or what
+# devices compute (tests/devices).
 KEEP = (
     "AUTHORS", "CMakeLists.txt", "LICENSE", "cmake/", "common/", "ggml/", "include/", "licenses/",
     "scripts/ui-assets.cmake", "src/", "tools/", "vendor/",
-    "tests/test-backend-sampler.cpp", "tests/test-batch-alloc.cpp", "tests/test-llama-archs.cpp",
-    "tests/test-recurrent-state-rollback.cpp", "tests/test-save-load-state.cpp",
-    "tests/test-state-restore-fragmented.cpp", "tests/test-thread-safety.cpp", "tests/testing.h",
+    "tests/test-backend-ops.cpp", "tests/test-backend-sampler.cpp", "tests/test-batch-alloc.cpp",
+    "tests/test-llama-archs.cpp", "tests/test-recurrent-state-rollback.cpp",
+    "tests/test-save-load-state.cpp", "tests/test-state-restore-fragmented.cpp",
+    "tests/test-thread-safety.cpp", "tests/testing.h",
 )  # fmt: skip
 # Of those, what it does not read: backends that we never build, test data, the web interface.
 DROP = (

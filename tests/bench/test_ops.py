@@ -40,6 +40,8 @@ def test_a_graph_is_asked_about_and_what_is_refused_is_seen(tmp_path: Path) -> N
     assert {op for op, *_ in refused} == {"RMS_NORM"}
     chain = {node.op for node in found if node.graph == "C"}
     assert {"FLASH_ATTN_EXT", "SET_ROWS", "ARGMAX", "MUL_MAT", "GET_ROWS"} <= chain
+    written = [line.split() for line in ops.cases(found)]
+    assert all(len(line) == 25 + 9 * int(line[23]) for line in written)
     page = "\n".join(ops.tables(found))
     row = next(line for line in page.splitlines() if line.startswith("| RMS_NORM"))
     assert "C K P V of qwen35, chain, Q8_0 cache" in row and "**no**" in row
@@ -71,6 +73,18 @@ def test_what_the_tree_lacks_is_named() -> None:
     for other in ("bool declared(int a);\nint x() {\n}\n", "    declared(1);\n"):
         with pytest.raises(ops.OpsError, match="must follow upstream"):
             ops.cut_out(other, "declared")
+
+
+def test_the_smallest_node_of_each_row_and_graph_is_for_upstreams_test() -> None:
+    def node(graph: str, size: int, place: str = "device", test: str = "") -> ops.Found:
+        shapes = f"f32[{size},1,1,1] -> f32[{size},1,1,1]"
+        return ops.Found("", graph, "ADD", shapes, place, "y" * 8, test or f"{graph} {size}")
+
+    found = [node("Pc", 8), node("P0", 6), node("S", 9), node("V", 1, "host"), node("C", 0)]
+    assert ops.cases(found) == ["P0 6", "S 9"]
+    large = [node("S", ops.LARGE), node("P", 2 * ops.LARGE), node("V", ops.LARGE)]
+    assert ops.cases([*found, *large]) == ["P0 6", "S 9"]
+    assert ops.cases(large) == [f"S {ops.LARGE}"]
 
 
 def test_verdicts() -> None:
