@@ -20,7 +20,7 @@ from .arguments import file_name, flag, instance, token_ids
 from .drafthead import DraftHead, draft_head
 from .draftvocab import best, default_ranking, read_tokenizer
 from .errors import ContextClosedError, InsufficientMemoryError, ModelFileError, UsageError
-from .modeloptions import ModelOptions
+from .modeloptions import ModelArguments, ModelOptions
 from .models.ggufheader import TENSOR_TYPES
 from .models.ggufinfo import GGUFInfo, validate_model_file
 from .models.memory import available_memory
@@ -28,6 +28,8 @@ from .models.trimmedhead import n_rows, trimmed_head
 from .owned import OfThisProcess, Owned
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing's from Python 3.11 on
+
     from .speculative.heads import HeadCosts
 
 Tokens = npt.NDArray[np.int32]
@@ -75,7 +77,7 @@ class Model(Owned, OfThisProcess):
         *,
         mtp: bool = True,
         progress: Callable[[float], None] | None = None,
-        **options: Any,
+        **options: Unpack[ModelArguments],
     ) -> None:
         """Validate the file, then load it.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from . import rpc
 from .arguments import choice, file_name, flag, listed, number, numbers_of, refusal, require, whole
@@ -21,6 +22,27 @@ NO_DEVICE = "none"
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 CPU = "CPU"
 _MOST = 2**31 - 1
+File: TypeAlias = "str | os.PathLike[str]"
+
+
+class ModelArguments(TypedDict, total=False):
+    """What may be given for the attributes of :class:`ModelOptions`, for editors and type checkers
+    (PEP 692)."""
+
+    n_gpu_layers: int
+    device: str | Sequence[str] | None
+    rpc_servers: str | Sequence[str]
+    rpc_timeout: int
+    split_mode: str
+    tensor_split: Sequence[float] | None
+    main_gpu: int
+    n_cpu_moe: int
+    cpu_moe: bool
+    override_tensor: Mapping[str, str] | Sequence[tuple[str, str]]
+    use_mmap: bool | None
+    use_mlock: bool
+    no_alloc: bool
+    lora: File | Sequence[File | tuple[File, float]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from pyllama_mtp import Model, Session, native
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.modeloptions import ModelArguments, ModelOptions
 from pyllama_mtp.models.synth import write_synthetic
 
 from .support import greedy, settings
@@ -145,3 +148,9 @@ def test_a_bad_option_is_refused_and_explained(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         Model(demo_file, **options)
+
+
+def test_editors_know_every_option() -> None:
+    options = [field.name for field in fields(ModelOptions)]
+    assert [*ModelArguments.__annotations__] == options
+    assert "ModelArguments" in str(inspect.signature(Model).parameters["options"])
