@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Session, Settings, native, sizing
+from pyllama_mtp.batchengine import BatchEngine
 from pyllama_mtp.errors import InsufficientMemoryError
 from pyllama_mtp.models.memory import padded
 from pyllama_mtp.models.synth import write_synthetic
@@ -28,7 +31,7 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
     ("demo", {"n_ctx": 2048, "draft_n_max": 2, "flash_attn": "off"}, 1),
     ("demo", {"n_ctx": 1024, "draft_n_max": 3, "n_batch": 256, "n_ubatch": 64}, 4),
     ("demo", {"n_ctx": 2048, "draft_n_max": 3, "rollback": "replay", "draft_vocab": 512}, 1),
-    ("demo", {"n_ctx": 2048, "draft_n_max": 3, "prompt_sync": "full"}, 1),
+    ("demo", {"n_ctx": 2048, "draft_n_max": 3, "drafting": "stepwise", "handoff": "host"}, 1),
     ("demo", {"n_ctx": 2048, "draft_n_max": 3, "prompt_sync": "full", "prompt_rows": "all"}, 1),
     ("moe", {"n_ctx": 4096, "draft_n_max": 4, "cache_type_k": "f32", "n_ubatch": 128}, 1),
     ("moe", {"n_ctx": 512, "draft_n_max": "auto"}, 3),
@@ -55,7 +58,7 @@ def used(model: Model, settings: Settings, n_sequences: int) -> dict[Any, dict[s
     session: Any
     if n_sequences > 1:
         session = BatchSession(model, settings, n_sequences)
-        engine = session._engine
+        engine = session._engine.engine
     else:
         session = Session(model, settings)
         engine = session._engine
@@ -65,7 +68,7 @@ def used(model: Model, settings: Settings, n_sequences: int) -> dict[Any, dict[s
         else:
             session.generate(prompt, max_tokens=12).run()
             session.generate(prompt[:150], max_tokens=12).run()
-        devices = (None, *(model.devices if model.on_gpu else ()))
+        devices = (native.load().ffi.NULL, *model.used_devices)
         found = {device: engine.memory(device) for device in devices}
         everything = engine.memory()
         for name in everything.keys() - {"checkpoints"}:  # nothing is elsewhere
@@ -131,64 +134,78 @@ def test_nothing_is_allocated_for_an_estimate(demo: Model) -> None:
     assert needed.parts["target_context"] > 2**31 > 4 * abs(before - after)
 
 
-def squeezed(monkeypatch: pytest.MonkeyPatch, needed: DeviceMemory, model: Model, n: int) -> None:
-    """Leave `n` bytes free in this memory, beside the weights that are loaded."""
-    del model
-    if needed.name == HOST:
-        monkeypatch.setattr(sizing, "available_memory", lambda: n)
-    else:
+@pytest.fixture(params=[0, 1], ids=["host", "device"])
+def placed(request: pytest.FixtureRequest, demo_file: Path) -> Iterator[tuple[int, Model]]:
+    """The demo model on the host or on a device: which memory of an estimate that is, and it."""
+    with worker() as address:
+        options = {"rpc_servers": address} if request.param else {"device": "none"}
+        with Model(demo_file, **options) as model:
+            yield request.param, model
+
+
+def needed(model: Model, settings: Settings, n_ctx: int, where: int) -> tuple[str, int]:
+    """The name of a memory, and the bytes of it that are needed beside the loaded weights."""
+    with model.without_memory() as twin:
+        found = simulate(twin, settings, 1, n_ctx)[where]
+    return found.name, found.total - found.parts["weights"]
+
+
+def squeezed(monkeypatch: pytest.MonkeyPatch, where: int, n: int) -> None:
+    """Leave `n` bytes free in this memory."""
+    if where:
         both = (n, 2**40)
         monkeypatch.setattr(native.Library, "device_memory", lambda self, device: both)
+    else:
+        monkeypatch.setattr(sizing, "available_memory", lambda: n)
 
 
-@pytest.mark.parametrize("where", [0, 1], ids=["host", "device"])
 def test_what_does_not_fit_is_refused_with_the_numbers(
-    demo_file: Path, monkeypatch: pytest.MonkeyPatch, where: int
+    placed: tuple[int, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings(n_ctx=8192, draft_n_max=3, n_threads=1)
-    with worker() as address:
-        placed = {"rpc_servers": address} if where else {"device": "none"}
-        with Model(demo_file, **placed) as model:
-            with model.without_memory() as twin:
-                needed = simulate(twin, settings, 1, 8192)[where]
-            rest = needed.total - needed.parts["weights"]
-            with monkeypatch.context() as patch:
-                squeezed(patch, needed, model, rest - 1)
-                with pytest.raises(InsufficientMemoryError) as caught:
-                    Session(model, settings)
-                for part in (needed.name, "8192 tokens", "are available", "target context 0.0"):
-                    assert part in str(caught.value)
-                squeezed(patch, needed, model, rest)
-                Session(model, settings).close()
+    where, model = placed
+    name, rest = needed(model, settings, 8192, where)
+    squeezed(monkeypatch, where, rest - 1)
+    with pytest.raises(InsufficientMemoryError) as caught:
+        Session(model, settings)
+    for part in (name, "8192 tokens", "are available", "target context 0.0"):
+        assert part in str(caught.value)
+    squeezed(monkeypatch, where, rest)
+    Session(model, settings).close()
 
 
-@pytest.mark.parametrize("where", [0, 1], ids=["host", "device"])
 def test_the_length_of_its_own_fits_the_memory_that_holds_the_caches(
-    demo_file: Path, monkeypatch: pytest.MonkeyPatch, where: int
+    placed: tuple[int, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = Settings(n_ctx=0, draft_n_max=3, n_threads=1)
-    share = (sizing.HOST_SHARE, sizing.SHARE)[where]
     monkeypatch.setattr(sizing, "LEAST_N_CTX", 256)
-    with worker() as address:
-        placed = {"rpc_servers": address} if where else {"device": "none"}
-        with Model(demo_file, **placed) as model:
-            with model.without_memory() as twin:
-                needed = simulate(twin, chosen, 1, 1024)[where]
-            rest = needed.total - needed.parts["weights"]
-            for free, n_ctx in ((int(rest / share) + 1, 1024), (int(rest / share) - 1, 512)):
-                with monkeypatch.context() as patch:
-                    squeezed(patch, needed, model, free)
-                    with Session(model, chosen) as session:
-                        assert session.n_ctx == n_ctx
-            with Session(model, chosen) as session:  # there is enough
-                assert session.n_ctx == padded(model.n_ctx_train)
+    where, model = placed
+    with Session(model, chosen) as session:  # there is enough
+        assert session.n_ctx == padded(model.n_ctx_train)
+    _, rest = needed(model, chosen, 1024, where)
+    share = (sizing.HOST_SHARE, sizing.SHARE)[where]
+    for free, n_ctx in ((int(rest / share) + 1, 1024), (int(rest / share) - 1, 512)):
+        squeezed(monkeypatch, where, free)
+        with Session(model, chosen) as session:
+            assert session.n_ctx == n_ctx
     assert LEAST_N_CTX > 256
 
 
-def test_all_places_count_with_their_checkpoints(demo: Model) -> None:
+def test_places_of_a_server_count_with_their_checkpoints(demo: Model) -> None:
     with demo.without_memory() as twin:
         plain = simulate(twin, Settings(checkpoints=0), 3, 512)[0]
-        more = simulate(twin, Settings(checkpoints=2), 3, 512)[0]
+        more = simulate(twin, Settings(checkpoints=0), 3, 512, 3 * 2)[0]
+    given: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        original = sizing.choose_n_ctx
+
+        def choose(*arguments: Any) -> int:
+            given.append(arguments[3])
+            return original(*arguments)
+
+        patch.setattr("pyllama_mtp.engine.choose_n_ctx", choose)
+        with closing(BatchEngine(demo, Settings(n_ctx=512, n_threads=1), 3, 2).engine):
+            assert given == [6]
     with Session(demo, Settings(n_ctx=512, n_threads=1)) as session:
         session.process(made_up(demo, 100).tolist())
         state = len(session._engine.target.save_state(recurrent_only=True))
