@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,3 +32,23 @@ def text(demo: Model, demo_prompts: list[str]) -> list[int]:
 def gap(demo: Model, text: list[int]) -> float:
     """How far two logits may lie apart and still change places by rounding."""
     return rounding(demo, text[:97])
+
+
+@pytest.fixture(scope="module")
+def names(demo_file: Path, two_workers: tuple[str, str]) -> list[str]:
+    """What the devices of the two are called; ggml numbers those of a process on."""
+    with Model(demo_file, rpc_servers=two_workers) as model:
+        return [model._library.device_name(device) for device in model.devices]
+
+
+def named(value: Any, names: list[str]) -> Any:
+    """The value with their names for RPC0 and RPC1."""
+    if isinstance(value, str):
+        return re.sub(r"RPC([01])\b", lambda found: names[int(found[1])], value)
+    if isinstance(value, dict):
+        return {key: named(one, names) for key, one in value.items()}
+    return (
+        type(value)(named(one, names) for one in value)
+        if isinstance(value, list | tuple)
+        else value
+    )

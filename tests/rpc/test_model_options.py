@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,58 +12,9 @@ from pyllama_mtp.errors import UsageError
 
 from ..adapters import trunk, write_adapter
 from ..regression.support import assert_same_tokens, greedy, rounding, settings
+from .conftest import named
 
 N_TOKENS = 24
-
-
-@pytest.fixture(scope="module")
-def names(demo_file: Path, two_workers: tuple[str, str]) -> list[str]:
-    """What the devices of the two are called; ggml numbers those of a process on."""
-    with Model(demo_file, rpc_servers=two_workers) as model:
-        return [model._library.device_name(device) for device in model.devices]
-
-
-def named(value: Any, names: list[str]) -> Any:
-    """The value with their names for RPC0 and RPC1."""
-    if isinstance(value, str):
-        return re.sub(r"RPC([01])\b", lambda found: names[int(found[1])], value)
-    if isinstance(value, dict):
-        return {key: named(one, names) for key, one in value.items()}
-    return (
-        type(value)(named(one, names) for one in value)
-        if isinstance(value, list | tuple)
-        else value
-    )
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"device": ["RPC1", "RPC0"]},
-        {"device": "RPC1"},
-        {"split_mode": "none", "main_gpu": 1},
-        {"override_tensor": [("ffn_", "CPU")]},
-        {"override_tensor": [("ffn_", "RPC0")], "n_gpu_layers": 2},
-        {"override_tensor": [("output_norm|nextn", "CPU"), (r"blk\.[0-3]\.", "RPC1")]},
-    ],
-)
-def test_same_text_as_local(
-    demo: Model,
-    demo_file: Path,
-    two_workers: tuple[str, str],
-    text: list[int],
-    gap: float,
-    names: list[str],
-    options: dict[str, Any],
-) -> None:
-    options = named(options, names)
-    with Session(demo, settings(3)) as session:
-        expected = greedy(session, text[:90], N_TOKENS).tokens
-    with Model(demo_file, rpc_servers=two_workers, **options) as model:
-        assert model.on_gpu
-        with Session(model, settings(3)) as session:
-            got = greedy(session, text[:90], N_TOKENS).tokens
-    assert_same_tokens(demo, text[:90], got, expected, gap)
 
 
 def test_experts_stay_on_the_cpu(

@@ -4,50 +4,59 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
 
 from ..regression.support import assert_same_tokens, greedy, settings
+from .conftest import named
 
 N_TOKENS = 24
 #: Output layer and MTP block on the second worker; the block on the first, the output layer on the
 #: second, so that hidden rows have to travel.
-TOGETHER, APART = (1.0, 1.0), (None, 1.5)
+TOGETHER, APART = {"tensor_split": (1.0, 1.0)}, {"tensor_split": (6.5, 1.5)}
 
 
 @pytest.mark.parametrize(
-    ("split", "options"),
+    ("placed", "options", "travels"),
     [
-        (TOGETHER, {}),
-        (APART, {}),
-        (TOGETHER, {"draft_n_max": 0}),
-        (APART, {"prompt_sync": "full"}),
-        (TOGETHER, {"rollback": "replay"}),
-        (APART, {"rollback": "replay", "prompt_sync": "full", "draft_n_max": 2}),
-        (TOGETHER, {"prompt_sync": "full"}),
+        (TOGETHER, {}, False),
+        (APART, {}, True),
+        (TOGETHER, {"draft_n_max": 0}, False),
+        (APART, {"drafting": "stepwise"}, True),
+        (TOGETHER, {"rollback": "replay"}, False),
+        (APART, {"rollback": "replay", "prompt_sync": "full", "draft_n_max": 2}, True),
+        (TOGETHER, {"drafting": "stepwise", "handoff": "host"}, False),
+        ({"device": ["RPC1", "RPC0"]}, {}, False),
+        ({"device": "RPC1"}, {}, False),
+        ({"split_mode": "none", "main_gpu": 1}, {}, False),
+        ({"override_tensor": [("ffn_", "CPU")]}, {}, False),
+        ({"override_tensor": [("ffn_", "RPC0")], "n_gpu_layers": 2}, {}, True),
+        ({"override_tensor": [("output_norm|nextn", "CPU"), (r"[0-3]\.", "RPC1")]}, {}, False),
     ],
-    ids=["chain", "chain,apart", "no MTP", "full,apart", "replay", "replay,full,apart", "full"],
+    ids=str,
 )
 def test_same_text_as_local(
     demo: Model,
     demo_file: Path,
     two_workers: tuple[str, str],
+    names: list[str],
     text: list[int],
     gap: float,
-    split: tuple[float | None, float],
+    placed: dict[str, Any],
     options: dict[str, object],
+    travels: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     options = dict(options)
     chosen = settings(options.pop("draft_n_max", 3), checkpoints=4, **options)
-    shares = (split[0] or demo.info.n_layer + 0.5, split[1])
     prompts = [text[:100], [*text[:70], *text[200:210]], text[:120]]
     same = 0
     with (
         caplog.at_level(logging.WARNING, "pyllama_mtp"),
-        Model(demo_file, rpc_servers=two_workers, tensor_split=shares) as model,
+        Model(demo_file, rpc_servers=two_workers, **named(placed, names)) as model,
         Session(model, chosen) as remote,
         Session(demo, chosen) as local,
     ):
@@ -65,13 +74,12 @@ def test_same_text_as_local(
             if not chosen.draft_n_max:
                 continue
             assert sum(telemetry.accepted) > 0
-            travels = split is APART or chosen.handoff == "host"
-            assert telemetry.handoff == ("host" if travels else "device")
-            assert (telemetry.hidden_bytes["to_host"] > 0) == travels
+            crosses = travels or chosen.handoff == "host"
+            assert telemetry.handoff == ("host" if crosses else "device")
+            assert (telemetry.hidden_bytes["to_host"] > 0) == crosses
     assert same >= 2, "rounding alone does not part that many"
     copied = "hidden rows are copied" in caplog.text
-    by_itself = chosen.draft_n_max and chosen.handoff != "host"
-    assert copied == bool(split is APART and by_itself)
+    assert copied == travels
 
 
 def test_sampled_text_too(
@@ -80,7 +88,7 @@ def test_sampled_text_too(
     """Drafts drawn and not, from one seed: a text of the whole length, with drafts accepted."""
     for drawn in (False, True):
         with (
-            Model(demo_file, rpc_servers=two_workers, tensor_split=TOGETHER) as model,
+            Model(demo_file, rpc_servers=two_workers, **TOGETHER) as model,
             Session(model, settings(3, draft_sampling=drawn)) as session,
         ):
             sampling = Sampling(temperature=0.7, seed=5)
