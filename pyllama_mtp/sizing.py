@@ -11,10 +11,10 @@ from . import native
 from .errors import InsufficientMemoryError, UsageError
 from .model import Model
 from .models.memory import (
-    MemoryEstimate,
     available_memory,
+    buffer_bytes,
     gigabytes,
-    memory_estimate,
+    layer_bytes,
     padded,
     recurrent_bytes,
 )
@@ -35,22 +35,29 @@ def n_outputs(settings: Settings, n_sequences: int, n_batch: int) -> int:
     return n_batch if settings.prompt_rows == "all" else rows
 
 
-def estimate(model: Model, settings: Settings, n_sequences: int, n_ctx: int) -> MemoryEstimate:
-    """An upper bound of it, where sequences have `n_ctx` tokens each; see :func:`simulate`."""
-    s, n_ctx = settings, n_sequences * n_ctx
-    n_batch = min(s.n_batch, n_ctx)
-    return memory_estimate(
-        model.info,
-        n_ctx,
-        s.cache_type_k,
-        s.cache_type_v,
-        n_seq=n_sequences,
-        n_rs_seq=s.depth_limit if s.rollback != "replay" else 0,
-        mtp=s.depth_limit > 0,
-        n_batch=n_batch,
-        n_ubatch=min(s.n_ubatch, n_batch),
-        n_outputs=n_outputs(s, n_sequences, n_batch),
-        checkpoints=n_sequences * s.checkpoints,
+def estimate(
+    model: Model, settings: Settings, n_sequences: int, n_ctx: int
+) -> tuple[int, int, int]:
+    """Bytes where sequences have `n_ctx` tokens each: caches and states of the trunk, exact; the
+    cache and carry of the MTP head, exact; an upper bound of everything else, weights included. It takes no
+    time; see :func:`simulate`."""
+    s, info, mtp = settings, model.info, bool(settings.depth_limit)
+    n_cells, n_batch = n_sequences * padded(n_ctx), min(s.n_batch, n_sequences * n_ctx)
+    layer = layer_bytes(info, n_cells, s.cache_type_k, s.cache_type_v)
+    n_snapshots = s.depth_limit if s.rollback != "replay" else 0
+    states = recurrent_bytes(info, n_sequences, n_snapshots)
+    carry = 4 * info.n_embd * n_sequences * (1 + n_snapshots)
+    rows = max(min(n_outputs(s, n_sequences, n_batch), n_batch), n_sequences)
+    buffers = buffer_bytes(info, n_batch, min(s.n_ubatch, n_batch), rows, n_cells)
+    # Backends that repack matrices, or hold them on a device, copy embeddings for the LM head.
+    copied = next((t.nbytes for t in info.tensors if t.name == "token_embd.weight"), 0)
+    return (
+        len(info.attention_layers) * layer + states,
+        info.n_mtp_layers * layer + carry if mtp else 0,
+        info.weight_bytes
+        + (copied if info.tied_embeddings else 0)
+        + (2 if mtp else 1) * buffers
+        + n_sequences * s.checkpoints * recurrent_bytes(info, 1, 0),
     )
 
 
@@ -174,15 +181,15 @@ def _plenty(model: Model, settings: Settings, n_sequences: int, n_ctx: int) -> b
     """
     library = native.load()
     free = [available_memory(), *(library.device_memory(d)[0] for d in model.used_devices)]
-    needed = estimate(model, settings, n_sequences, n_ctx)
-    caches = needed.kv_target + needed.recurrent + needed.kv_draft
+    trunk, head, others = estimate(model, settings, n_sequences, n_ctx)
+    caches = trunk + head
     if caches > sum(free):
         raise InsufficientMemoryError(
             f"a context of {n_ctx} tokens needs {gigabytes(caches)} for caches, and "
             f"{gigabytes(sum(free))} are available; use a shorter context, or a smaller cache type "
             "(q8_0, q4_0)"
         )
-    return 2 * needed.total <= min(free)
+    return 2 * (caches + others) <= min(free)
 
 
 def refuse_upstreams_way(settings: Settings, has_patches: bool) -> None:

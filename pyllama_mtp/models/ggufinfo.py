@@ -139,11 +139,6 @@ class GGUFInfo:
         """True when the file has an MTP head with all its tensors."""
         return self.has_mtp and self.supported and not self.mtp_missing
 
-    @property
-    def mtp_weight_bytes(self) -> int:
-        """Bytes of the MTP blocks: what is loaded only with MTP on."""
-        return sum(t.nbytes for t in self.tensors if t.name.startswith(self._mtp_prefixes))
-
     def to_shape(self) -> ModelShape:
         """The dimensions as a :class:`ModelShape`, from which the expected tensors follow."""
         return ModelShape(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,60 +11,24 @@ import pytest
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.models import memory
 from pyllama_mtp.models.ggufinfo import validate_model_file
-from pyllama_mtp.models.memory import available_memory, memory_estimate
+from pyllama_mtp.models.memory import available_memory, layer_bytes, padded, recurrent_bytes
 
 
 def test_cache_sizes_by_hand(tiny_dense: Path) -> None:
     info = validate_model_file(tiny_dense)
-    estimate = memory_estimate(info, 1000, n_rs_seq=3)
-    # 1 attention layer, 1000 cells padded to 1024, K and V rows of 64 f16 elements
-    assert estimate.kv_target == 1 * 1024 * 2 * 64 * 2
-    assert estimate.kv_draft == estimate.kv_target
-    # 3 recurrent layers, 4 sets: conv (4 - 1) x (128 + 2 x 2 x 32), state 32 x 128; f32
-    assert estimate.recurrent == 3 * 4 * (3 * 256 + 32 * 128) * 4
-    assert estimate.weights == info.weight_bytes
-    assert estimate.total > estimate.weights + estimate.kv_target
-
-
-def test_mtp_off_costs_less(tiny_dense: Path) -> None:
-    info = validate_model_file(tiny_dense)
-    on, off = (memory_estimate(info, 4096, mtp=m) for m in (True, False))
-    assert off.kv_draft == 0
-    assert on.weights - off.weights == info.mtp_weight_bytes > 0
-    assert off.total < on.total
-
-
-def test_checkpoints_are_copies_of_the_recurrent_state(tiny_dense: Path) -> None:
-    info = validate_model_file(tiny_dense)
-    none, four = (memory_estimate(info, 4096, checkpoints=n) for n in (0, 4))
-    assert four.checkpoints == 4 * none.recurrent == four.total - none.total
-
-
-def test_quantized_cache_is_smaller(tiny_dense: Path) -> None:
-    info = validate_model_file(tiny_dense)
-    f16, q8, q4 = (memory_estimate(info, 2048, t, t).kv_target for t in ("f16", "q8_0", "q4_0"))
+    # K and V rows of 64 f16 elements
+    f16, q8, q4 = (layer_bytes(info, padded(1000), t, t) for t in ("f16", "q8_0", "q4_0"))
+    assert f16 == 1024 * 2 * 64 * 2
     assert (q8 * 32, q4 * 32) == (f16 * 17, f16 * 9)
+    # 3 recurrent layers, 4 sets: conv (4 - 1) x (128 + 2 x 2 x 32), state 32 x 128; f32
+    assert recurrent_bytes(info, 1, 3) == 3 * 4 * (3 * 256 + 32 * 128) * 4
+    assert recurrent_bytes(info, 2, 1) == recurrent_bytes(info, 1, 3)
 
 
-def test_sequences_are_padded_apart(tiny_dense: Path) -> None:
-    info = validate_model_file(tiny_dense)
-    one, three = (memory_estimate(info, 768, n_seq=n).kv_target for n in (1, 3))
-    assert one == three
-    assert memory_estimate(info, 600, n_seq=3).kv_target == three
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"n_ctx": 0},
-        {"n_ctx": 8, "type_k": "q3_k"},
-        {"n_ctx": 8, "n_rs_seq": -1},
-        {"n_ctx": 8, "checkpoints": -1},
-    ],
-)
-def test_bad_arguments(arguments: dict[str, object], tiny_dense: Path) -> None:
-    with pytest.raises(UsageError):
-        memory_estimate(validate_model_file(tiny_dense), **arguments)  # type: ignore[arg-type]
+def test_rows_that_a_cache_type_cannot_have(tiny_dense: Path) -> None:
+    info = replace(validate_model_file(tiny_dense), head_dim_v=40)
+    with pytest.raises(UsageError, match="V cache rows of 40 elements cannot be q8_0"):
+        layer_bytes(info, 256, "f16", "q8_0")
 
 
 def test_address_space_limit_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
