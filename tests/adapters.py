@@ -19,6 +19,7 @@ def write_adapter(
     info: GGUFInfo,
     names: Iterable[str],
     *,
+    rank: int = RANK,
     strength: float = 0.3,
     change: dict[str, Any] | None = None,
     tensors: dict[str, Any] | None = None,
@@ -26,6 +27,7 @@ def write_adapter(
     """Write an adapter that changes these matrices of a model; returns `path`.
 
     Args:
+        rank: of each.
         strength: of the change, about what its factor to a matrix of the same size is.
         change: metadata that replaces the right one; None leaves a key out.
         tensors: arrays that replace, or are added to, those of the matrices.
@@ -34,7 +36,7 @@ def write_adapter(
     metadata = {
         "general.type": "adapter",
         "adapter.type": "lora",
-        "adapter.lora.alpha": float(RANK),
+        "adapter.lora.alpha": float(rank),
         **(change or {}),
     }
     writer = GGUFWriter(path, metadata.pop("general.architecture", info.architecture))
@@ -49,11 +51,11 @@ def write_adapter(
     shapes = {tensor.name: tensor.shape for tensor in info.tensors}
     for name in names:
         n, m, *more = shapes[name]
-        a, b = (*more, RANK, n), (*more, m, RANK)  # numpy's order: the slowest dimension first
+        a, b = (*more, rank, n), (*more, m, rank)  # numpy's order: the slowest dimension first
         if name == "token_embd.weight":
-            a, b = (m, RANK), (n, RANK)
+            a, b = (m, rank), (n, rank)
         for suffix, shape in ((".lora_a", a), (".lora_b", b)):
-            scale = np.sqrt(strength / np.sqrt(n * RANK))
+            scale = np.sqrt(strength / np.sqrt(n * rank))
             found[name + suffix] = (scale * rng.standard_normal(shape)).astype(np.float32)
     for name, data in {**found, **(tensors or {})}.items():
         if data is not None:

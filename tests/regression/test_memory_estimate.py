@@ -16,6 +16,7 @@ from pyllama_mtp.models.memory import padded
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.sizing import HOST, LEAST_N_CTX, DeviceMemory, simulate
 
+from ..adapters import trunk, write_adapter
 from ..workers import worker
 from .support import made_up
 
@@ -124,6 +125,28 @@ def test_on_a_device(
         assert here.name == HOST and there.name.startswith("RPC")
         assert estimates[1].total > 2**20 < estimates[1].free
         compare(estimates, used(model, settings, n_sequences))
+
+
+@pytest.mark.parametrize("layers", [0, 3, -1])
+def test_adapters_count_with_the_weights(
+    demo_file: Path, demo: Model, tmp_path: Path, layers: int
+) -> None:
+    """Where the matrices lie that they change."""
+    adapter = write_adapter(tmp_path / "a.gguf", demo.info, trunk(demo.info), rank=64)
+    settings = Settings(n_ctx=512, draft_n_max=3, n_threads=1)
+    weights = []
+    with worker() as address:
+        for lora in ((), adapter):
+            placed = {"rpc_servers": address, "n_gpu_layers": layers, "use_mmap": False}
+            with Model(demo_file, lora=lora, **placed) as model:
+                with model.without_memory() as twin:
+                    estimates = simulate(twin, settings, 1, 512)
+                found = used(model, settings, 1)
+                compare(estimates, found)
+                weights.append([parts["weights"] for parts in found.values()])
+    more = [after - before for before, after in zip(*weights, strict=True)]
+    assert sum(more) == pytest.approx(adapter.stat().st_size, rel=TOLERANCE)
+    assert [n > 2**18 for n in more] == [layers != -1, layers != 0][: len(more)]
 
 
 def test_nothing_is_allocated_for_an_estimate(demo: Model) -> None:
