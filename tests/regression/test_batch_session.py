@@ -142,13 +142,13 @@ def test_mixture_of_experts(moe: Model, rollback: str) -> None:
 
 
 def test_very_many(demo: Model, text: list[int], gap: float) -> None:
-    """More rows in a round than the draft context has in a graph otherwise."""
+    """More rows in a round than graphs have that are kept by their shape."""
     n, prompts = 43, [text[2 * i : 2 * i + 3 + i % 5] for i in range(45)]
     with Session(demo, settings(0)) as single:
         plain = [greedy(single, prompt, 12).tokens for prompt in prompts]
     with BatchSession(demo, settings(3, n_batch=176, n_ubatch=176), n) as session:
         got = session.generate(prompts, max_tokens=12).run()
-    assert max(got.telemetry.passes) == n and 3 * n > DRAFT_UBATCH_CPU
+    assert max(got.telemetry.passes) == n and 4 * n > 64
     equal = [
         assert_same_tokens(demo, prompt, answer.tokens, wanted, gap)
         for prompt, answer, wanted in zip(prompts, got.results, plain, strict=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyllama_mtp.batchengine import BatchEngine
 
 from pyllama_mtp import BatchSession, Model, Session, Settings, native, sizing
-from pyllama_mtp.batchengine import BatchEngine
 from pyllama_mtp.errors import InsufficientMemoryError
 from pyllama_mtp.models.memory import padded
 from pyllama_mtp.models.synth import write_synthetic

@@ -25,7 +25,7 @@ SCALINGS: list[dict[str, Any]] = [
 
 def logits(model: Model, rope: RopeScaling, mtp_head: bool) -> Any:
     """Of the last of some tokens, in a context of this kind, far from position 0."""
-    options = ContextOptions(512, 64, 64, 1, rope=rope, mtp_head=mtp_head, full_block=True)
+    options = ContextOptions(512, 64, 64, 1, rope=rope, mtp_head=mtp_head)
     tokens, ones = made_up(model, 24), np.zeros(24, dtype=np.int8)
     ones[-1] = 1
     rows = np.ones((24, model.n_embd), dtype=np.float32) if mtp_head else None
@@ -52,8 +52,7 @@ def test_the_text_with_mtp_is_that_without(
     with Session(demo, settings(0, rope=rope)) as session:
         expected = greedy(session, prompt, 40).tokens
     with Session(demo, settings(3, rope=rope)) as session:
-        assert session._engine.drafter
-        assert session._engine.drafter.context.options.rope == rope
+        assert session._engine.target.options.rope == rope
         got = greedy(session, prompt, 40)
     same = assert_same_tokens(demo, prompt, got.tokens, expected, 0 if demo.same_bits else gap)
     assert same and sum(p.drafted == p.actual for p in got.telemetry.pairs or ()) > 5

@@ -25,28 +25,26 @@ from pathlib import Path
 import numpy as np
 
 from pyllama_mtp import Model, Session, Settings, native
-from tests.regression.support import OneSequence
+from pyllama_mtp.context import Context, ContextOptions
 
 EDGES = {EDGES!r}
-small = dict(n_ctx=512, n_batch=48, n_ubatch=16, n_threads=1, checkpoints=0)
+small = dict(n_ctx=512, n_batch=48, n_ubatch=16, n_threads=1)
 native.load().set_small_batch(False)
 native.load().set_few_rows_attention(False)
 rows, tokens = [], {{}}
 with Model(sys.argv[1]) as model:
-    text = [(7 * i * i + 13 * i + 5) % model.n_vocab for i in range(max(EDGES))]
+    text = np.array([(7 * i * i + 13 * i + 5) % model.n_vocab for i in range(max(EDGES))], "i4")
     for n in EDGES:
-        engine = OneSequence(model, Settings(draft_n_max=0, prompt_rows="all", **small))
-        engine.process(text[:n])
-        rows += [engine.target.logits(row).copy() for row in range((n - 1) % 48 + 1)]
-        token = int(rows[-1].argmax())
-        for _ in range(5):  # decode steps
-            engine.verify(token, [])
-            rows.append(engine.target.logits(0).copy())
-            engine.keep(0)
-            token = int(rows[-1].argmax())
-        engine.close()
+        with Context(model, ContextOptions(**small, n_outputs_max=48)) as context:
+            for start in range(0, n, 48):
+                part = text[start : min(start + 48, n)]
+                context.decode(part, start, np.ones(len(part), "i1"))
+            rows += [context.logits(row).copy() for row in range(len(part))]
+            for position in range(n, n + 5):  # decode steps
+                context.decode(rows[-1].argmax(keepdims=True), position, np.ones(1, "i1"))
+                rows.append(context.logits(0).copy())
     for rollback in ("snapshot", "replay"):
-        with Session(model, Settings(draft_n_max=3, rollback=rollback, **small)) as session:
+        with Session(model, Settings(draft_n_max=3, rollback=rollback, checkpoints=0, **small)) as session:
             for n in EDGES:
                 run = session.generate(text[:n], max_tokens=12, ignore_eos=True).run()
                 tokens[f"{{rollback}} {{n}}"] = run.tokens, run.telemetry.accepted

@@ -1,0 +1,180 @@
+"""The head's cache holds, at every position, what position-by-position evaluation puts there.
+
+Emitted text is the target's own choice whatever the drafts are, so no comparison of texts finds an
+empty or a shifted cache. These tests read the K and V rows themselves, after what sessions do; what
+single decodes do is in test_in_trunk.py.
+
+The reference pairs token x_p with the trunk's h_{p-1} (zeros at p = 0) one position at a time,
+without the driver. On an AVX-512 machine it agrees to the bit for batches up to 48; with
+flash attention and 64 tokens or more another kernel runs, and rows differ by 0.0003 of the largest
+entry. The tolerance is ten times that. A row from a wrong hidden state is off by about 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import Model, Session
+from pyllama_mtp.context import Context, ContextOptions
+
+from . import kvstate
+from .kvstate import KVState
+from .support import EDGES, N_CTX, scaled, settings
+
+#: Largest difference, as a share of the largest entry: exact caches, and quantized ones (a rounding
+#: difference may move a value by one step of 1/127, and the trunk's cache is quantized as well).
+TOLERANCE = {
+    cache: min(scaled(share), 0.05)
+    for cache, share in {"f32": 0.003, "f16": 0.005, "q8_0": 0.03}.items()
+}
+SYNCS = pytest.mark.parametrize("sync", ["kv", "full"])
+
+
+def position_by_position(
+    model: Model, tokens: Sequence[int], cache: str, flash_attn: str = "auto"
+) -> KVState:
+    """The draft cache after `tokens`, by the contract and nothing else."""
+    common = {"n_ctx": N_CTX, "n_batch": 1, "n_ubatch": 1, "n_threads": 1}
+    common |= {"type_k": cache, "type_v": cache, "flash_attn": flash_attn}
+    none = np.zeros(1, dtype=np.int8)
+    with (
+        Context(model, ContextOptions(**common, tap="all")) as target,
+        Context(model, ContextOptions(**common, mtp_head=True, tap="outputs"), target) as draft,
+    ):
+        before = np.zeros((1, model.n_embd), dtype=np.float32)
+        for position, token in enumerate(tokens):
+            batch = np.array([token], dtype=np.int32)
+            target.decode(batch, position, none)
+            hidden = target.hidden_rows().copy()
+            draft.decode(batch, position, none, before)
+            before = hidden
+        return kvstate.parse(draft.save_state())
+
+
+def assert_equal(found: KVState, wanted: KVState, tolerance: float) -> None:
+    """`found` has every position of `wanted`, once, with the same token, K and V."""
+    n = len(wanted.positions)
+    inside = found.positions < n  # anything above is left over from drafting
+    assert np.array_equal(found.positions[inside], np.arange(n)), "positions are missing"
+    assert np.array_equal(found.tokens[inside], wanted.tokens)
+    for what, a, b in (("K", found.k, wanted.k), ("V", found.v, wanted.v)):
+        off = np.abs(a[:, inside] - b).max(axis=(0, 2)) / np.abs(b).max()
+        worst = int(off.argmax())
+        assert off[worst] < tolerance, f"{what} at position {worst} is off by {off[worst]:.4f}"
+
+
+def check(session: Session, cache: str = "f32") -> None:
+    """The head's cache is in step with the target's, at every position."""
+    engine = session._engine
+    cached = engine.places[0].cached
+    if engine.upstream:
+        assert engine.upstream.sequences[0].n_past == len(cached) > 0
+        found = kvstate.parse(engine.upstream.context.save_state())
+    else:
+        whole = kvstate.parse(engine.target.save_state())
+        found = replace(whole, k=whole.k[-1:], v=whole.v[-1:])
+        assert len(found.positions) == len(cached) > 0, "drafts are left over"
+    wanted = position_by_position(session.model, cached, cache, session.settings.flash_attn)
+    assert_equal(found, wanted, TOLERANCE[cache])
+
+
+def prefilled(model: Model, prompt: Sequence[int], cache: str = "f32", **options: object) -> None:
+    """Prefill a fresh session and check its draft cache."""
+    chosen = settings(3, cache_type_k=cache, cache_type_v=cache, **options)
+    with Session(model, chosen) as session:
+        session.generate(prompt, max_tokens=1).run()
+        assert session._engine.places[0].cached == list(prompt)
+        check(session, cache)
+
+
+@pytest.mark.parametrize("n", EDGES)
+@SYNCS
+def test_prompts_across_batch_edges(demo: Model, text: list[int], n: int, sync: str) -> None:
+    prefilled(demo, text[:n], prompt_sync=sync)
+
+
+def test_one_large_batch(demo: Model, text: list[int]) -> None:
+    prefilled(demo, text[:97], n_batch=512, n_ubatch=512)
+
+
+def test_every_prompt_row_an_output(demo: Model, text: list[int]) -> None:
+    prefilled(demo, text[:50], prompt_rows="all")
+
+
+@pytest.mark.parametrize("cache", ["f16", "q8_0"])
+def test_other_cache_types(demo: Model, text: list[int], cache: str) -> None:
+    prefilled(demo, text[:49], cache)
+
+
+def test_without_flash_attention(demo: Model, text: list[int]) -> None:
+    """The V cache is transposed then."""
+    prefilled(demo, text[:49], flash_attn="off")
+
+
+def test_mixture_of_experts(moe: Model) -> None:
+    prefilled(moe, [(7 * i * i + 13 * i + 5) % moe.n_vocab for i in range(49)])
+
+
+@SYNCS
+@pytest.mark.parametrize("rollback", ["snapshot", "replay"])
+@pytest.mark.parametrize("depth", [1, 3, 6])
+def test_after_generation(
+    demo: Model, text: list[int], depth: int, rollback: str, sync: str
+) -> None:
+    """Accepted positions come from the trunk's hidden states, not the head's own."""
+    exact = settings(
+        depth, rollback=rollback, prompt_sync=sync, cache_type_k="f32", cache_type_v="f32"
+    )
+    with Session(demo, exact) as session:
+        run = session.generate(text[:33], max_tokens=24, ignore_eos=True).run()
+        assert sum(run.telemetry.accepted) > 0
+        assert len(session._engine.places[0].cached) == 33 + 24 - 1
+        check(session)
+
+
+@SYNCS
+@pytest.mark.parametrize("rollback", ["snapshot", "replay"])
+def test_after_prefix_reuse_and_truncation(
+    demo: Model, text: list[int], rollback: str, sync: str
+) -> None:
+    """Follow-ups, prompts that part a few tokens back, and ones that part far back."""
+    exact = settings(3, rollback=rollback, prompt_sync=sync, cache_type_k="f32", cache_type_v="f32")
+    with Session(demo, exact) as session:
+        for cut in (0, 1, 2, 3, 20):
+            cached = session._engine.places[0].cached
+            keep = len(cached) - cut
+            prompt = [*cached[:keep], *text[60 + cut : 77 + cut]] if cached else text[:33]
+            session.generate(prompt, max_tokens=6, ignore_eos=True).run()
+            check(session)
+
+
+@SYNCS
+@pytest.mark.parametrize("cut", [1, 2])
+def test_after_going_back_within_the_snapshots(
+    demo: Model, text: list[int], cut: int, sync: str
+) -> None:
+    """In upstream's way the trunk goes back one position further than the draft cache.
+
+    The last pass of the generation is a full one: all of its drafts are accepted, by decree.
+    """
+    exact = settings(
+        3,
+        rollback="snapshot",
+        prompt_sync=sync,
+        cache_type_k="f32",
+        cache_type_v="f32",
+        checkpoints=0,
+        synthetic_acceptance=(1.0, 1.0, 1.0),
+    )
+    with Session(demo, exact) as session:
+        session.generate(text[:33], max_tokens=9, ignore_eos=True).run()
+        n = len(session._engine.places[0].cached)
+        prompt = [*session._engine.places[0].cached[: n - cut], *text[70:80]]
+        run = session.generate(prompt, max_tokens=5, ignore_eos=True).run()
+        back = cut + (sync == "full")
+        assert run.telemetry.n_cached == n - back, "the snapshots were not used"
+        check(session)
