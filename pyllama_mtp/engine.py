@@ -6,6 +6,7 @@ which the target has chosen, is not in it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +51,7 @@ class Place:
         checkpoints: of the recurrent state along `cached`.
         cached: tokens that the target holds, position 0 first.
         drafting: whether the text at hand is drafted for.
-        used: when it was left alone.
+        used: when it was given a text last.
     """
 
     seq: int
@@ -235,6 +236,7 @@ class Engine:
             drafting: False: what follows will not be drafted for.
         """
         self.intact = False
+        place.used = time.monotonic()
         place.drafting = drafting and self.drafter is not None
         shared, start, checkpoint = self._plan(place, prompt, drafting)
         telemetry.n_prompt, telemetry.n_cached = len(prompt), start

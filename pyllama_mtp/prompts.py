@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 from . import native, promptfile
 from .engine import Engine, Place
@@ -71,5 +72,5 @@ def restore(engine: Engine, place: Place, path: str | os.PathLike[str]) -> int:
     except BaseException:
         engine.reset()
         raise
-    place.cached = list(found.tokens)
+    place.cached, place.used = list(found.tokens), time.monotonic()
     return len(found.tokens)

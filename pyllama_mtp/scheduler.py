@@ -197,7 +197,6 @@ class Scheduler:
         """The request is done, or given up: its place is free."""
         live.request.sampler.close()
         (self._live if live in self._live else self._filling).remove(live)
-        live.place.used = time.monotonic()
         self._free.append(live.place)
 
 
@@ -205,10 +204,10 @@ def choose_place(
     engine: Engine, free: Sequence[Place], prompt: Sequence[int], drafting: bool
 ) -> Place:
     """The place that has most of `prompt`; of equals, one that is empty or else the one that has
-    been left alone for longest."""
+    been given its text first."""
 
     def price(place: Place) -> tuple[int, float]:
-        return -engine.reusable(place, prompt, drafting), place.used if place.cached else 0.0
+        return -engine.reusable(place, prompt, drafting), place.used if place.cached else -1.0
 
     return min(free, key=price) if len(free) > 1 else free[0]
 

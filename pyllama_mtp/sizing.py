@@ -39,8 +39,8 @@ def estimate(
     model: Model, settings: Settings, n_sequences: int, n_ctx: int
 ) -> tuple[int, int, int]:
     """Bytes where sequences have `n_ctx` tokens each: caches and states of the trunk, exact; the
-    cache and carry of the MTP head, exact; an upper bound of everything else, weights included. It takes no
-    time; see :func:`simulate`."""
+    cache and carry of the MTP head, exact; an upper bound of everything else, weights included. It
+    takes no time; see :func:`simulate`."""
     s, info, mtp = settings, model.info, bool(settings.depth_limit)
     n_cells, n_batch = n_sequences * padded(n_ctx), min(s.n_batch, n_sequences * n_ctx)
     layer = layer_bytes(info, n_cells, s.cache_type_k, s.cache_type_v)

@@ -41,8 +41,8 @@ class Served:
         self.total = BatchTelemetry()
         self.loop = Scheduler(self.engine, self.total, take_turns=True)
 
-    def add(self, prompt: list[int], n: int = N) -> Request:
-        limits = Limits(n, ignore_eos=True)
+    def add(self, prompt: list[int], n: int = N, draft: bool = True) -> Request:
+        limits = Limits(n, ignore_eos=True, draft=draft)
         sampler = Sampler(self.model, Sampling(), prompt)
         request = Request(prompt, sampler, limits, Answer(self.model, True, (), Telemetry()))
         self.loop.add(request)
@@ -140,6 +140,19 @@ def test_requests_come_and_go_between_steps(served: Served, text: list[int], gap
             check(served, request.answer, prompts[number], gap)
     longer = [*prompts[1], *requests[1].answer.tokens, *text[50:60]]
     check(served, served.answer(longer), longer, gap)
+
+
+def test_some_are_drafted_for_and_some_are_not(served: Served, text: list[int], gap: float) -> None:
+    """In the same rounds; the latter are given no drafts of their own, and get their text."""
+    prompts = [text[i : i + 40 + 7 * i] for i in range(3)]
+    requests = [served.add(prompt, 40, draft=i != 1) for i, prompt in enumerate(prompts)]
+    served.run()
+    assert not requests[1].answer.telemetry.drafted
+    if served.engine.settings.draft_n_max == 3:
+        assert sum(requests[0].answer.telemetry.accepted) > 0
+    for request, prompt in zip(requests, prompts, strict=True):
+        check(served, request.answer, prompt, gap)
+    assert not served.engine.drafter or served.engine.drafter.sequences[1].n_past == 0
 
 
 def test_prompts_and_rounds_take_turns(demo: Model, text: list[int]) -> None:

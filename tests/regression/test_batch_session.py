@@ -10,7 +10,9 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pyllama_mtp import Answer, BatchSession, Model, Sampling, Session, Settings, generate
@@ -19,7 +21,7 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.sampling import Sampler
 from pyllama_mtp.telemetry import PHASES
 
-from .support import assert_same_tokens, greedy, rounding
+from .support import assert_same_tokens, greedy, last_logits, rounding
 from .support import settings as small
 
 Prompts = list[list[int]]
@@ -285,6 +287,56 @@ def test_figures(demo: Model, prompts: Prompts) -> None:
     assert json.loads(json.dumps(total.to_dict()))["output_bytes"] > 0
 
 
+@pytest.mark.parametrize("depth", [0, 3])
+def test_log_probabilities(demo: Model, prompts: Prompts, depth: int) -> None:
+    """Of every token, in step with the text; those of a fresh context."""
+    with BatchSession(demo, settings(depth), 2) as session:
+        got = session.generate(prompts[:3], max_tokens=9, logprobs=2).run().results
+        assert session.generate(prompts[:1], max_tokens=2).run().results[0].logprobs == []
+    with Session(demo, settings(depth)) as single:
+        got.append(single.generate(prompts[0], max_tokens=9, logprobs=2).run())
+    for prompt, answer in zip([*prompts[:3], prompts[0]], got, strict=True):
+        assert [one.token for one in answer.logprobs] == answer.tokens
+        for i, one in enumerate(answer.logprobs):
+            logits = last_logits(demo, [*prompt, *answer.tokens[:i]]).astype(np.float64)
+            wanted = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+            best = [(token, pytest.approx(wanted[token], abs=0.05)) for token, _ in one.top]
+            assert one.top == best and len(best) == 2
+            assert (one.token, one.logprob) == one.top[0], "greedy text"
+
+
+def test_without_drafts_this_once(demo: Model, prompts: Prompts, alone: list[Answer]) -> None:
+    with BatchSession(demo, settings(3), PLACES) as session:
+        plain = session.generate(prompts[:3], max_tokens=20, draft=False).run().telemetry
+        assert not plain.drafted and plain.prompt_sync == "" and plain.time_s["prompt_sync"] == 0
+        got = session.generate(prompts[:3], max_tokens=20, log_pairs=True).run()
+    assert got.telemetry.drafted and all(answer.telemetry.pairs for answer in got.results)
+
+
+def test_prompts_that_are_there_already(demo: Model, prompts: Prompts, tmp_path: Path) -> None:
+    """Processed ahead, or restored from the file of a session; a second answer continues one."""
+    with Session(demo, settings(3)) as single:
+        single.process(prompts[0])
+        single.save(tmp_path / "prompt")
+        wanted = single.generate(prompts[0], max_tokens=20).run()
+    with BatchSession(demo, settings(3), PLACES) as session:
+        assert session.restore(tmp_path / "prompt", 1) == len(prompts[0]) - 1
+        session.process(prompts[2])
+        got = session.generate(prompts[:3], max_tokens=20).run().results
+        cached = [answer.telemetry.n_cached for answer in got]
+        assert cached == [len(prompts[0]) - 1, 0, len(prompts[2]) - 1]
+        assert got[0].tokens == wanted.tokens
+        assert got[0].telemetry.accepted == wanted.telemetry.accepted
+        session.save(tmp_path / "longer", 1)
+        longer = [*prompts[0], *got[0].tokens, 5]
+        (after,) = session.generate([longer], max_tokens=2).run().results
+        assert after.telemetry.n_cached == len(longer) - 2
+        session.reset()
+        assert session.restore(tmp_path / "longer") == len(longer) - 2
+        with pytest.raises(UsageError, match="sequence is 3, it must be from 0 to 2"):
+            session.save(tmp_path / "no", 3)
+
+
 BAD = [
     ([], {}, "there is no prompt"),
     ("text", {}, "one text"),
@@ -295,6 +347,7 @@ BAD = [
     ([[5], [6]], {"max_tokens": [3]}, "max_tokens has 1 values for 2 prompts"),
     ([[5], [6]], {"max_tokens": [3, 0]}, "max_tokens is 0"),
     ([[5], [6]], {"max_tokens": 0}, "max_tokens is 0"),
+    ([[5], [6]], {"logprobs": -1}, "logprobs is -1"),
     ([[5], [6]], {"sampling": [None] * 3}, "sampling has 3 values for 2 prompts"),
     (
         [[5], [6]],

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyllama_mtp.batchengine import BatchEngine
 
 from pyllama_mtp import BatchSession, Model, Session, Settings, native, sizing
+from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import InsufficientMemoryError
 from pyllama_mtp.models.memory import padded
 from pyllama_mtp.models.synth import write_synthetic
@@ -59,7 +59,7 @@ def used(model: Model, settings: Settings, n_sequences: int) -> dict[Any, dict[s
     session: Any
     if n_sequences > 1:
         session = BatchSession(model, settings, n_sequences)
-        engine = session._engine.engine
+        engine = session._engine
     else:
         session = Session(model, settings)
         engine = session._engine
@@ -227,7 +227,7 @@ def test_places_of_a_server_count_with_their_checkpoints(demo: Model) -> None:
             return original(*arguments)
 
         patch.setattr("pyllama_mtp.engine.choose_n_ctx", choose)
-        with closing(BatchEngine(demo, Settings(n_ctx=512, n_threads=1), 3, 2).engine):
+        with closing(Engine(demo, Settings(n_ctx=512, n_threads=1, checkpoints=2), 3)):
             assert given == [6]
     with Session(demo, Settings(n_ctx=512, n_threads=1)) as session:
         session.process(made_up(demo, 100).tolist())

@@ -44,7 +44,8 @@ with Model(sys.argv[1]) as model:
                 context.decode(rows[-1].argmax(keepdims=True), position, np.ones(1, "i1"))
                 rows.append(context.logits(0).copy())
     for rollback in ("snapshot", "replay"):
-        with Session(model, Settings(draft_n_max=3, rollback=rollback, checkpoints=0, **small)) as session:
+        options = dict(draft_n_max=3, rollback=rollback, checkpoints=0, **small)
+        with Session(model, Settings(**options)) as session:
             for n in EDGES:
                 run = session.generate(text[:n], max_tokens=12, ignore_eos=True).run()
                 tokens[f"{{rollback}} {{n}}"] = run.tokens, run.telemetry.accepted
