@@ -16,35 +16,34 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader
-from pyllama_mtp.hidden import Floats, Ints
 
 from pyllama_mtp import Model, Session
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.batch import Floats, Ints
+from pyllama_mtp.context import Context
 from pyllama_mtp.drafthead import HeadRows, head_rows
-from pyllama_mtp.errors import FatalDecodeError, UsageError
+from pyllama_mtp.errors import UsageError
 from pyllama_mtp.models import synth
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
 from pyllama_mtp.models.shapes import ModelShape
 from pyllama_mtp.speculative.drafter import Drafter, Drafts
 
 from ..workers import worker
-from .support import N_BATCH, N_CTX, N_UBATCH, greedy, made_up, scaled, settings
+from .support import greedy, made_up, scaled, settings
+from .twocontexts import context as context_of
+from .twocontexts import last, one_sequence
 
 RunPython = Callable[..., "CompletedProcess[str]"]
-Int8s = npt.NDArray[np.int8]
-
-#: Bytes of a greedy token.
-PER_ROW = 4
-#: Three graphs, the last one short.
-N = 43
+#: Sequences of a context, tokens of each.
+N_SEQS, N = 3, 20
 N_VOCAB = 2055
-MARKS: dict[str, Int8s] = {
-    "last": (np.arange(N) == N - 1).astype(np.int8),
-    "some": (np.arange(N) % 5 == 2).astype(np.int8),
-    "all": np.ones(N, dtype=np.int8),
+Newest = Sequence[Sequence[int]]
+#: Tokens that drafts follow, draft by draft: of one sequence, or of several together.
+NEWEST: dict[str, Newest] = {
+    "one": [[7]],
+    "some": [[token] for token in range(100, 2000, 200)],
+    "together": [[7, 100, 1999], [5, 5], [1200, 3, 44]],
 }
 
 
@@ -62,31 +61,36 @@ def parts(n_vocab: int) -> dict[str, Ints]:
 
 
 def context(model: Model, **options: object) -> Context:
-    """A draft context, which needs no target while hidden rows come as arrays."""
-    chosen = {"n_ctx": N_CTX, "n_batch": N_BATCH, "n_ubatch": N_UBATCH, "n_threads": 1}
-    chosen |= {"n_outputs_max": N_BATCH, "mtp_head": True, **options}
-    return Context(model, ContextOptions(**chosen))  # type: ignore[arg-type]
+    """A context with the block, and some sequences in it."""
+    found = context_of(model, n_seq_max=N_SEQS, unified=True, **options)
+    for seq in range(N_SEQS):
+        found.decode_batch(one_sequence(made_up(model, N, 100 * seq), seq=seq))
+    return found
 
 
-def states_of(model: Model, n: int = N) -> Floats:
-    """Hidden rows. Any will do."""
-    return np.random.default_rng(0).standard_normal((n, model.n_embd)).astype(np.float32)
+def drafted(draft: Context, tokens: Sequence[int], drawn: bool, n: int = 1) -> Ints:
+    """[n, len(tokens)] drafts after these tokens, one of each sequence; drawn without noise, which
+    is the best ones, or picked."""
+    newest, seqs = np.array(tokens, dtype=np.int32), np.arange(len(tokens), dtype=np.int32)
+    if not drawn:
+        return draft.draft(newest, seqs, n)
+    noise = np.zeros((n, len(tokens), draft.n_head), dtype=np.float32)
+    ones = np.ones(len(tokens), dtype=np.float32)
+    return draft.draft(newest, seqs, n, temperatures=ones, noise=noise)
 
 
-def logits_of(draft: Context, marks: Int8s = MARKS["some"]) -> Floats:
-    """Logits of the marked entries of a batch of N, in an empty cache."""
-    draft.clear()
-    draft.set_greedy(False)
-    draft.decode(made_up(draft.model, N), 0, marks, states_of(draft.model))
-    return np.stack([draft.logits(int(row)) for row in np.flatnonzero(marks)])
+def logits_of(draft: Context, newest: Newest = NEWEST["some"]) -> Floats:
+    """[n, n_head] logits of the first draft after each of these tokens."""
+    found = []
+    for tokens in newest:
+        drafted(draft, tokens, True)
+        found.append(draft.draft_logits[0].copy())
+    return np.concatenate(found)
 
 
-def tokens_of(draft: Context, keeps_greedy: bool, marks: Int8s = MARKS["some"]) -> list[int]:
-    """Best tokens of the same entries."""
-    draft.clear()
-    draft.set_greedy(keeps_greedy)
-    draft.decode(made_up(draft.model, N), 0, marks, states_of(draft.model))
-    return [draft.argmax(int(row)) for row in np.flatnonzero(marks)]
+def tokens_of(draft: Context, drawn: bool, newest: Newest = NEWEST["some"]) -> list[int]:
+    """The first draft after each of these tokens."""
+    return [int(token) for tokens in newest for token in drafted(draft, tokens, drawn)[0]]
 
 
 def set_head(draft: Context, ids: Ints) -> None:
@@ -142,26 +146,26 @@ def loaded(file: Path) -> Iterator[Model]:
         yield found
 
 
-def check_logits(model: Model, marks: Int8s) -> None:
+def check_logits(model: Model, newest: Newest) -> None:
     with context(model) as whole, context(model) as draft:
-        wanted = logits_of(whole, marks)
+        wanted = logits_of(whole, newest)
         for ids in parts(model.n_vocab).values():
             set_head(draft, ids)
-            found = logits_of(draft, marks)
+            found = logits_of(draft, newest)
             assert_part(found, wanted, ids)
             best = ids[found.argmax(axis=1)].tolist()
-            assert tokens_of(draft, False, marks) == tokens_of(draft, True, marks) == best
+            assert tokens_of(draft, False, newest) == tokens_of(draft, True, newest) == best
 
 
-@pytest.mark.parametrize("marks", MARKS.values(), ids=MARKS)
-def test_logits_are_columns_of_the_whole_heads(loaded: Model, marks: Int8s) -> None:
-    """And the best of them is named by its id of the whole vocabulary, on the host and off it."""
-    check_logits(loaded, marks)
+@pytest.mark.parametrize("newest", NEWEST.values(), ids=NEWEST)
+def test_logits_are_columns_of_the_whole_heads(loaded: Model, newest: Newest) -> None:
+    """And the best of them is named by its id of the whole vocabulary."""
+    check_logits(loaded, newest)
 
 
-@pytest.mark.parametrize("marks", MARKS.values(), ids=MARKS)
-def test_logits_of_the_demo_model(demo: Model, marks: Int8s) -> None:
-    check_logits(demo, marks)
+@pytest.mark.parametrize("newest", NEWEST.values(), ids=NEWEST)
+def test_logits_of_the_demo_model(demo: Model, newest: Newest) -> None:
+    check_logits(demo, newest)
 
 
 def test_the_first_of_equal_rows(demo: Model) -> None:
@@ -170,14 +174,14 @@ def test_the_first_of_equal_rows(demo: Model) -> None:
     rows = head_rows(demo.info, ids)
     with context(demo) as draft:
         draft.set_draft_head(rows, ids)
-        best = int(logits_of(draft, MARKS["last"])[0].argmax())
+        best = int(logits_of(draft, NEWEST["one"])[0].argmax())
         for twin in (0, 17, len(ids) - 1):
             data = rows.data.copy()
             data[twin] = data[best]
             draft.set_draft_head(HeadRows(rows.type, data, rows.name), ids)
             first = int(ids[min(best, twin)])
-            for keeps_greedy in (False, True):
-                assert tokens_of(draft, keeps_greedy, MARKS["last"]) == [first]
+            for drawn in (False, True):
+                assert tokens_of(draft, drawn, NEWEST["one"]) == [first]
 
 
 def test_rows_of_another_type(demo: Model) -> None:
@@ -204,13 +208,14 @@ def test_nothing_is_read_after_the_call(demo: Model) -> None:
 
 
 def test_bytes_that_are_copied_out(model: Model) -> None:
-    ids, n_rows = parts(model.n_vocab)["37"], int(MARKS["some"].sum())
+    ids = parts(model.n_vocab)["37"]
     with context(model) as draft:
         set_head(draft, ids)
-        logits_of(draft)
-        assert draft.output_bytes == 4 * 37 * n_rows
-        tokens_of(draft, True)
-        assert draft.output_bytes == 4 * 37 * n_rows + 4 * n_rows
+        before = draft.output_bytes
+        tokens_of(draft, False, NEWEST["one"])
+        assert draft.output_bytes == before + 4
+        tokens_of(draft, True, NEWEST["one"])
+        assert draft.output_bytes == before + 4 + 4 * (1 + 37)
 
 
 def test_on_a_device(demo: Model, demo_file: Path) -> None:
@@ -241,29 +246,24 @@ from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.drafthead import HeadRows, head_rows
 from pyllama_mtp.errors import FatalDecodeError
 ids = np.arange(3, 100, dtype=np.int32)
-options = dict(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1, mtp_head=True)
+options = dict(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1, with_mtp=True)
 with Model(sys.argv[1]) as model:
     rows = head_rows(model.info, ids)
     rows.data.view("<f2")[40] = np.nan
-    one, hidden = np.ones(1, dtype=np.int8), np.ones((1, model.n_embd), dtype=np.float32)
     with Context(model, ContextOptions(**options)) as draft:
         draft.set_draft_head(rows, ids)
-        for greedy in (False, True):
-            draft.clear()
-            draft.set_greedy(greedy)
-            draft.decode(np.array([7], dtype=np.int32), 0, one, hidden)
+        draft.decode(np.array([5, 6], dtype=np.int32), 0, np.ones(2, dtype=np.int8)[:2] * [0, 1])
+        for n in (1, 3):
             try:
-                draft.argmax(0)
+                draft.draft(np.array([7], dtype=np.int32), np.zeros(1, dtype=np.int32), n)
             except FatalDecodeError as error:
-                print(greedy, error)
+                print(n, error)
+        print(draft.argmax(1) >= 0)
 """
     done = run_python(code, demo_file, env={"GGML_NO_BACKTRACE": "1"})
-    said = str(FatalDecodeError.__name__)
-    assert done.returncode == 0, f"no {said}: {done.stderr}"
-    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
-        "False the model's logits are NaN",
-        "True the model's logits are NaN",
-    ]
+    assert done.returncode == 0, done.stderr
+    said = [line.split(":")[0] for line in done.stdout.splitlines()]
+    assert said == ["1 the model's logits are NaN", "3 the model's logits are NaN", "True"]
 
 
 # -- which head is in use --------------------------------------------------------------------------
@@ -277,26 +277,24 @@ def test_one_head_after_another(model: Model) -> None:
     with context(model) as whole, context(model) as draft:
         wanted = logits_of(whole)
         nothing = draft.memory()["context"]
-        for keeps_greedy in (False, True):
+        for drawn in (False, True):
             for ids in heads:
                 set_head(draft, ids)
                 best = ids[wanted[:, ids].argmax(axis=1)].tolist()
-                assert tokens_of(draft, keeps_greedy) == best
+                assert tokens_of(draft, drawn) == best
                 assert_part(logits_of(draft), wanted, ids)
         size = draft.memory()["context"] - nothing
         assert size == pytest.approx(head_rows(model.info, heads[-1]).data.nbytes, rel=0.05)
 
 
 def test_the_blocks_own_head_again(model: Model) -> None:
-    """By the native call, for which there is no other way."""
+    """As before, and the memory of the part is free."""
     with context(model) as whole, context(model) as draft:
         wanted = logits_of(whole)
         nothing = draft.memory()["context"]
         set_head(draft, parts(model.n_vocab)["37"])
         logits_of(draft)
-        null = draft.library.ffi.NULL
-        assert draft.library.lib.llama_mtp_set_draft_head(draft.handle, 0, null, 0, null, 0)
-        draft.draft_ids = None
+        draft.use_own_head()
         assert logits_of(draft).tobytes() == wanted.tobytes()
         assert draft.memory()["context"] == nothing
 
@@ -311,19 +309,17 @@ def test_a_head_of_no_rows(demo: Model) -> None:
         assert logits_of(draft).tobytes() == wanted.tobytes()
 
 
-def test_a_sync_does_not_look_at_it(demo: Model) -> None:
-    """K and V are the same with a head and without, in mixed use too."""
-    tokens, states, none = made_up(demo, N), states_of(demo), np.zeros(N, dtype=np.int8)
-    caches = []
+def test_only_drafts_look_at_it(demo: Model) -> None:
+    """Logits, K and V are the same with a head and without, with drafts in between."""
+    outcomes = []
     for ids in (None, *parts(demo.n_vocab).values()):
         with context(demo) as draft:
             if ids is not None:
                 set_head(draft, ids)
-            draft.decode(tokens, 0, none, states)
-            draft.decode(tokens[:4], N, MARKS["all"][:4], states[:4])
-            draft.decode(tokens[4:7], N + 4, none[:3], states[4:7])
-            caches.append(draft.save_state())
-    assert all(cache == caches[0] for cache in caches)
+            drafted(draft, [7, 8, 9], False, 4)
+            draft.decode_batch(one_sequence(made_up(demo, 9, 300), N))
+            outcomes.append((draft.logits(8).tobytes(), bytes(draft.save_state())))
+    assert all(outcome == outcomes[0] for outcome in outcomes)
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -341,7 +337,7 @@ WRONG_IDS = {
 
 @pytest.fixture(params=[None, "37"], ids=["whole", "part"])
 def unharmed(demo: Model, request: pytest.FixtureRequest) -> Iterator[Context]:
-    """A draft context, with a head or without, that a refusal must not change."""
+    """A context, with a head or without, that a refusal must not change."""
     with context(demo) as draft:
         if request.param:
             set_head(draft, parts(demo.n_vocab)[request.param])
@@ -387,16 +383,18 @@ def test_a_type_that_is_wrong(unharmed: Context, kind: int) -> None:
     assert_refused(unharmed, HeadRows(kind, rows.data, rows.name), ids)
 
 
-def test_a_target_context(model: Model) -> None:
-    ids = parts(model.n_vocab)["37"]
-    tokens, marks = made_up(model, N), MARKS["some"]
-    with context(model, mtp_head=False) as target:
-        target.decode(tokens, 0, marks)
-        before = target.logits(2).copy()
+@pytest.mark.parametrize("mtp_head", [False, True])
+def test_contexts_that_do_not_draft(model: Model, mtp_head: bool) -> None:
+    """A plain target; the block alone, which is upstream's."""
+    ids, tokens = parts(model.n_vocab)["37"], made_up(model, N)
+    hidden = np.ones((N, model.n_embd), dtype=np.float32) if mtp_head else None
+    with context_of(model, with_mtp=False, mtp_head=mtp_head) as target:
+        target.decode(tokens, 0, last(N), hidden)
+        before = target.logits(N - 1).copy()
         assert_refused(target, head_rows(model.info, ids), ids)
         target.clear()
-        target.decode(tokens, 0, marks)
-        assert target.logits(2).tobytes() == before.tobytes()
+        target.decode(tokens, 0, last(N), hidden)
+        assert target.logits(N - 1).tobytes() == before.tobytes()
         assert target.draft_ids is None
 
 
@@ -407,7 +405,8 @@ import json, sys
 import numpy as np
 
 from pyllama_mtp import Model, Session, Settings, native
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.batch import Floats, Ints
+from pyllama_mtp.context import Context
 from pyllama_mtp.drafthead import head_rows
 from pyllama_mtp.errors import UsageError
 

@@ -212,7 +212,7 @@ def test_tokens_are_drawn_by_their_probability(demo: Model) -> None:
 
 def test_the_second_step_is_drawn_by_its_probability(demo: Model) -> None:
     """After each first draft, among the draws that began with it."""
-    n_draws, rng, temperature = 3000, np.random.default_rng(6), 0.4
+    n_draws, rng, temperature = 5000, np.random.default_rng(6), 0.5
     seconds: dict[int, Ints] = {}
     shares: dict[int, Floats] = {}
     with context(demo) as found:

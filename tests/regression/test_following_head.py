@@ -12,6 +12,7 @@ import pytest
 from pyllama_mtp.hidden import HostRows, Ints
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session
+from pyllama_mtp.batch import Ints
 from pyllama_mtp.context import Context
 from pyllama_mtp.drafthead import HeadRows, draft_head, head_rows
 from pyllama_mtp.errors import UsageError
@@ -20,7 +21,16 @@ from pyllama_mtp.models.ggufinfo import read_gguf
 from ..trimmed import write_trimmed
 from ..workers import worker
 from .support import greedy, scaled, settings
-from .test_draft_head import MARKS, assert_part, context, logits_of, set_head, states_of, tokens_of
+from .test_draft_head import (
+    NEWEST,
+    Newest,
+    assert_part,
+    context,
+    drafted,
+    logits_of,
+    set_head,
+    tokens_of,
+)
 
 IDS = np.arange(0, 700, 7, dtype=np.int32)
 #: Rows 0 and 99 among them; ids above and below those beside them.
@@ -40,53 +50,48 @@ def replace(draft: Context, slots: Ints = SLOTS, new: Ints = NEW, kind: str = "f
 
 
 def chains(draft: Context) -> list[list[int]]:
-    """Three drafts each, after several tokens and states."""
-    draft.set_greedy(True)
-    found = []
-    for token, state in zip(range(100, 112), states_of(draft.model), strict=False):
-        draft.clear()
-        found.append(draft.draft_chain(token, 0, HostRows(state[None]), 3))
-    return found
+    """Three drafts each, after several tokens."""
+    return [drafted(draft, [token], False, 3)[:, 0].tolist() for token in range(100, 220, 10)]
 
 
 # -- rows ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("marks", MARKS.values(), ids=MARKS)
-def test_logits_and_tokens_are_those_of_the_new_rows(demo: Model, marks: Ints) -> None:
+@pytest.mark.parametrize("newest", NEWEST.values(), ids=NEWEST)
+def test_logits_and_tokens_are_those_of_the_new_rows(demo: Model, newest: Newest) -> None:
     """By row, whatever the order of tokens; with a graph that was built before."""
     with context(demo) as whole, context(demo) as draft:
-        wanted = logits_of(whole, marks)
+        wanted = logits_of(whole, newest)
         new = np.setdiff1d(wanted.argmax(axis=1), IDS).astype(np.int32)  # the best of all
         slots = np.arange(len(new), dtype=np.int32)[::-1] * 2
         set_head(draft, IDS)
-        before = {greedy_: tokens_of(draft, greedy_, marks) for greedy_ in (False, True)}
+        before = {drawn: tokens_of(draft, drawn, newest) for drawn in (False, True)}
         memory = draft.memory()
         replace(draft, slots, new)
         ids = IDS.copy()
         ids[slots] = new
         assert draft.draft_ids is not None and draft.draft_ids.tolist() == ids.tolist()
-        assert_part(logits_of(draft, marks), wanted, ids)
+        assert_part(logits_of(draft, newest), wanted, ids)
         best = ids[wanted[:, ids].argmax(axis=1)].tolist()
-        assert tokens_of(draft, False, marks) == tokens_of(draft, True, marks) == best
+        assert tokens_of(draft, False, newest) == tokens_of(draft, True, newest) == best
         assert {*best} & {*new.tolist()}
         replace(draft, slots, IDS[slots])  # and back
-        assert tokens_of(draft, True, marks) == before[True] == before[False]
+        assert tokens_of(draft, True, newest) == before[True] == before[False]
         assert draft.memory() == memory
 
 
 def test_the_smallest_of_equal_rows(demo: Model) -> None:
-    """Wherever it lies: on the host, in a graph, and where candidates are kept."""
+    """Wherever it lies, drawn or picked."""
     with context(demo) as draft:
         set_head(draft, IDS)
-        best = int(logits_of(draft, MARKS["last"])[0].argmax())
+        best = int(logits_of(draft, NEWEST["one"])[0].argmax())
         twin = head_rows(demo.info, IDS[[best, best]])
         for slots, ids in ([1, 98], [900, 3]), ([1, 98], [3, 900]), ([50, 51], [1001, 1000]):
             set_head(draft, IDS)
             draft.replace_draft_rows(np.array(slots), np.array(ids), twin)
             first = min(*ids, int(IDS[best]))
-            for keeps_greedy in (False, True):
-                assert tokens_of(draft, keeps_greedy, MARKS["last"]) == [first]
+            for drawn in (False, True):
+                assert tokens_of(draft, drawn, NEWEST["one"]) == [first]
 
 
 def test_rows_of_another_type(demo: Model) -> None:
@@ -106,8 +111,7 @@ def test_rows_of_another_type(demo: Model) -> None:
 def test_on_a_device(model: Model) -> None:
     """In the memory of a worker. There a chain of a model whose LM head is not its embeddings takes
     those from rows beside the head's."""
-    bare = {"need_embd_pre_norm": False}
-    with context(model, **bare) as here:
+    with context(model) as here:
         new = np.unique([drafts[:2] for drafts in chains(here)]).astype(np.int32)
         before = np.setdiff1d(IDS, new)
         slots = np.arange(len(new), dtype=np.int32) * 3
@@ -119,7 +123,7 @@ def test_on_a_device(model: Model) -> None:
     with (
         worker() as address,
         Model(model.path, rpc_servers=address) as remote,
-        context(remote, **bare) as there,
+        context(remote) as there,
     ):
         set_head(there, before)
         assert chains(there) != drafted

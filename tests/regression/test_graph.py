@@ -6,7 +6,8 @@ A decode runs one graph per ubatch; its rows are checked in every one of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -15,8 +16,8 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_mtp import Model
+from pyllama_mtp.batch import Ints
 from pyllama_mtp.context import Context, ContextOptions
-from pyllama_mtp.hidden import Ints
 from pyllama_mtp.trace import Node
 
 RunPython = Callable[..., "CompletedProcess[str]"]
@@ -25,12 +26,11 @@ Int8s = npt.NDArray[np.int8]
 #: Sizes that are no dimension of either model, so that a shape shows what it is made of.
 N_UBATCH, N_TOKENS = 19, 43
 COMMON = {"n_ctx": 256, "n_batch": 57, "n_ubatch": N_UBATCH, "n_threads": 1, "n_outputs_max": 57}
-#: The operations of a K/V-only graph, those without data movement apart.
+#: The operations that K and V of the block take, those without data movement apart.
 KV_ONLY_OPS = {
-    "GET_ROWS": 2,  # embeddings, hidden rows
     "RMS_NORM": 4,  # of both, of the input of the attention, of K
     "MUL": 4,
-    "CONCAT": 1,
+    "CONCAT": 2,  # the carry and the rows, these and the embeddings
     "MUL_MAT": 3,  # to one row, K, V
     "ROPE": 1,  # K
     "SET_ROWS": 2,  # into the K and the V cache
@@ -38,9 +38,9 @@ KV_ONLY_OPS = {
 NO_WORK = {"RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"}
 
 
-def context(model: Model, target: Context | None = None, **options: object) -> Context:
+def context(model: Model, **options: object) -> Context:
     chosen = {**COMMON, "trace": True, **options}
-    return Context(model, ContextOptions(**chosen), target)  # type: ignore[arg-type]
+    return Context(model, ContextOptions(**chosen))  # type: ignore[arg-type]
 
 
 #: Entries of a batch of N_TOKENS whose logits are wanted: none, the last, some of each graph, some
@@ -86,11 +86,13 @@ TARGETS: dict[str, tuple[dict[str, object], bool]] = {
     "post-norm": ({"need_embd_pre_norm": True}, True),
     "pre-norm": ({"need_embd_pre_norm": True, "hidden": "pre-norm"}, False),
     "upstream's tap": ({"tap": "all"}, True),
-    "no slices": ({"full_block": True}, True),
+    "no slices": ({"slice": False}, True),
     "pre-norm, no slices": (
-        {"need_embd_pre_norm": True, "hidden": "pre-norm", "full_block": True},
+        {"need_embd_pre_norm": True, "hidden": "pre-norm", "slice": False},
         True,
     ),
+    "with the block": ({"with_mtp": True}, True),
+    "with the block, pre-norm": ({"with_mtp": True, "hidden": "pre-norm"}, False),
 }
 
 
@@ -113,117 +115,80 @@ def test_rows_of_the_norm_and_of_the_head(
     assert len(rows(nodes, "mtp_tap_store")) == (len(TOKENS_PER_GRAPH) if tapped else 0)
 
 
-# -- the draft context -----------------------------------------------------------------------------
+# -- with the block in the trunk -------------------------------------------------------------------
 
 
-def block(
-    model: Model, requested: Sequence[int], target: Context, **options: object
-) -> Iterator[list[Node]]:
-    """Nodes of a decode on a draft context, with rows as arrays and with rows of the tap."""
-    tokens = tokens_of(model)
-    with context(model, target, mtp_head=True, **options) as draft:
-        assert target.tap
-        states = target.tap.rows(N_TOKENS).part(0, N_TOKENS - 1).after(target.tap.zero())
-        for hidden in (states, states.to_host()):
-            draft.decode(tokens, 0, marks_of(requested), hidden)
-            yield draft.nodes()
-            draft.clear()
+def works(nodes: Sequence[Node]) -> Counter[str]:
+    """How often each operation is computed."""
+    return Counter(node.op for node in nodes if node.op not in NO_WORK)
 
 
-@pytest.fixture
-def target(model: Model) -> Iterator[Context]:
-    """A target that has decoded the tokens, with a tap."""
-    with context(model, need_embd_pre_norm=True, trace=False) as found:
-        found.decode(tokens_of(model), 0, marks_of(()))
-        yield found
+def decoded(model: Model, requested: Sequence[int], **options: object) -> list[Node]:
+    with context(model, **options) as found:
+        found.decode(tokens_of(model), 0, marks_of(requested))
+        return found.nodes()
 
 
-def works(nodes: Sequence[Node]) -> list[Node]:
-    return [node for node in nodes if node.op not in NO_WORK]
-
-
-@pytest.mark.parametrize("tap", [{}, {"need_embd_pre_norm": True}, {"tap": "outputs"}])
-def test_without_outputs_only_k_and_v_are_computed(
-    model: Model, target: Context, tap: dict[str, object]
+@pytest.mark.parametrize("requested", REQUESTED.values(), ids=REQUESTED)
+@pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
+def test_of_the_block_only_k_and_v_are_computed(
+    model: Model, hidden: str, requested: Sequence[int]
 ) -> None:
+    """Whatever is asked for; beside the graph that the trunk has without."""
+    plain = {"need_embd_pre_norm": True, "hidden": hidden}  # the norm runs for as many rows
+    without = decoded(model, requested, **plain)
+    nodes = decoded(model, requested, with_mtp=True, hidden=hidden)
     n_graphs = len(TOKENS_PER_GRAPH)
-    for nodes, from_tap in zip(block(model, (), target, **tap), (True, False), strict=True):
-        ops = [node.op for node in works(nodes)]
-        wanted = {op: n * n_graphs for op, n in KV_ONLY_OPS.items()}
-        wanted["GET_ROWS"] -= 0 if from_tap else n_graphs
-        assert {op: ops.count(op) for op in set(ops)} == wanted
-        assert len(nodes) <= 21 * n_graphs, "upstream's block has 51 nodes, 75 with experts"
-        names = " ".join(node.name for node in nodes)
-        for absent in ("Qcur", "attn_out", "ffn", "post", "head", "result", "h_nextn", "tap_store"):
-            assert absent not in names
-        assert rows(nodes, "mtp_hidden") == (TOKENS_PER_GRAPH if from_tap else [])
-        assert rows(nodes, "mtp_attn_norm") == TOKENS_PER_GRAPH
+    # GET_ROWS and CPY: of the carry, which may be moved first
+    wanted = {op: n * n_graphs for op, n in KV_ONLY_OPS.items()}
+    added = works(nodes)
+    added.subtract(works(without))
+    added["SET_ROWS"] += n_graphs  # the tap's
+    for op, n in wanted.items():
+        assert added.pop(op) == n, op
+    assert set(+added) <= {"GET_ROWS", "CPY", "SCALE"} and not -added
+    assert len(nodes) - len(without) <= 40 * n_graphs, "the block has 51 nodes, 75 with experts"
+    names = " ".join(node.name for node in nodes)
+    for absent in ("mtp_attn_out", "mtp_ffn", "mtp_post", "mtp_shared_head", "mtp_tap_store"):
+        assert absent not in names
+    assert rows(nodes, "mtp_attn_norm") == TOKENS_PER_GRAPH
+    assert rows(nodes, "result_output") == per_graph(requested)
 
 
 @pytest.mark.parametrize(("cache", "rotated"), [("q8_0", 2), ("q4_0", 2), ("f32", 0)])
-def test_a_quantized_cache_costs_its_rotation_only(
-    model: Model, target: Context, cache: str, rotated: int
-) -> None:
-    for nodes in block(model, (), target, type_k=cache, type_v=cache):
-        products = sum(node.op == "MUL_MAT" for node in nodes)
-        assert products == (KV_ONLY_OPS["MUL_MAT"] + rotated) * len(TOKENS_PER_GRAPH)
+def test_a_quantized_cache_costs_its_rotation_only(model: Model, cache: str, rotated: int) -> None:
+    options = {"type_k": cache, "type_v": cache}
+    products = [
+        works(decoded(model, REQUESTED["last"], with_mtp=with_mtp, **options))["MUL_MAT"]
+        for with_mtp in (False, True)
+    ]
+    added = (KV_ONLY_OPS["MUL_MAT"] + rotated) * len(TOKENS_PER_GRAPH)
+    assert products[1] - products[0] == added
 
 
-@pytest.mark.parametrize("tap", [{}, {"need_embd_pre_norm": True}, {"tap": "outputs"}])
-@pytest.mark.parametrize("requested", ["last", "some", "second", "all"])
-def test_past_the_attention_only_output_rows_are_computed(
-    model: Model, target: Context, requested: str, tap: dict[str, object]
-) -> None:
-    """From the residual after the attention to the logits, experts included, in every graph."""
-    asked = [n for n in per_graph(REQUESTED[requested]) if n > 0]
-    for nodes in block(model, REQUESTED[requested], target, **tap):
-        for name in ("mtp_attn_residual", "mtp_ffn_out", "mtp_post_ffn", "result_output"):
-            assert rows(nodes, name) == asked, name
-        assert [n.rows for n in nodes if n.name == "norm"] == asked
-        assert rows(nodes, "mtp_attn_norm") == TOKENS_PER_GRAPH, "K and V are stored for all"
-        left = iter(asked)
-        n_rows = 0
-        for node in nodes:
-            if node.name.startswith("mtp_attn_residual"):
-                n_rows = next(left)
-            elif node.name.startswith("mtp_tok_embd"):  # the next graph
-                n_rows = 0
-            if n_rows and node.name != "mtp_tap_store":  # whose shape is the tap's
-                assert n_rows in node.shape[1:], node
-                # A graph's tokens are in no shape any more, unless they are all outputs.
-                assert n_rows == N_UBATCH or N_UBATCH not in node.shape, node
-        stored = [n for n in nodes if n.name == "mtp_tap_store"]
-        assert len(stored) == (len(asked) if "need_embd_pre_norm" in tap else 0)
-
-
-def test_a_full_block_is_run_for_every_token(model: Model, target: Context) -> None:
-    """The switch that turns it all off, for comparison."""
+@pytest.mark.parametrize("slices", [True, False])
+def test_the_block_alone_is_upstreams(model: Model, slices: bool) -> None:
+    """Run whole for every token, whatever the switch of the trunk says."""
+    states = np.random.default_rng(0).standard_normal((N_TOKENS, model.n_embd)).astype("f4")
     for requested in REQUESTED.values():
-        for nodes in block(model, requested, target, full_block=True):
-            for name in ("mtp_attn_residual", "mtp_ffn_out", "mtp_post_ffn", "h_nextn"):
-                assert rows(nodes, name) == TOKENS_PER_GRAPH, name
-            assert rows(nodes, "result_output") == per_graph(requested)
+        with context(model, mtp_head=True, slice=slices) as block:
+            block.decode(tokens_of(model), 0, marks_of(requested), states)
+            nodes = block.nodes()
+        for name in ("mtp_attn_residual", "mtp_ffn_out", "mtp_post_ffn", "h_nextn"):
+            assert rows(nodes, name) == TOKENS_PER_GRAPH, name
+        assert rows(nodes, "result_output") == per_graph(requested)
 
 
-def test_switches_act_on_the_next_batch(model: Model, target: Context) -> None:
+def test_switches_act_on_the_next_batch(model: Model) -> None:
     """Of the same shape, whose graph would be used again if nobody looked."""
-    tokens, none = tokens_of(model, N_UBATCH), marks_of((), N_UBATCH)
-    some = marks_of((1, 5), N_UBATCH)
-    with context(model, target, mtp_head=True) as draft:
-        assert target.tap
-        states = target.tap.rows(N_UBATCH)
-
-        def nodes(marks: Int8s) -> list[Node]:
-            draft.clear()
-            draft.decode(tokens, 0, marks, states)
-            return draft.nodes()
-
+    tokens, some = tokens_of(model, N_UBATCH), marks_of((1, 5), N_UBATCH)
+    with context(model) as target:
         for on in (True, False, True):
-            draft.library.lib.llama_mtp_set_kv_only(draft.handle, on)
-            assert (len(nodes(none)) <= 21) is on
-        for on in (True, False, True):
-            draft.library.lib.llama_mtp_set_slice(draft.handle, on)
-            assert rows(nodes(some), "mtp_attn_residual") == [2 if on else N_UBATCH]
+            target.library.lib.llama_mtp_set_slice(target.handle, on)
+            target.clear()
+            target.decode(tokens, 0, some)
+            (norm,) = (node.rows for node in target.nodes() if node.name == "norm")
+            assert norm == (2 if on else N_UBATCH)
 
 
 # -- upstream's graphs -----------------------------------------------------------------------------
@@ -246,7 +211,7 @@ with Model(sys.argv[1]) as model:
         for tap in ("off", "all", "outputs"):
             for head in (False, True):
                 options = dict({COMMON!r}, tap=tap, flash_attn=flash_attn, mtp_head=head)
-                options |= dict(full_block=True, trace=True)
+                options |= dict(slice=False, trace=True)
                 for wanted in {[list(r) for r in REQUESTED.values()]!r}:
                     with Context(model, ContextOptions(**options)) as context:
                         marks = np.isin(i, wanted).astype(np.int8)

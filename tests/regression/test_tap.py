@@ -18,10 +18,9 @@ import pytest
 from gguf import GGUFReader
 
 from pyllama_mtp import Model
-from pyllama_mtp.batch import Batch
+from pyllama_mtp.batch import Batch, Floats, Ints
 from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.hidden import Floats, Ints
 
 from .support import EDGES, N_BATCH, N_CTX, N_UBATCH, scaled
 from .support import made_up as text
@@ -58,9 +57,9 @@ def all_outputs(n: int) -> Int8s:
 MARKS = (no_outputs, one_output, some_outputs, all_outputs)
 
 
-def context(model: Model, target: Context | None = None, **options: object) -> Context:
+def context(model: Model, **options: object) -> Context:
     chosen = {**COMMON, **options}
-    return Context(model, ContextOptions(**chosen), target)  # type: ignore[arg-type]
+    return Context(model, ContextOptions(**chosen))  # type: ignore[arg-type]
 
 
 def rows(model: Model, tokens: Ints, marks: Marks, **options: object) -> Floats:
@@ -119,49 +118,40 @@ def test_rows_of_several_sequences_go_by_token_index(model: Model, marks: Marks)
 
 
 @pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
-def test_a_draft_context_keeps_the_rows_of_its_outputs(model: Model, hidden: str) -> None:
-    """By token index as well; a token that is no output has none."""
-    n, marks = 12, some_outputs(12)
+def test_a_context_of_the_block_keeps_its_own_rows(model: Model, hidden: str) -> None:
+    """Those of every token, by its index."""
+    n, marks = 37, some_outputs(37)
     states = rows(model, text(model, n), no_outputs, tap="all")
     with (
-        context(model, need_embd_pre_norm=True) as target,
-        context(model, target, mtp_head=True, need_embd_pre_norm=True, hidden=hidden) as draft,
-        context(model, target, mtp_head=True, tap="all", full_block=True) as whole,
+        context(model, mtp_head=True, need_embd_pre_norm=True, hidden=hidden) as block,
+        context(model, mtp_head=True, tap="all") as upstreams,
     ):
-        assert draft.tap
-        draft.decode(text(model, n), 0, marks, states)
-        whole.decode(text(model, n), 0, marks, states)
-        lib = draft.library.lib
-        has = [lib.llama_mtp_tap_row(draft.handle, i) >= 0 for i in range(n)]
-        assert has == [bool(mark) for mark in marks]
-        null = draft.library.ffi.NULL
-        for i in range(n):
-            pointer = lib.llama_get_embeddings_pre_norm_ith(draft.handle, i)
-            assert (pointer == null) is not has[i]
-        found, wanted = draft.hidden_rows()[marks == 1], whole.hidden_rows()[marks == 1]
+        for one in (block, upstreams):
+            one.decode(text(model, n), 0, marks, states)
+        found, wanted = block.hidden_rows(), upstreams.hidden_rows()
+        assert len(np.unique(wanted, axis=0)) == n
         if hidden == "pre-norm":
             assert not np.allclose(found, wanted, rtol=0.05)
             found = normalized(model, found, mtp=True)
-        np.testing.assert_allclose(
-            found, wanted, rtol=scaled(1e-4), atol=scaled(1e-5) * np.abs(wanted).max()
-        )
+            np.testing.assert_allclose(
+                found, wanted, rtol=scaled(1e-4), atol=scaled(1e-5) * np.abs(wanted).max()
+            )
+        else:
+            assert found.tobytes() == wanted.tobytes()
 
 
-def test_upstreams_masked_rows_of_a_draft_context(model: Model) -> None:
-    """Slices make them the rows of the outputs; unsliced, they are those of the first tokens."""
-    n, marks = 12, some_outputs(12)
-    states = rows(model, text(model, n), no_outputs, tap="all")
-    with (
-        context(model) as target,
-        context(model, target, mtp_head=True, tap="outputs") as masked,
-        context(model, target, mtp_head=True, tap="all", full_block=True) as whole,
-    ):
-        masked.decode(text(model, n), 0, marks, states)
-        whole.decode(text(model, n), 0, marks, states)
-        found, wanted = masked.hidden_rows(), whole.hidden_rows()[marks == 1]
-        np.testing.assert_allclose(
-            found, wanted, rtol=scaled(1e-4), atol=scaled(1e-5) * np.abs(wanted).max()
-        )
+@pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
+def test_rows_of_a_context_with_the_block_are_those_of_the_trunk(model: Model, hidden: str) -> None:
+    """The tap is about the trunk, also after a draft, which leaves no rows."""
+    tokens = text(model, N_BATCH + 1)
+    given = {"need_embd_pre_norm": True, "hidden": hidden}
+    wanted = rows(model, tokens, one_output, **given)
+    assert rows(model, tokens, one_output, with_mtp=True, **given).tobytes() == wanted.tobytes()
+    with context(model, with_mtp=True, **given) as target:
+        target.decode(tokens[:9], 0, one_output(9))
+        before = target.hidden_rows().copy()
+        target.draft(tokens[9:10], np.zeros(1, dtype=np.int32), 4)
+        assert target.hidden_rows().tobytes() == before.tobytes()
 
 
 # -- before and after the norm ---------------------------------------------------------------------
@@ -276,7 +266,6 @@ def test_a_tap_that_is_off_leaves_nothing(model: Model, n: int) -> None:
         context(model, trace=True) as plain,
         context(model, need_embd_pre_norm=True, trace=True) as target,
     ):
-        assert target.tap
         wanted, logits = decoded(plain, tokens, one_output)
         on, _ = decoded(target, tokens, one_output)
         rows_on = target.hidden_rows().copy()
@@ -284,8 +273,6 @@ def test_a_tap_that_is_off_leaves_nothing(model: Model, n: int) -> None:
             target.set_tap(False)
             assert not target.library.lib.llama_get_need_embd_pre_norm(target.handle)
             assert decoded(target, tokens, one_output) == (wanted, logits)
-            with pytest.raises(UsageError, match="no hidden rows"):
-                target.tap.rows(len(tokens))
             with pytest.raises(UsageError, match="no such rows"):
                 target.hidden_rows()
             target.set_tap(True)
@@ -295,9 +282,8 @@ def test_a_tap_that_is_off_leaves_nothing(model: Model, n: int) -> None:
 
 
 def test_no_rows_before_the_first_decode(model: Model) -> None:
-    with context(model, need_embd_pre_norm=True) as target:
-        assert target.tap
-        with pytest.raises(UsageError, match="no hidden rows"):
-            target.tap.rows(1)
-        with pytest.raises(UsageError, match="no such rows"):
-            target.hidden_rows()
+    with (
+        context(model, need_embd_pre_norm=True) as target,
+        pytest.raises(UsageError, match="no such rows"),
+    ):
+        target.hidden_rows()

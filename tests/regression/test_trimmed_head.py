@@ -19,6 +19,7 @@ import pytest
 from pyllama_mtp.hidden import Floats, Ints
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session
+from pyllama_mtp.batch import Ints
 from pyllama_mtp.context import Context
 from pyllama_mtp.drafthead import head_rows
 from pyllama_mtp.draftvocab import Ranking, read_tokenizer, save
@@ -31,8 +32,10 @@ from pyllama_mtp.speculative.drafter import Drafter, Drafts
 from ..models.test_trimmed_head import MALFORMED
 from ..trimmed import write_trimmed
 from ..workers import worker
-from .support import greedy, scaled, settings
-from .test_draft_head import MARKS, context, logits_of, tokens_of
+from .support import greedy, made_up, scaled, settings
+from .test_draft_head import NEWEST, context, logits_of, tokens_of
+from .twocontexts import context as context_of
+from .twocontexts import every
 
 RunPython = Callable[..., "CompletedProcess[str]"]
 Make = Callable[..., Path]
@@ -78,13 +81,13 @@ def given(draft: Context, ids: Ints) -> None:
     draft.set_draft_head(head_rows(draft.model.info, ids), ids)
 
 
-def candidates_of(draft: Context, n: int) -> list[tuple[list[int], bytes]]:
-    """The best tokens of each output row, and their logits."""
-    draft.set_candidates(n)
-    tokens_of(draft, True)
-    rows = [draft.candidates(int(row)) for row in np.flatnonzero(MARKS["some"])]
-    draft.set_candidates(0)
-    return [(best.tolist(), logits.tobytes()) for best, logits in rows]
+def candidates_of(draft: Context, n: int) -> list[list[float]]:
+    """Logits of the best tokens of some drafts."""
+    found = []
+    for (newest,) in NEWEST["some"]:
+        draft.draft(np.array([newest], np.int32), np.zeros(1, np.int32), 1, n_candidates=n)
+        found.append(sorted(draft.draft_logits[0, 0].tolist()))
+    return found
 
 
 # -- logits, tokens, candidates --------------------------------------------------------------------
@@ -103,7 +106,7 @@ FILES = [
 def test_the_same_as_a_head_that_is_given(
     make: Make, tmp_path: Path, case: tuple[str, str, type[np.generic]], in_order: bool
 ) -> None:
-    """Every row of a batch; ids in the order of the file."""
+    """Every logit; ids in the order of the file."""
     shape, kind, dtype = case
     whole_file = write_synthetic(tmp_path / "whole.gguf", shape, kind, n_vocab=2055)
     ids = np.sort(np.random.default_rng(1).choice(2055, 37, replace=False)).astype(np.int32)
@@ -124,7 +127,7 @@ def test_the_same_as_a_head_that_is_given(
         best = tokens_of(wanted, True)
         assert tokens_of(found, True) == tokens_of(found, False) == best
         assert candidates_of(found, 5) == candidates_of(wanted, 5)
-        assert len(candidates_of(found, 99)[0][0]) == 37
+        assert len(candidates_of(found, 99)[0]) == 37
 
 
 def test_for_who_does_not_know_of_it(trimmed: Model, demo: Model, ids: Ints) -> None:
@@ -152,9 +155,7 @@ def test_one_head_after_another(trimmed: Model, demo: Model, ids: Ints) -> None:
             given(wanted, ids)
             found.set_draft_head(None, ids)
             assert logits_of(found).tobytes() == logits_of(wanted).tobytes()
-        null = found.library.ffi.NULL
-        assert found.library.lib.llama_mtp_set_draft_head(found.handle, 0, null, 0, null, 0)
-        found.draft_ids = None
+        found.use_own_head()
         assert logits_of(found).tobytes() == at_first.tobytes()
 
 
@@ -309,8 +310,8 @@ def test_without_the_head(
 
 
 def test_where_there_is_no_trimmed_head(demo: Model, trimmed: Model, ids: Ints) -> None:
-    """A whole one, and a target context."""
-    with context(demo) as whole, context(trimmed, mtp_head=False) as target:
+    """A whole one, and a target that does not draft."""
+    with context(demo) as whole, context_of(trimmed, with_mtp=False) as target:
         for found in (whole, target):
             with pytest.raises(UsageError, match=r"no draft head here: .*whose file has"):
                 found.set_draft_head(None, ids)
@@ -412,14 +413,19 @@ def test_a_file_without_a_trunk(
     with pytest.raises(ModelFileError, match="missing"):
         Model(path)
     monkeypatch.setattr("pyllama_mtp.model.validate_model_file", unchecked)
-    with Model(path) as head, context(head) as found, context(demo) as wanted:
-        given(wanted, ids)
-        part: Floats = logits_of(wanted)
-        assert logits_of(found)[:, ids].tobytes() == part.tobytes()
-        assert tokens_of(found, True) == tokens_of(wanted, True)
-        found.set_draft_head(None, ids)
-        assert logits_of(found).tobytes() == part.tobytes()
-        assert tokens_of(found, True) == tokens_of(wanted, True)
+    options = {"with_mtp": False, "mtp_head": True}
+    n, logits = 12, []
+    hidden = np.random.default_rng(0).standard_normal((n, demo.n_embd)).astype(np.float32)
+    with Model(path) as head:
+        for model in (head, demo):
+            with context_of(model, **options) as block:
+                block.decode(made_up(model, n), 0, every(n), hidden)
+                logits.append(np.stack([block.logits(row) for row in range(n)]))
+    size = np.abs(logits[1]).max()
+    np.testing.assert_allclose(
+        logits[0][:, ids], logits[1][:, ids], rtol=0, atol=scaled(1e-5) * size
+    )
+    assert np.isneginf(np.delete(logits[0], ids, axis=1)).all()
 
 
 def test_a_trimmed_output_beside_a_trunk(
