@@ -126,7 +126,7 @@ class Library:
         return self.variant != "upstream"
 
     def set_small_batch(self, value: bool) -> bool:
-        """Switch patch 12 for the process: products of a few columns, and of experts, on a CPU read
+        """Switch patch 5 for the process: products of a few columns, and of experts, on a CPU read
         each weight once. On in the patched variant, off in upstream's. A model's weights are
         repacked, as upstream likes them, if it is off when they are loaded. Not while anything
         computes.
@@ -142,7 +142,7 @@ class Library:
         return self.has_tap and bool(self.lib.pyllama_few_columns(ggml_type))
 
     def set_direct_states(self, value: bool) -> bool:
-        """Switch patch 18 for the process: recurrent layers on a CPU write their new states where
+        """Switch patch 8 for the process: recurrent layers on a CPU write their new states where
         they are kept. On in the patched variant, off in upstream's; same results. Not while
         anything computes.
 
@@ -152,7 +152,7 @@ class Library:
         return bool(self.lib.pyllama_set_cpu_switch(b"direct_states", value))
 
     def set_few_rows_attention(self, value: bool) -> bool:
-        """Switch patch 21 for the process: flash attention of 1 to 8 rows on a CPU reads K and V
+        """Switch patch 9 for the process: flash attention of 1 to 8 rows on a CPU reads K and V
         once for all rows and heads. On in the patched variant, off in upstream's; the results
         differ by rounding. Not while anything computes.
 

@@ -8,9 +8,9 @@ A worker that dies, or stops answering, while a model uses it is an error
 (:class:`.errors.WorkerLostError`) of the call that finds out, and of every later one of that model.
 Its memory is lost, so the model has to be closed; then the worker, or another one at its address,
 can be used again. Other models go on. ggml hands on zeros for what a lost worker should have
-computed (patch 15), so :func:`refuse_lost` is asked before a result is used.
+computed (patch 4), so :func:`refuse_lost` is asked before a result is used.
 
-Ctrl-C is heard while a worker is waited for (patch 19). One that answers within some seconds is not
+Ctrl-C is heard while a worker is waited for (patch 4). One that answers within some seconds is not
 harmed; one that does not, or not before the next Ctrl-C, is given up, which loses it.
 """
 

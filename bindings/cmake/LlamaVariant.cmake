@@ -74,7 +74,7 @@ function(llama_variant variant)
         LINKER_LANGUAGE CXX LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/${variant})
 
     # The shim: exceptions stop here, batches are filled here. The upstream
-    # variant lacks llama-mtp.h by definition, so its shim carries the same file that patch 2 adds, and
+    # variant lacks llama-mtp.h by definition, so its shim carries the same file that patch 6 adds, and
     # says that the rest is absent.
     set(_shim shim-${variant})
     add_library(${_shim} SHARED ${PYLLAMA_SHIM_DIR}/shim.cpp)

@@ -32,8 +32,8 @@ extern "C" {
 PYLLAMA_API const char * pyllama_stamp(void);
 
 // What our patches change in the speed of the CPU backend, in every one that is loaded; all is on by default.
-// "small_batch": patch 12's products of a few columns. "direct_states": patch 18's states, written where they are kept.
-// "few_rows_attention": patch 21's attention of a few rows.
+// "small_batch": patch 5's products of a few columns. "direct_states": patch 8's states, written where they are kept.
+// "few_rows_attention": patch 9's attention of a few rows.
 // False: no backend has it.
 PYLLAMA_API bool pyllama_set_cpu_switch(const char * name, bool value);
 // All of them.

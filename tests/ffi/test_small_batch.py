@@ -1,4 +1,4 @@
-"""Patch 12: the products of a few columns are, bit for bit, those of each column alone.
+"""Patch 5: the products of a few columns are, bit for bit, those of each column alone.
 
 Every type is tried with rows and columns left over by the kernel's groups, columns longer than its
 tiles, chunks of any size, several threads, experts with any number of tokens. That the products are

@@ -1,4 +1,4 @@
-"""Patch 18: a delta net writes its states where the copy after it would put them.
+"""Patch 8: a delta net writes its states where the copy after it would put them.
 
 The same values as with the copy, and only where nobody else can tell: `Outcome.direct` says whether
 the operator's own output still holds what it held before: the states were not written there.

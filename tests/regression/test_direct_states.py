@@ -1,4 +1,4 @@
-"""Patch 18 in a model's graphs: there is what it looks for, and it changes nothing.
+"""Patch 8 in a model's graphs: there is what it looks for, and it changes nothing.
 
 The operator itself: tests/ffi/test_state_copies.py.
 """
