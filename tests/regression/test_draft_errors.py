@@ -197,7 +197,7 @@ import numpy as np
 from pyllama_mtp import Model, native
 from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
-size = dict(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1)
+size = dict(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1, n_outputs_max=3)
 said = []
 with Model(sys.argv[1]) as model:
     try:
@@ -230,9 +230,12 @@ def test_upstreams_library(run_python: RunPython, demo_file: Path) -> None:
 
 
 def test_a_model_without_such_a_block(demo_file: Path, model: Model) -> None:
-    """A file whose block is left out: the library says so, and the process goes on."""
+    """A file whose block is left out. The library would refuse by itself."""
     with Model(demo_file, mtp=False) as bare:
-        with pytest.raises(UsageError, match=r"MTP|with_mtp"):
+        with pytest.raises(UsageError, match="a model with an MTP head"):
+            context(bare)
+        bare.has_mtp = True
+        with pytest.raises(UsageError, match="has no MTP block for its memory"):
             context(bare)
         with context(bare, with_mtp=False) as plain:
             plain.decode(made_up(bare, 3), 0, every(3))

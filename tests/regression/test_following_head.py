@@ -193,7 +193,7 @@ def prompts(demo: Model, demo_prompts: list[str]) -> list[list[int]]:
     return [demo.tokenize(prompt, parse_special=True) for prompt in demo_prompts]
 
 
-@pytest.mark.parametrize("options", [{}, {"drafting": "stepwise"}, {"p_min": 0.3}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"p_min": 0.3}], ids=str)
 @pytest.mark.parametrize("kind", ["file", "q8_0"])
 def test_more_drafts_are_accepted_and_the_text_stays(
     demo: Model, prompts: list[list[int]], kind: str, options: dict[str, object]

@@ -233,12 +233,9 @@ def generated(
 
 
 OPTIONS: dict[str, dict[str, object]] = {
-    "chain": {"drafting": "chain"},
-    "stepwise": {"drafting": "stepwise"},
+    "picked": {},
     "a probability": {"p_min": 0.4},
-    "a probability, stepwise": {"p_min": 0.4, "drafting": "stepwise"},
     "drawn": {"draft_sampling": True, "sampling": Sampling(temperature=0.8, seed=5)},
-    "host": {"handoff": "host", "drafting": "stepwise"},
 }
 
 
@@ -313,7 +310,7 @@ def test_where_there_is_no_trimmed_head(demo: Model, trimmed: Model, ids: Ints) 
     """A whole one, and a target that does not draft."""
     with context(demo) as whole, context_of(trimmed, with_mtp=False) as target:
         for found in (whole, target):
-            with pytest.raises(UsageError, match=r"no draft head here: .*whose file has"):
+            with pytest.raises(UsageError, match=r"no draft head here: .*of a file that has"):
                 found.set_draft_head(None, ids)
             assert found.draft_ids is None
     with context(trimmed) as found, pytest.raises(UsageError, match="other tokens"):
