@@ -108,9 +108,9 @@ def test_hidden_rows_without_a_tap(demo: Model) -> None:
 def test_hidden_states_for_a_draft_context(context: Context, draft: Context) -> None:
     n_embd = context.model.n_embd
     tokens, marks = np.array([1, 2], dtype=np.int32), np.zeros(2, dtype=np.int8)
-    with pytest.raises(UsageError, match="hidden rows belong to a draft context"):
+    with pytest.raises(UsageError, match="hidden rows belong to a context of the MTP block"):
         draft.decode(tokens, 0, marks)
-    with pytest.raises(UsageError, match="hidden rows belong to a draft context"):
+    with pytest.raises(UsageError, match="hidden rows belong to a context of the MTP block"):
         context.decode(tokens, 0, marks, np.zeros((2, n_embd), dtype=np.float32))
     for shape in ((1, n_embd), (2, n_embd - 1), (2 * n_embd,), (2, n_embd, 1)):
         with pytest.raises(UsageError, match="hidden rows of shape"):

@@ -235,7 +235,7 @@ def test_a_model_without_such_a_block(demo_file: Path, model: Model) -> None:
         with pytest.raises(UsageError, match="a model with an MTP head"):
             context(bare)
         bare.has_mtp = True
-        with pytest.raises(UsageError, match="has no MTP block for its memory"):
+        with pytest.raises(UsageError, match="has no MTP block for the context"):
             context(bare)
         with context(bare, with_mtp=False) as plain:
             plain.decode(made_up(bare, 3), 0, every(3))
