@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pyllama_mtp.hidden import HostRows, Ints
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session
 from pyllama_mtp.batch import Ints

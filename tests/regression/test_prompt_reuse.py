@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pyllama_mtp.hidden import HostRows, TapRows
 
 from pyllama_mtp import Generation, Model, Session
 from pyllama_mtp.errors import PromptFileError, PyllamaMtpError, UsageError

@@ -52,6 +52,7 @@ def test_the_text_with_mtp_is_that_without(
     with Session(demo, settings(0, rope=rope)) as session:
         expected = greedy(session, prompt, 40).tokens
     with Session(demo, settings(3, rope=rope)) as session:
+        assert session._engine.drafter
         assert session._engine.target.options.rope == rope
         got = greedy(session, prompt, 40)
     same = assert_same_tokens(demo, prompt, got.tokens, expected, 0 if demo.same_bits else gap)

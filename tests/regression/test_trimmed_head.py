@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from pyllama_mtp.hidden import Floats, Ints
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session
 from pyllama_mtp.batch import Ints

@@ -9,19 +9,17 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pyllama_mtp import Model, Session, rpc
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp import Model, rpc
+from pyllama_mtp.context import Context
 from pyllama_mtp.drafthead import head_rows
 from pyllama_mtp.models.synth import write_synthetic
-from pyllama_mtp.speculative.drafter import Newest
 
-from ..regression.support import settings
+from ..regression.twocontexts import TwoContexts, agree, context, drafts_of, one_sequence
 from ..trimmed import write_trimmed
 from ..workers import Line, worker
 
@@ -84,84 +82,72 @@ def settle(line: Line) -> None:
     rpc.wait_for(devices)
 
 
-class Drafting:
-    """Drafts after PROMPT, again and again."""
-
-    def __init__(self, session: Session, line: Line) -> None:
-        session.process([*PROMPT, 0])
-        assert session._engine.drafter
-        self._line, self._drafter = line, session._engine.drafter
-        self._start, self._carry = self._drafter._begin_draft(0)
-
-    def chain(self, n: int) -> tuple[list[int], Counter[int]]:
-        """A chain of `n`, and the messages that it takes when its graph is there already."""
-        context = self._drafter.context
-        for _ in range(2):
-            context.remove(self._start)
-            context.set_greedy(True)
-            settle(self._line)
-            self._line.clear()
-            tokens = context.draft_chain(NEWEST, self._start, self._carry, n)
-            settle(self._line)
-        return tokens, commands(self._line)
-
-    def stepwise(self, n: int) -> list[int]:
-        """Drafts from a graph each."""
-        drafter, newest = self._drafter, Newest(0, NEWEST, n)
-        drafter.resume(0, self._start, self._carry)
-        drafter.chained = False
-        return drafter.draft([newest], n)[0].tokens
+def chain(context: Context, line: Line, n: int) -> tuple[list[int], Counter[int]]:
+    """A chain of `n`, and the messages that it takes when its graph is there already."""
+    for _ in range(2):
+        settle(line)
+        line.clear()
+        tokens = drafts_of(context, NEWEST, n)
+        settle(line)
+    return tokens, commands(line)
 
 
 @pytest.mark.parametrize(
     ("file", "vocabulary", "stays"),
     [
-        ("tied", "full", True),
+        ("tied", None, True),
         ("tied", FEW, True),
         ("untied", FEW, True),
-        ("trimmed", "auto", True),
-        ("untied", "full", False),
+        ("trimmed", "file", True),
+        ("untied", None, False),
     ],
 )
 def test_it_stays_there(
-    request: pytest.FixtureRequest, line: Line, file: str, vocabulary: str | int, stays: bool
+    request: pytest.FixtureRequest,
+    line: Line,
+    file: str,
+    vocabulary: int | str | None,
+    stays: bool,
 ) -> None:
     """With a tied LM head, or a draft head: as many messages whatever its length. And what it
-    drafts is what its steps draft one by one."""
+    drafts is what upstream's single steps draft."""
     path: Path = request.getfixturevalue(file)
-    chosen = settings(LONG, draft_vocab=vocabulary, checkpoints=0)
+    prompt = one_sequence(np.array(PROMPT, dtype=np.int32))
     with Model(path, rpc_servers=line.address) as model:
-        with Session(model, chosen) as session:
-            drafting = Drafting(session, line)
-            (few, short), (tokens, long) = drafting.chain(SHORT), drafting.chain(LONG)
-        with Session(model, replace(chosen, drafting="stepwise")) as session:
-            steps = Drafting(session, line).stepwise(LONG)
-    assert tokens[:SHORT] == few and tokens == steps and len(set(tokens)) > 2
+        ids = None if vocabulary is None else np.arange(FEW, dtype=np.int32) * 2
+        if vocabulary == "file":
+            ids = np.arange(0, model.n_vocab, 2, dtype=np.int32)
+        with context(model) as found:
+            if ids is not None:
+                rows = None if vocabulary == "file" else head_rows(model.info, ids)
+                found.set_draft_head(rows, ids)
+            found.decode_batch(prompt)
+            (few, short), (tokens, long) = (chain(found, line, n) for n in (SHORT, LONG))
+        with TwoContexts(model) as wanted:
+            wanted.decode(prompt)
+            steps = wanted.draft(NEWEST, LONG, ids=ids)
+    assert tokens[:SHORT] == few and agree(tokens, steps) and len(set(tokens)) > 2
     graphs = [sum(found[number] for number in COMPUTES) for found in (short, long)]
     if not stays:
         assert graphs == [SHORT, LONG]
         return
     assert graphs == [1, 1]
-    # Embeddings of the first step, rows of hidden states, mask, and positions with slots.
-    assert short[SET_TENSOR] == long[SET_TENSOR] == 4
+    # The newest tokens, mask, and positions with slots.
+    assert short[SET_TENSOR] == long[SET_TENSOR] == 3
     assert short[GET_TENSOR] == long[GET_TENSOR] == 1
 
 
 @pytest.mark.parametrize("part", [False, True], ids=["whole", "part"])
 def test_rows_are_gathered_by_a_column_that_there_is(tied: Path, line: Line, part: bool) -> None:
     """ggml_argmax() of CUDA gives -1 for a row of NaNs."""
-    shared = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "n_outputs_max": 64}
-    with (
-        Model(tied, rpc_servers=line.address) as model,
-        Context(model, ContextOptions(**shared, need_embd_pre_norm=True)) as target,
-        Context(model, ContextOptions(**shared, mtp_head=True, trace=True), target) as draft,
-    ):
+    with Model(tied, rpc_servers=line.address) as model, context(model, trace=True) as draft:
         if part:
             ids = np.arange(0, model.n_vocab, 7, dtype=np.int32)
             draft.set_draft_head(head_rows(model.info, ids), ids)
-        assert target.tap
-        draft.draft_chain(NEWEST, 0, target.tap.zero(), LONG)
-        ops = [node.op for node in draft.nodes()]
+        draft.decode_batch(one_sequence(np.array(PROMPT, dtype=np.int32)))
+        before = len(draft.nodes())
+        drafts_of(draft, NEWEST, LONG)
+        ops = [node.op for node in draft.nodes()[before:]]
         assert ops.count("ARGMAX") == LONG
         assert ops.count("CLAMP") == (LONG if part else LONG - 1), "nothing follows the last one"
         for at, op in enumerate(ops):
