@@ -18,6 +18,7 @@ from pyllama_mtp.speculative.depth import DepthController
 from pyllama_mtp.speculative.ngram import Match, NgramLookup
 from pyllama_mtp.telemetry import BatchTelemetry
 
+from . import kvstate
 from .support import assert_same_tokens, settings
 
 N = 24
@@ -152,7 +153,7 @@ def test_some_are_drafted_for_and_some_are_not(served: Served, text: list[int], 
         assert sum(requests[0].answer.telemetry.accepted) > 0
     for request, prompt in zip(requests, prompts, strict=True):
         check(served, request.answer, prompt, gap)
-    assert not served.engine.drafter or served.engine.drafter.sequences[1].n_past == 0
+    assert not served.engine.upstream or served.engine.upstream.sequences[1].n_past == 0
 
 
 def test_prompts_and_rounds_take_turns(demo: Model, text: list[int]) -> None:
@@ -184,7 +185,7 @@ def test_the_place_that_holds_most_is_taken(demo: Model, text: list[int]) -> Non
     served.engine.close()
 
 
-@pytest.mark.parametrize("how", ["chain", "over the host"])
+@pytest.mark.parametrize("how", ["chain", "upstream's way"])
 def test_a_checkpoint_has_the_row_that_pairs_with_the_next_token(
     demo: Model, text: list[int], how: str
 ) -> None:
@@ -200,10 +201,14 @@ def test_a_checkpoint_has_the_row_that_pairs_with_the_next_token(
             served.engine.enter(place, text[:64], Telemetry())
             served.engine.prefill(place, text[:64], Telemetry())
             served.engine.prefill(place, text[:64], Telemetry())
-        assert len(place.cached) == 64 and served.engine.drafter
-        own = served.engine.drafter.sequences[0]
-        assert own.n_past == 64 == served.engine.target.past(place.seq) and own.carry is not None
-        rows.append(own.carry.to_host())
+        engine = served.engine
+        assert len(place.cached) == 64 == engine.target.past(place.seq)
+        if engine.upstream:
+            own = engine.upstream.sequences[0]
+            assert own.n_past == 64 and own.carry is not None
+            rows.append(own.carry[0])
+        else:
+            rows.append(kvstate.parse(engine.target.save_state()).carry)
         served.engine.close()
     assert np.abs(rows[1]).max() > 0.1
     np.testing.assert_allclose(rows[0], rows[1], atol=1e-3)

@@ -76,7 +76,7 @@ def assert_like_alone(
 CASES: dict[str, tuple[int | str, dict[str, object]]] = {
     "no drafts": (0, {}),
     "one draft": (1, {}),
-    "chain": (3, {"drafting": "chain"}),
+    "chain": (3, {"prompt_sync": "kv"}),
     "replay": (3, {"rollback": "replay"}),
     "deep": (6, {}),
     "part of the vocabulary": (3, {"draft_vocab": 1024}),

@@ -129,7 +129,7 @@ def test_memory_of_a_type(demo: Model, vocab: str | int) -> None:
     found = {}
     for kind in ("q8_0", "q4_0"):
         with Session(demo, settings(2, draft_vocab=vocab, draft_head_type=kind)) as session:
-            found[kind] = session.memory()["draft_context"]
+            found[kind] = session.memory()["target_context"]
     n = demo.n_vocab if vocab == "full" else vocab
     assert found["q8_0"] - found["q4_0"] == n * demo.n_embd // 2
 

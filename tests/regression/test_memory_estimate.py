@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Session, Settings, native, sizing
-from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import InsufficientMemoryError
 from pyllama_mtp.models.memory import padded
 from pyllama_mtp.models.synth import write_synthetic
@@ -32,7 +30,7 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
     ("demo", {"n_ctx": 2048, "draft_n_max": 2, "flash_attn": "off"}, 1),
     ("demo", {"n_ctx": 1024, "draft_n_max": 3, "n_batch": 256, "n_ubatch": 64}, 4),
     ("demo", {"n_ctx": 2048, "draft_n_max": 3, "rollback": "replay", "draft_vocab": 512}, 1),
-    ("demo", {"n_ctx": 2048, "draft_n_max": 3, "drafting": "stepwise", "handoff": "host"}, 1),
+    ("demo", {"n_ctx": 2048, "draft_n_max": 3, "prompt_sync": "full"}, 1),
     ("demo", {"n_ctx": 2048, "draft_n_max": 3, "prompt_sync": "full", "prompt_rows": "all"}, 1),
     ("moe", {"n_ctx": 4096, "draft_n_max": 4, "cache_type_k": "f32", "n_ubatch": 128}, 1),
     ("moe", {"n_ctx": 512, "draft_n_max": "auto"}, 3),
@@ -214,21 +212,10 @@ def test_the_length_of_its_own_fits_the_memory_that_holds_the_caches(
     assert LEAST_N_CTX > 256
 
 
-def test_places_of_a_server_count_with_their_checkpoints(demo: Model) -> None:
+def test_places_count_with_their_checkpoints(demo: Model) -> None:
     with demo.without_memory() as twin:
         plain = simulate(twin, Settings(checkpoints=0), 3, 512)[0]
-        more = simulate(twin, Settings(checkpoints=0), 3, 512, 3 * 2)[0]
-    given: list[int] = []
-    with pytest.MonkeyPatch.context() as patch:
-        original = sizing.choose_n_ctx
-
-        def choose(*arguments: Any) -> int:
-            given.append(arguments[3])
-            return original(*arguments)
-
-        patch.setattr("pyllama_mtp.engine.choose_n_ctx", choose)
-        with closing(Engine(demo, Settings(n_ctx=512, n_threads=1, checkpoints=2), 3)):
-            assert given == [6]
+        more = simulate(twin, Settings(checkpoints=2), 3, 512)[0]
     with Session(demo, Settings(n_ctx=512, n_threads=1)) as session:
         session.process(made_up(demo, 100).tolist())
         state = len(session._engine.target.save_state(recurrent_only=True))

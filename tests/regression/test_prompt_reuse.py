@@ -79,29 +79,6 @@ def test_the_closest_checkpoint_is_used(
         assert got.telemetry.n_cached == max(cuts, default=0)
 
 
-def test_more_checkpoints_than_the_tap_has_room_for(
-    demo: Model, text: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rows of those that come last are on the host; slots of those that went are used again."""
-    with Session(demo, settings(3, checkpoints=9, **EXACT)) as session:
-        drafter = session._engine.drafter
-        assert drafter
-        with monkeypatch.context() as patch:
-            patch.setattr(drafter, "_slots", range(1, 3))
-            for start in (0, 90):
-                for n in (40, 60, 80, 90):
-                    session.process(text[start : start + n])
-                kept = session._engine.places[0].checkpoints._kept
-                assert [type(one.carry) for one in kept[:3]] == [TapRows, TapRows, HostRows]
-                assert len({one.carry.index[0] for one in kept[:2]}) == 2  # type: ignore[union-attr]
-        for n in (85, 55, 45):
-            prompt = [*text[90 : 90 + n], *text[10:20]]
-            got, before = run(session, prompt), session.settings
-            assert 0 < got.telemetry.n_cached <= n
-            with Session(demo, before) as fresh:
-                assert got.telemetry.pairs == run(fresh, prompt).telemetry.pairs
-
-
 def test_no_checkpoints_when_none_are_wanted(demo: Model, text: list[int], gap: float) -> None:
     with Session(demo, settings(3, checkpoints=0)) as session:
         run(session, text[:97])

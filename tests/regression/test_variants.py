@@ -79,3 +79,56 @@ def test_same_logits_and_same_tokens(
     patched = outcome(run_python, model, tmp_path, "patched")
     assert patched[0] == upstream[0], "logits differ between the variants"
     assert patched[1] == upstream[1], "tokens or acceptance with MTP differ between the variants"
+
+
+#: Model file, (depth, options) of some sessions; prints what each gives after prompts at all edges.
+GENERATIONS = f"""
+import json, sys
+
+from pyllama_mtp import Model, Session, Settings, native
+
+EDGES = {EDGES!r}
+small = dict(n_ctx=512, n_batch=48, n_ubatch=16, n_threads=1, checkpoints=0)
+native.load().set_small_batch(False)
+native.load().set_few_rows_attention(False)
+found = {{}}
+with Model(sys.argv[1]) as model:
+    text = [(7 * i * i + 13 * i + 5) % model.n_vocab for i in range(max(EDGES))]
+    imposed = (0.75, 0.5, 0.25) if model.info.n_expert else None  # its head predicts nothing
+    for depth, options in json.loads(sys.argv[2]):
+        chosen = Settings(draft_n_max=depth, synthetic_acceptance=imposed, **small, **options)
+        with Session(model, chosen) as session:
+            results = found[json.dumps([depth, options])] = []
+            for n in EDGES:
+                run = session.generate(text[:n], max_tokens=12, ignore_eos=True, log_pairs=True)
+                run.run()
+                pairs = [(p.position, p.drafted, p.actual) for p in run.telemetry.pairs]
+                results.append([run.tokens, run.text, pairs, run.telemetry.accepted])
+print(json.dumps([native.load().variant, found]))
+"""
+
+
+@pytest.mark.parametrize("name", ["demo_file", "moe_file"])
+def test_either_sync_gives_what_upstream_gives(
+    run_python: RunPython, name: str, request: pytest.FixtureRequest
+) -> None:
+    """Text, drafts and acceptance, whichever context the MTP block is in."""
+    model: Path = request.getfixturevalue(name)
+    outcomes = {}
+    for variant, syncs in (("upstream", ("full",)), ("patched", ("kv", "full"))):
+        cases = [
+            (depth, {"prompt_rows": rows, "prompt_sync": sync})
+            for depth in (1, 3)
+            for rows in ("last", "all")
+            for sync in syncs
+        ]
+        env = {"PYLLAMA_MTP_LIB": variant}
+        done = run_python(GENERATIONS, model, json.dumps(cases), env=env)
+        assert done.returncode == 0, done.stderr
+        loaded, outcomes[variant] = json.loads(done.stdout)
+        assert loaded == variant and len(outcomes[variant]) == len(cases)
+    for case, found in outcomes["patched"].items():
+        depth, options = json.loads(case)
+        wanted = outcomes["upstream"][json.dumps([depth, {**options, "prompt_sync": "full"}])]
+        assert len(str(wanted)) > 1000
+        assert found == wanted, case
