@@ -79,7 +79,9 @@ function(llama_variant variant)
     set(_shim shim-${variant})
     add_library(${_shim} SHARED ${PYLLAMA_SHIM_DIR}/shim.cpp)
     if(variant STREQUAL "upstream")
-        target_sources(${_shim} PRIVATE ${PYLLAMA_TREE_patched}/src/llama-mtp.cpp
+        # a copy, because what is included from beside the file would be the patched tree's
+        configure_file(${PYLLAMA_TREE_patched}/src/llama-mtp.cpp ${CMAKE_BINARY_DIR}/generated/llama-mtp.cpp COPYONLY)
+        target_sources(${_shim} PRIVATE ${CMAKE_BINARY_DIR}/generated/llama-mtp.cpp
             ${PYLLAMA_SHIM_DIR}/mtp_absent.cpp)
     endif()
     target_include_directories(${_shim} PRIVATE ${PYLLAMA_SHIM_DIR}
