@@ -12,13 +12,13 @@ import json
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-from pyllama_mtp import Model, Session, Settings, Telemetry
+from pyllama_mtp import Model, Session, Settings, generate, scheduler
 
 FIELDS = ("graphs", "uploads", "downloads", "waits")
+PHASES = ("draft", "verify", "accept", "roll_back")
 N_PROMPT, N_BATCH, N_TOKENS = 64, 16, 24
 
 
@@ -35,22 +35,29 @@ class Rounds:
         self._now = Traffic.in_dll(ctypes.CDLL(None), "traffic")
         self._phases: Counter[tuple[str, str]] = Counter()
         self.all: list[Counter[tuple[str, str]]] = []
-        timed, count_round = Telemetry.timed, Telemetry.count_round
+        for phase in PHASES:
+            setattr(generate, phase, self._counted(phase, getattr(generate, phase)))
+        speculate = scheduler.speculate
 
-        @contextmanager
-        def counted(telemetry: Telemetry, phase: str) -> Iterator[None]:
-            before = self.now()
-            with timed(telemetry, phase):
-                yield
-            for name in FIELDS:
-                self._phases[phase, name] += self.now()[name] - before[name]
-
-        def next_round(telemetry: Telemetry, *arguments: Any) -> None:
-            count_round(telemetry, *arguments)
+        def next_round(*arguments: Any) -> Any:
+            found = speculate(*arguments)
             self.all.append(self._phases)
             self._phases = Counter()
+            return found
 
-        Telemetry.timed, Telemetry.count_round = counted, next_round  # type: ignore[method-assign, assignment]
+        scheduler.speculate = next_round
+
+    def _counted(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with what it gives to the device counted."""
+
+        def counted(*arguments: Any) -> Any:
+            before = self.now()
+            found = function(*arguments)
+            for name in FIELDS:
+                self._phases[phase, name] += self.now()[name] - before[name]
+            return found
+
+        return counted
 
     def now(self) -> Counter[str]:
         """Everything so far."""

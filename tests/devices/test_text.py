@@ -40,12 +40,11 @@ def written(
         {"depth": 0},
         {"depth": 1},
         {},
-        {"drafting": "stepwise"},
         {"draft_vocab": FEW},
         {"draft_vocab": FEW, "draft_head_type": "q4_0"},
         {"p_min": 0.3},
         {"rollback": "replay"},
-        {"prompt_sync": "full", "handoff": "host"},
+        {"prompt_sync": "full"},
         {"flash_attn": "off"},
         {"depth": "auto", "draft_vocab": FEW},
     ],
@@ -56,14 +55,12 @@ def test_as_on_the_cpu(demo_pair: Pair, options: dict[str, object]) -> None:
     assert got.tokens == demo_pair.texts[0]
     if options.get("depth", DEPTH) in (1, DEPTH):
         assert sum(got.telemetry.accepted) > 2
-        sent = options.get("handoff") == "host"
-        assert (got.telemetry.hidden_bytes["to_host"] > 0) == sent
 
 
 def test_a_chain_drafts_what_its_steps_draft(demo_pair: Pair) -> None:
     drafts = []
-    for drafting in ("chain", "stepwise"):
-        got = written(demo_pair.there, demo_pair.prompts[1], drafting=drafting)
+    for sync in ("kv", "full"):
+        got = written(demo_pair.there, demo_pair.prompts[1], prompt_sync=sync)
         assert got.tokens == demo_pair.texts[1]
         assert got.telemetry.pairs
         drafts.append([(pair.position, pair.drafted) for pair in got.telemetry.pairs])

@@ -125,7 +125,7 @@ from pyllama_mtp import Model, Session, Settings
 
 def use():
     model = Model(sys.argv[1])
-    session = Session(model, Settings(n_ctx=64, n_threads=1, draft_n_max=2))
+    session = Session(model, Settings(n_ctx=64, n_threads=1, draft_n_max=2, prompt_sync="full"))
     generation = session.generate("one two", max_tokens=4, ignore_eos=True)
     next(iter(generation))
     return model, session, generation
@@ -168,7 +168,7 @@ library = native.load()
 native._loaded = dataclasses.replace(library, lib=Recorder(library.lib))
 gc.disable()
 model = Model(sys.argv[1])
-session = Session(model, Settings(n_ctx=64, n_threads=1, draft_n_max=2))
+session = Session(model, Settings(n_ctx=64, n_threads=1, draft_n_max=2, prompt_sync="full"))
 model.cycle = session
 del model, session
 gc.collect()
