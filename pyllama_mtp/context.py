@@ -59,7 +59,7 @@ class Context(Owned, OfThisProcess):
         Args:
             model: stays open for as long as this context.
             options: see :class:`ContextOptions`.
-            target: for a draft context, the context whose hidden rows it consumes.
+            target: for a context of the MTP block alone, the context that it drafts for.
 
         Raises:
             InsufficientMemoryError: llama.cpp could not allocate it.

@@ -1,4 +1,4 @@
-"""A processed prompt in a file: tokens, the states of both caches, and what they were made with.
+"""A processed prompt in a file: tokens, the states of the caches, and what they were made with.
 
 Format, version 1. All numbers are little-endian; nothing is aligned, nothing follows the end.
 
@@ -14,8 +14,8 @@ Format, version 1. All numbers are little-endian; nothing is aligned, nothing fo
     20 + n        the sections back to back:
                     tokens        token ids, i32
                     target        state of the target cache, as llama.cpp gave it
-                    draft         state of the draft cache, likewise; may be absent
-                    carry         hidden state of the last position, f32; may be absent
+                    draft         of a draft context (upstream's way), likewise; may be absent
+                    carry         its hidden state of the last position, f32; may be absent
 
 Every byte lies under the magic, the version or a checksum. CRC-32 because the enemy is a truncated
 copy or a bad disk, and states run to gigabytes: zlib computes it 3 times as fast as SHA-256 with

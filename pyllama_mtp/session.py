@@ -164,7 +164,7 @@ class _Places(Owned):
         return telemetry
 
     def save(self, path: str | os.PathLike[str], sequence: int = 0) -> None:
-        """Write what was processed (prompt and answer so far) to a file, draft cache included.
+        """Write what was processed (prompt and answer so far) to a file, what the MTP head keeps included.
 
         Args:
             sequence: whose, where there are several places.
@@ -253,8 +253,8 @@ class Session(_Places):
             stop: strings that end the generation, none of them empty; not part of the text. None:
                 no strings.
             ignore_eos: go on after an end token (speed measurements).
-            draft: False: without MTP this once, which then costs nothing. A later generation that
-                drafts processes this text again, as far back as the draft cache needs.
+            draft: False: without drafts this once. In upstream's way (prompt_sync "full") a later
+                generation that drafts processes this text again.
             log_pairs: keep every (drafted, actual) pair of the head in the telemetry.
             log_ties: keep the near ties of greedy text in the telemetry: where the text may differ
                 from that of other batches, unless `Model.same_bits`. Needs the patched library.

@@ -63,7 +63,7 @@ def _keep(of: Settings | Sampling, name: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """How the target and the draft context are made. Raises UsageError for a value out of range.
+    """How a model is run, with MTP or without. Raises UsageError for a value out of range.
 
     Attributes:
         n_ctx: context length in tokens; 0 means the model's training length.

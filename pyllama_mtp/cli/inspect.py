@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 _PARTS = {
     "weights": "weights",
     "target_context": "caches and states",
-    "draft_context": "draft cache and head",
-    "hidden_rows": "hidden states",
+    "draft_context": "draft cache",
     "target_compute": "graph buffers",
     "draft_compute": "draft graph buffers",
     "outputs": "rows of logits",

@@ -21,8 +21,8 @@ def tokens_after(depth: int, repeats: int) -> int:
 def costs_against_no_mtp(session: Session, prompt: Sequence[int], repeats: int) -> Costs:
     """As :func:`measure_costs`, but ``verify[1]`` is a step that has nothing to do with MTP.
 
-    There it is a round without drafts, in which the draft cache is kept up; that is what a depth
-    chosen while generating competes with, and dearer than a model without MTP.
+    There it is a round without drafts, which writes the MTP head's keys and values, too; that is
+    what a depth chosen while generating competes with, and dearer than a model without MTP.
 
     Raises:
         UsageError: the session does not draft, or the context is too short.
