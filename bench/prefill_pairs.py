@@ -8,18 +8,12 @@ percent within a minute, that is too coarse. Here three sessions are open at onc
 and one with it, and process the same prompt in steps of --step tokens, turn and turn about; which
 goes first changes with every step, and which is made first with every round. A round's figure is
 the sum over its steps. The two sessions without MTP are alike in everything but the memory they
-got: their ratio is what the machine does by itself.
-
-Where that is more than what is looked for, as with long prompts, --one-session has a single session
-process every step once with MTP and once told not to draft, as often as there are rounds, one right
-after the other and in the same memory; which goes first changes with every pair.
-Writes results/NAME.json and .md.
+got: their ratio is what the machine does by itself. Writes results/NAME.json and .md.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,13 +22,12 @@ from typing import Any
 
 from benchkit import results
 from benchkit.model import model_file
-from benchkit.onesession import OneSession
 from benchkit.paths import ensure_driver
 from benchkit.plan import random_prompt
 
 BASE, CONTROL, MTP = CASES = ("no MTP", "no MTP again", "MTP")
 WARMUP = (512, 8)  # tokens of prompt, generated tokens
-Round = dict[str, dict[str, float]]
+Round = dict[str, float]
 Rounds = list[Round]
 
 
@@ -50,7 +43,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, default=6, metavar="N", help="a multiple of 3 (default: %(default)s)")
     add("--step", type=int, default=512, metavar="N", help="default: %(default)s")
     add("--depth", type=int, default=3, metavar="K", help="drafts per round (default: %(default)s)")
-    add("--one-session", action="store_true", help="one session, the same memory for all")
     add("--threads", type=int, default=available_threads(), metavar="N")
     add("--name", default="prefill-pairs", help="of the result files")
     args = parser.parse_args(argv)
@@ -60,7 +52,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--sizes: whole numbers, separated by commas")
     if min((*args.sizes, args.rounds, args.step, args.depth)) < 1:
         parser.error("sizes, rounds, step and depth must be at least 1")
-    if args.rounds % len(CASES) and not args.one_session:
+    if args.rounds % len(CASES):
         parser.error("--rounds must be a multiple of 3: each session is made first equally often")
     return args
 
@@ -71,7 +63,7 @@ def turned(cases: Sequence[str], by: int) -> list[str]:
     return [*cases[by:], *cases[:by]]
 
 
-def text_of(model: Any, size: int, number: int = 0) -> list[int]:
+def text_of(model: Any, size: int, number: int) -> list[int]:
     """Random tokens, one more than the prompt: the last one is never processed."""
     prompt = random_prompt(size + 1, model.n_vocab)
     return [(token + number) % model.n_vocab for token in prompt]
@@ -88,76 +80,37 @@ def open_session(model: Any, args: argparse.Namespace, prompt: list[int], **opti
     return session
 
 
-def steps(args: argparse.Namespace, size: int) -> list[tuple[int, int]]:
-    """(first token, end) of each step."""
-    return list(itertools.pairwise([*range(0, size, args.step), size]))
-
-
-def nothing() -> dict[str, float]:
-    """Figures to add to."""
-    return {"prefill_s": 0.0, "prompt_sync_s": 0.0}
-
-
-def add_figures(to: dict[str, float], telemetry: Any) -> None:
-    """Add those of one step."""
-    to["prefill_s"] += telemetry.prefill_s
-    to["prompt_sync_s"] += telemetry.time_s["prompt_sync"]
-
-
 def one_round(model: Any, args: argparse.Namespace, size: int, number: int) -> Round:
-    """Seconds of the whole prompt, and of its sync, by case: a session each."""
+    """Seconds of the whole prompt by case: a session each."""
     prompt, order = text_of(model, size, number), turned(CASES, number)
-    found = {case: nothing() for case in CASES}
+    found = dict.fromkeys(CASES, 0.0)
     sessions: dict[str, Any] = {}
     try:
         for case in order:
             depth = args.depth if case == MTP else 0
             sessions[case] = open_session(model, args, prompt, draft_n_max=depth)
-        for _, end in steps(args, size):
+        for end in [*range(args.step, size, args.step), size]:
             order = turned(order, 1)
             for case in order:
                 # process() leaves the last token: each step computes exactly its own tokens
-                add_figures(found[case], sessions[case].process(prompt[: end + 1]))
+                found[case] += sessions[case].process(prompt[: end + 1]).prefill_s
     finally:
         for session in sessions.values():
             session.close()
     return found
 
 
-def all_rounds(model: Any, args: argparse.Namespace, size: int) -> Rounds:
-    """The same for every round, side by side in one session."""
-    prompt = text_of(model, size)
-    rounds: Rounds = [{case: nothing() for case in (BASE, MTP)} for _ in range(args.rounds)]
-    session = open_session(model, args, prompt, draft_n_max=args.depth, checkpoints=0)
-    try:
-        one = OneSession(session)
-        for i, (start, end) in enumerate(steps(args, size)):
-            orders = [turned((BASE, MTP), i + number) for number in range(args.rounds)]
-            cases = [case for order in orders for case in order]
-            figures = one.step(prompt, start, end, [case == MTP for case in cases])
-            for j, (case, telemetry) in enumerate(zip(cases, figures, strict=True)):
-                add_figures(rounds[j // 2][case], telemetry)
-            print(f"{end} of {size} tokens", file=sys.stderr, flush=True)
-    finally:
-        session.close()
-    return rounds
-
-
 def summarize(size: int, rounds: Rounds) -> dict[str, Any]:
     """Medians over the rounds of one size; ratios are taken within a round."""
-    seconds = {case: [r[case]["prefill_s"] for r in rounds] for case in CASES if case in rounds[0]}
-    base, mtp = seconds[BASE], seconds[MTP]
-    again = seconds.get(CONTROL, base)
+    base, again, mtp = ([r[case] for r in rounds] for case in CASES)
     plain = [(b + c) / 2 for b, c in zip(base, again, strict=True)]
     ratios = [p / m for p, m in zip(plain, mtp, strict=True)]
-    controls = [b / c for b, c in zip(base, again, strict=True)] if CONTROL in seconds else []
-    shares = [r[MTP]["prompt_sync_s"] / r[MTP]["prefill_s"] for r in rounds]
+    controls = [b / c for b, c in zip(base, again, strict=True)]
     return {
         "tokens_per_s": {BASE: size / median(plain), MTP: size / median(mtp)},
         "ratio": median(ratios),
         "ratios": ratios,
         "controls": controls,
-        "prompt_sync_share": median(shares),
     }
 
 
@@ -168,28 +121,24 @@ def markdown(result: dict[str, Any]) -> str:
     lines += results.header_lines(result)
     lines += [
         f"- Model: {plan['model']}; depth {plan['depth']}, steps of {plan['step']} tokens, "
-        f"{plan['threads']} threads; "
-        + ("one session, the same memory" if plan["one_session"] else "a session each"),
+        f"{plan['threads']} threads; a session each",
         "",
-        "| prompt | no MTP tok/s | MTP tok/s | ratio | per round | control | prompt sync |",
-        "|---|---|---|---|---|---|---|",
+        "| prompt | no MTP tok/s | MTP tok/s | ratio | per round | control |",
+        "|---|---|---|---|---|---|",
     ]
     for size, found in result["sizes"].items():
         speed = found["tokens_per_s"]
         per_round = ", ".join(f"{ratio:.3f}" for ratio in found["ratios"])
         controls = found["controls"]
-        control = f"{min(controls):.3f} to {max(controls):.3f}" if controls else "-"
         lines.append(
             f"| {int(size):,} | {speed[BASE]:.1f} | {speed[MTP]:.1f} | {found['ratio']:.3f} | "
-            f"{per_round} | {control} | "
-            f"{100 * found['prompt_sync_share']:.2f} % |"
+            f"{per_round} | {min(controls):.3f} to {max(controls):.3f} |"
         )
     lines += [
         "",
-        "`ratio` is the median of the rounds' ratios (above 1: faster with MTP), `prompt sync` the",
-        "share of prefill in which the MTP block's cache is filled. `control` is the same ratio",
-        "between two sessions without MTP: what the machine, and the memory that a session got,",
-        'make by themselves; "no MTP" is then the mean of both.',
+        "`ratio` is the median of the rounds' ratios (above 1: faster with MTP). `control` is the",
+        "same ratio between two sessions without MTP: what the machine, and the memory that a",
+        'session got, make by themselves; "no MTP" is the mean of both.',
     ]
     return "\n".join(lines) + "\n"
 
@@ -204,12 +153,9 @@ def main(argv: list[str] | None = None) -> int:
     samples: dict[str, Rounds] = {str(size): [] for size in args.sizes}
     with Model(path) as model:
         stamp = native.load().stamp
-        for number in range(1 if args.one_session else args.rounds):
+        for number in range(args.rounds):
             for size in args.sizes:
-                if args.one_session:
-                    samples[str(size)] = all_rounds(model, args, size)
-                else:
-                    samples[str(size)].append(one_round(model, args, size, number))
+                samples[str(size)].append(one_round(model, args, size, number))
                 latest = summarize(size, samples[str(size)])
                 label = f"[{len(samples[str(size)])}/{args.rounds}] {size} tokens"
                 print(f"{label}: {latest['ratios'][-1]:.3f}", file=sys.stderr, flush=True)
@@ -218,8 +164,7 @@ def main(argv: list[str] | None = None) -> int:
                 "plan": {
                     "model": path.name,
                     **{
-                        name: getattr(args, name)
-                        for name in ("rounds", "step", "depth", "threads", "one_session")
+                        name: getattr(args, name) for name in ("rounds", "step", "depth", "threads")
                     },
                 },
                 "sizes": {size: summarize(int(size), found) for size, found in samples.items()},
