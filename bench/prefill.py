@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchkit import results
@@ -34,7 +33,6 @@ from benchkit.plan import Plan
 from benchkit.statistics import Ratio, Spread
 from benchkit.worker import Load, Prefill, Prompt, Worker
 
-MIB = 2**20
 WARMUP_TOKENS = 32
 #: A worker that used more of a core than this while others were measured was not idle.
 IDLE_CPU_SHARE = 0.01
@@ -55,42 +53,36 @@ class Case:
 BASE, DEFECT = "no MTP", "all rows"
 CASES = (
     Case(BASE, "patched", {"draft_n_max": 0}),
-    Case(
-        DEFECT,
-        "patched",
-        {"prompt_rows": "all", "prompt_sync": "full", "handoff": "host"},
-    ),
+    Case(DEFECT, "patched", {"prompt_rows": "all", "prompt_sync": "full"}),
     Case("upstream", "upstream"),
     Case("K/V only", "patched"),
 )
-#: What each of the two other improvements does by itself.
+#: What the improvement of the MTP block does by itself, and what the library does.
 SWITCH_CASES = (
-    Case("full block, host", "patched", {"prompt_sync": "full", "handoff": "host"}),
-    Case("K/V only, host", "patched", {"prompt_sync": "kv", "handoff": "host"}),
-    Case("full block, device", "patched", {"prompt_sync": "full", "handoff": "device"}),
+    Case("full block", "patched", {"prompt_sync": "full"}),
     Case("no MTP, upstream", "upstream", {"draft_n_max": 0}),
 )
 
-HEAD = ("tok/s", "to no MTP", "per round", "prompt sync", "hidden MiB")
+HEAD = ("tok/s", "to no MTP", "per round", "prompt sync")
 DEFINITIONS = """\
 ## How to read this
 
-- `tok/s`: prompt tokens over the time until both contexts have computed what they were given, the
-  logits of the last row and the MTP block's cache included; median of the rounds, lowest and
-  highest in brackets. `to no MTP` is the median of the ratios to "{base}" in the same round,
-  `per round` the lowest and the highest of them.
-- `prompt sync`: the part of that time in which the host fills the MTP block's cache (totals over
-  the rounds); on a CPU that is what it costs, a GPU computes on while the host goes on. Upstream's
+- `tok/s`: prompt tokens over the time until everything is computed, the logits of the last row and
+  the MTP block's cache included; median of the rounds, lowest and highest in brackets. `to no MTP`
+  is the median of the ratios to "{base}" in the same round, `per round` the lowest and the highest
+  of them.
+- `prompt sync`: the part of that time in which the host fills the MTP block's cache in upstream's
+  way (totals over the rounds); on a CPU that is what it costs, a GPU computes on while the host
+  goes on. With K/V only the target's own decodes fill it: their part is not told apart. Upstream's
   own programs do not measure it.
-- `hidden MiB`: hidden states copied to the host / from it, per prompt; no column where none are, as
-  on a CPU.
 - {base}: draft depth 0; the MTP head is loaded.
-- all rows: our library with `prompt_rows="all"`, `prompt_sync="full"`, `handoff="host"`: the LM
-  head runs on every row of the prompt, which is the defect that this project began with.
+- all rows: our library with `prompt_rows="all"`, `prompt_sync="full"`: the LM head runs on every
+  row of the prompt, which is the defect that this project began with; the rest as upstream.
 - upstream: upstream's library, driven as it can be: the LM head runs on the last row, the whole MTP
-  block runs over the prompt, hidden states go over the host.
-- K/V only: our library with its defaults: of the MTP block K and V only, hidden states stay on the
-  device.
+  block runs over the prompt in a context of its own, hidden states go over the host.
+- K/V only: our library with its defaults: every decode computes the block's K and V, too, and
+  nothing else of it; hidden states stay where they are.
+- full block (with `--each-switch`): our library with `prompt_sync="full"`, which is upstream's way.
 - Depth {depth}. Every measurement has a fresh session of one process that keeps the model loaded
   (one per library), and a warm-up of {warmup} prompt and {warmup_tokens} generated tokens which is
   then forgotten. The text is real (sources of Python's standard library, or `--prompt-file`), the
@@ -112,7 +104,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     text = "rounds with the slow case, all rows (default: all)"
     add("--defect-rounds", type=int, metavar="N", help=text)
     add("--depth", type=int, default=3, metavar="K", help="drafts per round (default: %(default)s)")
-    add("--each-switch", action="store_true", help="also each improvement by itself")
+    add("--each-switch", action="store_true", help="also the full block, and upstream without MTP")
     text = "prompt tokens of the warm-up (default: the size, at most --n-batch)"
     add("--warmup", type=int, metavar="N", help=text)
     add("--prompt-file", type=Path, metavar="FILE", help="text to cut the prompts from")
@@ -203,7 +195,7 @@ class Bench:
         idle["s"] += answer["idle_s"]
         idle["cpu_s"] += answer["idle_cpu_s"]
         telemetry = answer["telemetry"]
-        names = ("n_prompt", "prefill_s", "prefill_tps", "prompt_sync", "handoff", "hidden_bytes")
+        names = ("n_prompt", "prefill_s", "prefill_tps", "prompt_sync")
         return {
             **{name: telemetry[name] for name in names},
             "prompt_sync_s": telemetry["time_s"]["prompt_sync"],
@@ -301,44 +293,34 @@ def summarize(by_case: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, A
             "to_base": vars(Ratio.of(rates[name], rates[BASE][: len(given)]).paired),
             "prompt_sync_share": sum(s["prompt_sync_s"] for s in given)
             / sum(s["prefill_s"] for s in given),
-            "hidden_bytes": {
-                way: median(s["hidden_bytes"][way] for s in given)
-                for way in ("to_host", "from_host")
-            },
         }
         for name, given in by_case.items()
     }
 
 
-def row(name: str, case: dict[str, Any], summary: dict[str, Any]) -> list[str]:
+def row(name: str, summary: dict[str, Any]) -> list[str]:
     """One line of a table."""
-    ratio, moved = summary["to_base"], summary["hidden_bytes"]
-    drafts = case.get("draft_n_max") != 0
+    ratio, share = summary["to_base"], summary["prompt_sync_share"]
     return [
         name,
         results.spread(summary["prefill_tps"]),
         f"{ratio['median']:.3f}",
         f"{ratio['low']:.3f}-{ratio['high']:.3f}" if name != BASE else "-",
-        f"{100 * summary['prompt_sync_share']:.1f} %" if drafts else "-",
-        f"{moved['to_host'] / MIB:.1f} / {moved['from_host'] / MIB:.1f}" if drafts else "-",
+        f"{100 * share:.1f} %" if share else "-",
     ]
 
 
 def tables(result: dict[str, Any]) -> list[str]:
-    """A table for every size; hidden states have a column if any were copied."""
-    summaries = [case for by_case in result["sizes"].values() for case in by_case.values()]
-    copied = any(sum(summary["hidden_bytes"].values()) for summary in summaries)
-    n_columns = len(HEAD) + 1 if copied else len(HEAD)
+    """A table for every size."""
     lines: list[str] = []
     for size, by_case in result["sizes"].items():
         head = [f"{int(size):,} tokens", *HEAD]
         most = max(summary["rounds"] for summary in by_case.values())
-        rows = [row(name, case, by_case[name]) for name, case in result["cases"].items()]
+        rows = [row(name, by_case[name]) for name in result["cases"]]
         for line, summary in zip(rows, by_case.values(), strict=True):
             if summary["rounds"] < most:
                 line[0] += f" ({summary['rounds']} of {most} rounds)"
-        short = [line[:n_columns] for line in (head, *rows)]
-        lines += ["", *results.markdown_table(short[0], short[1:])]
+        lines += ["", *results.markdown_table(head, rows)]
     return lines[1:]
 
 

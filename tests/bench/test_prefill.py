@@ -20,7 +20,6 @@ class FakeWorker:
 
     log: list[tuple[str, Any]]
     before: Callable[[int], None]
-    copied: int
     newer: str
 
     def __init__(self, variant: str) -> None:
@@ -52,16 +51,14 @@ class FakeWorker:
             "prefill_s": seconds,
             "prefill_tps": n_prompt / seconds,
             "prompt_sync": "full",
-            "handoff": "host",
-            "hidden_bytes": {"to_host": 3 * self.copied, "from_host": self.copied},
-            "time_s": {"prompt_sync": 0.25},
+            "time_s": {"prompt_sync": 0.25 * (settings.get("prompt_sync") == "full")},
         }
         return {"telemetry": telemetry, "idle_s": 1.0, "idle_cpu_s": 0.001}
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeWorker]:
-    FakeWorker.log, FakeWorker.made, FakeWorker.copied = [], [], 2**20
+    FakeWorker.log, FakeWorker.made = [], []
     FakeWorker.before, FakeWorker.newer = lambda number: None, ""
     monkeypatch.setattr(prefill, "Worker", FakeWorker)
     return FakeWorker
@@ -90,7 +87,6 @@ def test_cases_take_turns_at_every_size(fake: type[FakeWorker], tmp_path: Path) 
         {"draft_n_max": 3, "prompt_rows": None, "prompt_sync": None},
         {"draft_n_max": 3, "prompt_rows": "all", "prompt_sync": "full"},
     ]
-    assert fake.log[7][1].settings["handoff"] == "host"
     assert [r.settings["draft_n_max"] for _, r in fake.log[8:12]] == [3, 3, 3, 0], "backwards"
 
 
@@ -105,14 +101,9 @@ def test_the_slow_case_may_have_fewer_rounds(fake: type[FakeWorker], tmp_path: P
 
 def test_each_switch_by_itself(fake: type[FakeWorker], tmp_path: Path) -> None:
     assert prefill.main(arguments(tmp_path, "--each-switch")) == 0
-    names = ("draft_n_max", "prompt_rows", "prompt_sync", "handoff")
-    found = [(v, *(r.settings.get(name) for name in names)) for v, r in fake.log[1:5]]
-    assert found == [
-        ("upstream", 0, None, None, None),
-        ("patched", 3, None, "full", "device"),
-        ("patched", 3, None, "kv", "host"),
-        ("patched", 3, None, "full", "host"),
-    ]
+    names = ("draft_n_max", "prompt_rows", "prompt_sync")
+    found = [(v, *(r.settings.get(name) for name in names)) for v, r in fake.log[1:3]]
+    assert found == [("upstream", 0, None, None), ("patched", 3, None, "full")]
 
 
 def test_every_case_of_a_round_gets_the_same_text_and_context(
@@ -215,20 +206,11 @@ def test_the_table(fake: type[FakeWorker], tmp_path: Path) -> None:
     at = next(i for i, line in enumerate(lines) if line.startswith("| 300 tokens"))
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[at + 2 : at + 6]]
     assert rows[:2] == [
-        ["no MTP", "300.0 (300.0-300.0)", "1.000", "-", "-", "-"],
-        ["all rows", "150.0 (150.0-150.0)", "0.500", "0.500-0.500", "12.5 %", "3.0 / 1.0"],
+        ["no MTP", "300.0 (300.0-300.0)", "1.000", "-", "-"],
+        ["all rows", "150.0 (150.0-150.0)", "0.500", "0.500-0.500", "12.5 %"],
     ]
-    assert [row[0] for row in rows[2:]] == ["upstream", "K/V only"]
+    assert [(row[0], row[-1]) for row in rows[2:]] == [("upstream", "-"), ("K/V only", "-")]
     assert len({len(line) for line in lines[at : at + 6]}) == 1
-
-
-def test_hidden_states_have_a_column_if_any_were_copied(
-    fake: type[FakeWorker], tmp_path: Path
-) -> None:
-    fake.copied = 0
-    prefill.main(arguments(tmp_path))
-    text = (tmp_path / "prefill-x.md").read_text()
-    assert "| prompt sync |\n" in text and "hidden MiB |" not in text
 
 
 def test_builds_that_differ_are_named(fake: type[FakeWorker], tmp_path: Path) -> None:
@@ -240,13 +222,7 @@ def test_builds_that_differ_are_named(fake: type[FakeWorker], tmp_path: Path) ->
 
 
 def sample(tps: float, sync_s: float = 0.0, prefill_s: float = 1.0) -> dict[str, Any]:
-    moved = {"to_host": 10, "from_host": 20}
-    return {
-        "prefill_tps": tps,
-        "prefill_s": prefill_s,
-        "prompt_sync_s": sync_s,
-        "hidden_bytes": moved,
-    }
+    return {"prefill_tps": tps, "prefill_s": prefill_s, "prompt_sync_s": sync_s}
 
 
 def test_ratios_are_taken_within_a_round() -> None:
@@ -259,7 +235,6 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert found["to_base"] == {"median": 0.8, "low": 0.15, "high": 0.9, "n": 3}
     assert found["prefill_tps"]["median"] == 40.0
     assert found["prompt_sync_share"] == pytest.approx(0.6 / 11)
-    assert found["hidden_bytes"] == {"to_host": 10, "from_host": 20}
 
 
 def test_a_worker_that_was_not_idle_is_named() -> None:

@@ -95,5 +95,5 @@ def test_the_program(demo_file: Path, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(package_path())},
     )
     assert done.returncode == 0, done.stderr
-    for words in ("48 tokens", "96 tokens", "all rows", "K/V only, host", "Load average"):
+    for words in ("48 tokens", "96 tokens", "all rows", "K/V only", "full block", "Load average"):
         assert words in done.stdout
