@@ -43,7 +43,7 @@ DEEPEST = 6
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     ensure_driver()
-    from pyllama_mtp.settings import available_threads
+    from pyllama_mtp.settings import PROMPT_SYNC, available_threads
 
     parser = argparse.ArgumentParser(description="Decode with MTP at imposed acceptance.")
     add = parser.add_argument
@@ -58,7 +58,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--n-decode", type=int, default=128, metavar="N", help="tokens of a measurement")
     add("--threads", type=int, default=available_threads(), metavar="N")
     add("--draft-vocab", default="auto", metavar="N|FILE|full")
-    add("--drafting", default="auto", choices=("auto", "chain", "stepwise"))
+    add("--sync", default="auto", choices=PROMPT_SYNC)
     add("--peers", type=Path, default=peers_module.DEFAULT_FOLDER, help="their build folder")
     add("--name", default="decode", help="of the result files")
     add("--dry-run", action="store_true", help="a few tokens, one round, nothing is written")
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
             result = {
                 **results.header(describe_machine(), library.stamp),
                 "plan": {**plan.to_dict(), "rates": None, "depth": None},
-                "drafting": args.drafting,
+                "prompt_sync": args.sync,
                 "draft_vocab": args.draft_vocab,
                 "peers": built.info if built else None,
                 "rounds": {"done": number + 1, "planned": args.rounds},
@@ -162,7 +162,7 @@ def open_sessions(
             **usual,
             draft_n_max=depth,
             draft_vocab=args.draft_vocab,
-            drafting=args.drafting,
+            prompt_sync=args.sync,
             synthetic_acceptance=rates(0.5, DEEPEST) if depth else None,
         )
         yield str(depth), Session(model, settings)
@@ -255,7 +255,7 @@ def render(result: dict[str, Any], samples: Samples) -> str:
             "",
             *results.header_lines(result),
             f"- Model: {plan['model']}; {plan['n_prompt']} tokens in the cache, {plan['n_decode']} "
-            f"decoded, {plan['threads']} threads; drafting {result['drafting']}, draft vocabulary "
+            f"decoded, {plan['threads']} threads; sync {result['prompt_sync']}, draft vocabulary "
             f"{result['draft_vocab']}; {rounds['done']} rounds of {rounds['planned']} planned",
             "",
             *tables(result, samples),

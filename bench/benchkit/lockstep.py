@@ -43,7 +43,8 @@ class SideBySide:
     Args:
         settings: of each session, by name.
         context: tokens that every text begins with.
-        state: a file for the state after them, which one session saves and all restore.
+        state: a file for the state after them. Sessions with MTP restore what one of them saved,
+            those without another file: the MTP head's cache is a part of the state.
     """
 
     def __init__(
@@ -51,7 +52,8 @@ class SideBySide:
     ) -> None:
         from pyllama_mtp import Session
 
-        self._context, self._state = list(context), state
+        self._context = list(context)
+        self._states = {mtp: state.with_name(f"{state.name}-{mtp:d}") for mtp in (False, True)}
         with contextlib.ExitStack() as stack:
             self._sessions = {
                 name: stack.enter_context(Session(model, given)) for name, given in settings.items()
@@ -65,19 +67,25 @@ class SideBySide:
         self._closing.close()
 
     def prefill(self, name: str) -> Sample:
-        """The context, in this session, from nothing; the others begin with it where it drafts."""
+        """The context, in this session, from nothing; the others of its kind begin with it."""
         session = self._sessions[name]
         session.reset()
         t = session.process([*self._context, 0])  # all but the last
-        if session.settings.depth_limit:
-            session.save(self._state)
+        session.save(self._state(session))
         return Sample(t.prefill_tps, None, t.n_prompt, 0)
+
+    def _state(self, session: Session) -> Path:
+        return self._states[session.settings.depth_limit > 0]
 
     def decode(self, names: Iterable[str], tail: Sequence[int], n_decode: int) -> dict[str, Sample]:
         """Decode `n_decode` tokens after the context and `tail`, which is not empty, in each."""
         for name in names:
-            self._sessions[name].restore(self._state)
-            forget(self._sessions[name])
+            session = self._sessions[name]
+            if self._state(session).exists():
+                session.restore(self._state(session))
+            else:
+                self.prefill(name)
+            forget(session)
         chosen = {name: self._sessions[name] for name in names}
         decoded = decode(chosen, [*self._context, *tail], n_decode)
         return {name: sample(generation) for name, generation in decoded.items()}
@@ -120,9 +128,7 @@ def python_share(session: Session, prompt: Sequence[int], n_decode: int) -> floa
     Every native call is timed from Python, so what the timing costs is in it.
     """
     engine = session._engine
-    assert engine.drafter
-    contexts = [engine.target, engine.drafter.context]
-    holders: list[Any] = [*contexts, engine.model, *(c.tap for c in contexts if c.tap)]
+    holders: list[Any] = [*engine._contexts(), engine.model]
     timed = _TimedLibrary(engine.target._lib)
     for holder in holders:
         holder._lib = timed
