@@ -25,10 +25,8 @@ N_CTX = 512
 CHOICES: dict[str, tuple[Any, ...]] = {
     "draft_n_max": (0, 1, 2, 3, 4, 6, "auto"),
     "n_ubatch": (16, 32, 48),
-    "drafting": ("auto", "chain", "stepwise"),
     "rollback": ("auto", "snapshot", "replay"),
     "prompt_sync": ("auto", "kv", "full"),
-    "handoff": ("auto", "device", "host"),
     "prompt_rows": ("last", "last", "all"),
     "draft_vocab": ("auto", "full", 512),
     "p_min": (0.0, 0.0, 0.3),
@@ -119,6 +117,8 @@ class Soak:
 
     def _draw_settings(self) -> Settings:
         chosen = {name: self._random.choice(values) for name, values in CHOICES.items()}
+        if chosen["prompt_sync"] == "full":  # which drafts over the whole vocabulary
+            chosen["draft_vocab"] = "full"
         return replace(self._base, **chosen)
 
     def _new(self) -> list[int]:
