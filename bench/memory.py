@@ -44,16 +44,17 @@ DEFINITIONS = """\
 - The lines below are what llama.cpp allocated, by `session.memory()`. `weights` is the size of the
   mapped file, which is the same when the head is not loaded; its pages are then not touched.
 - The second table takes "MTP on" minus "MTP off" apart:
-  - draft cache: the draft context's KV cache;
-  - rollback states: what the target's caches grow by with state snapshots for {depth} drafts;
-  - draft compute, target compute: graph buffers, the target's as a difference;
-  - hidden rows: the taps, which keep the rows of a batch (upstream's variant has none);
-  - output rows: computed; logits of {depth} rows more and of a draft row (upstream: hidden rows of
-    a batch as well);
+  - target context: what the target's caches and states grow by: the head's KV cache, state
+    snapshots for {depth} drafts, the rows of a draft head;
+  - draft context, draft compute: KV cache and graph buffers of upstream's way, which has a context
+    of its own for the head (0 in ours);
+  - target compute: graph buffers, as a difference;
+  - output rows: computed; logits of {depth} rows more (upstream's way: of a draft row and hidden
+    rows of a batch as well);
   - graph objects: llama.cpp's descriptions of graphs, up to three per context, whose size follows
     from n_ubatch and not from the model; measured as what remains of the same difference on a
     miniature model ({miniature}), where everything else is next to nothing;
-  - not explained: the rest. It holds what is copied on the hidden rows' way into the draft context
+  - not explained: the rest. It holds what is copied on the hidden rows' way into a draft context
     (a few times n_ubatch rows), head weights that become resident, and what is freed but not given
     back to the system. Cache pages count once they are written, so a context longer than prompt and
     answer makes this line smaller.
@@ -123,15 +124,15 @@ def medians(samples: list[dict[str, int]]) -> dict[str, int]:
     return {key: int(median(sample[key] for sample in samples)) for key in samples[0]}
 
 
-def output_rows(size: Dimensions, n_batch: int, depth: int, taps: bool) -> int:
+def output_rows(size: Dimensions, n_batch: int, depth: int, apart: bool) -> int:
     """Bytes of rows that only MTP keeps in output buffers, all float32.
 
-    The target's logits for `depth` verified drafts and a row of the draft context's; without taps
-    also the hidden state of every token of a batch, and one of the draft context.
+    The target's logits for `depth` verified drafts. With the head in a context of its own (`apart`)
+    also a row of its logits, the hidden state of every token of a batch, and one of that context.
     (llama_context::output_reserve)
     """
-    hidden = 0 if taps else (n_batch + 1) * size.n_embd
-    return 4 * (hidden + (depth + 1) * size.n_vocab)
+    more = (n_batch + 1) * size.n_embd + size.n_vocab if apart else 0
+    return 4 * (depth * size.n_vocab + more)
 
 
 def explain(
@@ -140,11 +141,10 @@ def explain(
     """Take the difference in peak RSS apart; see DEFINITIONS."""
     grown = {key: on[key] - off.get(key, 0) for key in on}
     parts = {
-        "draft_cache": on["draft_context"],
-        "rollback_states": grown["target_context"],
+        "target_context": grown["target_context"],
+        "draft_context": on["draft_context"],
         "draft_compute": on["draft_compute"],
         "target_compute": grown["target_compute"],
-        "hidden_rows": grown.get("hidden_rows", 0),
         "output_rows": rows,
         "graph_objects": graph_objects,
     }
@@ -175,8 +175,8 @@ def graph_objects(args: argparse.Namespace) -> int:
     model = synthetic(MINIATURE)
     samples, _ = sample_all(args, model, (OFF, ON))
     on, off = medians(samples[ON]), medians(samples[OFF])
-    taps = bool(on.get("hidden_rows"))
-    rows = output_rows(dimensions(model), min(args.n_batch, args.n_ctx), args.depth, taps)
+    apart = on["draft_context"] > 0
+    rows = output_rows(dimensions(model), min(args.n_batch, args.n_ctx), args.depth, apart)
     parts = explain(on, off, rows, 0)
     return parts["not_explained"]
 
@@ -189,8 +189,8 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
     fixed = graph_objects(args)
     samples, stamp = sample_all(args, model, tuple(CONFIGURATIONS))
     middle = {name: medians(given) for name, given in samples.items()}
-    taps = bool(middle[ON].get("hidden_rows"))
-    rows = output_rows(dimensions(model), min(args.n_batch, args.n_ctx), args.depth, taps)
+    apart = middle[ON]["draft_context"] > 0
+    rows = output_rows(dimensions(model), min(args.n_batch, args.n_ctx), args.depth, apart)
     names = ["depth", "n_ctx", "n_prompt", "n_decode", "n_batch", "n_ubatch", "threads"]
     names += ["cache_type_k", "cache_type_v", "repeat"]
     return {

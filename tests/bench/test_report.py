@@ -55,17 +55,16 @@ def test_the_difference_in_memory_is_taken_apart() -> None:
     off = {"peak_rss": 1000, "target_context": 100, "target_compute": 50}
     off |= {"draft_context": 0, "draft_compute": 0}
     on = {"peak_rss": 1200, "target_context": 130, "target_compute": 55}
-    on |= {"draft_context": 40, "draft_compute": 60, "hidden_rows": 9}
+    on |= {"draft_context": 40, "draft_compute": 60}
     parts = memory.explain(on, off, rows=7, graph_objects=8)
-    assert parts["draft_cache"] == 40
-    assert parts["rollback_states"] == 30
+    assert parts["draft_context"] == 40
+    assert parts["target_context"] == 30
     assert parts["target_compute"] == 5
-    assert parts["hidden_rows"] == 9
-    assert parts["not_explained"] == 200 - (40 + 30 + 60 + 5 + 9 + 7 + 8)
+    assert parts["not_explained"] == 200 - (40 + 30 + 60 + 5 + 7 + 8)
 
 
 def test_output_rows_of_mtp() -> None:
-    """Hidden rows: a batch of the target's, one draft row. Logits: 3 more rows, one draft row."""
+    """Logits: 3 more rows. With the head apart one of its own, and hidden rows of a batch, too."""
     size = Dimensions(n_vocab=1000, n_embd=10)
-    assert memory.output_rows(size, 512, 3, taps=False) == 4 * (513 * 10 + 4 * 1000)
-    assert memory.output_rows(size, 512, 3, taps=True) == 4 * 4 * 1000
+    assert memory.output_rows(size, 512, 3, apart=True) == 4 * (513 * 10 + 4 * 1000)
+    assert memory.output_rows(size, 512, 3, apart=False) == 4 * 3 * 1000
