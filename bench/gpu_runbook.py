@@ -12,7 +12,8 @@ that was cut goes on. Each call ends with what was done, the tables, and the arc
     model      random weights with a head that drafts well, 35 GB in IQ4_NL
     tests      the regression and device tests on the GPU; fixed tolerances times 10
     matrix     no MTP and depths 2, 3, 4 and auto, 1k to 32k; no MTP and 3, once, 64k to 192k
-    drafting   chain and stepwise, 32k drafted tokens and all
+    drafting   our way and upstream's (--sync kv,full), over the whole vocabulary
+    vocabulary 32k drafted tokens and all
     peers      upstream's llama-server and llama-bench beside ours, with the same CUDA backend
 
 No network is needed where vendor/llama.cpp is laid out (vendor/fetch.py) or PYLLAMA_MTP_SDIST names
@@ -191,17 +192,23 @@ def preparations(book: Runbook, shapes: Sequence[str]) -> Iterator[Unit]:
 
 
 def measurements(book: Runbook, shapes: Sequence[str], sizes: Sequence[int]) -> Iterator[Unit]:
-    """No MTP and depths at every size; chain, stepwise and draft vocabularies; other programs."""
+    """No MTP and depths at every size; ways of drafting and draft vocabularies; other programs."""
     short, both = min(sizes), dict.fromkeys([min(sizes), *(n for n in sizes if n == 32768)])
     for size in sizes:
         for shape in shapes:
             depths = "0,2,3,4,auto" if size < LONG else "0,3"
             yield matrix(book, "matrix", shape, size, "--depths", depths)
-    switches = ["--depths", "0,3", "--drafting", "chain,stepwise"]
-    switches += ["--draft-vocab", "512,full" if book.dry_run else "32768,full"]
+    ways = ["--depths", "0,3", "--sync", "kv,full", "--draft-vocab", "full"]
+    vocabularies = [
+        "--depths",
+        "0,3",
+        "--draft-vocab",
+        "512,full" if book.dry_run else "32768,full",
+    ]
     for size in both:
         for shape in shapes:
-            yield matrix(book, "drafting", shape, size, *switches)
+            yield matrix(book, "drafting", shape, size, *ways)
+            yield matrix(book, "vocabulary", shape, size, *vocabularies)
     folder = book.work / "peers"
     if not book.dry_run:
         words = [sys.executable, ROOT / "bench" / "peers.py", "--folder", folder]
@@ -237,7 +244,7 @@ def unmeasured(path: Path) -> str:
     records = [json.loads(line) for line in path.read_text().splitlines()]
     last = [record for record in records if record["run"] == records[-1]["run"]]
     plan = last[0]["plan"]
-    switched = len(plan["drafting"]) * len(plan["draft_vocab"])
+    switched = len(plan["prompt_sync"]) * len(plan["draft_vocab"])
     cells = sum(switched if depth else 1 for depth in plan["depths"])
     for peer in plan.get("peers", ()):
         cells += len(plan["depths"]) if peer == "llama-server" else 1

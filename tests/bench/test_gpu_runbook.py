@@ -58,7 +58,16 @@ def test_a_dry_run_does_it_all(dry: tuple[Path, list[Any]]) -> None:
     units = json.loads((folder / "state.json").read_text())["units"]
     assert {unit["status"] for unit in units.values()} == {DONE}
     kinds = {name.split()[0] for name in units}
-    assert kinds == {"build", "doctor", "model", "tests", "matrix", "drafting", "peers"}
+    assert kinds == {
+        "build",
+        "doctor",
+        "model",
+        "tests",
+        "matrix",
+        "drafting",
+        "vocabulary",
+        "peers",
+    }
     asked = (folder / "logs" / "build.log").read_text()
     assert "cmake.define.GGML_CUDA=ON" in asked and "--no-index" in asked
     assert "runbook: build ..." not in done.stderr, "it was done before the cut"
@@ -69,7 +78,7 @@ def test_a_dry_run_says_so_and_names_what_to_send_back(dry: tuple[Path, list[Any
     assert done.stdout.startswith("DRY RUN")
     with tarfile.open(folder / "send-back.tar.gz") as tar:
         names = set(tar.getnames())
-    measured = {f"{kind}-{shape}-16" for kind in ("matrix", "drafting", "peers")
+    measured = {f"{kind}-{shape}-16" for kind in ("matrix", "drafting", "vocabulary", "peers")
                 for shape in ("tiny", "tiny-moe")}  # fmt: skip
     measured |= {f"matrix-{shape}-48" for shape in ("tiny", "tiny-moe")}
     assert {f"results/{name}.jsonl" for name in measured} <= names
@@ -84,9 +93,12 @@ def test_what_is_measured(dry: tuple[Path, list[Any]]) -> None:
 
     depths = {sample["settings"]["draft_n_max"] for sample in samples("matrix-tiny-48")}
     assert depths == {0, 2, 3, 4, "auto"}
-    settings = [sample["settings"] for sample in samples("drafting-tiny-moe-16")]
-    found = {(of["drafting"], of["draft_vocab"]) for of in settings if of["draft_n_max"]}
-    assert found == {(way, size) for way in ("chain", "stepwise") for size in ("512", "full")}
+    for kind, name, values in (
+        ("drafting", "prompt_sync", {"kv", "full"}),
+        ("vocabulary", "draft_vocab", {"512", "full"}),
+    ):
+        settings = [sample["settings"] for sample in samples(f"{kind}-tiny-moe-16")]
+        assert {of[name] for of in settings if of["draft_n_max"]} == values
 
 
 def test_what_is_done_is_not_done_again(dry: tuple[Path, list[Any]]) -> None:
@@ -177,7 +189,7 @@ def _runs(stat: Path) -> bool:
 
 
 def test_a_matrix_is_done_when_all_its_samples_are_there(tmp_path: Path) -> None:
-    plan = {"sizes": [16], "depths": [0, 3], "repeat": 2, "drafting": ["chain"]}
+    plan = {"sizes": [16], "depths": [0, 3], "repeat": 2, "prompt_sync": ["kv"]}
     plan |= {"draft_vocab": ["512", "full"], "peers": ["llama-server", "llama-bench"]}
     lines = [{"kind": "run", "run": "a", "plan": plan}, *[{"kind": "sample", "run": "a"}] * 8]
     path = tmp_path / "m.jsonl"
