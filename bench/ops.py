@@ -170,24 +170,20 @@ def read(report: str) -> list[Found]:
 #: What a decode computes, by the letter of the tables.
 GRAPHS = {
     **{"P": "prompt batch", "S": "plain step", "V": "verification", "C": "chain of drafts"},
-    **{"D": "stepwise draft", "K": "K/V-only sync of the draft cache", "F": "full sync"},
+    **{"D": "a draft in upstream's way", "F": "full sync of upstream's draft context"},
 }
 #: What a letter may be followed by.
-MARKS = {"0": "without hidden-state tap", "c": "with candidates of its output rows"}
+MARKS = {"0": "without the MTP head", "c": "with candidates of its output rows"}
 
 
 def graph_of(context: Any, batch: Any) -> str:
     """What a decode computes: a letter of GRAPHS, then MARKS."""
     n, rows, options = len(batch.tokens), int(batch.outputs.sum()), context.options
-    if not options.mtp_head:
-        name = "S" if n == 1 else "V" if rows == n else "P"
-        name += "" if options.need_embd_pre_norm else "0"
-    elif batch.chain:
-        name = "C"
-    elif rows:
-        name = "D"
+    if options.mtp_head:
+        name = "D" if rows else "F"
     else:
-        name = "F" if options.full_block else "K"
+        name = "S" if n == 1 else "V" if rows == n else "P"
+        name += "" if options.with_mtp else "0"
     return f"{name}c" if rows and context.n_candidates else name
 
 
@@ -196,6 +192,7 @@ def watched(library: ctypes.CDLL, case: str) -> Iterator[None]:
     """Every context that is made here asks the backends about every node that it computes."""
     import pyllama_mtp.context as module
     import pyllama_mtp.engine as engine
+    import pyllama_mtp.speculative.upstream as upstream
 
     address = ctypes.cast(library.ops_node, ctypes.c_void_p).value
 
@@ -216,12 +213,18 @@ def watched(library: ctypes.CDLL, case: str) -> Iterator[None]:
             library.ops_graph(f"{case}: {graph_of(self, batch)}".encode())
             super().decode_batch(batch)
 
-    before = module.Trace, engine.Context
-    module.Trace, engine.Context = Asking, Watched  # type: ignore[misc]
+        def draft(
+            self, tokens: Any, seqs: Any, n: int, n_candidates: int = 0, *drawn: Any, **named: Any
+        ) -> Any:
+            library.ops_graph(f"{case}: C{'c' if n_candidates else ''}".encode())
+            return super().draft(tokens, seqs, n, n_candidates, *drawn, **named)
+
+    before = module.Trace, engine.Context, upstream.Context
+    module.Trace, engine.Context, upstream.Context = Asking, Watched, Watched  # type: ignore[misc]
     try:
         yield
     finally:
-        module.Trace, engine.Context = before  # type: ignore[misc]
+        module.Trace, engine.Context, upstream.Context = before  # type: ignore[misc]
 
 
 #: Settings that change a graph, by what the results call them.
@@ -234,13 +237,10 @@ CASES: dict[str, dict[str, Any]] = {
     "chain, Q4_0 draft head": {"draft_vocab": "full", "draft_head_type": "q4_0"},
     "chain, trimmed head": {},
     "chain, probable drafts only": {"p_min": 0.01},
-    "stepwise": {"drafting": "stepwise"},
-    "stepwise, probable drafts only": {"drafting": "stepwise", "p_min": 0.01},
-    "stepwise, Q4_0 draft head": {"drafting": "stepwise", "draft_head_type": "q4_0"},
     "sampled": {"temperature": 0.8},
     "sampled drafts": {"temperature": 0.8, "draft_sampling": True},
-    "pre-norm tap": {"hidden": "pre-norm"},
-    "full sync, over the host": {"prompt_sync": "full", "handoff": "host"},
+    "pre-norm": {"hidden": "pre-norm"},
+    "full sync": {"prompt_sync": "full", "draft_vocab": "full"},
     "every prompt row": {"prompt_rows": "all"},
     "replay": {"rollback": "replay"},
     "three sequences": {"n_sequences": 3},

@@ -33,10 +33,10 @@ def test_a_graph_is_asked_about_and_what_is_refused_is_seen(tmp_path: Path) -> N
     tree = copied(tmp_path)
     change(tree, "ggml-metal/ggml-metal-device.m", "case GGML_OP_RMS_NORM:", "")
     found = ops.ask(tree, "chain, Q8_0 cache", ["qwen35"])
-    assert {node.graph for node in found} == {"P", "V", "C", "K"}
+    assert {node.graph for node in found} == {"P", "V", "C"}
     refused = {(node.op, node.graph, node.verdict) for node in found if node.refused}
     norms = {graph for op, graph, verdict in refused if (op, verdict) == ("RMS_NORM", "yyyyyyny")}
-    assert norms == {"P", "V", "C", "K"}
+    assert norms == {"P", "V", "C"}
     assert {op for op, *_ in refused} == {"RMS_NORM"}
     chain = {node.op for node in found if node.graph == "C"}
     assert {"FLASH_ATTN_EXT", "SET_ROWS", "ARGMAX", "MUL_MAT", "GET_ROWS"} <= chain
@@ -44,7 +44,7 @@ def test_a_graph_is_asked_about_and_what_is_refused_is_seen(tmp_path: Path) -> N
     assert all(len(line) == 25 + 9 * int(line[23]) for line in written)
     page = "\n".join(ops.tables(found))
     row = next(line for line in page.splitlines() if line.startswith("| RMS_NORM"))
-    assert "C K P V of qwen35, chain, Q8_0 cache" in row and "**no**" in row
+    assert "C P V of qwen35, chain, Q8_0 cache" in row and "**no**" in row
 
 
 @pytest.fixture
