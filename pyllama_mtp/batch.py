@@ -106,7 +106,7 @@ class Batch:
                 f"{options.n_seq_max}"
             )
         if not options.mtp_head:
-            # llama.cpp warns only, for M-RoPE models; a context of the MTP block is its user's care.
+            # llama.cpp only warns, with M-RoPE; a context of the MTP block is its user's care.
             for seq in set(seqs):
                 start = min(at for at, of in zip(positions, seqs, strict=True) if of == seq)
                 if start > context.past(seq):

@@ -164,7 +164,7 @@ class _Places(Owned):
         return telemetry
 
     def save(self, path: str | os.PathLike[str], sequence: int = 0) -> None:
-        """Write what was processed (prompt and answer so far) to a file, what the MTP head keeps included.
+        """Write what was processed to a file: prompt and answer so far, the MTP head's part, too.
 
         Args:
             sequence: whose, where there are several places.
