@@ -5,7 +5,7 @@
     python bench/columns.py --rows 200000 --threads 2 --types q4_K,q6_K
 
 "before" is what upstream does with such a matrix: repacked where it repacks the type, its gemv and
-gemm; else vec_dot column by column, its tiled kernels, tinyBLAS. "now" is patch 12. The two take
+gemm; else vec_dot column by column, its tiled kernels, tinyBLAS. "now" is patch 5. The two take
 turns; every figure is the least of many, since whatever else the machine does only adds to it.
 Writes results/NAME.json and .md.
 """
@@ -48,7 +48,7 @@ const char * ggml_backend_buft_name(void * type);
 
 
 class Products:
-    """A matrix of [m, k] times 1 to 8 columns, as upstream has it or as patch 12 does."""
+    """A matrix of [m, k] times 1 to 8 columns, as upstream has it or as patch 5 does."""
 
     def __init__(
         self, stack: ExitStack, name: str, shape: tuple[int, int], n_threads: int, now: bool
@@ -184,7 +184,7 @@ def main(argv: list[str] | None = None) -> int:
         "",
         *results.header_lines(result),
         f"- A matrix of {args.rows} x {args.columns}, {args.threads} thread(s); before: upstream's "
-        "ways, repacked where it repacks; now: patch 12",
+        "ways, repacked where it repacks; now: patch 5",
         "",
         *table(found),
         "",

@@ -136,6 +136,17 @@ class Library:
         """
         return bool(self.lib.pyllama_set_cpu_switch(b"small_batch", value))
 
+    def set_large_batch(self, value: bool) -> bool:
+        """Switch patch 9 for the process: products of a prompt's many columns on a CPU go
+        through one kernel for all types, its delta nets and convolutions are computed in tiles. On
+        in the patched variant, off in upstream's; products also where `set_small_batch(False)` is.
+        The results differ by rounding. Not while anything computes.
+
+        Returns:
+            Whether a loaded CPU backend has it.
+        """
+        return bool(self.lib.pyllama_set_cpu_switch(b"large_batch", value))
+
     def few_columns(self, ggml_type: int) -> bool:
         """Whether products of a matrix of this type (its number in ggml) with a few columns read
         each weight once on this CPU; False in upstream's variant."""
@@ -152,7 +163,7 @@ class Library:
         return bool(self.lib.pyllama_set_cpu_switch(b"direct_states", value))
 
     def set_few_rows_attention(self, value: bool) -> bool:
-        """Switch patch 9 for the process: flash attention of 1 to 8 rows on a CPU reads K and V
+        """Switch patch 5 for the process: flash attention of 1 to 8 rows on a CPU reads K and V
         once for all rows and heads. On in the patched variant, off in upstream's; the results
         differ by rounding. Not while anything computes.
 

@@ -32,8 +32,9 @@ extern "C" {
 PYLLAMA_API const char * pyllama_stamp(void);
 
 // What our patches change in the speed of the CPU backend, in every one that is loaded; all is on by default.
-// "small_batch": patch 5's products of a few columns. "direct_states": patch 8's states, written where they are kept.
-// "few_rows_attention": patch 9's attention of a few rows.
+// "small_batch": patch 5's products of a few columns. "few_rows_attention": patch 5's attention of a few rows.
+// "direct_states": patch 8's states, written where they are kept. "large_batch": products, delta nets and convolutions
+// of prompts, patch 9.
 // False: no backend has it.
 PYLLAMA_API bool pyllama_set_cpu_switch(const char * name, bool value);
 // All of them.

@@ -216,7 +216,7 @@ bool pyllama_set_cpu_switch(const char * name, bool value) {
 }
 
 void pyllama_set_cpu_changes(bool value) {
-    for (const char * name : { "small_batch", "direct_states", "few_rows_attention" }) {
+    for (const char * name : { "small_batch", "large_batch", "direct_states", "few_rows_attention" }) {
         pyllama_set_cpu_switch(name, value);
     }
 }

@@ -30,7 +30,11 @@ void * ggml_view_4d(void * ctx, void * a, int64_t ne0, int64_t ne1, int64_t ne2,
                     size_t nb1, size_t nb2, size_t nb3, size_t offset);
 void * ggml_mul_mat(void * ctx, void * a, void * b);
 void * ggml_mul_mat_id(void * ctx, void * as, void * b, void * ids);
+void * ggml_mul(void * ctx, void * a, void * b);
 void * ggml_sum(void * ctx, void * a);
+void * ggml_transpose(void * ctx, void * a);
+void * ggml_concat(void * ctx, void * a, void * b, int dim);
+void * ggml_ssm_conv(void * ctx, void * sx, void * c);
 void * ggml_cpy(void * ctx, void * a, void * b);
 void * ggml_cont(void * ctx, void * a);
 void * ggml_gated_delta_net(void * ctx, void * q, void * k, void * v, void * g, void * beta,

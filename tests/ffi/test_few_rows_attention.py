@@ -1,4 +1,4 @@
-"""Patch 9: attention of 1 to 8 rows, whose bits depend on nothing but what the row itself sees.
+"""Patch 5: attention of 1 to 8 rows, whose bits depend on nothing but what the row itself sees.
 
 Not on the rows beside it, not on the number of threads, not on hidden cells: what is in them, how
 many follow the last one, what other streams hold. Shapes are those around the edges of the kernel's

@@ -10,67 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGMLQuantizationType
 
 from pyllama_mtp import Model, native
 from pyllama_mtp.context import Context, ContextOptions
 
-from .ggmlcalls import F32, I32, Q8_0, Floats, Ggml
-
-#: Types with kernels of their own, as in ggml.h.
-NAMES = ["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "IQ4_NL", "MXFP4", "NVFP4"]
-NAMES += ["Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K"]
-NAMES += ["IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS"]
-TYPES = [int(GGMLQuantizationType[name]) for name in NAMES]
-
-
-class Products(Ggml):
-    """Matrices of any type times columns."""
-
-    def quantize(self, rows: Floats, kind: int) -> bytes:
-        """[..., k] float32 as rows of a type."""
-        n, k = rows.size // rows.shape[-1], rows.shape[-1]
-        data = self.ffi.new("char[]", n * self.ggml_row_size(kind, k))
-        source = self.ffi.from_buffer("float[]", np.ascontiguousarray(rows))
-        weights = self.ffi.new("float[]", [1.0] * k)
-        self.ggml_quantize_chunk(kind, source, data, 0, n, k, weights)
-        return bytes(self.ffi.buffer(data))
-
-    def product(
-        self, weights: bytes, m: int, columns: Floats, n_threads: int, kind: int = Q8_0
-    ) -> Floats:
-        """[n, m] float32: a matrix of `m` rows times [n, k] float32."""
-        n, k = columns.shape
-        with self.context(4 * len(weights) + 8 * n * (m + k)) as ctx:
-            a = self.ggml_new_tensor_2d(ctx, kind, k, m)
-            b = self.ggml_new_tensor_2d(ctx, F32, k, n)
-            self.ffi.memmove(self.ggml_get_data(a), weights, len(weights))
-            self.data(b)[:] = columns.ravel()
-            return self.computed(ctx, self.ggml_mul_mat(ctx, a, b), n_threads).reshape(n, m)
-
-    def experts(
-        self,
-        weights: bytes,
-        shape: tuple[int, int],
-        columns: Floats,
-        ids: npt.NDArray[np.int32],
-        n_threads: int,
-        kind: int,
-    ) -> Floats:
-        """[t, u, m] float32: matrices of [experts, m] rows times [t, 1 or u, k] float32, of those
-        experts that `ids` [t, u] names."""
-        (n_experts, m), (t, u, k) = shape, columns.shape
-        with self.context(4 * len(weights) + 64 * columns.size + 64 * ids.size * m) as ctx:
-            a = self.ggml_new_tensor_4d(ctx, kind, k, m, n_experts, 1)
-            b = self.ggml_new_tensor_4d(ctx, F32, k, u, t, 1)
-            c = self.ggml_new_tensor_2d(ctx, I32, ids.shape[1], t)
-            self.ffi.memmove(self.ggml_get_data(a), weights, len(weights))
-            self.data(b)[:] = columns.ravel()
-            self.data(c).view(np.int32)[:] = ids.ravel()
-            out = self.computed(ctx, self.ggml_mul_mat_id(ctx, a, b, c), n_threads)
-            return out.reshape(*ids.shape, m)
+from .ggmlcalls import Q8_0, Floats
+from .products import NAMES, TYPES, Products, block, normal, numbers
 
 
 @pytest.fixture(scope="module")
@@ -84,18 +31,6 @@ def switched_on() -> Iterator[None]:
     native.load().set_small_batch(True)
 
 
-def numbers(*shape: int) -> Floats:
-    """Blocks of very different magnitude, some of them zero or tiny."""
-    rng = np.random.default_rng(list(shape))
-    scale = rng.choice([0.0, 1e-30, 1e-3, 1.0, 1e3], size=(*shape[:-1], shape[-1] // 32, 1))
-    blocks = rng.standard_normal((*shape[:-1], shape[-1] // 32, 32)) * scale
-    return blocks.reshape(shape).astype(np.float32)
-
-
-def normal(*shape: int) -> Floats:
-    return np.random.default_rng(list(shape)).standard_normal(shape).astype(np.float32)
-
-
 def upstream(ggml: Products, weights: bytes, m: int, columns: Floats, kind: int = Q8_0) -> Floats:
     """[n, m]: each column multiplied alone, as upstream does it."""
     assert native.load().set_small_batch(False)
@@ -106,11 +41,6 @@ def upstream(ggml: Products, weights: bytes, m: int, columns: Floats, kind: int 
 
 #: Columns beyond 8, by the size of a block: with super-blocks of 256 other kernels take over.
 MORE = {32: (9, 16, 17, 31, 32)}
-
-
-def block(kind: int) -> int:
-    """Weights of a block."""
-    return max(32, GGML_QUANT_SIZES[GGMLQuantizationType(kind)][0])
 
 
 @pytest.mark.parametrize("m", [1, 3, 4, 5, 70])
