@@ -31,14 +31,13 @@ class Rotation:
         """Whether every depth was measured as often as asked for."""
         return self._rounds >= len(self._plan)
 
-    def choose(self, n_sequences: int, at_most: int | None = None) -> int:
+    def choose(self, at_most: int | None = None, n_sequences: int = 1) -> int:
         """The depth of the next round."""
         depth = 0 if self.done else self._plan[self._rounds]
         return depth if at_most is None else min(depth, at_most)
 
-    def update(
+    def update_pooled(
         self,
-        n_sequences: int,
         n_drafted: int,
         outcomes: Sequence[tuple[int, int]],
         draft_s: float,

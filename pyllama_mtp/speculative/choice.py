@@ -6,20 +6,19 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..settings import Settings
+from .depth import DepthController
 from .drafter import Drafts
 from .ngram import Match, NgramLookup
-from .sharedepth import SharedDepth
 
 
 class DepthChoice(Protocol):
-    """Chooses how many drafts the head makes in each round; see :class:`.SharedDepth`."""
+    """Chooses how many drafts the head makes in each round; see :class:`.DepthController`."""
 
-    def choose(self, n_sequences: int, at_most: int | None = None) -> int:
+    def choose(self, at_most: int | None = None, n_sequences: int = 1) -> int:
         """Drafts per sequence of the next round."""
 
-    def update(
+    def update_pooled(
         self,
-        n_sequences: int,
         n_drafted: int,
         outcomes: Sequence[tuple[int, int]],
         draft_s: float,
@@ -34,7 +33,7 @@ class DraftChoice:
     Attributes:
         depths: chooses the depth; None: as many drafts as can be used.
         lookups: the texts by sequence, for drafts from them; empty: the head's only. Used beside a
-            SharedDepth, which knows what they are worth, and by a sequence that is alone.
+            DepthController, which knows what they are worth, and by a sequence that is alone.
     """
 
     def __init__(self, settings: Settings, n_sequences: int = 1) -> None:
@@ -42,14 +41,12 @@ class DraftChoice:
         self.lookups: list[NgramLookup] = []
         self._match: Match | None = None
         if settings.draft_n_max == "auto":
-            self.depths = SharedDepth(settings.depth_limit)
+            self.depths = DepthController(settings.depth_limit)
             if settings.ngram and settings.synthetic_acceptance is None:
                 self.lookups = [NgramLookup(settings.depth_limit) for _ in range(n_sequences)]
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
         """What is drafted from here on for a sequence follows `prompt`."""
-        if isinstance(self.depths, SharedDepth):
-            self.depths.close_run()
         if self.lookups:
             self.lookups[seq].begin(prompt)
 
@@ -66,18 +63,18 @@ class DraftChoice:
             return []
         for seq, token in newest:
             self.lookups[seq].add([token])
-        if at_most < 1 or not isinstance(self.depths, SharedDepth):
+        if at_most < 1 or not isinstance(self.depths, DepthController):
             return []
         lookup = self.lookups[newest[0][0]]
         self._match = match = lookup.find()
         if not match:
             return []
-        n = self.depths.controller(1).lookup_depth(lookup.rates(match), at_most)
+        n = self.depths.lookup_depth(lookup.rates(match), at_most)
         return lookup.drafts(match, n)
 
     def depth(self, n_sequences: int, at_most: int) -> int:
         """How many tokens the head drafts for each of so many sequences."""
-        return self.depths.choose(n_sequences, at_most) if self.depths else at_most
+        return self.depths.choose(at_most, n_sequences) if self.depths else at_most
 
     def learn(
         self,
@@ -96,12 +93,12 @@ class DraftChoice:
             total_s: seconds of the whole round, drafting included.
         """
         n_drafted = len(drafts.tokens)
-        if drafts.looked_up and isinstance(self.depths, SharedDepth):
+        if drafts.looked_up and isinstance(self.depths, DepthController):
             n_accepted = len(outcomes[0][2]) - 1
-            self.depths.controller(1).update_lookup(n_drafted, n_accepted, total_s)
+            self.depths.update_lookup(n_drafted, n_accepted, total_s)
         elif self.depths:
             held = [(usable, len(tokens) - 1) for _, usable, tokens in outcomes]
-            self.depths.update(len(outcomes), n_drafted, held, draft_s, total_s)
+            self.depths.update_pooled(n_drafted, held, draft_s, total_s)
         if self.lookups:
             for seq, _, tokens in outcomes:
                 if self._match:

@@ -1,36 +1,32 @@
 """What rounds cost, learned from the rounds themselves. Pure; no library.
 
-Three things make a time doubtful: stalls (another program had the core), the rebuild of a graph in
-the first round at a new size, and a machine, or a growing text, that slows all rounds down. Hence
-means that believe a stall up to a limit only, steady samples in place of unsteady ones, and times
-held against the pace of their moment.
+Costs are nearly affine in the rows, so a cost that was measured seldom, or long ago, is drawn
+towards a line. Three things make a time doubtful: stalls (another program had the core), the first
+round at another size, which may build a graph, and a machine, or a growing text, that slows all
+rounds down. Hence times are believed up to STALL times what was expected, what a first round takes
+longer is learned and taken off, and times are held against the pace of their moment.
 """
 
 from __future__ import annotations
 
-import bisect
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .costs import Costs
 
-#: A new sample counts for at least 1 / (WEIGHT + 1) of an estimate.
-WEIGHT = 16
-#: Natural logarithm of how far above the usual a time is believed: beyond it, something stalled. So
-#: far below an estimate of fewer than SURE samples, a time shows that these had stalled.
-STALL, SURE = 0.3, 3
-#: Share of what a round takes more than usual that is put down to the machine's pace.
+#: Rounds after which a sample counts for 1/e.
+MEMORY = 200.0
+#: How many samples the line is worth.
+LINE = 0.5
+#: A time is believed up to so many times the expected one: beyond it, something stalled.
+STALL = 1.3
+#: Estimates of fewer samples may be wrong: they say nothing about the machine's pace.
+SURE = 3.0
+#: Share of what a round takes more than expected that is put down to the machine's pace.
 PACE = 0.15
-#: Rounds after which a sample is not believed any more.
-MOST_AGE = 200
-#: Guesses, in plain steps, while nothing but plain steps was measured: a further row, and a draft.
-ROW_GUESS, DRAFT_GUESS = 0.2, 0.1
-#: A count's only sample is believed up to this multiple of what the other counts suggest, and
-#: forgotten after so many rounds: a stall must not rule a depth out for good.
-LONE_TRUST, LONE_AGE = 1.2, 30
-#: A plain step that seems dearer than a pass over more rows by this factor was a stall.
-STALLED = 1.15
+#: Guesses, in plain steps, while nothing but plain steps was measured: a draft; and a further row
+#: of each sequence, which takes as much for every sequence, at most 1 for all.
+GUESS = 0.1
 #: Seconds; no time is shorter, however coarse the clock.
 TICK = 1e-9
 
@@ -41,127 +37,126 @@ class Estimate:
 
     Attributes:
         seconds: mean of the samples, the latest ones counting most.
-        n: how many there were, at most WEIGHT.
-        newest: the round of the last one.
-        steady: whether a sample without the rebuild of a graph is among them.
+        n: how many they were worth at the newest one, which was in the round `newest`.
     """
 
     seconds: float
-    n: int
+    n: float
     newest: int
-    steady: bool
 
-    def add(self, seconds: float, now: int, steady: bool) -> None:
-        """One more sample. An unsteady one counts only until there is a steady one."""
-        if self.steady and not steady:
-            return
-        off = math.log(seconds / self.seconds)
-        if steady != self.steady or (self.n < SURE and off < -STALL):
-            self.seconds, self.n, self.steady = seconds, 1, steady
+    def worth(self, now: int) -> float:
+        """How many samples of now it is worth."""
+        return self.n * math.exp((self.newest - now) / MEMORY)
+
+    def add(self, seconds: float, now: int) -> None:
+        """One more sample."""
+        n = self.worth(now)
+        if n < SURE and seconds * STALL < self.seconds:
+            n = 0.0  # the others had stalled
+        self.n, self.newest = n + 1.0, now
+        self.seconds += (seconds - self.seconds) / self.n
+
+
+class Line(dict[int, Estimate]):
+    """Estimates of something done to a varying count (further rows, drafts), by count."""
+
+    def add(self, count: int, seconds: float, now: int) -> None:
+        """One sample, of round `now`."""
+        if count in self:
+            self[count].add(seconds, now)
         else:
-            self.seconds *= math.exp(min(off, STALL) / (self.n + 1))
-            self.n = min(self.n + 1, WEIGHT)
-        self.newest = now
+            self[count] = Estimate(seconds, 1.0, now)
+
+    def trust(self, count: int) -> float:
+        """Up to how many times the expected one a time is believed. The first one may have stalled;
+        a second like it has not."""
+        return STALL**2 if count in self and not self.is_sure(count) else STALL
+
+    def is_sure(self, count: int) -> bool:
+        """Whether there were enough samples to tell a wrong estimate from the machine's pace."""
+        return count in self and self[count].n >= SURE
+
+    def slope(self, base: float, guess: float, now: int) -> float:
+        """Growth per count from `base` at 0: least squares, with `guess` as a sample at 1."""
+        rise, squares = guess, 1.0
+        for count, one in self.items():
+            weight = one.worth(now) * count
+            rise += weight * (one.seconds - base)
+            squares += weight * count
+        return max(rise / squares, 0.0)
+
+    def along(self, base: float, slope: float, limit: int, now: int) -> list[float]:
+        """Of counts 0 to `limit`, each the mean of its samples and the line, weighted."""
+        found = [base + count * slope for count in range(limit + 1)]
+        for count, one in self.items():
+            if count:
+                n = one.worth(now)
+                found[count] = (n * one.seconds + LINE * found[count]) / (n + LINE)
+        return found
 
 
-class Times(dict[int, Estimate]):
-    """Times of something done to a varying count (rows, drafts), by count."""
+@dataclass
+class _Rounds:
+    """Rounds of one number of sequences.
 
-    def add(self, count: int, seconds: float, now: int, steady: bool = True) -> None:
-        """One sample, of round `now`. `steady`: False: it may hold the rebuild of a graph."""
-        known = self.get(count)
-        if known and now - known.newest <= MOST_AGE:
-            known.add(seconds, now, steady)
-        else:
-            self[count] = Estimate(seconds, 1, now, steady)
-
-
-def interpolated(points: Mapping[int, float], count: int, slope: float) -> float:
-    """The value at `count`: a known one, else on the line between its known neighbours.
-
-    Args:
-        points: known values, one at a count no greater than `count` among them.
-        slope: growth per count beyond the greatest known count.
-    """
-    if count in points:
-        return points[count]
-    known = sorted(points)
-    after = bisect.bisect(known, count)
-    below = known[after - 1]
-    if after == len(known):
-        return points[below] + (count - below) * slope
-    above = known[after]
-    share = (count - below) / (above - below)
-    return points[below] + share * (points[above] - points[below])
-
-
-def completed(
-    sure: Mapping[int, float],
-    lone: Mapping[int, float],
-    counts: Iterable[int],
-    guess: float,
-) -> tuple[float, ...]:
-    """Values of `counts`, those not known from their neighbours.
-
-    Args:
-        sure: known values, that of the least count among them.
-        lone: values that rest on one sample; believed up to LONE_TRUST times what the others
-            suggest.
-        guess: growth per count while only one value is known; beyond the greatest known one it is
-            the mean growth.
+    Attributes:
+        verify, draft: by further rows, and by drafts, of each sequence.
+        plain, row, one_draft: a plain step, and the slopes of both, at a pace of 1.
     """
 
-    def slope(points: Mapping[int, float]) -> float:
-        least, most = min(points), max(points)
-        if least == most:
-            return guess
-        return max(0.0, points[most] - points[least]) / (most - least)
-
-    samples = {**lone, **sure}
-    points = dict(samples)
-    for count in lone.keys() - sure.keys():
-        others = {other: value for other, value in samples.items() if other != count}
-        believable = LONE_TRUST * interpolated(others, count, slope(others))
-        points[count] = min(samples[count], believable)
-    rise = slope(points)
-    return tuple(interpolated(points, count, rise) for count in counts)
+    verify: Line = field(default_factory=Line)
+    draft: Line = field(default_factory=Line)
+    plain: float = 0.0
+    row: float = 0.0
+    one_draft: float = 0.0
+    costs: Costs | None = None
 
 
 class CostModel:
-    """Costs of every depth, from calibration and rounds.
+    """Costs of every depth, by the number of sequences, from calibration and rounds.
+
+    What is known of one number of sequences is the first guess for others: a row costs the same,
+    and drafting grows as a plain step does.
 
     Args:
         limit: greatest depth.
-        calibration: costs measured earlier, up to any depth. The estimates start there, until
-            there are steady samples.
+        calibration: costs of one sequence measured earlier, up to any depth.
 
     Attributes:
-        costs: of depths 0 to `limit`, those not measured filled in; None while no plain step is
-            known. A further row, or draft, is taken to cost as much as the mean one so far.
+        change: plain steps that the first round at another size takes longer, lately.
     """
 
     def __init__(self, limit: int, calibration: Costs | None = None) -> None:
-        self.limit = limit
-        self._verify, self._draft = Times(), Times()
+        self.limit, self.change = limit, 0.0
+        self._rounds: dict[int, _Rounds] = {}
         self._pace = 1.0  # what rounds take now, as a multiple of the times that are kept
-        self._rounds = self._last_rows = self._last_tried = 0
-        self._first_s = 0.0  # of the last round, if it was the first one of its rows
-        self._rebuild_s: float | None = None  # what such a round takes longer, as seen so far
+        self._now = 0
+        self._first_s = 0.0  # seconds of the last round, if it was the first one of its size
+        self._last = (0, 0, 0)  # sequences, drafts verified and drafts computed of the last round
         if calibration:
-            depths = range(min(limit, calibration.limit) + 1)
-            for depth in [*depths, *depths]:  # twice: it is more than one sample of one round
-                self._verify.add(depth + 1, calibration.verify[depth + 1], 0, steady=False)
-                if depth:
-                    self._draft.add(depth, calibration.draft[depth], 0, steady=False)
-        self.costs = self._completed()
+            known = self._rounds[1] = _Rounds()
+            for depth in range(min(limit, calibration.limit) + 1):
+                known.verify[depth] = Estimate(calibration.verify[depth + 1], SURE, 0)
+                known.draft[depth] = Estimate(calibration.draft[depth], SURE, 0)
+            self._complete(1)
 
-    @property
-    def plain_is_doubtful(self) -> bool:
-        """Whether a plain step seems dearer than a pass over more rows, which it cannot be."""
-        own = self._verify.get(1)
-        return own is not None and own.seconds > STALLED * self._plain()
+    def costs(self, n: int = 1) -> Costs | None:
+        """Of depths 0 to `limit` in rounds of `n` sequences, those not measured filled in; None
+        while no plain step of theirs is known."""
+        return self._rounds[n].costs if n in self._rounds else None
 
-    def update(self, n_asked: int, n_drafted: int, draft_s: float, rest_s: float) -> None:
+    def worth(self, depth: int, n: int = 1) -> float:
+        """How many samples the cost of `depth` rests on, LINE for the line among them."""
+        one = self._rounds[n].verify.get(depth)
+        return LINE + (one.worth(self._now) if one else 0.0)
+
+    def deepest(self, n: int = 1) -> int:
+        """The greatest depth whose cost was seen."""
+        return max(self._rounds[n].verify)
+
+    def update(
+        self, n_asked: int, n_drafted: int, draft_s: float, rest_s: float, n: int = 1
+    ) -> None:
         """One round.
 
         Args:
@@ -169,66 +164,50 @@ class CostModel:
                 which was computed all the same.
             draft_s: seconds of drafting.
             rest_s: seconds of the rest of the round.
+            n: sequences in it.
         """
-        self._rounds += 1
-        rows, tried = n_drafted + 1, min(n_drafted + 1, n_asked)
-        draft_s, rest_s = max(draft_s, TICK), max(rest_s, TICK)
-        same_rows, same_tried = rows == self._last_rows, tried == self._last_tried
-        rest_s = self._without_rebuild(rest_s, same_rows)
-        usual = self._usual(rows, tried)
-        if usual and same_rows and same_tried:
-            off = math.log((rest_s + (draft_s if tried else 0.0)) / (usual * self._pace))
-            self._pace *= math.exp(PACE * max(-STALL, min(off, STALL)))
-        if tried:
-            self._draft.add(tried, draft_s / self._pace, self._rounds, same_tried)
-        self._verify.add(rows, rest_s / self._pace, self._rounds, same_rows)
-        self._last_rows, self._last_tried = rows, tried
-        self.costs = self._completed()
+        self._now += 1
+        known, tried = self._rounds.setdefault(n, _Rounds()), min(n_drafted + 1, n_asked)
+        first, self._last = self._last != (n, n_drafted, tried), (n, n_drafted, tried)
+        parts = [(known.verify, n_drafted, max(rest_s, TICK))]
+        parts += [(known.draft, tried, max(draft_s, TICK))] if tried else []
+        first_s, self._first_s = self._first_s, sum(part[2] for part in parts) if first else 0.0
+        if known.costs:
+            expected = [known.costs.verify[n_drafted + 1], known.costs.draft[tried]]
+            took = sum(part[2] for part in parts)
+            if first_s and not first:
+                excess = max(-1.0, min((first_s - took) / known.costs.plain, 1.0))
+                self.change += (excess - self.change) / 4.0
+            if not first and all(line.is_sure(count) for line, count, _ in parts):
+                self._pace *= max(1 / STALL, min(took / sum(expected), STALL)) ** PACE
+            if first:
+                built = max(self.change, 0.0) * known.costs.plain
+                parts[0] = known.verify, n_drafted, max(rest_s - built, rest_s / 2)
+            parts = [
+                (line, count, min(seconds, line.trust(count) * usual))
+                for (line, count, seconds), usual in zip(parts, expected, strict=False)
+            ]
+        for line, count, seconds in parts:
+            line.add(count, seconds / self._pace, self._now)
+        self._complete(n)
 
-    def _without_rebuild(self, rest_s: float, same_rows: bool) -> float:
-        """The seconds of a round without what the rebuild of a graph has taken in rounds before."""
-        first_s, self._first_s = self._first_s, 0.0 if same_rows else rest_s
-        if not same_rows:
-            return max(rest_s - (self._rebuild_s or 0.0), rest_s / 2)
-        if first_s:
-            seen = min(max(first_s - rest_s, 0.0), rest_s)
-            self._rebuild_s = seen if self._rebuild_s is None else (self._rebuild_s + seen) / 2
-        return rest_s
-
-    def _usual(self, rows: int, tried: int) -> float | None:
-        """Seconds of such a round at a pace of 1; None: not known for sure."""
-        parts = [self._verify.get(rows), *([self._draft.get(tried)] if tried else [])]
-        known = [one.seconds for one in parts if one and one.steady]
-        return sum(known) if len(known) == len(parts) else None
-
-    def _plain(self) -> float:
-        """A plain step: its own estimate, or that of more rows lately, which cannot be cheaper."""
-        return min(
-            estimate.seconds
-            for rows, estimate in self._verify.items()
-            if rows == 1 or self._rounds - estimate.newest <= MOST_AGE
+    def _complete(self, n: int) -> None:
+        known, now = self._rounds[n], self._now
+        if 0 not in known.verify:
+            return
+        # A plain step cannot take longer than a pass over more rows.
+        known.plain = min(one.seconds for one in known.verify.values())
+        row, draft = min(GUESS * n, 1.0) * known.plain, GUESS * known.plain
+        others = [other for other, its in self._rounds.items() if other != n and its.costs]
+        if others:
+            near = min(others, key=lambda other: abs(math.log(other / n)))
+            its = self._rounds[near]
+            row, draft = its.row * n / near, its.one_draft * known.plain / its.plain
+        known.row = known.verify.slope(known.plain, row, now)
+        known.one_draft = known.draft.slope(0.0, draft, now)
+        verify = known.verify.along(known.plain, known.row, self.limit, now)
+        drafts = known.draft.along(0.0, known.one_draft, self.limit, now)
+        known.costs = Costs(
+            (0.0, *(max(self._pace * x, TICK) for x in verify)),
+            (0.0, *(max(self._pace * x, TICK) for x in drafts[1:])),
         )
-
-    def _completed(self) -> Costs | None:
-        if 1 not in self._verify:
-            return None
-        plain = self._plain()
-        sure, lone = self._known(self._verify)
-        rows = range(1, self.limit + 2)
-        verify = completed({**sure, 1: plain}, lone, rows, ROW_GUESS * plain)
-        sure, lone = self._known(self._draft)
-        counts = range(self.limit + 1)
-        draft = completed({**sure, 0: 0.0}, lone, counts, DRAFT_GUESS * plain)
-        pace = self._pace
-        return Costs((0.0, *(pace * x for x in verify)), tuple(pace * x for x in draft))
-
-    def _known(self, times: Times) -> tuple[dict[int, float], dict[int, float]]:
-        """What rests on more than one sample, and what on a single one; what is old is left out."""
-        sure, lone = {}, {}
-        for count, estimate in times.items():
-            age = self._rounds - estimate.newest
-            if estimate.n > 1 and age <= MOST_AGE:
-                sure[count] = estimate.seconds
-            elif estimate.n == 1 and age <= LONE_AGE:
-                lone[count] = estimate.seconds
-        return sure, lone

@@ -10,8 +10,7 @@ from pyllama_mtp import Model, Session
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.costs import measure_costs, tokens_needed
 from pyllama_mtp.settings import AUTO_DEPTH
-from pyllama_mtp.speculative.depth import MOST_RUN
-from pyllama_mtp.speculative.sharedepth import SharedDepth
+from pyllama_mtp.speculative.depth import DepthController
 
 from .support import N_CTX, assert_same_tokens, greedy, settings
 
@@ -25,18 +24,13 @@ class Scripted:
     def __init__(self, depths: list[int]) -> None:
         self.depths, self.asked, self.told = depths, [], []  # type: ignore[var-annotated]
 
-    def choose(self, n_sequences: int, at_most: int | None = None) -> int:
+    def choose(self, at_most: int | None = None, n_sequences: int = 1) -> int:
         depth = self.depths[len(self.asked) % len(self.depths)]
         self.asked.append(depth if at_most is None else min(depth, at_most))
         return self.asked[-1]
 
-    def update(
-        self,
-        n_sequences: int,
-        n_drafted: int,
-        outcomes: list[tuple[int, int]],
-        draft_s: float,
-        total_s: float,
+    def update_pooled(
+        self, n_drafted: int, outcomes: list[tuple[int, int]], draft_s: float, total_s: float
     ) -> None:
         self.told.append((n_drafted, outcomes[0][1]))
         assert 0 <= draft_s < total_s
@@ -66,9 +60,8 @@ def test_the_controller_is_asked_and_told(demo: Model, text: list[int], gap: flo
             rounds += got.telemetry.rounds
             assert_same_tokens(demo, text[:40], got.tokens, expected.tokens, gap)
         depths = session._engine.choice.depths
-        assert isinstance(depths, SharedDepth) and depths.costs(1) is not None
-        seen = depths.controller(1).rounds
-        assert rounds - MOST_RUN < seen <= rounds, "plain rounds are told together"
+        assert isinstance(depths, DepthController) and depths.costs() is not None
+        assert depths.rounds == rounds
         assert len(got.telemetry.drafted) <= AUTO_DEPTH
 
 

@@ -206,20 +206,15 @@ class Scripted:
         self.next = itertools.cycle(depths)
         self.told: list[tuple[int, int]] = []
 
-    def choose(self, n_sequences: int, at_most: int) -> int:
+    def choose(self, at_most: int, n_sequences: int) -> int:
         return min(next(self.next), at_most)
 
-    def update(
-        self,
-        n_sequences: int,
-        n_drafted: int,
-        outcomes: list[tuple[int, int]],
-        draft_s: float,
-        total_s: float,
+    def update_pooled(
+        self, n_drafted: int, outcomes: list[tuple[int, int]], draft_s: float, total_s: float
     ) -> None:
-        assert len(outcomes) == n_sequences and 0 <= draft_s < total_s
+        assert 0 <= draft_s < total_s
         assert all(0 <= held <= usable <= n_drafted for usable, held in outcomes)
-        self.told.append((n_sequences, n_drafted))
+        self.told.append((len(outcomes), n_drafted))
 
 
 def test_depths_change(demo: Model, prompts: Prompts, alone: list[Answer], gap: float) -> None:

@@ -12,7 +12,6 @@ import pytest
 from pyllama_mtp import Model, Sampling, Session
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.speculative.depth import DepthController
-from pyllama_mtp.speculative.sharedepth import SharedDepth
 
 from .support import OneSequence, assert_same_tokens, greedy, settings
 from .test_draft_cache import check
@@ -33,7 +32,7 @@ class Scripted(DepthController):
         assert all(0 <= rate <= 1 for rate in rates)
         return min(self.script[self.n % len(self.script)][1], max(at_most, 0))
 
-    def choose(self, at_most: int | None = None) -> int:
+    def choose(self, at_most: int | None = None, n_sequences: int = 1) -> int:
         assert at_most is not None
         return min(self.script[self.n % len(self.script)][0], at_most)
 
@@ -55,9 +54,7 @@ class Scripted(DepthController):
 
 def script(engine: Engine, *rounds: tuple[int, int]) -> Scripted:
     """(depth of the head, drafts from the text where there are any) of the rounds to come."""
-    depths = engine.choice.depths
-    assert isinstance(depths, SharedDepth)
-    depths._by_count[1] = scripted = Scripted(*rounds)
+    engine.choice.depths = scripted = Scripted(*rounds)
     return scripted
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from pyllama_mtp.speculative.acceptance import SyntheticAcceptance
 from pyllama_mtp.speculative.depth import AcceptanceTracker, DepthController
-from pyllama_mtp.speculative.sharedepth import SharedDepth
 
 LIMIT = 4
 RATES = (0.8, 0.64, 0.51, 0.41)  # unconditional
@@ -30,25 +29,27 @@ def speed(n: int, depth: int) -> float:
     return n * (1 + sum(RATES[:depth])) / (verify_s(n * (depth + 1)) + DRAFT * depth)
 
 
-def run(depths: SharedDepth, n: int, n_rounds: int, seed: int = 0) -> tuple[float, Counter[int]]:
+def run(
+    depths: DepthController, n: int, n_rounds: int, seed: int = 0
+) -> tuple[float, Counter[int]]:
     """Rounds of n sequences: tokens per second, and how often each depth was used."""
     draw, judges = random.Random(seed), [SyntheticAcceptance(RATES) for _ in range(n)]
     seconds, tokens, used = 0.0, 0, Counter[int]()
     for _ in range(n_rounds):
-        depth = depths.choose(n)
+        depth = depths.choose(n_sequences=n)
         used[depth] += 1
         held = [judge.accept([0] * depth, lambda row: 0).n_accepted for judge in judges]
         noise = 1.0 + 0.02 * draw.random()
         draft_s = DRAFT * depth * noise
         total_s = draft_s + verify_s(n * (depth + 1)) * noise
-        depths.update(n, depth, [(depth, one) for one in held], draft_s, total_s)
+        depths.update_pooled(depth, [(depth, one) for one in held], draft_s, total_s)
         seconds, tokens = seconds + total_s, tokens + sum(held) + n
     return tokens / seconds, used
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 8, 16])
 def test_as_fast_as_the_best_depth(n: int) -> None:
-    found, used = run(SharedDepth(LIMIT), n, 400)
+    found, used = run(DepthController(LIMIT), n, 400)
     best = max(range(LIMIT + 1), key=lambda depth: speed(n, depth))
     assert found > 0.95 * speed(n, best)
     assert speed(n, used.most_common(1)[0][0]) > 0.97 * speed(n, best)
@@ -57,29 +58,25 @@ def test_as_fast_as_the_best_depth(n: int) -> None:
 def test_with_many_drafting_stops() -> None:
     assert max(speed(16, depth) for depth in range(1, LIMIT + 1)) < speed(16, 0)
     assert speed(1, 3) > 2 * speed(1, 0)
-    depths = SharedDepth(LIMIT)
+    depths = DepthController(LIMIT)
     assert run(depths, 1, 200)[1][0] < 20
     assert run(depths, 16, 200)[1][0] > 160
     assert run(depths, 1, 200)[1][0] < 20, "what 16 cost is not what one costs"
 
 
-def test_costs_are_kept_apart_and_acceptance_is_shared() -> None:
-    depths = SharedDepth(LIMIT)
+def test_costs_are_kept_apart() -> None:
+    depths = DepthController(LIMIT)
     run(depths, 1, 100)
     assert depths.costs(1) and depths.costs(2) is None
-    before = depths._by_count[1].acceptance
-    depths.choose(2)
-    assert depths._by_count[2].acceptance == before
     run(depths, 2, 100)
-    assert depths._by_count[1].acceptance == depths._by_count[2].acceptance != before
     one, two = depths.costs(1), depths.costs(2)
     assert one and two and one.verify[3] < 1.1 and two.verify[5] > 1.1
 
 
 def test_no_more_than_can_be_used() -> None:
-    depths = SharedDepth(LIMIT)
+    depths = DepthController(LIMIT)
     run(depths, 1, 50)
-    assert [depths.choose(1, at_most) for at_most in (0, 1, 2)] == [0, 1, 2]
+    assert [depths.choose(at_most, 1) for at_most in (0, 1, 2)] == [0, 1, 2]
 
 
 def test_one_sequence_is_the_single_controller() -> None:
@@ -99,7 +96,7 @@ def test_outcomes_of_all_sequences_count() -> None:
     """Each by itself; of what a sequence could not use nothing is learned."""
     controller, tracker = DepthController(3), AcceptanceTracker(3)
     for _ in range(3):  # plain rounds, then the first probe
-        depth = controller.choose()
+        depth = controller.choose(n_sequences=3)
         outcomes = [(depth, depth), (depth, 0), (min(depth, 1), min(depth, 1))]
         for usable, held in outcomes:
             tracker.update(usable, held)
@@ -113,10 +110,10 @@ def test_a_round_yields_the_mean() -> None:
     as much as two plain ones. Nothing is lost or gained."""
     controller = DepthController(2)
     for _ in range(2):
-        controller.choose()
+        controller.choose(n_sequences=4)
         controller.update_pooled(0, [(0, 0)] * 4, 0.0, 1.0)
     before = controller.total.balance
-    controller.choose()
+    controller.choose(n_sequences=4)
     controller._asked = 2
     controller.update_pooled(2, [(2, 2), (2, 0)] * 2, 0.5, 2.0)
     assert controller.total.balance == pytest.approx(before, abs=0.05)
