@@ -34,9 +34,10 @@ def save(engine: Engine, place: Place, path: str | os.PathLike[str]) -> None:
 
     Raises:
         UsageError: nothing is processed, or an interrupted computation left it in doubt.
+        ContextClosedError: the context is closed.
         PyllamaMtpError: the file cannot be written; see :func:`promptfile.write`.
     """
-    if not engine.intact or not place.cached:
+    if engine.target.handle and not (engine.intact and place.cached):
         raise UsageError("there is no processed prompt to save; process one first")
     draft = engine.upstream.save(place.seq) if engine.upstream else (None, 0, None)
     target = engine.target.save_state(seq=place.seq)
