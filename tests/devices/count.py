@@ -1,4 +1,4 @@
-"""Counts what one round, one plain step and one prompt batch give to a device: prints JSON.
+"""Counts what one round, one plain step and a prompt of four batches give to a device: prints JSON.
 
     LD_PRELOAD="traffic.so libggml-base.so.0" python count.py MODEL '{"draft_n_max": 3, ...}'
 
@@ -82,8 +82,7 @@ def main() -> None:
         phase: {name: statistics.median(c[phase, name] for c in settled) for name in FIELDS}
         for phase in phases
     }
-    batches = {name: prefill[name] * N_BATCH / N_PROMPT for name in FIELDS}
-    print(json.dumps({"batch": batches, "round": each}))
+    print(json.dumps({"prompt": prefill, "round": each}))
 
 
 if __name__ == "__main__":

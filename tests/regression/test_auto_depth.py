@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from pyllama_mtp import Model, Session
+from pyllama_mtp import BatchSession, Model, Session, scheduler
+from pyllama_mtp.context import Context
+from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.generate import Live, Outcome, speculate
 from pyllama_mtp.measure.costs import measure_costs, tokens_needed
 from pyllama_mtp.settings import AUTO_DEPTH
 from pyllama_mtp.speculative.depth import DepthController
@@ -82,3 +88,45 @@ def test_costs_are_measured_at_every_depth(demo: Model, text: list[int]) -> None
     assert costs.limit == limit and all(seconds > 0 for seconds in costs.verify[1:])
     with Session(demo, settings(0)) as session, pytest.raises(UsageError, match="at least 1"):
         measure_costs(session, text[:40], repeats)
+
+
+@pytest.mark.parametrize("n_sequences", [1, 3])
+def test_a_round_is_two_graphs_and_none_is_built_anew(
+    demo: Model, text: list[int], n_sequences: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts and verification, each one native call, whatever depth is chosen; every shape of a
+    graph is kept, so that once all have been built none is built again. All cells are within the
+    first 256: graphs attend to a multiple of that, and are built anew when it grows."""
+    calls, built = Counter[str](), list[int]()
+    for name in ("decode_batch", "draft"):
+        called = getattr(Context, name)
+
+        def counted(self: Context, *given: Any, called: Any = called, name: str = name) -> Any:
+            calls[name] += 1
+            return called(self, *given)
+
+        monkeypatch.setattr(Context, name, counted)
+
+    def a_round(engine: Engine, live: Sequence[Live]) -> list[Outcome]:
+        calls.clear()
+        before = engine.target.graphs_built
+        found = speculate(engine, live)
+        if len(live) == n_sequences:  # fewer at the end make shapes of their own
+            built.append(engine.target.graphs_built - before)
+        assert calls == {"draft": 1, "decode_batch": 1} or calls == {"decode_batch": 1}
+        drafted = any(outcome.drafts.tokens for outcome in found)
+        assert ("draft" in calls) == drafted
+        return found
+
+    monkeypatch.setattr(scheduler, "speculate", a_round)
+    prompts = [text[i : i + 20] for i in range(n_sequences)]
+    chosen = dataclasses.replace(AUTO, ngram=False, n_ubatch=32)
+    with BatchSession(demo, chosen, n_sequences) as session:
+        choice = session._engine.choice
+        for depths in (Scripted([*range(AUTO_DEPTH + 1)]), DepthController(AUTO_DEPTH)):
+            choice.depths = depths
+            built.clear()
+            session.generate(prompts, max_tokens=60, ignore_eos=True).run()
+            if isinstance(depths, DepthController):
+                assert len(built) > 9 and not any(built)
+            session.reset()

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Two installs of this package side by side: what a change of ours, or of the pin, made faster.
+
+    python bench/installs.py --model FILE.gguf --old OLD/bin/python --new NEW/bin/python
+
+Each install has a process of its own, in which a session at every depth waits between turns. In a
+turn one side decodes --tokens tokens after the same prompt, then the other one does; which of them
+is first changes from turn to turn. Ratios are taken within a turn. Texts that differ are reported.
+Writes results/NAME.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchkit import results
+from benchkit.model import model_file
+from benchkit.paths import ensure_driver
+
+SIDES = ("old", "new")
+
+#: What either install runs: the public API alone, so that it need not be of this checkout.
+WORKER = """
+import json, sys
+from pyllama_mtp import Model, Session, Settings, native
+plan = json.loads(sys.stdin.readline())
+model = Model(plan["model"])
+settings = {"n_ctx": plan["prompt"] + plan["tokens"] + 64, "n_threads": plan["threads"]}
+settings["ngram"] = False
+sessions = {d: Session(model, Settings(draft_n_max=d, **settings)) for d in plan["depths"]}
+prompt = model.tokenize(plan["text"])[: plan["prompt"]]
+print(json.dumps({"stamp": native.load().stamp, "n_prompt": len(prompt)}), flush=True)
+for line in sys.stdin:
+    depth = json.loads(line)
+    answer = sessions[depth].generate(prompt, max_tokens=plan["tokens"], ignore_eos=True).run()
+    t = answer.telemetry
+    print(json.dumps({"decode_tps": t.decode_tps, "tokens": answer.tokens}), flush=True)
+"""
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    ensure_driver()
+    from pyllama_mtp.settings import available_threads
+
+    parser = argparse.ArgumentParser(description="Two installs of this package side by side.")
+    add = parser.add_argument
+    add("--old", required=True, type=Path, metavar="PYTHON", help="the interpreter of one install")
+    add("--new", default=sys.executable, type=Path, metavar="PYTHON", help="default: this one")
+    add("--model", type=Path, metavar="FILE", help="GGUF with an MTP head (default: synthetic)")
+    add("--depths", default="0,1,3,auto", metavar="K,K,...", help="default: %(default)s")
+    add("--prompt", type=int, default=128, metavar="N", help="tokens (default: %(default)s)")
+    add("--tokens", type=int, default=64, metavar="N", help="a turn (default: %(default)s)")
+    add("--turns", type=int, default=12, metavar="N", help="default: %(default)s")
+    add("--threads", type=int, default=available_threads(), metavar="N")
+    add("--name", default="installs", help="of the result files")
+    args = parser.parse_args(argv)
+    try:
+        args.depths = [d if d == "auto" else int(d) for d in args.depths.split(",")]
+    except ValueError:
+        parser.error("--depths: whole numbers and auto, separated by commas")
+    if min(args.prompt, args.tokens, args.turns, args.threads) < 1:
+        parser.error("prompt, tokens, turns and threads must be at least 1")
+    return args
+
+
+class Side:
+    """The process of one install."""
+
+    def __init__(self, python: Path, plan: dict[str, Any]) -> None:
+        self._process = subprocess.Popen(
+            [python, "-c", WORKER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd="/",  # no sources are imported in the place of what is installed
+        )
+        self.ready: dict[str, Any] = self.ask(plan)
+
+    def ask(self, what: Any) -> Any:
+        """The answer to a line."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit("an install has ended; its message is above")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        with self._process:
+            self._process.kill()
+
+
+@contextlib.contextmanager
+def both(args: argparse.Namespace, plan: dict[str, Any]) -> Iterator[dict[str, Side]]:
+    """Old and new, ready."""
+    with contextlib.ExitStack() as stack:
+        found = {}
+        for name in SIDES:
+            found[name] = Side(getattr(args, name), plan)
+            stack.callback(found[name].close)
+        yield found
+
+
+def turn(sides: dict[str, Side], depth: int | str, number: int) -> dict[str, float]:
+    """Tokens per second of both."""
+    order = SIDES if number % 2 else SIDES[::-1]
+    answers = {name: sides[name].ask(depth) for name in order}
+    if answers["old"]["tokens"] != answers["new"]["tokens"]:
+        print(f"depth {depth}: the texts differ", file=sys.stderr)
+    return {name: answers[name]["decode_tps"] for name in SIDES}
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    plan = result["plan"]
+    lines = ["# Two installs side by side", "", *results.header_lines(result)]
+    lines += [
+        f"- Old: patch series {plan['old'][:12]}",
+        f"- Model: {plan['model']}; {plan['n_prompt']} tokens of prompt, {plan['tokens']} decoded "
+        f"a turn, {plan['turns']} turns, {plan['threads']} threads",
+        "",
+    ]
+    rows = []
+    for depth, samples in result["samples"].items():
+        ratios = [one["new"] / one["old"] for one in samples]
+        speed = [f"{median(one[name] for one in samples):.1f}" for name in SIDES]
+        rows.append(
+            [depth, *speed, f"{median(ratios):.3f}", f"{min(ratios):.3f} to {max(ratios):.3f}"]
+        )
+    head = ["drafts", "old tok/s", "new tok/s", "new / old", "turns"]
+    lines += results.markdown_table(head, rows)
+    return "\n".join([*lines, "", "`new / old` is the median of the turns' ratios."]) + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    args = parse_arguments(argv)
+    from pyllama_mtp.measure.machine import describe_machine
+
+    path = model_file(args.model)
+    text = Path(argparse.__file__).read_text(encoding="utf-8")
+    plan = {
+        name: getattr(args, name) for name in ("depths", "prompt", "tokens", "turns", "threads")
+    }
+    samples: dict[str, list[dict[str, float]]] = {str(depth): [] for depth in args.depths}
+    with both(args, {**plan, "model": str(path.resolve()), "text": text}) as sides:
+        for number in range(-1, args.turns):  # the first turn builds what is kept
+            for depth in args.depths:
+                found = turn(sides, depth, number)
+                if number >= 0:
+                    samples[str(depth)].append(found)
+        old, new = (sides[name].ready["stamp"] for name in SIDES)
+        plan |= {
+            "model": path.name,
+            "old": old["series"],
+            "n_prompt": sides["new"].ready["n_prompt"],
+        }
+    result = {**results.header(describe_machine(), new), "plan": plan, "samples": samples}
+    results.write(result, markdown(result), args.name)
+    print(markdown(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
