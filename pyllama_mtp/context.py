@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -423,16 +424,17 @@ class Context(Owned, OfThisProcess):
         """Rows of the LM head that drafts come from."""
         return self.model.n_vocab if self.draft_ids is None else len(self.draft_ids)
 
-    def reserve_drafts(self, n_seqs: int, n: int) -> None:
-        """Allocate what rounds of `n` drafts for `n_seqs` sequences need.
+    def reserve_rounds(self, n_seqs: int, depths: Iterable[int]) -> None:
+        """Allocate what rounds of `n_seqs` sequences need, with as many drafts as `depths` say.
 
         Raises:
             InsufficientMemoryError: there is no room for it.
         """
-        if not self._call(self._lib.pyllama_mtp_reserve, n_seqs, n):
-            self.model.refuse_lost_worker()
-            said = native.take_recent_errors()
-            raise InsufficientMemoryError(f"no memory for rounds of {n} drafts: {said}")
+        for n in depths:
+            if not self._call(self._lib.pyllama_mtp_reserve, n_seqs, n):
+                self.model.refuse_lost_worker()
+                said = native.take_recent_errors()
+                raise InsufficientMemoryError(f"no memory for rounds of {n} drafts: {said}")
 
     @property
     def graphs_built(self) -> int:

@@ -3,9 +3,11 @@ are in the file or in another type."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
+import weakref
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -69,11 +71,12 @@ class HeadFile:
             self._refuse(kind)
         row_bytes = self.row_bytes()
         self.n_rows = head.nbytes // row_bytes
+        self._offset = head.offset
         try:
-            shape = (self.n_rows, row_bytes)
-            self._data = np.memmap(head.file, np.uint8, "r", offset=head.offset, shape=shape)
-        except (OSError, ValueError) as error:
+            self._descriptor = os.open(head.file, os.O_RDONLY)
+        except OSError as error:
             raise ModelFileError(f"cannot read {info.path}: {error}", info.path) from error
+        weakref.finalize(self, os.close, self._descriptor)
 
     def number(self, kind: str) -> int:
         """The number of a type in ggml.h."""
@@ -120,8 +123,27 @@ class HeadFile:
         if ids.size and not 0 <= ids.min() <= ids.max() < self.n_rows:
             message = f"{self.name} has {self.n_rows} rows, wanted are {ids.min()} to {ids.max()}"
             raise ModelFileError(f"{self._path}: {message}", self._path)
-        data = self._converted(ids) if self.converts else np.asarray(self._data)[ids]
+        data = self._converted(ids) if self.converts else self._read(ids)
         return HeadRows(self.type, data, self.name)
+
+    def _read(self, ids: Ids) -> npt.NDArray[np.uint8]:
+        """Rows as they are in the file; read, not mapped, so that they are in memory once."""
+        out = np.empty((len(ids), self.row_bytes()), dtype=np.uint8)
+        starts = np.flatnonzero(np.diff(ids, prepend=-2) != 1).tolist()
+        for start, end in itertools.pairwise([*starts, len(ids)]):
+            at = self._offset + int(ids[start]) * out.shape[1]
+            left = out[start:end].data.cast("B")
+            while left:
+                try:
+                    n = os.preadv(self._descriptor, [left], at)
+                except OSError as error:
+                    message = f"cannot read {self._path}: {error}"
+                    raise ModelFileError(message, self._path) from error
+                if not n:
+                    message = f"{self._path} has become shorter; {self.name} is not whole"
+                    raise ModelFileError(message, self._path)
+                at, left = at + n, left[n:]
+        return out
 
     def _converted(self, ids: Ids) -> npt.NDArray[np.uint8]:
         """The rows in another type: slice by slice, the slices on all cores."""
@@ -131,7 +153,7 @@ class HeadFile:
 
         def convert(start: int) -> None:
             part = np.s_[start : start + n_slice]
-            self._convert(np.asarray(self._data)[ids[part]], out[part])
+            self._convert(self._read(ids[part]), out[part])
 
         if len(starts) == 1:
             convert(0)
@@ -201,19 +223,22 @@ def head_rows(model: str | os.PathLike[str] | GGUFInfo, ids: Ids, kind: str = "f
 
 @dataclass(frozen=True, eq=False)
 class DraftHead:
-    """An LM head over a part of the vocabulary: rows[i] belongs to token ids[i], ascending.
+    """An LM head over a part of the vocabulary.
 
     Attributes:
-        rows: None for the trimmed head of a model file, which stays where the model has it; its ids
-            are in the order of the file.
-        file: where the rows are from, and further ones; None for a trimmed head.
+        ids: [n] its tokens, ascending; those of a trimmed head in the order of the file.
+        file: where its rows are from, and further ones; None for the trimmed head of a model file,
+            which stays where the model has it.
         ranked: [n] ids, most useful first; None: nobody has ranked them.
     """
 
     ids: Ids
-    rows: HeadRows | None
     file: HeadFile | None = None
     ranked: Ids | None = None
+
+    def rows(self) -> HeadRows | None:
+        """Row i is of token ids[i]: read and converted each time. None for a trimmed head."""
+        return self.file.rows(self.ids) if self.file else None
 
 
 def draft_head(
@@ -244,7 +269,7 @@ def draft_head(
                 f"draft_head_type {kind!r}: the trimmed MTP head of {info.path} is used as it is; "
                 "use 'file', or with a number as draft_vocab rows of the model's LM head"
             )
-        return DraftHead(trimmed_head_ids(info), None)
+        return DraftHead(trimmed_head_ids(info))
     if head_tensor(info).name in adapted:
         if spec not in ("auto", "full") or kind != "file":
             raise UsageError(
@@ -266,7 +291,7 @@ def draft_head(
     if not vocab and not head.converts:
         return None
     ids = vocab.ids if vocab else np.arange(info.n_vocab, dtype=np.int32)
-    return DraftHead(ids, head.rows(ids), head, vocab.ranked if vocab else None)
+    return DraftHead(ids, head, vocab.ranked if vocab else None)
 
 
 def _by_size(info: GGUFInfo) -> DraftVocab | None:

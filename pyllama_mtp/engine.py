@@ -116,7 +116,9 @@ class Engine:
                 self.drafter = Drafter(self.target)
                 self.heads = Heads(self.target, model, settings)
                 if self.heads:
-                    self.target.reserve_drafts(n_sequences, depth)
+                    fixed = settings.draft_n_max != "auto"
+                    depths = (0, depth) if fixed else range(depth + 1)
+                    self.target.reserve_rounds(n_sequences, depths)
             self.places = [self._place(seq) for seq in range(n_sequences)]
         except BaseException:
             self.close()

@@ -298,7 +298,7 @@ class Heads:
             self._context.use_own_head()
             self._following = None
             return
-        self._context.set_draft_head(head.rows, head.ids)
+        self._context.set_draft_head(head.rows(), head.ids)
         followed = follows(self._settings, head)
         self._following = Following(self._context, head) if followed else None
 

@@ -129,7 +129,7 @@ def test_rows_of_another_length(tiny_dense: Path, tiny_moe: Path, tmp_path: Path
 def test_auto_is_the_trimmed_head(tiny_dense: Path, tmp_path: Path) -> None:
     info = read_gguf(write_trimmed(tiny_dense, tmp_path / "m.gguf", IDS, IDS))
     head = draft_head(info, "auto")
-    assert head and head.rows is None and head.ids.tolist() == IDS.tolist()
+    assert head and head.rows() is None and head.ids.tolist() == IDS.tolist()
 
 
 @pytest.mark.parametrize("spec", ["full", 2048, 4096])
@@ -143,10 +143,11 @@ def test_the_whole_vocabulary_is_refused(spec: str | int, tiny_dense: Path, tmp_
 def test_a_number_takes_rows_of_the_models_head(tiny_moe: Path, tmp_path: Path) -> None:
     info = read_gguf(write_trimmed(tiny_moe, tmp_path / "m.gguf", IDS, IDS))
     head, wanted = draft_head(info, 300), draft_head(read_gguf(tiny_moe), 300)
-    assert head and head.rows and wanted and wanted.rows
-    assert head.rows.name == wanted.rows.name == "output.weight"
+    assert head and wanted
+    rows, their_rows = head.rows(), wanted.rows()
+    assert rows and their_rows and rows.name == their_rows.name == "output.weight"
     assert head.ids.tolist() == wanted.ids.tolist()
-    np.testing.assert_array_equal(head.rows.data, wanted.rows.data)
+    np.testing.assert_array_equal(rows.data, their_rows.data)
     last = np.array([2047], np.int32)
     np.testing.assert_array_equal(
         head_rows(info, last).data, head_rows(read_gguf(tiny_moe), last).data

@@ -400,7 +400,7 @@ def test_what_is_reserved_is_enough(model: Model, n_seqs: int, depth: int) -> No
     for reserved in (True, False):
         with context(model, n_rs_seq=depth, n_seq_max=n_seqs, unified=True) as found:
             if reserved:
-                found.reserve_drafts(n_seqs, depth)
+                found.reserve_rounds(n_seqs, range(depth + 1))
             seqs = np.arange(n_seqs, dtype=np.int32)
             for seq in range(n_seqs):
                 found.decode_batch(one_sequence(made_up(model, 40), seq=seq))
@@ -430,7 +430,7 @@ def test_contexts_close_without_complaint(model: Model, caplog: pytest.LogCaptur
     for reserved in (False, True):
         with context(model, n_rs_seq=DEPTH) as found:
             if reserved:
-                found.reserve_drafts(1, DEPTH)
+                found.reserve_rounds(1, range(DEPTH + 1))
             found.decode_batch(one_sequence(made_up(model, 30)))
             for depth in (3, 5, 0):
                 a_round(found, depth)

@@ -95,7 +95,7 @@ def test_contexts_of_other_kinds(model: Model, mtp_head: bool) -> None:
         with pytest.raises(UsageError, match="context with_mtp"):
             other.draft(ints(7), ints(0), 3)
         with pytest.raises(PyllamaMtpError):
-            other.reserve_drafts(1, 3)
+            other.reserve_rounds(1, [3])
         hidden = np.zeros((3, model.n_embd), dtype=np.float32) if mtp_head else None
         other.decode(made_up(model, 3), 0, every(3), hidden)
         assert other.argmax(2) >= 0
@@ -135,8 +135,8 @@ def test_hidden_rows_of_outputs_only(model: Model) -> None:
 def test_what_cannot_be_reserved(model: Model, n_seqs: int, n: int) -> None:
     with context(model) as found:
         with pytest.raises(PyllamaMtpError):
-            found.reserve_drafts(n_seqs, n)
-        found.reserve_drafts(1, 2)
+            found.reserve_rounds(n_seqs, [n])
+        found.reserve_rounds(1, [2])
         found.decode_batch(one_sequence(made_up(model, N)))
         assert found.draft(ints(7), ints(0), 2).shape == (2, 1)
 
@@ -148,7 +148,7 @@ def test_after_reserving_everything_is_computed(model: Model, n: int) -> None:
         plain.decode_batch(one_sequence(made_up(model, N)))
         wanted = plain.draft(ints(7), ints(0), 4).tolist()
     with context(model, n_rs_seq=3, n_seq_max=2, unified=True) as found:
-        found.reserve_drafts(1, n)
+        found.reserve_rounds(1, [n])
         found.decode_batch(one_sequence(made_up(model, N)))
         for _ in range(2):
             assert found.draft(ints(7), ints(0), 4).tolist() == wanted
@@ -156,7 +156,7 @@ def test_after_reserving_everything_is_computed(model: Model, n: int) -> None:
             assert found.remove(N + 1)
             found.clear()
             found.decode_batch(one_sequence(made_up(model, N)))
-            found.reserve_drafts(2, n)
+            found.reserve_rounds(2, [n])
 
 
 def test_a_nan_in_a_chain(run_python: RunPython, demo_file: Path, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ with Model(sys.argv[1]) as model:
         except UsageError as error:
             said.append(str(error))
         try:
-            plain.reserve_drafts(1, 1)
+            plain.reserve_rounds(1, [1])
         except PyllamaMtpError:
             said.append("not reserved")
         plain.decode(np.arange(3, dtype=np.int32), 0, np.ones(3, dtype=np.int8))

@@ -550,7 +550,7 @@ def test_memory_of_a_session(demo: Model) -> None:
         grown = found[size]["target_context"] - found["full"]["target_context"]
         head = demo.draft_head(size)
         assert head
-        n_bytes = head.rows.data.nbytes + 4 * size
+        n_bytes = head.rows().data.nbytes + 4 * size
         assert n_bytes <= grown <= n_bytes + 1024
         for name in ("weights", "checkpoints"):
             assert found[size][name] == found["full"][name]

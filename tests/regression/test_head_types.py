@@ -81,12 +81,13 @@ def test_slices(
 def test_logits_are_those_of_the_converted_rows(demo: Model, vocab: str | int) -> None:
     """An F32 head of the dequantized rows gives them too, to the rounding of activations."""
     head = demo.draft_head(vocab, "q8_0")
-    assert head and head.rows
+    rows = head.rows() if head else None
+    assert head and rows
     with context(demo) as draft:
-        draft.set_draft_head(head.rows, head.ids)
+        draft.set_draft_head(rows, head.ids)
         found = logits_of(draft)
         exact = drafthead.HeadRows(
-            0, dequantize(head.rows.data, GGMLQuantizationType.Q8_0).view(np.uint8), "dequantized"
+            0, dequantize(rows.data, GGMLQuantizationType.Q8_0).view(np.uint8), "dequantized"
         )
         draft.set_draft_head(exact, head.ids)
         wanted = logits_of(draft)
@@ -155,5 +156,6 @@ def test_a_trimmed_head_of_a_file(demo_file: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"trimmed MTP head .* is used as it is"):
         draft_head(info, "auto", "q4_0")
     head = draft_head(info, 300, "q4_0")
-    assert head and head.rows and head.rows.type == GGMLQuantizationType.Q4_0
+    rows = head.rows() if head else None
+    assert rows and rows.type == GGMLQuantizationType.Q4_0
     assert HeadFile(info).name == "token_embd.weight"

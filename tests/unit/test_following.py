@@ -41,7 +41,7 @@ class Both:
         ids = np.sort(RANKED)
         file: Any = SimpleNamespace(rows=lambda ids: ids)
         self.context = FakeContext(ids)
-        self.following = Following(self.context, DraftHead(ids, None, file, RANKED))  # type: ignore[arg-type]
+        self.following = Following(self.context, DraftHead(ids, file, RANKED))  # type: ignore[arg-type]
         self.telemetry = Telemetry()
 
     def see(self, *tokens: int, prompt: bool = False) -> list[int]:
@@ -120,7 +120,7 @@ def test_what_is_counted(both: Both) -> None:
     assert found["seconds"] > 0
 
 
-HEAD = DraftHead(RANKED, None, None, RANKED)
+HEAD = DraftHead(RANKED, None, RANKED)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ HEAD = DraftHead(RANKED, None, None, RANKED)
         ({"draft_follow": False}, HEAD, False),
         ({"draft_sampling": True}, HEAD, False),
         ({"draft_n_max": 1, "synthetic_acceptance": (0.5,)}, HEAD, False),
-        ({}, DraftHead(RANKED, None), False),
+        ({}, DraftHead(RANKED), False),
     ],
 )
 def test_when_it_follows(options: dict[str, Any], head: DraftHead, wanted: bool) -> None:
