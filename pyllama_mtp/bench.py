@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.compare import THRESHOLD, Change, Comparison, of_variants
 from pyllama_mtp.measure.compare import compare as compare_cells
 from pyllama_mtp.measure.planargs import make_plan
+from pyllama_mtp.measure.profile import Profile, profile
 from pyllama_mtp.measure.published import Published, read_published
 from pyllama_mtp.measure.recordfile import Records, Writer, check_output, read_file
 
@@ -42,7 +44,17 @@ if TYPE_CHECKING:
     from pyllama_mtp import Model, Sampling, Settings
     from pyllama_mtp.measure.matrix import Event
 
-__all__ = ["Change", "Comparison", "Results", "compare", "matrix", "read", "read_published"]
+__all__ = [
+    "Change",
+    "Comparison",
+    "Profile",
+    "Results",
+    "compare",
+    "matrix",
+    "profile",
+    "read",
+    "read_published",
+]
 
 PathLike = str | os.PathLike[str]
 _ADVICE = "name another file"
@@ -343,7 +355,7 @@ def matrix(
             plan,
             settings=settings,
             sampling=sampling,
-            runners={build.variant: Runner(lambda settings: Session(loaded, settings))},
+            runners={build.variant: Runner(partial(Session, loaded))},
             prompts=Prompts(loaded, None if text is None else [text]),
             run=header["run"],
             budget_s=budget_s,

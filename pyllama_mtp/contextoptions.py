@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .arguments import choice, number, whole
+
+if TYPE_CHECKING:
+    from .trace import NodeTimes
 
 ROPE_SCALING = ("none", "linear", "yarn")
 
@@ -104,6 +107,7 @@ class ContextOptions:
         slice: rows that nobody asked for are dropped before the final norm.
         rope: how positions become angles; the same for target and draft.
         trace: record the graph nodes of every decode; see :meth:`Context.nodes`.
+        times: adds up what nodes cost, where it is on; not together with `trace`.
     """
 
     n_ctx: int
@@ -125,6 +129,7 @@ class ContextOptions:
     slice: bool = True
     rope: RopeScaling = field(default_factory=RopeScaling)
     trace: bool = False
+    times: NodeTimes | None = None
 
     def fill(self, lib: Any, params: Any) -> None:
         """Write these values into a ``struct llama_context_params``."""

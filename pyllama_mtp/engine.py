@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from .speculative.heads import Heads
 from .speculative.rollback import Rollback, go_back, make_rollback
 from .speculative.upstream import Decoded, UpstreamDrafter
 from .telemetry import PHASES, Telemetry, timed
+from .trace import NodeTimes
 
 #: llama.cpp's LLAMA_MAX_SEQ.
 MOST_SEQUENCES = 256
@@ -82,11 +83,18 @@ class Engine:
         alone: held while a thread changes the contents; another one is refused meanwhile.
     """
 
-    def __init__(self, model: Model, settings: Settings, n_sequences: int = 1) -> None:
+    def __init__(
+        self,
+        model: Model,
+        settings: Settings,
+        n_sequences: int = 1,
+        times: NodeTimes | None = None,
+    ) -> None:
         """Raises UsageError, InsufficientMemoryError: see :class:`Context`.
 
         Args:
             n_sequences: sequences that there is room for, each as long as `settings` say.
+            times: see :attr:`.ContextOptions.times`.
         """
         allowed = f"from 1 to {MOST_SEQUENCES}"
         n_sequences = whole("n_sequences", n_sequences, 1, MOST_SEQUENCES, allowed)
@@ -103,7 +111,7 @@ class Engine:
         self.prompt_sync = "full" if settings.prompt_sync == "full" or not has_tap else "kv"
         if self.prompt_sync == "full":
             refuse_upstreams_way(settings, has_tap)
-        options = self._options()
+        options = replace(self._options(), times=times)
         self.heads: Heads | None = None
         self.target = Context(model, options)
         self.n_ctx = self.target.n_ctx // n_sequences

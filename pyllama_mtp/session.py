@@ -36,6 +36,7 @@ from .sampling import Sampler
 from .scheduler import BatchGeneration, Generation, choose_place
 from .settings import Sampling, Settings
 from .telemetry import Telemetry
+from .trace import NodeTimes
 
 #: Text, or token ids.
 Prompt: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -111,9 +112,11 @@ class _Options:
 class _Places(Owned):
     """Contexts with places for conversations on a model. A context manager."""
 
-    def __init__(self, model: Model, settings: Settings | None, n_sequences: int) -> None:
+    def __init__(
+        self, model: Model, settings: Settings | None, n_sequences: int, times: NodeTimes | None
+    ) -> None:
         self.model, self.settings = model, usable_settings(model, settings)
-        self._engine = Engine(model, self.settings, n_sequences)
+        self._engine = Engine(model, self.settings, n_sequences, times)
 
     @property
     def n_ctx(self) -> int:
@@ -218,17 +221,20 @@ class Session(_Places):
     processed from there on only.
     """
 
-    def __init__(self, model: Model, settings: Settings | None = None) -> None:
+    def __init__(
+        self, model: Model, settings: Settings | None = None, *, times: NodeTimes | None = None
+    ) -> None:
         """Make the contexts.
 
         Args:
             settings: default :class:`Settings`; without an MTP head, ``draft_n_max=0``.
+            times: measures what nodes cost; see :func:`pyllama_mtp.bench.profile`.
 
         Raises:
             UsageError: settings that do not go together, or not with this model.
             InsufficientMemoryError: caches and buffers do not fit into memory.
         """
-        super().__init__(model, settings, 1)
+        super().__init__(model, settings, 1, times)
 
     def generate(
         self,
@@ -298,7 +304,7 @@ class BatchSession(_Places):
             UsageError: settings that do not go together, or not with this model.
             InsufficientMemoryError: caches and buffers do not fit into memory.
         """
-        super().__init__(model, settings, n_sequences)
+        super().__init__(model, settings, n_sequences, None)
         self.n_sequences = len(self._engine.places)
 
     def generate(

@@ -1,4 +1,4 @@
-"""What a decode computes: the nodes of its graph, by name, operation and shape."""
+"""What decodes compute: the nodes of a graph, by name, operation and shape; and what nodes cost."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: Nodes that one decode may have; a 64-layer model has about 4,000 per graph.
 CAPACITY = 200_000
+#: Different costs that a :class:`NodeTimes` may have; a mixture of experts has about 100.
+COSTS = 2000
 
 
 @dataclass(frozen=True)
@@ -55,4 +57,50 @@ class Trace:
         return [
             Node(self._text(n.name), self._text(n.op), tuple(n.ne))
             for n in self._nodes[0 : self.data.n]
+        ]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What nodes of a kind took.
+
+    Attributes:
+        op: ggml's operation, such as "MUL_MAT".
+        tensor: the weights that they read, without the layer ("ffn_up.weight"); without weights,
+            llama.cpp's name of the node ("conv_input"); "" where it has none.
+        n: nodes.
+        s: seconds.
+    """
+
+    op: str
+    tensor: str
+    n: int
+    s: float
+
+
+class NodeTimes:
+    """Adds up what nodes cost, where it is on: each is then computed by itself.
+
+    For contexts that are made with it; see :attr:`.ContextOptions.times`. One thread at a time.
+    """
+
+    def __init__(self, library: Library) -> None:
+        ffi = library.ffi
+        self._text = library.text
+        self._costs = ffi.new("struct pyllama_cost[]", COSTS)
+        self.data = ffi.new("struct pyllama_times *", {"cost": self._costs, "capacity": COSTS})
+        self.callback = library.lib.pyllama_time_node
+
+    def start(self) -> None:
+        """Forget what was measured, and measure."""
+        self.data.n, self.data.on = 0, True
+
+    def stop(self) -> list[Cost]:
+        """Measure no more; what was measured. Raises UsageError where there is too much of it."""
+        self.data.on = False
+        if self.data.n > COSTS:
+            raise UsageError(f"{self.data.n} kinds of graph nodes; {COSTS} can be measured")
+        return [
+            Cost(self._text(c.op), self._text(c.name), c.n, c.ns / 1e9)
+            for c in self._costs[0 : self.data.n]
         ]

@@ -57,3 +57,6 @@ void pyllama_wait_for_device(ggml_backend_dev_t device);
 struct pyllama_node { char name[64]; char op[32]; int64_t ne[4]; };
 struct pyllama_trace { struct pyllama_node * node; size_t capacity; size_t n; };
 bool pyllama_trace_node(struct ggml_tensor * node, bool ask, void * trace);
+struct pyllama_cost { char op[32]; char name[64]; int64_t n; int64_t ns; };
+struct pyllama_times { struct pyllama_cost * cost; size_t capacity; size_t n; bool on; int64_t began_ns; };
+bool pyllama_time_node(struct ggml_tensor * node, bool ask, void * times);

@@ -137,6 +137,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="what the model is made to write: a continuation of the text, or, in a chat that "
         "shows the text, long code",
     )
+    options.add_profile_option(parser)
     output = parser.add_argument_group("output")
     destination = output.add_mutually_exclusive_group()
     destination.add_argument(
@@ -336,6 +337,7 @@ def _report(directory: str, found: Records) -> None:
 def show(cells: list[Cell], how: str) -> None:
     """Print the cells to stdout as a table, as Markdown, or as one JSON array."""
     from pyllama_mtp.measure import table
+    from pyllama_mtp.measure.profile import cell_profiles
 
     if how == "json":
         print("[" + ",\n".join(cell.to_json() for cell in cells) + "]")
@@ -343,3 +345,5 @@ def show(cells: list[Cell], how: str) -> None:
         print(table.markdown_table(cells))
     else:
         table.print_matrix(cells, sys.stdout)
+    if how != "json" and (profiles := cell_profiles(cells)):
+        print(f"\n{profiles}")

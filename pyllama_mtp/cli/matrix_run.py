@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pyllama_mtp.measure.matrix import Matrix, SideBySide
     from pyllama_mtp.measure.plan import Plan
     from pyllama_mtp.measure.recordfile import Record, Records, Run
+    from pyllama_mtp.measure.runner import Runner
+    from pyllama_mtp.measure.worker import WorkerRunner
     from pyllama_mtp.settings import Sampling, Settings
 
 
@@ -68,7 +71,8 @@ def measure(args: argparse.Namespace, request: Request, found: Records) -> None:
         build = Build.of(library, args.n_gpu_layers, labels[0], args.rpc)
         if not labels[0]:  # one library: what its stamp says
             request.plan = replace(request.plan, libraries=(build.variant,))
-        runners, builds = _runners(args, request, model, build, stack)
+        own, builds = _runners(args, request, model, build, stack)
+        runners: dict[str, SideBySide] = {**own}
         add_peers(args, request, model, runners, builds)
         header, before = _begin_run(args, request, model, builds, found)
         prompts = Prompts(model, request.texts, request.plan.output_mode)
@@ -78,11 +82,13 @@ def measure(args: argparse.Namespace, request: Request, found: Records) -> None:
             settings=request.settings,
             sampling=request.sampling,
             runners=runners,
+            profilers={name: one.profile for name, one in own.items()} if args.profile else {},
             prompts=prompts,
             run=header["run"],
             budget_s=request.budget_s,
             measured=before.measured if before else (),
             skipped=_still_skipped(before) if before else (),
+            profiled=[key for key, cell in before.cells.items() if cell.profile] if before else (),
         )
         matrix.check()
         matrix.on_event = stack.enter_context(progress(matrix))
@@ -136,14 +142,14 @@ def _runners(
     model: Model,
     build: Build,
     stack: contextlib.ExitStack,
-) -> tuple[dict[str, SideBySide], dict[str, Build]]:
+) -> tuple[dict[str, Runner | WorkerRunner], dict[str, Build]]:
     """What measures with each library, and what those are: the first here, others in processes."""
     from pyllama_mtp import Session
     from pyllama_mtp.measure.runner import Runner
     from pyllama_mtp.measure.worker import Load, WorkerRunner
 
     labels = request.plan.libraries
-    runners: dict[str, SideBySide] = {labels[0]: Runner(lambda settings: Session(model, settings))}
+    runners: dict[str, Runner | WorkerRunner] = {labels[0]: Runner(partial(Session, model))}
     builds = {labels[0]: build}
     for label, name in zip(labels[1:], request.libraries[1:], strict=True):
         mtp = any(request.plan.depths)

@@ -269,6 +269,17 @@ def add_ngram_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_profile_option(parser: argparse.ArgumentParser) -> None:
+    """Whether the time of a prompt is taken apart."""
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="at the end, show where a prompt's time goes, by kind of operation, without MTP and "
+        "with it: one more prompt, in a session of its own, is computed node by node, which makes "
+        "the sum somewhat longer than the prompt itself; both are shown",
+    )
+
+
 def settings_from(args: argparse.Namespace, draft_n_max: int | str, **switches: str) -> Settings:
     """The `Settings` of the options; `switches` replace those of the same name."""
     names = ("prompt_rows", "prompt_sync", "hidden", "draft_vocab")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from functools import partial
 
 from pyllama_mtp.cli import loading, options, parsing
 from pyllama_mtp.errors import UsageError
@@ -45,6 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--repeat", type=parsing.whole(1), default=5, metavar="R", help="rounds per depth"
     )
     parser.add_argument("--json", action="store_true", help="print the costs in seconds, as JSON")
+    options.add_profile_option(parser)
     loading.add_model_options(parser)
     options.add_settings_options(parser)
     parser.set_defaults(run=run)
@@ -56,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     from pyllama_mtp import Session, native
     from pyllama_mtp.measure.costs import measure_costs, tokens_needed
+    from pyllama_mtp.measure.profile import EXPLANATION, profile_markdown, profile_prompt
     from pyllama_mtp.measure.tune import heads_markdown, tune_markdown
     from pyllama_mtp.measure.verdict import slow_types_of
     from pyllama_mtp.measure.workload import Workload
@@ -75,7 +78,16 @@ def run(args: argparse.Namespace) -> int:
             heads = session._engine.heads
             choice = heads_markdown(heads.table(costs), heads.chosen) if heads else ""
         slow = slow_types_of(model)
-    print(json.dumps(dataclasses.asdict(costs)) if args.json else tune_markdown(costs, slow))
-    if choice and not args.json:
-        print(f"\n{choice}")
+        profiles = {}
+        for name, depth in (("no MTP", 0), ("MTP", args.limit)) if args.profile else ():
+            chosen = dataclasses.replace(options.settings_from(args, depth), n_ctx=settings.n_ctx)
+            profiles[name] = profile_prompt(partial(Session, model), chosen, prompt)
+    if args.json:
+        apart = {"profile": {name: one.to_dict() for name, one in profiles.items()}}
+        print(json.dumps({**dataclasses.asdict(costs), **(apart if profiles else {})}))
+        return 0
+    parts = [tune_markdown(costs, slow), choice]
+    if profiles:
+        parts += ["Where the time of a prompt goes:", profile_markdown(profiles), EXPLANATION]
+    print("\n\n".join(filter(None, parts)))
     return 0

@@ -101,6 +101,7 @@ class Cell:
     each sample which repeat it is, so that it can be paired with that of another cell; `run` is the
     id of the run. Files of schema 1 have neither. `slow_types` is what a plain step reads that has
     no fast path for a few rows on the CPU: shares by tensor type, where they were looked at.
+    `profile` is where the time of a prompt goes, see :meth:`.Profile.to_dict`; empty: not measured.
     """
 
     model: str
@@ -136,6 +137,7 @@ class Cell:
     run: str = ""
     adaptive: bool = False
     slow_types: dict[str, float] = field(default_factory=dict)
+    profile: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def summarize(self) -> None:

@@ -30,6 +30,7 @@ from pyllama_mtp.settings import Settings
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model, Sampling
+    from pyllama_mtp.measure.profile import Profile
 
 #: Tokens of a turn. After each, the CPU's caches hold what the others left: with turns of 4 tokens
 #: the ratios of the demo model were 0.1 higher than with 16, which favours long turns; noise of the
@@ -75,11 +76,14 @@ class Matrix:
             `n_ctx` 0 to what the cells of a size need, and synthetic rates are cut to the depth.
         sampling: sampling of every cell.
         runners: what measures, by the plan's names of libraries and peers.
+        profilers: by the plan's names of libraries: what says where the time of a prompt goes, once
+            everything is measured; none: nothing does.
         prompts: where prompts come from.
         run: id of the run, for its records.
         budget_s: seconds after which nothing further begins; None: no limit.
         measured: samples that are there already: key of the cell and repeat.
         skipped: keys of the cells that cannot be measured.
+        profiled: keys of the cells that have a profile.
         on_event: told of every step; must not raise.
     """
 
@@ -91,11 +95,13 @@ class Matrix:
         settings: Settings,
         sampling: Sampling,
         runners: Mapping[str, SideBySide],
+        profilers: Mapping[str, Callable[[Settings, list[int]], Profile]] = {},
         prompts: Prompts,
         run: str = "",
         budget_s: float | None = None,
         measured: Collection[tuple[str, int]] = (),
         skipped: Collection[str] = (),
+        profiled: Collection[str] = (),
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self.plan = plan
@@ -107,6 +113,7 @@ class Matrix:
         self.dropped: list[Group] = []
         self._model, self._settings, self._sampling = model, settings, sampling
         self._runners, self._prompts, self._run = runners, prompts, run
+        self._profilers, self._profiled = profilers, profiled
         self._budget_s = budget_s
         self.on_event = on_event
         self._measured, self._skipped = set(measured), set(skipped)
@@ -156,6 +163,7 @@ class Matrix:
                             return
                         self.measuring = True
                 self.measuring = False
+            yield from self._profiles()
         except (KeyboardInterrupt, DecodeAborted, InterruptedSample):
             self.measuring, self.interrupted = False, True
             return
@@ -163,6 +171,22 @@ class Matrix:
             self.measuring = False
         if self.dropped and not self.interrupted:
             yield self._drop_record()
+
+    def _profiles(self) -> Iterator[Record]:
+        """A record of every prompt, for each way to process it, that has none yet."""
+        for kind, variant in self.plan.prompts(self._profilers):
+            identity, key = self._identities[kind, variant], self._keys[kind, variant]
+            if self.interrupted or key in self._skipped or key in self._profiled:
+                continue
+            size, group = kind[0], Group(*kind, 0)
+            self.measuring = True
+            self.on_event(Event("start", group, variant))
+            prompt = self._prompts.prompt(group.prompt_class, size, 0)
+            measure = self._profilers[variant.library]
+            found = measure(self._cell_settings(size, variant), prompt).to_dict()
+            self.measuring = False
+            head = {"kind": "profile", "run": self._run, **identity, "time": now()}
+            yield {**head, "profile": found}
 
     def _next_group(self, began: float) -> Group | None:
         """The next one that has samples to measure and for which there is time."""

@@ -8,7 +8,7 @@ something of everything.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
 from pyllama_mtp.errors import UsageError
@@ -138,6 +138,15 @@ class Plan:
     def groups(self) -> list[Group]:
         """Everything, in the order in which it is measured: all of a repeat, then the next."""
         return [Group(*kind, repeat) for repeat in range(self.repeat) for kind in self.kinds()]
+
+    def prompts(self, libraries: Container[str]) -> list[tuple[tuple[int, str], Variant]]:
+        """(size, class) of every prompt with each way in which these libraries process it: of the
+        variants that differ in a depth above 0 alone, the first."""
+        first: dict[Variant, Variant] = {}
+        for variant in self.variants:
+            if variant.library in libraries:
+                first.setdefault(replace(variant, depth=min(variant.depth != 0, 1)), variant)
+        return [*itertools.product(self.kinds(), first.values())]
 
     def order(self, repeat: int) -> tuple[Variant, ...]:
         """The variants of a group in the order in which they take their turns.

@@ -78,6 +78,9 @@ class Run:
             self.cells[key] = self._cell(record)
         cell = self.cells[key]
         cell.time = record["time"]
+        if record["kind"] == "profile":
+            cell.profile = record["profile"]
+            return
         if record["kind"] == "skipped":
             cell.skipped = record["reason"]
             return

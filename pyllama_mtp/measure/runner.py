@@ -18,12 +18,13 @@ from pyllama_mtp.measure.machine import waited_for_core
 
 if TYPE_CHECKING:
     from pyllama_mtp import Generation, Sampling, Session, Settings
+    from pyllama_mtp.measure.profile import Profile
 
 #: Tokens that the warm-up generates.
 WARM_UP_TOKENS = 8
 
-#: Opens a session with the settings of one cell.
-OpenSession = Callable[["Settings"], "Session"]
+#: Opens a session with the settings of one cell, and other arguments of `Session`.
+OpenSession = Callable[..., "Session"]
 
 
 class InterruptedSample(Exception):
@@ -136,6 +137,12 @@ class Runner:
         del self._runs[number]
         run.session.close()
         return Measured(sample, memory)
+
+    def profile(self, settings: Settings, prompt: list[int]) -> Profile:
+        """Where the time of a prompt goes; see :func:`.profile_prompt`."""
+        from pyllama_mtp.measure.profile import profile_prompt  # which needs this module
+
+        return profile_prompt(self._open, settings, prompt)
 
     def drop(self) -> None:
         """Close whatever is open."""

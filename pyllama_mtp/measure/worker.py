@@ -13,6 +13,7 @@ import os
 import signal
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from pyllama_mtp.errors import PyllamaMtpError
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.header import Build
+    from pyllama_mtp.measure.profile import Profile
     from pyllama_mtp.measure.runner import Measured, Task
     from pyllama_mtp.settings import Settings
 
@@ -79,6 +81,11 @@ class WorkerRunner:
         """See :class:`Runner`."""
         measured: Measured = self._ask("finish", number)
         return measured
+
+    def profile(self, settings: Settings, prompt: list[int]) -> Profile:
+        """See :class:`Runner`."""
+        found: Profile = self._ask("profile", settings, prompt)
+        return found
 
     def drop(self) -> None:
         """See :class:`Runner`. A process that was cut short in the middle of something ends."""
@@ -144,7 +151,7 @@ def serve(pipe: Connection, stderr: str, load: Load) -> None:
     try:
         library = native.load(load.library)
         with Model(load.model, **load.placement, mtp=load.mtp) as model:
-            runner = Runner(lambda settings: Session(model, settings))
+            runner = Runner(partial(Session, model))
             n_gpu_layers, workers = load.placement["n_gpu_layers"], model.rpc_servers
             pipe.send(("done", Build.of(library, n_gpu_layers, load.label, workers)))
             while True:

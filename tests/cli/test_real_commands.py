@@ -179,7 +179,7 @@ def test_matrix_measures_every_cell(
     program: Program, model: str, tmp_path: Path, variant: str
 ) -> None:
     options = ("matrix", *ONE_THREAD, "--model", model, "--lib", variant, *SMALL)
-    done = program(*options, cwd=tmp_path)
+    done = program(*options, "--profile", cwd=tmp_path)
     assert done.returncode == 0, done.stderr.decode()
     cells = read_cells(tmp_path / "matrix.jsonl")
     order = [(cell.n_prompt, cell.n_max) for cell in cells]
@@ -198,7 +198,11 @@ def test_matrix_measures_every_cell(
             assert 0 < sum(sample.cpu_s.values()) <= 1.05 * sample.elapsed_s + 0.02
         if cell.n_max:
             assert cell.drafted[0] > 0 and cell.accepted[0] <= cell.drafted[0]
-    assert f"{variant} build of llama.cpp" in done.stdout.decode()
+    out = done.stdout.decode()
+    assert f"{variant} build of llama.cpp" in out
+    profiled = [(cell.n_prompt, cell.n_max) for cell in cells if cell.profile]
+    assert profiled == [(size, depth) for size in (48, 300) for depth in (0, 1)]
+    assert out.count("| products of weights |") == 2 and "MTP 1: %" in out
 
 
 def test_the_states_of_the_prefill(program: Program, model: str, tmp_path: Path) -> None:

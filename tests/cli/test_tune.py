@@ -44,3 +44,16 @@ def test_what_the_draft_head_could_be(program: Program, tmp_path: Path) -> None:
     sizes = (8192, 16384, 32768, 65536, 70_000)
     assert {(str(size), kind) for size in sizes for kind in ("file", "q4_0")} <= shown
     assert '"auto" has taken' in lines[-1]
+
+
+def test_where_the_time_of_the_prompt_goes(program: Program) -> None:
+    done = program("tune", *QUICK, "--profile")
+    assert done.returncode == 0, done.stderr.decode()
+    out = done.stdout.decode()
+    assert "|  | no MTP: % | ms per token | MTP: % | ms per token |" in out
+    assert "| delta net |" in out and "| the prompt itself |" in out
+    assert "takes somewhat longer" in " ".join(out.split())
+    costs = json.loads(program("tune", *QUICK, "--profile", "--json").stdout)
+    assert {name: one["n_prompt"] for name, one in costs["profile"].items()} == {
+        **{"no MTP": 64, "MTP": 64}
+    }

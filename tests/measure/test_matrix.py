@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import ModuleType
 from typing import Any
 
@@ -13,10 +14,12 @@ from pyllama_mtp.measure.classprompts import Prompts
 from pyllama_mtp.measure.header import Build, make_header
 from pyllama_mtp.measure.matrix import TURN_TOKENS, Event, Matrix
 from pyllama_mtp.measure.plan import Plan
+from pyllama_mtp.measure.profile import Profile, cell_profiles
 from pyllama_mtp.measure.recordfile import Records
 from pyllama_mtp.measure.runner import WARM_UP_TOKENS, Runner
 from pyllama_mtp.measure.table import mode_label
 from pyllama_mtp.settings import AUTO_DEPTH, Sampling, Settings
+from pyllama_mtp.trace import Cost
 
 PLAN = Plan(sizes=(100, 200), depths=(0, 2, 3), max_tokens=12, repeat=2)
 STATES = Plan((100, 200), (0, 3), 12, 2, prompt_rows=("all", "last"), prompt_sync=("full", "kv"))
@@ -439,3 +442,43 @@ def test_a_run_with_adaptive_depth_goes_on(fake: ModuleType) -> None:
     assert len(rest) == 1
     found.add(rest[0])
     assert [len(cell.samples) for cell in found.cells] == [2, 2]
+
+
+def test_a_prompt_is_profiled_once_for_each_way_to_process_it(fake: ModuleType) -> None:
+    """After everything else: without MTP, and at the first depth; not what has a profile."""
+    asked = []
+
+    def profiler(settings: Settings, prompt: list[int]) -> Profile:
+        asked.append((len(prompt), settings.draft_n_max, settings.prompt_sync))
+        return Profile(len(prompt), 1.0, (Cost("ADD", "l_out", 1, 2.0),))
+
+    plan = dataclasses.replace(PLAN, prompt_sync=("full", "kv"))
+    found = collect(fake, make(fake, plan, profilers={"": profiler}))
+    ways = [(0, "auto"), (2, "full"), (2, "kv")]
+    assert asked == [(size, *way) for size in (100, 200) for way in ways]
+    profiled = [cell for cell in found.cells if cell.profile]
+    assert [(c.n_prompt, c.n_max) for c in profiled] == [
+        (100, 0),
+        (100, 2),
+        (100, 2),
+        (200, 0),
+        (200, 2),
+        (200, 2),
+    ]
+    assert profiled[0].profile["sum_s"] == 2.0 and profiled[0].samples
+    shown = cell_profiles(found.cells)
+    assert "a prompt of 200 tokens goes (text):" in shown and "| MTP 2, sync kv: % |" in shown
+    run = found.runs["r"]
+    done = {key for key, cell in run.cells.items() if cell.profile}
+    again = make(fake, plan, profilers={"": profiler}, measured=run.measured, profiled=done)
+    assert [*again.run()] == []
+
+
+def test_an_interrupted_profile_ends_the_run(fake: ModuleType) -> None:
+    def interrupted(settings: Settings, prompt: list[int]) -> Profile:
+        raise KeyboardInterrupt
+
+    matrix = make(fake, profilers={"": interrupted})
+    cells = collect(fake, matrix).cells
+    assert matrix.interrupted and not matrix.measuring
+    assert len(cells) == 6 and not any(cell.profile for cell in cells)

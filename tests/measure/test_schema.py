@@ -26,6 +26,7 @@ records = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(records)
 
 EXAMPLES = [records.run(), records.sample(), records.skipped(), records.dropped()]
+EXAMPLES.append(records.profile())
 
 
 def test_the_document_is_a_json_schema_of_this_version() -> None:

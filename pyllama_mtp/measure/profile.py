@@ -1,0 +1,190 @@
+"""Where a prompt's time goes, by kind of operation: a prompt whose nodes are timed one by one."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pyllama_mtp.arguments import whole
+from pyllama_mtp.measure.runner import WARM_UP_TOKENS, InterruptedSample, OpenSession
+from pyllama_mtp.settings import MOST_TOKENS
+from pyllama_mtp.trace import Cost
+
+if TYPE_CHECKING:
+    from pyllama_mtp import Model, Session, Settings
+    from pyllama_mtp.measure.cells import Cell
+
+#: Kinds of operation, and the costs that are of each, as "OPERATION tensor": the first that fits.
+_KINDS = {
+    "products of weights": r"MUL_MAT \S+\.weight",
+    "experts' products": r"(MUL_MAT|ADD)_ID ",
+    "norms": r"(\w+_)?NORM |MUL \S*norm\S*\.weight",
+    "convolution": r"SSM_CONV |\w+ (conv_|cache_r_l)",
+    "attention": r"(FLASH_ATTN_EXT|ROPE|SET_ROWS) "
+    r"|\w+ ([QKV]cur|kq|gate_(reshaped|sigmoid)|attn_gated|cache_[kv]_l)",
+    "delta net": r"(GATED_DELTA_NET|SOLVE_TRI|TRI|CUMSUM|MUL_MAT) "
+    r"|\w+ ([qkvbg]_|alpha|beta|a_softplus|(gate|z)$|cache_s_l|state_|dnet_|decay_)",
+    "rest": "",
+}
+KINDS = (*_KINDS,)
+
+EXPLANATION = (
+    "To be timed, each node is computed by itself, so what is otherwise computed together takes "
+    "somewhat longer, on small models much longer: the sum may exceed the prompt itself, which is "
+    "computed whole, in the same session right before. Copies between devices are in the latter "
+    "only."
+)
+
+
+def kind_of(cost: Cost) -> str:
+    """Which of KINDS it belongs to."""
+    text = f"{cost.op} {cost.tensor}"
+    return next(kind for kind, pattern in _KINDS.items() if re.match(pattern, text))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What the nodes of one prompt took.
+
+    Attributes:
+        n_prompt: tokens of the prompt; its last one has a row of logits.
+        prompt_s: seconds that it takes when it is computed whole.
+        costs: by operation and tensor; the seconds of all add up to the prompt computed node by
+            node, see EXPLANATION.
+    """
+
+    n_prompt: int
+    prompt_s: float
+    costs: tuple[Cost, ...]
+
+    @property
+    def sum_s(self) -> float:
+        """Seconds of all nodes."""
+        return sum(cost.s for cost in self.costs)
+
+    @property
+    def kinds(self) -> dict[str, float]:
+        """Seconds by kind, all of KINDS."""
+        found = dict.fromkeys(KINDS, 0.0)
+        for cost in self.costs:
+            found[kind_of(cost)] += cost.s
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON; each cost has its `kind` beside it."""
+        costs = [{"kind": kind_of(cost), **asdict(cost)} for cost in self.costs]
+        figures = {"n_prompt": self.n_prompt, "prompt_s": self.prompt_s, "sum_s": self.sum_s}
+        return {**figures, "kinds": self.kinds, "costs": costs}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Profile:
+        """The inverse of :meth:`to_dict`."""
+        costs = (
+            Cost(*(one[name] for name in ("op", "tensor", "n", "s"))) for one in record["costs"]
+        )
+        return cls(record["n_prompt"], record["prompt_s"], tuple(costs))
+
+
+def profile_prompt(open_session: OpenSession, settings: Settings, prompt: list[int]) -> Profile:
+    """Process a prompt in a session of its own: whole after a warm-up, then node by node.
+
+    Args:
+        settings: of the session; with MTP, what the head takes of the prompt is measured, too.
+        prompt: token ids.
+
+    Raises:
+        UsageError, InsufficientMemoryError: as :class:`.Session`.
+        InterruptedSample: by Ctrl-C.
+    """
+    from pyllama_mtp import native
+    from pyllama_mtp.trace import NodeTimes
+
+    times = NodeTimes(native.load())
+    with open_session(settings, times=times) as session:
+        _process(session, prompt[: session.settings.n_batch], WARM_UP_TOKENS)
+        prompt_s = _process(session, prompt)
+        times.start()
+        _process(session, prompt)
+        return Profile(len(prompt), prompt_s, tuple(times.stop()))
+
+
+def profile(
+    model: Model | str | os.PathLike[str] | None = None,
+    *,
+    size: int = 512,
+    settings: Settings | None = None,
+    n_gpu_layers: int = -1,
+) -> Profile:
+    """Where the time of a prompt goes, by kind of operation: each of its nodes is timed.
+
+    Args:
+        model: as of :func:`pyllama_mtp.bench.matrix`.
+        size: tokens of the prompt, which is text of Python's standard library.
+        settings: of the session; None: the default ones, so with MTP if the model has a head.
+            Without it: ``Settings(draft_n_max=0)``. `n_ctx` 0 is what the prompt needs.
+        n_gpu_layers: as of :func:`pyllama_mtp.bench.matrix`.
+
+    Returns:
+        seconds by kind in `kinds`, and what they are made of. Nodes are computed one by one, which
+        takes somewhat longer than the prompt itself: see `sum_s` and `prompt_s`.
+
+    Raises:
+        UsageError: a bad size, or settings that this library or model cannot do.
+    """
+    from pyllama_mtp import Model, Session
+    from pyllama_mtp.measure.workload import Workload
+    from pyllama_mtp.models.demo import demo_path
+    from pyllama_mtp.session import usable_settings
+
+    size = whole("size", size, 1, MOST_TOKENS, "1 token or more")
+    with ExitStack() as stack:
+        if model is None or isinstance(model, str | os.PathLike):
+            model = stack.enter_context(Model(model or demo_path(), n_gpu_layers=n_gpu_layers))
+        chosen = usable_settings(model, settings)
+        room = size + chosen.depth_limit + 16
+        chosen = replace(chosen, n_ctx=chosen.n_ctx or min(room, model.n_ctx_train))
+        return profile_prompt(partial(Session, model), chosen, Workload(model).prompt(size))
+
+
+def _process(session: Session, prompt: list[int], max_tokens: int = 1) -> float:
+    """Seconds of the prompt, from nothing, the first token included."""
+    session.reset()
+    done = session.generate(prompt, max_tokens=max_tokens, ignore_eos=True).run()
+    if done.finish_reason == "interrupted":
+        raise InterruptedSample
+    return done.telemetry.prefill_s
+
+
+def profile_markdown(profiles: Mapping[str, Profile]) -> str:
+    """A table: per cent of the sum, and milliseconds per token, by kind.
+
+    Args:
+        profiles: at least one, by name.
+    """
+    head = ["", *(cell for name in profiles for cell in (f"{name}: %", "ms per token"))]
+    lines = [head, [":--", *["--:"] * (len(head) - 1)]]
+    for name in (*KINDS, "sum", "the prompt itself"):
+        lines.append([name])
+        for one in profiles.values():
+            s = {**one.kinds, "sum": one.sum_s, "the prompt itself": one.prompt_s}[name]
+            lines[-1] += [f"{100 * s / one.sum_s:.1f}", f"{1e3 * s / one.n_prompt:.4f}"]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def cell_profiles(cells: Iterable[Cell]) -> str:
+    """A table for each size and class of prompts that has profiles; "" without any."""
+    from pyllama_mtp.measure.series import Labels
+
+    found: dict[str, dict[str, Profile]] = {}
+    profiled = [cell for cell in cells if cell.profile]
+    label = Labels(profiled, ignored=("class",))
+    for cell in profiled:
+        what = f"Where the time of a prompt of {cell.n_prompt:,} tokens goes ({cell.prompt_class}):"
+        found.setdefault(what, {})[label(cell)] = Profile.from_dict(cell.profile)
+    tables = [part for what, given in found.items() for part in (what, profile_markdown(given))]
+    return "\n\n".join([*tables, EXPLANATION]) if tables else ""
