@@ -86,17 +86,18 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     sizes = (*args.contexts, *args.depths, args.rounds, args.n_decode, args.threads)
     if not (args.contexts and args.depths and args.cache_types) or min(sizes) < 1:
         parser.error("contexts, depths, rounds, n-decode and threads must be at least 1")
-    known = {name for name in args.types if name.partition("-")[0] in SHAPES}
-    if bad := [
-        name for name in args.types if name not in known and not file_of(args, name).exists()
-    ]:
-        parser.error(
-            f"--types: {bad[0]!r} is not dense-TYPE or moe-TYPE, as in dense-q4_k_m, and there is "
-            f"no {file_of(args, bad[0])}"
-        )
+    check_types(parser, args)
     if bad := [name for name in args.cache_types if name not in CACHE_TYPES]:
         parser.error(f"--cache-types: {bad[0]!r} is none of {', '.join(CACHE_TYPES)}")
     return args
+
+
+def check_types(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse a name of which there is no file, and of which none can be written."""
+    for name in args.types:
+        if name.partition("-")[0] not in SHAPES and not file_of(args, name).exists():
+            place, written = file_of(args, name), "dense-TYPE or moe-TYPE, as in dense-q4_k_m"
+            parser.error(f"--types: {name!r} is not {written}, and there is no {place}")
 
 
 def words(kind: Callable[[str], Any] = str) -> Callable[[str], tuple[Any, ...]]:
@@ -150,8 +151,8 @@ class Peers:
         print(f"note: {text} {why}", file=sys.stderr)
 
 
-def find_peers(args: argparse.Namespace) -> Peers:
-    """Upstream's and ik_llama.cpp's programs; one that is missing is noted."""
+def find_peers(args: argparse.Namespace, library: Any) -> Peers:
+    """Upstream's and ik_llama.cpp's programs; what is missing, or built otherwise, is noted."""
     found, folders = Peers(), [(UPSTREAM, args.peers)]
     folders += [(IK, args.ik)] if args.ik else []
     for side, folder in folders if args.peer_depths else []:
@@ -164,6 +165,10 @@ def find_peers(args: argparse.Namespace) -> Peers:
         found.builds[side] = {**version, **peers_module.find(folder).info}
         for name in PROGRAMS:
             found.programs[side, name] = str(Path(server.command[0]).with_name(name))
+    built = peers_module.find(args.peers)
+    if UPSTREAM in found.builds and built.info:  # by bench/peers.py
+        for text in peers_module.differences(built, library.stamp, library.system_info()):
+            found.note(text)
     return found
 
 
@@ -288,15 +293,12 @@ def run(args: argparse.Namespace) -> int:
     from pyllama_mtp import native
     from pyllama_mtp.measure.machine import describe_machine
 
-    library, peers = native.load(), find_peers(args)
+    library = native.load()
+    peers = find_peers(args, library)
     plan = {name: getattr(args, name) for name in ("n_decode", "long", "threads")}
     header = results.header(describe_machine(), library.stamp)
     result = {**header, "plan": plan, "peers": peers.builds, "notes": peers.notes}
     records = Records(resumed(args, result) if args.resume else [])
-    built = peers_module.find(args.peers)
-    if UPSTREAM in peers.builds and built.info:  # by bench/peers.py
-        for text in peers_module.differences(built, library.stamp, library.system_info()):
-            peers.note(text)
     jobs, began = jobs_of(args), time.monotonic()
     end = began + 60 * args.budget_minutes if args.budget_minutes else float("inf")
     for i, job in enumerate(jobs):

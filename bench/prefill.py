@@ -1,371 +1,308 @@
 #!/usr/bin/env python3
-"""What MTP costs while a prompt is processed: the original defect, upstream's state, and ours.
+"""Prompts without MTP and with it, beside upstream's llama-bench and ik_llama.cpp's; peak memory.
 
-    python bench/prefill.py --model FILE.gguf --output bench/results/prefill-NAME.md
-    python bench/prefill.py --sizes 512,4096 --each-switch   # 0.8B shape, Q8_0, synthetic weights
-    python bench/prefill.py --dry-run                        # a few tokens, nothing is written
+    python bench/peers.py                            # once: upstream's programs
+    python bench/prefill.py --ik BUILD_FOLDER        # 512 and 2,048 tokens, four files
+    python bench/prefill.py --types dense-q8_0 --sizes 8192 --rounds 3 --name prefill-8k
 
-One process per library keeps the model loaded; the cases take turns (A D C B B C D A), each in a
-fresh session after a warm-up, all with the same text, another one in every round. "no MTP" and "K/V
-only" stand side by side, each first in turn: which session of a process comes first, and so gets
-which memory, makes 2 or 3 % by itself. Writes the
-Markdown file and a .json with every raw sample beside it after every round, so that an interrupted
-run keeps its finished rounds. Nothing else should run on the machine meanwhile; the load average is
-recorded.
+Files are those of bench/filetypes.py. A round of a file measures every size, one side right after
+the other, in the other direction in every second round:
+
+- ours: three sessions, made anew, two without MTP and one with it, process the same prompt in steps
+  of --step tokens, turn and turn about; another one is first in every step, and made first in every
+  round. The two without MTP are alike in everything but the memory that they got: their ratio is
+  what the machine does by itself.
+- llama-bench, and ik_llama.cpp's without and with -rtr 1: a process each, with a warm-up.
+
+Peak resident memory is measured once, in processes that do nothing else: ours (the library's
+Python, warm-up and prompt) without MTP and with it, and llama-bench (the same). Needs Linux (/proc)
+for that. Writes results/NAME.json and .md after every round.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from benchkit import results
-from benchkit.model import model_file
+import filetypes
+import peers as peers_module
+from benchkit import llama_bench, ours, results, rivals
+from benchkit.filetable import BENCH, OURS, Claim, Job, Records, Speeds, claims_table, paired
+from benchkit.model import FOLDER, dimensions
 from benchkit.ours import DriverError
-from benchkit.paths import RESULTS, ensure_driver
-from benchkit.plan import Plan
-from benchkit.statistics import Ratio, Spread
-from benchkit.worker import Load, Prefill, Prompt, Worker
+from benchkit.paths import ensure_driver
+from benchkit.plan import Plan, random_prompt
+from benchkit.rivals import IK, UPSTREAM
+from benchkit.sample import Sample
 
-WARMUP_TOKENS = 32
-#: A worker that used more of a core than this while others were measured was not idle.
-IDLE_CPU_SHARE = 0.01
-#: What must be the same in both libraries' builds.
-SAME = ("upstream_commit", "compiler", "cpu_features", "cuda")
-DRY_RUN = {"rounds": 1, "sizes": (48, 96)}
+from pyllama_mtp.measure.peers import PeerError
 
-
-@dataclass(frozen=True)
-class Case:
-    """One line of the tables: a library, and the settings in which it differs from the defaults."""
-
-    name: str
-    variant: str
-    settings: dict[str, Any] = field(default_factory=dict)
-
-
-BASE, DEFECT = "no MTP", "all rows"
-CASES = (
-    Case(BASE, "patched", {"draft_n_max": 0}),
-    Case(DEFECT, "patched", {"prompt_rows": "all", "prompt_sync": "full"}),
-    Case("upstream", "upstream"),
-    Case("K/V only", "patched"),
-)
-#: What the improvement of the MTP block does by itself, and what the library does.
-SWITCH_CASES = (
-    Case("full block", "patched", {"prompt_sync": "full"}),
-    Case("no MTP, upstream", "upstream", {"draft_n_max": 0}),
-)
-
-HEAD = ("tok/s", "to no MTP", "per round", "prompt sync")
-DEFINITIONS = """\
-## How to read this
-
-- `tok/s`: prompt tokens over the time until everything is computed, the logits of the last row and
-  the MTP block's cache included; median of the rounds, lowest and highest in brackets. `to no MTP`
-  is the median of the ratios to "{base}" in the same round, `per round` the lowest and the highest
-  of them.
-- `prompt sync`: the part of that time in which the host fills the MTP block's cache in upstream's
-  way (totals over the rounds); on a CPU that is what it costs, a GPU computes on while the host
-  goes on. With K/V only the target's own decodes fill it: their part is not told apart. Upstream's
-  own programs do not measure it.
-- {base}: draft depth 0; the MTP head is loaded.
-- all rows: our library with `prompt_rows="all"`, `prompt_sync="full"`: the LM head runs on every
-  row of the prompt, which is the defect that this project began with; the rest as upstream.
-- upstream: upstream's library, driven as it can be: the LM head runs on the last row, the whole MTP
-  block runs over the prompt in a context of its own, hidden states go over the host.
-- K/V only: our library with its defaults: every decode computes the block's K and V, too, and
-  nothing else of it; hidden states stay where they are.
-- full block (with `--each-switch`): our library with `prompt_sync="full"`, which is upstream's way.
-- Depth {depth}. Every measurement has a fresh session of one process that keeps the model loaded
-  (one per library), and a warm-up of {warmup} prompt and {warmup_tokens} generated tokens which is
-  then forgotten. The text is real (sources of Python's standard library, or `--prompt-file`), the
-  same for all cases of a round."""
+TYPES = "dense-q8_0,dense-q4_k_m,moe-q8_0,moe-q4_k_m"
+OFF, CONTROL, ON = CASES = ("MTP off", "MTP off again", "MTP on")
+#: What ratios should be at least: to llama-bench with AVX-512 and without, of MTP on to off.
+TO_BENCH, TO_BENCH_AVX2, ON_TO_OFF = 1.6, 1.2, 0.99
+WARM_UP = 512  # tokens of a session's first prompt
+LOOK_S = 0.02
+MIB = 2**20
+DRY_RUN = {"rounds": 1, "sizes": (32, 64), "step": 16}
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     ensure_driver()
-    from pyllama_mtp.settings import CACHE_TYPES, FLASH_ATTENTION, available_threads
+    from pyllama_mtp.settings import available_threads
 
-    parser = argparse.ArgumentParser(description="What MTP costs while a prompt is processed.")
+    parser = argparse.ArgumentParser(description="Prompts beside llama-bench and ik_llama.cpp.")
     add = parser.add_argument
-    add(
-        "--model", type=Path, metavar="FILE", help="GGUF file with an MTP head (default: synthetic)"
-    )
-    add("--sizes", type=_sizes, default=(512, 2048, 8192), metavar="N,N,...", help="prompt tokens")
-    add("--rounds", type=int, default=5, metavar="N", help="default: %(default)s")
-    text = "rounds with the slow case, all rows (default: all)"
-    add("--defect-rounds", type=int, metavar="N", help=text)
+    words = filetypes.words
+    add("--types", type=words(), default=TYPES, metavar="NAME,...", help="default: %(default)s")
+    add("--folder", type=Path, default=FOLDER, help="of the model files")
+    add("--sizes", type=words(int), default="512,2048", metavar="N,...", help="prompt tokens")
+    add("--rounds", type=int, default=6, metavar="N", help="default: %(default)s")
+    add("--step", type=int, default=512, metavar="N", help="default: %(default)s")
     add("--depth", type=int, default=3, metavar="K", help="drafts per round (default: %(default)s)")
-    add("--each-switch", action="store_true", help="also the full block, and upstream without MTP")
-    text = "prompt tokens of the warm-up (default: the size, at most --n-batch)"
-    add("--warmup", type=int, metavar="N", help=text)
-    add("--prompt-file", type=Path, metavar="FILE", help="text to cut the prompts from")
-    add("--n-gpu-layers", type=int, default=-1, metavar="N", help="default: all")
-    add(
-        "--threads", type=int, default=available_threads(), metavar="N", help="default: %(default)s"
-    )
-    add("--n-batch", type=int, default=2048, metavar="N")
-    add("--n-ubatch", type=int, default=512, metavar="N")
-    add("--checkpoints", type=int, default=4, metavar="N", help="default: %(default)s")
-    add("--flash-attn", choices=FLASH_ATTENTION, default="auto")
-    add("--cache-type-k", choices=CACHE_TYPES, default="f16")
-    add("--cache-type-v", choices=CACHE_TYPES, default="f16")
-    add("--output", type=Path, default=RESULTS / "prefill.md", metavar="FILE.md", help="result")
+    add("--peers", type=Path, default=peers_module.DEFAULT_FOLDER, help="upstream's programs")
+    add("--ik", type=Path, metavar="FOLDER", help="ik_llama.cpp's programs")
+    add("--threads", type=int, default=available_threads(), metavar="N")
+    add("--name", default="prefill", help="of the result files")
     add("--dry-run", action="store_true", help="a few tokens, one round, nothing is written")
     args = parser.parse_args(argv)
     if args.dry_run:
         vars(args).update(DRY_RUN)
-    if args.defect_rounds is not None and not 1 <= args.defect_rounds <= args.rounds:
-        parser.error("--defect-rounds must be from 1 to --rounds")
-    if args.rounds < 1:
-        parser.error("--rounds must be at least 1")
-    if args.depth < 1:
-        parser.error("--depth must be at least 1: without MTP there is nothing to compare")
-    if args.output.suffix != ".md":
-        parser.error("--output must end in .md; the .json goes beside it")
-    if not args.dry_run and not args.output.resolve().parent.is_dir():
-        parser.error(f"--output: there is no folder {args.output.parent}")
+    args.peer_depths = (0,)  # for filetypes.find_peers()
+    if min((*args.sizes, 1 if args.sizes else 0, args.rounds, args.step, args.depth)) < 1:
+        parser.error("sizes, rounds, step and depth must be at least 1")
+    filetypes.check_types(parser, args)
     return args
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        sizes = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError("whole numbers, separated by commas") from None
-    if min(sizes) < 1 or len(set(sizes)) != len(sizes):
-        raise argparse.ArgumentTypeError("sizes of at least 1 token, each one once")
-    return sizes
 
 
 # -- measuring -------------------------------------------------------------------------------------
 
-#: Per size and case, one record for every finished round.
-Samples = dict[int, dict[str, list[dict[str, Any]]]]
+
+def plan_of(args: argparse.Namespace, job: Job) -> Plan:
+    """Of a file and size."""
+    return Plan(filetypes.model_path(args, job.file), job.context, threads=args.threads)
 
 
-class Bench:
-    """The workers, what they are asked, and what they said.
+def settings_of(args: argparse.Namespace, plan: Plan, case: str) -> dict[str, Any]:
+    """Fields of pyllama_mtp.Settings; no checkpoints, which llama-bench does not have either."""
+    usual = plan.driver_settings(plan.n_prefill + args.depth + 2)
+    return {**usual, "checkpoints": 0, "draft_n_max": args.depth if case == ON else 0}
 
-    Attributes:
-        loaded: by variant, the answer to Load.
-        idle: by variant, seconds that the worker waited while others were measured, and seconds of
-            CPU time that it used meanwhile.
+
+def turned(cases: Sequence[str], by: int) -> list[str]:
+    """The cases, begun with another one."""
+    by %= len(cases)
+    return [*cases[by:], *cases[:by]]
+
+
+def steps(model: Any, args: argparse.Namespace, plan: Plan, number: int) -> dict[str, Sample]:
+    """The prompt in three sessions, turn and turn about."""
+    from pyllama_mtp import Session, Settings
+
+    size = plan.n_prefill
+    prompt, order = random_prompt(size + 1, model.n_vocab, seed=number), turned(CASES, number)
+    seconds = dict.fromkeys(CASES, 0.0)
+    sessions: dict[str, Any] = {}
+    try:
+        for case in order:
+            session = sessions[case] = Session(model, Settings(**settings_of(args, plan, case)))
+            session.process(prompt[: WARM_UP + 1])
+            session.reset()
+        for end in [*range(args.step, size, args.step), size]:
+            order = turned(order, 1)
+            for case in order:
+                # process() leaves the last token: each step computes exactly its own tokens
+                seconds[case] += sessions[case].process(prompt[: end + 1]).prefill_s
+    finally:
+        for session in sessions.values():
+            session.close()
+    return {case: Sample(size / s, None, size, 0) for case, s in seconds.items()}
+
+
+def one_round(
+    model: Any, args: argparse.Namespace, job: Job, number: int, peers: filetypes.Peers
+) -> Records:
+    """Every side once; a peer that fails is noted."""
+    plan, found = plan_of(args, job), Records()
+    upstream, ik = (peers.programs.get((side, BENCH)) for side in (UPSTREAM, IK))
+    sides: list[tuple[str, Callable[[], dict[str, Sample]]]] = []
+    if ik:
+        sides.append((IK, partial(rivals.ik_prefill, ik, plan)))
+    sides.append((OURS, partial(steps, model, args, plan, number)))
+    if upstream:
+        sides.append((BENCH, lambda: {"0": llama_bench.prefill(upstream, plan)}))
+    for side, measure in sides if number % 2 == 0 else sides[::-1]:
+        try:
+            found.add(job, number, side, "prefill", measure())
+        except PeerError as error:
+            peers.note(f"{job.file}: {side} is incomplete", error)
+    return found
+
+
+def memory_of(args: argparse.Namespace, job: Job, bench: str | None) -> dict[str, Any]:
+    """Bytes: of the file, and by side the peak of a process, of ours also before the model."""
+    plan = plan_of(args, job)
+    n_vocab = dimensions(plan.model).n_vocab
+    found: dict[str, Any] = {"model": plan.model.stat().st_size}
+    for case in (OFF, ON):
+        settings, prompt = settings_of(args, plan, case), random_prompt(job.context, n_vocab)
+        answer = ours.measure(
+            ours.Request(str(plan.model), "patched", case == ON, settings, prompt, 1, job.context)
+        )
+        if answer.resident["end"]:
+            at = {name: answer.resident[name]["VmHWM"] for name in ("start", "end")}
+            found[case] = {"peak": at["end"], "before": at["start"]}
+    if bench:
+        test = ("-p", str(job.context), "-n", "0", "-r", "1")
+        found[BENCH] = {"peak": peak([bench, *llama_bench.options(plan).arguments(), *test])}
+    return found
+
+
+def peak(command: Sequence[str]) -> int:
+    """Most resident memory of a program, in bytes; looked at again and again while it runs.
+
+    What the system sums up at its end (ru_maxrss) is at least what this process has.
     """
-
-    def __init__(self, plan: Plan, args: argparse.Namespace, workers: dict[str, Worker]) -> None:
-        self.plan, self.args, self.workers = plan, args, workers
-        self.cases = [*CASES, *(SWITCH_CASES if args.each_switch else ())]
-        self.loaded = {
-            variant: worker.ask(Load(str(plan.model), args.n_gpu_layers))
-            for variant, worker in workers.items()
-        }
-        self.idle = {variant: {"s": 0.0, "cpu_s": 0.0} for variant in workers}
-
-    def prompt(self, size: int, number: int) -> list[int]:
-        """The text of a round, and one token more, on which the next generation would begin."""
-        file = self.args.prompt_file
-        request = Prompt(size + 1, number, file and str(file.resolve()))
-        return list(next(iter(self.workers.values())).ask(request)["tokens"])
-
-    def settings(self, case: Case, size: int) -> dict[str, Any]:
-        """Fields of pyllama_mtp.Settings; the context is the same for all cases of a size."""
-        n_tokens = max(size, self.warmup(size) + WARMUP_TOKENS) + self.args.depth + 2
-        common = {"draft_n_max": self.args.depth, "checkpoints": self.args.checkpoints}
-        return {**self.plan.driver_settings(n_tokens), **common, **case.settings}
-
-    def warmup(self, size: int) -> int:
-        """Tokens of the warm-up's prompt."""
-        wanted = self.args.n_batch if self.args.warmup is None else self.args.warmup
-        return max(1, min(size, wanted))
-
-    def measure(self, case: Case, size: int, prompt: list[int]) -> dict[str, Any]:
-        """One prefill of one case."""
-        request = Prefill(self.settings(case, size), prompt, self.warmup(size), WARMUP_TOKENS)
-        answer = self.workers[case.variant].ask(request)
-        idle = self.idle[case.variant]
-        idle["s"] += answer["idle_s"]
-        idle["cpu_s"] += answer["idle_cpu_s"]
-        telemetry = answer["telemetry"]
-        names = ("n_prompt", "prefill_s", "prefill_tps", "prompt_sync")
-        return {
-            **{name: telemetry[name] for name in names},
-            "prompt_sync_s": telemetry["time_s"]["prompt_sync"],
-        }
-
-
-def turns(cases: Sequence[Case], number: int, defect_rounds: int | None) -> list[Case]:
-    """The order of a round: the base, then the others from the last to the first; or backwards."""
-    base, *others = cases
-    order = [base, *reversed(others)]
-    if defect_rounds is not None and number >= defect_rounds:
-        order = [case for case in order if case.name != DEFECT]
-    return order[::-1] if number % 2 else order
-
-
-def one_round(bench: Bench, number: int, samples: Samples) -> None:
-    """Measure every case at every size; the cases take turns."""
-    for size, by_case in samples.items():
-        prompt = bench.prompt(size, number)
-        for case in turns(bench.cases, number, bench.args.defect_rounds):
-            sample = bench.measure(case, size, prompt)
-            label = f"[{number + 1}/{bench.args.rounds}] {size} tokens, {case.name}"
-            print(f"{label}: {sample['prefill_tps']:.1f} tok/s", file=sys.stderr, flush=True)
-            by_case[case.name].append(sample)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Round after round; the exit code."""
-    names = ("n_batch", "n_ubatch", "threads", "flash_attn", "cache_type_k", "cache_type_v")
-    plan = Plan(model_file(args.model), **{name: getattr(args, name) for name in names})
-    load_before = os.getloadavg()[0]
-    result: dict[str, Any] = {}
-    code = 0
-    with ExitStack() as stack:
-        variants = dict.fromkeys(case.variant for case in CASES)
-        workers = {variant: stack.enter_context(Worker(variant)) for variant in variants}
-        bench = Bench(plan, args, workers)
-        samples: Samples = {size: {case.name: [] for case in bench.cases} for size in args.sizes}
-        for number in range(args.rounds):
+    most, status = 0, subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=status, stderr=status) as process:
+        while process.poll() is None:
             try:
-                one_round(bench, number, samples)
-            except KeyboardInterrupt:
-                print("interrupted; finished rounds are kept", file=sys.stderr)
-                code = 130
+                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            except OSError:
                 break
-            result = assemble(bench, samples, number + 1, load_before)
-            if not args.dry_run:
-                results.write(result, render(result), args.output.stem, args.output.parent)
-    if result:
-        print("\n".join([*tables(result), "", *condition_lines(result)]))
-    return code
+            most = max(most, ours.parse_status(lines).get("VmHWM", 0))
+            time.sleep(LOOK_S)
+    return most
 
 
 # -- the result ------------------------------------------------------------------------------------
 
 
-def assemble(bench: Bench, samples: Samples, done: int, load_before: float) -> dict[str, Any]:
-    """The result file's contents."""
-    from pyllama_mtp.measure.machine import describe_machine
-
-    args, loaded = bench.args, bench.loaded["patched"]
-    build, upstream = {**loaded["stamp"]}, bench.loaded["upstream"]["stamp"]
-    build["system_info"] = loaded["system_info"]
-    plan = bench.plan.driver_settings(0)
-    del plan["n_ctx"]
-    return {
-        **results.header(describe_machine(loaded["devices"]), build),
-        "plan": {
-            "model": bench.plan.model.name,
-            "depth": args.depth,
-            "checkpoints": args.checkpoints,
-            "n_gpu_layers": args.n_gpu_layers,
-            "warmup": {str(size): bench.warmup(size) for size in samples},
-            "prompt_file": args.prompt_file is not None,
-            **plan,
-        },
-        "upstream_series": upstream["series"],
-        "builds_differ_in": [key for key in SAME if upstream.get(key) != build.get(key)],
-        "rounds": {"done": done, "planned": args.rounds},
-        "load_average": {"start": load_before, "end": os.getloadavg()[0]},
-        "idle": bench.idle,
-        "cases": {case.name: {"library": case.variant, **case.settings} for case in bench.cases},
-        "sizes": {str(size): summarize(by_case) for size, by_case in samples.items()},
-        "samples": {str(size): by_case for size, by_case in samples.items()},
-    }
+def claims(records: Records, jobs: Sequence[Job], to_bench: float) -> list[Claim]:
+    """What can be said of each file and size."""
+    found = []
+    for job in jobs:
+        own = records.speeds(job, OURS, "prefill")
+        theirs = records.speeds(job, BENCH, "prefill").get("0", {})
+        if not own:
+            continue
+        on, n = own[ON], f"{job.context:,} tokens"
+        off = {number: (own[OFF][number] + own[CONTROL][number]) / 2 for number in on}
+        rows: list[tuple[str, Speeds, float | None]] = [
+            ("MTP on / llama-bench", paired(on, theirs), to_bench),
+            ("MTP on / off", paired(on, off), ON_TO_OFF),
+            ("MTP off / off again (the machine)", paired(own[OFF], own[CONTROL]), None),
+        ]
+        rivalling = records.speeds(job, IK, "prefill")
+        for case in records.near_best(job, IK, 0.0, "prefill")[:1]:
+            option = case.partition(" ")[2]
+            rows.append((f"MTP on / {IK} {option}".strip(), paired(on, rivalling[case]), None))
+        found += [Claim(job.file, f"{n}: {w}", r, least) for w, r, least in rows if r]
+    return found
 
 
-def summarize(by_case: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Medians, ratios and shares of one size."""
-    rates = {name: [s["prefill_tps"] for s in given] for name, given in by_case.items()}
-    return {
-        name: {
-            "prefill_tps": vars(Spread.of(rates[name])),
-            "rounds": len(given),
-            "to_base": vars(Ratio.of(rates[name], rates[BASE][: len(given)]).paired),
-            "prompt_sync_share": sum(s["prompt_sync_s"] for s in given)
-            / sum(s["prefill_s"] for s in given),
-        }
-        for name, given in by_case.items()
-    }
+def speeds_table(records: Records, jobs: Sequence[Job]) -> list[str]:
+    """Tokens per second by side: median, lowest and highest."""
+    sides = [(OURS, case) for case in CASES] + [(BENCH, "0"), (IK, "0"), (IK, "0 -rtr")]
+    names = [*CASES, BENCH, IK, f"{IK} -rtr"]
+    rows = []
+    for job in jobs:
+        cells = []
+        for side, case in sides:
+            by = [*records.speeds(job, side, "prefill").get(case, {}).values()]
+            cells.append(f"{median(by):.0f} ({min(by):.0f}-{max(by):.0f})" if by else "-")
+        rows.append([f"{job.file}, {job.context:,}", *cells])
+    return results.markdown_table(["file, tokens", *names], rows)
 
 
-def row(name: str, summary: dict[str, Any]) -> list[str]:
-    """One line of a table."""
-    ratio, share = summary["to_base"], summary["prompt_sync_share"]
+def memory_table(memory: dict[str, Any]) -> list[str]:
+    """Peaks, and how far ours are above llama-bench's."""
+    head = ["file, tokens", "side", "peak MiB", "above llama-bench", "without Python"]
+    rows = []
+    for name, found in memory.items():
+        theirs = found.get(BENCH, {}).get("peak")
+        for side in (BENCH, OFF, ON):
+            if side not in found:
+                continue
+            at, shares = found[side], ["-", "-"]
+            if side != BENCH and theirs:
+                more = at["peak"] - theirs
+                shares = [f"{100 * m / found['model']:+.1f} %" for m in (more, more - at["before"])]
+            rows.append([name, side, f"{at['peak'] / MIB:.0f}", *shares])
+    return results.markdown_table(head, rows)
+
+
+def tables(result: dict[str, Any], records: Records, jobs: Sequence[Job]) -> list[str]:
+    """Ratios, speeds, memory: Markdown lines."""
+    avx512 = "avx512" in str(result["build"].get("cpu_features", "")).lower()
     return [
-        name,
-        results.spread(summary["prefill_tps"]),
-        f"{ratio['median']:.3f}",
-        f"{ratio['low']:.3f}-{ratio['high']:.3f}" if name != BASE else "-",
-        f"{100 * share:.1f} %" if share else "-",
+        *claims_table(claims(records, jobs, TO_BENCH if avx512 else TO_BENCH_AVX2)),
+        *("", "Tokens per second, medians with lowest and highest:", ""),
+        *speeds_table(records, jobs),
+        *("", "Peak resident memory; differences in per cent of the model's file:", ""),
+        *memory_table(result["memory"]),
     ]
 
 
-def tables(result: dict[str, Any]) -> list[str]:
-    """A table for every size."""
-    lines: list[str] = []
-    for size, by_case in result["sizes"].items():
-        head = [f"{int(size):,} tokens", *HEAD]
-        most = max(summary["rounds"] for summary in by_case.values())
-        rows = [row(name, by_case[name]) for name in result["cases"]]
-        for line, summary in zip(rows, by_case.values(), strict=True):
-            if summary["rounds"] < most:
-                line[0] += f" ({summary['rounds']} of {most} rounds)"
-        lines += ["", *results.markdown_table(head, rows)]
-    return lines[1:]
-
-
-def condition_lines(result: dict[str, Any]) -> list[str]:
-    """How quiet the machine was."""
-    load = result["load_average"]
-    lines = [
-        f"- Load average: {load['start']:.2f} at the start, {load['end']:.2f} at the end (this "
-        "benchmark's own work included)"
-    ]
-    for variant, idle in result["idle"].items():
-        share = idle["cpu_s"] / idle["s"] if idle["s"] else 0.0
-        if share > IDLE_CPU_SHARE:
-            lines.append(
-                f"- Note: while others were measured, the process with the {variant} library used "
-                f"{100 * share:.1f} % of a core"
-            )
-    return lines
-
-
-def render(result: dict[str, Any]) -> str:
-    """The Markdown file."""
+def render(result: dict[str, Any], records: Records, jobs: Sequence[Job]) -> str:
+    """The Markdown page."""
     plan = result["plan"]
-    settings = ", ".join(
-        f"{key} {value}" for key, value in plan.items() if key not in ("model", "warmup")
-    )
-    warmup = sorted(set(plan["warmup"].values()))
-    filled = {"base": BASE, "depth": plan["depth"], "warmup_tokens": WARMUP_TOKENS}
-    filled["warmup"] = " or ".join(map(str, warmup))
-    lines = [
-        "# What MTP costs while a prompt is processed",
+    lines = ["# Prompts, without MTP and with it, beside other programs", ""]
+    lines += results.header_lines(result)
+    lines += [
+        f"- {side}: {build['version']} {build['upstream_commit'][:12]}"
+        for side, build in result["peers"].items()
+    ]
+    lines += [
+        f"- {plan['threads']} threads; MTP on: {plan['depth']} drafts; steps of {plan['step']}",
+        *(f"- Note: {note}" for note in result["notes"]),
         "",
-        *results.header_lines(result),
-        f"- Upstream's library: patch series {result['upstream_series'][:12]}",
-        *(f"- Note: the libraries differ in {key}" for key in result["builds_differ_in"]),
-        f"- Model: {plan['model']}",
-        f"- Settings: {settings}",
-        f"- Rounds: {result['rounds']['done']} of {result['rounds']['planned']}, interleaved",
-        *condition_lines(result),
+        *tables(result, records, jobs),
         "",
-        *tables(result),
-        "",
-        DEFINITIONS.format(**filled),
+        "A ratio is the Hodges-Lehmann estimate of those within a round; to ik_llama.cpp's better",
+        "one of plain and -rtr. `MTP off` is the mean of two sessions, whose ratio is what the",
+        "machine, and the memory that a session got, make by themselves. Ours process a prompt in",
+        "steps, side by side; peers are processes of their own. `without Python`: less what our",
+        "process has before a model is loaded, interpreter and libraries.",
     ]
     return "\n".join(lines)
+
+
+def run(args: argparse.Namespace) -> int:
+    """File after file, round after round; the exit code."""
+    from pyllama_mtp import Model, native
+    from pyllama_mtp.measure.machine import describe_machine
+
+    library = native.load()
+    peers = filetypes.find_peers(args, library)
+    plan = {name: getattr(args, name) for name in ("rounds", "step", "depth", "threads")}
+    header = results.header(describe_machine(), library.stamp)
+    records, memory = Records(), dict[str, Any]()
+    result = {**header, "plan": plan, "peers": peers.builds, "notes": peers.notes}
+    jobs = [Job(name, size, "f16") for name in args.types for size in args.sizes]
+    for name in args.types:
+        mine = [job for job in jobs if job.file == name]
+        for job in mine:
+            bench = peers.programs.get((UPSTREAM, BENCH))
+            memory[f"{job.file}, {job.context:,}"] = memory_of(args, job, bench)
+        with Model(filetypes.model_path(args, name)) as model:
+            for number in range(args.rounds):
+                found = [one_round(model, args, job, number, peers) for job in mine]
+                records.rows += [row for one in found for row in one.rows]
+                print(f"[{number + 1}/{args.rounds}] {name}", file=sys.stderr, flush=True)
+                result |= {"memory": memory, "samples": records.rows}
+                if not args.dry_run:
+                    results.write(result, render(result, records, jobs), args.name)
+    print("\n".join(tables(result, records, jobs)))
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -379,7 +316,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"prefill: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print("interrupted; finished rounds are kept", file=sys.stderr)
         return 130
 
 
