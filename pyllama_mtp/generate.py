@@ -133,17 +133,15 @@ def speculate(engine: Engine, live: Sequence[Live]) -> list[Outcome]:
 def draft(engine: Engine, live: Sequence[Live]) -> list[Drafts]:
     """Guess what follows the newest token of each sequence, equally many tokens for each: what
     followed earlier in the text, where that promises more, or the head's guesses."""
-    most = min(
-        engine.settings.depth_limit,
-        max(one.wanted for one in live) - 1,  # a round emits one token more than it accepts
-        min(engine.room(one.place) for one in live) - 1,
-    )
+    room = min(engine.settings.depth_limit, min(engine.room(one.place) for one in live) - 1)
+    # A round emits one token more than it accepts.
+    usable = min(room, max(one.wanted for one in live) - 1)
     drafted = [one for one in live if one.place.drafting]
     if not drafted or not engine.drafter:
         return [Drafts() for _ in live]
     newest = [(one.place.seq, one.token) for one in drafted]
-    found = engine.choice.look_up(newest, most if len(live) == 1 else 0)
-    n_max = len(found) or engine.choice.depth(len(live), most)
+    found = engine.choice.look_up(newest, usable if len(live) == 1 else 0)
+    n_max = len(found) or engine.choice.depth(len(live), usable, room)
     for one in drafted:
         one.n_usable = min(n_max, one.wanted - 1)
     if found:

@@ -388,6 +388,7 @@ def _start(library: Library) -> None:
     # Logging must not reach Python while the interpreter goes down.
     atexit.register(lib.llama_log_set, lib.pyllama_log_discard, ffi.NULL)
     lib.pyllama_catch_aborts()
+    lib.pyllama_map_buffers()
     lib.llama_backend_init()
     for folder in (library.folder, library.folder.parent):
         lib.ggml_backend_load_all_from_path(str(folder).encode())

@@ -7,6 +7,7 @@
 #define PYLLAMA_NO_ROOM ...
 #define PYLLAMA_FORKED ...
 void pyllama_catch_aborts(void);
+void pyllama_map_buffers(void);
 const char * pyllama_stamp(void);
 bool pyllama_set_cpu_switch(const char * name, bool value);
 void pyllama_set_cpu_changes(bool value);

@@ -47,6 +47,10 @@ PYLLAMA_API bool pyllama_few_columns(int32_t type);
 // the call return PYLLAMA_ABORTED or what it returns on failure. Others still end the process, after their message.
 PYLLAMA_API void pyllama_catch_aborts(void);
 
+// From now on, allocations of 4 MiB and more are mappings of their own: what of a graph's buffer is never used takes no
+// memory, and what is freed is given back. glibc would put those of up to 32 MiB where others were before.
+PYLLAMA_API void pyllama_map_buffers(void);
+
 // A log callback that drops everything, for the time after Python's logging is gone.
 PYLLAMA_API void pyllama_log_discard(enum ggml_log_level level, const char * text, void * user_data);
 

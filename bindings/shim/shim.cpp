@@ -16,6 +16,9 @@
 #include <thread>
 #include <vector>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -224,6 +227,12 @@ int64_t now_ns() {
 } // namespace
 
 void pyllama_catch_aborts(void) { ggml_set_abort_callback(on_abort); }
+
+void pyllama_map_buffers(void) {
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, 4 << 20);
+#endif
+}
 
 void pyllama_log_discard(ggml_log_level, const char *, void *) {}
 

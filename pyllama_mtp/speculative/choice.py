@@ -31,7 +31,7 @@ class DraftChoice:
     """Chooses before each round of one or several sequences, and learns from its outcome.
 
     Attributes:
-        depths: chooses the depth; None: as many drafts as can be used.
+        depths: chooses the depth; None: it is fixed.
         lookups: the texts by sequence, for drafts from them; empty: the head's only. Used beside a
             DepthController, which knows what they are worth, and by a sequence that is alone.
     """
@@ -72,9 +72,17 @@ class DraftChoice:
         n = self.depths.lookup_depth(lookup.rates(match), at_most)
         return lookup.drafts(match, n)
 
-    def depth(self, n_sequences: int, at_most: int) -> int:
-        """How many tokens the head drafts for each of so many sequences."""
-        return self.depths.choose(at_most, n_sequences) if self.depths else at_most
+    def depth(self, n_sequences: int, usable: int, room: int) -> int:
+        """How many tokens the head drafts for each of so many sequences.
+
+        Args:
+            usable: no more than this many can be accepted: the texts end.
+            room: as many as there is room for. A fixed depth keeps to it while any draft is of
+                use, so that the last rounds find their graphs.
+        """
+        if self.depths:
+            return self.depths.choose(usable, n_sequences)
+        return room if usable > 0 else 0
 
     def learn(
         self,

@@ -627,7 +627,7 @@ def test_a_file_that_became_shorter_or_went_away(tmp_path: Path) -> None:
     path = write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0")
     info = read_gguf(path)
     os.truncate(path, 1000)
-    with pytest.raises(ModelFileError, match="cannot read"):
+    with pytest.raises(ModelFileError, match="has become shorter"):
         head_rows(info, IDS)
     path.unlink()
     with pytest.raises(ModelFileError, match=r"cannot read .*No such file"):
