@@ -265,7 +265,7 @@ def matrix(
     model: Model | PathLike | None = None,
     *,
     sizes: Sequence[int] | int = (512, 1024, 2048),
-    depths: Sequence[int | str] | int | str = (0, 2, 3, 4),
+    depths: Sequence[int | str] | int | str = (0, 2, 3, "auto"),
     max_tokens: int = 256,
     repeat: int = 7,
     settings: Settings | None = None,

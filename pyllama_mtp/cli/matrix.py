@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from pyllama_mtp.measure.plan import Plan
     from pyllama_mtp.measure.recordfile import Records
 
-DEPTHS = (0, 2, 3, 4)
+DEPTHS: tuple[int | str, ...] = (0, 2, 3, "auto")
+SIZES = (512, 1024, 2048)
 REPEAT = 7
 #: The demo model's samples are short, so their noise is large and repeats cost little.
 DEMO_REPEAT, DEMO_BUDGET = 15, "270s"
+#: Where nobody says what to measure: see `first_look`.
+FIRST_SIZES, FIRST_TOKENS, FIRST_BUDGET = (512,), 128, "75s"
 #: Tokens generated per sample, by output mode.
 MAX_TOKENS = {"text": 256, "code": 2048}
 
@@ -41,6 +44,11 @@ line of JSON to --output, which is appended to, never overwritten. Ctrl-C keeps
 what was measured and exits with 130; --resume goes on from there, also after a
 crash. What the lines hold: schema-2.json in the package's folder "measure".
 
+Without --model, --prompt-sizes and --depths it is a first look of two minutes:
+a model of the Qwen3.5-0.8B shape in Q4_K_M, with random weights and a head that
+drafts well, written once to ~/.cache (XDG_CACHE_HOME; half a gigabyte), and the
+demo model, which writes real text but is too small to gain much.
+
 Without --threads, cores that other programs keep busy are left to them: a
 thread that has to share its core makes all the others wait.
 
@@ -53,7 +61,7 @@ the run is interrupted; it loads the model once more meanwhile. One that is not
 installed, or fails, is reported, and the rest goes on.
 
 examples:
-  pyllama-mtp matrix
+  pyllama-mtp matrix --report page
   pyllama-mtp matrix --depths 0,2,3,4,auto --report page
   pyllama-mtp matrix --model Qwen3.5-4B-Q8_0.gguf --prompt-sizes 1k,8k,192k
   pyllama-mtp matrix --depths 0,3 --repeat 9 --budget 10m --format markdown
@@ -93,9 +101,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--prompt-sizes",
         type=parsing.comma_list(size),
-        default="512,1024,2048",
         metavar="TOKENS,...",
-        help="prompt sizes in tokens; 1k is 1024",
+        help=f"prompt sizes in tokens; 1k is 1024 (default: {','.join(map(str, SIZES))})",
     )
     parser.add_argument(
         *("-n", "--max-tokens"),
@@ -109,7 +116,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=parsing.whole(1),
         metavar="R",
         help=f"samples per cell (default: {REPEAT}; for the demo model as many of {DEMO_REPEAT} "
-        "as fit into 4 min 30 s)",
+        "as fit into 4 min 30 s; in a first look into 75 s)",
     )
     parser.add_argument(
         "--budget",
@@ -196,15 +203,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, keep every finished sample, print the table."""
-    from pyllama_mtp.cli.matrix_run import measure
+    from pyllama_mtp.cli.matrix_run import first_look, measure
     from pyllama_mtp.measure.recordfile import Records, check_output
 
-    request = _check(args)
+    first = args.model is None and args.prompt_sizes is None and args.depths is None
+    request = _check(args, first)
     if request.output:
         check_output(request.output)
     found, code = Records(), 0
     try:
-        measure(args, request, found)
+        for named, part in first_look(args, request) if first else [(args, request)]:
+            measure(named, part, found)
     except (KeyboardInterrupt, PyllamaMtpError) as error:
         if isinstance(error, KeyboardInterrupt) or stopped():
             code = interrupted()
@@ -227,8 +236,8 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _check(args: argparse.Namespace) -> Request:
-    """Check every option before anything is loaded."""
+def _check(args: argparse.Namespace, first: bool) -> Request:
+    """Check every option before anything is loaded; `first`: it is a first look."""
     from pyllama_mtp.cli.matrix_run import Request
     from pyllama_mtp.measure.budget import parse_duration
     from pyllama_mtp.measure.classprompts import check_class
@@ -245,7 +254,11 @@ def _check(args: argparse.Namespace) -> Request:
     check_python(args.peer_python)
     if args.repeat is None:
         args.repeat = REPEAT if args.model else DEMO_REPEAT
-        args.budget = args.budget or (None if args.model else DEMO_BUDGET)
+        usual = None if args.model else FIRST_BUDGET if first else DEMO_BUDGET
+        args.budget = args.budget or usual
+    args.prompt_sizes = args.prompt_sizes or (FIRST_SIZES if first else SIZES)
+    if first and args.output_mode == "text":
+        args.max_tokens = args.max_tokens or FIRST_TOKENS
     libraries = args.variants or ("" if args.lib is None else args.lib,)
     plan = make_plan(args)
     if args.prompt_file is not None and plan.classes != ("text",):
@@ -276,6 +289,7 @@ def _check(args: argparse.Namespace) -> Request:
         source_of_prompts(args.prompt_file, texts[0] if texts else None),
         None if args.budget is None else parse_duration(args.budget),
         None if args.no_output else args.output,
+        args.resume,
     )
 
 
@@ -291,7 +305,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     rates = args.synthetic_acceptance
     depths = args.depths
     if depths is None:
-        depths = tuple(depth for depth in DEPTHS if not rates or depth <= len(rates))
+        depths = tuple(d for d in DEPTHS if not rates or d == "auto" or int(d) <= len(rates))
     deepest = max((depth for depth in depths if depth != "auto"), default=0)
     if rates and deepest > len(rates):
         raise UsageError(

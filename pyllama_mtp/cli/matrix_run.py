@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.cli import PROGRAM, SIGNALS, loading, note_signal, on_signal
+from pyllama_mtp.errors import DiskFullError, UsageError
+from pyllama_mtp.measure.recordfile import last_run
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model
@@ -28,6 +30,12 @@ if TYPE_CHECKING:
     from pyllama_mtp.settings import Sampling, Settings
 
 
+#: Memory that the synthetic model of the first look needs, with its sessions side by side.
+EXAMPLE_MEMORY = 2 * 2**30
+#: Its part of the time.
+EXAMPLE_SHARE = 0.8
+
+
 @dataclass
 class Request:
     """The options, checked.
@@ -37,6 +45,7 @@ class Request:
         texts: of --prompt-file.
         prompts: says where the text comes from.
         output: the file; None: write none.
+        resume: go on with the last run in it.
     """
 
     plan: Plan
@@ -47,6 +56,64 @@ class Request:
     prompts: str
     budget_s: float | None
     output: str | None
+    resume: bool = False
+
+
+def first_look(args: argparse.Namespace, request: Request) -> Iterator[tuple[Any, Request]]:
+    """What is measured where nobody named a model: one of the size that people use, with a head
+    that drafts well, then real text on the demo model; the options and request of each.
+
+    Where disk or memory is short, the demo model alone.
+    """
+    from pyllama_mtp.models.demo import demo_path
+
+    budget_s = request.budget_s
+    if example := _example(request):
+        share = EXAMPLE_SHARE
+        named = argparse.Namespace(**{**vars(args), "model": str(example)})
+        yield named, replace(request, budget_s=budget_s and share * budget_s)
+        budget_s = budget_s and (1 - share) * budget_s
+    resume = request.resume
+    if resume and request.output:
+        run = last_run(request.output, demo_path().name)
+        resume = run is not None and run.header["model"]["name"] == demo_path().name
+    named = argparse.Namespace(**{**vars(args), "model": str(demo_path())})
+    yield named, replace(request, budget_s=budget_s, resume=resume)
+
+
+def _example(request: Request) -> Path | None:
+    """The synthetic model, written if it is not there; None: said why it is not measured."""
+    from pyllama_mtp import native
+    from pyllama_mtp.cli.synth import writing
+    from pyllama_mtp.models import synth
+    from pyllama_mtp.models.memory import available_memory, gigabytes
+
+    path = synth.example_path()
+    if (free := available_memory()) < EXAMPLE_MEMORY:
+        why = f"{gigabytes(free)} of memory are free, and it takes {gigabytes(EXAMPLE_MEMORY)}"
+    elif synth.example_is_there():
+        why = ""
+    else:
+        native.load(request.libraries[0] or None)  # it knows the mixtures of types
+        print(
+            f"{PROGRAM}: no --model given: writing one of the Qwen3.5-0.8B shape, once: random "
+            f"weights, a head that drafts well, 0.5 GB; {path}",
+            file=sys.stderr,
+        )
+        try:
+            with writing(path.name) as progress:
+                synth.write_example(progress)
+            why = ""
+        except (DiskFullError, UsageError) as error:
+            why = str(error)
+    if why:
+        print(
+            f"{PROGRAM}: only the demo model is measured, which is too small to gain much; the "
+            f"synthetic one of 0.5 GB is left out: {why}",
+            file=sys.stderr,
+        )
+        return None
+    return path
 
 
 def measure(args: argparse.Namespace, request: Request, found: Records) -> None:
@@ -114,7 +181,8 @@ def choose_threads(args: argparse.Namespace, request: Request) -> None:
     cores = available_threads()
     if args.threads is not None or cores == 1:
         return
-    if args.resume and (run := _last_run(args)):
+    name = Path(loading.model_path(args)).name
+    if request.resume and request.output and (run := last_run(request.output, name)):
         threads = run.header["settings"].get("n_threads")  # chosen when it began
         request.settings = replace(request.settings, n_threads=threads)
         return
@@ -126,14 +194,6 @@ def choose_threads(args: argparse.Namespace, request: Request) -> None:
             f"{free} thread{'' if free == 1 else 's'} (--threads {cores} uses all)",
             file=sys.stderr,
         )
-
-
-def _last_run(args: argparse.Namespace) -> Run | None:
-    """The run that would go on; None: there is none yet."""
-    from pyllama_mtp.measure.recordfile import read_file
-
-    runs = [*read_file(args.output).runs.values()] if Path(args.output).exists() else []
-    return runs[-1] if runs else None
 
 
 def _runners(
@@ -218,7 +278,8 @@ def _begin_run(
         command=[PROGRAM, *sys.argv[1:]],
         version=version(),
     )
-    earlier = run_to_resume(request.output, header) if args.resume and request.output else None
+    output = request.output if request.resume else None
+    earlier = run_to_resume(output, header) if output else None
     if earlier is None:
         found.add(header)
         return header, None

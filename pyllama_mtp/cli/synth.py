@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
@@ -77,13 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         raise UsageError("give the file to write, e.g. pyllama-mtp synth model.gguf")
     shape = get_shape(args.shape, **dict(_assignment(text) for text in args.set))
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(shape.name, total=None)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
+    with writing(shape.name) as progress:
         path = write_synthetic(
             args.output,
             shape,
@@ -97,6 +93,15 @@ def run(args: argparse.Namespace) -> int:
         )
     print(f"{path}: {shape.name}, {args.type.lower()}, {path.stat().st_size / 1e9:.2f} GB")
     return 0
+
+
+@contextmanager
+def writing(name: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr while a model of this name is written: what to tell (bytes done, in all)."""
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _assignment(text: str) -> tuple[str, str]:

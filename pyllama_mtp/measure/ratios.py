@@ -121,6 +121,14 @@ def typical_ratio(ratios: Sequence[float], confidence: float = CONFIDENCE) -> Ra
     return Ratio(median(means), means[rank - 1], means[-rank], n, coverage[rank])
 
 
+def ratio_to(cell: Cell, base: Cell | None, figure: Figure) -> Ratio | None:
+    """What the paired ratios come to; None where nothing was measured on both sides."""
+    try:
+        return typical_ratio(paired_ratios(cell, base, figure)) if base else None
+    except UsageError:
+        return None
+
+
 def _coverages(n: int) -> dict[int, float]:
     """By rank k, from 1 to the middle: 1 - 2 P(T < k), T the signed-rank statistic of n values."""
     ways = [1]  # subsets of the ranks 1 to n by their sum

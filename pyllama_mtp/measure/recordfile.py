@@ -364,23 +364,29 @@ _MACHINE = ("cpu", "cores", "devices", "arch")
 _ELSEWHERE = ("workers", "tensor_split", "options")
 
 
+def last_run(path: str | os.PathLike[str], model: str) -> Run | None:
+    """The last run of a file with a model of this name, or else the last one; None: no run yet."""
+    runs = [*read_file(path).runs.values()] if Path(path).exists() else []
+    return next((run for run in reversed(runs) if run.header["model"]["name"] == model), None) or (
+        runs[-1] if runs else None
+    )
+
+
 def run_to_resume(path: str | os.PathLike[str], header: Record) -> Run | None:
-    """The last run of a file, which is to go on; None: there is none yet.
+    """The last run of a file with the model, which is to go on; None: there is none yet.
 
     Raises:
         UsageError: it measured something else; the message names the first field that differs.
     """
-    if not Path(path).exists():
+    run = last_run(path, header["model"]["name"])
+    if run is None:
         return None
-    runs = [*read_file(path).runs.values()]
-    if not runs:
-        return None
-    for name, was, now in _differences(runs[-1].header, json.loads(to_line(header))):
+    for name, was, now in _differences(run.header, json.loads(to_line(header))):
         raise UsageError(
             f"--resume: {name} was {was!r} in the last run of {path} and is {now!r} now; give the "
             "options of that run, or begin a new one without --resume"
         )
-    return runs[-1]
+    return run
 
 
 def _differences(old: Record, new: Record) -> Iterator[tuple[str, Any, Any]]:

@@ -6,18 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
-from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.cells import Cell, pooled_rates, sum_positions
 from pyllama_mtp.measure.peers.notes import OURS, peer_notes
-from pyllama_mtp.measure.ratios import (
-    Figure,
-    Ratio,
-    base_of,
-    by_cpu_time,
-    paired_ratios,
-    typical_ratio,
-)
-from pyllama_mtp.measure.verdict import matrix_verdicts
+from pyllama_mtp.measure.ratios import Figure, Ratio, base_of, by_cpu_time, ratio_to
+from pyllama_mtp.measure.verdict import matrix_verdicts, summaries
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -177,8 +169,9 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
         f"{f', {threads} used' if threads else ''}; "
         f"{first.max_tokens} tokens generated; medians of {_counts(cells)}, interleaved; "
         "acceptance and tokens per round are totals over totals",
+        *example_note(cells),
         *_ratio_note(cells),
-        *_waiting_note(cells),
+        *waiting_note(cells),
         *_adaptive_note(cells),
         *few_drafts_note(cells),
         *matrix_verdicts(cells),
@@ -208,6 +201,18 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
     return notes
 
 
+def example_note(cells: Sequence[Cell]) -> list[str]:
+    """What the synthetic model of a first look is, if it is among them."""
+    from pyllama_mtp.models.synth import EXAMPLE_NAME
+
+    if all(cell.model != EXAMPLE_NAME for cell in cells):
+        return []
+    return [
+        f"{EXAMPLE_NAME}: random weights and an MTP head made to draft well. Its speed is that of "
+        "a real model of this shape; its text is nonsense, its acceptance no real head's"
+    ]
+
+
 def _ratio_note(cells: Sequence[Cell]) -> list[str]:
     """What the ratios are, and how far to trust them."""
     worst: dict[Figure, Ratio] = {}
@@ -232,7 +237,7 @@ def _ratio_note(cells: Sequence[Cell]) -> list[str]:
     return [note]
 
 
-def _waiting_note(cells: Sequence[Cell]) -> list[str]:
+def waiting_note(cells: Sequence[Cell]) -> list[str]:
     """That other programs kept the machine busy, if they did."""
     waited = [
         (
@@ -319,14 +324,6 @@ def _speed(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
 
 
-def ratio_to(cell: Cell, base: Cell | None, figure: Figure) -> Ratio | None:
-    """What the paired ratios come to; None where nothing was measured on both sides."""
-    try:
-        return typical_ratio(paired_ratios(cell, base, figure)) if base else None
-    except UsageError:
-        return None
-
-
 def _times(ratio: Ratio | None) -> str:
     return f"{ratio.value:.2f}x" if ratio else _NONE
 
@@ -366,8 +363,9 @@ def print_matrix(
     plain: bool = False,
     complete: str = "--format markdown",
 ) -> None:
-    """Print table and notes. In a narrow terminal the columns that can be spared are left out, and
-    named; nothing is cut, what is still too long runs over the edge.
+    """Print a table of each model with its notes, then what MTP gains. In a narrow terminal the
+    columns that can be spared are left out, and named; nothing is cut, what is still too long runs
+    over the edge.
 
     Args:
         cells: what to show.
@@ -379,6 +377,21 @@ def print_matrix(
     if width is None and not file.isatty():
         width = _UNLIMITED
     console = _console(file, width, plain)
+    for part in by_model(cells):
+        _print_table(part, file, console, plain, complete)
+    for text in summaries(cells):
+        console.print(f"\n{text}", style="bold")
+
+
+def by_model(cells: Sequence[Cell]) -> list[Sequence[Cell]]:
+    """The cells of each model, in their order; all of none is one part."""
+    models = dict.fromkeys(cell.model for cell in cells)
+    return [[cell for cell in cells if cell.model == model] for model in models] or [cells]
+
+
+def _print_table(
+    cells: Sequence[Cell], file: IO[str], console: Console, plain: bool, complete: str
+) -> None:
     columns = matrix_columns(cells)
     if cells:
         spared = []
@@ -421,7 +434,12 @@ def _console(file: IO[str] | None, width: int | None, plain: bool = False) -> Co
 
 
 def markdown_table(cells: Sequence[Cell]) -> str:
-    """The matrix as a Markdown table with its notes below."""
+    """What MTP gains, then the matrix as a Markdown table of each model with its notes below."""
+    parts = [*summaries(cells), *map(_markdown_table, by_model(cells))]
+    return "\n\n".join(parts)
+
+
+def _markdown_table(cells: Sequence[Cell]) -> str:
     columns = matrix_columns(cells)
     headings = [column.name for column in columns]
     rule = [":--" if column.words else "--:" for column in columns]

@@ -1,14 +1,17 @@
-"""Why MTP does not pay on a file and machine: one wording, for `tune`, `inspect` and the matrix."""
+"""What MTP gains on a file and machine, or why it does not pay: one wording, for `tune`, `inspect`,
+the matrix and its report."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.peers.notes import OURS
-from pyllama_mtp.measure.ratios import base_of
+from pyllama_mtp.measure.plan import SWITCHES
+from pyllama_mtp.measure.ratios import Ratio, base_of, ratio_to
 from pyllama_mtp.models.quantize import WEIGHT_TYPES
 from pyllama_mtp.speculative.costs import needed_acceptance
 
@@ -19,6 +22,12 @@ if TYPE_CHECKING:
 
 #: Share of what a step reads, in types without a fast path, from which MTP will hardly pay.
 MUCH = 0.5
+#: Ratios this close to 1 are called equal.
+EQUAL = 0.02
+#: Repeats below which figures are called rough.
+FEW = 3
+#: Seconds of a plain step below which what a pass costs beside the model weighs most.
+SHORT_STEP_S = 0.002
 
 
 @dataclass(frozen=True)
@@ -120,6 +129,139 @@ def _round(cell: Cell, plain_tps: float) -> Round:
     verify = sum(sample.time_s.get("verify", 0.0) for sample in cell.samples)
     total = sum(sample.decode_s for sample in cell.samples)
     return Round(cell.n_max, *(plain_tps * time / cell.rounds for time in (verify, total)))
+
+
+@dataclass(frozen=True)
+class _Gain:
+    """A way of drafting at every prompt size and class: its cells, ratios and plain cells."""
+
+    cells: list[Cell]
+    bases: list[Cell]
+    decode: list[Ratio]
+    prefill: list[Ratio]
+
+    @property
+    def typical(self) -> float:
+        """Decode speed against no MTP, the geometric mean over sizes and classes."""
+        return math.exp(sum(math.log(one.value) for one in self.decode) / len(self.decode))
+
+    @property
+    def name(self) -> str:
+        return "auto" if self.cells[0].adaptive else f"depth {self.cells[0].n_max}"
+
+    @property
+    def tokens(self) -> float:
+        """Tokens per pass, total over total."""
+        rounds = sum(cell.rounds for cell in self.cells)
+        return sum((cell.tokens_per_round or 0) * cell.rounds for cell in self.cells) / rounds
+
+
+def _gains(cells: Sequence[Cell]) -> list[_Gain]:
+    """What was measured with MTP and without, the fastest first."""
+    found: dict[tuple[object, ...], dict[tuple[int, str], Cell]] = {}
+    for cell in cells:
+        if cell.program == OURS and cell.n_max and cell.rounds:
+            switches = (str(cell.settings.get(name, SWITCHES[name])) for name in SWITCHES)
+            way = found.setdefault((cell.variant, cell.adaptive, cell.n_max, *switches), {})
+            way[cell.n_prompt, cell.prompt_class] = cell
+    gains = []
+    for way in found.values():
+        rows = [
+            (cell, base, decode, prefill)
+            for cell in way.values()
+            if (base := base_of(cell, cells))
+            and (decode := ratio_to(cell, base, "decode_tps"))
+            and (prefill := ratio_to(cell, base, "prefill_tps"))
+        ]
+        if rows:
+            gains.append(_Gain(*map(list, zip(*rows, strict=True))))
+    return sorted(gains, key=lambda one: (-len(one.cells), -one.typical))
+
+
+def summary(cells: Sequence[Cell]) -> str:
+    """What MTP does here, in plain words, by the fastest way of drafting; "" where no MTP, or
+    nothing else, was measured.
+
+    Args:
+        cells: of one model and machine.
+    """
+    if not (gains := _gains(cells)):
+        return ""
+    fewest = min(ratio.n for ratio in gains[0].decode)
+    return _summary(gains) + (
+        f" From {fewest} repeat{'' if fewest == 1 else 's'}, so figures are rough."
+        if fewest < FEW
+        else ""
+    )
+
+
+def _summary(gains: Sequence[_Gain]) -> str:
+    best = gains[0]
+    chosen = next((one for one in gains if one.cells[0].adaptive), best)
+    ratios = [one.value for one in best.decode]
+    between = any(one.low <= 1 <= one.high for one in best.decode) and max(ratios) < 1.1
+    auto = "" if chosen is best else f"; auto, the default: {_times(chosen.typical)} times"
+    how = f"{best.name}, {best.tokens:.1f} tokens per pass{auto}"
+    imposed = any(cell.synthetic_acceptance for cell in best.cells)
+    start = "At the imposed acceptance, with MTP" if imposed else "With MTP"
+    if best.typical >= 1 + EQUAL and not between:
+        return f"{start} decode is {_range(ratios)} times as fast here ({how}); {_prompt(best)}."
+    if best.typical > 1 - EQUAL or between:
+        text = f"{start} decode is about as fast as without here ({how}); {_prompt(best)}."
+        return text + _tiny(best)
+    steps = [
+        _round(cell, base.decode_tps).total
+        for cell, base in zip(best.cells, best.bases, strict=True)
+        if base.decode_tps
+    ]
+    return (
+        f"{start} decode is slower here: {_range(ratios)} times as fast at best ({how}), because "
+        f"a pass with its drafts takes as long as {_range(steps)} steps without MTP; "
+        f"{_prompt(best)}.{_tiny(best)}"
+    )
+
+
+def _tiny(gain: _Gain) -> str:
+    """That a model is too small to judge by, if it is."""
+    step_s = 1 / max(base.decode_tps or math.inf for base in gain.bases)
+    if not 0 < step_s < SHORT_STEP_S:
+        return ""
+    return (
+        f" The model is tiny: a step takes {1000 * step_s:.1f} ms, and what a pass costs beside it "
+        "weighs most. Judge by a model of the size that you use."
+    )
+
+
+def summaries(cells: Sequence[Cell]) -> list[str]:
+    """:func:`summary` of each model, with its name where there are several."""
+    models = list(dict.fromkeys(cell.model for cell in cells))
+    found = [(model, summary([cell for cell in cells if cell.model == model])) for model in models]
+    return [f"{model}: {text}" if len(models) > 1 else text for model, text in found if text]
+
+
+def _prompt(gain: _Gain) -> str:
+    """How long the prompt takes with MTP."""
+    if all(one.low <= 1 <= one.high for one in gain.prefill):
+        return "the prompt takes about as long"
+    longer = [100 / one.value - 100 for one in gain.prefill]
+    low, high = round(min(longer)), round(max(longer))
+    if low == high == 0:
+        return "the prompt takes as long"
+    if low >= 0:
+        return f"the prompt takes {low if low == high else f'{low} to {high}'} % longer"
+    if high <= 0:
+        return f"the prompt takes {-low if low == high else f'{-high} to {-low}'} % less time"
+    return f"the prompt takes {-low} % less to {high} % more time"
+
+
+def _range(values: Sequence[float]) -> str:
+    """ "1.6", or "1.4 to 1.6"."""
+    low, high = _times(min(values)), _times(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _times(value: float) -> str:
+    return f"{value:.1f}" if value >= 1.095 else f"{value:.2f}"
 
 
 def _listed(words: Iterable[str]) -> str:

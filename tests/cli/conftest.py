@@ -28,6 +28,7 @@ def fake(
     monkeypatch.setattr(pyllama_mtp, "native", native, raising=False)
     monkeypatch.setattr("pyllama_mtp.measure.machine.busy_cores", lambda: 0.0)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "no-cache"))
     module.native = native
     yield module
     module.reset()

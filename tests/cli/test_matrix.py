@@ -15,11 +15,12 @@ import pytest
 
 from pyllama_mtp.cli.matrix import DEMO_REPEAT, REPEAT
 from pyllama_mtp.cli.matrix_progress import short_label
-from pyllama_mtp.errors import FatalDecodeError
+from pyllama_mtp.errors import DiskFullError, FatalDecodeError
 from pyllama_mtp.measure.cells import read_cells
 from pyllama_mtp.measure.matrix import Event
 from pyllama_mtp.measure.plan import Group, Plan
 from pyllama_mtp.measure.recordfile import Writer, read_file
+from pyllama_mtp.models import synth
 
 Cli = Callable[..., SimpleNamespace]
 SMALL = (
@@ -49,9 +50,10 @@ def test_defaults_cover_what_the_manual_promises(fake: ModuleType, cli: Cli) -> 
     assert cli("matrix", "--model", "m.gguf").code == 0
     cells = read_cells("matrix.jsonl")
     assert {(c.n_prompt, c.n_max) for c in cells} == {
-        (size, depth) for size in (512, 1024, 2048) for depth in (0, 2, 3, 4)
+        (size, depth) for size in (512, 1024, 2048) for depth in (0, 2, 3, 6)
     }
     assert all(len(c.samples) == REPEAT and c.max_tokens == 256 for c in cells)
+    assert {c.n_max for c in cells if c.adaptive} == {6}
     assert REPEAT >= 5
 
 
@@ -74,6 +76,93 @@ def test_the_demo_model_is_done_in_its_budget(
     monkeypatch.setattr("pyllama_mtp.cli.matrix.DEMO_BUDGET", "0.000001s")
     assert "left out for the budget" in cli("matrix", "--depths", "0").err
     assert "left out for the budget" not in cli("matrix", "--depths", "0", "--repeat", "2").err
+
+
+# -- the first look --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The synthetic models that were written: none in fact."""
+    found: list[Path] = []
+
+    def write(progress: Any) -> Path:
+        progress(1, 1)
+        found.append(synth.example_path())
+        return found[-1]
+
+    monkeypatch.setattr(synth, "write_example", write)
+    monkeypatch.setattr(synth, "example_is_there", lambda: bool(found))
+    monkeypatch.setattr("pyllama_mtp.models.memory.available_memory", lambda: 8 << 30)
+    return found
+
+
+def test_the_first_look_is_at_a_usual_size_and_at_real_text(
+    fake: ModuleType, cli: Cli, written: list[Path]
+) -> None:
+    result = cli("matrix", "--repeat", "2")
+    assert result.code == 0 and written == [synth.example_path()]
+    assert "random weights" in result.err and str(written[0]) in result.err
+    cells = read_cells("matrix.jsonl")
+    assert [(c.model, c.n_prompt, c.n_max, c.max_tokens) for c in cells] == [
+        (model, 512, depth, 128)
+        for model in (synth.EXAMPLE_NAME, "demo.gguf")
+        for depth in (0, 2, 3, 6)
+    ]
+    last = result.out.strip().split("\n\n")[-2:]
+    assert [text.split(":")[0] for text in last] == [synth.EXAMPLE_NAME, "demo.gguf"]
+    assert all("With MTP decode is 2.3 times as fast here (depth 3, 3.0 tok" in t for t in last)
+    assert f"{synth.EXAMPLE_NAME}: random weights and an MTP head made to draft well" in result.out
+    cli("matrix", "--repeat", "1")
+    assert len(written) == 1, "it is kept"
+
+
+@pytest.mark.parametrize("short", ["memory", "disk"])
+def test_the_first_look_does_without_the_synthetic_model_and_says_so(
+    fake: ModuleType,
+    cli: Cli,
+    written: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    short: str,
+) -> None:
+    if short == "memory":
+        monkeypatch.setattr("pyllama_mtp.models.memory.available_memory", lambda: 1 << 30)
+        why = "1.07 GB of memory are free, and it takes 2.15 GB"
+    else:
+        why = "no room at all"
+
+        def refuse(progress: Any) -> Path:
+            raise DiskFullError(why)
+
+        monkeypatch.setattr(synth, "write_example", refuse)
+    result = cli("matrix", "--repeat", "1")
+    assert result.code == 0 and "only the demo model is measured" in result.err
+    assert why in result.err
+    assert {c.model for c in read_cells("matrix.jsonl")} == {"demo.gguf"} and not written
+
+
+def test_the_first_look_goes_on_where_it_ended(
+    fake: ModuleType, cli: Cli, written: list[Path]
+) -> None:
+    """Interrupted in the first model; both are complete in the end, each run once."""
+    fake.script[10] = raise_interrupt
+    assert cli("matrix", "--repeat", "2").code == 130
+    assert {c.model for c in read_cells("matrix.jsonl")} == {synth.EXAMPLE_NAME}
+    fake.reset()
+    for _ in range(2):
+        assert cli("matrix", "--repeat", "2", "--resume").code == 0
+    runs = read_file("matrix.jsonl").runs.values()
+    assert [run.header["model"]["name"] for run in runs] == [synth.EXAMPLE_NAME, "demo.gguf"]
+    assert [len(run.measured) for run in runs] == [8, 8]
+
+
+def test_what_is_asked_for_is_measured_on_the_demo_model_alone(
+    fake: ModuleType, cli: Cli, written: list[Path]
+) -> None:
+    for options in (("--depths", "0,2"), ("--prompt-sizes", "64")):
+        assert cli("matrix", *options, "--repeat", "1").code == 0
+        assert {c.model for c in read_cells("matrix.jsonl")} == {"demo.gguf"}
+    assert not written
 
 
 def test_a_second_run_appends(fake: ModuleType, cli: Cli) -> None:
@@ -134,7 +223,7 @@ def test_json_and_markdown(fake: ModuleType, cli: Cli) -> None:
     cells = json.loads(cli(*SMALL, "--format", "json").out)
     assert [cell["n_max"] for cell in cells] == [0, 2, 0, 2]
     markdown = cli(*SMALL, "--format", "markdown").out
-    assert markdown.startswith("| prompt tokens | mode |")
+    assert markdown.startswith("With MTP decode is ") and "\n\n| prompt tokens | mode |" in markdown
     assert "| 128 | MTP 2 |" in markdown
 
 
@@ -382,8 +471,12 @@ def test_too_long_prompts_are_skipped_with_the_reason(fake: ModuleType, cli: Cli
 def test_imposed_acceptance_is_said_everywhere(fake: ModuleType, cli: Cli) -> None:
     result = cli("matrix", "--model", "m.gguf", "--synthetic-acceptance", "0.8,0.7,0.6")
     cells = read_cells("matrix.jsonl")
-    assert [c.n_max for c in cells[:3]] == [0, 2, 3], "there is no rate for a fourth draft"
-    assert [c.synthetic_acceptance for c in cells[:3]] == [None, [0.8, 0.7], [0.8, 0.7, 0.6]]
+    rates = [0.8, 0.7, 0.6]
+    assert [(c.n_max, c.adaptive) for c in cells[:4]] == [
+        (0, False), (2, False), (3, False), (3, True),
+    ]  # fmt: skip
+    assert [c.synthetic_acceptance for c in cells[:4]] == [None, rates[:2], rates, rates]
+    assert "At the imposed acceptance, with MTP decode is" in result.out
     assert "MTP 3 SYNTHETIC" in result.out and "SYNTHETIC ACCEPTANCE 0.8, 0.7, 0.6" in result.out
 
 

@@ -108,7 +108,8 @@ def check(browser: Any, width: int, pictures: int) -> list[dict[str, Any]]:
 
 def test_one_command_measures_and_makes_the_page(browser: Any, tmp_path: Path) -> None:
     """The real driver and the demo model; a few tokens of every default cell."""
-    options = ("--threads", "1", "--repeat", "2", "--max-tokens", "16", "--report", "page")
+    depths = ("--depths", "0,2,3,4")
+    options = ("--threads", "1", "--repeat", "2", "--max-tokens", "16", "--report", "page", *depths)
     command = [sys.executable, "-m", "pyllama_mtp", "matrix", *options]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

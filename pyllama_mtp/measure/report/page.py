@@ -18,6 +18,7 @@ from pyllama_mtp.measure.report import plots, style, tables
 from pyllama_mtp.measure.report.curves import KINDS, Kind
 from pyllama_mtp.measure.report.plots import Plot
 from pyllama_mtp.measure.series import Section
+from pyllama_mtp.measure.verdict import summary
 
 TITLE = "pyllama-mtp: prefill and decode, with and without MTP"
 
@@ -150,6 +151,7 @@ def _section(
     missing: list[Kind] = [kind for kind in KINDS if kind not in [plot.kind for plot in drawn]]
     return {
         "title": tables.title(section),
+        "summary": summary(section.cells),
         "warning": plots.synthetic_words(section.cells),
         "about": tables.about_section(section, commands),
         "plots": [_picture(plot) for plot in drawn],

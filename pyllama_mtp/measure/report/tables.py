@@ -14,6 +14,7 @@ from pyllama_mtp.measure.plan import SWITCHES
 from pyllama_mtp.measure.ratios import base_of, by_cpu_time, paired_ratios, typical_ratio
 from pyllama_mtp.measure.records import records
 from pyllama_mtp.measure.series import OURS, Section
+from pyllama_mtp.measure.verdict import summary
 from pyllama_mtp.settings import Sampling, Settings
 
 _NONE = "-"
@@ -105,6 +106,8 @@ def notes(section: Section) -> list[str]:
             "tokens per round are totals over totals"
         )
     found += table.few_drafts_note(measured)
+    found += table.example_note(measured)
+    found += table.waiting_note(measured)
     plain = {cell.n_max for cell in measured}
     if plain and 0 not in plain:
         found.append("there are no ratios: no MTP (depth 0) was not measured")
@@ -149,6 +152,7 @@ def markdown(section: Section, commands: Mapping[str, str]) -> str:
         [
             f"## {title(section)}",
             "",
+            *((text, "") if (text := summary(section.cells)) else ()),
             *about,
             "",
             *("| " + " | ".join(line) + " |" for line in lines),
