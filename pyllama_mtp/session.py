@@ -35,6 +35,7 @@ from .owned import Owned
 from .sampling import Sampler
 from .scheduler import BatchGeneration, Generation, choose_place
 from .settings import Sampling, Settings
+from .sizing import choose_n_ctx, settings_for
 from .telemetry import Telemetry
 from .trace import NodeTimes
 
@@ -69,9 +70,16 @@ def prompt_tokens(model: Model, prompt: Prompt, n_ctx: int) -> list[int]:
     if len(tokens) > n_ctx:
         raise UsageError(
             f"the prompt has {len(tokens)} tokens and the context {n_ctx}; "
-            "shorten it or use a longer n_ctx"
+            "shorten it or ask for a longer one: n_ctx of Settings, --n-ctx"
         )
     return tokens
+
+
+def room_for(model: Model, settings: Settings, n_prompt: int, max_tokens: int) -> Settings:
+    """The settings, with a context that has room for this prompt and answer where `n_ctx` is 0."""
+    needed = n_prompt + max_tokens + settings.depth_limit + 1
+    n_ctx = choose_n_ctx(model, settings_for(model, settings), 1, needed)
+    return dataclasses.replace(settings, n_ctx=n_ctx)
 
 
 def usable_settings(model: Model, settings: Settings | None) -> Settings:
@@ -372,7 +380,7 @@ def stream(model: Model | str | os.PathLike[str], prompt: Prompt, **options: Any
         model: an open model, or the path of a GGUF file, which is then loaded for this call.
         prompt: text or token ids.
         options: arguments of :class:`Settings`, :class:`Sampling` and :meth:`Session.generate`, by
-            name. The context is made just long enough unless ``n_ctx`` is given.
+            name.
 
     Raises:
         UsageError: an unknown or a bad option. For the rest see :class:`Model`, :class:`Session`.
@@ -394,7 +402,7 @@ def stream(model: Model | str | os.PathLike[str], prompt: Prompt, **options: Any
             mtp = read_gguf(model).has_mtp if depth is None else depth != 0
             model = stack.enter_context(Model(model, mtp=mtp))
         settings.setdefault("draft_n_max", Settings.draft_n_max if model.has_mtp else 0)
-        if "n_ctx" not in settings:
-            settings["n_ctx"] = len(tokens_of(model, prompt)) + max_tokens + 1
-        session = stack.enter_context(Session(model, Settings(**settings)))
+        prompt = tokens_of(model, prompt)
+        chosen = room_for(model, Settings(**settings), len(prompt), max_tokens)
+        session = stack.enter_context(Session(model, chosen))
         yield from session.generate(prompt, sampling=sampling, **options)

@@ -66,7 +66,9 @@ class Settings:
     """How a model is run, with MTP or without. Raises UsageError for a value out of range.
 
     Attributes:
-        n_ctx: context length in tokens; 0 means the model's training length.
+        n_ctx: context length in tokens. 0: 8192, or what prompt and answer need where they are
+            known; at most the model's training length, and less (but what is needed) where it would
+            take more than half of the host's free memory, or 0.9 of a device's.
         n_batch: most tokens per decode call.
         n_ubatch: most tokens per graph (the physical batch).
         n_threads: CPU threads; None means all CPUs this process may use.
@@ -144,7 +146,7 @@ class Settings:
     synthetic_acceptance: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        length = f"0 (the model's own length) to {MOST_TOKENS} tokens"
+        length = f"0 (as much as is usual) to {MOST_TOKENS} tokens"
         self._whole("n_ctx", 0, MOST_TOKENS, length)
         for name in ("n_batch", "n_ubatch"):
             self._whole(name, 1, MOST_TOKENS, f"from 1 to {MOST_TOKENS} tokens")

@@ -22,10 +22,12 @@ from .settings import Settings
 
 log = logging.getLogger("pyllama_mtp")
 
-#: A length that nobody asked for is not cut below this.
-LEAST_N_CTX = 4096
+#: Tokens of context where nobody says how many, unless prompt and answer need more.
+USUAL_N_CTX = 8192
+#: Such a length is not cut below this where memory is short.
+LEAST_N_CTX = 1024
 HOST = "host memory"
-#: Shares of what is free that such a length may take: the host's memory is others' too.
+#: Shares of what is free that it may take: the host's memory is others' too.
 HOST_SHARE, SHARE = 0.5, 0.9
 
 
@@ -131,23 +133,29 @@ def refuse_if_short(needed: Sequence[DeviceMemory], loaded: bool, what: str) -> 
             )
 
 
-def choose_n_ctx(model: Model, settings: Settings, n_sequences: int) -> int:
-    """The length asked for; for 0 the training length, halved until it fits the memories of the
-    host and of the devices that hold the model.
+def choose_n_ctx(model: Model, settings: Settings, n_sequences: int, needed: int = 0) -> int:
+    """The length asked for; for 0 what is `needed`, at least USUAL_N_CTX, at most the training
+    length. Where that takes more than SHARE of the free memory of a device that holds the model, or
+    HOST_SHARE of the host's, it is halved, but not below what is needed, or LEAST_N_CTX.
+
+    Args:
+        needed: tokens of prompt and answer, where they are known.
 
     Raises:
         InsufficientMemoryError: the length asked for does not fit.
     """
     wanted = settings.n_ctx
     trained = settings.rope.length(model.n_ctx_train)
+    usual = min(max(USUAL_N_CTX, padded(needed)), trained)
     if model.options.no_alloc:
-        return wanted or trained
+        return wanted or usual
     given = settings, n_sequences
     if wanted:
+        _refuse_hopeless(model, *given, wanted)
         if not _plenty(model, *given, wanted):
             with model.without_memory() as twin:
-                needed = simulate(twin, *given, wanted)
-            refuse_if_short(needed, True, f"a context of {wanted} tokens")
+                parts = simulate(twin, *given, wanted)
+            refuse_if_short(parts, True, f"a context of {wanted} tokens")
         if wanted > padded(trained):
             log.warning(
                 "a context of %d tokens is longer than the %d that the model was trained for; "
@@ -155,12 +163,13 @@ def choose_n_ctx(model: Model, settings: Settings, n_sequences: int) -> int:
                 *(wanted, trained),
             )
         return wanted
-    n_ctx = trained
+    n_ctx, least = usual, min(usual, max(LEAST_N_CTX, padded(needed)))
     if not _plenty(model, *given, n_ctx):
         with model.without_memory() as twin:
-            while n_ctx > LEAST_N_CTX and not _fits(simulate(twin, *given, n_ctx)):
-                n_ctx //= 2
-        log.info("context of %d tokens (of %d): it fits memory", n_ctx, trained)
+            while n_ctx > least and not _fits(simulate(twin, *given, n_ctx)):
+                n_ctx = max(n_ctx // 2, least)
+    if n_ctx < usual:
+        log.info("context of %d tokens, not %d: memory is short", n_ctx, usual)
     return n_ctx
 
 
@@ -174,22 +183,26 @@ def _fits(needed: Sequence[DeviceMemory]) -> bool:
 
 def _plenty(model: Model, settings: Settings, n_sequences: int, n_ctx: int) -> bool:
     """Whether twice of all that is needed has room in the smallest memory, by an upper bound that
-    takes no time.
+    takes no time."""
+    return 2 * sum(estimate(model, settings, n_sequences, n_ctx)) <= min(_free(model))
 
-    Raises:
-        InsufficientMemoryError: the caches alone do not fit all memories together.
-    """
-    library = native.load()
-    free = [available_memory(), *(library.device_memory(d)[0] for d in model.used_devices)]
-    trunk, head, others = estimate(model, settings, n_sequences, n_ctx)
-    caches = trunk + head
-    if caches > sum(free):
+
+def _refuse_hopeless(model: Model, settings: Settings, n_sequences: int, n_ctx: int) -> None:
+    """Raises InsufficientMemoryError where the caches alone do not fit all memories together."""
+    trunk, head, _ = estimate(model, settings, n_sequences, n_ctx)
+    caches, free = trunk + head, sum(_free(model))
+    if caches > free:
         raise InsufficientMemoryError(
             f"a context of {n_ctx} tokens needs {gigabytes(caches)} for caches, and "
-            f"{gigabytes(sum(free))} are available; use a shorter context, or a smaller cache type "
+            f"{gigabytes(free)} are available; use a shorter context, or a smaller cache type "
             "(q8_0, q4_0)"
         )
-    return 2 * (caches + others) <= min(free)
+
+
+def _free(model: Model) -> list[int]:
+    """Bytes that are free in the host's memory and in those of the model's devices."""
+    library = native.load()
+    return [available_memory(), *(library.device_memory(d)[0] for d in model.used_devices)]
 
 
 def refuse_upstreams_way(settings: Settings, has_patches: bool) -> None:

@@ -87,7 +87,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "the file must not exist",
     )
     loading.add_model_options(parser)
-    options.add_settings_options(parser)
+    options.add_settings_options(parser, n_ctx=options.USUAL_N_CTX)
     options.add_sampling_options(parser)
     parser.set_defaults(run=run)
 
@@ -99,12 +99,13 @@ def run(args: argparse.Namespace) -> int:
     settings, sampling = options.settings_from(args, args.draft_n_max), options.sampling_from(args)
     with _new_file(args.log_pairs) as pairs_file:
         from pyllama_mtp import Session, native
+        from pyllama_mtp.session import room_for
 
         library = native.load(args.lib)
         mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
         with loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model:
             prompt = tokenize(model, text, args)
-            settings = fit_context(settings, model, len(prompt), args.max_tokens)
+            settings = room_for(model, settings, len(prompt), args.max_tokens)
             with Session(model, settings) as session:
                 generation = session.generate(
                     prompt,
@@ -162,13 +163,6 @@ def tokenize(model: Model, text: str, args: argparse.Namespace) -> list[int]:
         messages.insert(0, {"role": "system", "content": args.system})
     rendered = model.apply_chat_template(messages)
     return model.tokenize(rendered, add_special=False, parse_special=True)
-
-
-def fit_context(settings: Settings, model: Model, n_prompt: int, max_tokens: int) -> Settings:
-    """Where n_ctx is 0, ask for what the generation needs instead of the model's maximum."""
-    needed = n_prompt + max_tokens + settings.depth_limit + 1
-    n_ctx = settings.n_ctx or min(-(-needed // 256) * 256, model.n_ctx_train)
-    return dataclasses.replace(settings, n_ctx=n_ctx)
 
 
 def stream(generation: Generation, *, show: bool) -> bool:

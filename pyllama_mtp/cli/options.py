@@ -20,13 +20,19 @@ from pyllama_mtp.settings import (
     Settings,
 )
 
+#: What --n-ctx is where it is a session's.
+USUAL_N_CTX = (
+    "context in tokens, prompt and answer; 0 is 8192, more where they need it, at most the model's "
+    "training length, and less where memory is short"
+)
+
 
 def add_settings_options(
     parser: argparse.ArgumentParser,
     *,
     compare: bool = False,
-    n_ctx: str = "context in tokens, rounded up to a multiple of 256; 0 is as much as prompt and "
-    "--max-tokens need",
+    n_ctx: str = "context in tokens, rounded up to a multiple of 256; 0 is what prompt and answer "
+    "need",
 ) -> None:
     """Every switch of `Settings` but the draft depth, which each command names its own way.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import ipaddress
 import logging
 import os
@@ -18,8 +17,6 @@ log = logging.getLogger(__name__)
 
 #: Name of the environment variable for the API key.
 KEY_VARIABLE = "PYLLAMA_MTP_API_KEY"
-#: Tokens of a sequence when nobody says how many.
-USUAL_N_CTX = 8192
 
 _EPILOG = """\
 Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
@@ -94,11 +91,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     options.add_depth_options(parser)
     loading.add_model_options(parser)
-    options.add_settings_options(
-        parser,
-        n_ctx=f"tokens of each sequence, prompt and answer; 0 is {USUAL_N_CTX}, or the model's "
-        "training length if that is less",
-    )
+    options.add_settings_options(parser, n_ctx=f"of each sequence: {options.USUAL_N_CTX}")
     parser.set_defaults(run=run, n_batch=512)
 
 
@@ -121,8 +114,6 @@ def run(args: argparse.Namespace) -> int:
     listening = server.listen(args.host, args.port)
     mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
     with listening, loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model:
-        n_ctx = args.n_ctx or min(USUAL_N_CTX, model.n_ctx_train)
-        settings = dataclasses.replace(settings, n_ctx=n_ctx)
         worker = Worker(model, settings, args.n_sequences, args.max_queue)
         served = Served(
             model,

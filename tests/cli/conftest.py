@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -29,6 +30,10 @@ def fake(
     monkeypatch.setattr("pyllama_mtp.measure.machine.busy_cores", lambda: 0.0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "no-cache"))
+    monkeypatch.setattr(  # which asks the library about memory
+        "pyllama_mtp.session.room_for",
+        lambda model, s, *needed: replace(s, n_ctx=s.n_ctx or max(8192, sum(needed))),
+    )
     module.native = native
     yield module
     module.reset()

@@ -96,8 +96,8 @@ def test_every_switch_arrives(fake: ModuleType, cli: Cli, tmp_path: Path) -> Non
     assert fake.log[0] == ("load", "upstream")
 
 
-def test_the_context_is_no_bigger_than_needed(fake: ModuleType, cli: Cli) -> None:
-    for max_tokens, expected in (("5", 256), ("300", 512), ("99999", 4096)):
+def test_the_context_has_room_for_prompt_and_answer(fake: ModuleType, cli: Cli) -> None:
+    for max_tokens, expected in (("5", 8192), ("300", 8192), ("99999", 100_004)):
         fake.log.clear()
         fake.script[fake.state["generations"]] = lambda g: setattr(g, "finish_reason", "eos")
         cli("generate", "--model", "m.gguf", "--max-tokens", max_tokens, "hello")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Session, Settings, native, sizing
+from pyllama_mtp.contextoptions import RopeScaling
 from pyllama_mtp.errors import InsufficientMemoryError
 from pyllama_mtp.models.memory import padded
 from pyllama_mtp.models.synth import write_synthetic
-from pyllama_mtp.sizing import HOST, LEAST_N_CTX, DeviceMemory, simulate
+from pyllama_mtp.session import room_for
+from pyllama_mtp.sizing import HOST, LEAST_N_CTX, USUAL_N_CTX, DeviceMemory, simulate
 
 from ..adapters import trunk, write_adapter
 from ..workers import worker
@@ -210,6 +213,30 @@ def test_the_length_of_its_own_fits_the_memory_that_holds_the_caches(
         with Session(model, chosen) as session:
             assert session.n_ctx == n_ctx
     assert LEAST_N_CTX > 256
+
+
+LONG = RopeScaling(rope_scaling="yarn", rope_freq_scale=1 / 16)  # of the demo model: 65,536
+
+
+def test_a_length_that_nobody_asked_for_is_no_model_of_a_quarter_million(demo: Model) -> None:
+    """And the same wherever one is made."""
+    settings = Settings(rope=LONG, draft_n_max=3, n_threads=1)
+    with Session(demo, settings) as session, BatchSession(demo, settings, 2) as batch:
+        assert session.n_ctx == batch.n_ctx == USUAL_N_CTX == 8192
+    for n_prompt, n_ctx in ((10, 8192), (9000, 9472), (90_000, 65_536)):
+        assert room_for(demo, settings, n_prompt, 256).n_ctx == n_ctx
+    assert room_for(demo, replace(settings, n_ctx=512), 9000, 256).n_ctx == 512
+
+
+def test_what_prompt_and_answer_need_is_not_cut_for_a_share(
+    placed: tuple[int, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, model = placed
+    settings = Settings(rope=LONG, draft_n_max=3, n_threads=1)
+    _, rest = needed(model, settings, 4096, where)
+    squeezed(monkeypatch, where, rest)  # 4096 tokens take all of it
+    assert room_for(model, settings, 2700, 40).n_ctx == 2816
+    assert room_for(model, settings, 10, 40).n_ctx < 4096
 
 
 def test_places_count_with_their_checkpoints(demo: Model) -> None:

@@ -17,8 +17,8 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.settings import DRAFT_LIMIT, available_threads
 
 BAD_SETTINGS = [
-    ("n_ctx", -1, "0 (the model's own length) to"),
-    ("n_ctx", 2**31, "0 (the model's own length) to"),
+    ("n_ctx", -1, "0 (as much as is usual) to"),
+    ("n_ctx", 2**31, "0 (as much as is usual) to"),
     ("n_batch", 0, "from 1 to"),
     ("n_ubatch", -5, "from 1 to"),
     ("n_ubatch", 2**31, "from 1 to"),
