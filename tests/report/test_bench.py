@@ -88,7 +88,9 @@ def test_a_plot_in_one_call(pyplot: ModuleType, kind: str) -> None:
 
 def test_what_the_axes_show(pyplot: ModuleType) -> None:
     axes = bench.read(MEASURED).plot("decode-ratio", published=bench.read_published())
-    assert (axes.get_xscale(), axes.get_xlabel()) == ("log", "prompt size (tokens)")
+    assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
+    assert axes.get_xlabel() == "prompt size (tokens; evenly spaced)"
+    assert axes.get_ylabel() == "speed / that of no MTP (linear)"
     axes.figure.canvas.draw()
     assert [tick.get_text() for tick in axes.get_xticklabels()][:2] == ["512", "1k"]
     assert any(list(line.get_ydata()) == [1.0, 1.0] for line in axes.get_lines())
@@ -113,7 +115,7 @@ def test_report_and_markdown(tmp_path: Path, make_cell: MakeCell) -> None:
     results = bench.Results([make_cell(0)])
     index = results.report(tmp_path / "report")
     assert index.name == "index.html" and "m.gguf" in index.read_text()
-    assert "| 512 | no-MTP | 200.0 |" in results.markdown()
+    assert "| 512 | no-MTP | 200 |" in results.markdown()
     assert results.markdown() in (tmp_path / "report" / "tables.md").read_text()
 
 

@@ -11,14 +11,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from pyllama_mtp.cli import build_parser
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.published import read_published
 from pyllama_mtp.measure.report import plots
+from pyllama_mtp.measure.report.curves import Kind
 from pyllama_mtp.measure.report.page import write_report
 from pyllama_mtp.measure.report.plots import make_plot
+from pyllama_mtp.measure.report.style import three_digits
 from pyllama_mtp.measure.report.tables import repeat_command
 from pyllama_mtp.measure.series import sections
 
@@ -72,10 +76,10 @@ def test_the_same_figures_in_every_table(make_cell: MakeCell, tmp_path: Path) ->
     cells = [make_cell(0, decode=[10, 20, 40]), make_cell(3, decode=[15, 40, 40])]
     write_report(cells, tmp_path)
     markdown = (tmp_path / "tables.md").read_text()
-    row = "| 512 | MTP 3 | 200.0 | 190.0-210.0 | 1.000 | 1.000-1.000 | 40.0 | 15.0-40.0 | 1.457 |"
+    row = "| 512 | MTP 3 | 200 | 190-210 | 1.00 | 1.00-1.00 | 40.0 | 15.0-40.0 | 1.46 |"
     assert row in markdown
     cellified = re.sub(r"<[^>]+>", "|", page(tmp_path))
-    assert "40.0||15.0-40.0||1.457||1.000-2.000" in cellified
+    assert "40.0||15.0-40.0||1.46||1.00-2.00" in cellified
     plain, mtp = csv.DictReader((tmp_path / "tables.csv").open())
     assert plain["decode_ratio"] == "" and round(float(mtp["decode_ratio"]), 3) == 1.457
     assert (mtp["decode_tps"], mtp["decode_tps_low"]) == ("40", "15")
@@ -94,6 +98,57 @@ def test_imposed_acceptance_is_marked_everywhere(make_cell: MakeCell, tmp_path: 
     assert len(alts) == 5 and all("ACCEPTANCE: imposed at 0.8, 0.7" in alt for alt in alts)
     write_report([make_cell(0), make_cell(2)], tmp_path)
     assert "SYNTHETIC" not in page(tmp_path)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_the_result_comes_first_and_noise_is_said(make_cell: MakeCell, tmp_path: Path) -> None:
+    cells = [make_cell(0), make_cell(3, decode=[60.0, 63.0, 57.0])]
+    write_report(cells, tmp_path)
+    result = "With MTP decode is 1.5 times as fast here (depth 3, 2.8 tokens per pass); the prompt"
+    text = page(tmp_path)
+    assert text.index("<h1>") < text.index(result) < text.index("<h2>") and "noise" not in text
+    assert result in (tmp_path / "tables.md").read_text()
+    for sample in cells[1].samples:
+        sample.waited_s = {"decode": sample.elapsed_s}
+    write_report([*cells, make_cell(0, model="n.gguf")], tmp_path)
+    noise = "threads waited for a core 50 % of the time: other programs are running"
+    assert f"m.gguf: {result}" in page(tmp_path)
+    assert page(tmp_path).count(f'noise">{noise}') == page(tmp_path).count(noise) == 1
+    assert noise in (tmp_path / "tables.md").read_text()
+
+
+@pytest.mark.parametrize("kind", ["prefill", "decode", "prefill-ratio", "decode-ratio"])
+def test_bars_where_there_is_one_size(
+    make_cell: MakeCell, make_matrix: MakeMatrix, kind: Kind
+) -> None:
+    """From 0, as many as curves; several sizes have lines, and the axes say how they are scaled."""
+    axes = Figure().add_subplot()
+    plots.draw(axes, [make_cell(0), make_cell(2), make_cell(3)], kind)
+    bars = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert len(bars) == (2 if kind.endswith("ratio") else 3)
+    assert axes.get_ylim()[0] == 0 and axes.get_xlabel() == "prompt of 512 tokens"
+    lines = Figure().add_subplot()
+    plots.draw(lines, make_matrix(1), kind)
+    assert not lines.patches and lines.get_ylabel().endswith("(linear)")
+    words = " ".join(text.get_text() for text in lines.texts)
+    assert ("the prompt is processed" in words) == kind.startswith("prefill")
+    assert ("the answer is written" in words) == kind.startswith("decode")
+
+
+def test_figures_that_differ_much_have_a_logarithmic_axis_that_says_so(
+    make_cell: MakeCell,
+) -> None:
+    axes = Figure().add_subplot()
+    plots.draw(axes, [make_cell(0), make_cell(0, 1024, prefill=[3000.0] * 3)], "prefill")
+    assert axes.get_yscale() == "log" and axes.get_ylabel().endswith("(logarithmic)")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0.9521, "0.952"), (9.996, "10.0"), (68.49, "68.5"), (1234.0, "1,230"), (0, "0")],
+)
+def test_three_significant_digits(value: float, words: str) -> None:
+    assert three_digits(value) == words
 
 
 def drawn(svg: str, color: str) -> int:

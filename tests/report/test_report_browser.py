@@ -165,6 +165,12 @@ def test_a_dark_page_has_dark_plots(browser: Any, real: Path) -> None:
     assert browser.execute_script(body) == "rgb(20, 23, 27)"
 
 
+def test_the_table_is_whole_on_a_usual_screen(browser: Any, real: Path) -> None:
+    show(browser, real, 1300)
+    table, _ = browser.find_elements("css selector", ".scroll")
+    assert table.get_property("scrollWidth") == table.get_property("clientWidth")
+
+
 def test_a_table_that_is_too_wide_scrolls_by_itself(browser: Any, real: Path) -> None:
     show(browser, real, PHONE)
     tables = browser.find_elements("css selector", ".scroll")

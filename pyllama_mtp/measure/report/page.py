@@ -18,6 +18,7 @@ from pyllama_mtp.measure.report import plots, style, tables
 from pyllama_mtp.measure.report.curves import KINDS, Kind
 from pyllama_mtp.measure.report.plots import Plot
 from pyllama_mtp.measure.series import Section
+from pyllama_mtp.measure.table import waiting_note
 from pyllama_mtp.measure.verdict import summary
 
 TITLE = "pyllama-mtp: prefill and decode, with and without MTP"
@@ -129,6 +130,7 @@ def _page(
         light=_colors({}),
         dark=_colors(style.DARK),
         headings=tables.HEADINGS,
+        results=_results(sections),
         sections=[_section(*pair, commands) for pair in zip(sections, drawn, strict=True)],
         published=published,
     )
@@ -145,13 +147,20 @@ def _colors(replaced: dict[str, str]) -> dict[str, str]:
     return {name: replaced.get(color, color) for name, color in named.items()}
 
 
+def _results(sections: Sequence[Section]) -> list[str]:
+    """What MTP gains, section by section, with their names where there are several."""
+    found = [(tables.title(section), summary(section.cells)) for section in sections]
+    return [f"{name}: {text}" if len(found) > 1 else text for name, text in found if text]
+
+
 def _section(
     section: Section, drawn: Sequence[Plot], commands: Mapping[str, str]
 ) -> dict[str, Any]:
+    noise = waiting_note(section.cells)
     missing: list[Kind] = [kind for kind in KINDS if kind not in [plot.kind for plot in drawn]]
     return {
         "title": tables.title(section),
-        "summary": summary(section.cells),
+        "noise": " ".join(noise),
         "warning": plots.synthetic_words(section.cells),
         "about": tables.about_section(section, commands),
         "plots": [_picture(plot) for plot in drawn],
@@ -160,7 +169,7 @@ def _section(
             for kind in missing
         ],
         "rows": tables.rows(section),
-        "notes": tables.notes(section),
+        "notes": [note for note in tables.notes(section) if note not in noise],
     }
 
 

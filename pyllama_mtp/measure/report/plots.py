@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,20 +29,27 @@ TITLES: dict[Kind, str] = {
     "decode-ratio": "Decode, relative to no MTP",
     "acceptance": "Acceptance by draft position",
 }
+_PREFILL = "Prefill: the prompt is processed, up to the first token of the answer"
+_DECODE = "Decode: the answer is written, from the second token on"
+_EXPLAINED: dict[Kind, str] = {
+    "prefill": f"{_PREFILL}. Higher is faster",
+    "decode": f"{_DECODE}. Higher is faster",
+    "prefill-ratio": f"{_PREFILL}. Above 1: faster than without MTP",
+    "decode-ratio": f"{_DECODE}. Above 1: faster than without MTP",
+    "acceptance": "Drafts that the model itself would have written",
+}
 _Y_LABELS: dict[Kind, str] = {
-    "prefill": "prefill (tokens per second)",
-    "decode": "decode (tokens per second)",
-    "prefill-ratio": "prefill speed / that of no MTP",
-    "decode-ratio": "decode speed / that of no MTP",
+    "prefill": "tokens per second",
+    "decode": "tokens per second",
+    "prefill-ratio": "speed / that of no MTP",
+    "decode-ratio": "speed / that of no MTP",
     "acceptance": "accepted / drafted",
 }
-_X_LABEL = "prompt size (tokens)"
+_X_LABEL = "prompt size (tokens; evenly spaced)"
 #: Speeds that differ by more are drawn on a logarithmic axis.
 _LOGARITHMIC = 8.0
-#: Distance between the curves at a size, in octaves: bars do not hide each other.
+#: Distance between the curves at a size, of that between sizes: bars do not hide each other.
 _ASIDE = 0.035
-#: One size only: the curves stand side by side.
-_ASIDE_ALONE = 0.3
 #: Height of a line of the heading, in sizes of the type.
 _LINE = 1.2
 
@@ -146,15 +153,19 @@ def draw(
         raise UsageError(f"there is nothing to plot: {why_nothing(cells, kind)}")
     behind = published_curves(published, shown, kind)
     _frame(axes)
-    _draw_published(axes, behind, shown)
-    positions = _draw_curves(axes, shown, kind)
-    axes.set_ylabel(_Y_LABELS[kind], color=style.INK)
     if kind == "acceptance":
+        _draw_curves(axes, shown, kind, {})
         _position_axis(axes, shown)
     else:
-        everywhere = sorted({p.x for curve in [*shown, *behind] for p in curve.points})
-        _size_axis(axes, positions, everywhere, shape)
-        _value_axis(axes, [*shown, *behind], kind)
+        sizes = sorted({p.x for curve in [*shown, *behind] for p in curve.points})
+        if len(sizes) == 1:
+            _draw_bars(axes, shown, sizes[0])
+        else:
+            places = {size: place for place, size in enumerate(sizes)}
+            _draw_published(axes, behind, shown, places)
+            _draw_curves(axes, shown, kind, places)
+            _size_axis(axes, sizes, shape)
+    _value_axis(axes, [*shown, *behind], kind)
     _heading(axes, cells, kind, shape)
     draw_legends(axes, legends(shown, behind, shape), shape)
 
@@ -182,17 +193,39 @@ def _frame(axes: Axes) -> None:
     axes.tick_params(colors=style.MUTED, labelcolor=style.INK, which="both")
 
 
-def _draw_curves(axes: Axes, shown: Sequence[Curve], kind: Kind) -> list[float]:
-    """Returns the x of all points, as drawn."""
-    sizes = {point.x for curve in shown for point in curve.points}
-    step = _ASIDE if len(sizes) > 1 else min(_ASIDE_ALONE, 0.8 / len(shown))
-    drawn: list[float] = []
+def _draw_bars(axes: Axes, shown: Sequence[Curve], size: int) -> None:
+    """All of one size: bars side by side, their values above them."""
     for number, (curve, look) in enumerate(zip(shown, looks(shown), strict=True)):
-        aside = step * (number - (len(shown) - 1) / 2)
-        if kind == "acceptance":
-            x = [point.x + aside for point in curve.points]
-        else:
-            x = [point.x * 2**aside for point in curve.points]
+        (point,) = curve.points
+        axes.bar(
+            *(number, point.y, 0.62),
+            yerr=[[point.y - point.low], [point.high - point.y]],
+            facecolor=look["markerfacecolor"],
+            edgecolor=look["color"],
+            linestyle=look["linestyle"],
+            ecolor=style.MUTED,
+            capsize=4,
+            zorder=3,
+        )
+        axes.annotate(
+            style.three_digits(point.y),
+            *((number, point.high), (0, 3)),
+            textcoords="offset points",
+            ha="center",
+            color=style.INK,
+            zorder=5,
+            bbox={"facecolor": style.PAPER, "edgecolor": "none", "pad": 0.5},
+        )
+    axes.set_xticks([])
+    axes.set_xlim(-0.7, len(shown) - 0.3)
+    axes.set_xlabel(f"prompt of {style.size_words(size)} tokens", color=style.INK)
+
+
+def _draw_curves(axes: Axes, shown: Sequence[Curve], kind: Kind, places: Mapping[int, int]) -> None:
+    """`places`: where a prompt size is on the axis; of acceptance a position is its own place."""
+    for number, (curve, look) in enumerate(zip(shown, looks(shown), strict=True)):
+        aside = _ASIDE * (number - (len(shown) - 1) / 2)
+        x = [places.get(point.x, point.x) + aside for point in curve.points]
         y = [point.y for point in curve.points]
         below = [point.y - point.low for point in curve.points]
         above = [point.high - point.y for point in curve.points]
@@ -207,16 +240,16 @@ def _draw_curves(axes: Axes, shown: Sequence[Curve], kind: Kind) -> list[float]:
             zorder=3,
             **look,
         )
-        drawn += x
-    return drawn
 
 
-def _draw_published(axes: Axes, behind: Sequence[Curve], shown: Sequence[Curve]) -> None:
+def _draw_published(
+    axes: Axes, behind: Sequence[Curve], shown: Sequence[Curve], places: Mapping[int, int]
+) -> None:
     colors = {c.mode: look["color"] for c, look in zip(shown, looks(shown), strict=True)}
     lines = source_lines(behind)
     for curve in behind:
         axes.plot(
-            [point.x for point in curve.points],
+            [places[point.x] for point in curve.points],
             [point.y for point in curve.points],
             color=colors[curve.mode],
             alpha=0.45,
@@ -228,45 +261,33 @@ def _draw_published(axes: Axes, behind: Sequence[Curve], shown: Sequence[Curve])
         )
 
 
-def _size_axis(axes: Axes, positions: Sequence[float], sizes: Sequence[int], shape: Shape) -> None:
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(_thinned(sizes, shape.ticks)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda value, _: style.size_words(round(value)))
+def _size_axis(axes: Axes, sizes: Sequence[int], shape: Shape) -> None:
+    """The sizes, evenly spaced; as many have a label as have room."""
+    step = -(-len(sizes) // shape.ticks)
+    axes.set_xticks(range(0, len(sizes), step), [style.size_words(n) for n in sizes[::step]])
+    axes.set_xlim(-0.35, len(sizes) - 0.65)
     axes.set_xlabel(_X_LABEL, color=style.INK)
-    room = 2**0.25
-    axes.set_xlim(min(*positions, *sizes) / room, max(*positions, *sizes) * room)
-
-
-def _thinned(sizes: Sequence[int], most: int) -> list[int]:
-    """Sizes that get a label: their labels must not touch, so no two within a part of the axis."""
-    least = (max(sizes) / min(sizes)) ** (1 / most)
-    kept: list[int] = []
-    for size in sizes:
-        if not kept or size / kept[-1] >= least * 0.999:
-            kept.append(size)
-    return kept
 
 
 def _value_axis(axes: Axes, drawn: Sequence[Curve], kind: Kind) -> None:
+    """From 0, or logarithmic where speeds differ much; the label says which."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low = min(point.low for curve in drawn for point in curve.points)
     high = max(point.high for curve in drawn for point in curve.points)
-    if kind.endswith("-ratio"):
-        axes.axhline(1.0, color=style.MUTED, linewidth=1.2, linestyle=(0, (4, 3)), zorder=2)
-        low, high = min(low, 1.0), max(high, 1.0)
-        room = max(0.08 * (high - low), 0.02)
-        axes.set_ylim(low - room, high + room)
-    elif high / low > _LOGARITHMIC:
+    logarithmic = kind in ("prefill", "decode") and high / low > _LOGARITHMIC
+    if logarithmic:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    else:
-        axes.set_ylim(0, 1.06 * high)
+    elif kind != "acceptance":
+        axes.set_ylim(0, 1.12 * max(high, 1.0 if kind.endswith("-ratio") else 0.0))
+    if kind in ("prefill", "decode"):
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+    if kind.endswith("-ratio"):
+        axes.axhline(1.0, color=style.MUTED, linewidth=1.2, linestyle=(0, (4, 3)), zorder=4)
+    scale = "logarithmic" if logarithmic else "linear"
+    axes.set_ylabel(f"{_Y_LABELS[kind]} ({scale})", color=style.INK)
 
 
 def _position_axis(axes: Axes, shown: Sequence[Curve]) -> None:
@@ -301,7 +322,7 @@ def synthetic_words(cells: Sequence[Cell]) -> str:
 def _heading_lines(cells: Sequence[Cell], kind: Kind, shape: Shape) -> list[tuple[str, str, str]]:
     """What stands below the title: lines with their colour and weight."""
     places = list(dict.fromkeys(f"{cell.model}, {series.machine_words(cell)}" for cell in cells))
-    grey = [*(places if len(places) == 1 else []), caption(cells, kind)]
+    grey = [_EXPLAINED[kind], *(places if len(places) == 1 else []), caption(cells, kind)]
     lines = [
         (line, style.MUTED, "normal")
         for text in grey
@@ -338,14 +359,10 @@ def _heading(axes: Axes, cells: Sequence[Cell], kind: Kind, shape: Shape) -> Non
 
 def _alt(shown: Sequence[Curve], kind: Kind, cells: Sequence[Cell]) -> str:
     where = "position" if kind == "acceptance" else "prompt size"
-    digits = 1 if kind in ("prefill", "decode") else 3
-    lines = [
-        f"{curve.label}: "
-        + ", ".join(
-            f"{point.y:.{digits}f} at {style.size_words(point.x)}" for point in curve.points
-        )
-        for curve in shown
-    ]
+    lines = []
+    for curve in shown:
+        values = ((style.three_digits(p.y), style.size_words(p.x)) for p in curve.points)
+        lines.append(f"{curve.label}: " + ", ".join(f"{y} at {x}" for y, x in values))
     warning = synthetic_words(cells)
     text = f"{TITLES[kind]}, {_Y_LABELS[kind]} against {where}. {'; '.join(lines)}."
     return f"{text} {warning}." if warning else text

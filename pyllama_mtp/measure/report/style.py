@@ -7,6 +7,7 @@ line styles say the same once more.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 INK = "#1a1d21"
@@ -62,6 +63,16 @@ def dark(svg: str) -> str:
     for light, replacement in DARK.items():
         svg = svg.replace(light, replacement)
     return svg
+
+
+def three_digits(value: float) -> str:
+    """A figure with three significant digits: 0.952, 68.5, 1,230, 11,000."""
+    if not value:
+        return "0"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    rounded = round(value, digits)
+    digits = 2 - math.floor(math.log10(abs(rounded)))  # 9.996 is 10.0
+    return f"{rounded:,.{max(digits, 0)}f}"
 
 
 def size_words(tokens: int) -> str:

@@ -13,6 +13,7 @@ from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.plan import SWITCHES
 from pyllama_mtp.measure.ratios import base_of, by_cpu_time, paired_ratios, typical_ratio
 from pyllama_mtp.measure.records import records
+from pyllama_mtp.measure.report.style import three_digits
 from pyllama_mtp.measure.series import OURS, Section
 from pyllama_mtp.measure.verdict import summary
 from pyllama_mtp.settings import Sampling, Settings
@@ -39,7 +40,7 @@ HEADINGS = (
     Heading("range", figures=False),
     Heading("to no-MTP"),
     Heading("interval", figures=False),
-    Heading("tokens/round"),
+    Heading("tokens / round"),
     Heading("accepted % at 1, 2, ...", figures=False),
     Heading("samples"),
 )
@@ -73,20 +74,21 @@ def _row(cell: Cell, label: str, record: dict[str, Any]) -> list[str]:
     return [
         str(cell.n_prompt),
         label + mark,
-        *_spread(record, "prefill_tps", 1),
-        *_spread(record, "prefill_ratio", 3),
-        *_spread(record, "decode_tps", 1),
-        *_spread(record, "decode_ratio", 3),
+        *(
+            text
+            for name in ("prefill_tps", "prefill_ratio", "decode_tps", "decode_ratio")
+            for text in _spread(record, name)
+        ),
         f"{rounds:.2f}" if rounds else _NONE,
         " ".join(rates) or _NONE,
         str(len(cell.samples)),
     ]
 
 
-def _spread(record: dict[str, Any], name: str, digits: int) -> list[str]:
+def _spread(record: dict[str, Any], name: str) -> list[str]:
     if record[name] is None:
         return [_NONE, _NONE]
-    value, low, high = (f"{record[n]:,.{digits}f}" for n in (name, f"{name}_low", f"{name}_high"))
+    value, low, high = (three_digits(record[n]) for n in (name, f"{name}_low", f"{name}_high"))
     return [value, f"{low}-{high}"]
 
 
