@@ -51,11 +51,38 @@ COMMANDS = {
     "doctor": "check build, backend, CPU, GPU and demo model; say what is wrong",
 }
 
+#: Options of llama.cpp's programs that have another name here.
+OTHER_NAMES = {
+    **dict.fromkeys(("--ctx-size",), "--n-ctx"),
+    **dict.fromkeys(("--predict", "--n-predict"), "--max-tokens"),
+    "--gpu-layers": "--n-gpu-layers",
+    **dict.fromkeys(("--draft", "--draft-n", "--draft-max", "--spec-draft-n-max"), "--draft-n-max"),
+    "--spec-type": "--draft-n-max: the model's own MTP head drafts",
+    "--draft-p-min": "--p-min",
+    **dict.fromkeys(("-b", "--batch-size"), "--n-batch"),
+    **dict.fromkeys(("-ub", "--ubatch-size"), "--n-ubatch"),
+    "-fa": "--flash-attn",
+    "-ctk": "--cache-type-k",
+    "-ctv": "--cache-type-v",
+    **dict.fromkeys(("-f", "--file"), "--prompt-file"),
+    **dict.fromkeys(("-sys", "--system-prompt"), "--system"),
+    **dict.fromkeys(("-np", "--parallel"), "--n-sequences"),
+    **dict.fromkeys(("-a", "--alias"), "--name"),
+    "-s": "--seed",
+    "-dev": "--device",
+    "-sm": "--split-mode",
+    "-ts": "--tensor-split",
+    "-mg": "--main-gpu",
+    "-ot": "--override-tensor",
+    "-cmoe": "--cpu-moe",
+    "-ncmoe": "--n-cpu-moe",
+}
+
 _EPILOG = """\
 examples:
   pyllama-mtp doctor             is everything in order?
   pyllama-mtp generate --chat "What does str.split() do?"
-  pyllama-mtp matrix             with and without MTP, on the bundled demo model
+  pyllama-mtp matrix --report page     two minutes: what MTP gains here
   pyllama-mtp matrix --model Qwen3.5-4B-Q8_0.gguf --prompt-sizes 1024,8192
 
 pyllama-mtp COMMAND --help explains a command.
@@ -68,6 +95,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print."""
         raise UsageError(f"{message}\nsee {self.prog} --help")
+
+    def options_of(self, command: str) -> set[str]:
+        """The names of a command's options."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction) and command in action.choices:
+                return set(action.choices[command]._option_string_actions)
+        return set()
 
 
 def build_parser(command: str | None) -> Parser:
@@ -196,7 +230,10 @@ def interrupted() -> int:
 def _run(arguments: list[str]) -> int:
     command = next((word for word in arguments if not word.startswith("-")), None)
     parser = build_parser(command)
-    args = parser.parse_args(arguments)
+    try:
+        args = parser.parse_args(arguments)
+    except UsageError as error:
+        raise UsageError(f"{error}{_hint(command, arguments, str(error))}") from None
     _set_log_levels(args.verbose)
     if args.version:
         print(f"{PROGRAM} {version()}")
@@ -205,6 +242,22 @@ def _run(arguments: list[str]) -> int:
         parser.print_help()
         return 0
     return int(args.run(args))
+
+
+def _hint(command: str | None, arguments: list[str], message: str) -> str:
+    """What was meant, after a refusal; "" where that is not known."""
+    words = [word.partition("=")[0] for word in arguments]
+    if command and (known := build_parser(command).options_of(command)):
+        for word in words:
+            name = OTHER_NAMES.get(word, "")
+            if name.partition(":")[0] in known and word not in known:
+                return f"\n{word} of llama.cpp is here {name}"
+    _, found, rest = message.partition("\n")[0].partition("unrecognized arguments: ")
+    if command == "generate" and found and not rest.startswith("-"):
+        at = arguments.index(rest.split(" ")[0])
+        text = " ".join(arguments[at - 1 : at + len(rest.split(" "))])
+        return f'\na prompt of several words needs quotes: {PROGRAM} generate "{text}"'
+    return ""
 
 
 def _set_log_levels(verbose: int) -> None:

@@ -45,6 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text; '-' reads stdin")
+    source.add_argument("-p", "--prompt", dest="text", metavar="TEXT", help="the same as PROMPT")
     source.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a UTF-8 file")
     parser.add_argument(
         "--chat", action="store_true", help="put the prompt into the model's chat template"
@@ -136,11 +137,12 @@ def read_prompt(args: argparse.Namespace) -> str:
 
     if args.prompt_file is not None:
         return read_text(args.prompt_file)
-    if args.prompt is None:
+    text = args.prompt if args.text is None else args.text
+    if text is None:
         raise UsageError("no prompt: give it as an argument, with --prompt-file, or '-' for stdin")
-    if args.prompt == "-":
+    if text == "-":
         return decode_text(sys.stdin.buffer.read(), "the prompt on stdin")
-    return decode_text(os.fsencode(args.prompt), "the prompt")
+    return decode_text(os.fsencode(text), "the prompt")
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -34,7 +34,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "(default: PYLLAMA_MTP_LIB from the environment, else patched)",
     )
     group.add_argument(
-        "--n-gpu-layers",
+        *("-ngl", "--n-gpu-layers"),
         type=whole(-1),
         default=-1,
         metavar="N",
@@ -137,6 +137,12 @@ def _add_memory_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+_DEMO = (
+    "no model was named, so this is the demo model: 3.9 million parameters that imitate Python "
+    "code and its manual. What it says is not to be believed. -m FILE.gguf takes yours"
+)
+
+
 def model_path(args: argparse.Namespace) -> str | Path:
     """The file of --model, or the bundled demo model."""
     if args.model is not None:
@@ -168,6 +174,8 @@ def open_model(args: argparse.Namespace, *, mtp: bool | None, without: str) -> I
     from pyllama_mtp import Model
 
     path = model_path(args)
+    if args.model is None:
+        print(f"{PROGRAM}: {_DEMO}", file=sys.stderr)
     with _loading_bar() as progress:
         load = partial(Model, path, **placement(args), progress=progress)
         try:

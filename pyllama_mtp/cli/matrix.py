@@ -99,7 +99,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     options.add_ngram_option(parser)
     parser.add_argument(
-        "--prompt-sizes",
+        *("-p", "--prompt-sizes"),
         type=parsing.comma_list(size),
         metavar="TOKENS,...",
         help=f"prompt sizes in tokens; 1k is 1024 (default: {','.join(map(str, SIZES))})",

@@ -43,7 +43,7 @@ def add_settings_options(
     """
     group = parser.add_argument_group("context and speed")
     group.add_argument(
-        "--n-ctx",
+        *("-c", "--n-ctx"),
         type=whole(0),
         default=0,
         metavar="TOKENS",
@@ -56,7 +56,10 @@ def add_settings_options(
         "--n-ubatch", type=whole(1), default=512, metavar="TOKENS", help="tokens per graph"
     )
     group.add_argument(
-        "--threads", type=whole(1), metavar="N", help="CPU threads (default: as many as cores)"
+        *("-t", "--threads"),
+        type=whole(1),
+        metavar="N",
+        help="CPU threads (default: as many as cores)",
     )
     for which in ("k", "v"):
         group.add_argument(
@@ -192,7 +195,8 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Every switch of `Sampling`."""
     group = parser.add_argument_group("sampling")
     group.add_argument(
-        "--temperature",
+        *("--temp", "--temperature"),
+        dest="temperature",
         type=real(0),
         default=0.0,
         metavar="T",

@@ -145,6 +145,35 @@ def test_an_empty_prompt_file(fake: ModuleType, cli: Cli, command: str) -> None:
     refused(cli(command, "--prompt-file", "empty.txt"), "the prompt file empty.txt is empty")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["generate", "--ctx-size", "4096", "x"], "--ctx-size of llama.cpp is here --n-ctx"),
+        (["generate", "--predict=9", "x"], "--predict of llama.cpp is here --max-tokens"),
+        (["generate", "-ctk", "q8_0", "x"], "-ctk of llama.cpp is here --cache-type-k"),
+        (["matrix", "--gpu-layers", "0"], "--gpu-layers of llama.cpp is here --n-gpu-layers"),
+        (["serve", "--draft-max", "3"], "--draft-max of llama.cpp is here --draft-n-max"),
+        (["serve", "-np", "3"], "-np of llama.cpp is here --n-sequences"),
+        (["generate", "hi", "there"], 'needs quotes: pyllama-mtp generate "hi there"'),
+        (["generate", "--stats", "a", "b", "c"], 'needs quotes: pyllama-mtp generate "a b c"'),
+    ],
+)
+def test_what_was_meant_is_said(cli: Cli, arguments: list[str], hint: str) -> None:
+    result = cli(*arguments)
+    refused(result, hint.split(" of llama")[0])
+    assert hint in result.err
+
+
+def test_no_hint_where_nothing_is_known(cli: Cli) -> None:
+    for arguments in (
+        ["generate", "--nonsense", "x"],
+        ["matrix", "--draft-max", "2"],
+        ["matrix", "x"],
+    ):
+        result = cli(*arguments)
+        assert result.code == 2 and "of llama.cpp" not in result.err and "quotes" not in result.err
+
+
 def test_no_such_command(cli: Cli) -> None:
     refused(cli("generat", "x"), "invalid choice: 'generat'")
 

@@ -96,6 +96,23 @@ def test_every_switch_arrives(fake: ModuleType, cli: Cli, tmp_path: Path) -> Non
     assert fake.log[0] == ("load", "upstream")
 
 
+def test_short_options(fake: ModuleType, cli: Cli) -> None:
+    """Those that people have in their fingers."""
+    short = ("-m", "m.gguf", "-n", "3", "-c", "512", "-t", "1", "-ngl", "0", "--temp", "0.5")
+    report = json.loads(cli("generate", "--json", *short, "--top-k", "9", "-p", "hello").out)
+    assert (report["settings"]["n_ctx"], report["settings"]["n_threads"]) == (512, 1)
+    _, _, max_tokens, _, _, sampling = options_of_the_generation(fake)
+    assert (max_tokens, sampling.temperature, sampling.top_k) == (3, 0.5, 9)
+    assert ("tokenize", "hello", True, False) in fake.log
+    assert cli("generate", "-p", "a", "b").code == 2
+
+
+def test_the_demo_model_says_what_it_is_where_nobody_named_one(fake: ModuleType, cli: Cli) -> None:
+    said = "this is the demo model: 3.9 million parameters that imitate Python code"
+    assert said in cli("generate", "x").err and "-m FILE.gguf" in cli("generate", "x").err
+    assert "demo" not in cli("generate", "-m", "m.gguf", "x").err
+
+
 def test_the_context_has_room_for_prompt_and_answer(fake: ModuleType, cli: Cli) -> None:
     for max_tokens, expected in (("5", 8192), ("300", 8192), ("99999", 100_004)):
         fake.log.clear()
