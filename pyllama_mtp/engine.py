@@ -250,6 +250,7 @@ class Engine:
         place.drafting = drafting and self.drafter is not None
         shared, start, checkpoint = self._plan(place, prompt, drafting)
         telemetry.n_prompt, telemetry.n_cached = len(prompt), start
+        telemetry.n_left = len(prompt) - start
         place.checkpoints.drop_above(shared)
         if self.upstream:
             self.upstream.truncate(place.seq, shared)
@@ -289,6 +290,7 @@ class Engine:
             with telemetry.timed("prompt_sync"):
                 self.upstream.decoded([Decoded(place.seq, start, chunk, 0, len(chunk))])
         place.cached += prompt[start:end]
+        telemetry.n_left = len(prompt) - end
         if end in place.checkpoints.survivors(cuts):
             state = target.save_state(recurrent_only=True, seq=place.seq)
             upstream = self.upstream if place.drafting else None

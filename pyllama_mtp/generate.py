@@ -47,6 +47,8 @@ from .toplogprobs import TopLogprobs, top_logprobs
 
 #: Which drafts of one sequence are accepted: of (drafts, batch entry of its first verified row).
 Judge = Callable[[Drafts, int], Verdict]
+#: Told of a prompt that is processed: (tokens done, tokens in all).
+OnProgress = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,15 @@ class Limits:
 class Request:
     """One prompt and what is to come of it: token ids, what chooses the next one, when to stop.
 
-    The sampler belongs to it, and is closed when it is done.
+    The sampler belongs to it, and is closed when it is done. `on_progress` is told of the prompt:
+    tokens done, those that were kept from before among them, and tokens in all.
     """
 
     prompt: list[int]
     sampler: Sampler
     limits: Limits
     answer: Answer
+    on_progress: OnProgress | None = None
 
 
 @dataclass(eq=False)

@@ -122,6 +122,7 @@ class Scheduler:
         self._filling.append(start(engine, place, request))
         with _clocked(telemetry, self._total):
             engine.enter(place, request.prompt, telemetry, drafting)
+        _tell(request)
 
     def _fill(self, live: Live) -> list[tuple[Live, Outcome]]:
         """The next part of the prompt; at its end, choose the first token."""
@@ -139,6 +140,7 @@ class Scheduler:
                 found = [
                     (live, Outcome(Drafts(), 0, chosen, logprobs(engine, live, chosen, entry)))
                 ]
+        _tell(request)
         total.time_s["prompt_sync"] += telemetry.time_s["prompt_sync"] - before
         if found:
             self._filling.remove(live)
@@ -200,6 +202,13 @@ class Scheduler:
         self._free.append(live.place)
 
 
+def _tell(request: Request) -> None:
+    """How far the prompt is."""
+    if request.on_progress:
+        telemetry = request.answer.telemetry
+        request.on_progress(telemetry.n_prompt - telemetry.n_left, telemetry.n_prompt)
+
+
 def choose_place(
     engine: Engine, free: Sequence[Place], prompt: Sequence[int], drafting: bool
 ) -> Place:
@@ -223,10 +232,12 @@ def _log_pairs(engine: Engine, pairs: list[Pair], outcome: Outcome) -> None:
 def _clocked(*telemetries: Telemetry) -> Iterator[None]:
     """Adds the time of its block to `prefill_s` of each."""
     began = time.perf_counter()
-    yield
-    seconds = time.perf_counter() - began
-    for telemetry in telemetries:
-        telemetry.prefill_s += seconds
+    try:
+        yield
+    finally:  # what was interrupted took its time, too
+        seconds = time.perf_counter() - began
+        for telemetry in telemetries:
+            telemetry.prefill_s += seconds
 
 
 def run_all(
@@ -271,6 +282,7 @@ class Generation(Answer):
                 yield piece
         finally:
             engine.count_traffic(self.telemetry)
+            self.telemetry.plain_s = engine.choice.plain_s
 
 
 class BatchGeneration:

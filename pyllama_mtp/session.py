@@ -28,14 +28,14 @@ from .arguments import (
 )
 from .engine import Engine
 from .errors import UsageError
-from .generate import Limits, Request
+from .generate import Limits, OnProgress, Request
 from .model import Model
 from .models.ggufinfo import read_gguf
 from .owned import Owned
 from .sampling import Sampler
 from .scheduler import BatchGeneration, Generation, choose_place
 from .settings import Sampling, Settings
-from .sizing import choose_n_ctx, settings_for
+from .sizing import room_for
 from .telemetry import Telemetry
 from .trace import NodeTimes
 
@@ -75,13 +75,6 @@ def prompt_tokens(model: Model, prompt: Prompt, n_ctx: int) -> list[int]:
     return tokens
 
 
-def room_for(model: Model, settings: Settings, n_prompt: int, max_tokens: int) -> Settings:
-    """The settings, with a context that has room for this prompt and answer where `n_ctx` is 0."""
-    needed = n_prompt + max_tokens + settings.depth_limit + 1
-    n_ctx = choose_n_ctx(model, settings_for(model, settings), 1, needed)
-    return dataclasses.replace(settings, n_ctx=n_ctx)
-
-
 def usable_settings(model: Model, settings: Settings | None) -> Settings:
     """The settings of a session, or the default ones. Raises UsageError for what is neither."""
     instance("model", model, Model, "a Model; open a file with Model(path)")
@@ -105,13 +98,18 @@ class _Options:
     log_pairs: bool
     log_ties: bool
     logprobs: int | None
+    on_progress: OnProgress | None = None
 
     def check(self, model: Model) -> _Options:
         """As they are used. Raises UsageError for a bad one."""
+        if self.on_progress is not None and not callable(self.on_progress):
+            raise refusal("on_progress", self.on_progress, "a function, or None")
         n = self.logprobs
         if n is not None:
             n = whole("logprobs", n, 0, model.n_vocab, "from 0 to the vocabulary's size, or None")
-        flags = {name: flag(name, getattr(self, name)) for name in ("log_pairs", "log_ties")}
+        flags: dict[str, Any] = {
+            name: flag(name, getattr(self, name)) for name in ("log_pairs", "log_ties")
+        }
         if self.log_ties and not model._library.has_tap:
             raise UsageError("log_ties needs the patched library; this is upstream's")
         return dataclasses.replace(self, stop=stop_strings(self.stop), logprobs=n, **flags)
@@ -143,9 +141,11 @@ class _Places(Owned):
         )
         answer = kind(self.model, limits.ignore_eos, [*(o.stop or ())], telemetry, o.logprobs)
         sampler = Sampler(self.model, sampling, tokens, telemetry.near_ties)
-        return Request(tokens, sampler, limits, answer), answer
+        return Request(tokens, sampler, limits, answer, o.on_progress), answer
 
-    def process(self, prompt: Prompt, *, draft: bool = True) -> Telemetry:
+    def process(
+        self, prompt: Prompt, *, draft: bool = True, on_progress: OnProgress | None = None
+    ) -> Telemetry:
         """Process a prompt ahead of time; a prompt that begins with it then starts from its end.
 
         The last token is left to the generation, which needs its logits.
@@ -153,6 +153,7 @@ class _Places(Owned):
         Args:
             prompt: text or token ids.
             draft: False: the generations that follow will not draft, so MTP costs nothing.
+            on_progress: see :meth:`Session.generate`.
 
         Returns:
             Figures of the prefill.
@@ -166,8 +167,11 @@ class _Places(Owned):
                 engine.begin()
                 place = choose_place(engine, engine.places, tokens, draft)
                 engine.enter(place, tokens, telemetry, draft)
-                while engine.prefill(place, tokens, telemetry) is None:
-                    pass
+                entry = None
+                while entry is None:
+                    entry = engine.prefill(place, tokens, telemetry)
+                    if on_progress:
+                        on_progress(len(place.cached), len(tokens))
                 engine.begin_drafting(place, tokens, telemetry)
                 engine.synchronize()
             telemetry.prefill_s = time.perf_counter() - began
@@ -256,6 +260,7 @@ class Session(_Places):
         log_pairs: bool = False,
         log_ties: bool = False,
         logprobs: int | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Generation:
         """Start a generation; nothing is computed until it is iterated or run.
 
@@ -274,12 +279,14 @@ class Session(_Places):
                 from that of other batches, unless `Model.same_bits`. Needs the patched library.
             logprobs: keep the log probability of each token, and of so many of the best ones, in
                 the answer's `logprobs`. All logits are fetched for that.
+            on_progress: called while the prompt is processed, after each `n_batch` tokens, with
+                (tokens done, tokens in all). What it raises ends the generation.
 
         Raises:
             UsageError: empty prompt, one that is longer than the context, or a bad argument.
         """
         limits, chosen = Limits(max_tokens, ignore_eos, draft), usable_sampling(sampling)
-        given = _Options(stop, log_pairs, log_ties, logprobs).check(self.model)
+        given = _Options(stop, log_pairs, log_ties, logprobs, on_progress).check(self.model)
         request, generation = self._request(Generation, prompt, limits, chosen, given)
         generation._pieces = generation._generate(self._engine, request)
         return generation
@@ -391,7 +398,7 @@ def stream(model: Model | str | os.PathLike[str], prompt: Prompt, **options: Any
         return {name: options.pop(name) for name in names}
 
     settings, sampling = take(Settings), Sampling(**take(Sampling))
-    unknown = options.keys() - {"max_tokens", "stop", "ignore_eos", "draft"}
+    unknown = options.keys() - {"max_tokens", "stop", "ignore_eos", "draft", "on_progress"}
     if unknown:
         raise UsageError(f"unknown option {sorted(unknown)[0]!r}")
     max_tokens = Limits(options.get("max_tokens", 256)).max_tokens

@@ -173,6 +173,13 @@ def choose_n_ctx(model: Model, settings: Settings, n_sequences: int, needed: int
     return n_ctx
 
 
+def room_for(model: Model, settings: Settings, n_prompt: int, max_tokens: int) -> Settings:
+    """The settings, with a context that has room for this prompt and answer where `n_ctx` is 0."""
+    needed = n_prompt + max_tokens + settings.depth_limit + 1
+    n_ctx = choose_n_ctx(model, settings_for(model, settings), 1, needed)
+    return replace(settings, n_ctx=n_ctx)
+
+
 def _fits(needed: Sequence[DeviceMemory]) -> bool:
     """Whether beside the loaded weights there is room, and more than that."""
     return all(

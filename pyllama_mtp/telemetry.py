@@ -81,7 +81,8 @@ class Telemetry:
     """Figures of one generation. Times are seconds of wall clock.
 
     Attributes:
-        n_prompt: prompt tokens; `n_cached` of them were in the cache already.
+        n_prompt: prompt tokens; `n_cached` of them were in the cache already, and `n_left` of them
+            have not been processed: the prompt was interrupted.
         n_generated: tokens emitted.
         prefill_s: from the start to the moment the first token is known.
         decode_s: from then to the end.
@@ -100,10 +101,13 @@ class Telemetry:
         synthetic_acceptance: the imposed rates, or None.
         pairs: every verified draft of the head with what the target chose, when asked for.
         near_ties: see :class:`NearTie`, when asked for.
+        plain_s: what a step without drafts takes here, as adaptive depth has measured it; None: it
+            has not, or the depth is fixed.
     """
 
     n_prompt: int = 0
     n_cached: int = 0
+    n_left: int = 0
     n_generated: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
@@ -124,6 +128,7 @@ class Telemetry:
     synthetic_acceptance: tuple[float, ...] | None = None
     pairs: list[Pair] | None = None
     near_ties: list[NearTie] | None = None
+    plain_s: float | None = None
 
     def timed(self, phase: str) -> Timer:
         """A context manager that adds the time of its block to `time_s[phase]`."""
@@ -150,12 +155,18 @@ class Telemetry:
     @property
     def prefill_tps(self) -> float:
         """Prompt tokens processed per second; cached ones do not count. 0 when nothing was."""
-        return (self.n_prompt - self.n_cached) / self.prefill_s if self.prefill_s > 0 else 0.0
+        done = self.n_prompt - self.n_cached - self.n_left
+        return done / self.prefill_s if self.prefill_s > 0 else 0.0
 
     @property
     def decode_tps(self) -> float:
         """Tokens per second after the first, which belongs to the prefill."""
         return (self.n_generated - 1) / self.decode_s if self.decode_s > 0 else 0.0
+
+    @property
+    def speed_up(self) -> float | None:
+        """Decode speed against no MTP, as `plain_s` implies; None where that is not known."""
+        return self.decode_tps * self.plain_s if self.plain_s and self.decode_s > 0 else None
 
     @property
     def elapsed_s(self) -> float:

@@ -73,7 +73,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     output.add_argument(
         "--stats",
         action="store_true",
-        help="print to stderr: tokens, seconds, tokens per second, acceptance per draft position",
+        help="print to stderr: tokens, seconds, tokens per second, how many drafts were accepted, "
+        "how much faster than without MTP that was",
     )
     output.add_argument(
         "--json",
@@ -100,14 +101,14 @@ def run(args: argparse.Namespace) -> int:
     settings, sampling = options.settings_from(args, args.draft_n_max), options.sampling_from(args)
     with _new_file(args.log_pairs) as pairs_file:
         from pyllama_mtp import Session, native
-        from pyllama_mtp.session import room_for
+        from pyllama_mtp.sizing import room_for
 
         library = native.load(args.lib)
         mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
         with loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model:
             prompt = tokenize(model, text, args)
             settings = room_for(model, settings, len(prompt), args.max_tokens)
-            with Session(model, settings) as session:
+            with Session(model, settings) as session, loading.prompt_bar() as tell:
                 generation = session.generate(
                     prompt,
                     max_tokens=args.max_tokens,
@@ -116,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
                     ignore_eos=args.ignore_eos,
                     log_pairs=args.log_pairs is not None,
                     log_ties=args.stats and library.has_tap and not model.same_bits,
+                    on_progress=tell,
                 )
                 stopped = stream(generation, show=not args.json)
                 report = _report(generation, settings, session.memory(), library, model)

@@ -203,3 +203,43 @@ def _loading_bar() -> Iterator[Callable[[float], None]]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("loading the model", total=1.0)
         yield lambda fraction: bar.update(task, completed=fraction)
+
+
+#: A prompt with fewer tokens to be processed has no bar.
+LONG_PROMPT = 512
+
+
+@contextmanager
+def prompt_bar() -> Iterator[Callable[[int, int], None] | None]:
+    """What to tell (tokens done, tokens in all) while a long prompt is processed: a bar on stderr
+    that vanishes when it is done; None where stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    columns = (
+        bars.TextColumn("reading the prompt"),
+        bars.BarColumn(),
+        bars.TextColumn("{task.completed:.0f} of {task.total:.0f} tokens"),
+        bars.TimeRemainingColumn(),
+    )
+    bar = bars.Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("")
+
+    def tell(done: int, total: int) -> None:
+        if not bar.live.is_started and total - done >= LONG_PROMPT:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+        if done >= total:
+            close()
+
+    def close() -> None:
+        if bar.live.is_started:
+            bar.stop()
+
+    try:
+        yield tell
+    finally:
+        close()

@@ -9,28 +9,27 @@ if TYPE_CHECKING:
 
 
 def telemetry_lines(telemetry: Telemetry) -> list[str]:
-    """One generation's figures as lines of text; drafts one line per position."""
-    cached = f", {telemetry.n_cached} of them cached" if telemetry.n_cached else ""
+    """One generation's figures as lines of text; what was drafted only where something was."""
+    t = telemetry
+    cached = f" ({t.n_cached} of them kept from before)" if t.n_cached else ""
+    done = f"{t.n_prompt - t.n_left} of " if t.n_left else ""
+    stopped = "; then it was interrupted" if t.n_left else ""
     lines = [
-        f"prompt     {telemetry.n_prompt} tokens{cached}; prefill {telemetry.prefill_s:.3f} s, "
-        f"{_speed(telemetry.prefill_tps)} tok/s",
-        f"generated  {telemetry.n_generated} tokens; decode {telemetry.decode_s:.3f} s, "
-        f"{_speed(telemetry.decode_tps)} tok/s; elapsed {telemetry.elapsed_s:.3f} s",
+        f"prompt     {done}{t.n_prompt} tokens{cached} read in {t.prefill_s:.3f} s, "
+        f"{_speed(t.prefill_tps)} per second{stopped}",
     ]
-    looked_up = telemetry.looked_up
-    if telemetry.drafted or looked_up["rounds"]:
+    if not t.n_left:
         lines.append(
-            f"rounds     {telemetry.rounds}; {telemetry.tokens_per_round:.2f} tokens per round, "
-            f"{telemetry.mean_accepted_length:.2f} accepted drafts per round"
+            f"answer     {t.n_generated} tokens written in {t.decode_s:.3f} s, "
+            f"{_speed(t.decode_tps)} per second; {t.elapsed_s:.3f} s in all"
         )
-        counts = zip(telemetry.drafted, telemetry.accepted, strict=True)
-        for position, (drafted, accepted) in enumerate(counts, start=1):
-            rate = f"{accepted / drafted:.2f}" if drafted else "-"
-            lines.append(f"draft {position}    {rate} = {accepted} accepted of {drafted}")
-    if looked_up["rounds"]:
+    looked_up = t.looked_up
+    if t.drafted or looked_up["rounds"]:
+        lines += _drafts(t)
+    if t.speed_up:
         lines.append(
-            f"looked up  {looked_up['accepted']} accepted of {looked_up['drafted']} drafts from "
-            f"earlier in the text, in {looked_up['rounds']} rounds"
+            f"speed-up   the answer came {t.speed_up:.2f} times as fast as without MTP, where each "
+            f"token takes {1e3 * (t.plain_s or 0):.1f} ms, as was measured meanwhile"
         )
     follow = telemetry.draft_vocab
     if follow["tokens"]:
@@ -54,6 +53,24 @@ def telemetry_lines(telemetry: Telemetry) -> list[str]:
         lines.append(f"outputs    {per_round:,.0f} bytes of logits and tokens copied per round")
     spent = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in telemetry.time_s.items())
     return [*lines, f"time       {spent}"] if spent else lines
+
+
+def _drafts(t: Telemetry) -> list[str]:
+    """How many drafts the model has taken, and where they came from."""
+    drafted, accepted = sum(t.drafted), sum(t.accepted)
+    places = ", ".join(f"{hit} of {n}" for hit, n in zip(t.accepted, t.drafted, strict=True))
+    lines = [f"passes     {t.rounds} of the model, {t.tokens_per_round:.2f} tokens from each"]
+    if drafted:
+        lines.append(
+            f"drafts     {accepted} of {drafted} accepted ({100 * accepted / drafted:.0f} %); as "
+            f"first, second, ... of a pass: {places}"
+        )
+    if t.looked_up["rounds"]:
+        lines.append(
+            f"repeats    {t.looked_up['accepted']} of {t.looked_up['drafted']} drafts accepted "
+            f"that came from earlier in the text, in {t.looked_up['rounds']} passes"
+        )
+    return lines
 
 
 def _speed(value: float) -> str:

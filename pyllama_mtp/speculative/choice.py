@@ -45,6 +45,12 @@ class DraftChoice:
             if settings.ngram and settings.synthetic_acceptance is None:
                 self.lookups = [NgramLookup(settings.depth_limit) for _ in range(n_sequences)]
 
+    @property
+    def plain_s(self) -> float | None:
+        """Seconds of a plain step of one sequence; None: not measured."""
+        costs = self.depths.costs() if isinstance(self.depths, DepthController) else None
+        return costs.plain if costs else None
+
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
         """What is drafted from here on for a sequence follows `prompt`."""
         if self.lookups:

@@ -31,7 +31,7 @@ def fake(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "no-cache"))
     monkeypatch.setattr(  # which asks the library about memory
-        "pyllama_mtp.session.room_for",
+        "pyllama_mtp.sizing.room_for",
         lambda model, s, *needed: replace(s, n_ctx=s.n_ctx or max(8192, sum(needed))),
     )
     module.native = native

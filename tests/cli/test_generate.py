@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pyllama_mtp.cli import loading
 from pyllama_mtp.errors import DecodeAborted, FatalDecodeError
 
 Cli = Callable[..., SimpleNamespace]
@@ -148,8 +149,11 @@ def test_prompt_from_a_file_and_from_stdin(
 def test_stats_go_to_stderr(fake: ModuleType, cli: Cli) -> None:
     result = cli("generate", "--model", "m.gguf", "--max-tokens", "6", "--stats", "hello")
     assert result.out == "abcabc\n"
-    assert "prompt     5 tokens; prefill 0.005 s, 1,000 tok/s" in result.err
-    assert "draft 3    0.00 = 0 accepted of 2" in result.err
+    assert "prompt     5 tokens read in 0.005 s, 1,000 per second" in result.err
+    assert (
+        "drafts     4 of 6 accepted (67 %); as first, second, ... of a pass: 2 of 2, 2 of 2, "
+        in (result.err)
+    )
     assert "MTP head   kept in step with every decode" in result.err
 
 
@@ -205,7 +209,7 @@ def test_ctrl_c_keeps_the_text_and_the_figures(fake: ModuleType, cli: Cli, how: 
     fake.script[0] = how
     result = cli("generate", "--model", "m.gguf", "--stats", "--log-pairs", "p.jsonl", "x")
     assert (result.code, result.out) == (130, "abc\n")
-    assert "generated  3 tokens" in result.err and "Traceback" not in result.err
+    assert "answer     3 tokens" in result.err and "Traceback" not in result.err
     assert len(Path("p.jsonl").read_text().splitlines()) == 2
     assert fake.state["open_sessions"] == 0 and fake.log[-1] == ("model closed",)
 
@@ -226,3 +230,21 @@ def test_a_failure_while_generating_keeps_the_text(fake: ModuleType, cli: Cli) -
     assert (result.code, result.out) == (2, "abc\n")
     assert result.err == "pyllama-mtp: error: llama_decode failed with -3\n"
     assert fake.state["open_sessions"] == 0
+
+
+def test_a_long_prompt_has_a_bar_that_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with loading.prompt_bar() as tell:
+        assert tell
+        for done in (0, 100):
+            tell(done, 100)
+        assert not terminal.getvalue(), "a short one has none"
+        for done in (0, 2048, 4096):
+            tell(done, 4096)
+    assert "reading the prompt" in terminal.getvalue() and "of 4096 tokens" in terminal.getvalue()
+    monkeypatch.setattr(terminal, "isatty", lambda: False, raising=False)
+    with loading.prompt_bar() as tell:
+        assert tell is None

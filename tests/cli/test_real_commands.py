@@ -63,7 +63,7 @@ def test_generate_with_the_bundled_model(program: Program) -> None:
     done = program("generate", *ONE_THREAD, "--max-tokens", "24", "--stats", PROMPT)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.decode().strip()
-    assert "accepted drafts per round" in done.stderr.decode()
+    assert "tokens from each" in done.stderr.decode()
 
 
 def test_greedy_text_does_not_depend_on_mtp(program: Program, model: str) -> None:
@@ -120,7 +120,7 @@ def test_ctrl_c_keeps_the_partial_text(model: str, tmp_path: Path) -> None:
     rest, err = process.communicate(timeout=60)
     assert process.returncode == 130, err.decode()
     assert first and (first + rest).endswith(b"\n")
-    assert "Traceback" not in err.decode() and "prefill" in err.decode()
+    assert "Traceback" not in err.decode() and "per second" in err.decode()
 
 
 def test_a_reader_that_goes_away_is_no_error(model: str, tmp_path: Path) -> None:

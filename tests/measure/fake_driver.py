@@ -131,6 +131,7 @@ class Session:
         ignore_eos: bool = False,
         log_pairs: bool = False,
         log_ties: bool = False,
+        on_progress: Any = None,
     ) -> Generation:
         state["log_ties"] = log_ties
         log.append(("generate", tuple(prompt), max_tokens, ignore_eos, stop, sampling))

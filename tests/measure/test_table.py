@@ -262,11 +262,21 @@ def test_statistics_of_one_generation() -> None:
     telemetry.count_round(2, 1)
     telemetry.count_round(1, 1)
     text = "\n".join(telemetry_lines(telemetry))
-    assert "100 tokens, 20 of them cached; prefill 0.500 s, 160.0 tok/s" in text
-    assert "21 tokens; decode 2.000 s, 10.0 tok/s" in text
-    assert "2; 2.00 tokens per round, 1.00 accepted drafts per round" in text
-    assert "draft 1    1.00 = 2 accepted of 2" in text
-    assert "draft 2    0.00 = 0 accepted of 1" in text
+    assert "100 tokens (20 of them kept from before) read in 0.500 s, 160.0 per second\n" in text
+    assert "21 tokens written in 2.000 s, 10.0 per second; 2.500 s in all" in text
+    assert "2 of the model, 2.00 tokens from each" in text
+    assert "2 of 3 accepted (67 %); as first, second, ... of a pass: 2 of 2, 0 of 1" in text
+    assert "speed-up" not in text, "nobody has measured a step without drafts"
+    telemetry.plain_s = 0.15
+    text = "\n".join(telemetry_lines(telemetry))
+    assert "1.50 times as fast as without MTP, where each token takes 150.0 ms" in text
+
+
+def test_statistics_of_a_prompt_that_was_interrupted() -> None:
+    telemetry = Telemetry(n_prompt=1000, n_cached=100, n_left=600, prefill_s=2.0)
+    (line,) = [one for one in telemetry_lines(telemetry) if one.startswith("prompt")]
+    assert "400 of 1000 tokens (100 of them kept" in line and "150.0 per second; then it" in line
+    assert not [one for one in telemetry_lines(telemetry) if one.startswith("answer")]
 
 
 def test_adaptive_depth_says_what_it_did() -> None:

@@ -91,3 +91,54 @@ def test_what_is_told_to_stop_has_no_error(caplog: pytest.LogCaptureFixture) -> 
         native.pending.exception = None
     native.take_recent_errors()
     assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.DEBUG]
+
+
+LONG = PROMPT * 90
+
+
+def test_a_prompt_tells_how_far_it_is(demo: Model) -> None:
+    """After every decode of it, tokens that were kept among them."""
+    n = len(demo.tokenize(LONG))
+    chosen = Settings(n_ctx=2048, n_threads=1, n_batch=128, n_ubatch=64, draft_n_max=3)
+    with Session(demo, chosen) as session:
+        told: list[tuple[int, int]] = []
+        answer = session.generate(LONG, max_tokens=1, on_progress=lambda *t: told.append(t)).run()
+        assert told[0] == (0, n) and told[-1] == (n, n) and len(told) > n // 128
+        assert told == sorted(told) and answer.telemetry.n_left == 0
+        more = LONG + "more\n" * 40
+        told.clear()
+        session.process(more, on_progress=lambda *t: told.append(t))
+        total = len(demo.tokenize(more)) - 1
+        assert told[0][0] > n and told[-1] == (total, total)
+        with pytest.raises(UsageError, match="on_progress"):
+            session.generate(PROMPT, on_progress=3)  # type: ignore[arg-type]
+
+
+def test_an_interrupted_prompt_has_its_real_figures(demo: Model) -> None:
+    n = len(demo.tokenize(LONG))
+    chosen = Settings(n_ctx=2048, n_threads=1, n_batch=128, n_ubatch=64, draft_n_max=3)
+
+    def stop(done: int, total: int) -> None:
+        if done >= 256:
+            raise KeyboardInterrupt
+
+    with Session(demo, chosen) as session:
+        broken = session.generate(LONG, max_tokens=9, on_progress=stop)
+        with pytest.raises(KeyboardInterrupt):
+            broken.run()
+        t = broken.telemetry
+        done = t.n_prompt - t.n_left
+        assert t.n_prompt == n > done >= 256 and broken.finish_reason == "interrupted"
+        assert t.prefill_tps == pytest.approx(done / t.prefill_s) and t.prefill_s > 0
+        text = session.generate(LONG, max_tokens=9, ignore_eos=True).run().text
+    with Session(demo, chosen) as fresh:
+        assert text == fresh.generate(LONG, max_tokens=9, ignore_eos=True).run().text
+
+
+def test_adaptive_depth_says_what_a_step_without_drafts_takes(demo: Model) -> None:
+    with Session(demo, Settings(n_ctx=256, n_threads=1)) as session:
+        t = session.generate(PROMPT, max_tokens=64, ignore_eos=True).run().telemetry
+        assert t.plain_s and t.speed_up == pytest.approx(t.decode_tps * t.plain_s)
+    with Session(demo, settings(3)) as session:
+        t = session.generate(PROMPT, max_tokens=8, ignore_eos=True).run().telemetry
+        assert t.plain_s is t.speed_up is None

@@ -14,8 +14,7 @@ from pyllama_mtp.contextoptions import RopeScaling
 from pyllama_mtp.errors import InsufficientMemoryError
 from pyllama_mtp.models.memory import padded
 from pyllama_mtp.models.synth import write_synthetic
-from pyllama_mtp.session import room_for
-from pyllama_mtp.sizing import HOST, LEAST_N_CTX, USUAL_N_CTX, DeviceMemory, simulate
+from pyllama_mtp.sizing import HOST, LEAST_N_CTX, USUAL_N_CTX, DeviceMemory, room_for, simulate
 
 from ..adapters import trunk, write_adapter
 from ..workers import worker
