@@ -1,0 +1,66 @@
+"""README and docs/: every Python block runs, every command parses, every link leads somewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyllama_mtp.cli import build_parser
+from pyllama_mtp.models.demo import demo_path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """What is typed after `pyllama-mtp` in blocks for a shell, and in the tables of commands."""
+    text = page.read_text(encoding="utf-8")
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    lines += re.findall(r"^\| `(pyllama-mtp [^`]*)` \|", text, re.M)
+    for line in lines:
+        for part in line.split("&&"):
+            words = shlex.split(part, comments=True)
+            if words[:1] == ["pyllama-mtp"]:
+                yield words[1:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, with the demo model as model.gguf."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.gguf").symlink_to(demo_path())
+    names: dict[str, object] = {}
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        for block in blocks(page, "python"):
+            exec(compile(block, page.name, "exec"), names)
+    assert said.getvalue() or not blocks(page, "python")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_are_there(page: Path) -> None:
+    for words in commands(page):
+        build_parser(words[0]).parse_args(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+    assert not [link for link in links if not (page.parent / link).exists()]
+
+
+def test_the_readme_is_short_and_names_every_page() -> None:
+    text = PAGES[0].read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert all(f"(docs/{page.name})" in text for page in PAGES[1:])
+    assert len(list(commands(PAGES[0]))) >= 5 and len(blocks(PAGES[0], "python")) >= 2
