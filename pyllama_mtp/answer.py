@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from .model import Model
 from .telemetry import Telemetry
+from .thinking import Piece, Splitter, overlap, text_of
 from .toplogprobs import TopLogprobs
 
 
@@ -27,19 +28,10 @@ class TextStream:
             self.stopped = True
             out, self._held = self._held[: min(cuts)], ""
             return out
-        keep = 0 if final else self._possible_stop()
+        keep = 0 if final else overlap(self._held, self._stop)
         cut = len(self._held) - keep
         out, self._held = self._held[:cut], self._held[cut:]
         return out
-
-    def _possible_stop(self) -> int:
-        """Length of the longest tail that a stop string begins with."""
-        longest = 0
-        for s in self._stop:
-            for n in range(1, min(len(s), len(self._held) + 1)):
-                if self._held.endswith(s[:n]):
-                    longest = max(longest, n)
-        return longest
 
 
 class Answer:
@@ -47,6 +39,9 @@ class Answer:
 
     Attributes:
         text, tokens: what was generated so far; tokens include the end token, text does not.
+        reasoning: the model's thought, where it is told apart; `text` is then what follows it.
+        n_reasoning: tokens of the thought, its tags included.
+        n_taken: characters of text and reasoning, tags included.
         finish_reason: "length" (max_tokens or a full context), "eos", "stop", "interrupted" (an
             exception or the consumer ended it), or None while it runs.
         telemetry: see :class:`Telemetry`; complete when the generation is.
@@ -63,8 +58,11 @@ class Answer:
         stop: Sequence[str],
         telemetry: Telemetry,
         n_logprobs: int | None = None,
+        splitter: Splitter | None = None,
     ) -> None:
-        self.text = ""
+        """`splitter`: tells thought from answer; None: all is text."""
+        self.text = self.reasoning = ""
+        self.n_reasoning = self.n_taken = 0
         self.finish_reason: str | None = None
         self.tokens: list[int] = []
         self.telemetry = telemetry
@@ -72,19 +70,37 @@ class Answer:
         self.logprobs: list[TopLogprobs] = []
         self.ended: str | None = None
         self._model, self._ignore_eos, self._stream = model, ignore_eos, TextStream(stop)
+        self._splitter = splitter
 
-    def take(self, token: int) -> str:
-        """The next token. The text that can be emitted now; "" for none."""
+    def take(self, token: int) -> list[Piece]:
+        """The next token. The text that can be emitted now."""
         self.tokens.append(token)
         end = self._model.is_end(token) and not self._ignore_eos
-        piece = self._stream.feed(b"" if end else self._model.piece(token))
-        self.text += piece
+        splitter = self._splitter
+        read = text_of if splitter and not splitter.answering else Model.piece
+        before = splitter is not None and splitter.thinking
+        text = self._stream.feed(b"" if end else read(self._model, token))
         if end or self._stream.stopped:
             self.ended = "eos" if end else "stop"
-        return piece
+        pieces = self._keep(text)
+        self.n_reasoning += before or (splitter is not None and splitter.thinking)
+        return pieces
 
-    def rest(self) -> str:
-        """No token follows: the text that was held back; "" for none."""
-        piece = "" if self._stream.stopped else self._stream.feed(b"", final=True)
-        self.text += piece
-        return piece
+    def rest(self) -> list[Piece]:
+        """No token follows: the text that was held back."""
+        return self._keep("" if self._stream.stopped else self._stream.feed(b"", final=True), True)
+
+    def _keep(self, text: str, final: bool = False) -> list[Piece]:
+        """Pieces of the next text."""
+        if self._splitter:
+            pieces = self._splitter.feed(text, final)
+            self.n_taken = self._splitter.n_taken
+        else:
+            pieces = [Piece(text)] if text else []
+            self.n_taken += len(text)
+        for piece in pieces:
+            if piece.thought:
+                self.reasoning += piece
+            else:
+                self.text += piece
+        return pieces

@@ -1,18 +1,99 @@
-"""Chat template of a model file: Jinja, rendered in a sandbox, as Hugging Face's tokenizers do.
+"""Conversations as prompts, by the chat template of a model file: Jinja, rendered in a sandbox, as
+Hugging Face's tokenizers do.
 
 The sandbox also bounds time and sizes: see :mod:`pyllama_mtp.templates`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from .arguments import flag, refusal, whole
 from .errors import UsageError
+from .settings import Sampling
 from .templates import Environment
+
+if TYPE_CHECKING:
+    from .model import Model
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How a conversation is put to a model. Raises UsageError for a bad value.
+
+    Attributes:
+        thinking: whether the model thinks before it answers: `enable_thinking` of the template.
+            None: as the template has it.
+        budget: most tokens of thought, after which the model must answer; None: any number.
+        reasoning_effort: how much it thinks, where the template asks; "none": not at all.
+        variables: more variables of the template.
+    """
+
+    thinking: bool | None = None
+    budget: int | None = None
+    reasoning_effort: str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.thinking is not None:
+            flag("thinking", self.thinking)
+        if self.budget is not None:
+            whole("budget", self.budget, 0, math.inf, "0 tokens of thought or more, or None")
+        effort: object = self.reasoning_effort
+        if effort is not None and (not isinstance(effort, str) or not effort):
+            raise refusal("reasoning_effort", effort, "a word that the template knows, or None")
+        ours = {"messages", "template", "add_generation_prompt", "tools"} & {*self.variables}
+        if ours:
+            raise UsageError(f"the template's variable {sorted(ours)[0]!r} cannot be set")
+
+    @property
+    def _thinks(self) -> bool | None:
+        """`enable_thinking`; None: nobody says."""
+        if self.thinking is not None:
+            return self.thinking
+        if self.reasoning_effort is not None:
+            return self.reasoning_effort != "none"
+        given = self.variables.get("enable_thinking")
+        return given if isinstance(given, bool) else None
+
+    def prompt(
+        self, model: Model, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Token ids of a conversation, to be answered by the model.
+
+        Args:
+            messages: ``{"role": ..., "content": ...}`` each.
+            tools: functions that the model may call, in OpenAI's form, for the template.
+
+        Raises:
+            UsageError: see :meth:`.Model.apply_chat_template`.
+        """
+        effort = self.reasoning_effort
+        given = {
+            "enable_thinking": self._thinks,
+            "reasoning_effort": None if effort == "none" else effort,
+            "tools": list(tools) if tools else None,
+        }
+        said = {name: value for name, value in given.items() if value is not None}
+        text = model.apply_chat_template(messages, **{**self.variables, **said})
+        return model.tokenize(text, add_special=False, parse_special=True)
+
+    def sampling(self, sampling: Sampling) -> Sampling:
+        """With the most tokens of thought that these options allow: none for a model that is told
+        not to think and does. A grammar leaves no room for thought by itself."""
+        budget = 0 if self._thinks is False else self.budget
+        if budget is None or sampling.grammar is not None:
+            return sampling
+        return dataclasses.replace(sampling, reasoning_budget=budget)
 
 
 def _raise(message: str) -> None:

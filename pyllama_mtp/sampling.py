@@ -20,6 +20,7 @@ from .errors import FatalDecodeError, InsufficientMemoryError, UsageError
 from .settings import Sampling
 from .speculative.rejection import Distribution, draft_distribution, draw, point, softmax
 from .telemetry import NearTie
+from .thinking import Budget
 
 if TYPE_CHECKING:
     from .context import Context
@@ -58,6 +59,8 @@ class Sampler:
         self._lib = model._lib
         self._chain = None if sampling.plain_greedy else self._build(model, history)
         self.near_ties = near_ties if sampling.plain_greedy else None
+        budget = sampling.reasoning_budget
+        self._budget = None if budget is None else Budget(model, budget, history)
         self._n_sampled = 0
 
     def _build(self, model: Model, history: Sequence[int]) -> Any:
@@ -121,7 +124,21 @@ class Sampler:
         return self._chain is None
 
     def sample(self, context: Context, row: int) -> int:
-        """Draw from batch entry `row` of the last decode, and remember it; rows come in order."""
+        """Draw from batch entry `row` of the last decode, and remember it; rows come in order.
+
+        A token that must come, at the end of a budget of thought, is not drawn.
+        """
+        forced = self._budget.forced if self._budget else None
+        if forced is not None:
+            self._n_sampled += 1
+            self.accept(forced)
+            return forced
+        token = self._draw(context, row)
+        if self._budget:
+            self._budget.add(token)
+        return token
+
+    def _draw(self, context: Context, row: int) -> int:
         if self._chain is None:
             self._watch(context, row)
             return context.argmax(row)
@@ -157,6 +174,9 @@ class Sampler:
             UsageError: no output row was asked for there.
             FatalDecodeError: the row holds a NaN, or a fault in llama.cpp.
         """
+        forced = self._budget.forced if self._budget else None
+        if forced is not None:
+            return point(forced)
         if self._chain is None:
             return point(context.argmax(row))
         context.check_finite(row)
@@ -189,6 +209,8 @@ class Sampler:
 
     def accept(self, token: int) -> None:
         """Remember a token that was drawn from :meth:`distribution`."""
+        if self._budget:
+            self._budget.add(token)
         if self._chain is not None:
             self._lib.llama_sampler_accept(self._chain, token)
 

@@ -14,6 +14,7 @@ from .errors import UsageError
 from .generate import Live, Outcome, Request, logprobs, prepare_rows, speculate, start
 from .speculative.drafter import Drafts
 from .telemetry import PHASES, BatchTelemetry, Pair, Telemetry
+from .thinking import Piece
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Progress:
     last one has the answer's finish_reason."""
 
     request: Request
-    pieces: list[str]
+    pieces: list[Piece]
     tokens: list[int]
 
 
@@ -179,10 +180,10 @@ class Scheduler:
 
     def _hand_over(self, live: Live, outcome: Outcome) -> Progress:
         """Give tokens to the answer; retire what is done."""
-        answer, pieces = live.request.answer, list[str]()
+        answer, pieces = live.request.answer, list[Piece]()
         n_before = len(answer.tokens)
         for token in outcome.tokens:
-            pieces.append(answer.take(token))
+            pieces += answer.take(token)
             if answer.ended:
                 break
         new = answer.tokens[n_before:]
@@ -190,10 +191,10 @@ class Scheduler:
         answer.telemetry.n_generated += len(new)
         self._total.n_generated += len(new)
         if answer.ended or live.wanted < 1 or self._engine.room(live.place) < 1:
-            pieces.append(answer.rest())
+            pieces += answer.rest()
             answer.finish_reason = answer.ended or "length"
             self._retire(live)
-        return Progress(live.request, [piece for piece in pieces if piece], new)
+        return Progress(live.request, pieces, new)
 
     def _retire(self, live: Live) -> None:
         """The request is done, or given up: its place is free."""
@@ -242,7 +243,7 @@ def _clocked(*telemetries: Telemetry) -> Iterator[None]:
 
 def run_all(
     engine: Engine, requests: Sequence[Request], total: BatchTelemetry
-) -> Iterator[tuple[int, str]]:
+) -> Iterator[tuple[int, Piece]]:
     """Take `requests` to their ends: (index of the request, piece of text) as it comes."""
     index = {request: i for i, request in enumerate(requests)}
     try:
@@ -265,9 +266,9 @@ def run_all(
 class Generation(Answer):
     """One generation; iterate over it for text as it comes, or :meth:`run` it."""
 
-    _pieces: Iterator[str]
+    _pieces: Iterator[Piece]
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Piece]:
         return self._pieces
 
     def run(self) -> Generation:
@@ -276,7 +277,7 @@ class Generation(Answer):
             pass
         return self
 
-    def _generate(self, engine: Engine, request: Request) -> Iterator[str]:
+    def _generate(self, engine: Engine, request: Request) -> Iterator[Piece]:
         try:
             for _, piece in run_all(engine, [request], BatchTelemetry()):
                 yield piece
@@ -302,7 +303,7 @@ class BatchGeneration:
         self.telemetry = BatchTelemetry(synthetic_acceptance=engine.settings.synthetic_acceptance)
         self._pieces = run_all(engine, requests, self.telemetry)
 
-    def __iter__(self) -> Iterator[tuple[int, str]]:
+    def __iter__(self) -> Iterator[tuple[int, Piece]]:
         return self._pieces
 
     def run(self) -> BatchGeneration:

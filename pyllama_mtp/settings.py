@@ -247,6 +247,9 @@ class Sampling:
         repeat_last_n: how many recent tokens it looks at; 0 is off.
         logit_bias: added to the logits of these token ids; minus infinity excludes one.
         grammar: GBNF with a rule `root`; the text follows it. None: any text.
+        reasoning_budget: most tokens of a thought, which a prompt that ends with ``<think>`` opens,
+            or the model at the start of its answer; then the closing tag follows, whatever the
+            model says. None: as many as the model likes. Not with a grammar.
         seed: of the random draw, 0 to 2**32 - 2; None draws one.
     """
 
@@ -258,6 +261,7 @@ class Sampling:
     repeat_last_n: int = 64
     logit_bias: Mapping[int, float] | None = None
     grammar: str | None = None
+    reasoning_budget: int | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -274,6 +278,10 @@ class Sampling:
         depths = itertools.accumulate((c == "(") - (c == ")") for c in self.grammar or "")
         if max(depths, default=0) > GRAMMAR_DEPTH:  # llama.cpp's parser recurses
             raise UsageError(f"the grammar has more than {GRAMMAR_DEPTH} parentheses open at once")
+        if self.reasoning_budget is not None:
+            self._whole("reasoning_budget", MOST_TOKENS, "0 tokens or more, or None")
+            if self.grammar is not None:
+                raise UsageError("reasoning_budget and grammar do not go together: use one of them")
         if self.seed is not None:
             self._whole("seed", 2**32 - 2, "from 0 to 2**32 - 2, or None")
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyllama_mtp.cli.parsing import bias, comma_list, one_of, real, whole, whole_or_auto
+from pyllama_mtp.cli.parsing import (
+    bias,
+    comma_list,
+    json_object,
+    one_of,
+    real,
+    whole,
+    whole_or_auto,
+)
 from pyllama_mtp.contextoptions import ROPE_SCALING, RopeScaling
 from pyllama_mtp.settings import (
     CACHE_TYPES,
@@ -19,6 +27,9 @@ from pyllama_mtp.settings import (
     Sampling,
     Settings,
 )
+
+if TYPE_CHECKING:
+    from pyllama_mtp.chat import ChatOptions
 
 #: What --n-ctx is where it is a session's.
 USUAL_N_CTX = (
@@ -254,6 +265,53 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--seed", type=whole(0), metavar="N", help="same seed, same text (default: random)"
     )
+
+
+def add_chat_options(parser: argparse.ArgumentParser) -> None:
+    """Every switch of `ChatOptions`."""
+    group = parser.add_argument_group("chat")
+    thinks = group.add_mutually_exclusive_group()
+    thinks.add_argument(
+        "--reasoning",
+        choices=("on", "off", "auto"),
+        default="auto",
+        help="whether the model thinks before it answers; 'auto' is as its template has it",
+    )
+    thinks.add_argument(
+        "--no-think",
+        dest="reasoning",
+        action="store_const",
+        const="off",
+        help="the same as --reasoning off",
+    )
+    group.add_argument(
+        "--reasoning-budget",
+        type=whole(-1),
+        default=-1,
+        metavar="TOKENS",
+        help="most tokens of a thought, after which the model must answer; -1 is no limit",
+    )
+    group.add_argument(
+        "--reasoning-effort",
+        metavar="LEVEL",
+        help="how much the model thinks, where its template asks: low, medium, high; none is off",
+    )
+    group.add_argument(
+        "--chat-template-kwargs",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help="""more variables of the chat template, as '{"name": "value"}'""",
+    )
+
+
+def chat_options_from(args: argparse.Namespace) -> ChatOptions:
+    """The `ChatOptions` of the options."""
+    from pyllama_mtp.chat import ChatOptions
+
+    thinking = {"on": True, "off": False, "auto": None}[args.reasoning]
+    budget = None if args.reasoning_budget < 0 else args.reasoning_budget
+    return ChatOptions(thinking, budget, args.reasoning_effort, args.chat_template_kwargs)
 
 
 def add_depth_options(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import textwrap
 from collections.abc import Callable
@@ -118,6 +119,17 @@ def worker(text: str) -> str:
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """An argparse type: a JSON object."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"""{text!r} is not a JSON object, as {{"name": 1}}""")
+    return found
 
 
 def one_of(choices: tuple[str, ...]) -> Callable[[str], str]:

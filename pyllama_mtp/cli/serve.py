@@ -89,6 +89,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="SECONDS",
         help="that running answers may go on after Ctrl-C or SIGTERM",
     )
+    options.add_chat_options(parser)
     options.add_depth_options(parser)
     loading.add_model_options(parser)
     options.add_settings_options(parser, n_ctx=f"of each sequence: {options.USUAL_N_CTX}")
@@ -109,7 +110,10 @@ def run(args: argparse.Namespace) -> int:
     from pyllama_mtp import native
 
     key = args.api_key or os.environ.get(KEY_VARIABLE) or None
-    settings = options.settings_from(args, args.draft_n_max)
+    settings, chat = (
+        options.settings_from(args, args.draft_n_max),
+        options.chat_options_from(args),
+    )
     library = native.load(args.lib)
     listening = server.listen(args.host, args.port)
     mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
@@ -123,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
             settings.synthetic_acceptance,
             f"fp_{str(library.stamp.get('series', ''))[:12]}",
             int(time.time()),
+            chat,
         )
         host, port = listening.getsockname()[:2]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from .apierror import ApiError, bad_request
 
@@ -24,7 +24,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
     "presence_penalty": (None, 0),
-    "reasoning_effort": (None,),
     "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
@@ -121,6 +120,7 @@ class Message(BaseModel):
     content: str | list[TextPart]
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
     def to_template(self) -> dict[str, Any]:
         """What a chat template is given."""
@@ -128,18 +128,28 @@ class Message(BaseModel):
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
         found = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        more = {"name": self.name, "reasoning_content": self.reasoning_content}
+        more = {"name": self.name, "reasoning_content": self.reasoning_content or self.reasoning}
         return found | {key: value for key, value in more.items() if value is not None}
 
 
 class ChatBody(Body):
-    """Of /v1/chat/completions. `chat_template_kwargs`: more variables of the template."""
+    """Of /v1/chat/completions.
+
+    `chat_template_kwargs`: more variables of the template. `enable_thinking` and `thinking_budget`
+    (in tokens) are not OpenAI's; see :class:`.ChatOptions`.
+    """
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    reasoning_effort: Text | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: Annotated[
+        int | None,
+        Field(ge=0, validation_alias=AliasChoices("thinking_budget", "thinking_budget_tokens")),
+    ] = None
 
     @property
     def n_logprobs(self) -> int | None:
@@ -193,12 +203,6 @@ def _check_chat(body: ChatBody) -> None:
         )
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
-    ours = {"template", "messages", "self"} & body.chat_template_kwargs.keys()
-    if ours:
-        raise bad_request(
-            f"chat_template_kwargs has {sorted(ours)[0]!r}, which it cannot set",
-            "chat_template_kwargs",
-        )
 
 
 def _explained(error: ValidationError) -> ApiError:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyllama_mtp.answer import Answer
+from pyllama_mtp.chat import ChatOptions
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.generate import Limits, Request
 from pyllama_mtp.model import Model
 from pyllama_mtp.sampling import Sampler
 from pyllama_mtp.settings import Sampling
 from pyllama_mtp.telemetry import Telemetry
+from pyllama_mtp.thinking import Splitter, opened
 
 from .apierror import ApiError, bad_request
 from .bodies import Body, ChatBody, CompletionBody
@@ -33,6 +35,7 @@ class Served:
         max_tokens: most that a request may ask for; None: as many as there is room for.
         synthetic_acceptance: imposed rates, for measurements.
         fingerprint: of the build.
+        chat: how chats are put to the model, where a request does not say.
     """
 
     model: Model
@@ -42,6 +45,7 @@ class Served:
     synthetic_acceptance: tuple[float, ...] | None
     fingerprint: str
     created: int
+    chat: ChatOptions = ChatOptions()  # noqa: RUF009 - it is frozen
 
 
 def make_jobs(served: Served, body: Body) -> list[Job]:
@@ -72,7 +76,8 @@ def make_jobs(served: Served, body: Body) -> list[Job]:
 def _prompts(served: Served, body: Body) -> list[list[int]]:
     try:
         if isinstance(body, ChatBody):
-            return [_chat_tokens(served.model, body)]
+            messages = [message.to_template() for message in body.messages]
+            return [_chat_options(served, body).prompt(served.model, messages)]
         assert isinstance(body, CompletionBody)
         return [_tokens(served.model, prompt) for prompt in body.prompts]
     except UsageError as error:
@@ -80,10 +85,20 @@ def _prompts(served: Served, body: Body) -> list[list[int]]:
         raise bad_request(str(error), param) from None
 
 
-def _chat_tokens(model: Model, body: ChatBody) -> list[int]:
-    messages = [message.to_template() for message in body.messages]
-    text = model.apply_chat_template(messages, **body.chat_template_kwargs)
-    return model.tokenize(text, add_special=False, parse_special=True)
+def _chat_options(served: Served, body: ChatBody) -> ChatOptions:
+    """How this chat is put to the model. Raises ApiError: 400: a variable that cannot be set."""
+    usual, variables = served.chat, body.chat_template_kwargs
+    try:
+        found = replace(usual, variables={**usual.variables, **variables})
+    except UsageError as error:
+        raise bad_request(str(error), "chat_template_kwargs") from None
+    if body.reasoning_effort is not None or "enable_thinking" in variables:
+        found = replace(found, thinking=None, reasoning_effort=body.reasoning_effort)
+    if body.enable_thinking is not None:
+        found = replace(found, thinking=body.enable_thinking)
+    if body.thinking_budget is not None:
+        found = replace(found, budget=body.thinking_budget)
+    return found
 
 
 def _tokens(model: Model, prompt: str | Sequence[int]) -> list[int]:
@@ -131,6 +146,12 @@ def _request(served: Served, body: Body, tokens: list[int], limits: Limits, numb
         seed=None if body.seed is None else (body.seed + number) % SEEDS,
     )
     assert isinstance(body, ChatBody | CompletionBody)
+    splitter = None
+    if isinstance(body, ChatBody):
+        sampling = _chat_options(served, body).sampling(sampling)
+        splitter = Splitter(opened(served.model, tokens))
     telemetry = Telemetry(synthetic_acceptance=served.synthetic_acceptance)
-    answer = Answer(served.model, limits.ignore_eos, body.stop, telemetry, body.n_logprobs)
+    answer = Answer(
+        served.model, limits.ignore_eos, body.stop, telemetry, body.n_logprobs, splitter
+    )
     return Request(tokens, Sampler(served.model, sampling, tokens), limits, answer)

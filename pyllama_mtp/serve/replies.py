@@ -37,6 +37,7 @@ def usage(jobs: Sequence[Job], n: int) -> dict[str, Any]:
     n_generated = sum(len(job.request.answer.tokens) for job in jobs)
     drafted = sum(sum(t.drafted) + t.looked_up["drafted"] for t in telemetries)
     accepted = sum(sum(t.accepted) + t.looked_up["accepted"] for t in telemetries)
+    n_reasoning = sum(job.request.answer.n_reasoning for job in jobs)
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_generated,
@@ -45,15 +46,22 @@ def usage(jobs: Sequence[Job], n: int) -> dict[str, Any]:
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
+            "reasoning_tokens": n_reasoning,
         },
     }
+
+
+def _thought(text: str) -> dict[str, str]:
+    """By the name that most clients know, and by the newer one."""
+    return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
 class Choice:
     """One choice of an answer, as it grows."""
 
     def __init__(self, served: Served, body: Body, job: Job) -> None:
-        self.job, self.text, self.finish_reason = job, "", ""
+        self.job, self.text, self.reasoning, self.finish_reason = job, "", "", ""
+        self._n_taken = 0
         self._served, self._chat = served, isinstance(body, ChatBody)
         self._logprobs = (
             LogprobStream(served.model) if job.request.answer.n_logprobs is not None else None
@@ -63,6 +71,8 @@ class Choice:
     def take(self, event: Event) -> None:
         """What has come."""
         self.text += event.text
+        self.reasoning += event.reasoning
+        self._n_taken = event.n_taken
         if event.finish_reason:
             self.finish_reason = FINISH_REASONS[event.finish_reason]
         if self._logprobs:
@@ -72,7 +82,7 @@ class Choice:
         """Of the text so far, each once."""
         if not self._logprobs:
             return None
-        entries = self._logprobs.release(len(self.text))
+        entries = self._logprobs.release(self._n_taken)
         make = for_chat if self._chat else for_completion
         return make(self._served.model, entries)
 
@@ -81,7 +91,7 @@ class Choice:
         content: dict[str, Any] = {"text": self.text}
         if self._chat:
             message = {"role": "assistant", "content": self.text, "refusal": None}
-            content = {"message": message}
+            content = {"message": message | _thought(self.reasoning)}
         return {
             "index": self.job.index,
             **content,
@@ -89,12 +99,13 @@ class Choice:
             "finish_reason": self.finish_reason,
         }
 
-    def part(self, text: str) -> dict[str, Any]:
-        """The choice of a chunk with `text`, the last one when the answer has ended."""
-        content: dict[str, Any] = {"text": text}
+    def part(self, event: Event) -> dict[str, Any]:
+        """The choice of a chunk with an event's text, the last one when the answer has ended."""
+        content: dict[str, Any] = {"text": event.text}
         if self._chat:
             delta: dict[str, Any] = {} if self.begun else {"role": "assistant", "content": ""}
-            content = {"delta": delta | ({"content": text} if text else {})}
+            text = {"content": event.text} if event.text else {}
+            content = {"delta": delta | _thought(event.reasoning) | text}
         self.begun = True
         return {
             "index": self.job.index,
@@ -133,9 +144,9 @@ class Reply:
         """For a stream; empty when there is nothing to send."""
         choice = self._choices[job.index]
         choice.take(event)
-        if choice.begun and not event.text and not event.finish_reason:
+        if choice.begun and not (event.text or event.reasoning or event.finish_reason):
             return b""
-        chunk: dict[str, Any] = {**self._head, "choices": [choice.part(event.text)]}
+        chunk: dict[str, Any] = {**self._head, "choices": [choice.part(event)]}
         if self._body.include_usage:
             chunk["usage"] = None
         return sse(to_json(chunk))

@@ -41,12 +41,15 @@ class Event:
     The first one comes with the first token, and may have no text.
 
     Attributes:
-        text: to be emitted; may be empty.
+        text, reasoning: to be emitted, answer and thought; may be empty.
+        n_taken: characters of both so far, tags included.
         logprobs: of the tokens that came, if they are kept.
         finish_reason: "eos", "stop" or "length".
     """
 
     text: str = ""
+    reasoning: str = ""
+    n_taken: int = 0
     logprobs: Sequence[TopLogprobs] = ()
     finish_reason: str | None = None
     error: ApiError | None = None
@@ -250,7 +253,11 @@ class Worker(threading.Thread):
         kept = request.answer.logprobs[-len(progress.tokens) :] if progress.tokens else []
         if reason:
             self._close(job, "length" if reason == "length" else "stop")
-        return job, Event("".join(progress.pieces), kept, reason)
+        text, thought = (
+            "".join(piece for piece in progress.pieces if piece.thought is which)
+            for which in (False, True)
+        )
+        return job, Event(text, thought, request.answer.n_taken, kept, reason)
 
     def _recover(self, error: Exception) -> None:
         """The contexts' contents are in doubt: start from empty ones, with what still waits.

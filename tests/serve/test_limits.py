@@ -63,7 +63,7 @@ BAD: list[tuple[str, Any, int, str | None, str]] = [
         {**CHAT, "chat_template_kwargs": {"messages": []}},
         400,
         "chat_template_kwargs",
-        "cannot set",
+        "cannot be set",
     ),
     ("completions", {**TEXT, "logit_bias": {"5": 101}}, 400, "logit_bias", "less than or equal"),
     ("completions", {**TEXT, "logit_bias": {"9999": 1}}, 400, None, "not in the vocabulary"),

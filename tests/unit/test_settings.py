@@ -68,6 +68,7 @@ BAD_SAMPLING = [
     ("repeat_penalty", 0.0, "above 0"),
     ("repeat_penalty", math.inf, "above 0"),
     ("repeat_last_n", -1, "from 0 (off) to 1048576"),
+    ("reasoning_budget", -1, "0 tokens or more"),
     ("seed", -1, "0 to 2**32 - 2"),
     ("seed", 2**32 - 1, "0 to 2**32 - 2"),
 ]
@@ -109,6 +110,7 @@ WRONG_TYPES_OF_SAMPLING = [
         for value in ("a", 1.5, 1.0, False, np.float64(1))
     ),
     *((name, None, WHOLE) for name in ("top_k", "repeat_last_n")),
+    *(("reasoning_budget", value, WHOLE) for value in ("a", 1.5, True)),
     *(
         ("logit_bias", value, BIASES)
         for value in ([1], [(1, 1.0)], {"a": 1}, {1: "a"}, {1.5: 1}, {True: 1}, {1: None}, 5, 0)
@@ -205,6 +207,11 @@ def test_drawn_drafts_do_not_go_with(others: dict[str, Any], reason: str) -> Non
 def test_every_field_has_a_bad_value_here() -> None:
     fields = {f.name for kind in (Settings, Sampling) for f in dataclasses.fields(kind)}
     assert {name for name, _, _ in BAD_SETTINGS + BAD_SAMPLING} == fields
+
+
+def test_a_budget_of_thought_and_a_grammar() -> None:
+    with pytest.raises(UsageError, match="use one of them"):
+        Sampling(grammar="root ::= [a]", reasoning_budget=5)
 
 
 def test_a_quantized_v_cache_needs_flash_attention() -> None:

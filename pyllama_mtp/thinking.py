@@ -1,0 +1,141 @@
+"""A model's thought, told apart from its answer, and ended after so many tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .model import Model
+
+#: What a thought is between.
+OPEN, CLOSE = "<think>", "</think>"
+#: What ends a thought that has become too long; a template without thought writes the same.
+FORCED = f"\n{CLOSE}\n\n"
+
+
+class Piece(str):
+    """Some text of a generation.
+
+    Attributes:
+        thought: True: the model's thought. False: its answer.
+    """
+
+    __slots__ = ("thought",)
+    thought: bool
+
+    def __new__(cls, text: str, thought: bool = False) -> Piece:
+        """Text, and which of both it is."""
+        piece = super().__new__(cls, text)
+        piece.thought = thought
+        return piece
+
+
+def overlap(text: str, marks: Iterable[str]) -> int:
+    """Length of the longest end of `text` that a mark begins with, without being all of it."""
+    lengths = (
+        n
+        for mark in marks
+        for n in range(1, min(len(mark), len(text) + 1))
+        if text.endswith(mark[:n])
+    )
+    return max(lengths, default=0)
+
+
+def opened(model: Model, prompt: Sequence[int]) -> bool:
+    """Whether what follows a prompt, token ids, is a thought: the template has opened it."""
+    return model.detokenize(prompt[-8:], special=True).rstrip().endswith(OPEN)
+
+
+def text_of(model: Model, token: int) -> bytes:
+    """The bytes of a token; of control tokens, which have none, only a tag's."""
+    data = model.piece(token)
+    if not data:
+        tag = model.piece(token, special=True)
+        data = tag if tag in (OPEN.encode(), CLOSE.encode()) else b""
+    return data
+
+
+class Splitter:
+    """Tells thought from answer, as text comes.
+
+    The prompt opens a thought, or the first thing that the model says. The tags, and white space
+    around a thought, belong to neither. Later tags are the answer's own text.
+
+    Attributes:
+        thinking: whether a thought is open.
+        answering: whether all that follows is answer.
+        n_taken: characters of the text that are no longer held back, tags included.
+    """
+
+    def __init__(self, thinking: bool = False) -> None:
+        self.thinking, self.answering = thinking, False
+        self.n_taken = 0
+        self._held = ""
+        self._skip_space = thinking
+
+    def feed(self, text: str, final: bool = False) -> list[Piece]:
+        """Pieces of what is sure by now; `final`: nothing follows."""
+        length = len(self._held) + len(text)
+        self._held += text
+        if not self.thinking and not self.answering:
+            self._begin(final)
+        pieces = [Piece(self._thought(final), True)] if self.thinking else []
+        if self.answering:
+            self._strip()
+            pieces.append(Piece(self._held))
+            self._held = ""
+        self.n_taken += length - len(self._held)
+        return [piece for piece in pieces if piece]
+
+    def _begin(self, final: bool) -> None:
+        """A thought or an answer, once that is sure."""
+        text = self._held.lstrip()
+        if text.startswith(OPEN):
+            self._held, self.thinking, self._skip_space = text[len(OPEN) :], True, True
+        else:
+            self.answering = final or not OPEN.startswith(text)
+
+    def _thought(self, final: bool) -> str:
+        """What is sure to be thought."""
+        self._strip()
+        end = self._held.find(CLOSE)
+        if end >= 0:
+            thought, self._held = self._held[:end].rstrip(), self._held[end + len(CLOSE) :]
+            self.thinking, self.answering, self._skip_space = False, True, True
+            return thought
+        sure = self._held if final else self._held[: len(self._held) - overlap(self._held, [CLOSE])]
+        thought = sure.rstrip()
+        self._held = "" if final else self._held[len(thought) :]
+        return thought
+
+    def _strip(self) -> None:
+        if self._skip_space:
+            self._held = self._held.lstrip()
+            self._skip_space = not self._held
+
+
+class Budget:
+    """Ends a thought after so many tokens: what the model's next token then must be."""
+
+    def __init__(self, model: Model, n: int, prompt: Sequence[int]) -> None:
+        """`n`: most tokens of thought, 0 or above. `prompt`: token ids; it may open a thought."""
+        self._model, self._left = model, n
+        self._splitter = Splitter(opened(model, prompt))
+        self._due: list[int] | None = None
+
+    @property
+    def forced(self) -> int | None:
+        """The token that must come next; None: any may."""
+        if self._due is None and self._splitter.thinking and self._left < 1:
+            self._due = self._model.tokenize(FORCED, add_special=False, parse_special=True)
+        return self._due[0] if self._due else None
+
+    def add(self, token: int) -> None:
+        """The text goes on with this token."""
+        if self._due is not None:
+            del self._due[:1]
+        elif not self._splitter.answering:
+            self._left -= self._splitter.thinking
+            # Half a character is no part of a tag.
+            self._splitter.feed(text_of(self._model, token).decode("utf-8", "replace"))
