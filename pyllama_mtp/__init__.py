@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import errors, native
     from .answer import Answer
+    from .chat import ChatOptions
     from .contextoptions import RopeScaling
     from .errors import PyllamaMtpError
     from .model import Model
@@ -30,6 +31,7 @@ __all__ = [
     "Answer",
     "BatchGeneration",
     "BatchSession",
+    "ChatOptions",
     "Generation",
     "Model",
     "Pair",
@@ -47,6 +49,7 @@ __all__ = [
 # Imported when it is used: the command line answers Ctrl-C and `--help` before numpy is there.
 _MODULES = {
     "answer": ("Answer",),
+    "chat": ("ChatOptions",),
     "contextoptions": ("RopeScaling",),
     "errors": ("PyllamaMtpError",),
     "model": ("Model",),

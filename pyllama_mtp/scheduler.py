@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -266,7 +266,7 @@ def run_all(
 class Generation(Answer):
     """One generation; iterate over it for text as it comes, or :meth:`run` it."""
 
-    _pieces: Iterator[Piece]
+    _pieces: Generator[Piece, None, None]
 
     def __iter__(self) -> Iterator[Piece]:
         return self._pieces
@@ -277,7 +277,13 @@ class Generation(Answer):
             pass
         return self
 
-    def _generate(self, engine: Engine, request: Request) -> Iterator[Piece]:
+    def stop(self) -> None:
+        """End it between two pieces: the session can go on from here."""
+        if self.finish_reason is None:
+            self._pieces.close()
+            self.finish_reason = "interrupted"
+
+    def _generate(self, engine: Engine, request: Request) -> Generator[Piece, None, None]:
         try:
             for _, piece in run_all(engine, [request], BatchTelemetry()):
                 yield piece

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from . import prompts as promptfiles
 from .answer import Answer
 from .arguments import (
+    as_index,
     file_name,
     flag,
     instance,
@@ -26,6 +27,7 @@ from .arguments import (
     token_ids,
     whole,
 )
+from .chat import ChatOptions, Messages
 from .engine import Engine
 from .errors import UsageError
 from .generate import Limits, OnProgress, Request
@@ -37,6 +39,7 @@ from .scheduler import BatchGeneration, Generation, choose_place
 from .settings import Sampling, Settings
 from .sizing import room_for
 from .telemetry import Telemetry
+from .thinking import Splitter, opened
 from .trace import NodeTimes
 
 #: Text, or token ids.
@@ -99,6 +102,7 @@ class _Options:
     log_ties: bool
     logprobs: int | None
     on_progress: OnProgress | None = None
+    split: bool = False  # tell thought from answer
 
     def check(self, model: Model) -> _Options:
         """As they are used. Raises UsageError for a bad one."""
@@ -139,7 +143,9 @@ class _Places(Owned):
             pairs=[] if o.log_pairs else None,
             near_ties=[] if o.log_ties and sampling.plain_greedy else None,
         )
-        answer = kind(self.model, limits.ignore_eos, [*(o.stop or ())], telemetry, o.logprobs)
+        splitter = Splitter(opened(self.model, tokens)) if o.split else None
+        stop = [*(o.stop or ())]
+        answer = kind(self.model, limits.ignore_eos, stop, telemetry, o.logprobs, splitter)
         sampler = Sampler(self.model, sampling, tokens, telemetry.near_ties)
         return Request(tokens, sampler, limits, answer, o.on_progress), answer
 
@@ -285,11 +291,64 @@ class Session(_Places):
         Raises:
             UsageError: empty prompt, one that is longer than the context, or a bad argument.
         """
-        limits, chosen = Limits(max_tokens, ignore_eos, draft), usable_sampling(sampling)
-        given = _Options(stop, log_pairs, log_ties, logprobs, on_progress).check(self.model)
+        limits = Limits(max_tokens, ignore_eos, draft)
+        given = _Options(stop, log_pairs, log_ties, logprobs, on_progress)
+        return self._start(prompt, limits, sampling, given)
+
+    def _start(
+        self, prompt: Prompt, limits: Limits, sampling: Sampling | None, given: _Options
+    ) -> Generation:
+        chosen, given = usable_sampling(sampling), given.check(self.model)
         request, generation = self._request(Generation, prompt, limits, chosen, given)
         generation._pieces = generation._generate(self._engine, request)
         return generation
+
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | int | None = None,
+        options: ChatOptions | None = None,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: Iterable[str] | None = (),
+        draft: bool = True,
+        logprobs: int | None = None,
+    ) -> Generation:
+        """Start the model's next turn of a conversation, by the chat template of its file.
+
+        Pieces of thought have `thought` True, and are the answer's `reasoning`; `text` is the rest.
+
+        Args:
+            messages: ``{"role": ..., "content": ...}`` each; the next call takes them with the
+                answer, ``{"role": "assistant", "content": answer.text}``, and the next question.
+            tools: functions that the model may call, in OpenAI's form, for the template. What it
+                says to call one is text.
+            thinking: whether it thinks first; a number: it does, for at most so many tokens; None:
+                as `options` and the template have it.
+            options: what else the template is told.
+            max_tokens: None: as many as the context has room for.
+            sampling, stop, draft, logprobs: see :meth:`generate`.
+
+        Raises:
+            UsageError: no template, or one that refuses the messages; a conversation that is longer
+                than the context; or a bad argument.
+        """
+        options = instance("options", options or ChatOptions(), ChatOptions, "ChatOptions(...)")
+        if isinstance(thinking, bool):
+            options = dataclasses.replace(options, thinking=thinking)
+        elif thinking is not None:
+            if as_index(thinking) is None:
+                raise refusal("thinking", thinking, "True, False, None, or a number of tokens")
+            options = dataclasses.replace(options, thinking=True, budget=thinking)
+        prompt = options.prompt(self.model, messages, tools)
+        room = max(1, self.n_ctx - len(prompt))
+        limits = Limits(room if max_tokens is None else max_tokens, draft=draft)
+        chosen = options.sampling(usable_sampling(sampling))
+        return self._start(
+            prompt, limits, chosen, _Options(stop, False, False, logprobs, split=True)
+        )
 
 
 class BatchSession(_Places):

@@ -36,6 +36,7 @@ SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SI
 #: Command -> what the list of commands says about it.
 COMMANDS = {
     "generate": "continue a prompt, streaming the text as it comes",
+    "chat": "talk with a model: questions and answers, in the terminal",
     "serve": "serve a model over HTTP, as the OpenAI API does",
     "matrix": "measure speed: prompt sizes x draft depths, with and without MTP",
     "accept": "measure how often drafts are accepted, by class of prompt and context length",
@@ -203,6 +204,14 @@ def on_signal(number: int, frame: FrameType | None) -> NoReturn:
 def stopped() -> bool:
     """Whether a signal is stopping the command: a failure then is what it did to something else."""
     return _stopped_by is not None
+
+
+def go_on() -> bool:
+    """Ctrl-C ended a part of the command, which goes on; False: a signal ends all of it."""
+    if _stopped_by not in (None, signal.SIGINT):
+        return False
+    note_signal(None)
+    return True
 
 
 def note_signal(number: int | None) -> None:

@@ -29,8 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with Model(args.model) as model, Session(model, Settings(n_ctx=1024)) as session:
         for question in args.questions:
             messages.append({"role": "user", "content": question})
-            prompt = model.apply_chat_template(messages)
-            answer = session.generate(prompt, max_tokens=args.max_tokens)
+            answer = session.chat(messages, max_tokens=args.max_tokens)
             print(f"> {question}")
             for text in answer:
                 print(text, end="", flush=True)

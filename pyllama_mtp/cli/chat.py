@@ -1,0 +1,325 @@
+"""``pyllama-mtp chat``: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from pyllama_mtp.cli import go_on, interrupted, loading, note_signal, options, parsing
+from pyllama_mtp.errors import DecodeAborted, PyllamaMtpError, UsageError
+
+if TYPE_CHECKING:
+    from pyllama_mtp import ChatOptions, Generation, Sampling, Session
+
+#: Questions that are remembered from one conversation to the next.
+HISTORY = 1000
+#: Tokens of the conversation when nobody says how many.
+USUAL_N_CTX = 8192
+
+_EPILOG = """\
+Ctrl-C ends an answer, Ctrl-D the conversation. A line that ends with a backslash
+goes on in the next one. Questions may come from a file or a pipe, one a line.
+
+examples:
+  pyllama-mtp chat --model Qwen3.5-4B-Q8_0.gguf
+  pyllama-mtp chat --no-think --system "Answer in one sentence."
+  pyllama-mtp chat --reasoning-budget 200 --stats
+"""
+
+_HELP = """\
+/help               this list
+/reset              forget the conversation
+/retry              answer the last question once more
+/system TEXT        what the model is told first; forgets the conversation
+/set                show the settings
+/set NAME VALUE     change one: temperature 0.7, thinking off, budget 200, ...
+/stats              figures of the last answer
+/exit               end; as Ctrl-D"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the ``chat`` command."""
+    parser = subparsers.add_parser(
+        "chat",
+        help="talk with a model: questions and answers, in the terminal",
+        description="Talk with a model, by the chat template of its file. The model's thought is "
+        "shown dimmed. Of each turn, only what is new is processed. /help lists what can be typed "
+        "instead of a question.",
+        epilog=_EPILOG,
+        formatter_class=parsing.HelpFormatter,
+    )
+    parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    parser.add_argument(
+        *("-n", "--max-tokens"),
+        type=parsing.whole(1),
+        metavar="N",
+        help="most tokens of an answer (default: what the context has room for)",
+    )
+    parser.add_argument("--stats", action="store_true", help="show figures after each answer")
+    options.add_chat_options(parser)
+    options.add_depth_options(parser)
+    loading.add_model_options(parser)
+    options.add_settings_options(
+        parser,
+        n_ctx=f"tokens of the conversation; 0 is {USUAL_N_CTX}, or the model's training length if "
+        "that is less",
+    )
+    options.add_sampling_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Talk until the input ends."""
+    settings, sampling = options.settings_from(args, args.draft_n_max), options.sampling_from(args)
+    chat = options.chat_options_from(args)
+    from pyllama_mtp import Session, native
+
+    native.load(args.lib)
+    mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
+    with loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model:
+        n_ctx = settings.n_ctx or min(USUAL_N_CTX, model.n_ctx_train)
+        if not model.has_mtp:
+            settings = dataclasses.replace(settings, draft_n_max=0)
+        with Session(model, dataclasses.replace(settings, n_ctx=n_ctx)) as session:
+            talk = Conversation(session, sampling, chat, args.max_tokens, args.stats, args.system)
+            with _line_editing():
+                return talk.run()
+
+
+class Conversation:
+    """What was said so far, and how the next answer is made."""
+
+    def __init__(
+        self,
+        session: Session,
+        sampling: Sampling,
+        chat: ChatOptions,
+        max_tokens: int | None,
+        stats: bool,
+        system: str | None,
+    ) -> None:
+        self._session, self._sampling, self._chat = session, sampling, chat
+        self._max_tokens, self._stats, self._system = max_tokens, stats, system
+        self._messages: list[dict[str, str]] = []
+        self._last: Generation | None = None
+        self._terminal = sys.stdin.isatty()
+        self._commands: dict[str, Callable[[str], None]] = {
+            "help": lambda rest: print(_HELP),
+            "reset": self._reset,
+            "retry": self._retry,
+            "system": self._set_system,
+            "set": self._set,
+            "stats": lambda rest: self._show_stats(),
+        }
+
+    def run(self) -> int:
+        """Read and answer until the input ends; the exit code."""
+        if self._terminal:
+            print("/help lists commands; Ctrl-C ends an answer, Ctrl-D the conversation")
+        while True:
+            try:
+                line = self._read().strip()
+                if line in ("/exit", "/quit"):
+                    return 0
+                if line.startswith("/"):
+                    self._command(line)
+                elif line:
+                    self._say(line)
+            except EOFError:
+                if self._terminal:
+                    print()
+                return 0
+            except (KeyboardInterrupt, DecodeAborted):
+                if not go_on() or not self._terminal:
+                    return interrupted()
+                print()
+            except PyllamaMtpError as error:
+                print(f"error: {error}", file=sys.stderr)
+
+    def _read(self) -> str:
+        """The next question; a backslash at its end joins the next line to it."""
+        lines, prompt = [input("> " if self._terminal else "")], ". " if self._terminal else ""
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            lines.append(input(prompt))
+        return "\n".join(lines)
+
+    def _command(self, line: str) -> None:
+        name, _, rest = line[1:].partition(" ")
+        if name not in self._commands:
+            raise UsageError(f"there is no /{name}; /help lists the commands")
+        self._commands[name](rest.strip())
+
+    # -- turns ---------------------------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        """Ask, show the answer, and remember both; a question without answer is forgotten."""
+        asked: list[dict[str, str]] = [*self._messages, {"role": "user", "content": text}]
+        first = [{"role": "system", "content": self._system}] if self._system else []
+        self._last = self._session.chat(
+            [*first, *asked],
+            options=self._chat,
+            max_tokens=self._max_tokens,
+            sampling=self._sampling,
+        )
+        _show(self._last)
+        turn = {"role": "assistant", "content": self._last.text}
+        if self._last.reasoning:
+            turn["reasoning_content"] = self._last.reasoning
+        self._messages = [*asked, turn]
+        if self._last.finish_reason == "length":
+            print("[the answer has no room to go on: see max_tokens, --n-ctx]", file=sys.stderr)
+        if self._stats:
+            self._show_stats()
+
+    def _reset(self, rest: str = "") -> None:
+        self._messages = []
+        self._last = None
+
+    def _retry(self, rest: str) -> None:
+        if not self._messages:
+            raise UsageError("nothing was asked yet")
+        *self._messages, question, _ = self._messages
+        self._say(question["content"])
+
+    def _set_system(self, rest: str) -> None:
+        self._reset()
+        self._system = rest or None
+
+    def _show_stats(self) -> None:
+        from pyllama_mtp.measure.telemetrylines import telemetry_lines
+
+        if self._last is None:
+            raise UsageError("nothing was answered yet")
+        print("\n".join(telemetry_lines(self._last.telemetry)), file=sys.stderr)
+
+    # -- settings ------------------------------------------------------------------------------
+
+    def _set(self, rest: str) -> None:
+        """Show the settings, or change one."""
+        if not rest:
+            print("\n".join(f"{name:18} {value}" for name, value in self._settings().items()))
+            return
+        name, _, text = rest.partition(" ")
+        name, value = name.replace("-", "_"), _value(text.strip())
+        if name not in self._settings():
+            raise UsageError(f"there is no setting {name!r}; /set shows them")
+        if name == "stats":
+            self._stats = bool(value)
+        elif name == "max_tokens":
+            self._max_tokens = None if value is None else _at_least_one(name, value)
+        elif name in ("thinking", "budget", "reasoning_effort"):
+            self._chat = dataclasses.replace(self._chat, **{name: value})
+        else:
+            self._sampling = dataclasses.replace(self._sampling, **{name: value})
+
+    def _settings(self) -> dict[str, Any]:
+        sampling = dataclasses.asdict(self._sampling)
+        for other in ("grammar", "logit_bias", "reasoning_budget"):
+            del sampling[other]
+        return {
+            "thinking": self._chat.thinking,
+            "budget": self._chat.budget,
+            "reasoning_effort": self._chat.reasoning_effort,
+            "max_tokens": self._max_tokens,
+            "stats": self._stats,
+            **sampling,
+        }
+
+
+def _value(text: str) -> Any:
+    """A word of /set as a value; "auto" is None."""
+    words = {"on": True, "off": False, "true": True, "false": False, "auto": None, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _at_least_one(name: str, value: Any) -> int:
+    from pyllama_mtp.generate import Limits
+
+    return Limits(value).max_tokens
+
+
+# -- the terminal ----------------------------------------------------------------------------------
+
+
+def _show(generation: Generation) -> None:
+    """Write an answer as it comes, thought dimmed; Ctrl-C ends it and keeps what there is.
+
+    Where stdout is no terminal thought is left out.
+    """
+    terminal = sys.stdout.isatty()
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    dim, bright = ("", "") if plain else ("\x1b[2m", "\x1b[0m")
+    thought = False
+    try:
+        with _stopped_softly(generation) as stopped:
+            for piece in generation:
+                if piece.thought != thought and terminal:
+                    sys.stdout.write(dim if piece.thought else f"{bright}\n\n")
+                    thought = piece.thought
+                if terminal or not piece.thought:
+                    sys.stdout.write(piece)
+                    sys.stdout.flush()
+                if stopped:
+                    generation.stop()
+                    break
+    finally:
+        sys.stdout.write(f"{bright if thought else ''}\n")
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _stopped_softly(generation: Generation) -> Iterator[list[int]]:
+    """Ctrl-C between pieces fills the list, so that the next piece can be the last one; before the
+    first piece, or pressed twice, it interrupts what is computed."""
+    stopped: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if stopped or not generation.tokens:
+            note_signal(number)
+            raise KeyboardInterrupt
+        stopped.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _line_editing() -> Iterator[None]:
+    """Editing of questions, and those of earlier conversations, where Python has readline."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    file = Path(state) / "pyllama-mtp" / "chat-history"
+    if not sys.stdin.isatty():
+        yield
+        return
+    with contextlib.suppress(OSError):
+        readline.read_history_file(file)
+    readline.set_history_length(HISTORY)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            readline.write_history_file(file)
+            file.chmod(0o600)

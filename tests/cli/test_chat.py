@@ -1,0 +1,138 @@
+"""`pyllama-mtp chat` as a user has it: in a terminal, and with a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+QUICK = ("--threads", "1", "--n-ctx", "2048", "--temperature", "0")
+QUESTION = "What does str.split() do?"
+Program = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+
+class Terminal:
+    """A program with a terminal of its own."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pyllama_mtp", "chat", *QUICK, *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=folder,
+            env={**os.environ, "XDG_STATE_HOME": str(folder), "TERM": "xterm"},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
+        )
+        os.close(slave)
+        self.text = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def wait_for(self, words: str) -> str:
+        """What is shown until `words` are, and with them."""
+        while words not in self.text:
+            ready, _, _ = select.select([self._master], [], [], 20)
+            assert ready, f"{words!r} does not come: {self.text!r}"
+            try:
+                self.text += os.read(self._master, 4096).decode(errors="replace")
+            except OSError:
+                assert words in self.text, f"it ended without {words!r}: {self.text!r}"
+        shown, _, self.text = self.text.partition(words)
+        return shown + words
+
+    def end(self) -> int:
+        """The rest goes nowhere; the exit code."""
+        with contextlib.suppress(OSError):
+            while os.read(self._master, 4096):
+                pass
+        return self.process.wait(20)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+@pytest.fixture
+def open_chat(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+    with contextlib.ExitStack() as stack:
+
+        def run(*arguments: str) -> Terminal:
+            terminal = Terminal(tmp_path, *arguments)
+            stack.callback(terminal.close)
+            terminal.wait_for("> ")
+            return terminal
+
+        yield run
+
+
+def test_a_conversation_in_a_terminal(open_chat: Callable[..., Terminal], tmp_path: Path) -> None:
+    terminal = open_chat("-n", "20")
+    terminal.type("What does str.splix() do?\x1b[D\x1b[D\x1b[D\x1b[D\x1b[D\x1b[D\x7ft\x01\n")
+    first = terminal.wait_for("> ")
+    assert "method" in first
+    terminal.type("\x1b[A\n")  # the last question again
+    assert QUESTION in terminal.wait_for("> ")
+    terminal.type("/stats\n")
+    prompt = terminal.wait_for("> ")
+    assert "of them cached" in prompt and "tok/s" in prompt, "only what is new is processed"
+    terminal.type("/reset\n")
+    terminal.wait_for("> ")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+    history = tmp_path / "pyllama-mtp" / "chat-history"
+    assert QUESTION in history.read_text() and history.stat().st_mode & 0o077 == 0
+
+
+def test_thought_is_dimmed(open_chat: Callable[..., Terminal]) -> None:
+    terminal = open_chat("-n", "40", "--reasoning-budget", "10")
+    terminal.type("What does this function do?\\\n")
+    terminal.wait_for(". ")
+    terminal.type("def g(a, b):\\\n")
+    terminal.wait_for(". ")
+    terminal.type("    return a\n")
+    thought = terminal.wait_for("\x1b[0m")
+    assert "\x1b[2mThe user asks" in thought and "think>" not in thought
+    assert terminal.wait_for("> ").removesuffix("> ").strip(), "nothing is answered"
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_program(open_chat: Callable[..., Terminal]) -> None:
+    terminal = open_chat()
+    terminal.type(QUESTION + "\n")
+    terminal.wait_for("`str")
+    terminal.type("/set ignored\x15")  # typed ahead, and taken back
+    terminal.type("\x03")
+    terminal.wait_for("> ")
+    terminal.type("\x03")
+    terminal.wait_for("> ")
+    terminal.type("/set max_tokens 5\n/retry\n/stats\n")
+    assert "generated  5 tokens" in terminal.wait_for("tokens; decode")[-200:] + terminal.text
+    terminal.type("/exit\n")
+    assert terminal.end() == 0
+
+
+def test_questions_from_a_pipe(program: Program) -> None:
+    script = f"{QUESTION}\n/set temperature -1\n/nonsense\n/stats\n/set\n"
+    done = program("chat", *QUICK, "-n", "12", input=script.encode())
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == 0 and "\x1b" not in out
+    assert out.startswith("`str") and "temperature        0.0" in out
+    assert "temperature is -1" in err and "no /nonsense" in err and "generated  12 tokens" in err
+
+
+def test_a_model_that_is_not_there(program: Program) -> None:
+    done = program("chat", "--model", "none.gguf", input=b"")
+    assert done.returncode == 2 and b"none.gguf" in done.stderr

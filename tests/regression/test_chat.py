@@ -1,0 +1,112 @@
+"""Conversations in Python: the template's prompt, thought apart, turns that go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyllama_mtp import ChatOptions, Model, Sampling, Session
+from pyllama_mtp.errors import UsageError
+
+from .support import settings
+
+THINKS = [{"role": "user", "content": "What does this function do?\ndef g(a, b):\n    return a"}]
+ASKS = [{"role": "user", "content": "What does str.split() do?"}]
+
+
+def test_chat_is_the_template_and_the_model(demo: Model) -> None:
+    prompt = ChatOptions().prompt(demo, ASKS)
+    with Session(demo, settings(3)) as session:
+        plain = session.generate(prompt, max_tokens=40).run()
+        answer = session.chat(ASKS, max_tokens=40)
+        pieces = list(answer)
+        assert answer.tokens == plain.tokens and answer.text == "".join(pieces) == plain.text
+        assert not any(piece.thought for piece in pieces) and answer.reasoning == ""
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_thought_is_an_attribute(demo: Model, depth: int) -> None:
+    with Session(demo, settings(depth)) as session:
+        plain = session.generate(ChatOptions().prompt(demo, THINKS), max_tokens=9).run()
+        answer = session.chat(THINKS, thinking=8, max_tokens=40)
+        found: dict[bool, str] = {True: "", False: ""}
+        for piece in answer:
+            found[piece.thought] += piece
+        assert (answer.reasoning, answer.text) == (found[True], found[False])
+        assert plain.text == f"<think>\n{answer.reasoning}" and answer.text
+        assert answer.tokens[:9] == plain.tokens, "the tag, and eight tokens of thought"
+        assert 8 < answer.n_reasoning < 8 + 6, "the tags are tokens, too"
+        assert session.chat(THINKS, thinking=False, max_tokens=40).run().reasoning == ""
+
+
+def test_turns_go_on_and_fill_the_context(demo: Model) -> None:
+    with Session(demo, settings(3, n_ctx=256)) as session:
+        first = session.chat(ASKS, max_tokens=20, sampling=Sampling()).run()
+        more = [*ASKS, {"role": "assistant", "content": first.text}, *ASKS]
+        second = session.chat(more, sampling=Sampling(), stop=None)
+        second.run()
+        assert second.telemetry.n_cached >= first.telemetry.n_prompt
+        n_used = second.telemetry.n_prompt + len(second.tokens)
+        assert second.finish_reason == "eos" or n_used >= session.n_ctx - 1
+
+
+def test_what_the_template_is_told(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    plain = demo.apply_chat_template
+
+    def listen(messages: Any, **variables: Any) -> str:
+        told.append(variables)
+        return plain(messages)
+
+    monkeypatch.setattr(demo, "apply_chat_template", listen)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    with Session(demo, settings(0)) as session:
+        session.chat(ASKS)
+        session.chat(ASKS, tools=tools, thinking=False)
+        options = ChatOptions(reasoning_effort="high", variables={"x": 1})
+        session.chat(ASKS, options=options)
+    assert told == [
+        {},
+        {"tools": tools, "enable_thinking": False},
+        {"x": 1, "enable_thinking": True, "reasoning_effort": "high"},
+    ]
+
+
+def test_bad_arguments(demo: Model) -> None:
+    bad: list[dict[str, Any]] = [
+        {"thinking": "yes"},
+        {"thinking": -1},
+        {"max_tokens": 0},
+        {"options": {"thinking": True}},
+    ]
+    with Session(demo, settings(0)) as session:
+        for given in bad:
+            with pytest.raises(UsageError, match="must be"):
+                session.chat(ASKS, **given)
+        with pytest.raises(UsageError, match="template"):
+            session.chat([{"role": "user"}])
+    for name, value in {"thinking": 1, "budget": True, "reasoning_effort": 5}.items():
+        with pytest.raises(UsageError, match="must be"):
+            ChatOptions(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="'messages' cannot be set"):
+        ChatOptions(variables={"messages": []})
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_stopped_answer_leaves_the_session_in_order(demo: Model, depth: int) -> None:
+    with Session(demo, settings(depth)) as session:
+        wanted = session.chat(ASKS, max_tokens=40).run().tokens
+        answer = session.chat(ASKS, max_tokens=40)
+        for piece in answer:
+            if piece:
+                answer.stop()
+                break
+        assert answer.finish_reason == "interrupted" and list(answer) == []
+        assert len(answer.tokens) < 40
+        start = [*ChatOptions().prompt(demo, ASKS), *answer.tokens]
+        more = session.generate(start, max_tokens=40 - len(answer.tokens)).run()
+        assert [*answer.tokens, *more.tokens] == wanted
+        assert more.telemetry.n_cached >= len(start) - 1, "what was computed is still there"
+        more.stop()
+        assert more.finish_reason != "interrupted"
