@@ -134,15 +134,15 @@ def token_ids(name: str, value: object, instead: str = "") -> list[int]:
     return ids
 
 
-def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
-    """The strings that end a generation: one, several, or none."""
+def stop_strings(stop: str | Iterable[str] | None, name: str = "stop") -> list[str]:
+    """The strings that end a generation, or the like: one, several, or none."""
     allowed = "text or several texts, none of them empty"
     if stop is None:
         return []
     if isinstance(stop, bytes | bytearray | Mapping) or not isinstance(stop, Iterable):
-        raise refusal("stop", stop, allowed)
+        raise refusal(name, stop, allowed)
     found = [stop] if isinstance(stop, str) else list(stop)
-    require(all(isinstance(one, str) and one for one in found), "stop", found, allowed)
+    require(all(isinstance(one, str) and one for one in found), name, found, allowed)
     return found
 
 

@@ -26,6 +26,8 @@ from .models.ggufinfo import GGUFInfo, validate_model_file
 from .models.memory import available_memory
 from .models.trimmedhead import n_rows, trimmed_head
 from .owned import OfThisProcess, Owned
+from .sampling import usual_sampling
+from .settings import Sampling
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing's from Python 3.11 on
@@ -181,6 +183,11 @@ class Model(Owned, OfThisProcess):
             log.info("drafting over the whole vocabulary: %s", error)
             return None
         return best(default_ranking(tokenizer), tokenizer.n_vocab, tokenizer)
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        """How it is sampled in chats and by the server, unless they are told: as the file says."""
+        return usual_sampling(self.info.metadata)
 
     def _refuse_trimmed_head(self) -> None:
         head = trimmed_head(self.info)

@@ -9,8 +9,10 @@ speculative/rejection.py.
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,8 +34,40 @@ MOST_CANDIDATES = 256
 #: Logits that differ by no more than this share of the best one are a near tie: kernels that add up
 #: in another order may turn them round.
 NEAR_TIE = 0.01
+#: A share of the best token's probability that float32 can still tell from 0.
+NEARLY_ZERO = 1e-30
+#: Changes the seed for XTC.
+XTC_SEED = 0x9E3779B9
 #: Why nothing can be sampled.
 NO_TOKEN = "the grammar or the logit biases exclude every token"
+
+
+#: What a model file says under ``general.sampling``, and the attribute that takes it.
+FILE_KEYS = {
+    "temp": "temperature",
+    "penalty_repeat": "repeat_penalty",
+    "penalty_last_n": "repeat_last_n",
+    **{name: name for name in ("top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold")},
+}
+
+log = logging.getLogger("pyllama_mtp")
+
+
+def usual_sampling(metadata: Mapping[str, Any]) -> Sampling:
+    """How a model is sampled in chats, and by the server: as its file says, and as llama.cpp where
+    the file does not. A value that cannot be used is left out, with a warning."""
+    found = Sampling(temperature=0.8)
+    for key, name in FILE_KEYS.items():
+        value: Any = metadata.get(f"general.sampling.{key}")
+        if value is None:
+            continue
+        if name in ("top_k", "repeat_last_n") and isinstance(value, int):
+            value = max(value, 0)
+        try:
+            found = dataclasses.replace(found, **dict[str, Any]({name: value}))
+        except UsageError as error:
+            log.warning("general.sampling.%s of the model file is not used: %s", key, error)
+    return found
 
 
 class Sampler:
@@ -73,25 +107,57 @@ class Sampler:
         if s.logit_bias:
             biases = model._ffi.new("llama_logit_bias[]", list(s.logit_bias.items()))
             add(chain, lib.llama_sampler_init_logit_bias(model.n_vocab, len(biases), biases))
-        if s.repeat_penalty != 1.0 and s.repeat_last_n > 0:
-            args = (model.n_vocab, s.repeat_last_n, s.repeat_penalty, 0.0, 0.0)
+        seen = 0  # tokens of the past that count
+        if s.penalizes:
+            penalties = (s.repeat_penalty, s.frequency_penalty, s.presence_penalty)
+            args = (model.n_vocab, s.repeat_last_n, *penalties)
             add(chain, lib.llama_sampler_init_penalties(*args))
-            for token in history[-s.repeat_last_n :]:
-                lib.llama_sampler_accept(chain, token)
+            seen = s.repeat_last_n
+        if s.dry:
+            add(chain, self._dry(model))
+            seen = max(seen, s.dry_penalty_last_n)
+        for token in history[-seen:] if seen else ():
+            lib.llama_sampler_accept(chain, token)
         if grammar is not None:
             add(chain, grammar)
-        if s.greedy:
-            add(chain, lib.llama_sampler_init_greedy())
-        else:
-            if s.top_k > 0:
-                add(chain, lib.llama_sampler_init_top_k(min(s.top_k, model.n_vocab)))
-            if s.top_p < 1:
-                add(chain, lib.llama_sampler_init_top_p(s.top_p, 1))
-            if s.min_p > 0:
-                add(chain, lib.llama_sampler_init_min_p(s.min_p, 1))
-            add(chain, lib.llama_sampler_init_temp(s.temperature))
-            add(chain, lib.llama_sampler_init_dist(self.seed))
+        for sampler in self._drawing(model.n_vocab):
+            add(chain, sampler)
         return chain
+
+    def _dry(self, model: Model) -> Any:
+        s, ffi = self.sampling, model._ffi
+        texts = [
+            ffi.new("char[]", text.encode(errors="replace")) for text in s.dry_sequence_breakers
+        ]
+        given = (s.dry_multiplier, s.dry_base, s.dry_allowed_length, s.dry_penalty_last_n)
+        breakers = ffi.new("const char *[]", texts)
+        return self._lib.llama_sampler_init_dry(model._vocab, *given, breakers, len(texts))
+
+    def _drawing(self, n_vocab: int) -> Iterator[Any]:
+        """Filters, temperature, and the draw, which comes last."""
+        lib, s = self._lib, self.sampling
+        if s.greedy:
+            yield lib.llama_sampler_init_greedy()
+            return
+        if s.top_n_sigma > 0:
+            yield lib.llama_sampler_init_top_n_sigma(s.top_n_sigma)
+        if s.top_k > 0:
+            yield lib.llama_sampler_init_top_k(min(s.top_k, n_vocab))
+        if s.typical_p < 1:
+            # Typical makes NaN of probability 0, which excluded tokens have by now.
+            yield lib.llama_sampler_init_min_p(NEARLY_ZERO, 1)
+            yield lib.llama_sampler_init_typical(s.typical_p, 1)
+        if s.top_p < 1:
+            yield lib.llama_sampler_init_top_p(s.top_p, 1)
+        if s.min_p > 0:
+            yield lib.llama_sampler_init_min_p(s.min_p, 1)
+        if s.xtc_probability > 0:
+            # A generator of its own, which must not repeat the numbers of the draw.
+            seed = (self.seed ^ XTC_SEED) % (2**32 - 1)
+            given = (s.xtc_probability, s.xtc_threshold, 1, seed)
+            yield lib.llama_sampler_init_xtc(*given)
+        yield lib.llama_sampler_init_temp(s.temperature)
+        yield lib.llama_sampler_init_dist(self.seed)
 
     def _grammar(self, model: Model, grammar: str) -> Any:
         """The sampler that excludes what does not follow `grammar`. Raises UsageError."""
@@ -109,7 +175,7 @@ class Sampler:
         if self.near_ties is not None:
             return 2
         s = self.sampling
-        reorders = s.repeat_penalty != 1.0 or s.logit_bias or s.grammar is not None
+        reorders = s.reorders or s.top_n_sigma > 0  # which looks at all logits
         few = 0 < s.top_k <= MOST_CANDIDATES
         return s.top_k if few and not s.greedy and not reorders else 0
 
@@ -168,7 +234,8 @@ class Sampler:
 
     def distribution(self, context: Context, row: int) -> Distribution:
         """What :meth:`sample` would draw from at batch entry `row`: after penalty, filters and
-        temperature. Nothing is drawn or remembered; the token chosen goes to :meth:`accept`.
+        temperature. Nothing is remembered; the token chosen goes to :meth:`accept`. Nothing is
+        drawn but whether XTC drops the best tokens here, so ask once for each token.
 
         Raises:
             UsageError: no output row was asked for there.

@@ -329,7 +329,8 @@ class Session(_Places):
                 as `options` and the template have it.
             options: what else the template is told.
             max_tokens: None: as many as the context has room for.
-            sampling, stop, draft, logprobs: see :meth:`generate`.
+            sampling: default `model.sampling`: as the model file says.
+            stop, draft, logprobs: see :meth:`generate`.
 
         Raises:
             UsageError: no template, or one that refuses the messages; a conversation that is longer
@@ -345,7 +346,7 @@ class Session(_Places):
         prompt = options.prompt(self.model, messages, tools)
         room = max(1, self.n_ctx - len(prompt))
         limits = Limits(room if max_tokens is None else max_tokens, draft=draft)
-        chosen = options.sampling(usable_sampling(sampling))
+        chosen = options.sampling(usable_sampling(sampling or self.model.sampling))
         return self._start(
             prompt, limits, chosen, _Options(stop, False, False, logprobs, split=True)
         )

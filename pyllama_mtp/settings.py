@@ -18,6 +18,7 @@ from .arguments import (
     numbers_of,
     refusal,
     require,
+    stop_strings,
     whole,
 )
 from .contextoptions import RopeScaling
@@ -235,16 +236,32 @@ class Settings:
 class Sampling:
     """How the next token is chosen from the target's logits. Raises UsageError when out of range.
 
-    Applied in this order: logit bias, repetition penalty, grammar, top-k, top-p, min-p,
-    temperature, draw. llama.cpp's samplers do the work.
+    Applied in this order: logit bias, penalties, DRY, grammar, top-n-sigma, top-k, typical, top-p,
+    min-p, XTC, temperature, draw. llama.cpp's samplers do the work.
 
     Attributes:
-        temperature: 0 is greedy (the other filters then have no effect, the penalty has).
+        temperature: 0 is greedy (the filters then have no effect, the penalties have).
         top_k: keep the k best; 0 keeps all.
         top_p: keep the smallest set with this probability mass; 1 keeps all.
         min_p: drop tokens less probable than this share of the best one's; 0 keeps all.
         repeat_penalty: divides positive (multiplies negative) logits of recent tokens; 1 is off.
-        repeat_last_n: how many recent tokens it looks at; 0 is off.
+        frequency_penalty: subtracted from a token's logit for each time it is recent; 0 is off.
+        presence_penalty: subtracted once from the logits of recent tokens; 0 is off.
+        repeat_last_n: how many recent tokens these three look at, those of the prompt included; 0
+            turns them off.
+        top_n_sigma: drop tokens whose logit is more than this many standard deviations below the
+            best one's (Top-n-sigma, https://arxiv.org/abs/2411.07641); 0 keeps all.
+        typical_p: keep the tokens whose surprise is closest to the expected one, to this mass
+            (locally typical sampling, https://arxiv.org/abs/2202.00666); 1 keeps all.
+        xtc_probability: how often the best tokens are dropped, all of at least `xtc_threshold` but
+            the last of them (exclude top choices); 0 is never.
+        xtc_threshold: a probability; above 0.5 XTC is off.
+        dry_multiplier: DRY ("don't repeat yourself") subtracts dry_multiplier * dry_base ** (n -
+            dry_allowed_length) from the logit of a token that would continue a repetition of n >=
+            dry_allowed_length tokens; 0 is off.
+        dry_base, dry_allowed_length: see dry_multiplier; the base is at least 1.
+        dry_penalty_last_n: how many recent tokens DRY looks at, those of the prompt included.
+        dry_sequence_breakers: texts that no repetition goes across.
         logit_bias: added to the logits of these token ids; minus infinity excludes one.
         grammar: GBNF with a rule `root`; the text follows it. None: any text.
         reasoning_budget: most tokens of a thought, which a prompt that ends with ``<think>`` opens,
@@ -258,7 +275,18 @@ class Sampling:
     top_p: float = 0.95
     min_p: float = 0.05
     repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
     repeat_last_n: int = 64
+    top_n_sigma: float = 0.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     logit_bias: Mapping[int, float] | None = None
     grammar: str | None = None
     reasoning_budget: int | None = None
@@ -270,7 +298,19 @@ class Sampling:
         self._number("top_p", lambda p: 0 < p <= 1, "above 0, at most 1")
         self._number("min_p", lambda p: 0 <= p <= 1, "from 0 to 1")
         self._number("repeat_penalty", lambda p: math.isfinite(p) and p > 0, "above 0")
-        self._whole("repeat_last_n", 2**20, "from 0 (off) to 1048576 tokens")
+        for name in ("repeat_last_n", "dry_penalty_last_n"):
+            self._whole(name, 2**20, "from 0 (off) to 1048576 tokens")
+        for name in ("frequency_penalty", "presence_penalty"):
+            self._number(name, math.isfinite, "finite; 0 is off")
+        for name in ("top_n_sigma", "dry_multiplier"):
+            self._number(name, lambda n: math.isfinite(n) and n >= 0, "0 (off) or above")
+        self._number("typical_p", lambda p: 0 < p <= 1, "above 0, at most 1")
+        self._number("xtc_probability", lambda p: 0 <= p <= 1, "from 0 (off) to 1")
+        self._number("xtc_threshold", lambda p: 0 <= p <= 1, "from 0 to 1")
+        self._number("dry_base", lambda b: math.isfinite(b) and b >= 1, "1 or above")
+        self._whole("dry_allowed_length", 2**20, "from 0 to 1048576 tokens")
+        breakers = tuple(stop_strings(self.dry_sequence_breakers, "dry_sequence_breakers"))
+        _keep(self, "dry_sequence_breakers", breakers)
         self._check_biases()
         grammar: object = self.grammar
         text = grammar is None or (isinstance(grammar, str) and grammar != "")
@@ -314,5 +354,21 @@ class Sampling:
     @property
     def plain_greedy(self) -> bool:
         """True when the next token is the argmax of the raw logits."""
-        penalty = self.repeat_penalty != 1.0 and self.repeat_last_n > 0
-        return self.greedy and not (penalty or self.logit_bias or self.grammar is not None)
+        return self.greedy and not self.reorders
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether recent tokens have a penalty of their own."""
+        given = self.repeat_penalty != 1.0 or self.frequency_penalty or self.presence_penalty
+        return bool(given) and self.repeat_last_n > 0
+
+    @property
+    def dry(self) -> bool:
+        """Whether repetitions have one."""
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n > 0
+
+    @property
+    def reorders(self) -> bool:
+        """Whether another token than the best one of the raw logits may become the best."""
+        biased = bool(self.logit_bias) or self.grammar is not None
+        return biased or self.penalizes or self.dry

@@ -51,8 +51,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "chat",
         help="talk with a model: questions and answers, in the terminal",
         description="Talk with a model, by the chat template of its file. The model's thought is "
-        "shown dimmed. Of each turn, only what is new is processed. /help lists what can be typed "
-        "instead of a question.",
+        "shown dimmed. Tokens are sampled as the model file says, where the options do not. Of "
+        "each turn, only what is new is processed. /help lists what can be typed instead of a "
+        "question.",
         epilog=_EPILOG,
         formatter_class=parsing.HelpFormatter,
     )
@@ -73,12 +74,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "that is less",
     )
     options.add_sampling_options(parser)
+    options.leave_sampling_to_the_model(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Talk until the input ends."""
-    settings, sampling = options.settings_from(args, args.draft_n_max), options.sampling_from(args)
+    settings, given = options.settings_from(args, args.draft_n_max), options.sampling_given(args)
     chat = options.chat_options_from(args)
     from pyllama_mtp import Session, native
 
@@ -89,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
         if not model.has_mtp:
             settings = dataclasses.replace(settings, draft_n_max=0)
         with Session(model, dataclasses.replace(settings, n_ctx=n_ctx)) as session:
+            sampling = dataclasses.replace(model.sampling, **given)
             talk = Conversation(session, sampling, chat, args.max_tokens, args.stats, args.system)
             with _line_editing():
                 return talk.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -244,6 +245,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="how many tokens back the penalty looks",
     )
+    _add_more_sampling(group)
     group.add_argument(
         "--grammar",
         metavar="FILE",
@@ -314,6 +316,77 @@ def chat_options_from(args: argparse.Namespace) -> ChatOptions:
     return ChatOptions(thinking, budget, args.reasoning_effort, args.chat_template_kwargs)
 
 
+def leave_sampling_to_the_model(parser: argparse.ArgumentParser) -> None:
+    """What is not given is as the model file says, not as the options do."""
+    names = {one.name for one in fields(Sampling)} - {"reasoning_budget"}  # of the chat options
+    parser.set_defaults(**dict.fromkeys(names))
+
+
+def _add_more_sampling(group: argparse._ArgumentGroup) -> None:
+    """Samplers that are off unless they are asked for."""
+    usual = Sampling()
+
+    def add(*names: str, to: str = "", **how: Any) -> None:
+        to = to or names[0].removeprefix("--").replace("-", "_")
+        group.add_argument(*names, dest=to, default=getattr(usual, to), **how)
+
+    for which, text in (
+        ("frequency", "for each time that it is among them"),
+        ("presence", "once"),
+    ):
+        add(
+            f"--{which}-penalty",
+            type=real(-math.inf),
+            metavar="X",
+            help=f"subtract X from the logit of a recent token, {text}; 0 is no penalty",
+        )
+    add(
+        *("--top-n-sigma", "--top-nsigma"),
+        type=real(0),
+        metavar="N",
+        help="keep those whose logit is within N standard deviations of the likeliest's; 0 is all",
+    )
+    add(
+        *("--typical", "--typical-p"),
+        to="typical_p",
+        type=real(0, 1),
+        metavar="P",
+        help="keep those of the most usual surprise that sum up to P; 1 is all",
+    )
+    add(
+        "--xtc-probability",
+        type=real(0, 1),
+        metavar="P",
+        help="how often the likeliest tokens are dropped, but the last above the threshold",
+    )
+    add(
+        "--xtc-threshold",
+        type=real(0, 1),
+        metavar="P",
+        help="their least probability",
+    )
+    add(
+        "--dry-multiplier",
+        type=real(0),
+        metavar="X",
+        help="penalty for a token that continues a repetition (DRY): X times the base to the power "
+        "of the tokens beyond the allowed length; 0 is none",
+    )
+    add("--dry-base", type=real(1), metavar="X", help="the base")
+    text = "tokens that may be repeated"
+    add("--dry-allowed-length", type=whole(0), metavar="TOKENS", help=text)
+    text = "how many tokens back DRY looks"
+    add("--dry-penalty-last-n", type=whole(0), metavar="TOKENS", help=text)
+    group.add_argument(
+        "--dry-sequence-breaker",
+        dest="dry_sequence_breakers",
+        action="append",
+        metavar="TEXT",
+        help="no repetition goes across it; may be given several times (default: newline, colon, "
+        "double quote and star)",
+    )
+
+
 def add_depth_options(parser: argparse.ArgumentParser) -> None:
     """The draft depth, of commands that have one."""
     parser.add_argument(
@@ -375,16 +448,16 @@ def settings_from(args: argparse.Namespace, draft_n_max: int | str, **switches: 
 
 def sampling_from(args: argparse.Namespace) -> Sampling:
     """The `Sampling` of the options."""
+    return Sampling(**sampling_given(args))
+
+
+def sampling_given(args: argparse.Namespace) -> dict[str, Any]:
+    """What the options say about `Sampling`: its attributes; those that were not given are left
+    out."""
     from pyllama_mtp.measure.workload import read_text
 
-    return Sampling(
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        repeat_penalty=args.repeat_penalty,
-        repeat_last_n=args.repeat_last_n,
-        logit_bias=dict(args.logit_bias) if args.logit_bias else None,
-        grammar=read_text(args.grammar, "grammar") if args.grammar else None,
-        seed=args.seed,
-    )
+    given = {one.name: getattr(args, one.name, None) for one in fields(Sampling)}
+    given["logit_bias"] = dict(args.logit_bias) if args.logit_bias else None
+    given["grammar"] = read_text(args.grammar, "grammar") if args.grammar else None
+    del given["reasoning_budget"]  # of the chat options
+    return {name: value for name, value in given.items() if value is not None}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from pyllama_mtp.settings import Sampling
 
 from .apierror import ApiError, bad_request
 
@@ -17,13 +20,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "best_of": (None, 1),
     "echo": (None, False),
-    "frequency_penalty": (None, 0),
     "function_call": (None, "none"),
     "functions": (None, []),
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
-    "presence_penalty": (None, 0),
     "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
@@ -50,7 +51,8 @@ class StreamOptions(BaseModel):
 class Body(BaseModel):
     """What both kinds of completion share.
 
-    `top_k`, `min_p`, `repeat_penalty` and `ignore_eos` are not OpenAI's; see :class:`.Sampling`.
+    Most of what is about sampling is not OpenAI's, but llama-server's; see :class:`.Sampling`. What
+    is not given is as the model file has it.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -66,13 +68,40 @@ class Body(BaseModel):
         Field(max_length=MOST_STOPS),
         BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
     ] = Field(default_factory=list)
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 40
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.05
-    repeat_penalty: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: Annotated[float, Field(ge=0, le=1)] | None = None
+    xtc_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[
+        float | None,
+        Field(gt=0, validation_alias=AliasChoices("repeat_penalty", "repetition_penalty")),
+    ] = None
+    repeat_last_n: Annotated[int, Field(ge=0)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    dry_multiplier: Annotated[float, Field(ge=0)] | None = None
+    dry_base: Annotated[float, Field(ge=1)] | None = None
+    dry_allowed_length: Annotated[int, Field(ge=0)] | None = None
+    dry_penalty_last_n: Annotated[int, Field(ge=0)] | None = None
+    dry_sequence_breakers: list[Text] | None = None
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
     ignore_eos: bool = False
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """What it says about sampling, as attributes of `Sampling`; -1 is off, as 0 is."""
+        given: dict[str, Any] = {
+            field.name: getattr(self, field.name, None) for field in fields(Sampling)
+        }
+        del given["seed"]  # each choice has its own
+        for name in ("top_k", "top_n_sigma"):
+            if given[name] is not None:
+                given[name] = max(0, given[name])
+        return {name: value for name, value in given.items() if value is not None and value != {}}
 
     @property
     def include_usage(self) -> bool:

@@ -11,7 +11,6 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.generate import Limits, Request
 from pyllama_mtp.model import Model
 from pyllama_mtp.sampling import Sampler
-from pyllama_mtp.settings import Sampling
 from pyllama_mtp.telemetry import Telemetry
 from pyllama_mtp.thinking import Splitter, opened
 
@@ -136,15 +135,9 @@ def _max_tokens(served: Served, body: Body, n_prompt: int) -> int:
 
 def _request(served: Served, body: Body, tokens: list[int], limits: Limits, number: int) -> Request:
     """The `number`-th choice of a prompt."""
-    sampling = Sampling(
-        temperature=body.temperature,
-        top_k=body.top_k,
-        top_p=body.top_p,
-        min_p=body.min_p,
-        repeat_penalty=body.repeat_penalty,
-        logit_bias=body.logit_bias or None,
-        seed=None if body.seed is None else (body.seed + number) % SEEDS,
-    )
+    sampling = replace(served.model.sampling, **body.sampling)
+    if body.seed is not None:
+        sampling = replace(sampling, seed=(body.seed + number) % SEEDS)
     assert isinstance(body, ChatBody | CompletionBody)
     splitter = None
     if isinstance(body, ChatBody):

@@ -19,7 +19,7 @@ def test_chat_is_the_template_and_the_model(demo: Model) -> None:
     prompt = ChatOptions().prompt(demo, ASKS)
     with Session(demo, settings(3)) as session:
         plain = session.generate(prompt, max_tokens=40).run()
-        answer = session.chat(ASKS, max_tokens=40)
+        answer = session.chat(ASKS, max_tokens=40, sampling=Sampling())
         pieces = list(answer)
         assert answer.tokens == plain.tokens and answer.text == "".join(pieces) == plain.text
         assert not any(piece.thought for piece in pieces) and answer.reasoning == ""
@@ -29,7 +29,7 @@ def test_chat_is_the_template_and_the_model(demo: Model) -> None:
 def test_thought_is_an_attribute(demo: Model, depth: int) -> None:
     with Session(demo, settings(depth)) as session:
         plain = session.generate(ChatOptions().prompt(demo, THINKS), max_tokens=9).run()
-        answer = session.chat(THINKS, thinking=8, max_tokens=40)
+        answer = session.chat(THINKS, thinking=8, max_tokens=40, sampling=Sampling())
         found: dict[bool, str] = {True: "", False: ""}
         for piece in answer:
             found[piece.thought] += piece
@@ -96,8 +96,8 @@ def test_bad_arguments(demo: Model) -> None:
 @pytest.mark.parametrize("depth", [0, 3])
 def test_a_stopped_answer_leaves_the_session_in_order(demo: Model, depth: int) -> None:
     with Session(demo, settings(depth)) as session:
-        wanted = session.chat(ASKS, max_tokens=40).run().tokens
-        answer = session.chat(ASKS, max_tokens=40)
+        wanted = session.chat(ASKS, max_tokens=40, sampling=Sampling()).run().tokens
+        answer = session.chat(ASKS, max_tokens=40, sampling=Sampling())
         for piece in answer:
             if piece:
                 answer.stop()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from pyllama_mtp import Model, generate
+from pyllama_mtp import Model, Sampling, generate
+from pyllama_mtp.serve.bodies import CompletionBody, parse
+from pyllama_mtp.serve.jobs import make_jobs
 from pyllama_mtp.toplogprobs import top_logprobs
 
 from .conftest import NAME, Running, Start
@@ -231,3 +234,28 @@ def test_a_failed_decode_is_an_error_and_the_server_goes_on(
     assert got.choices[0].text == wanted
     assert got.usage.prompt_tokens_details.cached_tokens == 0
     assert server.worker.outcomes.counts["error"] == 2
+
+
+def test_sampling_is_the_model_files_unless_the_request_says(
+    start: Start, demo: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that asks for top_k 1 is answered greedily; every parameter reaches the sampler."""
+    monkeypatch.setitem(demo.__dict__, "sampling", Sampling(temperature=0.8, top_k=1))
+    server = start()
+    prompt = "import os\n\ndef"
+    asked: dict[str, Any] = {"model": NAME, "prompt": prompt, "max_tokens": 20}
+    greedy = alone(demo, demo.tokenize(prompt), 20).text
+    assert server.client.completions.create(**asked).choices[0].text == greedy
+    given: dict[str, Any] = {
+        **{"top_k": -1, "top_n_sigma": -1, "min_p": 0.1, "typical_p": 0.5, "top_p": 0.5},
+        **{"xtc_probability": 0.5, "xtc_threshold": 0.2, "repetition_penalty": 1.5},
+        **{"repeat_last_n": 9, "frequency_penalty": 1, "presence_penalty": -1, "temperature": 2},
+        **{"dry_multiplier": 1, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": 4},
+        **{"dry_sequence_breakers": ["a"], "logit_bias": {"5": -1}, "seed": 7},
+    }
+    body = parse(CompletionBody, {"prompt": prompt, **given})
+    (job,) = make_jobs(server.served, body)
+    found = dataclasses.asdict(job.request.sampler.sampling)
+    given["repeat_penalty"] = given.pop("repetition_penalty")
+    given |= {"top_k": 0, "top_n_sigma": 0, "logit_bias": {5: -1}, "dry_sequence_breakers": ("a",)}
+    assert found == {**given, "grammar": None, "reasoning_budget": None}
