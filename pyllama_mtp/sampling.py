@@ -13,6 +13,7 @@ import dataclasses
 import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,6 +94,7 @@ class Sampler:
         self._lib = model._lib
         self._chain = None if sampling.plain_greedy else self._build(model, history)
         self.near_ties = near_ties if sampling.plain_greedy else None
+        self._tokens = list(history) if sampling.logits_processors else None
         budget = sampling.reasoning_budget
         self._budget = None if budget is None else Budget(model, budget, history)
         self._n_sampled = 0
@@ -199,10 +201,44 @@ class Sampler:
             self._n_sampled += 1
             self.accept(forced)
             return forced
-        token = self._draw(context, row)
+        with self._processed(context, row):
+            token = self._draw(context, row)
+        self._note(token)
+        return token
+
+    def _note(self, token: int) -> None:
+        """The text goes on with this token."""
         if self._budget:
             self._budget.add(token)
-        return token
+        if self._tokens is not None:
+            self._tokens.append(token)
+
+    @contextmanager
+    def _processed(self, context: Context, row: int) -> Iterator[None]:
+        """Within it, the row's logits are what the processors make of them.
+
+        Raises:
+            UsageError: a processor gives something else than finite logits, or minus infinity.
+        """
+        if self._tokens is None:
+            yield
+            return
+        context.check_finite(row)
+        logits = context.logits(row)
+        kept = logits.copy()
+        found: Any = kept.copy()
+        for process in self.sampling.logits_processors:
+            found = np.asarray(process(np.array(self._tokens, dtype=np.int32), found))
+            if found.shape != kept.shape or not (found.max() < np.inf):  # a NaN is not
+                raise UsageError(
+                    f"a logits processor gives an array of shape {found.shape}, or one with a NaN "
+                    f"or plus infinity; it must give the {len(kept)} logits"
+                )
+        logits[:] = found
+        try:
+            yield
+        finally:
+            logits[:] = kept
 
     def _draw(self, context: Context, row: int) -> int:
         if self._chain is None:
@@ -253,7 +289,8 @@ class Sampler:
         ids, logits = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.float32)
         array = context.library.ffi.from_buffer
         buffers = array("int32_t[]", ids), array("float[]", logits)
-        n = self._lib.pyllama_distribution(self._chain, context.handle, row, *buffers, most)
+        with self._processed(context, row):
+            n = self._lib.pyllama_distribution(self._chain, context.handle, row, *buffers, most)
         self._check(n)
         if n == 0 or np.isneginf(logits[:n].max()):
             raise UsageError(NO_TOKEN)
@@ -276,8 +313,7 @@ class Sampler:
 
     def accept(self, token: int) -> None:
         """Remember a token that was drawn from :meth:`distribution`."""
-        if self._budget:
-            self._budget.add(token)
+        self._note(token)
         if self._chain is not None:
             self._lib.llama_sampler_accept(self._chain, token)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from .answer import Answer
 from .engine import Engine, Place
@@ -15,6 +18,8 @@ from .generate import Live, Outcome, Request, logprobs, prepare_rows, speculate,
 from .speculative.drafter import Drafts
 from .telemetry import PHASES, BatchTelemetry, Pair, Telemetry
 from .thinking import Piece
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -243,7 +248,7 @@ def _clocked(*telemetries: Telemetry) -> Iterator[None]:
 
 def run_all(
     engine: Engine, requests: Sequence[Request], total: BatchTelemetry
-) -> Iterator[tuple[int, Piece]]:
+) -> Generator[tuple[int, Piece], None, None]:
     """Take `requests` to their ends: (index of the request, piece of text) as it comes."""
     index = {request: i for i, request in enumerate(requests)}
     try:
@@ -263,13 +268,31 @@ def run_all(
         engine.count_traffic(total)
 
 
+async def _from_thread(pieces: Iterator[Item], stop: Callable[[], None]) -> AsyncIterator[Item]:
+    """The items as they come, computed in a thread of their own; the event loop goes on meanwhile.
+
+    Args:
+        stop: called in the thread when nobody waits for more; then the session is free again.
+    """
+    loop, end = asyncio.get_running_loop(), object()
+    with ThreadPoolExecutor(1, "pyllama-mtp generation") as thread:
+        try:
+            while (item := await loop.run_in_executor(thread, next, pieces, end)) is not end:
+                yield item  # type: ignore[misc]
+        finally:
+            await asyncio.shield(loop.run_in_executor(thread, stop))
+
+
 class Generation(Answer):
-    """One generation; iterate over it for text as it comes, or :meth:`run` it."""
+    """One generation; iterate over it for text as it comes (`for` or `async for`), or run it."""
 
     _pieces: Generator[Piece, None, None]
 
     def __iter__(self) -> Iterator[Piece]:
         return self._pieces
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return _from_thread(self._pieces, self.stop)
 
     def run(self) -> Generation:
         """Generate to the end."""
@@ -293,7 +316,7 @@ class Generation(Answer):
 
 
 class BatchGeneration:
-    """One generation for several prompts; iterate over it, or :meth:`run` it.
+    """One generation for several prompts; iterate over it (`for`, `async for`), or :meth:`run` it.
 
     Iterating gives (index of the prompt, piece of its text) as text comes.
 
@@ -311,6 +334,13 @@ class BatchGeneration:
 
     def __iter__(self) -> Iterator[tuple[int, Piece]]:
         return self._pieces
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
+        return _from_thread(self._pieces, self.stop)
+
+    def stop(self) -> None:
+        """End it between two pieces; answers that are not complete are "interrupted"."""
+        self._pieces.close()
 
     def run(self) -> BatchGeneration:
         """Generate to the end."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from .arguments import (
     as_float,
@@ -14,6 +15,7 @@ from .arguments import (
     choice,
     flag,
     instance,
+    listed,
     number,
     numbers_of,
     refusal,
@@ -60,6 +62,10 @@ def available_threads() -> int:
 def _keep(of: Settings | Sampling, name: str, value: object) -> None:
     """Set a field of a frozen object, as it is made."""
     object.__setattr__(of, name, value)
+
+
+#: ([n] int32 token ids, [n_vocab] float32 logits of the token after them) -> logits.
+LogitsProcessor: TypeAlias = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -236,8 +242,8 @@ class Settings:
 class Sampling:
     """How the next token is chosen from the target's logits. Raises UsageError when out of range.
 
-    Applied in this order: logit bias, penalties, DRY, grammar, top-n-sigma, top-k, typical, top-p,
-    min-p, XTC, temperature, draw. llama.cpp's samplers do the work.
+    Applied in this order: logits processors, logit bias, penalties, DRY, grammar, top-n-sigma,
+    top-k, typical, top-p, min-p, XTC, temperature, draw. llama.cpp's samplers do the work.
 
     Attributes:
         temperature: 0 is greedy (the filters then have no effect, the penalties have).
@@ -263,6 +269,10 @@ class Sampling:
         dry_penalty_last_n: how many recent tokens DRY looks at, those of the prompt included.
         dry_sequence_breakers: texts that no repetition goes across.
         logit_bias: added to the logits of these token ids; minus infinity excludes one.
+        logits_processors: functions of (ids, logits) that return logits, one after the other, as in
+            Hugging Face's transformers: [n] int32, prompt and answer so far, and [n_vocab] float32;
+            minus infinity excludes a token. They are called for each position, in order, and with
+            MTP for positions that are drafted, too, never out of order. Slow.
         grammar: GBNF with a rule `root`; the text follows it. None: any text.
         reasoning_budget: most tokens of a thought, which a prompt that ends with ``<think>`` opens,
             or the model at the start of its answer; then the closing tag follows, whatever the
@@ -288,6 +298,7 @@ class Sampling:
     dry_penalty_last_n: int = 64
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     logit_bias: Mapping[int, float] | None = None
+    logits_processors: Sequence[LogitsProcessor] = ()
     grammar: str | None = None
     reasoning_budget: int | None = None
     seed: int | None = None
@@ -309,6 +320,12 @@ class Sampling:
         self._number("xtc_threshold", lambda p: 0 <= p <= 1, "from 0 to 1")
         self._number("dry_base", lambda b: math.isfinite(b) and b >= 1, "1 or above")
         self._whole("dry_allowed_length", 2**20, "from 0 to 1048576 tokens")
+        given = self.logits_processors
+        functions = (given,) if callable(given) else tuple(listed(given) or (None,))
+        none = listed(given) == []
+        if not none and not all(map(callable, functions)):
+            raise refusal("logits_processors", given, "functions of (ids, logits)")
+        _keep(self, "logits_processors", () if none else functions)
         breakers = tuple(stop_strings(self.dry_sequence_breakers, "dry_sequence_breakers"))
         _keep(self, "dry_sequence_breakers", breakers)
         self._check_biases()
@@ -371,4 +388,4 @@ class Sampling:
     def reorders(self) -> bool:
         """Whether another token than the best one of the raw logits may become the best."""
         biased = bool(self.logit_bias) or self.grammar is not None
-        return biased or self.penalizes or self.dry
+        return biased or self.penalizes or self.dry or bool(self.logits_processors)

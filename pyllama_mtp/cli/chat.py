@@ -226,7 +226,7 @@ class Conversation:
 
     def _settings(self) -> dict[str, Any]:
         sampling = dataclasses.asdict(self._sampling)
-        for other in ("grammar", "logit_bias", "reasoning_budget"):
+        for other in ("grammar", "logit_bias", "logits_processors", "reasoning_budget"):
             del sampling[other]
         return {
             "thinking": self._chat.thinking,

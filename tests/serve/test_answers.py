@@ -258,4 +258,7 @@ def test_sampling_is_the_model_files_unless_the_request_says(
     found = dataclasses.asdict(job.request.sampler.sampling)
     given["repeat_penalty"] = given.pop("repetition_penalty")
     given |= {"top_k": 0, "top_n_sigma": 0, "logit_bias": {5: -1}, "dry_sequence_breakers": ("a",)}
-    assert found == {**given, "grammar": None, "reasoning_budget": None}
+    assert found == {
+        **given,
+        **{"grammar": None, "reasoning_budget": None, "logits_processors": ()},
+    }

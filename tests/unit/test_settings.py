@@ -69,6 +69,8 @@ BAD_SAMPLING = [
     ("repeat_penalty", math.inf, "above 0"),
     ("repeat_last_n", -1, "from 0 (off) to 1048576"),
     ("reasoning_budget", -1, "0 tokens or more"),
+    ("logits_processors", [5], "functions of (ids, logits)"),
+    ("logits_processors", "f", "functions of (ids, logits)"),
     ("frequency_penalty", math.inf, "finite"),
     ("presence_penalty", math.nan, "finite"),
     ("top_n_sigma", -1.0, "0 (off) or above"),

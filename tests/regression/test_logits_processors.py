@@ -1,0 +1,108 @@
+"""Functions of the user's that change logits: called as plain decoding would call them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import Model, Sampling, Session
+from pyllama_mtp.errors import UsageError
+
+from .support import settings
+
+WARM = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+WAYS = [
+    pytest.param({}, id="best drafts"),
+    pytest.param({"draft_sampling": True}, id="drawn drafts"),
+]
+N = 30
+
+
+def no_repeats(ids: Any, logits: Any) -> Any:
+    """No token of the last eight."""
+    logits[ids[-8:]] = -np.inf
+    return logits
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.001])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_text_is_that_of_plain_decoding(
+    demo: Model, text: list[int], temperature: float, way: dict[str, object]
+) -> None:
+    chosen = Sampling(temperature=temperature, logits_processors=[no_repeats], seed=1)
+    equal = accepted = 0
+    with Session(demo, settings(0)) as off, Session(demo, settings(3, **way)) as on:
+        for start in range(0, 60, 10):
+            options: dict[str, Any] = {"max_tokens": N, "ignore_eos": True}
+            prompt = text[start : start + 20]
+            wanted = off.generate(prompt, sampling=chosen, **options).run().tokens
+            found = on.generate(prompt, sampling=chosen, **options).run()
+            equal += found.tokens == wanted
+            accepted += sum(found.telemetry.accepted)
+            for at in range(N):
+                before = [*prompt, *found.tokens[:at]][-8:]
+                assert found.tokens[at] not in before, "it was not asked, or was told another text"
+    assert equal >= 5 and accepted, "rounding may part one text of six"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_it_is_told(demo: Model, text: list[int], way: dict[str, object]) -> None:
+    """Every position once, in order, with the text before it."""
+    told: list[list[int]] = []
+
+    def listen(ids: Any, logits: Any) -> Any:
+        assert logits.shape == (demo.n_vocab,) and logits.dtype == np.float32
+        told.append(ids.tolist())
+        return logits
+
+    chosen = replace(WARM, logits_processors=listen, seed=4)
+    with Session(demo, settings(3, **way)) as session:
+        run = session.generate(text[:20], max_tokens=N, sampling=chosen, ignore_eos=True).run()
+    assert told[: N - 3] == [[*text[:20], *run.tokens[:at]] for at in range(N - 3)]
+    assert len(told) <= N + 3, "positions after the last one may have been drafted"
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_twice_the_logits_are_half_the_temperature(
+    demo: Model, text: list[int], depth: int
+) -> None:
+    equal = 0
+    with Session(demo, settings(depth)) as session:
+        for seed in range(10):
+            double = replace(WARM, logits_processors=[lambda ids, logits: 2 * logits], seed=seed)
+            half = replace(WARM, temperature=0.5, seed=seed)
+            options: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
+            runs = [session.generate(text[:20], sampling=s, **options) for s in (double, half)]
+            equal += runs[0].run().tokens == runs[1].run().tokens
+    assert equal >= 9
+
+
+def test_log_probabilities_stay_the_models_own(demo: Model, text: list[int]) -> None:
+    chosen = Sampling(logits_processors=[lambda ids, logits: logits / 3, no_repeats])
+    with Session(demo, settings(3)) as session:
+        run = session.generate(text[:20], max_tokens=9, sampling=chosen, logprobs=1).run()
+        plain = session.generate(text[:20], max_tokens=1, logprobs=1).run()
+    assert run.logprobs[0].top[0][1] == pytest.approx(plain.logprobs[0].top[0][1], abs=1e-4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("processor", "reason"),
+    [
+        (lambda ids, logits: logits[:5], "must give the"),
+        (lambda ids, logits: logits * np.nan, "must give the"),
+        (lambda ids, logits: None, "must give the"),
+        (lambda ids, logits: np.full_like(logits, -np.inf), "exclude every token"),
+    ],
+)
+def test_what_is_no_logits(
+    demo: Model, text: list[int], processor: Any, reason: str, way: dict[str, object]
+) -> None:
+    with Session(demo, settings(2, **way)) as session:
+        with pytest.raises(UsageError, match=reason):
+            chosen = replace(WARM, logits_processors=[processor])
+            session.generate(text[:20], max_tokens=9, sampling=chosen).run()
+        assert len(session.generate(text[:20], max_tokens=9, ignore_eos=True).run().tokens) == 9
