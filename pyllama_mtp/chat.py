@@ -66,16 +66,22 @@ class ChatOptions:
         return given if isinstance(given, bool) else None
 
     def prompt(
-        self, model: Model, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        model: Model,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        goes_on: bool = False,
     ) -> list[int]:
         """Token ids of a conversation, to be answered by the model.
 
         Args:
             messages: ``{"role": ..., "content": ...}`` each.
             tools: functions that the model may call, in OpenAI's form, for the template.
+            goes_on: the model goes on with the last message, which is its own.
 
         Raises:
-            UsageError: see :meth:`.Model.apply_chat_template`.
+            UsageError: see :meth:`.Model.apply_chat_template`; or there is nothing to go on with.
         """
         effort = self.reasoning_effort
         given = {
@@ -84,7 +90,11 @@ class ChatOptions:
             "tools": list(tools) if tools else None,
         }
         said = {name: value for name, value in given.items() if value is not None}
+        if goes_on:
+            said["add_generation_prompt"] = False
         text = model.apply_chat_template(messages, **{**self.variables, **said})
+        if goes_on:
+            text = _until_the_end_of(messages[-1], text)
         return model.tokenize(text, add_special=False, parse_special=True)
 
     def sampling(self, sampling: Sampling) -> Sampling:
@@ -94,6 +104,18 @@ class ChatOptions:
         if budget is None or sampling.grammar is not None:
             return sampling
         return dataclasses.replace(sampling, reasoning_budget=budget)
+
+
+def _until_the_end_of(message: Mapping[str, Any], text: str) -> str:
+    """The rendered `text` up to where this message's content ends in it."""
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, str) or not content.strip():
+        raise UsageError("only a last message of the assistant, with text, can be gone on with")
+    for said in (content, content.strip()):
+        at = text.rfind(said)
+        if at >= 0:
+            return text[: at + len(said)]
+    raise UsageError("the chat template changes the last message: it cannot be gone on with")
 
 
 def _raise(message: str) -> None:

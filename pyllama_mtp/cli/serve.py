@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 KEY_VARIABLE = "PYLLAMA_MTP_API_KEY"
 
 _EPILOG = """\
-Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
+Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /tokenize,
+/detokenize, /health, /metrics. Of each request a line goes to stderr; with
+pyllama-mtp -v serve what it asked for, too.
 The first Ctrl-C (or SIGTERM) lets running answers go on for --grace seconds,
 and then ends them with an error that says so; the second one ends at once.
 
@@ -80,7 +82,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--max-tokens",
         type=parsing.whole(1),
         metavar="N",
-        help="most tokens that a request may ask for (default: what its context has room for)",
+        help="most tokens that a request gets (default: what its context has room for)",
     )
     add(
         "--grace",
@@ -88,6 +90,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default=5.0,
         metavar="SECONDS",
         help="that running answers may go on after Ctrl-C or SIGTERM",
+    )
+    add(
+        "--strict-model",
+        action="store_true",
+        help="refuse requests that name another model; usually any name will do",
+    )
+    add(
+        "--cors-origins",
+        type=parsing.comma_list(str),
+        default=(),
+        metavar="ORIGIN,...",
+        help="pages of these origins (http://localhost:3000, or '*') may use the server from a "
+        "browser; usually none",
     )
     options.add_chat_options(parser)
     options.add_depth_options(parser)
@@ -100,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes."""
     try:
         from pyllama_mtp.serve import server
-        from pyllama_mtp.serve.app import build_app
+        from pyllama_mtp.serve.app import build_app, log_requests
         from pyllama_mtp.serve.jobs import Served
         from pyllama_mtp.serve.worker import Worker
     except ImportError as error:
@@ -128,6 +143,7 @@ def run(args: argparse.Namespace) -> int:
             f"fp_{str(library.stamp.get('series', ''))[:12]}",
             int(time.time()),
             chat,
+            args.strict_model,
         )
         host, port = listening.getsockname()[:2]
 
@@ -143,7 +159,8 @@ def run(args: argparse.Namespace) -> int:
                     host,
                 )
 
-        app = build_app(worker, served, key)
+        app = build_app(worker, served, key, args.cors_origins)
+        log_requests(args.verbose)
         ended = server.serve(app, worker, listening, args.grace, say)
     if ended == signal.SIGINT:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)

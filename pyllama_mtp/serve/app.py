@@ -6,23 +6,40 @@ import asyncio
 import contextlib
 import hmac
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from pyllama_mtp.errors import UsageError
+
 from .apierror import ApiError, bad_request
-from .bodies import Body, ChatBody, CompletionBody, parse
-from .jobs import Served, make_jobs
+from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
+from .jobs import Served, make_jobs, tokenize
 from .metrics import registry
-from .replies import DONE, Reply, sse, to_json
+from .replies import DONE, Reply, log, one_line, sse, to_json
 from .worker import Event, Job, Worker
 
+#: Parts of OpenAI's API that there are not here.
+ABSENT = {
+    "embeddings": "embeddings",
+    "images": "images",
+    "audio": "audio",
+    "moderations": "moderations",
+    "responses": "the Responses API; use /v1/chat/completions",
+    "files": "files",
+    "batches": "batches",
+    "fine_tuning": "fine-tuning",
+}
+#: The status, nginx's, of a request whose client went away.
+GONE = 499
 #: Largest body of a request, in bytes: some million tokens.
 LARGEST_BODY = 32 * 2**20
 
@@ -41,6 +58,11 @@ class Ticket:
     def _post(self, job: Job, event: Event) -> None:
         self._events.put_nowait((job, event))
 
+    @property
+    def waits(self) -> bool:
+        """Whether something is still to come."""
+        return self._n_left > 0
+
     async def events(self) -> AsyncGenerator[tuple[Job, Event], None]:
         """All events of all jobs.
 
@@ -50,6 +72,8 @@ class Ticket:
         while self._n_left:
             job, event = await self._events.get()
             if event.error:
+                self._n_left = 0
+                self._worker.cancel(self.jobs)
                 raise event.error
             self._n_left -= event.finish_reason is not None
             yield job, event
@@ -70,21 +94,36 @@ class EventStream(StreamingResponse):
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
-        self._ticket = ticket
+        self._ticket, self._reply = ticket, reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
         try:
             await super().__call__(scope, receive, send)
         finally:
+            gone = self._ticket.waits
             self._ticket.close()
+            if gone:
+                self._reply.log(GONE, "the client went away")
 
 
-def build_app(worker: Worker, served: Served, api_key: str | None = None) -> FastAPI:
+def log_requests(verbose: int) -> None:
+    """A line on stderr for each request; `verbose`: what it asks for as well."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    log.addHandler(handler)
+    log.propagate = False
+    log.setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+def build_app(
+    worker: Worker, served: Served, api_key: str | None = None, origins: Sequence[str] = ()
+) -> FastAPI:
     """The application; the worker must have been started.
 
     Args:
         api_key: what clients must send as ``Authorization: Bearer KEY``; None: nothing.
+        origins: of pages that may use the server from a browser; "*" is all.
     """
 
     @contextlib.asynccontextmanager
@@ -106,6 +145,10 @@ def build_app(worker: Worker, served: Served, api_key: str | None = None) -> Fas
             )
 
     app = FastAPI(title="pyllama-mtp", lifespan=lifespan, docs_url=None, redoc_url=None)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=[*origins], allow_methods=["*"], allow_headers=["*"]
+        )
     _add_error_handlers(app, worker)
     figures, closed = registry(worker), [Depends(authorized)]
 
@@ -141,6 +184,9 @@ def build_app(worker: Worker, served: Served, api_key: str | None = None) -> Fas
         jobs = await run_in_threadpool(make_jobs, served, body)
         ticket = Ticket(worker, jobs)
         reply = Reply(served, body, jobs)
+        if log.isEnabledFor(logging.DEBUG):
+            asked = body.model_dump(exclude={"prompt", "messages"}, exclude_unset=True)
+            log.debug("%s %s asks for %s", reply.name, request.url.path, asked)
         if body.stream:
             return EventStream(ticket, reply)
         return await _whole(request, ticket, reply)
@@ -153,6 +199,34 @@ def build_app(worker: Worker, served: Served, api_key: str | None = None) -> Fas
     async def chat_completions(request: Request) -> Response:
         return await answer(request, ChatBody)
 
+    @app.post("/tokenize", dependencies=closed)
+    async def tokenize_text(request: Request) -> Response:
+        body = parse(TokenizeBody, await _read_json(request))
+        if (body.content is None) == (body.messages is None):
+            raise bad_request("give the text as content, or a chat as messages", "content")
+        try:
+            tokens = await run_in_threadpool(tokenize, served, body)
+        except UsageError as error:
+            raise bad_request(str(error)) from None
+        about = {"count": len(tokens), "max_model_len": served.n_ctx}
+        return JSONResponse({"tokens": tokens, **about})
+
+    @app.post("/detokenize", dependencies=closed)
+    async def detokenize(request: Request) -> Response:
+        body = parse(DetokenizeBody, await _read_json(request))
+        try:
+            text = served.model.detokenize(body.tokens, special=True)
+        except UsageError as error:
+            raise bad_request(str(error), "tokens") from None
+        return JSONResponse({"content": text, "prompt": text})
+
+    async def absent(request: Request) -> Response:
+        what = ABSENT[request.url.path.split("/")[2]]
+        raise ApiError(501, f"this server does not have {what}", code="unsupported_endpoint")
+
+    for kind in ABSENT:
+        for path in (f"/v1/{kind}", f"/v1/{kind}/{{rest:path}}"):
+            app.api_route(path, methods=["GET", "POST"], dependencies=closed)(absent)
     return app
 
 
@@ -173,6 +247,7 @@ def _add_error_handlers(app: FastAPI, worker: Worker) -> None:
     async def known(request: Request, error: ApiError) -> Response:
         if error.status in (400, 404, 413, 415):
             worker.outcomes.count("invalid")
+        _log_refusal(request, error.status, error.message)
         return JSONResponse(error.body(), error.status, error.headers)
 
     @app.exception_handler(HTTPException)
@@ -184,7 +259,12 @@ def _add_error_handlers(app: FastAPI, worker: Worker) -> None:
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:
         worker.outcomes.count("error")
+        _log_refusal(request, 500, str(error))
         return JSONResponse(ApiError(500, f"a fault in the server: {error}").body(), 500)
+
+
+def _log_refusal(request: Request, status: int, why: str) -> None:
+    log.info("- %s %s", request.method, one_line(f"{request.url.path} {status}: {why}"))
 
 
 async def _read_json(request: Request) -> Any:
@@ -214,8 +294,10 @@ async def _stream(ticket: Ticket, reply: Reply) -> AsyncIterator[bytes]:
             chunk = reply.chunk(job, event)
             if chunk:
                 yield chunk
+        reply.log(200)
         yield reply.end()
     except ApiError as error:
+        reply.log(error.status, error.message)
         yield sse(to_json(error.body())) + DONE
 
 
@@ -234,8 +316,10 @@ async def _whole(request: Request, ticket: Ticket, reply: Reply) -> Response:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():
-            return Response(status_code=499)  # nobody reads it
+            reply.log(GONE, "the client went away")
+            return Response(status_code=GONE)  # nobody reads it
         tasks[0].result()
+        reply.log(200)
     finally:
         ticket.close()
         for task in tasks:

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
 from pyllama_mtp.settings import Sampling
 
@@ -40,6 +48,16 @@ ABOUT = ("metadata", "prompt_cache_key", "safety_identifier", "user")
 Text = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
 
+def _some_or_all(n: int) -> int:
+    if n < 1 and n != -1:
+        raise ValueError("input should be greater than or equal to 1, or -1: what fits")
+    return n
+
+
+#: Tokens of an answer; -1: as many as there is room for.
+MaxTokens = Annotated[int, AfterValidator(_some_or_all)]
+
+
 class StreamOptions(BaseModel):
     """How a stream is to be sent."""
 
@@ -60,7 +78,7 @@ class Body(BaseModel):
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: MaxTokens | None = None
     n: Annotated[int, Field(ge=1, le=128)] = 1
     seed: int | None = None
     stop: Annotated[
@@ -165,11 +183,14 @@ class ChatBody(Body):
     """Of /v1/chat/completions.
 
     `chat_template_kwargs`: more variables of the template. `enable_thinking` and `thinking_budget`
-    (in tokens) are not OpenAI's; see :class:`.ChatOptions`.
+    (in tokens) are not OpenAI's; see :class:`.ChatOptions`. Nor is `continue_final_message`: the
+    model goes on with the last message, its own (`add_generation_prompt` is then false, as vLLM's).
     """
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: MaxTokens | None = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -186,7 +207,28 @@ class ChatBody(Body):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-AnyBody = TypeVar("AnyBody", bound=Body)
+class TokenizeBody(BaseModel):
+    """Of /tokenize: llama-server's `content`, or vLLM's `prompt` or `messages`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    content: Annotated[str | None, Field(validation_alias=AliasChoices("content", "prompt"))] = None
+    messages: list[Message] | None = None
+    add_special: bool = False
+    parse_special: bool = True
+
+
+class DetokenizeBody(BaseModel):
+    """Of /detokenize."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    tokens: list[int]
+
+
+AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
 
 def parse(kind: type[AnyBody], data: Any) -> AnyBody:
@@ -207,11 +249,12 @@ def parse(kind: type[AnyBody], data: Any) -> AnyBody:
             )
     if isinstance(given.get("messages"), list):
         given["messages"] = [_without_nothing(message) for message in given["messages"]]
+        _refuse_media(given["messages"])
     try:
         body = kind.model_validate(given)
     except ValidationError as error:
         raise _explained(error) from None
-    if body.stream_options and not body.stream:
+    if isinstance(body, Body) and body.stream_options and not body.stream:
         raise bad_request("stream_options needs stream: true", "stream_options")
     if isinstance(body, ChatBody):
         _check_chat(body)
@@ -225,10 +268,29 @@ def _without_nothing(message: Any) -> Any:
     return {key: value for key, value in message.items() if value not in (None, [])}
 
 
+def _refuse_media(messages: list[Any]) -> None:
+    """Images and the like, by name."""
+    for number, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if isinstance(kind, str) and kind != "text":
+                raise bad_request(
+                    f"content of type {kind!r} is not supported: this server reads text only",
+                    f"messages.{number}.content",
+                    "unsupported_content",
+                )
+
+
 def _check_chat(body: ChatBody) -> None:
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise bad_request(
             "max_tokens and max_completion_tokens are the same; give one of them", "max_tokens"
+        )
+    if not body.add_generation_prompt and not body.continue_final_message:
+        raise bad_request(
+            "add_generation_prompt: false needs continue_final_message: true",
+            "add_generation_prompt",
         )
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")

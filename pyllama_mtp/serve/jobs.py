@@ -12,14 +12,16 @@ from pyllama_mtp.generate import Limits, Request
 from pyllama_mtp.model import Model
 from pyllama_mtp.sampling import Sampler
 from pyllama_mtp.telemetry import Telemetry
-from pyllama_mtp.thinking import Splitter, opened
+from pyllama_mtp.thinking import CLOSE, OPEN, Splitter, opened
 
 from .apierror import ApiError, bad_request
-from .bodies import Body, ChatBody, CompletionBody
+from .bodies import Body, ChatBody, CompletionBody, TokenizeBody
 from .worker import Job
 
 #: Tokens of a completion that says nothing about them, as in the API; a chat goes on to the end.
 COMPLETION_TOKENS = 16
+#: max_tokens of a client that wants what there is room for.
+AS_MUCH_AS_FITS = -1
 #: Seeds of a sampler are below this.
 SEEDS = 2**32 - 1
 
@@ -31,10 +33,11 @@ class Served:
     Attributes:
         name: of the model, for clients.
         n_ctx: tokens that prompt and answer may have together.
-        max_tokens: most that a request may ask for; None: as many as there is room for.
+        max_tokens: most that a request gets; None: as many as there is room for.
         synthetic_acceptance: imposed rates, for measurements.
         fingerprint: of the build.
         chat: how chats are put to the model, where a request does not say.
+        strict_model: refuse requests that name another model.
     """
 
     model: Model
@@ -45,6 +48,7 @@ class Served:
     fingerprint: str
     created: int
     chat: ChatOptions = ChatOptions()  # noqa: RUF009 - it is frozen
+    strict_model: bool = False
 
 
 def make_jobs(served: Served, body: Body) -> list[Job]:
@@ -53,7 +57,7 @@ def make_jobs(served: Served, body: Body) -> list[Job]:
     Raises:
         ApiError: 400 or 404: too long, empty, a bad value, another model.
     """
-    if body.model not in (None, served.name):
+    if served.strict_model and body.model not in (None, served.name):
         raise ApiError(
             404,
             f"the model {body.model!r} is not served here; use {served.name!r}",
@@ -75,13 +79,26 @@ def make_jobs(served: Served, body: Body) -> list[Job]:
 def _prompts(served: Served, body: Body) -> list[list[int]]:
     try:
         if isinstance(body, ChatBody):
-            messages = [message.to_template() for message in body.messages]
-            return [_chat_options(served, body).prompt(served.model, messages)]
+            return [_chat_prompt(served, body)]
         assert isinstance(body, CompletionBody)
         return [_tokens(served.model, prompt) for prompt in body.prompts]
     except UsageError as error:
         param = "messages" if isinstance(body, ChatBody) else "prompt"
         raise bad_request(str(error), param) from None
+
+
+def _chat_prompt(served: Served, body: ChatBody) -> list[int]:
+    messages = [message.to_template() for message in body.messages]
+    goes_on = body.continue_final_message
+    return _chat_options(served, body).prompt(served.model, messages, goes_on=goes_on)
+
+
+def tokenize(served: Served, body: TokenizeBody) -> list[int]:
+    """Token ids of a text or a chat. Raises UsageError."""
+    if body.messages:
+        return _chat_prompt(served, ChatBody(messages=body.messages))
+    flags = (body.add_special, body.parse_special)
+    return served.model.tokenize(body.content or "", *flags)
 
 
 def _chat_options(served: Served, body: ChatBody) -> ChatOptions:
@@ -112,25 +129,25 @@ def _tokens(model: Model, prompt: str | Sequence[int]) -> list[int]:
 
 
 def _max_tokens(served: Served, body: Body, n_prompt: int) -> int:
-    """Tokens to generate at most, after a prompt of so many."""
-    name, asked = "max_tokens", body.max_tokens
+    """Tokens to generate at most, after a prompt of so many: what is asked for, or what fits.
+
+    Raises:
+        ApiError: 400: there is no room for one.
+    """
+    asked, room = body.max_tokens, served.n_ctx - n_prompt
     if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
-        name, asked = "max_completion_tokens", body.max_completion_tokens
-    room, cap = served.n_ctx - n_prompt, served.max_tokens
-    if asked is not None and cap is not None and asked > cap:
-        raise bad_request(f"{name} is {asked}; this server gives at most {cap}", name)
-    if room < (asked or 1):
-        answer = f" and {name} is {asked}: {n_prompt + asked} together" if asked else ""
+        asked = body.max_completion_tokens
+    if room < 1:
         raise bad_request(
-            f"the prompt has {n_prompt} tokens{answer}; this server has room for {served.n_ctx}, "
-            f"prompt and answer together. Shorten the prompt or ask for less",
-            name if asked and n_prompt < served.n_ctx else None,
+            f"the prompt has {n_prompt} tokens; this server has room for {served.n_ctx}, prompt "
+            "and answer together. Shorten the prompt",
+            None,
             "context_length_exceeded",
         )
-    if asked is not None:
-        return asked
-    usual = COMPLETION_TOKENS if isinstance(body, CompletionBody) else room
-    return min(usual, room, cap or room)
+    if asked is None and isinstance(body, CompletionBody):
+        asked = COMPLETION_TOKENS
+    most = min(room, served.max_tokens or room)
+    return most if asked in (None, AS_MUCH_AS_FITS) else min(asked, most)
 
 
 def _request(served: Served, body: Body, tokens: list[int], limits: Limits, number: int) -> Request:
@@ -142,7 +159,9 @@ def _request(served: Served, body: Body, tokens: list[int], limits: Limits, numb
     splitter = None
     if isinstance(body, ChatBody):
         sampling = _chat_options(served, body).sampling(sampling)
-        splitter = Splitter(opened(served.model, tokens))
+        said = body.messages[-1].to_template()["content"] if body.continue_final_message else ""
+        goes_on = said.rfind(OPEN) > said.rfind(CLOSE)
+        splitter = Splitter(goes_on or opened(served.model, tokens))
     telemetry = Telemetry(synthetic_acceptance=served.synthetic_acceptance)
     answer = Answer(
         served.model, limits.ignore_eos, body.stop, telemetry, body.n_logprobs, splitter

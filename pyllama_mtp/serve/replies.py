@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 import uuid
 from collections.abc import Sequence
@@ -12,6 +13,9 @@ from .bodies import Body, ChatBody
 from .jobs import Served
 from .logprobs import LogprobStream, for_chat, for_completion
 from .worker import Event, Job
+
+#: Of requests; see :func:`.app.log_requests`.
+log = logging.getLogger("pyllama_mtp.serve.requests")
 
 #: The API's words for why an answer has ended.
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -28,6 +32,11 @@ DONE = sse("[DONE]")
 def to_json(value: Any) -> str:
     """As short as JSON can be."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def one_line(text: str) -> str:
+    """Text of a client's, as a part of a line."""
+    return " ".join(text.split())[:300]
 
 
 def usage(jobs: Sequence[Job], n: int) -> dict[str, Any]:
@@ -121,7 +130,7 @@ class Reply:
     def __init__(self, served: Served, body: Body, jobs: Sequence[Job]) -> None:
         chat = isinstance(body, ChatBody)
         kind = "chat.completion" if chat else "text_completion"
-        self._body, self._jobs = body, jobs
+        self._body, self._jobs, self._began = body, jobs, time.monotonic()
         self._choices = [Choice(served, body, job) for job in jobs]
         self._head = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -130,6 +139,29 @@ class Reply:
             "model": served.name,
             "system_fingerprint": served.fingerprint,
         }
+
+    @property
+    def name(self) -> str:
+        """The answer's id."""
+        return str(self._head["id"])
+
+    def log(self, status: int, why: str = "") -> None:
+        """A line about the request: how it ended, and what it took."""
+        counts = usage(self._jobs, self._body.n)
+        details = counts["completion_tokens_details"]
+        accepted = details["accepted_prediction_tokens"]
+        drafted = accepted + details["rejected_prediction_tokens"]
+        answers = [job.request.answer for job in self._jobs]
+        seconds = max(answer.telemetry.decode_s for answer in answers)
+        speed = counts["completion_tokens"] / seconds if seconds else 0.0
+        log.info(
+            "%s %s %d: prompt %d (%d cached), answer %d at %.1f tok/s, drafts %d of %d, %s, %.2f s",
+            *(self.name, one_line(self._body.model or str(self._head["model"])), status),
+            *(counts["prompt_tokens"], counts["prompt_tokens_details"]["cached_tokens"]),
+            *(counts["completion_tokens"], speed, accepted, drafted),
+            one_line(why) or ", ".join(answer.finish_reason or "?" for answer in answers),
+            time.monotonic() - self._began,
+        )
 
     def take(self, job: Job, event: Event) -> None:
         """For an answer that is sent when it is complete."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import openai
 import pytest
@@ -49,17 +49,21 @@ def running(
     max_queue: int = 64,
     max_tokens: int | None = None,
     api_key: str | None = None,
+    strict_model: bool = False,
+    origins: Sequence[str] = (),
     **options: object,
 ) -> Iterator[Running]:
     chosen = {"n_ctx": 512, "n_batch": 48, "n_ubatch": 32, "n_threads": 1, "draft_n_max": 3}
     settings = Settings(**{**chosen, **options})  # type: ignore[arg-type]
     worker = Worker(model, settings, n_sequences, max_queue)
     served = Served(
-        model, NAME, worker.n_ctx, max_tokens, settings.synthetic_acceptance, "fp", 1_700_000_000
+        *(model, NAME, worker.n_ctx, max_tokens, settings.synthetic_acceptance),
+        *("fp", 1_700_000_000),
+        strict_model=strict_model,
     )
     listening = server.listen("127.0.0.1", 0)
     config = uvicorn.Config(
-        build_app(worker, served, api_key),
+        build_app(worker, served, api_key, origins),
         log_level="warning",
         lifespan="on",
         timeout_graceful_shutdown=1,

@@ -1,0 +1,122 @@
+"""What daily use asks for: a line per request, browsers, tokens, answers that are gone on with."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from pyllama_mtp import Model
+
+from .conftest import NAME, Running, Start
+from .support import QUESTIONS, chat, chat_tokens
+
+ASK = {"messages": chat(QUESTIONS[0]), "temperature": 0, "max_tokens": 30}
+
+
+def post(server: Running, path: str, body: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json=body, timeout=60)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == "pyllama_mtp.serve.requests"]
+
+
+def test_a_line_for_each_request(shared: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "pyllama_mtp.serve.requests"):
+        for stream in (False, True):
+            answer = post(
+                shared, "/v1/chat/completions", {**ASK, "stream": stream, "model": "m\nx"}
+            )
+            asked, line = lines(caplog)
+            name = re.findall(r"chatcmpl-\w+", answer.text)[0]
+            assert asked.startswith(f"{name} /v1/chat/completions asks for") and "30" in asked
+            found = re.fullmatch(
+                r"(\S+) m x 200: prompt (\d+) \((\d+) cached\), answer (\d+) at [\d.]+ tok/s, "
+                r"drafts (\d+) of (\d+), (eos|length), [\d.]+ s",
+                line,
+            )
+            assert found and found[1] == name, line
+            if not stream:
+                usage = answer.json()["usage"]
+                details = usage["completion_tokens_details"]
+                assert [int(found[i]) for i in (2, 3, 4, 5)] == [
+                    usage["prompt_tokens"],
+                    usage["prompt_tokens_details"]["cached_tokens"],
+                    usage["completion_tokens"],
+                    details["accepted_prediction_tokens"],
+                ]
+            caplog.clear()
+
+
+def test_a_line_for_refusals_and_clients_that_leave(
+    shared: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "pyllama_mtp.serve.requests"):
+        post(shared, "/v1/completions", {"prompt": "x", "tepid": "a\nb"})
+        assert lines(caplog) == [
+            "- POST /v1/completions 400: the parameter 'tepid' is not supported by this server; "
+            "leave it out"
+        ]
+        caplog.clear()
+        body = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{shared.url}/v1/completions", json=body) as answer:
+            next(answer.iter_lines())
+        shared.wait_until_idle()
+        for _ in range(100):
+            if lines(caplog):
+                break
+            httpx.get(f"{shared.url}/health")
+        (line,) = lines(caplog)
+        assert f"{NAME} 499: prompt" in line and "the client went away" in line
+
+
+def test_pages_of_other_origins(start: Start) -> None:
+    origin = "http://localhost:3000"
+    asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    for server, allowed in ((start(origins=[origin], api_key="k"), origin), (start(), None)):
+        got = httpx.options(f"{server.url}/v1/chat/completions", headers=asked)
+        assert got.headers.get("access-control-allow-origin") == allowed
+    other = {**asked, "Origin": "http://elsewhere"}
+    got = httpx.options(f"{start(origins=[origin]).url}/v1/chat/completions", headers=other)
+    assert "access-control-allow-origin" not in got.headers
+
+
+def test_tokens_and_back(shared: Running, demo: Model) -> None:
+    text = "<|im_start|>def main():"
+    tokens = demo.tokenize(text, add_special=False, parse_special=True)
+    for name in ("content", "prompt"):
+        got = post(shared, "/tokenize", {name: text}).json()
+        assert got["tokens"] == tokens and got["count"] == len(tokens)
+    got = post(shared, "/tokenize", {"messages": ASK["messages"]}).json()
+    assert got["tokens"] == chat_tokens(demo, chat(QUESTIONS[0]))
+    assert post(shared, "/detokenize", {"tokens": tokens}).json()["content"] == text
+    for path, body in (
+        ("/tokenize", {}),
+        ("/tokenize", {"content": 5}),
+        ("/detokenize", {"tokens": [10**6]}),
+        ("/detokenize", {"tokens": "x"}),
+    ):
+        assert post(shared, path, body).status_code == 400
+
+
+@pytest.mark.parametrize("thought", [False, True])
+def test_an_answer_is_gone_on_with(shared: Running, demo: Model, thought: bool) -> None:
+    question = (
+        "What does this function do?\ndef g(a, b):\n    return a" if thought else QUESTIONS[0]
+    )
+    ask = {**ASK, "messages": chat(question)}
+    tokens = chat_tokens(demo, chat(question))
+    whole = post(shared, "/v1/completions", {**ASK, "prompt": tokens, "messages": None}).json()
+    text = whole["choices"][0]["text"]
+    cut = text.index(" ", 12)  # where a token begins
+    begun = {"role": "assistant", "content": text[:cut]}
+    body = {**ask, "messages": [*chat(question), begun], "continue_final_message": True}
+    more = post(shared, "/v1/chat/completions", {**body, "add_generation_prompt": False}).json()
+    message = more["choices"][0]["message"]
+    found = message["reasoning_content"] if thought else message["content"]
+    assert found.strip().startswith(text[cut:].strip()), "it starts anew"
+    assert more["usage"]["prompt_tokens"] > len(tokens)
