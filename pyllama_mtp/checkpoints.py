@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 #: Tokens at the end of a prompt that the next one may well not share: a chat template's opening of
 #: the answer, an empty thinking part.
 TAIL = 64
+#: The same for a prompt that comes again, and has such an opening only.
+SHORT_TAIL = 16
+#: A last graph of fewer tokens is as quickly processed again as cut.
+LONG_GRAPH = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +139,9 @@ class Checkpoints:
         self._kept.clear()
 
 
-def boundaries(start: int, stop: int, n_batch: int, n_ubatch: int) -> list[int]:
+def boundaries(
+    start: int, stop: int, n_batch: int, n_ubatch: int, again: bool = False
+) -> list[int]:
     """Where the prefill of positions [start, stop) is cut into decode calls, for a checkpoint each.
 
     One cut is the last graph boundary before `stop`, so that a prompt that leaves just before the
@@ -152,6 +158,9 @@ def boundaries(start: int, stop: int, n_batch: int, n_ubatch: int) -> list[int]:
         stop: one past the last.
         n_batch: most tokens per call.
         n_ubatch: tokens per graph; llama.cpp takes n_batch if that is less.
+        again: the prompt is likely to come again, as it is or with another end, as in chats. Where
+            the last graph is long, it is cut once more, SHORT_TAIL tokens before the end: a graph
+            more, for which little is processed then.
 
     Returns:
         The ends of the calls, ascending; the last is `stop`. Empty when there is nothing to do.
@@ -171,4 +180,6 @@ def boundaries(start: int, stop: int, n_batch: int, n_ubatch: int) -> list[int]:
     cuts = {*range(start + step, stop, step), last, stop}
     if stop - last < TAIL:
         cuts.add(last - n_ubatch)
+    elif again and stop - last >= LONG_GRAPH:
+        cuts.add(stop - SHORT_TAIL)
     return sorted(cut for cut in cuts if cut > start)

@@ -75,6 +75,7 @@ class Engine:
         intact: False between the start of a prefill or round and its end.
         prompt_sync: "kv": the target's context has the MTP head; "full": upstream's way.
         upstream: the drafter, if it is upstream's, which must be kept in step.
+        chats: prompts are likely to come again, as they are or with another end.
         choice: chooses what each round drafts.
         heads: the draft head, if drafts are made and the library can have one.
         turn: changes with every generation and reset; a generation that finds another one has been
@@ -89,12 +90,14 @@ class Engine:
         settings: Settings,
         n_sequences: int = 1,
         times: NodeTimes | None = None,
+        chats: bool = False,
     ) -> None:
         """Raises UsageError, InsufficientMemoryError: see :class:`Context`.
 
         Args:
             n_sequences: sequences that there is room for, each as long as `settings` say.
             times: see :attr:`.ContextOptions.times`.
+            chats: see the attribute.
         """
         allowed = f"from 1 to {MOST_SEQUENCES}"
         n_sequences = whole("n_sequences", n_sequences, 1, MOST_SEQUENCES, allowed)
@@ -103,6 +106,7 @@ class Engine:
         self.turn = 0
         self.alone = Exclusive("a session")
         self.intact = True
+        self.chats = chats
         self.times = dict.fromkeys(PHASES, 0.0)
         self._outputs_before = 0
         depth = settings.depth_limit
@@ -302,7 +306,7 @@ class Engine:
     def _cuts(self, start: int, stop: int) -> list[int]:
         target = self.target
         if self.places[0].checkpoints.limit:
-            return boundaries(start, stop, target.n_batch, target.n_ubatch)
+            return boundaries(start, stop, target.n_batch, target.n_ubatch, self.chats)
         return [*range(start + target.n_batch, stop, target.n_batch), stop]
 
     def follow(self, drafting: bool) -> None:

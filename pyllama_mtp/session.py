@@ -343,6 +343,7 @@ class Session(_Places):
             if as_index(thinking) is None:
                 raise refusal("thinking", thinking, "True, False, None, or a number of tokens")
             options = dataclasses.replace(options, thinking=True, budget=thinking)
+        self._engine.chats = True
         prompt = options.prompt(self.model, messages, tools)
         room = max(1, self.n_ctx - len(prompt))
         limits = Limits(room if max_tokens is None else max_tokens, draft=draft)

@@ -113,7 +113,7 @@ class Worker(threading.Thread):
         """
         super().__init__(name="pyllama-mtp worker", daemon=True)
         self.n_sequences, self.max_queue = n_sequences, max_queue
-        self._new_engine = partial(Engine, model, settings, n_sequences)
+        self._new_engine = partial(Engine, model, settings, n_sequences, chats=True)
         self._engine = self._new_engine()
         self.n_ctx = self._engine.n_ctx
         self.total = BatchTelemetry(synthetic_acceptance=settings.synthetic_acceptance)

@@ -196,6 +196,22 @@ def test_cuts_make_no_graph_more_and_fit_a_call() -> None:
         assert calls[-1] <= graph
 
 
+@pytest.mark.parametrize(
+    ("arguments", "ends"),
+    [
+        ((0, 300, 512, 512), [284, 300]),
+        ((0, 812, 2048, 512), [512, 796, 812]),
+        ((0, 560, 2048, 512), [512, 560]),
+        ((100, 150, 2048, 512), [150]),
+    ],
+)
+def test_a_prompt_that_may_come_again_is_cut_near_its_end(
+    arguments: tuple[int, int, int, int], ends: list[int]
+) -> None:
+    assert boundaries(*arguments, again=True) == ends
+    assert boundaries(*arguments) == [end for end in ends if end not in (284, 796)]
+
+
 @pytest.mark.parametrize("arguments", [(5, 4, 512, 512), (0, 9, 0, 512), (0, 9, 512, 0)])
 def test_impossible_cuts_are_refused(arguments: tuple[int, int, int, int]) -> None:
     with pytest.raises(UsageError):
