@@ -73,7 +73,7 @@ def prompt_tokens(model: Model, prompt: Prompt, n_ctx: int) -> list[int]:
     if len(tokens) > n_ctx:
         raise UsageError(
             f"the prompt has {len(tokens)} tokens and the context {n_ctx}; "
-            "shorten it or ask for a longer one: n_ctx of Settings, --n-ctx"
+            "shorten it or use a longer n_ctx (--n-ctx)"
         )
     return tokens
 
