@@ -26,7 +26,6 @@ from .models.ggufinfo import GGUFInfo, validate_model_file
 from .models.memory import available_memory
 from .models.trimmedhead import n_rows, trimmed_head
 from .owned import OfThisProcess, Owned
-from .sampling import usual_sampling
 from .settings import Sampling
 
 if TYPE_CHECKING:
@@ -187,7 +186,7 @@ class Model(Owned, OfThisProcess):
     @cached_property
     def sampling(self) -> Sampling:
         """How it is sampled in chats and by the server, unless they are told: as the file says."""
-        return usual_sampling(self.info.metadata)
+        return chat.usual_sampling(self.info.metadata)
 
     def _refuse_trimmed_head(self) -> None:
         head = trimmed_head(self.info)

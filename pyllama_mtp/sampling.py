@@ -9,10 +9,8 @@ speculative/rejection.py.
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -41,34 +39,6 @@ NEARLY_ZERO = 1e-30
 XTC_SEED = 0x9E3779B9
 #: Why nothing can be sampled.
 NO_TOKEN = "the grammar or the logit biases exclude every token"
-
-
-#: What a model file says under ``general.sampling``, and the attribute that takes it.
-FILE_KEYS = {
-    "temp": "temperature",
-    "penalty_repeat": "repeat_penalty",
-    "penalty_last_n": "repeat_last_n",
-    **{name: name for name in ("top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold")},
-}
-
-log = logging.getLogger("pyllama_mtp")
-
-
-def usual_sampling(metadata: Mapping[str, Any]) -> Sampling:
-    """How a model is sampled in chats, and by the server: as its file says, and as llama.cpp where
-    the file does not. A value that cannot be used is left out, with a warning."""
-    found = Sampling(temperature=0.8)
-    for key, name in FILE_KEYS.items():
-        value: Any = metadata.get(f"general.sampling.{key}")
-        if value is None:
-            continue
-        if name in ("top_k", "repeat_last_n") and isinstance(value, int):
-            value = max(value, 0)
-        try:
-            found = dataclasses.replace(found, **dict[str, Any]({name: value}))
-        except UsageError as error:
-            log.warning("general.sampling.%s of the model file is not used: %s", key, error)
-    return found
 
 
 class Sampler:
