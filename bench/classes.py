@@ -133,7 +133,8 @@ def table(sums: Sums) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Round after round; the exit code."""
-    from pyllama_mtp import Model, Session, Settings, native
+    from pyllama_mtp import Model, Session, Settings
+    from pyllama_mtp.llama import native
     from pyllama_mtp.measure.machine import describe_machine
     from pyllama_mtp.measure.promptset import demo_prompts, read_prompts
     from pyllama_mtp.models.demo import demo_path

@@ -55,7 +55,7 @@ class Products:
     ) -> None:
         from ggmlcalls import F32, Ggml
 
-        from pyllama_mtp import native
+        from pyllama_mtp.llama import native
 
         self.now, self.library, self.ggml = now, native.load(), Ggml()
         (m, k), kind, g = shape, int(GGMLQuantizationType[name]), self.ggml
@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     """Measure, print, write."""
     args = parse_arguments(argv)
     ensure_driver()
-    from pyllama_mtp import native
+    from pyllama_mtp.llama import native
     from pyllama_mtp.measure.machine import describe_machine
 
     found = {}

@@ -100,7 +100,8 @@ def at_equal_acceptance(sample: Sample, acceptance: float, depth: int) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Round after round; the exit code."""
-    from pyllama_mtp import Model, native
+    from pyllama_mtp import Model
+    from pyllama_mtp.llama import native
     from pyllama_mtp.measure.machine import describe_machine
 
     library, path = native.load(), model_file(args.model)

@@ -35,8 +35,8 @@ sys.path.insert(0, str(ROOT / "vendor"))
 
 import fetch
 
-from pyllama_mtp import native
 from pyllama_mtp.errors import PyllamaMtpError
+from pyllama_mtp.llama import native
 from pyllama_mtp.measure.machine import describe_machine
 from pyllama_mtp.models.demo import demo_path
 

@@ -34,8 +34,8 @@ from benchkit.plan import RATES, Plan, random_prompt
 from benchkit.sample import Sample
 from benchkit.statistics import Ratio, Spread
 
-from pyllama_mtp import native
 from pyllama_mtp.errors import PyllamaMtpError
+from pyllama_mtp.llama import native
 from pyllama_mtp.measure.machine import describe_machine
 from pyllama_mtp.measure.peers import PeerError, llama_server
 from pyllama_mtp.models.demo import demo_path

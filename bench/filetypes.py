@@ -290,7 +290,7 @@ class Measurement:
 
 def run(args: argparse.Namespace) -> int:
     """Job after job; the exit code."""
-    from pyllama_mtp import native
+    from pyllama_mtp.llama import native
     from pyllama_mtp.measure.machine import describe_machine
 
     library = native.load()

@@ -106,7 +106,7 @@ def tree() -> Path:
 
 def build(source: Path, folder: Path) -> ctypes.CDLL:
     """Compile ops.cpp in `folder` with what is cut out of a tree; load it."""
-    from pyllama_mtp import native
+    from pyllama_mtp.llama import native
 
     libraries = Path(native.load().folder)
     for name, files in PARTS.items():
@@ -190,8 +190,8 @@ def graph_of(context: Any, batch: Any) -> str:
 @contextlib.contextmanager
 def watched(library: ctypes.CDLL, case: str) -> Iterator[None]:
     """Every context that is made here asks the backends about every node that it computes."""
-    import pyllama_mtp.context as module
     import pyllama_mtp.engine as engine
+    import pyllama_mtp.llama.context as module
     import pyllama_mtp.speculative.upstream as upstream
 
     address = ctypes.cast(library.ops_node, ctypes.c_void_p).value

@@ -278,7 +278,8 @@ def render(result: dict[str, Any], records: Records, jobs: Sequence[Job]) -> str
 
 def run(args: argparse.Namespace) -> int:
     """File after file, round after round; the exit code."""
-    from pyllama_mtp import Model, native
+    from pyllama_mtp import Model
+    from pyllama_mtp.llama import native
     from pyllama_mtp.measure.machine import describe_machine
 
     library = native.load()

@@ -207,7 +207,8 @@ def markdown(result: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, write after every round."""
     args = parse_arguments(argv)
-    from pyllama_mtp import Model, native
+    from pyllama_mtp import Model
+    from pyllama_mtp.llama import native
     from pyllama_mtp.measure.machine import describe_machine
 
     path = model_file(args.model)

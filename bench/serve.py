@@ -185,7 +185,7 @@ class Bench:
 
 def run(args: argparse.Namespace) -> int:
     """Round after round; the exit code."""
-    from pyllama_mtp import native
+    from pyllama_mtp.llama import native
     from pyllama_mtp.measure.machine import describe_machine
 
     library = native.load()

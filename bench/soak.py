@@ -136,7 +136,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """The whole soak; returns the result document."""
     from benchkit.soaking import Different, Soak
 
-    from pyllama_mtp import Model, native
+    from pyllama_mtp import Model
+    from pyllama_mtp.llama import native
     from pyllama_mtp.measure.machine import describe_machine
     from pyllama_mtp.measure.promptset import CLASSES, prompts_for
     from pyllama_mtp.models.demo import demo_path

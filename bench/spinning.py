@@ -5,7 +5,8 @@
     python bench/spinning.py --model FILE --busy 0,1,2 --rounds 5
 
 Every round decodes the same tokens with libgomp's own default and with the one of
-`pyllama_mtp/spinning.py`, without MTP and with, each in a process of its own, one after the other.
+`pyllama_mtp/llama/spinning.py`, without MTP and with, each in a process of its own, one after the
+other.
 Busy cores are made by processes that count. Writes results/spinning.json and .md.
 """
 
@@ -79,7 +80,7 @@ def decode_tps(args: argparse.Namespace, model: Path, spin: int, depth: int) -> 
 
 def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """One row for each number of busy cores and depth, and the stamp of the library."""
-    from pyllama_mtp.spinning import ROUNDS
+    from pyllama_mtp.llama.spinning import ROUNDS
 
     model, rows, stamp = model_file(args.model), [], {}
     for cores in args.busy:

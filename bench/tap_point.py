@@ -110,7 +110,8 @@ def main(argv: list[str] | None = None) -> int:
     """Count, print, write."""
     args = parse_arguments(argv)
     ensure_driver()
-    from pyllama_mtp import PyllamaMtpError, native
+    from pyllama_mtp import PyllamaMtpError
+    from pyllama_mtp.llama import native
     from pyllama_mtp.measure.machine import describe_machine
 
     try:

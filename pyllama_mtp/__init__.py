@@ -14,12 +14,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import errors, native
+    from . import errors
     from .answer import Answer
-    from .chat import ChatOptions
     from .contextoptions import RopeScaling
     from .errors import PyllamaMtpError
-    from .model import Model
+    from .llama import native
+    from .llama.chat import ChatOptions
+    from .llama.model import Model
     from .scheduler import BatchGeneration, Generation
     from .session import BatchSession, Session, stream
     from .settings import Sampling, Settings
@@ -49,23 +50,24 @@ __all__ = [
 # Imported when it is used: the command line answers Ctrl-C and `--help` before numpy is there.
 _MODULES = {
     "answer": ("Answer",),
-    "chat": ("ChatOptions",),
     "contextoptions": ("RopeScaling",),
     "errors": ("PyllamaMtpError",),
-    "model": ("Model",),
+    "llama.chat": ("ChatOptions",),
+    "llama.model": ("Model",),
     "scheduler": ("BatchGeneration", "Generation"),
     "session": ("BatchSession", "Session", "stream"),
     "settings": ("Sampling", "Settings"),
     "telemetry": ("Pair", "Telemetry"),
 }
+_ROOMS = {"bench": ".bench", "errors": ".errors", "native": ".llama.native"}
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = _version()
-    elif name in ("errors", "native", "bench"):
-        value = importlib.import_module(f".{name}", __name__)
+    elif name in _ROOMS:
+        value = importlib.import_module(_ROOMS[name], __name__)
     elif name in _WHERE:
         value = getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
     else:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from .model import Model
+from .llama.model import Model
+from .llama.toplogprobs import TopLogprobs
 from .telemetry import Telemetry
 from .thinking import Piece, Splitter, overlap, text_of
-from .toplogprobs import TopLogprobs
 
 
 class TextStream:

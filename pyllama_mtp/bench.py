@@ -311,8 +311,9 @@ def matrix(
         UsageError: an argument that there is not or that is out of range, a plan that measures
             nothing or a cell twice, or settings that this library or model cannot do.
     """
-    from pyllama_mtp import Model, Sampling, Session, Settings, native
+    from pyllama_mtp import Model, Sampling, Session, Settings
     from pyllama_mtp.cli import version
+    from pyllama_mtp.llama import native
     from pyllama_mtp.measure.classprompts import Prompts
     from pyllama_mtp.measure.header import Build, make_header
     from pyllama_mtp.measure.matrix import Matrix

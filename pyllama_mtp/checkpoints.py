@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from .errors import UsageError
 
 if TYPE_CHECKING:
-    from .batch import Floats
+    from .llama.batch import Floats
 
 
 #: Tokens at the end of a prompt that the next one may well not share: a chat template's opening of

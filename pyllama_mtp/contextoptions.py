@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .arguments import choice, number, whole
 
 if TYPE_CHECKING:
-    from .trace import NodeTimes
+    from .llama.trace import NodeTimes
 
 ROPE_SCALING = ("none", "linear", "yarn")
 

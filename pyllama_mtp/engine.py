@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from . import native
 from .arguments import whole
 from .checkpoints import Checkpoint, Checkpoints, boundaries
-from .context import Context, ContextOptions
 from .errors import FatalDecodeError, UsageError
-from .model import Model
+from .llama import native
+from .llama.context import Context, ContextOptions
+from .llama.model import Model
+from .llama.owned import Exclusive
+from .llama.trace import NodeTimes
 from .models.memory import padded
-from .owned import Exclusive
 from .settings import Settings
 from .sizing import choose_n_ctx, n_outputs, refuse_upstreams_way, settings_for
 from .speculative.choice import DraftChoice
@@ -29,7 +30,6 @@ from .speculative.heads import Heads
 from .speculative.rollback import Rollback, go_back, make_rollback
 from .speculative.upstream import Decoded, UpstreamDrafter
 from .telemetry import PHASES, Telemetry, timed
-from .trace import NodeTimes
 
 #: llama.cpp's LLAMA_MAX_SEQ.
 MOST_SEQUENCES = 256

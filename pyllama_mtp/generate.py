@@ -34,16 +34,16 @@ import numpy as np
 
 from .answer import Answer
 from .arguments import flag, whole
-from .batch import Batch, Ints
 from .engine import Engine, Place
-from .sampling import Sampler, prepare
+from .llama.batch import Batch, Ints
+from .llama.toplogprobs import TopLogprobs, top_logprobs
 from .speculative.acceptance import SyntheticAcceptance, Verdict
 from .speculative.acceptance import accept as accept_best
 from .speculative.drafter import Drafts, Newest
 from .speculative.rejection import Distribution, accept_sampled, point
+from .speculative.sampling import Sampler, prepare
 from .speculative.upstream import Decoded
 from .telemetry import timed
-from .toplogprobs import TopLogprobs, top_logprobs
 
 #: Which drafts of one sequence are accepted: of (drafts, batch entry of its first verified row).
 Judge = Callable[[Drafts, int], Verdict]

@@ -6,9 +6,10 @@ import json
 import os
 import time
 
-from . import native, promptfile
+from . import promptfile
 from .engine import Engine, Place
 from .errors import PromptFileError, UsageError
+from .llama import native
 from .promptfile import ProcessedPrompt
 
 

@@ -27,20 +27,20 @@ from .arguments import (
     token_ids,
     whole,
 )
-from .chat import ChatOptions, Messages
 from .engine import Engine
 from .errors import UsageError
 from .generate import Limits, OnProgress, Request
-from .model import Model
+from .llama.chat import ChatOptions, Messages
+from .llama.model import Model
+from .llama.owned import Owned
+from .llama.trace import NodeTimes
 from .models.ggufinfo import read_gguf
-from .owned import Owned
-from .sampling import Sampler
 from .scheduler import BatchGeneration, Generation, choose_place
 from .settings import Sampling, Settings
 from .sizing import room_for
+from .speculative.sampling import Sampler
 from .telemetry import Telemetry
 from .thinking import Splitter, opened
-from .trace import NodeTimes
 
 #: Text, or token ids.
 Prompt: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from . import native
 from .errors import InsufficientMemoryError, UsageError
-from .model import Model
+from .llama import native
+from .llama.model import Model
 from .models.memory import (
     available_memory,
     buffer_bytes,

@@ -45,7 +45,7 @@ LEFT_OUT = {
 }
 PROBE = """
 import ctypes, sys
-from pyllama_mtp import native
+from pyllama_mtp.llama import native
 folder = native.load().folder
 assert str(folder).startswith(sys.argv[1]), f"{folder} is not the instrumented build"
 shim = ctypes.CDLL(str(folder / "libpyllama-mtp.so"))

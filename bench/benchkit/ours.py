@@ -113,7 +113,8 @@ def parse_status(lines: list[str]) -> dict[str, int]:
 def serve(request: Request) -> Answer:
     """The child's work."""
     ensure_driver()
-    from pyllama_mtp import Model, Session, Settings, native
+    from pyllama_mtp import Model, Session, Settings
+    from pyllama_mtp.llama import native
 
     library = native.load(request.lib)
     marks = {"start": resident()}

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
-from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.llama.context import Context, ContextOptions
 
 N_CTX = 512
 #: What a settings switch draws from. Small batches, so that prompts cross their edges.

@@ -19,8 +19,9 @@ from fuzzkit import otherfiles
 from fuzzkit.document import Document, known_arrays, read_document
 from fuzzkit.edits import Buffer, Edit, apply
 from fuzzkit.models import Mutator
-from pyllama_mtp import Model, PyllamaMtpError, Session, Settings, draftvocab
+from pyllama_mtp import Model, PyllamaMtpError, Session, Settings
 from pyllama_mtp.errors import NoMtpHeadError, PromptFileError
+from pyllama_mtp.models import draftvocab
 from pyllama_mtp.models.ggufinfo import validate_model_file
 
 KINDS = ("model", "prompt", "draft-vocab")

@@ -11,7 +11,7 @@ from benchkit.results import header, header_lines, markdown_table
 
 from fuzzkit.cases import LATER, NATIVE, OUTCOMES, REFUSED
 from fuzzkit.pool import Limits, Outcome
-from pyllama_mtp import native
+from pyllama_mtp.llama import native
 from pyllama_mtp.measure.machine import describe_machine
 
 _TOP = 15

@@ -1,5 +1,5 @@
 // What this libllama was built from. One string literal, so that it can be found in the file without
-// loading it; see pyllama_mtp/native.py.
+// loading it; see pyllama_mtp/llama/native.py.
 #include "pyllama_shim.h"
 
 const char * pyllama_stamp(void) {

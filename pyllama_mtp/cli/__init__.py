@@ -275,7 +275,7 @@ def _set_log_levels(verbose: int) -> None:
     logging.basicConfig(stream=sys.stderr, format="%(name)s: %(levelname)s: %(message)s")
     logging.getLogger("pyllama_mtp").setLevel(levels[min(verbose + 1, 3)])
     native = logging.DEBUG if verbose > 1 else levels[verbose]
-    logging.getLogger("pyllama_mtp.native").setLevel(native)
+    logging.getLogger("pyllama_mtp.llama.native").setLevel(native)
 
 
 def _reader_is_gone() -> int:

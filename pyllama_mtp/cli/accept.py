@@ -279,7 +279,8 @@ def _run(
     output: Lines | None,
     pairs: Lines | None,
 ) -> int:
-    from pyllama_mtp import Session, native
+    from pyllama_mtp import Session
+    from pyllama_mtp.llama import native
     from pyllama_mtp.measure.accept import Measurement, header
     from pyllama_mtp.measure.acceptance_record import Run, record
     from pyllama_mtp.measure.header import Build

@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
     """Talk until the input ends."""
     settings, given = options.settings_from(args, args.draft_n_max), options.sampling_given(args)
     chat = options.chat_options_from(args)
-    from pyllama_mtp import Session, native
+    from pyllama_mtp import Session
+    from pyllama_mtp.llama import native
 
     native.load(args.lib)
     mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0

@@ -98,7 +98,7 @@ def check(lib: str | None, *, self_test: bool) -> Iterator[Finding]:
     yield from _guarded("libraries", check_libraries)
     library: Any = None
     try:
-        from pyllama_mtp import native
+        from pyllama_mtp.llama import native
 
         library = native.load(lib)
     except Exception as error:
@@ -146,7 +146,7 @@ def check_machine() -> Iterator[Finding]:
 
 def check_libraries() -> Iterator[Finding]:
     """Where libraries were looked for."""
-    from pyllama_mtp import native
+    from pyllama_mtp.llama import native
 
     for label, path, status in native.find_libraries():
         state: Literal["ok", "note"] = "ok" if status == "ok" else "note"
@@ -174,7 +174,7 @@ def is_on(switch: Any) -> bool:
 
 def check_cpu_features(stamp: dict[str, Any]) -> Iterator[Finding]:
     """What the build needs of the CPU, against what the CPU has."""
-    from pyllama_mtp.native import cpu_flags
+    from pyllama_mtp.llama.native import cpu_flags
 
     listed = stamp.get("cpu_features") or ""
     needed = listed.split() if isinstance(listed, str) else list(listed)

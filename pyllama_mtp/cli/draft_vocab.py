@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyllama_mtp import Model
-    from pyllama_mtp.draftvocab import Counts, Ids, Ranking, Tokenizer
+    from pyllama_mtp.models.draftvocab import Counts, Ids, Ranking, Tokenizer
 
 _SIZES = (8192, 16384, 32768, 65536)
 _CHUNK = 1 << 16  # characters: what is tokenized at a time
@@ -64,7 +64,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Rank, show, write."""
-    from pyllama_mtp import draftvocab
+    from pyllama_mtp.models import draftvocab
 
     _check(args)
     path = loading.model_path(args)
@@ -175,7 +175,7 @@ def _show_coverage(tokenizer: Tokenizer, default: Ids, ranking: Ranking) -> None
 
 
 def _covered(counts: Counts, ranking: Ids, size: int, tokenizer: Tokenizer) -> float:
-    from pyllama_mtp.draftvocab import best
+    from pyllama_mtp.models.draftvocab import best
 
     return float(counts[best(ranking, size, tokenizer)].sum() / counts.sum())
 

@@ -100,7 +100,8 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     settings, sampling = options.settings_from(args, args.draft_n_max), options.sampling_from(args)
     with _new_file(args.log_pairs) as pairs_file:
-        from pyllama_mtp import Session, native
+        from pyllama_mtp import Session
+        from pyllama_mtp.llama import native
         from pyllama_mtp.sizing import room_for
 
         library = native.load(args.lib)

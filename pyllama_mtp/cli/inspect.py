@@ -120,7 +120,7 @@ def _print_memory(needed: dict[str, list[DeviceMemory]]) -> None:
 
 def _slow_types(info: GGUFInfo) -> dict[str, float] | None:
     """Shares of a step's bytes in types without a fast path here; None without the library."""
-    from pyllama_mtp import native
+    from pyllama_mtp.llama import native
 
     try:
         return slow_types(info, native.load())

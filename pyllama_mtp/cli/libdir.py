@@ -53,7 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the folder, if what lies there can be used on this machine."""
-    from pyllama_mtp import native
+    from pyllama_mtp.llama import native
 
     folder, _ = native.locate(args.lib)
     if not (folder / LIBRARY).is_file():

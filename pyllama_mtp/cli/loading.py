@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyllama_mtp.cli import PROGRAM
 from pyllama_mtp.cli.parsing import assignment, comma_list, real, scaled, whole, worker
 from pyllama_mtp.errors import NoMtpHeadError
-from pyllama_mtp.modeloptions import SPLIT_MODES, ModelOptions
+from pyllama_mtp.llama.modeloptions import SPLIT_MODES, ModelOptions
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -83,8 +83,8 @@ def first_look(args: argparse.Namespace, request: Request) -> Iterator[tuple[Any
 
 def _example(request: Request) -> Path | None:
     """The synthetic model, written if it is not there; None: said why it is not measured."""
-    from pyllama_mtp import native
     from pyllama_mtp.cli.synth import writing
+    from pyllama_mtp.llama import native
     from pyllama_mtp.models import synth
     from pyllama_mtp.models.memory import available_memory, gigabytes
 
@@ -122,8 +122,8 @@ def measure(args: argparse.Namespace, request: Request, found: Records) -> None:
     Raises:
         KeyboardInterrupt: at the end, if the user interrupted.
     """
-    from pyllama_mtp import native
     from pyllama_mtp.cli.matrix_progress import progress
+    from pyllama_mtp.llama import native
     from pyllama_mtp.measure.classprompts import Prompts
     from pyllama_mtp.measure.header import Build
     from pyllama_mtp.measure.matrix import Matrix

@@ -30,7 +30,7 @@ from pyllama_mtp.settings import (
 )
 
 if TYPE_CHECKING:
-    from pyllama_mtp.chat import ChatOptions
+    from pyllama_mtp.llama.chat import ChatOptions
 
 #: What --n-ctx is where it is a session's.
 USUAL_N_CTX = (
@@ -309,7 +309,7 @@ def add_chat_options(parser: argparse.ArgumentParser) -> None:
 
 def chat_options_from(args: argparse.Namespace) -> ChatOptions:
     """The `ChatOptions` of the options."""
-    from pyllama_mtp.chat import ChatOptions
+    from pyllama_mtp.llama.chat import ChatOptions
 
     thinking = {"on": True, "off": False, "auto": None}[args.reasoning]
     budget = None if args.reasoning_budget < 0 else args.reasoning_budget

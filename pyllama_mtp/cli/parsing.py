@@ -112,7 +112,7 @@ def scaled(text: str) -> tuple[str, float]:
 def worker(text: str) -> str:
     """An argparse type: HOST:PORT of a worker."""
     from pyllama_mtp.errors import UsageError
-    from pyllama_mtp.rpc import parse_address
+    from pyllama_mtp.llama.rpc import parse_address
 
     try:
         parse_address(text)

@@ -99,13 +99,13 @@ def _ended(pid: int) -> int:
 
 
 def _serve(args: argparse.Namespace, port: int, pipe: int, *, quiet: bool) -> None:
-    """Serve until a signal comes, then end the process: see :class:`pyllama_mtp.rpc.Worker`.
+    """Serve until a signal comes, then end the process: see :class:`pyllama_mtp.llama.rpc.Worker`.
 
     Args:
         pipe: gets the address when it listens.
         quiet: it has been said where it listens.
     """
-    from pyllama_mtp import rpc
+    from pyllama_mtp.llama import rpc
     from pyllama_mtp.settings import available_threads
 
     # Our one line goes out; ggml's printing, about each connection, does not.

@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"{error}; the server needs more packages: pip install 'pyllama-mtp[serve]'"
         ) from None
-    from pyllama_mtp import native
+    from pyllama_mtp.llama import native
 
     key = args.api_key or os.environ.get(KEY_VARIABLE) or None
     settings, chat = (

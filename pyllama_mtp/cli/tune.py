@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     settings = options.settings_from(args, args.limit)
 
-    from pyllama_mtp import Session, native
+    from pyllama_mtp import Session
+    from pyllama_mtp.llama import native
     from pyllama_mtp.measure.costs import measure_costs, tokens_needed
     from pyllama_mtp.measure.profile import EXPLANATION, profile_markdown, profile_prompt
     from pyllama_mtp.measure.tune import heads_markdown, tune_markdown

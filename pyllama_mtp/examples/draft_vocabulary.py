@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pyllama_mtp import Model, Session, Settings, draftvocab
+from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.models import draftvocab
 from pyllama_mtp.models.demo import demo_path
 
 PROMPT = "import heapq\n\n\ndef main"

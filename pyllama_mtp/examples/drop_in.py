@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from pyllama_mtp import native
+from pyllama_mtp.llama import native
 from pyllama_mtp.models.demo import demo_path
 
 #: A script that knows nothing of this package.

@@ -22,7 +22,7 @@ from pyllama_mtp.settings import Sampling, Settings
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model
-    from pyllama_mtp.native import Library
+    from pyllama_mtp.llama.native import Library
 
 _FINGERPRINT = 2**20  # bytes at either end of a model file
 #: The fields of `Settings` that every cell has its own value of.

@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.arguments import whole
+from pyllama_mtp.llama.trace import Cost
 from pyllama_mtp.measure.runner import WARM_UP_TOKENS, InterruptedSample, OpenSession
 from pyllama_mtp.settings import MOST_TOKENS
-from pyllama_mtp.trace import Cost
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model, Session, Settings
@@ -101,8 +101,8 @@ def profile_prompt(open_session: OpenSession, settings: Settings, prompt: list[i
         UsageError, InsufficientMemoryError: as :class:`.Session`.
         InterruptedSample: by Ctrl-C.
     """
-    from pyllama_mtp import native
-    from pyllama_mtp.trace import NodeTimes
+    from pyllama_mtp.llama import native
+    from pyllama_mtp.llama.trace import NodeTimes
 
     times = NodeTimes(native.load())
     with open_session(settings, times=times) as session:

@@ -17,8 +17,8 @@ from pyllama_mtp.speculative.costs import needed_acceptance
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model
+    from pyllama_mtp.llama.native import Library
     from pyllama_mtp.models.ggufinfo import GGUFInfo
-    from pyllama_mtp.native import Library
 
 #: Share of what a step reads, in types without a fast path, from which MTP will hardly pay.
 MUCH = 0.5
@@ -56,7 +56,7 @@ def slow_types(info: GGUFInfo, library: Library) -> dict[str, float]:
 
 def slow_types_of(model: Model) -> dict[str, float]:
     """:func:`slow_types` of a loaded model; {} where it is not computed on this CPU."""
-    from pyllama_mtp import native
+    from pyllama_mtp.llama import native
 
     return {} if model.on_gpu else slow_types(model.info, native.load())
 

@@ -144,7 +144,8 @@ def serve(pipe: Connection, stderr: str, load: Load) -> None:
         os.dup2(file.fileno(), 2)
         os.dup2(file.fileno(), 1)
 
-    from pyllama_mtp import Model, Session, native
+    from pyllama_mtp import Model, Session
+    from pyllama_mtp.llama import native
     from pyllama_mtp.measure.header import Build
     from pyllama_mtp.measure.runner import Runner
 

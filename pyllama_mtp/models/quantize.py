@@ -59,7 +59,7 @@ _CHILD = (
 _TENSOR = re.compile(r"\[ *\d+/ *\d+\] (\S+) +- \[.*\], type = +(\w+),")
 _CHOSEN = re.compile(r"size = .*\((\w+)\)$")
 
-log = logging.getLogger("pyllama_mtp.native")
+log = logging.getLogger("pyllama_mtp.llama.native")
 
 
 def quantize_model(
@@ -257,7 +257,7 @@ def serve(request: dict[str, Any]) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     logging.basicConfig(stream=sys.stdout, format="%(levelname)s\t%(message)s")
 
-    from pyllama_mtp import native
+    from pyllama_mtp.llama import native
 
     log.setLevel(logging.DEBUG)
     library = native.load()

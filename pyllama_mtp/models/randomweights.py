@@ -80,7 +80,7 @@ def tensor_chunks(spec: TensorSpec, tensor_type: str, seed: int, draw: Draw) -> 
 
 def _quantized(chunk: bytes, tensor_type: str, n_per_row: int) -> bytes:
     """Rows of F16 as the library quantizes them, on all threads."""
-    from pyllama_mtp import native
+    from pyllama_mtp.llama import native
 
     library = native.load()
     row_bytes = stored_bytes((n_per_row,), tensor_type.upper())

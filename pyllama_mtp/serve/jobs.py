@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pyllama_mtp.answer import Answer
-from pyllama_mtp.chat import ChatOptions
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.generate import Limits, Request
-from pyllama_mtp.model import Model
-from pyllama_mtp.sampling import Sampler
+from pyllama_mtp.llama.chat import ChatOptions
+from pyllama_mtp.llama.model import Model
+from pyllama_mtp.speculative.sampling import Sampler
 from pyllama_mtp.telemetry import Telemetry
 from pyllama_mtp.thinking import CLOSE, OPEN, Splitter, opened
 

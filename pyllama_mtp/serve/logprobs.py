@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyllama_mtp.model import Model
-from pyllama_mtp.toplogprobs import TopLogprobs
+from pyllama_mtp.llama.model import Model
+from pyllama_mtp.llama.toplogprobs import TopLogprobs
 
 #: JSON has no minus infinity; the API gives this.
 LEAST = -9999.0

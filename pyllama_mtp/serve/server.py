@@ -15,8 +15,8 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from pyllama_mtp import native, rpc
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.llama import native, rpc
 
 from .worker import Worker
 

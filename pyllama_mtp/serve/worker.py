@@ -18,11 +18,11 @@ from functools import partial
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import ContextClosedError, WorkerLostError
 from pyllama_mtp.generate import Request
-from pyllama_mtp.model import Model
+from pyllama_mtp.llama.model import Model
+from pyllama_mtp.llama.toplogprobs import TopLogprobs
 from pyllama_mtp.scheduler import Progress, Scheduler
 from pyllama_mtp.settings import Settings
 from pyllama_mtp.telemetry import BatchTelemetry
-from pyllama_mtp.toplogprobs import TopLogprobs
 
 from .apierror import ApiError, bad_request, shutting_down
 

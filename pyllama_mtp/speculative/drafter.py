@@ -14,10 +14,10 @@ from itertools import takewhile
 
 import numpy as np
 
-from ..batch import Floats, Ints
-from ..context import Context
-from ..sampling import Sampler
+from ..llama.batch import Floats, Ints
+from ..llama.context import Context
 from .rejection import Distribution, softmax
+from .sampling import Sampler
 
 #: Candidates among which a draft's probability is taken, as in upstream's draft-mtp (top_k = 10).
 P_MIN_CANDIDATES = 10

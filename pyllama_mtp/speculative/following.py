@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..context import Context
-from ..drafthead import DraftHead
-from ..draftvocab import Ids
+from ..llama.context import Context
+from ..llama.drafthead import DraftHead
+from ..models.draftvocab import Ids
 from ..settings import Settings
 from ..telemetry import Telemetry
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..context import Context
-from ..drafthead import HeadFile, HeadRows, head_tensor
-from ..draftvocab import DEFAULT_SIZE, Ids
 from ..errors import InsufficientMemoryError
+from ..llama.context import Context
+from ..llama.drafthead import HeadFile, HeadRows, head_tensor
+from ..models.draftvocab import DEFAULT_SIZE, Ids
 from ..models.ggufinfo import GGUFInfo
 from ..settings import Settings
 from ..telemetry import Telemetry
@@ -27,7 +27,7 @@ from .costs import Costs, best_depth, speed
 from .following import Following, follows
 
 if TYPE_CHECKING:
-    from ..model import Model
+    from ..llama.model import Model
 
 log = logging.getLogger("pyllama_mtp")
 

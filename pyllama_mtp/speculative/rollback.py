@@ -11,9 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from ..batch import Ints
-from ..context import SEQ, Context
 from ..errors import FatalDecodeError, UsageError
+from ..llama.batch import Ints
+from ..llama.context import SEQ, Context
 
 
 def go_back(target: Context, state: bytes | bytearray, n_past: int, seq: int = SEQ) -> None:

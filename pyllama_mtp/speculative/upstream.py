@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..batch import Batch, Floats, Ints
-from ..context import SEQ, Context
 from ..contextoptions import ContextOptions
 from ..errors import UsageError
+from ..llama.batch import Batch, Floats, Ints
+from ..llama.context import SEQ, Context
 from .drafter import Drafts, Newest, top_probability
 
 #: Tokens per graph on a CPU. The block is one layer: larger graphs cost memory (44 MiB at 512 on

@@ -13,7 +13,7 @@ import pytest
 from benchkit import tinymodels
 from dropin import Outcome
 
-from pyllama_mtp import native
+from pyllama_mtp.llama import native
 
 PASSED = Outcome("passed")
 REPORT = """<testsuites><testsuite>

@@ -11,7 +11,7 @@ import spinning
 
 
 def test_ratios_are_taken_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyllama_mtp.spinning import ROUNDS
+    from pyllama_mtp.llama.spinning import ROUNDS
 
     speeds = {spinning.LIBGOMP: iter([10.0, 20.0, 5.0] * 2), ROUNDS: iter([20.0, 20.0, 15.0] * 2)}
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp import native
 from pyllama_mtp.cli import doctor
+from pyllama_mtp.llama import native
 from pyllama_mtp.models import demo
 
 Cli = Callable[..., SimpleNamespace]

@@ -13,7 +13,7 @@ import pytest
 
 from pyllama_mtp import Model
 from pyllama_mtp.cli import draft_vocab
-from pyllama_mtp.draftvocab import best, default_ranking, load, read_tokenizer
+from pyllama_mtp.models.draftvocab import best, default_ranking, load, read_tokenizer
 
 Cli = Callable[..., SimpleNamespace]
 

@@ -12,7 +12,7 @@ import pytest
 
 from pyllama_mtp import Model, RopeScaling
 from pyllama_mtp.cli import build_parser, loading, options
-from pyllama_mtp.modeloptions import ModelOptions
+from pyllama_mtp.llama.modeloptions import ModelOptions
 
 from ..adapters import trunk, write_adapter
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp import native
+from pyllama_mtp.llama import native
 from pyllama_mtp.measure.cells import read_cells
 from pyllama_mtp.measure.verdict import slow_types, step_shares
 from pyllama_mtp.models import demo
@@ -137,7 +137,7 @@ def test_a_reader_that_goes_away_is_no_error(model: str, tmp_path: Path) -> None
 def test_logs_of_the_library_come_when_asked_for(program: Program, model: str) -> None:
     command = ("generate", *ONE_THREAD, "--model", model, "--draft-n-max", "0", "--max-tokens", "2")
     assert program(*command, PROMPT).stderr == b""
-    assert b"pyllama_mtp.native: DEBUG: " in program("-vv", *command, PROMPT).stderr
+    assert b"pyllama_mtp.llama.native: DEBUG: " in program("-vv", *command, PROMPT).stderr
 
 
 # -- bad input -------------------------------------------------------------------------------------

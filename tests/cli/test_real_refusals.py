@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_mtp import native
+from pyllama_mtp.llama import native
 from pyllama_mtp.models.demo import demo_path
 from pyllama_mtp.models.synth import write_synthetic
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyllama_mtp import Model, Session, native
+from pyllama_mtp import Model, Session
+from pyllama_mtp.llama import native
 from pyllama_mtp.models.synth import write_synthetic
 
 from ..regression.support import greedy, logits_in_batches, long_text, made_up, settings

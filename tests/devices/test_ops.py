@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_mtp import native
+from pyllama_mtp.llama import native
 
 from .test_traffic import HERE, INCLUDE, ggml_base
 

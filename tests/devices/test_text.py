@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_mtp import BatchSession, Generation, Model, Sampling, Session, native
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp import BatchSession, Generation, Model, Sampling, Session
+from pyllama_mtp.llama import native
+from pyllama_mtp.llama.context import Context, ContextOptions
 
 from ..adapters import trunk, write_adapter
 from ..regression.support import assert_same_tokens, greedy, settings

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_mtp import native
+from pyllama_mtp.llama import native
 
 HERE = Path(__file__).parent
 INCLUDE = HERE.parents[1] / "vendor" / "llama.cpp" / "ggml" / "include"

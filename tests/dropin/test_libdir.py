@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pyllama_mtp import native
 from pyllama_mtp.cli import libdir, main
+from pyllama_mtp.llama import native
 
 Cli = Callable[..., SimpleNamespace]
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp import Model, Session, Settings, native
+from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.llama import native
 
 PROMPT = "def main"
 N_TOKENS = 24

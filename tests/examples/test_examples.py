@@ -113,7 +113,7 @@ def check_notebook(folder: Path, greedy: Greedy, _: Path) -> None:
 def check_drop_in(folder: Path, greedy: Greedy, llama_cpp: Path) -> None:
     out = run(folder, "drop_in", "--prompt", PROMPT, python_path=llama_cpp)
     said, _, text = out.partition("\n")
-    library = pyllama_mtp.native.locate("patched")[0] / "libllama.so"
+    library = pyllama_mtp.llama.native.locate("patched")[0] / "libllama.so"
     assert re.fullmatch(rf"llama-cpp-python [\d.]+ on {re.escape(str(library))}", said)
     assert text.rstrip("\n") == (PROMPT + greedy(PROMPT, 32)).rstrip("\n")
 

@@ -19,8 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings, native
+from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
 from pyllama_mtp.errors import PyllamaMtpError
+from pyllama_mtp.llama import native
 from pyllama_mtp.models.ggufinfo import read_gguf
 
 PROMPT = "def read_lines(path):\n" * 30

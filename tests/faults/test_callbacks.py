@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_mtp import Model, Session, Settings, native
+from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.llama import native
 from pyllama_mtp.models.synth import write_synthetic
 
 PROMPT = "def read_lines(path):\n"
@@ -52,7 +53,7 @@ class Raising(logging.Handler):
 @contextmanager
 def logging_fails(kind: type[BaseException], when: str, n_before: int = 0) -> Iterator[None]:
     """At the lines with `when`, after `n_before` of them."""
-    logger, handler = logging.getLogger("pyllama_mtp.native"), Raising(kind, when, n_before)
+    logger, handler = logging.getLogger("pyllama_mtp.llama.native"), Raising(kind, when, n_before)
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)

@@ -125,7 +125,7 @@ def connect():
     refused(UsageError, lambda: rpc.connect(["127.0.0.1:1"]), "start processes with spawn")
     refused(UsageError, lambda: rpc.connect(["127.0.0.1:2"]), "no worker can be reached")
 
-from pyllama_mtp import rpc
+from pyllama_mtp.llama import rpc
 rpc._in_use["127.0.0.1:1"] += 1
 rpc._in_use["127.0.0.1:2"] += 1
 rpc.release(["127.0.0.1:2"])

@@ -12,7 +12,7 @@ import pytest
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings, generate
 from pyllama_mtp.errors import ContextClosedError, UsageError
-from pyllama_mtp.owned import Exclusive
+from pyllama_mtp.llama.owned import Exclusive
 
 PROMPTS = ["def read_lines(path):\n", "class Reader:\n    def __init__(self"]
 SETTINGS = Settings(n_ctx=512, n_threads=1, draft_n_max=3)

@@ -13,7 +13,7 @@ import cffi
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_mtp import native
+from pyllama_mtp.llama import native
 
 Floats = npt.NDArray[np.float32]
 F32, F16, Q4_0, Q4_1, Q8_0, I32, BF16 = 0, 1, 2, 3, 8, 26, 30

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from pyllama_mtp import Model, Sampling, Session, Settings, native, stream
-from pyllama_mtp.context import Context, ContextOptions, decode_error
+from pyllama_mtp import Model, Sampling, Session, Settings, stream
 from pyllama_mtp.errors import (
     DecodeAborted,
     DecodeError,
@@ -19,6 +18,8 @@ from pyllama_mtp.errors import (
     PyllamaMtpError,
     UsageError,
 )
+from pyllama_mtp.llama import native
+from pyllama_mtp.llama.context import Context, ContextOptions, decode_error
 
 SMALL = {"n_ctx": 256, "n_batch": 8, "n_ubatch": 8, "n_threads": 1}
 Decode = Callable[..., None]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_mtp import native
+from pyllama_mtp.llama import native
 
 CDEF = Path(__file__).parents[2] / "bindings" / "cdef"
 SOURCES = sorted(CDEF.glob("*.h"))

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.errors import ContextClosedError, ModelFileError
+from pyllama_mtp.llama.context import Context, ContextOptions
 
 RunPython = Callable[..., "CompletedProcess[str]"]
 SMALL = ContextOptions(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1)
@@ -152,7 +152,8 @@ def test_contexts_are_freed_before_their_model(run_python: RunPython, demo_file:
     cycle that it collects. llama.cpp reads the model while it frees a context."""
     code = """
 import dataclasses, gc, sys
-from pyllama_mtp import Model, Session, Settings, native
+from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.llama import native
 
 class Recorder:
     calls = []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.context import Context, ContextOptions, Floats
+from pyllama_mtp.llama.context import Context, ContextOptions, Floats
 
 TOKENS = np.array([5, 9, 2, 7, 11, 3, 8, 4, 6, 10, 12, 1], dtype=np.int32)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pyllama_mtp import native
+from pyllama_mtp.llama import native
 
 from .ggmlcalls import Floats
 from .products import NAMES, TYPES, Products, block, normal, numbers

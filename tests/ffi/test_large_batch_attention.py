@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyllama_mtp import native
+from pyllama_mtp.llama import native
 
 from .attentioncalls import HIDDEN, TYPES, Attention, Case, case
 from .ggmlcalls import Q4_0, Q8_0, Floats

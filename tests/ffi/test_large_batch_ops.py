@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyllama_mtp import native
+from pyllama_mtp.llama import native
 
 from .ggmlcalls import F32, Floats, Ggml
 

@@ -9,8 +9,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from pyllama_mtp import native
 from pyllama_mtp.errors import LibraryError
+from pyllama_mtp.llama import native
 
 RunPython = Callable[..., "CompletedProcess[str]"]
 EXPECTED = {"upstream_commit": "abc", "series": {"patched": "p1", "upstream": "u1"}}
@@ -96,7 +96,7 @@ REFUSED = """
 import sys
 from pathlib import Path
 
-from pyllama_mtp import native
+from pyllama_mtp.llama import native
 from pyllama_mtp.errors import LibraryError
 
 {before}
@@ -188,7 +188,7 @@ class Keep(logging.Handler):
     def emit(self, record):
         records.append(record)
 
-log = logging.getLogger("pyllama_mtp.native")
+log = logging.getLogger("pyllama_mtp.llama.native")
 log.addHandler(Keep())
 log.propagate = False
 log.setLevel(logging.DEBUG)
@@ -200,7 +200,7 @@ print(len(records), {record.name for record in records}, {record.levelname for r
     assert done.stderr == ""
     n, rest = done.stdout.split(" ", 1)
     assert int(n) > 10
-    assert "pyllama_mtp.native" in rest and "DEBUG" in rest
+    assert "pyllama_mtp.llama.native" in rest and "DEBUG" in rest
 
 
 def test_quiet_by_default(run_python: RunPython, demo_file: Path) -> None:

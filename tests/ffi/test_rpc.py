@@ -14,8 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pyllama_mtp import Model, Session, Settings, native, rpc
+from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.errors import LibraryError, ModelFileError, UsageError
+from pyllama_mtp.llama import native, rpc
 
 from ..workers import address_of, start_worker, worker
 
@@ -185,7 +186,8 @@ def test_upstreams_variant_too(
 ) -> None:
     code = """
 import sys
-from pyllama_mtp import Model, Session, Settings, native
+from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.llama import native
 with Model(sys.argv[1], rpc_servers=sys.argv[2]) as model:
     with Session(model, Settings(n_ctx=128, n_batch=32, n_ubatch=16, n_threads=1)) as session:
         print(native.load().variant)
@@ -238,7 +240,8 @@ def test_a_warning_when_others_can_reach_it(run_python: RunPython) -> None:
     code = """
 import signal, sys
 from types import SimpleNamespace
-from pyllama_mtp import cli, rpc
+from pyllama_mtp import cli
+from pyllama_mtp.llama import rpc
 
 def fake(host, port, threads):
     return SimpleNamespace(address=f"{host}:7", loopback=rpc.is_loopback(host), wait=lambda: 15)

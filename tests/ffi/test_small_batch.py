@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
-from pyllama_mtp import Model, native
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp import Model
+from pyllama_mtp.llama import native
+from pyllama_mtp.llama.context import Context, ContextOptions
 
 from .ggmlcalls import Q8_0, Floats
 from .products import NAMES, TYPES, Products, block, normal, numbers

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import pyllama_mtp
-from pyllama_mtp.spinning import ROUNDS, USER_VARIABLES
+from pyllama_mtp.llama.spinning import ROUNDS, USER_VARIABLES
 
 LOAD = """
 import os
-from pyllama_mtp import native
+from pyllama_mtp.llama import native
 before = dict(os.environ)
 native.load()
 assert dict(os.environ) == before, "what is started later would inherit it"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_mtp import native
+from pyllama_mtp.llama import native
 
 from .ggmlcalls import F32, Floats, Ggml
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp import native
+from pyllama_mtp.llama import native
 from pyllama_mtp.models.ggufheader import TENSOR_TYPES
 
 JOBS = 2

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_mtp.errors import LibraryError, NoMtpHeadError, UsageError
-from pyllama_mtp.modeloptions import ModelOptions
+from pyllama_mtp.llama.modeloptions import ModelOptions
 from pyllama_mtp.settings import Sampling, Settings
 from pyllama_mtp.telemetry import Pair, Telemetry
 
@@ -215,7 +215,7 @@ class Library:
 
 
 class Native:
-    """Stands in for the module `pyllama_mtp.native`."""
+    """Stands in for the module `pyllama_mtp.llama.native`."""
 
     library: Library | None = Library()
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
+from pyllama_mtp.llama.trace import Cost
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.classprompts import Prompts
 from pyllama_mtp.measure.header import Build, make_header
@@ -19,7 +20,6 @@ from pyllama_mtp.measure.recordfile import Records
 from pyllama_mtp.measure.runner import WARM_UP_TOKENS, Runner
 from pyllama_mtp.measure.table import mode_label
 from pyllama_mtp.settings import AUTO_DEPTH, Sampling, Settings
-from pyllama_mtp.trace import Cost
 
 PLAN = Plan(sizes=(100, 200), depths=(0, 2, 3), max_tokens=12, repeat=2)
 STATES = Plan((100, 200), (0, 3), 12, 2, prompt_rows=("all", "last"), prompt_sync=("full", "kv"))

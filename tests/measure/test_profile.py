@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyllama_mtp import Model, Session, Settings, bench, native, trace
-from pyllama_mtp.context import Context
+from pyllama_mtp import Model, Session, Settings, bench
 from pyllama_mtp.errors import InsufficientMemoryError, UsageError
+from pyllama_mtp.llama import native, trace
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.trace import Cost, NodeTimes
 from pyllama_mtp.measure.profile import KINDS, Profile, kind_of, profile_markdown, profile_prompt
 from pyllama_mtp.measure.worker import Load, WorkerRunner
-from pyllama_mtp.trace import Cost, NodeTimes
 
 #: Of a prompt in two graphs.
 SETTINGS = Settings(n_ctx=256, n_ubatch=64, n_threads=2, checkpoints=0, draft_n_max=2)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pyllama_mtp
 
-PACKAGE = pyllama_mtp.native.load().folder.parents[1]
+PACKAGE = pyllama_mtp.llama.native.load().folder.parents[1]
 
 PROGRAM = """
 import sys, pyllama_mtp
 from pyllama_mtp.models.demo import demo_path
 assert pyllama_mtp.__file__.startswith(sys.argv[1]), pyllama_mtp.__file__
 print("".join(pyllama_mtp.stream(demo_path(), "def main", max_tokens=8)))
-assert str(pyllama_mtp.native.load().folder).startswith(sys.argv[1])
+assert str(pyllama_mtp.llama.native.load().folder).startswith(sys.argv[1])
 """
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.models.demo import demo_path
 from pyllama_mtp.models.upcast import upcast_gguf
 

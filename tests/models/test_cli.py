@@ -11,7 +11,7 @@ import pytest
 from pyllama_mtp import Model, Settings
 from pyllama_mtp.cli import inspect, synth
 from pyllama_mtp.errors import LibraryError, PyllamaMtpError, UsageError
-from pyllama_mtp.native import Library
+from pyllama_mtp.llama.native import Library
 from pyllama_mtp.sizing import simulate
 
 
@@ -57,7 +57,7 @@ def test_inspect_works_without_the_library(
     def missing(library: object = None) -> None:
         raise LibraryError("none")
 
-    monkeypatch.setattr("pyllama_mtp.native.load", missing)
+    monkeypatch.setattr("pyllama_mtp.llama.native.load", missing)
     assert call("inspect", str(tiny_dense)) == 0
     out = capsys.readouterr().out
     assert "%   unknown" in out and "  unknown: none" in out

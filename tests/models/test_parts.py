@@ -11,8 +11,8 @@ import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.drafthead import head_rows
 from pyllama_mtp.errors import ModelFileError
+from pyllama_mtp.llama.drafthead import head_rows
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 
 _SKIP = {"GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture"}

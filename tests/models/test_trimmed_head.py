@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_mtp import cli
-from pyllama_mtp.drafthead import draft_head, head_rows
 from pyllama_mtp.errors import ModelFileError, UsageError
+from pyllama_mtp.llama.drafthead import draft_head, head_rows
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.trimmedhead import trimmed_head, trimmed_head_ids
 

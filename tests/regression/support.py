@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from pyllama_mtp import Answer, Generation, Model, Sampling, Session, Settings, Telemetry
 from pyllama_mtp import generate as steps
-from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.engine import Engine
-from pyllama_mtp.sampling import Sampler
+from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.speculative.acceptance import Verdict
 from pyllama_mtp.speculative.drafter import Drafts
+from pyllama_mtp.speculative.sampling import Sampler
 
 Floats = npt.NDArray[np.float32]
 

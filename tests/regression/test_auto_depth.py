@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Session, scheduler
-from pyllama_mtp.context import Context
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.generate import Live, Outcome, speculate
+from pyllama_mtp.llama.context import Context
 from pyllama_mtp.measure.costs import measure_costs, tokens_needed
 from pyllama_mtp.settings import AUTO_DEPTH
 from pyllama_mtp.speculative.depth import DepthController

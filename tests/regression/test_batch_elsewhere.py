@@ -29,7 +29,8 @@ def prompts(demo: Model, demo_prompts: list[str]) -> Prompts:
 
 UPSTREAM = """
 import json, sys
-from pyllama_mtp import BatchSession, Model, Settings, native
+from pyllama_mtp import BatchSession, Model, Settings
+from pyllama_mtp.llama import native
 
 prompts, most, options = json.loads(sys.argv[2])
 small = dict(n_ctx=512, n_batch=48, n_ubatch=16, n_threads=1)

@@ -18,7 +18,7 @@ import pytest
 from pyllama_mtp import Answer, BatchSession, Model, Sampling, Session, Settings, generate
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.sampling import Sampler
+from pyllama_mtp.speculative.sampling import Sampler
 from pyllama_mtp.telemetry import PHASES
 
 from .support import assert_same_tokens, greedy, last_logits, rounding

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.batch import Ints
-from pyllama_mtp.context import Context
-from pyllama_mtp.drafthead import head_rows
-from pyllama_mtp.trace import Node
+from pyllama_mtp.llama.batch import Ints
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.drafthead import head_rows
+from pyllama_mtp.llama.trace import Node
 
 from ..trimmed import write_trimmed
 from ..workers import worker

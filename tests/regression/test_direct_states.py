@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pyllama_mtp import Model, native
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp import Model
+from pyllama_mtp.llama import native
+from pyllama_mtp.llama.context import Context, ContextOptions
 
 SNAPSHOTS = 3
 LOOKS = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")

@@ -18,9 +18,9 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session, generate
-from pyllama_mtp.sampling import Sampler
 from pyllama_mtp.speculative.acceptance import Verdict
 from pyllama_mtp.speculative.drafter import Drafter, Drafts
+from pyllama_mtp.speculative.sampling import Sampler
 
 from .support import last_logits, plain_context, settings
 from .test_sampling import chi_square, probabilities

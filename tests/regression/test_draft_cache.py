@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Session
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context, ContextOptions
 
 from . import kvstate
 from .kvstate import KVState

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.batch import Ints
-from pyllama_mtp.context import Context
 from pyllama_mtp.errors import InvalidBatchError, NoKVSlotError, PyllamaMtpError, UsageError
+from pyllama_mtp.llama.batch import Ints
+from pyllama_mtp.llama.context import Context
 
 from .support import made_up
 from .twocontexts import context, every, one_sequence
@@ -168,7 +168,7 @@ import numpy as np
 from gguf import GGUFReader
 from pathlib import Path
 from pyllama_mtp import Model
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.errors import FatalDecodeError
 data = bytearray(Path(sys.argv[1]).read_bytes())
 (norm,) = (t for t in GGUFReader(sys.argv[1]).tensors if "shared_head_norm" in t.name)
@@ -194,8 +194,9 @@ with Model(sys.argv[2]) as model, Context(model, options) as found:
 UPSTREAM = """
 import json, sys
 import numpy as np
-from pyllama_mtp import Model, native
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp import Model
+from pyllama_mtp.llama import native
+from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 size = dict(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1, n_outputs_max=3)
 said = []

@@ -20,10 +20,10 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader
 
 from pyllama_mtp import Model, Session
-from pyllama_mtp.batch import Floats, Ints
-from pyllama_mtp.context import Context
-from pyllama_mtp.drafthead import HeadRows, head_rows
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.llama.batch import Floats, Ints
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.drafthead import HeadRows, head_rows
 from pyllama_mtp.models import synth
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
 from pyllama_mtp.models.shapes import ModelShape
@@ -242,8 +242,8 @@ def test_a_nan_among_the_logits(run_python: RunPython, demo_file: Path) -> None:
 import sys
 import numpy as np
 from pyllama_mtp import Model
-from pyllama_mtp.context import Context, ContextOptions
-from pyllama_mtp.drafthead import HeadRows, head_rows
+from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.drafthead import HeadRows, head_rows
 from pyllama_mtp.errors import FatalDecodeError
 ids = np.arange(3, 100, dtype=np.int32)
 options = dict(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1, with_mtp=True)
@@ -404,9 +404,10 @@ import json, sys
 
 import numpy as np
 
-from pyllama_mtp import Model, Session, Settings, native
-from pyllama_mtp.context import Context, ContextOptions
-from pyllama_mtp.drafthead import head_rows
+from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.llama import native
+from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.drafthead import head_rows
 from pyllama_mtp.errors import UsageError
 
 ids = np.arange(0, 2048, 7, dtype=np.int32)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Session
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.speculative.drafter import top_probability
 
 from .support import N_CTX, OneSequence, scaled, settings

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.batch import Floats, Ints
-from pyllama_mtp.context import Context
-from pyllama_mtp.drafthead import head_rows
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.llama.batch import Floats, Ints
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.drafthead import head_rows
 
 from .support import made_up, scaled
 from .twocontexts import TwoContexts, agree, context, one_sequence

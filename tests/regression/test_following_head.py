@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session
-from pyllama_mtp.batch import Ints
-from pyllama_mtp.context import Context
-from pyllama_mtp.drafthead import HeadRows, draft_head, head_rows
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.llama.batch import Ints
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.drafthead import HeadRows, draft_head, head_rows
 from pyllama_mtp.models.ggufinfo import read_gguf
 
 from ..trimmed import write_trimmed

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyllama_mtp import Model, native
-from pyllama_mtp.batch import Batch
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp import Model
 from pyllama_mtp.errors import FatalDecodeError
+from pyllama_mtp.llama import native
+from pyllama_mtp.llama.batch import Batch
+from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.speculative.rollback import go_back, make_rollback
 
 from .support import N_CTX, made_up, plain_context

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.batch import Ints
-from pyllama_mtp.context import Context, ContextOptions
-from pyllama_mtp.trace import Node
+from pyllama_mtp.llama.batch import Ints
+from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.trace import Node
 
 RunPython = Callable[..., "CompletedProcess[str]"]
 Int8s = npt.NDArray[np.int8]
@@ -199,8 +199,9 @@ import json, sys
 
 import numpy as np
 
-from pyllama_mtp import Model, native
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp import Model
+from pyllama_mtp.llama import native
+from pyllama_mtp.llama.context import Context, ContextOptions
 
 found = {{}}
 with Model(sys.argv[1]) as model:

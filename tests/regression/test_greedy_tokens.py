@@ -17,9 +17,9 @@ import pytest
 from gguf import GGUFReader
 
 from pyllama_mtp import Model
-from pyllama_mtp.batch import Batch, Floats, Ints
-from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.errors import FatalDecodeError, UsageError
+from pyllama_mtp.llama.batch import Batch, Floats, Ints
+from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.models.synth import write_synthetic
 
 from ..workers import worker
@@ -389,8 +389,9 @@ import json, sys
 
 import numpy as np
 
-from pyllama_mtp import Model, native
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp import Model
+from pyllama_mtp.llama import native
+from pyllama_mtp.llama.context import Context, ContextOptions
 
 marks = np.isin(np.arange({N}), {list(REQUESTED["some"])!r}).astype(np.int8)
 options = dict(n_ctx=256, n_batch={N_BATCH}, n_ubatch={N_UBATCH}, n_threads=1, n_outputs_max=7)

@@ -10,9 +10,10 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from pyllama_mtp import Model, Session, drafthead
-from pyllama_mtp.drafthead import HeadFile, draft_head, head_rows
+from pyllama_mtp import Model, Session
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.llama import drafthead
+from pyllama_mtp.llama.drafthead import HeadFile, draft_head, head_rows
 from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, TENSOR_TYPES
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.synth import write_synthetic

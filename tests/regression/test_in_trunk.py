@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.batch import Batch, Ints
-from pyllama_mtp.context import Context
+from pyllama_mtp.llama.batch import Batch, Ints
+from pyllama_mtp.llama.context import Context
 from pyllama_mtp.models import synth
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
 from pyllama_mtp.models.shapes import ModelShape

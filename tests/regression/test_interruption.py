@@ -7,9 +7,10 @@ import logging
 
 import pytest
 
-from pyllama_mtp import Model, Sampling, Session, Settings, generate, native
+from pyllama_mtp import Model, Sampling, Session, Settings, generate
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.sampling import Sampler
+from pyllama_mtp.llama import native
+from pyllama_mtp.speculative.sampling import Sampler
 
 PROMPT = "def read_lines(path):\n"
 
@@ -84,7 +85,7 @@ def test_a_temperature_next_to_zero_is_greedy(demo: Model) -> None:
 def test_what_is_told_to_stop_has_no_error(caplog: pytest.LogCaptureFixture) -> None:
     """llama.cpp calls it one that a graph was given up."""
     text = native.load().ffi.new("char[]", b"failed to compute graph\n")
-    caplog.set_level(logging.DEBUG, "pyllama_mtp.native")
+    caplog.set_level(logging.DEBUG, "pyllama_mtp.llama.native")
     for exception in (None, KeyboardInterrupt()):
         native.pending.exception = exception
         native.pyllama_on_log(4, text, None)

@@ -11,8 +11,8 @@ import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from pyllama_mtp import Model, Session
-from pyllama_mtp.context import Context
 from pyllama_mtp.errors import ModelFileError, PromptFileError, UsageError
+from pyllama_mtp.llama.context import Context
 
 from ..adapters import RANK, trunk, write_adapter
 from .support import assert_same_tokens, greedy, last_logits, rounding, settings

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp import Model, Session, native
+from pyllama_mtp import Model, Session
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.modeloptions import ModelArguments, ModelOptions
+from pyllama_mtp.llama import native
+from pyllama_mtp.llama.modeloptions import ModelArguments, ModelOptions
 from pyllama_mtp.models.synth import write_synthetic
 
 from .support import greedy, settings
@@ -24,7 +25,7 @@ N_TOKENS = 24
 def moved(model: Path, caplog: pytest.LogCaptureFixture, **options: Any) -> dict[str, str]:
     """Loads it with these options: tensors whose buffer type is overridden, and by which."""
     caplog.clear()
-    with caplog.at_level(logging.DEBUG, "pyllama_mtp.native"), Model(model, **options):
+    with caplog.at_level(logging.DEBUG, "pyllama_mtp.llama.native"), Model(model, **options):
         pass
     found = re.findall(
         r"tensor (\S+) \(.* buffer type overridden to (\S+)", "\n".join(caplog.messages)
@@ -114,7 +115,7 @@ def test_the_text_does_not_depend_on_how_the_file_is_read(
 def test_how_the_file_is_read(
     demo_file: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], mode: str
 ) -> None:
-    with caplog.at_level(logging.DEBUG, "pyllama_mtp.native"), Model(demo_file, **options):
+    with caplog.at_level(logging.DEBUG, "pyllama_mtp.llama.native"), Model(demo_file, **options):
         assert re.search(rf"load_mode = {mode}\)", caplog.text)
 
 

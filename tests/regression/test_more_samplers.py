@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
-from pyllama_mtp.chat import usual_sampling
-from pyllama_mtp.sampling import Sampler
+from pyllama_mtp.llama.chat import usual_sampling
+from pyllama_mtp.speculative.sampling import Sampler
 
 from .support import last_logits, plain_context, settings
 from .test_sampling import chi_square

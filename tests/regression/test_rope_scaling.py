@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, RopeScaling, Session
-from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.errors import PromptFileError, UsageError
+from pyllama_mtp.llama.context import Context, ContextOptions
 
 from .support import assert_same_tokens, greedy, made_up, settings
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyllama_mtp import Model, native
-from pyllama_mtp.context import Context
+from pyllama_mtp import Model
+from pyllama_mtp.llama import native
+from pyllama_mtp.llama.context import Context
 from pyllama_mtp.models.synth import write_synthetic
 
 from .support import Floats, made_up, plain_context

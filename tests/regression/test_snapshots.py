@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context, ContextOptions
 
 from .support import N_BATCH, N_CTX, N_UBATCH, OneSequence, settings
 

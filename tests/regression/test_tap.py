@@ -18,9 +18,9 @@ import pytest
 from gguf import GGUFReader
 
 from pyllama_mtp import Model
-from pyllama_mtp.batch import Batch, Floats, Ints
-from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.llama.batch import Batch, Floats, Ints
+from pyllama_mtp.llama.context import Context, ContextOptions
 
 from .support import EDGES, N_BATCH, N_CTX, N_UBATCH, scaled
 from .support import made_up as text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
-from pyllama_mtp.chat import ChatOptions
+from pyllama_mtp.llama.chat import ChatOptions
 from pyllama_mtp.thinking import FORCED
 
 from .support import settings

@@ -18,11 +18,11 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session
-from pyllama_mtp.batch import Ints
-from pyllama_mtp.context import Context
-from pyllama_mtp.drafthead import head_rows
-from pyllama_mtp.draftvocab import Ranking, read_tokenizer, save
 from pyllama_mtp.errors import ModelFileError, UsageError
+from pyllama_mtp.llama.batch import Ints
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.drafthead import head_rows
+from pyllama_mtp.models.draftvocab import Ranking, read_tokenizer, save
 from pyllama_mtp.models.ggufinfo import GGUFInfo, read_gguf
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.models.trimmedhead import trimmed_head_ids
@@ -318,7 +318,8 @@ def test_where_there_is_no_trimmed_head(demo: Model, trimmed: Model, ids: Ints) 
 
 UPSTREAM = """
 import json, sys
-from pyllama_mtp import Model, native
+from pyllama_mtp import Model
+from pyllama_mtp.llama import native
 from pyllama_mtp.errors import ModelFileError
 said = []
 for mtp in (True, False):
@@ -360,7 +361,7 @@ NATIVELY = {
 
 BYPASS = """
 import json, sys
-import pyllama_mtp.model as module
+import pyllama_mtp.llama.model as module
 from pyllama_mtp.errors import ModelFileError
 from pyllama_mtp.models.ggufinfo import read_gguf
 module.validate_model_file = lambda path, require_mtp: read_gguf(path)
@@ -408,7 +409,7 @@ def test_a_file_without_a_trunk(
     path = make(demo_file, ids, sidecar=True)
     with pytest.raises(ModelFileError, match="missing"):
         Model(path)
-    monkeypatch.setattr("pyllama_mtp.model.validate_model_file", unchecked)
+    monkeypatch.setattr("pyllama_mtp.llama.model.validate_model_file", unchecked)
     options = {"with_mtp": False, "mtp_head": True}
     n, logits = 12, []
     hidden = np.random.default_rng(0).standard_normal((n, demo.n_embd)).astype(np.float32)
@@ -441,6 +442,6 @@ def test_a_trimmed_output_beside_a_trunk(
         write_trimmed(moe_file, path, None, np.arange(5))
     with pytest.raises(ModelFileError, match=r"output\.weight"):
         Model(path)
-    monkeypatch.setattr("pyllama_mtp.model.validate_model_file", unchecked)
+    monkeypatch.setattr("pyllama_mtp.llama.model.validate_model_file", unchecked)
     with pytest.raises(ModelFileError, match="the file has no such head"):
         Model(path)

@@ -24,8 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pyllama_mtp import Model, Session, Settings, native
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.llama import native
+from pyllama_mtp.llama.context import Context, ContextOptions
 
 EDGES = {EDGES!r}
 small = dict(n_ctx=512, n_batch=48, n_ubatch=16, n_threads=1)
@@ -86,7 +87,8 @@ def test_same_logits_and_same_tokens(
 GENERATIONS = f"""
 import json, sys
 
-from pyllama_mtp import Model, Session, Settings, native
+from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.llama import native
 
 EDGES = {EDGES!r}
 small = dict(n_ctx=512, n_batch=48, n_ubatch=16, n_threads=1, checkpoints=0)

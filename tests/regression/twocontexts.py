@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_mtp import Model
-from pyllama_mtp.batch import Batch, Floats, Ints
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.llama.batch import Batch, Floats, Ints
+from pyllama_mtp.llama.context import Context, ContextOptions
 
 from . import kvstate
 from .kvstate import KVState

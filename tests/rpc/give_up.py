@@ -16,8 +16,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
-from pyllama_mtp import Model, Session, Settings, native
+from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.errors import PyllamaMtpError
+from pyllama_mtp.llama import native
 
 WHAT, FILE, WORKER, PID = *sys.argv[1:4], int(sys.argv[4])
 SETTINGS = Settings(n_ctx=1024, n_batch=64, n_ubatch=16, n_threads=1, draft_n_max=3)

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.batch import Batch
-from pyllama_mtp.context import Context, ContextOptions
 from pyllama_mtp.errors import PyllamaMtpError, WorkerLostError
+from pyllama_mtp.llama.batch import Batch
+from pyllama_mtp.llama.context import Context, ContextOptions
 
 WHEN, FILE, FIRST, SECOND, PID = *sys.argv[1:5], int(sys.argv[5])
 AND_THEN = len(sys.argv) > 6

@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyllama_mtp import Model, rpc
-from pyllama_mtp.context import Context
-from pyllama_mtp.drafthead import head_rows
+from pyllama_mtp import Model
+from pyllama_mtp.llama import rpc
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.drafthead import head_rows
 from pyllama_mtp.models.synth import write_synthetic
 
 from ..regression.twocontexts import TwoContexts, agree, context, drafts_of, one_sequence

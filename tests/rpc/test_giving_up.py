@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import pyllama_mtp
-from pyllama_mtp import native, rpc
+from pyllama_mtp.llama import native, rpc
 
 from ..workers import address_of, start_worker
 

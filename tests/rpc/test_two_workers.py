@@ -102,7 +102,7 @@ def test_both_workers_hold_a_part(
 ) -> None:
     """By default layers go by free memory: two equal workers get about half each."""
     with (
-        caplog.at_level(logging.DEBUG, "pyllama_mtp.native"),
+        caplog.at_level(logging.DEBUG, "pyllama_mtp.llama.native"),
         Model(demo_file, rpc_servers=two_workers),
     ):
         pass

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_mtp import Model, Session, Settings, rpc
+from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.llama import rpc
 
 from ..workers import address_of, start_worker
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyllama_mtp import Answer, Model, Session, Settings
-from pyllama_mtp.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context, ContextOptions
 
 QUESTIONS = (
     "What does str.split() do?",

@@ -10,9 +10,9 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from pyllama_mtp import Model, Sampling, generate
+from pyllama_mtp.llama.toplogprobs import top_logprobs
 from pyllama_mtp.serve.bodies import CompletionBody, parse
 from pyllama_mtp.serve.jobs import make_jobs
-from pyllama_mtp.toplogprobs import top_logprobs
 
 from .conftest import NAME, Running, Start
 from .support import QUESTIONS, alone, chat, chat_tokens, last_logits

@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from pyllama_mtp import Model, generate
-from pyllama_mtp.context import Context
 from pyllama_mtp.errors import FatalDecodeError, WorkerLostError
+from pyllama_mtp.llama.context import Context
 
 from .conftest import NAME, Running, Start
 from .support import QUESTIONS, alone, chat, chat_tokens, is_near_tie

@@ -16,9 +16,10 @@ import gguf
 import numpy as np
 import pytest
 
-from pyllama_mtp import draftvocab
-from pyllama_mtp.drafthead import HeadRows, head_rows
-from pyllama_mtp.draftvocab import (
+from pyllama_mtp.errors import DiskFullError, DraftVocabError, ModelFileError, UsageError
+from pyllama_mtp.llama.drafthead import HeadRows, head_rows
+from pyllama_mtp.models import draftvocab
+from pyllama_mtp.models.draftvocab import (
     DraftVocab,
     Ranking,
     Tokenizer,
@@ -30,7 +31,6 @@ from pyllama_mtp.draftvocab import (
     read_tokenizer,
     save,
 )
-from pyllama_mtp.errors import DiskFullError, DraftVocabError, ModelFileError, UsageError
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.settings import DRAFT_VOCAB_LEAST

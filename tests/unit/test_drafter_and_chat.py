@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyllama_mtp import chat
 from pyllama_mtp.engine import common_prefix
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.llama import chat
 from pyllama_mtp.speculative.drafter import top_probability
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Settings, Telemetry
-from pyllama_mtp.drafthead import DraftHead
+from pyllama_mtp.llama.drafthead import DraftHead
 from pyllama_mtp.speculative import following
 from pyllama_mtp.speculative.following import Following, follows
 

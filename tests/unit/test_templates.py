@@ -8,8 +8,8 @@ from typing import Any
 import jinja2
 import pytest
 
-from pyllama_mtp import chat, templates
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.llama import chat, templates
 
 HELLO = [{"role": "user", "content": "Hello"}]
 GROWING = (

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
+from ..arguments import choice, file_name, flag, listed, number, numbers_of, refusal, require, whole
+from ..errors import UsageError
 from . import rpc
-from .arguments import choice, file_name, flag, listed, number, numbers_of, refusal, require, whole
-from .errors import UsageError
 
 if TYPE_CHECKING:
-    from .models.ggufinfo import GGUFInfo
+    from ..models.ggufinfo import GGUFInfo
     from .native import Library
 
 SPLIT_MODES = ("none", "layer", "row")
@@ -56,7 +56,7 @@ class ModelOptions:
             None: those of the workers, then the GPUs of this machine.
         rpc_servers: "HOST:PORT" of workers (``pyllama-mtp rpc-worker``), whose devices then hold
             the layers, before the GPUs of this machine. Trusted networks only; see
-            :mod:`pyllama_mtp.rpc`.
+            :mod:`pyllama_mtp.llama.rpc`.
         rpc_timeout: seconds that a worker may be silent before it is lost; 0: any time. It must
             have computed a batch of n_batch tokens by then.
         split_mode: how several devices share the model: "layer" by layer; "row": matrices by rows,

@@ -29,8 +29,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from ..errors import LibraryError, UsageError, WorkerLostError
 from . import native
-from .errors import LibraryError, UsageError, WorkerLostError
 
 #: Version of ggml's protocol (ggml-rpc.h): the first number must be the worker's, the second must
 #: not be below the worker's.

@@ -9,8 +9,8 @@ import weakref
 from types import TracebackType
 from typing import TypeVar
 
+from ..errors import UsageError
 from . import native
-from .errors import UsageError
 
 T = TypeVar("T", bound="Owned")
 

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .batch import Floats, Ints
-from .errors import FatalDecodeError, InsufficientMemoryError, UsageError
-from .settings import Sampling
-from .speculative.rejection import Distribution, draft_distribution, draw, point, softmax
-from .telemetry import NearTie
-from .thinking import Budget
+from ..errors import FatalDecodeError, InsufficientMemoryError, UsageError
+from ..llama.batch import Floats, Ints
+from ..settings import Sampling
+from ..telemetry import NearTie
+from ..thinking import Budget
+from .rejection import Distribution, draft_distribution, draw, point, softmax
 
 if TYPE_CHECKING:
-    from .context import Context
-    from .model import Model
+    from ..llama.context import Context
+    from ..llama.model import Model
 
 
 #: More candidates than this are not picked in the graph: all logits are fetched.

@@ -26,10 +26,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from .errors import DiskFullError, DraftVocabError, UsageError
-from .models.ggufheader import ArraySummary, Value, _Parser, parse_file
-from .models.vocab import CONTROL, UNUSED, byte_alphabet
-from .settings import DRAFT_VOCAB_LEAST
+from ..errors import DiskFullError, DraftVocabError, UsageError
+from ..settings import DRAFT_VOCAB_LEAST
+from .ggufheader import ArraySummary, Value, _Parser, parse_file
+from .vocab import CONTROL, UNUSED, byte_alphabet
 
 #: Tokens that can be drafted where the user gives no number.
 DEFAULT_SIZE = 32768

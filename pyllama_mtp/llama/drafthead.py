@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import ModelFileError, UsageError
+from ..models.draftvocab import DEFAULT_SIZE, DraftVocab, Ids, choose
+from ..models.ggufheader import TENSOR_TYPES, TensorEntry
+from ..models.ggufinfo import GGUFInfo, read_gguf
+from ..models.trimmedhead import n_rows, own_head, trimmed_head, trimmed_head_ids
+from ..settings import available_threads
 from . import native
-from .draftvocab import DEFAULT_SIZE, DraftVocab, Ids, choose
-from .errors import ModelFileError, UsageError
-from .models.ggufheader import TENSOR_TYPES, TensorEntry
-from .models.ggufinfo import GGUFInfo, read_gguf
-from .models.trimmedhead import n_rows, own_head, trimmed_head, trimmed_head_ids
-from .settings import available_threads
 
 log = logging.getLogger("pyllama_mtp")
 

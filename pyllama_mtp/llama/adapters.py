@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from gguf import GGUFValueType
 
+from ..errors import ModelFileError
+from ..models.ggufheader import NOT_WEIGHTS, Header, TensorEntry, read_header
 from . import native
-from .errors import ModelFileError
-from .models.ggufheader import NOT_WEIGHTS, Header, TensorEntry, read_header
 
 if TYPE_CHECKING:
-    from .models.ggufinfo import GGUFInfo
+    from ..models.ggufinfo import GGUFInfo
 
 EMBEDDING = "token_embd.weight"
 _SUFFIXES = (".lora_a", ".lora_b")

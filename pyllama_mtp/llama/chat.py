@@ -1,7 +1,7 @@
 """Conversations as prompts, by the chat template of a model file: Jinja, rendered in a sandbox, as
 Hugging Face's tokenizers do.
 
-The sandbox also bounds time and sizes: see :mod:`pyllama_mtp.templates`.
+The sandbox also bounds time and sizes: see :mod:`pyllama_mtp.llama.templates`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from .arguments import flag, refusal, whole
-from .errors import UsageError
-from .settings import Sampling
+from ..arguments import flag, refusal, whole
+from ..errors import UsageError
+from ..settings import Sampling
 from .templates import Environment
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import LibraryError
+from ..errors import LibraryError
 from .spinning import little_spinning
 
 #: Names a folder with a variant's libraries, or a variant; the default is "patched".
@@ -35,7 +35,7 @@ VARIANTS = ("patched", "upstream")
 SHIM = "libpyllama-mtp.so"
 STAMP = re.compile(rb'\{"pyllama_stamp": 1[^{}]*\}')
 
-log = logging.getLogger("pyllama_mtp.native")
+log = logging.getLogger("pyllama_mtp.llama.native")
 # A library says nothing unless the program asks: configure logging to see llama.cpp's messages.
 logging.getLogger("pyllama_mtp").addHandler(logging.NullHandler())
 
@@ -197,7 +197,7 @@ def _package_folders() -> list[Path]:
     """Folders that may hold ``lib/`` and ``build_info.json``: beside the extension, beside us."""
     extension = _extension_path()
     folders = [extension.parent] if extension else []
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parents[1]
     return folders if here in folders else [*folders, here]
 
 
@@ -370,7 +370,7 @@ def _load_shim(folder: Path) -> None:
 
 def _import_extension() -> ModuleType:
     try:
-        from . import _native
+        from .. import _native
     except ImportError as reason:
         raise LibraryError(f"the extension cannot be imported: {reason}") from None
     module: ModuleType = _native
@@ -413,7 +413,7 @@ _NO_MEMORY = re.compile(r"alloc|memory|mem_buffer|!= NULL|address space")
 
 
 def pyllama_on_log(level: int, text: Any, user_data: Any) -> None:
-    """libllama's log lines go to the logger "pyllama_mtp.native" (its INFO is our DEBUG)."""
+    """libllama's log lines go to the logger "pyllama_mtp.llama.native" (its INFO is our DEBUG)."""
     assert _loaded is not None
     line = _loaded.text(text).rstrip("\n")
     number = _LEVELS.get(level, logging.DEBUG)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from . import native
-from .errors import (
+from ..errors import (
     DecodeAborted,
     FatalDecodeError,
     InsufficientMemoryError,
@@ -18,6 +17,7 @@ from .errors import (
     PyllamaMtpError,
     UsageError,
 )
+from . import native
 
 if TYPE_CHECKING:
     from .context import Context

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..arguments import file_name, flag, instance, token_ids
+from ..errors import ContextClosedError, InsufficientMemoryError, ModelFileError, UsageError
+from ..models.draftvocab import best, default_ranking, read_tokenizer
+from ..models.ggufheader import TENSOR_TYPES
+from ..models.ggufinfo import GGUFInfo, validate_model_file
+from ..models.memory import available_memory
+from ..models.trimmedhead import n_rows, trimmed_head
+from ..settings import Sampling
 from . import chat, native, rpc
 from .adapters import Adapters, read_adapter
-from .arguments import file_name, flag, instance, token_ids
 from .drafthead import DraftHead, draft_head
-from .draftvocab import best, default_ranking, read_tokenizer
-from .errors import ContextClosedError, InsufficientMemoryError, ModelFileError, UsageError
 from .modeloptions import ModelArguments, ModelOptions
-from .models.ggufheader import TENSOR_TYPES
-from .models.ggufinfo import GGUFInfo, validate_model_file
-from .models.memory import available_memory
-from .models.trimmedhead import n_rows, trimmed_head
 from .owned import OfThisProcess, Owned
-from .settings import Sampling
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing's from Python 3.11 on
 
-    from .speculative.heads import HeadCosts
+    from ..speculative.heads import HeadCosts
 
 Tokens = npt.NDArray[np.int32]
 

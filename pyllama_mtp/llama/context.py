@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from . import native
-from .batch import Batch, Floats, Ints, decode_error
-from .contextoptions import ContextOptions
-from .errors import (
+from ..contextoptions import ContextOptions
+from ..errors import (
     ContextClosedError,
     FatalDecodeError,
     InsufficientMemoryError,
     PyllamaMtpError,
     UsageError,
 )
+from . import native
+from .batch import Batch, Floats, Ints, decode_error
 from .owned import Exclusive, OfThisProcess, Owned
 from .trace import Node, Trace
 
