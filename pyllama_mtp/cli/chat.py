@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 #: Questions that are remembered from one conversation to the next.
 HISTORY = 1000
-#: Tokens of the conversation when nobody says how many.
-USUAL_N_CTX = 8192
 
 _EPILOG = """\
 Ctrl-C ends an answer, Ctrl-D the conversation. A line that ends with a backslash
@@ -68,11 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     options.add_chat_options(parser)
     options.add_depth_options(parser)
     loading.add_model_options(parser)
-    options.add_settings_options(
-        parser,
-        n_ctx=f"tokens of the conversation; 0 is {USUAL_N_CTX}, or the model's training length if "
-        "that is less",
-    )
+    options.add_settings_options(parser, n_ctx=f"of the conversation: {options.USUAL_N_CTX}")
     options.add_sampling_options(parser)
     options.leave_sampling_to_the_model(parser)
     parser.set_defaults(run=run)
@@ -88,10 +82,9 @@ def run(args: argparse.Namespace) -> int:
     native.load(args.lib)
     mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
     with loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model:
-        n_ctx = settings.n_ctx or min(USUAL_N_CTX, model.n_ctx_train)
         if not model.has_mtp:
             settings = dataclasses.replace(settings, draft_n_max=0)
-        with Session(model, dataclasses.replace(settings, n_ctx=n_ctx)) as session:
+        with Session(model, settings) as session:
             sampling = dataclasses.replace(model.sampling, **given)
             talk = Conversation(session, sampling, chat, args.max_tokens, args.stats, args.system)
             with _line_editing():
