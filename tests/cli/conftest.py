@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import pyllama_mtp
+import pyllama_mtp.llama
 from pyllama_mtp.cli import main
 
 
@@ -26,7 +27,8 @@ def fake(
     for name in ("Model", "Session"):
         monkeypatch.setattr(pyllama_mtp, name, getattr(module, name), raising=False)
     native = module.Native()
-    monkeypatch.setattr(pyllama_mtp, "native", native, raising=False)
+    for package in (pyllama_mtp, pyllama_mtp.llama):
+        monkeypatch.setattr(package, "native", native, raising=False)
     monkeypatch.setattr("pyllama_mtp.measure.machine.busy_cores", lambda: 0.0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "no-cache"))

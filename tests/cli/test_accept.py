@@ -143,6 +143,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
     )
     assert process.stderr
+    assert b"no model was named" in process.stderr.readline()
     assert process.stderr.readline().startswith(b"[1/500] own 1: ")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

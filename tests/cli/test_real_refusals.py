@@ -63,7 +63,10 @@ def test_a_model_without_a_head(program: Program, tmp_path: Path) -> None:
 
 
 def test_a_prompt_longer_than_the_model_was_trained_for(program: Program) -> None:
-    refused(program("tune", "--prompt-size", "100000"), "the model was trained for 4096")
+    refused(
+        program("tune", "-m", demo_path(), "--prompt-size", "100000"),
+        "the model was trained for 4096",
+    )
 
 
 def test_a_library_for_another_cpu(program: Program, tmp_path: Path) -> None:
