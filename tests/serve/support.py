@@ -47,7 +47,9 @@ def last_logits(model: Model, tokens: list[int]) -> np.ndarray:
 
 def is_near_tie(model: Model, prompt: list[int], text: str, other: str) -> bool:
     """Whether two texts part where the two best logits are within rounding."""
-    n = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), 0)
-    tokens = [*prompt, *model.tokenize(text[:n], add_special=False)]
+    ids, others = (model.tokenize(one, add_special=False) for one in (text, other))
+    # Where tokens part, which may be before their text does.
+    n = next((i for i, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b), 0)
+    tokens = [*prompt, *ids[:n]]
     best, second = np.sort(last_logits(model, tokens))[:-3:-1]
     return bool(best - second < 0.05)
