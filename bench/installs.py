@@ -30,8 +30,7 @@ SIDES = ("old", "new")
 #: What either install runs: the public API alone, so that it need not be of this checkout.
 WORKER = """
 import json, sys
-from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.llama import native
+from pyllama_mtp import Model, Session, Settings, native
 plan = json.loads(sys.stdin.readline())
 model = Model(plan["model"])
 settings = {"n_ctx": plan["prompt"] + plan["tokens"] + 64, "n_threads": plan["threads"]}
