@@ -31,8 +31,11 @@ def timed(
     def decorate(function: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
         @functools.wraps(function)
         def wrapper(first: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            with Timer(first.times, phase):
+            start = time.perf_counter()
+            try:
                 return function(first, *args, **kwargs)
+            finally:
+                first.times[phase] += time.perf_counter() - start
 
         return wrapper
 

@@ -74,8 +74,9 @@ class Batch:
     hidden: Floats | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "positions", "seqs"):
-            setattr(self, name, np.ascontiguousarray(getattr(self, name), dtype=np.int32))
+        self.tokens = np.ascontiguousarray(self.tokens, dtype=np.int32)
+        self.positions = np.ascontiguousarray(self.positions, dtype=np.int32)
+        self.seqs = np.ascontiguousarray(self.seqs, dtype=np.int32)
         self.outputs = np.ascontiguousarray(self.outputs, dtype=np.int8)
         if self.hidden is not None:
             self.hidden = np.ascontiguousarray(self.hidden, dtype=np.float32)
@@ -107,8 +108,10 @@ class Batch:
             )
         if not options.mtp_head:
             # llama.cpp only warns, with M-RoPE; a context of the MTP block is its user's care.
-            for seq in set(seqs):
-                start = min(at for at, of in zip(positions, seqs, strict=True) if of == seq)
+            starts = dict[int, int]()
+            for seq, at in zip(seqs, positions, strict=True):
+                starts[seq] = min(at, starts.get(seq, at))
+            for seq, start in starts.items():
                 if start > context.past(seq):
                     raise UsageError(
                         f"a batch at position {start}; the cache ends at {context.past(seq)}"
@@ -116,7 +119,7 @@ class Batch:
         context.model.check_tokens(self.tokens)
         if self.outputs.shape != (n,):
             raise UsageError(f"{self.outputs.shape} output marks for {n} tokens")
-        rows = int(np.count_nonzero(self.outputs))
+        rows = n - self.outputs.tobytes().count(0)
         if rows > options.n_outputs_max:
             raise UsageError(
                 f"{rows} output rows; this context was made for {options.n_outputs_max}"

@@ -287,7 +287,7 @@ class Context(Owned, OfThisProcess):
         if self._trace:
             self._trace.clear()
         self._rewind = {}
-        self._settled = False
+        self._settled = not (self.model.on_gpu or self.model.rpc_servers)
         with self._alone:
             code = self._lib.pyllama_decode(self.handle, self._batch, view, message, len(message))
         del alive
@@ -310,6 +310,8 @@ class Context(Owned, OfThisProcess):
         """
         if not self._snapshots or not self.n_rs_seq:
             return {}
+        if self.options.n_seq_max == 1:
+            return {SEQ: min(len(batch.tokens) - 1, self.n_rs_seq)}
         counts = Counter(batch.seqs.tolist())
         alike = len({*counts.values()}) == 1 and len(batch.tokens) <= self.n_ubatch
         if len(counts) > 1 and not (self.options.unified and alike):
@@ -442,14 +444,16 @@ class Context(Owned, OfThisProcess):
         return int(self._lib.llama_mtp_get_n_graphs_built(self.handle))
 
     def synchronize(self) -> None:
-        """Wait until the last decode has finished (a GPU works asynchronously).
+        """Wait until the last decode has finished: devices and workers go on after it returns.
 
         Raises:
             WorkerLostError: a worker was lost meanwhile, and what it should have computed is zeros.
         """
-        self._call(self._lib.pyllama_synchronize)
-        self.model.refuse_lost_worker()
-        self._settled = True
+        self.handle  # noqa: B018 - raises when closed
+        if not self._settled:
+            self._call(self._lib.pyllama_synchronize)
+            self.model.refuse_lost_worker()
+            self._settled = True
 
     # -- results of the last decode ------------------------------------------------------------
 
@@ -511,7 +515,7 @@ class Context(Owned, OfThisProcess):
     def set_greedy(self, on: bool) -> None:
         """Whether the next decodes leave the best token of each output row in place of its logits;
         ignored by upstream's library, whose rows are searched on the host."""
-        if self.library.has_tap:
+        if self.library.has_tap and on != self.greedy:
             self.greedy = on
             self._lib.llama_mtp_set_greedy(self.handle, on)
 
@@ -645,7 +649,7 @@ class Context(Owned, OfThisProcess):
 
     def set_snapshots(self, on: bool) -> None:
         """Whether the next decodes leave snapshots of the recurrent state to go back to."""
-        if self.n_rs_seq and self.library.has_tap:
+        if self.n_rs_seq and self.library.has_tap and on != self._snapshots:
             self._snapshots = on
             self._lib.llama_mtp_set_rs_snapshots(self.handle, on)
 

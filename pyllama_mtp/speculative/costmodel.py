@@ -76,23 +76,19 @@ class Line(dict[int, Estimate]):
         """Whether there were enough samples to tell a wrong estimate from the machine's pace."""
         return count in self and self[count].n >= SURE
 
-    def slope(self, base: float, guess: float, now: int) -> float:
-        """Growth per count from `base` at 0: least squares, with `guess` as a sample at 1."""
+    def fit(self, base: float, guess: float, limit: int, now: int) -> tuple[float, list[float]]:
+        """Growth per count from `base` at 0: least squares, with `guess` as a sample at 1; and the
+        estimates of counts 0 to `limit`, each the mean of its samples and the line, weighted."""
         rise, squares = guess, 1.0
-        for count, one in self.items():
-            weight = one.worth(now) * count
-            rise += weight * (one.seconds - base)
-            squares += weight * count
-        return max(rise / squares, 0.0)
-
-    def along(self, base: float, slope: float, limit: int, now: int) -> list[float]:
-        """Of counts 0 to `limit`, each the mean of its samples and the line, weighted."""
+        samples = [(count, one.seconds, one.worth(now)) for count, one in self.items() if count]
+        for count, seconds, n in samples:
+            rise += n * count * (seconds - base)
+            squares += n * count * count
+        slope = max(rise / squares, 0.0)
         found = [base + count * slope for count in range(limit + 1)]
-        for count, one in self.items():
-            if count:
-                n = one.worth(now)
-                found[count] = (n * one.seconds + LINE * found[count]) / (n + LINE)
-        return found
+        for count, seconds, n in samples:
+            found[count] = (n * seconds + LINE * found[count]) / (n + LINE)
+        return slope, found
 
 
 @dataclass
@@ -203,11 +199,10 @@ class CostModel:
             near = min(others, key=lambda other: abs(math.log(other / n)))
             its = self._rounds[near]
             row, draft = its.row * n / near, its.one_draft * known.plain / its.plain
-        known.row = known.verify.slope(known.plain, row, now)
-        known.one_draft = known.draft.slope(0.0, draft, now)
-        verify = known.verify.along(known.plain, known.row, self.limit, now)
-        drafts = known.draft.along(0.0, known.one_draft, self.limit, now)
+        known.row, verify = known.verify.fit(known.plain, row, self.limit, now)
+        known.one_draft, drafts = known.draft.fit(0.0, draft, self.limit, now)
+        pace = self._pace
         known.costs = Costs(
-            (0.0, *(max(self._pace * x, TICK) for x in verify)),
-            (0.0, *(max(self._pace * x, TICK) for x in drafts[1:])),
+            (0.0, *[pace * x or TICK for x in verify]),
+            (0.0, *[pace * x or TICK for x in drafts[1:]]),
         )

@@ -68,10 +68,15 @@ def expected_tokens(acceptance: Sequence[float], depth: int) -> float:
     """
     if not 0 <= depth <= len(acceptance):
         raise UsageError(f"depth is {depth}, there are acceptance rates for 0 to {len(acceptance)}")
-    tokens = reached = 1.0
-    for rate in acceptance[:depth]:
+    return tokens_by_depth(acceptance[:depth])[depth]
+
+
+def tokens_by_depth(acceptance: Sequence[float]) -> list[float]:
+    """:func:`expected_tokens` of each depth from 0 to ``len(acceptance)``."""
+    tokens, reached = [1.0], 1.0
+    for rate in acceptance:
         reached *= rate
-        tokens += reached
+        tokens.append(tokens[-1] + reached)
     return tokens
 
 
@@ -83,11 +88,20 @@ def round_time(costs: Costs, depth: int, offered: Sequence[float] = ()) -> float
             the one before it was made: below 1 where drafting stops at improbable drafts (p_min).
             The draft at which it stops is computed but not verified. Empty: always made.
     """
-    total, made = 0.0, 1.0  # made: the probability that at least n drafts are
-    for n, rate in enumerate(offered[:depth]):
-        total += made * (1.0 - rate) * (costs.draft[n + 1] + costs.verify[n + 1])
-        made *= rate
-    return total + made * (costs.draft[depth] + costs.verify[depth + 1])
+    return times_by_depth(costs, depth, offered)[depth]
+
+
+def times_by_depth(costs: Costs, limit: int, offered: Sequence[float] = ()) -> list[float]:
+    """:func:`round_time` of each depth from 0 to `limit`."""
+    draft, verify, times = costs.draft, costs.verify, list[float]()
+    stopped, made = 0.0, 1.0  # made: the probability that at least n drafts are
+    for n in range(limit + 1):
+        times.append(stopped + made * (draft[n] + verify[n + 1]))
+        rate = offered[n] if n < len(offered) else 1.0
+        if rate < 1.0 and n < limit:
+            stopped += made * (1.0 - rate) * (draft[n + 1] + verify[n + 1])
+            made *= rate
+    return times
 
 
 def speed(

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .costmodel import LINE, STALL, CostModel
 from .costmodel import MEMORY as COST_MEMORY
-from .costs import Costs, expected_tokens, round_time
+from .costs import Costs, times_by_depth, tokens_by_depth
 
 #: A draft's acceptance before anything is known, and how many outcomes that belief is worth.
 PRIOR_RATE, PRIOR_WEIGHT = 0.7, 3.0
@@ -34,24 +34,33 @@ CHANGE = 0.1
 SHARE = 0.01
 
 
-@dataclass
 class _Counts:
-    tried: float = 0.0
-    held: float = 0.0
+    """Outcomes per position: how many were tried, and held; older ones fade.
 
-    def fade(self, memory: float) -> None:
-        self.tried *= 1.0 - 1.0 / memory
-        self.held *= 1.0 - 1.0 / memory
+    Args:
+        limit: positions.
+        memory: rounds after which an outcome counts for 1/e.
+    """
 
-    def add(self, held: bool) -> None:
-        self.tried += 1.0
-        self.held += held
+    def __init__(self, limit: int, memory: float) -> None:
+        self._kept = 1.0 - 1.0 / memory
+        self.tried, self.held = [0.0] * limit, [0.0] * limit
 
-    def contradicts(self, rate: float) -> bool:
+    def add(self, n_reached: int, n_held: int) -> None:
+        """One more round."""
+        kept = self._kept
+        self.tried = [kept * n for n in self.tried]
+        self.held = [kept * n for n in self.held]
+        for position in range(n_reached):
+            self.tried[position] += 1.0
+        for position in range(n_held):
+            self.held[position] += 1.0
+
+    def contradicts(self, position: int, rate: float) -> bool:
         """Whether `rate` is improbable given these outcomes (binomial, normal approximation)."""
-        rate = min(max(rate, 0.05), 0.95)
-        off = self.held - self.tried * rate
-        return off * off > SURPRISE**2 * self.tried * rate * (1.0 - rate)
+        rate, tried = min(max(rate, 0.05), 0.95), self.tried[position]
+        off = self.held[position] - tried * rate
+        return off * off > SURPRISE**2 * tried * rate * (1.0 - rate)
 
 
 class AcceptanceTracker:
@@ -68,8 +77,8 @@ class AcceptanceTracker:
 
     def __init__(self, limit: int, rate: float = PRIOR_RATE, weight: float = PRIOR_WEIGHT) -> None:
         self._rate, self._weight = rate, weight
-        self._all = [_Counts() for _ in range(limit)]
-        self._recent = [_Counts() for _ in range(limit)]
+        self._all, self._recent = _Counts(limit, MEMORY), _Counts(limit, RECENT_MEMORY)
+        self._rates = self._posterior()
 
     def update(self, n_tried: int, n_held: int) -> None:
         """A round tried positions 1 to `n_tried`; the first `n_held` held, the next one did not.
@@ -78,22 +87,24 @@ class AcceptanceTracker:
         """
         if not n_tried:
             return
-        reached = range(min(n_tried, n_held + 1))
-        for counts, memory in ((self._all, MEMORY), (self._recent, RECENT_MEMORY)):
-            for one in counts:
-                one.fade(memory)
-            for position in reached:
-                counts[position].add(position < n_held)
-        rates = self.rates()
-        for position in reached:
-            if self._recent[position].contradicts(rates[position]):
-                self._all[position] = replace(self._recent[position])
+        n_reached = min(n_tried, n_held + 1)
+        n_held = min(n_held, n_reached)
+        for counts in (self._all, self._recent):
+            counts.add(n_reached, n_held)
+        rates, recent = self._posterior(), self._recent
+        changed = [i for i in range(n_reached) if recent.contradicts(i, rates[i])]
+        for i in changed:
+            self._all.tried[i], self._all.held[i] = recent.tried[i], recent.held[i]
+        self._rates = self._posterior() if changed else rates
 
     def rates(self) -> tuple[float, ...]:
         """Estimated conditional rate of each position."""
+        return self._rates
+
+    def _posterior(self) -> tuple[float, ...]:
         rate, rates = self._rate, []
-        for counts in self._all:
-            rate = (counts.held + self._weight * rate) / (counts.tried + self._weight)
+        for tried, held in zip(self._all.tried, self._all.held, strict=True):
+            rate = (held + self._weight * rate) / (tried + self._weight)
             rates.append(rate)
         return tuple(rates)
 
@@ -192,15 +203,12 @@ class DepthController:
     def _pick(self, use: _Use, costs: Costs, n: int) -> int:
         accepted, offered = self._accepted.rates(), self._offered.rates()
         depths = range(min(self.limit, self._model.deepest(n) + STRIDE) + 1)
-        steps = [round_time(costs, depth, offered) / costs.plain for depth in depths]
-        tokens = [expected_tokens(accepted, depth) for depth in depths]
-
-        def hoped(depth: int) -> float:
-            doubt = DOUBT * math.sqrt(LINE / self._model.worth(depth, n))
-            return tokens[depth] / steps[depth] / (1.0 - doubt)
-
-        best = max(depths, key=hoped)
-        use.missed += steps[use.depth] * (hoped(best) / hoped(use.depth) - 1.0)
+        steps = [time / costs.plain for time in times_by_depth(costs, depths[-1], offered)]
+        tokens = tokens_by_depth(accepted)
+        doubts = [DOUBT * math.sqrt(LINE / self._model.worth(depth, n)) for depth in depths]
+        hoped = [tokens[depth] / steps[depth] / (1.0 - doubts[depth]) for depth in depths]
+        best = max(depths, key=hoped.__getitem__)
+        use.missed += steps[use.depth] * (hoped[best] / hoped[use.depth] - 1.0)
         if best == use.depth or use.missed > CHANGE:
             use.depth, use.missed = best, 0.0
         self._pace = 1.0

@@ -55,21 +55,21 @@ def test_an_old_estimate_weighs_little() -> None:
 def test_the_line() -> None:
     """Least squares from its base; the guess is a sample at 1."""
     line = Line()
-    assert line.slope(1.0, 0.3, now=0) == pytest.approx(0.3)
+    assert line.fit(1.0, 0.3, 3, now=0)[0] == pytest.approx(0.3)
     for count in (1, 2, 3):
         for _ in range(9):
             line.add(count, 1.0 + 0.5 * count, now=0)
-    assert line.slope(1.0, 0.3, now=0) == pytest.approx(0.5, abs=0.01)
-    assert line.slope(9.0, 0.3, now=0) == 0.0, "it never falls"
+    assert line.fit(1.0, 0.3, 3, now=0)[0] == pytest.approx(0.5, abs=0.01)
+    assert line.fit(9.0, 0.3, 3, now=0)[0] == 0.0, "it never falls"
 
 
 def test_what_was_measured_seldom_is_drawn_towards_the_line() -> None:
     line = Line()
     line.add(2, 4.0, now=0)
-    assert line.along(1.0, 0.5, 3, now=0) == pytest.approx(
-        [1.0, 1.5, (4.0 + 2.0 * LINE) / (1.0 + LINE), 2.5]
-    )
-    assert line.along(1.0, 0.5, 2, now=9 * int(MEMORY))[2] == pytest.approx(2.0, rel=0.01)
+    slope, found = line.fit(1.0, 0.5, 3, now=0)
+    drawn = (4.0 + LINE * (1.0 + 2.0 * slope)) / (1.0 + LINE)
+    assert found == pytest.approx([1.0, 1.0 + slope, drawn, 1.0 + 3.0 * slope])
+    assert line.fit(1.0, 0.5, 2, now=9 * int(MEMORY))[1][2] == pytest.approx(2.0, rel=0.01)
 
 
 def test_what_slows_all_rounds_down_is_not_a_cost_of_the_depth_in_use() -> None:
