@@ -181,10 +181,11 @@ def verify(engine: Engine, live: Sequence[Live], drafts: Sequence[Drafts]) -> In
         tokens += [one.token, *(made.tokens or [one.token] * (n_rows - 1))]
         positions += range(start, start + n_rows)
         seqs += [place.seq] * n_rows
-    entries: Ints = np.array([tokens, positions, seqs], dtype=np.int32)
-    target.decode_batch(Batch(*entries, np.ones(len(tokens), dtype=np.int8)))
+    ids: Ints
+    ids, at, of = np.array([tokens, positions, seqs], dtype=np.int32)
+    target.decode_batch(Batch(ids, at, of, np.ones(len(ids), dtype=np.int8)))
     target.synchronize()
-    return entries[0].reshape(len(live), n_rows)
+    return ids.reshape(len(live), n_rows)
 
 
 @timed("sampling")
