@@ -43,6 +43,34 @@ class NoMtpHeadError(ModelFileError):
         self.partial = partial
 
 
+class HubError(ModelFileError):
+    """A model that cannot be fetched from a Hugging Face hub; subclasses say why."""
+
+
+class HubRepositoryError(HubError):
+    """There is no such repository, or nobody may see it without a token."""
+
+
+class HubQuantError(HubError):
+    """The repository has no such model, or several.
+
+    Attributes:
+        models: names of those that it has.
+    """
+
+    def __init__(self, message: str, models: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.models = models
+
+
+class HubTokenError(HubError):
+    """The repository is gated or closed, and the token, if there is one, does not open it."""
+
+
+class HubNetworkError(HubError):
+    """The hub cannot be reached or fails, and the model is not in the cache."""
+
+
 class UnsupportedArchitectureError(ModelFileError):
     """The model's architecture is one whose MTP head this package does not drive."""
 

@@ -57,6 +57,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("--ctx-size",), "--n-ctx"),
     **dict.fromkeys(("--predict", "--n-predict"), "--max-tokens"),
     "--gpu-layers": "--n-gpu-layers",
+    "--hf-repo": "--model: -m hf:OWNER/REPO:QUANT",
     **dict.fromkeys(("--draft", "--draft-n", "--draft-max", "--spec-draft-n-max"), "--draft-n-max"),
     "--spec-type": "--draft-n-max: the model's own MTP head drafts",
     "--draft-p-min": "--p-min",

@@ -46,9 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=parsing.HelpFormatter,
     )
-    parser.add_argument(
-        "-m", "--model", metavar="FILE", help="a .gguf file (default: bundled demo model)"
-    )
+    loading.add_model_option(parser)
     parser.add_argument(
         "--text", nargs="+", default=[], metavar="TEXT.txt", help="UTF-8 text files to count in"
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyllama_mtp.errors import LibraryError, PyllamaMtpError
 from pyllama_mtp.measure.verdict import slow_types, step_shares, verdict
 from pyllama_mtp.models.ggufinfo import GGUFInfo, read_gguf
+from pyllama_mtp.models.hub import local_file
 from pyllama_mtp.models.trimmedhead import n_rows, trimmed_head, trimmed_head_problems
 from pyllama_mtp.settings import CACHE_TYPES, Settings
 
@@ -35,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Describe a GGUF model file without loading it: architecture, layers, MTP "
         "head, tensor types, and the memory it needs for a context, against what is available.",
     )
-    parser.add_argument("model", metavar="FILE", help="a .gguf file")
+    parser.add_argument("model", metavar="FILE", help="a .gguf file, or hf:OWNER/REPO[:QUANT]")
     parser.add_argument(
         "--n-ctx", type=int, default=8192, help="context length in tokens (default: %(default)s)"
     )
@@ -58,7 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Read the header, print the description."""
-    info = read_gguf(args.model)
+    info = read_gguf(local_file(args.model))
     types = (args.cache_type_k, args.cache_type_v)
     slow = _slow_types(info)
     settings = Settings(

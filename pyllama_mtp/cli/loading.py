@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """--model, --lib, and how it is loaded: what :func:`open_model` and `placement` read."""
     group = parser.add_argument_group("model and library")
-    group.add_argument(
-        "-m", "--model", metavar="FILE", help="a .gguf file (default: bundled demo model)"
-    )
+    add_model_option(group)
     group.add_argument(
         "--lib",
         metavar="upstream|patched|DIR",
@@ -87,6 +85,16 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     _add_memory_options(parser)
 
 
+def add_model_option(parser: argparse._ActionsContainer) -> None:
+    """--model: what :func:`model_path` reads."""
+    parser.add_argument(
+        *("-m", "--model"),
+        metavar="FILE",
+        help="a .gguf file, or hf:OWNER/REPO[:QUANT] of the Hugging Face hub, which is downloaded "
+        "once (default: bundled demo model)",
+    )
+
+
 def _add_memory_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("big models, adapters")
     group.add_argument(
@@ -144,8 +152,11 @@ _DEMO = (
 
 
 def model_path(args: argparse.Namespace) -> str | Path:
-    """The file of --model, or the bundled demo model."""
+    """The file of --model, downloaded first if it is a hub's, or the bundled demo model."""
     if args.model is not None:
+        from pyllama_mtp.models.hub import local_file
+
+        args.model = local_file(args.model)
         return str(args.model)
     from pyllama_mtp.models.demo import demo_path
 

@@ -6,6 +6,7 @@ import argparse
 
 from pyllama_mtp.cli import parsing
 from pyllama_mtp.models.ggufinfo import read_gguf
+from pyllama_mtp.models.hub import local_file
 from pyllama_mtp.models.quantize import FILE_TYPES, WEIGHT_TYPES, quantize_model
 
 _EPILOG = """\
@@ -27,7 +28,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=parsing.HelpFormatter,
     )
-    parser.add_argument("input", metavar="IN.gguf", help="a model in F16, BF16 or F32")
+    parser.add_argument(
+        "input",
+        metavar="IN.gguf",
+        help="a model in F16, BF16 or F32: a file, or hf:OWNER/REPO[:QUANT]",
+    )
     parser.add_argument("output", metavar="OUT.gguf", help="file to write")
     parser.add_argument(
         "--type", required=True, metavar="TYPE", help="file type: " + ", ".join(FILE_TYPES)
@@ -63,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             bar.update(task, completed=done, total=total)
 
         path = quantize_model(
-            args.input,
+            local_file(args.input),
             args.output,
             args.type.lower(),
             head_type=args.head_type and args.head_type.lower(),

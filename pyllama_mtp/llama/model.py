@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ..arguments import file_name, flag, instance, token_ids
 from ..errors import ContextClosedError, InsufficientMemoryError, ModelFileError, UsageError
+from ..models import hub
 from ..models.draftvocab import best, default_ranking, read_tokenizer
 from ..models.ggufheader import TENSOR_TYPES
 from ..models.ggufinfo import GGUFInfo, validate_model_file
@@ -143,6 +144,21 @@ class Model(Owned, OfThisProcess):
         self.architecture = self.info.architecture
         self.head_costs: HeadCosts | None = None
         self._draft_head: tuple[tuple[str | int, str], DraftHead | None] | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls, repository: str, *, quant: str | None = None, **arguments: Any
+    ) -> Model:
+        """Open a model of a Hugging Face hub, after it was downloaded into the hub's cache.
+
+        Args:
+            repository, quant: "OWNER/REPO" and such as "Q8_0"; see :func:`.hub.fetch`.
+            arguments: of :class:`Model`, by name.
+
+        Raises:
+            HubError: it cannot be fetched; subclasses say why. For the rest see :class:`Model`.
+        """
+        return cls(hub.fetch(repository, quant), **arguments)
 
     def draft_head(self, spec: str | int, kind: str = "file") -> DraftHead | None:
         """The head that drafts come from; None: the model's own, over the whole vocabulary.

@@ -12,7 +12,8 @@ from pathlib import Path
 from pyllama_mtp.errors import ModelFileError
 from pyllama_mtp.models.ggufheader import Header, Value, read_header
 
-_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+#: Name, number and count of a part.
+PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 _U16 = 2  # the type of split.no; the loader ends the process on another one
 _MOST_PARTS = 999
 
@@ -63,7 +64,7 @@ def part_path(header: Header, number: int, count: int) -> Path:
     Raises:
         ModelFileError: that file is not named as the part of a model that it is.
     """
-    found = _NAME.fullmatch(Path(header.path).name)
+    found = PART_NAME.fullmatch(Path(header.path).name)
     if not found or int(found[3]) != count:
         raise _bad(
             header,

@@ -1,0 +1,270 @@
+"""Models of a Hugging Face hub: which files a name means, and the files, in the hub's own cache.
+
+The cache is that of `huggingface_hub`, so other programs share its files. That package lists
+repositories, knows tokens and mirrors (HF_TOKEN, HF_ENDPOINT) and draws the progress bar. Since its
+version 1.18 it begins an interrupted download anew; here the part that is there stays, and the next
+call goes on behind it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+
+from ..errors import (
+    DiskFullError,
+    HubNetworkError,
+    HubQuantError,
+    HubRepositoryError,
+    HubTokenError,
+    UsageError,
+)
+from ..files import check_room, write_error
+from .ggufinfo import read_gguf
+from .parts import PART_NAME
+
+#: What a name begins with that is a repository's, not a file's.
+PREFIX = "hf:"
+USUAL_QUANT = "Q4_K_M"
+_ETAG = re.compile(r"[\w-]+")  # becomes a file's name
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_HEAD = "mtp-"  # begins the name of a file that holds an MTP head only
+_NO_MODEL = re.compile(rf"(^|[-._])(mmproj|imatrix|eagle3|dflash|dspark)[-._]|^{_HEAD}", re.I)
+
+log = logging.getLogger("pyllama_mtp")
+
+
+def local_file(name: str) -> str:
+    """The name of a file as it is; of "hf:OWNER/REPO[:QUANT]" the file, fetched if need be."""
+    if not name.startswith(PREFIX):
+        return name
+    repository, _, quant = name.removeprefix(PREFIX).partition(":")
+    return str(fetch(repository, quant or None))
+
+
+def fetch(repository: str, quant: str | None = None) -> Path:
+    """A model of a repository as a file in the hub's cache; what is not there is downloaded.
+
+    Of a split model all parts are fetched, and an MTP head in a file of its own where the model has
+    none. Without a network the cache alone is looked at.
+
+    Args:
+        repository: "OWNER/REPO".
+        quant: the end of the model's name, such as "Q8_0", or all of it. None: Q4_K_M, or the only
+            model.
+
+    Returns:
+        The file to open; of several parts the first.
+
+    Raises:
+        HubRepositoryError: no such repository. HubQuantError: no such model in it, or several.
+        HubTokenError: a token is needed. HubNetworkError: the hub cannot be reached, or fails.
+        DiskFullError: no room for the file.
+        UsageError: not such a name, or `huggingface_hub` is not installed.
+    """
+    if not isinstance(repository, str) or not _REPOSITORY.fullmatch(repository):
+        raise UsageError(f"{repository!r} is not OWNER/REPO, as in {PREFIX}OWNER/REPO:Q8_0")
+    try:
+        import huggingface_hub as hub
+    except ImportError as error:
+        raise UsageError(
+            f"{error}; models of a hub need one more package: pip install 'pyllama-mtp[hub]'"
+        ) from None
+    try:
+        with _errors_told(repository):
+            found = hub.model_info(repository, timeout=hub.constants.HF_HUB_ETAG_TIMEOUT)
+    except HubNetworkError as error:
+        return _cached(repository, quant, error)
+    names = [file.rfilename for file in found.siblings or ()]
+    parts = choose(repository, names, quant)
+    first, *_ = [_download(repository, name, str(found.sha)) for name in parts]
+    if (head := head_of(parts[0], names)) and not read_gguf(first).has_mtp:
+        _link_beside(first, _download(repository, head, str(found.sha)))
+    return first
+
+
+def choose(repository: str, names: Sequence[str], quant: str | None) -> list[str]:
+    """The files of the model that is meant, in order, among these of a repository.
+
+    Raises:
+        HubQuantError: none, or several; lists the models that there are.
+    """
+    models, name = _models(names), quant or USUAL_QUANT
+    named = _of_quant(models, name)
+    found = named or ([] if quant else list(models))
+    if len(found) == 1:
+        return models[found[0]]
+    if not models:
+        raise HubQuantError(f"{repository} has no .gguf model", ())
+    raise HubQuantError(
+        f"{repository} has {'several' if named else 'no'} {name}; name one of these by its last "
+        f"part or all of it, as {PREFIX}{repository}:QUANT (quant= in Python):\n  "
+        + "\n  ".join(models),
+        tuple(models),
+    )
+
+
+def _models(names: Sequence[str]) -> dict[str, list[str]]:
+    """The models among files: their files, in order, by the name without ".gguf" and part."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(names):
+        path = PurePosixPath(name)
+        if path.suffix == ".gguf" and not _NO_MODEL.search(path.name):
+            part = PART_NAME.fullmatch(name)
+            found.setdefault(part[1] if part else name.removesuffix(".gguf"), []).append(name)
+    return {name: files for name, files in found.items() if _is_complete(files)}
+
+
+def _is_complete(files: list[str]) -> bool:
+    part = PART_NAME.fullmatch(files[0])
+    return len(files) == (int(part[3]) if part else 1)
+
+
+def _of_quant(models: Iterable[str], quant: str) -> list[str]:
+    """The models whose name ends with this, or is it; where several do, not those of another
+    mixture (UD-Q4_K_M for Q4_K_M)."""
+    end = re.compile(rf"(^|[-._/]){re.escape(quant.removesuffix('.gguf'))}$", re.I)
+    found = [name for name in models if end.search(name)]
+    plain = [name for name in found if not name.upper().endswith(f"UD-{quant.upper()}")]
+    return plain or found
+
+
+def head_of(model: str, names: Sequence[str]) -> str | None:
+    """The file with the MTP head for a model, in its folder or above; None: there is none.
+
+    Of several the one whose name has most in common with the model's.
+    """
+    folder, name = PurePosixPath(model).parent, PurePosixPath(model).name.lower()
+    heads = [
+        head
+        for head in sorted(names)
+        if (path := PurePosixPath(head)).name.lower().startswith(_HEAD)
+        and path.suffix == ".gguf"
+        and folder.is_relative_to(path.parent)
+    ]
+
+    def alike(head: str) -> int:
+        own = PurePosixPath(head).name.lower().removeprefix(_HEAD)
+        return len(os.path.commonprefix([own, name]))  # noqa: RUF071 - of characters
+
+    return max(heads, key=alike, default=None)
+
+
+# -- the cache -------------------------------------------------------------------------------------
+
+
+def _folder(repository: str) -> Path:
+    """Of a repository in the hub's cache."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repository, repo_type="model"))
+
+
+def _cached(repository: str, quant: str | None, reason: HubNetworkError) -> Path:
+    """The newest in the cache. Raises `reason` where the model is not there."""
+    snapshots = _folder(repository) / "snapshots"
+    newest = sorted(snapshots.glob("*"), key=lambda folder: folder.stat().st_mtime, reverse=True)
+    for snapshot in newest:
+        files = [str(file.relative_to(snapshot)) for file in snapshot.rglob("*.gguf")]
+        with suppress(HubQuantError):
+            return snapshot / choose(repository, files, quant)[0]
+    raise reason
+
+
+def _download(repository: str, name: str, commit: str) -> Path:
+    """A file of a repository in the cache; the part of it that is there already is kept."""
+    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.file_download import get_hf_file_metadata, hf_hub_url
+
+    cached = try_to_load_from_cache(repository, name, revision=commit)
+    if isinstance(cached, str):
+        return Path(cached)
+    with _errors_told(repository):
+        url = hf_hub_url(repository, name, revision=commit)
+        about = get_hf_file_metadata(url)
+        etag, size = about.etag or "", about.size or math.inf
+        if _ETAG.fullmatch(etag) and size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
+            blob = _folder(repository) / "blobs" / etag
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            if not blob.exists():
+                _resume(url, blob, int(size), name)
+        # It finds the blob, and gives it its name.
+        return Path(hf_hub_download(repository, name, revision=commit))
+
+
+def _resume(url: str, blob: Path, size: int, name: str) -> None:
+    """Download a file, behind the part of it that is there; one process at a time."""
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    part = blob.with_name(f"{blob.name}.part")
+    with part.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.warning("another process downloads %s; waiting for it", name)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if blob.exists():
+            return
+        if (done := file.seek(0, os.SEEK_END)) > size:
+            done = file.truncate(0)
+        check_room(part, size - done)
+        # http_get rewinds and truncates where a server begins anew.
+        headers = build_hf_headers()
+        http_get(url, file, resume_size=done, headers=headers, expected_size=size)
+    part.replace(blob)
+
+
+def _link_beside(model: Path, head: Path) -> None:
+    """The head in the model's folder, where it is looked for."""
+    link = model.with_name(head.name)
+    if not link.exists():
+        link.symlink_to(os.path.relpath(head, link.parent))
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _errors_told(repository: str) -> Iterator[None]:
+    """Failures of the hub's package become those of :func:`fetch`."""
+    from huggingface_hub import constants, errors
+
+    page = f"{constants.ENDPOINT}/{repository}"
+    token = "log in with `hf auth login`, or set HF_TOKEN"
+    local = "a file that is here needs no network: give its path"
+    try:
+        yield
+    except DiskFullError:
+        raise
+    except errors.GatedRepoError:
+        raise HubTokenError(f"{page} is gated: accept its terms there, then {token}") from None
+    except errors.RepositoryNotFoundError:
+        raise HubRepositoryError(
+            f"no repository {page}; check how it is written. If it is private, {token}"
+        ) from None
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise HubTokenError(f"{page}: access denied ({status}); {token}") from None
+        raise HubNetworkError(
+            f"{page}: the hub answers {status}; try again later, {local}"
+        ) from None
+    except errors.OfflineModeIsEnabled:
+        raise HubNetworkError(
+            f"{page} is not in the cache, and HF_HUB_OFFLINE is set; unset it, {local}"
+        ) from None
+    except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
+        if isinstance(error, OSError) and error.errno:
+            raise write_error(error, _folder(repository)) from error
+        raise HubNetworkError(
+            f"{page} cannot be reached ({error or type(error).__name__}). The same command goes on "
+            f"where it stopped; {local}"
+        ) from None

@@ -1,0 +1,291 @@
+"""Models of a hub, on a small one that listens on the loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from pyllama_mtp.errors import HubQuantError
+from pyllama_mtp.models.hub import choose, head_of
+
+from ..models.test_parts import write_parts
+
+NOWHERE = "http://127.0.0.1:9"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+Program = Callable[..., "subprocess.CompletedProcess[bytes]"]
+RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# -- which files are meant -------------------------------------------------------------------------
+
+FILES = [
+    "README.md",
+    "mmproj-F16.gguf",
+    "mtp-Qwen-Q8_0.gguf",
+    "mtp-Qwen-Q4_K_M.gguf",
+    "Qwen-UD-Q4_K_M.gguf",
+    "Qwen-Q4_K_M.gguf",
+    "BF16/Qwen-BF16-00001-of-00002.gguf",
+    "BF16/Qwen-BF16-00002-of-00002.gguf",
+    "Qwen-Q3_K_M-00001-of-00002.gguf",  # its second part is not there
+]
+
+
+@pytest.mark.parametrize(
+    ("quant", "files"),
+    [
+        (None, ["Qwen-Q4_K_M.gguf"]),
+        ("q4_k_m", ["Qwen-Q4_K_M.gguf"]),
+        ("UD-Q4_K_M", ["Qwen-UD-Q4_K_M.gguf"]),
+        ("Qwen-Q4_K_M.gguf", ["Qwen-Q4_K_M.gguf"]),
+        (
+            "BF16",
+            ["BF16/Qwen-BF16-00001-of-00002.gguf", "BF16/Qwen-BF16-00002-of-00002.gguf"],
+        ),
+    ],
+)
+def test_a_quant_names_a_model(quant: str | None, files: list[str]) -> None:
+    assert choose("o/r", FILES, quant) == files
+
+
+@pytest.mark.parametrize(
+    ("names", "quant", "message"),
+    [
+        (FILES, "Q8_0", "no Q8_0.*BF16/Qwen-BF16\n  Qwen-Q4_K_M\n  Qwen-UD-Q4_K_M$"),
+        (FILES, "Q3_K_M", "no Q3_K_M"),
+        (["a-Q8_0.gguf", "a-F16.gguf"], None, "no Q4_K_M; .*:QUANT"),
+        (["a-Q8_0.gguf", "b-Q8_0.gguf"], "Q8_0", "several Q8_0"),
+        (["a.safetensors", "mtp-a.gguf"], None, "no .gguf model"),
+    ],
+)
+def test_what_is_not_clear_is_listed(names: list[str], quant: str | None, message: str) -> None:
+    with pytest.raises(HubQuantError) as caught:
+        choose("o/r", names, quant)
+    assert re.search(message, str(caught.value), re.S)
+
+
+def test_the_only_model_needs_no_quant() -> None:
+    assert choose("o/r", ["x.gguf", "mtp-x.gguf"], None) == ["x.gguf"]
+
+
+def test_the_head_that_is_most_like_the_model() -> None:
+    assert head_of("Qwen-Q4_K_M.gguf", FILES) == "mtp-Qwen-Q4_K_M.gguf"
+    assert head_of("BF16/Qwen-BF16-00001-of-00002.gguf", FILES) is not None
+    assert head_of("x.gguf", ["sub/mtp-x.gguf", "x.gguf"]) is None
+
+
+# -- downloads -------------------------------------------------------------------------------------
+
+
+class Hub(ThreadingHTTPServer):
+    """Repositories by name: their files' contents by name.
+
+    Attributes:
+        stop_at: bytes of a file after which its connection stands still, once.
+        stopped: set when one does.
+        ranges: the Range header of each GET of a file.
+    """
+
+    def __init__(self, repositories: dict[str, dict[str, bytes]]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.repositories, self.stop_at = repositories, 0
+        self.stopped, self.go_on = threading.Event(), threading.Event()
+        self.ranges: list[str | None] = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        host, port = self.server_address[:2]
+        return {
+            "HF_ENDPOINT": f"http://{host!s}:{port}",
+            "HF_HOME": str(folder),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_GET(self) -> None:
+        if found := re.fullmatch(r"/api/models/(\w+/\w+)(\?.*)?", self.path):
+            self._list(found[1])
+        elif found := re.fullmatch(rf"/(\w+/\w+)/resolve/{COMMIT}/(.+)", self.path):
+            self._send_file(self.server.repositories[found[1]][found[2]], found[1])
+        else:
+            self._refuse(404, "EntryNotFound")
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def _list(self, name: str) -> None:
+        if name == "o/private":
+            return self._refuse(401, "RepoNotFound")
+        files = self.server.repositories.get(name)
+        if files is None:
+            return self._refuse(404, "RepoNotFound")
+        siblings = [{"rfilename": file} for file in files]
+        body = json.dumps({"id": name, "sha": COMMIT, "siblings": siblings}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _send_file(self, data: bytes, name: str) -> None:
+        if name == "o/gated":
+            return self._refuse(403, "GatedRepo")
+        begin = 0
+        if self.command == "GET":
+            self.server.ranges.append(self.headers["Range"])
+            begin = int((self.headers["Range"] or "bytes=0-")[6:-1])
+        self.send_response(206 if begin else 200)
+        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("Content-Length", str(len(data) - begin))
+        if begin:
+            self.send_header("Content-Range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
+        self.end_headers()
+        if self.command == "GET":
+            stop_at, self.server.stop_at = self.server.stop_at, 0
+            if stop_at:
+                self.wfile.write(data[:stop_at])
+                self.wfile.flush()
+                self.server.stopped.set()
+                self.server.go_on.wait(30)
+            else:
+                self.wfile.write(data[begin:])
+
+    def _refuse(self, status: int, code: str) -> None:
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(demo_file: Path) -> Iterator[Hub]:
+    demo = demo_file.read_bytes() + bytes(30_000_000)
+    files = {"demo-F16.gguf": demo, "demo-Q8_0.gguf": b"not this", "mtp-demo-F16.gguf": b"nor this"}
+    with Hub({"o/r": files, "o/gated": files, "o/empty": {"README.md": b""}}) as server:
+        yield server
+        server.go_on.set()
+        server.shutdown()
+
+
+def test_a_download_goes_on_where_it_stopped(
+    hub: Hub, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is in the cache is read without a network."""
+    hub.stop_at = 25_000_000  # huggingface_hub writes 10 MiB at a time
+    for variable, value in hub.environment(tmp_path).items():
+        monkeypatch.setenv(variable, value)
+    command = [sys.executable, "-m", "pyllama_mtp", "inspect", "hf:o/r:F16"]
+    first = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
+    assert hub.stopped.wait(60)
+    blobs = tmp_path / "hub" / "models--o--r" / "blobs"
+    while sum(file.stat().st_size for file in blobs.glob("*")) < 20 << 20:
+        assert first.poll() is None
+    first.send_signal(signal.SIGINT)
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == 130 and b"Traceback" not in err
+    hub.go_on.set()
+    done = program("inspect", "hf:o/r:f16")
+    assert done.returncode == 0, done.stderr
+    assert b"qwen35" in done.stdout
+    before, after = hub.ranges
+    assert before is None and after == f"bytes={20 << 20}-"
+    assert [file.suffix for file in blobs.iterdir()] == [""], "one file, nothing partial"
+    again: dict[str, str] = {}
+    for variables in (again, {"HF_ENDPOINT": NOWHERE}, {"HF_HUB_OFFLINE": "1"}):
+        for variable, value in variables.items():
+            monkeypatch.setenv(variable, value)
+        done = program("generate", "-m", "hf:o/r:F16", "-n", "4", "def f")
+        assert done.returncode == 0 and done.stdout.strip(), done.stderr
+    assert len(hub.ranges) == 2
+
+
+REFUSED = """
+import json, sys
+from pyllama_mtp import Model
+said = {}
+for name in sys.argv[1:]:
+    repository, _, quant = name.partition(":")
+    try:
+        Model.from_pretrained(repository, quant=quant or None)
+    except Exception as error:
+        said[name] = [type(error).__name__, str(error)]
+print(json.dumps(said))
+"""
+
+
+def test_what_cannot_be_fetched_is_told(hub: Hub, run_python: RunPython, tmp_path: Path) -> None:
+    cases = {
+        "o/none": ("HubRepositoryError", "no repository .*/o/none; check how it is written"),
+        "o/private": ("HubRepositoryError", "If it is private, .*HF_TOKEN"),
+        "o/r:Q5_K_M": ("HubQuantError", "no Q5_K_M; .*\n  demo-F16\n  demo-Q8_0"),
+        "o/empty": ("HubQuantError", "no .gguf model"),
+        "o/gated:F16": ("HubTokenError", "is gated: accept its terms .*HF_TOKEN"),
+        "nonsense": ("UsageError", "'nonsense' is not OWNER/REPO"),
+    }
+    done = run_python(REFUSED, *cases, env=hub.environment(tmp_path))
+    told = json.loads(done.stdout)
+    for name, (kind, message) in cases.items():
+        assert told[name][0] == kind and re.search(message, told[name][1], re.S), told[name]
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"HF_ENDPOINT": NOWHERE}, b"cannot be reached .*give its path"),
+        ({"HF_HUB_OFFLINE": "1"}, b"HF_HUB_OFFLINE is set; .*give its path"),
+    ],
+)
+def test_no_network_and_nothing_in_the_cache(
+    program: Program,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    message: bytes,
+) -> None:
+    for name, value in {"HF_HOME": str(tmp_path), **variables}.items():
+        monkeypatch.setenv(name, value)
+    done = program("generate", "-m", "hf:o/r", "x")
+    assert done.returncode == 2 and re.search(message, done.stderr), done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+FETCHED = """
+import json, sys
+from pyllama_mtp.models.hub import fetch
+first = fetch(*sys.argv[1:])
+print(json.dumps([first.name, {file.name: file.stat().st_size for file in first.parent.iterdir()}]))
+"""
+
+
+def test_parts_and_a_head_come_along(
+    hub: Hub, run_python: RunPython, tmp_path: Path, demo_file: Path
+) -> None:
+    """The head in the folder above, of a model in parts that has none, lies beside them."""
+    parts = {
+        f"Q8_0/demo-Q8_0-{file.name[2:]}": file for file in write_parts(demo_file, tmp_path, 40)
+    }
+    files = {name: file.read_bytes() for name, file in parts.items()}
+    key = b"nextn_predict_layers" + (4).to_bytes(4, "little")
+    for name, data in files.items():
+        files[name] = data.replace(key + b"\1", key + b"\0").replace(b".nextn.", b".other.")
+    heads = {"mtp-demo.gguf": b"head", "mtp-other.gguf": b""}
+    hub.repositories["o/split"] = {**files, **heads}
+    done = run_python(FETCHED, "o/split", "Q8_0", env=hub.environment(tmp_path / "home"))
+    name, beside = json.loads(done.stdout)
+    assert name == "demo-Q8_0-00001-of-00003.gguf"
+    assert beside == {Path(one).name: len(files[one]) for one in files} | {"mtp-demo.gguf": 4}
