@@ -13,5 +13,6 @@ target_link_libraries(_native PRIVATE shim-patched llama-patched ggml)
 pyllama_sanitize_target(_native)
 # No run-time path on purpose: native.py loads a variant first, and the loader then finds the same
 # SONAMEs in memory. Imported any other way, the extension fails instead of guessing.
-set_target_properties(_native PROPERTIES INSTALL_RPATH "")
+# A wheel that travels has one all the same, which the loader does not need: auditwheel follows it.
+set_target_properties(_native PROPERTIES INSTALL_RPATH "$<$<BOOL:${PYLLAMA_CPU_ALL}>:$ORIGIN/lib/patched:$ORIGIN/lib>")
 target_link_options(_native PRIVATE $<$<PLATFORM_ID:Linux>:-Wl,--no-as-needed>)

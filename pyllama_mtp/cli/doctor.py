@@ -105,7 +105,7 @@ def check(lib: str | None, *, self_test: bool) -> Iterator[Finding]:
         yield _failure("library", error)
     if library is not None:
         yield from _guarded("library", lambda: check_library(library))
-        yield from _guarded("CPU features", lambda: check_cpu_features(library.stamp))
+        yield from _guarded("CPU features", lambda: check_cpu_features(library))
         yield from _guarded("devices", lambda: check_devices(library))
     yield from _guarded("GPU", lambda: check_gpu(library))
     demo = list(_guarded("demo model", check_demo))
@@ -172,15 +172,17 @@ def is_on(switch: Any) -> bool:
     return str(switch).strip().lower() not in ("", "none", "null", "off", "no", "false", "0")
 
 
-def check_cpu_features(stamp: dict[str, Any]) -> Iterator[Finding]:
+def check_cpu_features(library: Any) -> Iterator[Finding]:
     """What the build needs of the CPU, against what the CPU has."""
     from pyllama_mtp.llama.native import cpu_flags
 
-    listed = stamp.get("cpu_features") or ""
+    listed = library.stamp.get("cpu_features") or ""
     needed = listed.split() if isinstance(listed, str) else list(listed)
     flags = cpu_flags()
     if not needed:
-        yield Finding("CPU features", "ok", "built for any CPU of this kind, chosen when loaded")
+        loaded = library.cpu_generation() or "unknown"
+        detail = f"built for each generation of CPUs; loaded here: {loaded}"
+        yield Finding("CPU features", "ok", detail)
     elif flags is None:
         yield Finding("CPU features", "ok", f"built for {' '.join(needed)}")
     elif missing := [feature for feature in needed if feature not in flags]:

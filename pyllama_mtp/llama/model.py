@@ -233,9 +233,9 @@ class Model(Owned, OfThisProcess):
     def same_bits(self) -> bool:
         """Whether no bit of a row's logits depends on how many rows, up to 8, are computed beside
         it: on an x86 CPU without AMX, with the patched library."""
-        has_amx = "amx" in str(self._library.stamp.get("cpu_features", ""))
         types = [8, *(n for n, (name, *_) in TENSOR_TYPES.items() if name in self.adapters.types)]
-        return all(map(self._library.few_columns, types)) and not self.on_gpu and not has_amx
+        fast = all(map(self._library.few_columns, types))
+        return fast and not (self.on_gpu or self._library.has_amx)
 
     def _connect(self) -> list[Any]:
         """The devices of the workers."""

@@ -12,6 +12,7 @@ catches everything for them, and what must reach the caller (a ``KeyboardInterru
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -175,6 +176,20 @@ class Library:
     def backend(self) -> str:
         """Names of the devices that compute, e.g. "CPU" or "CUDA0+CPU"."""
         return "+".join(device.name for device in self.devices()) or "none"
+
+    def cpu_generation(self) -> str:
+        """What the loaded CPU backend was built for, e.g. "haswell", of a build that has one for
+        each generation of CPUs; "" where it has one only, or the system does not say."""
+        with contextlib.suppress(OSError):
+            maps = Path("/proc/self/maps").read_text(errors="replace")
+            if found := re.search(r"/libggml-cpu-(\w+)\.so$", maps, re.MULTILINE):
+                return found[1]
+        return ""
+
+    @property
+    def has_amx(self) -> bool:
+        """Whether the loaded CPU backend has kernels of AMX, and the CPU, too."""
+        return "AMX_INT8 = 1" in self.system_info()
 
     def system_info(self) -> str:
         """One line of llama.cpp about the backends and their features."""

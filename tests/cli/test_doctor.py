@@ -37,6 +37,7 @@ def test_all_is_well(fake: ModuleType, cli: Cli, demo_model: Path) -> None:
     assert line(result, "upstream").startswith("ok") and "0123456789abcdef" in result.out
     assert "feedc0dedead" in line(result, "patches")
     assert "CUDA no" in line(result, "build")
+    assert "loaded here: haswell" in line(result, "CPU features")
     assert "CPU (cpu): a fake CPU" in line(result, "device")
 
 

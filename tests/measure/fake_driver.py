@@ -210,6 +210,9 @@ class Library:
     def devices(self) -> list[Device]:
         return self._devices
 
+    def cpu_generation(self) -> str:
+        return "haswell"
+
     def system_info(self) -> str:
         return "FAKE = 1"
 

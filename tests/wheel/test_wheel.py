@@ -1,0 +1,125 @@
+"""The wheel for every x86-64 CPU: built as docs/building.md says, and used where no compiler is.
+
+    pytest -m wheel_build tests/wheel        # 15 minutes of two cores; auditwheel and patchelf
+
+The build folder stays in build/wheel, so what was cut goes on. The result is written to
+bench/results/wheel.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+#: What must run on this machine if it has AVX-512, AVX2, or neither is used.
+GENERATIONS = {"zen4": "avx512_bf16", "skylakex": "avx512bw", "haswell": "avx2", "x64": "sse2"}
+#: With MTP and without the same text; which of our kernels are there.
+PROGRAM = """
+import json
+from pyllama_mtp import Model, Session, Settings, native
+from pyllama_mtp.models.demo import demo_path
+library = native.load()
+said = {"generation": library.cpu_generation(), "few_columns": library.few_columns(12)}
+said["switches"] = [library.set_small_batch(True), library.set_large_batch(True),
+                    library.set_few_rows_attention(True)]
+with Model(demo_path()) as model:
+    said["text"] = []
+    for depth in (0, 3):
+        with Session(model, Settings(n_ctx=1024, draft_n_max=depth)) as session:
+            answer = session.generate("def read(path):\\n" * 40, max_tokens=60).run()
+            said["text"].append(answer.text)
+    said["accepted"] = sum(answer.telemetry.accepted)
+print(json.dumps(said))
+"""
+
+
+def said(*command: object, folder: Path, **environment: str) -> str:
+    """The output of a command that succeeds."""
+    words = [str(word) for word in command]
+    env = environment or {**os.environ}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=folder, env=env)
+    assert done.returncode == 0, f"{words[:6]}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout + done.stderr
+
+
+@pytest.mark.wheel_build
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the wheel is for x86-64")
+@pytest.mark.skipif(shutil.which("auditwheel") is None, reason="auditwheel is not here")
+def test_one_wheel_for_all(tmp_path: Path) -> None:
+    """auditwheel repairs it; without a compiler it installs, and each generation runs."""
+    page = (ROOT / "docs" / "building.md").read_text(encoding="utf-8")
+    build, repair = re.findall(r"^(pip wheel .*) && (auditwheel .*)$", page, re.M)[0]
+    native = f" -C build-dir={ROOT / 'build' / 'wheel'} -w {tmp_path}/dist "
+    said("bash", "-c", build.replace(" -w dist ", native), folder=ROOT)
+    said("bash", "-c", repair, folder=tmp_path)
+    (wheel,) = (tmp_path / "wheelhouse").glob("*.whl")
+    shown = " ".join(said("auditwheel", "show", wheel, folder=tmp_path).split())
+    assert "manylinux" in wheel.name and 'following platform tag: "manylinux' in shown
+
+    clean = {"PATH": str(tmp_path / "venv" / "bin"), "HOME": str(tmp_path)}
+    said(sys.executable, "-m", "venv", tmp_path / "venv", folder=tmp_path)
+    assert not [name for name in ("cc", "gcc", "cmake") if shutil.which(name, path=clean["PATH"])]
+    said(tmp_path / "venv" / "bin" / "pip", "install", wheel, folder=tmp_path, **clean)
+    python = tmp_path / "venv" / "bin" / "python"
+    doctor = said(python, "-m", "pyllama_mtp", "doctor", folder=tmp_path, **clean)
+    assert "everything is in order" in doctor
+    features = Path("/proc/cpuinfo").read_text().split()
+    (package,) = (tmp_path / "venv").glob("lib/python*/site-packages/pyllama_mtp")
+    rows = []
+    for name, needed in GENERATIONS.items():
+        if needed in features:
+            rows.append(only(name, package, python, clean))
+    write(wheel, shown, doctor, rows)
+
+
+def only(name: str, package: Path, python: Path, clean: dict[str, str]) -> str:
+    """Run with the backend of one generation, whatever else the wheel has; a row of the page."""
+    folder = package.parents[3] / name
+    shutil.copytree(package, folder / "pyllama_mtp", symlinks=True)
+    shutil.copytree(package.parent / "pyllama_mtp.libs", folder / "pyllama_mtp.libs")
+    for library in folder.glob("pyllama_mtp/lib/libggml-cpu-*.so"):
+        if library.name != f"libggml-cpu-{name}.so":
+            library.unlink()
+    environment = {**clean, "PYTHONPATH": str(folder)}
+    found = json.loads(said(python, "-c", PROGRAM, folder=folder, **environment))
+    ours = name != "x64"
+    assert found["generation"] == name and found["few_columns"] is ours
+    assert found["text"][0] == found["text"][1] and found["accepted"] > 0
+    assert all(found["switches"])
+    doctor = said(python, "-m", "pyllama_mtp", "doctor", folder=folder, **environment)
+    assert f"loaded here: {name}" in doctor
+    kernels = "ours" if ours else "llama.cpp's"
+    return f"| {name} | {kernels} | {found['accepted']} |"
+
+
+def write(wheel: Path, shown: str, doctor: str, rows: list[str]) -> None:
+    """bench/results/wheel.md."""
+    named = ("build", "CPU features", "device", "llama.cpp", "self-test")
+    page = [
+        "# One wheel for every x86-64 CPU",
+        "",
+        f"`pytest -m wheel_build tests/wheel`: {wheel.name}, {wheel.stat().st_size / 1e6:.0f} MB. "
+        "auditwheel: " + shown[: shown.index(". ") + 1],
+        "",
+        "Installed where PATH has no compiler and no cmake; `doctor`:",
+        "",
+        "```",
+        *(line for line in doctor.splitlines() if line[6:21].strip() in named),
+        "```",
+        "",
+        "With one CPU backend only; greedy text with three drafts is that without:",
+        "",
+        "| backend | kernels for a few rows | drafts accepted, of 60 tokens |",
+        "|---|---|---|",
+        *rows,
+    ]
+    (ROOT / "bench" / "results" / "wheel.md").write_text("\n".join(page) + "\n")
