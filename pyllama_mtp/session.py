@@ -7,8 +7,9 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -315,6 +316,7 @@ class Session(_Places):
         stop: Iterable[str] | None = (),
         draft: bool = True,
         logprobs: int | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Generation:
         """Start the model's next turn of a conversation, by the chat template of its file.
 
@@ -330,7 +332,7 @@ class Session(_Places):
             options: what else the template is told.
             max_tokens: None: as many as the context has room for.
             sampling: default `model.sampling`: as the model file says.
-            stop, draft, logprobs: see :meth:`generate`.
+            stop, draft, logprobs, on_progress: see :meth:`generate`.
 
         Raises:
             UsageError: no template, or one that refuses the messages; a conversation that is longer
@@ -348,9 +350,8 @@ class Session(_Places):
         room = max(1, self.n_ctx - len(prompt))
         limits = Limits(room if max_tokens is None else max_tokens, draft=draft)
         chosen = options.sampling(usable_sampling(sampling or self.model.sampling))
-        return self._start(
-            prompt, limits, chosen, _Options(stop, False, False, logprobs, split=True)
-        )
+        given = _Options(stop, False, False, logprobs, on_progress, split=True)
+        return self._start(prompt, limits, chosen, given)
 
 
 class BatchSession(_Places):
@@ -395,6 +396,7 @@ class BatchSession(_Places):
         log_pairs: bool = False,
         log_ties: bool = False,
         logprobs: int | None = None,
+        on_progress: Callable[[int, int, int], None] | None = None,
     ) -> BatchGeneration:
         """Start a generation; nothing is computed until it is iterated or run.
 
@@ -406,6 +408,8 @@ class BatchSession(_Places):
             max_tokens: most tokens to generate, at least 1; for all prompts, or one for each.
             sampling: default greedy; for all prompts, or one for each.
             stop, ignore_eos, draft, log_pairs, log_ties, logprobs: see :meth:`Session.generate`.
+            on_progress: called while prompts are processed, after each `n_batch` tokens, with
+                (index of the prompt, tokens done, tokens in all). What it raises ends all.
 
         Raises:
             UsageError: no prompt, an empty one, one that is longer than `n_ctx`, lists of another
@@ -422,8 +426,12 @@ class BatchSession(_Places):
         limits = [Limits(n, ignore_eos, draft) for n in most]
         samplings = [usable_sampling(one) for one in _for_each("sampling", sampling, len(chosen))]
         given = _Options(stop, log_pairs, log_ties, logprobs).check(self.model)
+        if on_progress is not None and not callable(on_progress):
+            raise refusal("on_progress", on_progress, "a function, or None")
         requests = []
         for i, each in enumerate(zip(chosen, limits, samplings, strict=True)):
+            if on_progress:
+                given = dataclasses.replace(given, on_progress=partial(on_progress, i))
             try:
                 requests.append(self._request(Answer, *each, given)[0])
             except UsageError as error:

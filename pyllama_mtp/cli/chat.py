@@ -161,13 +161,15 @@ class Conversation:
         """Ask, show the answer, and remember both; a question without answer is forgotten."""
         asked: list[dict[str, str]] = [*self._messages, {"role": "user", "content": text}]
         first = [{"role": "system", "content": self._system}] if self._system else []
-        self._last = self._session.chat(
-            [*first, *asked],
-            options=self._chat,
-            max_tokens=self._max_tokens,
-            sampling=self._sampling,
-        )
-        _show(self._last)
+        with loading.prompt_bar() as tell:
+            self._last = self._session.chat(
+                [*first, *asked],
+                options=self._chat,
+                max_tokens=self._max_tokens,
+                sampling=self._sampling,
+                on_progress=tell,
+            )
+            _show(self._last)
         turn = {"role": "assistant", "content": self._last.text}
         if self._last.reasoning:
             turn["reasoning_content"] = self._last.reasoning

@@ -108,6 +108,7 @@ class Body(BaseModel):
     dry_sequence_breakers: list[Text] | None = None
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
     ignore_eos: bool = False
+    return_progress: bool = False
 
     @property
     def sampling(self) -> dict[str, Any]:

@@ -70,7 +70,9 @@ def make_jobs(served: Served, body: Body) -> list[Job]:
         for tokens in prompts:
             limits = Limits(_max_tokens(served, body, len(tokens)), body.ignore_eos)
             for number in range(body.n):
-                jobs.append(Job(len(jobs), _request(served, body, tokens, limits, number)))
+                request = _request(served, body, tokens, limits, number)
+                tells = body.stream and body.return_progress
+                jobs.append(Job(len(jobs), request, progress=tells))
     except UsageError as error:
         raise bad_request(str(error)) from None
     return jobs

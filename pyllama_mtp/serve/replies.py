@@ -176,9 +176,12 @@ class Reply:
         """For a stream; empty when there is nothing to send."""
         choice = self._choices[job.index]
         choice.take(event)
-        if choice.begun and not (event.text or event.reasoning or event.finish_reason):
+        tells = event.text or event.reasoning or event.finish_reason or event.progress
+        if choice.begun and not tells:
             return b""
         chunk: dict[str, Any] = {**self._head, "choices": [choice.part(event)]}
+        if event.progress:
+            chunk["prompt_progress"] = event.progress
         if self._body.include_usage:
             chunk["usage"] = None
         return sse(to_json(chunk))

@@ -38,13 +38,14 @@ SPEED_WINDOW_S = 60
 class Event:
     """What has become of a job. The last one of a job has a finish_reason or an error.
 
-    The first one comes with the first token, and may have no text.
+    Those with `progress` come first. The next one comes with the first token, and may have no text.
 
     Attributes:
         text, reasoning: to be emitted, answer and thought; may be empty.
         n_taken: characters of both so far, tags included.
         logprobs: of the tokens that came, if they are kept.
         finish_reason: "eos", "stop" or "length".
+        progress: of the prompt, as llama-server says it.
     """
 
     text: str = ""
@@ -53,6 +54,7 @@ class Event:
     logprobs: Sequence[TopLogprobs] = ()
     finish_reason: str | None = None
     error: ApiError | None = None
+    progress: dict[str, float] | None = None
 
 
 @dataclass(eq=False)
@@ -62,12 +64,14 @@ class Job:
     Attributes:
         index: of the choice.
         post: takes an event; called on the event loop.
+        progress: tell how far the prompt is.
     """
 
     index: int
     request: Request
     post: Callable[[Job, Event], None] = lambda job, event: None
     done: bool = False
+    progress: bool = False
 
 
 @dataclass(frozen=True)
@@ -234,7 +238,19 @@ class Worker(threading.Thread):
             jobs, self._inbox = self._inbox, []
         for job in jobs:
             self._jobs[job.request] = job
+            if job.progress:
+                job.request.on_progress = partial(self._tell_progress, job, time.monotonic())
             self._loop.add(job.request)
+
+    def _tell_progress(self, job: Job, began: float, done: int, total: int) -> None:
+        """A part of a prompt is processed."""
+        figures: dict[str, float] = {
+            "total": total,
+            "cache": job.request.answer.telemetry.n_cached,
+            "processed": done,
+            "time_ms": int(1000 * (time.monotonic() - began)),
+        }
+        self._post([(job, Event(progress=figures))])
 
     def _work(self) -> None:
         """One step of the loop; a failure ends the requests that have a place."""

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from pyllama_mtp import Model, Sampling, Session, Settings, generate
+from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings, generate
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import native
 from pyllama_mtp.speculative.sampling import Sampler
@@ -111,8 +111,27 @@ def test_a_prompt_tells_how_far_it_is(demo: Model) -> None:
         session.process(more, on_progress=lambda *t: told.append(t))
         total = len(demo.tokenize(more)) - 1
         assert told[0][0] > n and told[-1] == (total, total)
+        told.clear()
+        question = [{"role": "user", "content": PROMPT}]
+        session.chat(question, max_tokens=1, on_progress=lambda *t: told.append(t)).run()
+        assert told[-1][0] == told[-1][1] > 0
         with pytest.raises(UsageError, match="on_progress"):
             session.generate(PROMPT, on_progress=3)  # type: ignore[arg-type]
+
+
+def test_prompts_of_a_batch_tell_how_far_they_are(demo: Model) -> None:
+    told: list[tuple[int, int, int]] = []
+    chosen = Settings(n_ctx=2048, n_threads=1, n_batch=128, n_ubatch=64, draft_n_max=0)
+    with BatchSession(demo, chosen, 2) as session:
+        session.generate(
+            [PROMPT, LONG, PROMPT], max_tokens=1, on_progress=lambda *t: told.append(t)
+        ).run()
+        with pytest.raises(UsageError, match="on_progress"):
+            session.generate([PROMPT], on_progress=3)  # type: ignore[arg-type]
+    for i, prompt in enumerate((PROMPT, LONG, PROMPT)):
+        n = len(demo.tokenize(prompt))
+        own = [each[1:] for each in told if each[0] == i]
+        assert own == sorted(own) and own[-1] == (n, n) and len(own) > n // 128
 
 
 def test_an_interrupted_prompt_has_its_real_figures(demo: Model) -> None:

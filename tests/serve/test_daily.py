@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from typing import Any
@@ -120,3 +121,23 @@ def test_an_answer_is_gone_on_with(shared: Running, demo: Model, thought: bool) 
     found = message["reasoning_content"] if thought else message["content"]
     assert found.strip().startswith(text[cut:].strip()), "it starts anew"
     assert more["usage"]["prompt_tokens"] > len(tokens)
+
+
+@pytest.mark.parametrize("kind", ["chat", "text"])
+def test_a_prompt_tells_how_far_it_is(start: Start, kind: str) -> None:
+    """As llama-server does, where a stream asks for it, before the first text."""
+    text = "Name the methods of a list and say what each of them does. " * 60
+    asks = {"chat": {"messages": chat(text)}, "text": {"prompt": text}}
+    path = {"chat": "/v1/chat/completions", "text": "/v1/completions"}[kind]
+    body = {**asks[kind], "stream": True, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    server = start(n_ctx=2048)
+    for wanted in (False, True):
+        lines = post(server, path, {**body, "return_progress": wanted}).text.split("\n\n")
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+        told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+        assert bool(told) is wanted
+    first, last = told[0], told[-1]
+    assert chunks[0]["prompt_progress"] == first and "prompt_progress" not in chunks[-1]
+    assert first.keys() == {"total", "cache", "processed", "time_ms"}
+    assert last["processed"] == last["total"] > last["cache"] == first["processed"] > 0
+    assert last["time_ms"] >= first["time_ms"] >= 0
