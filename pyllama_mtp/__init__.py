@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .answer import Answer
     from .contextoptions import RopeScaling
     from .errors import PyllamaMtpError
+    from .grammar import Grammar
     from .llama import native
     from .llama.chat import ChatOptions
     from .llama.model import Model
@@ -34,6 +35,7 @@ __all__ = [
     "BatchSession",
     "ChatOptions",
     "Generation",
+    "Grammar",
     "Model",
     "Pair",
     "PyllamaMtpError",
@@ -52,6 +54,7 @@ _MODULES = {
     "answer": ("Answer",),
     "contextoptions": ("RopeScaling",),
     "errors": ("PyllamaMtpError",),
+    "grammar": ("Grammar",),
     "llama.chat": ("ChatOptions",),
     "llama.model": ("Model",),
     "scheduler": ("BatchGeneration", "Generation"),

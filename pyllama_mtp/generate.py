@@ -47,6 +47,8 @@ from .telemetry import timed
 
 #: Which drafts of one sequence are accepted: of (drafts, batch entry of its first verified row).
 Judge = Callable[[Drafts, int], Verdict]
+#: Tokens that a grammar forces and that one pass takes along: up to 8 rows have the same bits.
+MOST_FORCED = 7
 #: Told of a prompt that is processed: (tokens done, tokens in all).
 OnProgress = Callable[[int, int], object]
 
@@ -135,8 +137,11 @@ def speculate(engine: Engine, live: Sequence[Live]) -> list[Outcome]:
 
 @timed("draft")
 def draft(engine: Engine, live: Sequence[Live]) -> list[Drafts]:
-    """Guess what follows the newest token of each sequence, equally many tokens for each: what
-    followed earlier in the text, where that promises more, or the head's guesses."""
+    """Guess what follows the newest token of each sequence: what must follow by its grammar; what
+    followed earlier in the text, where that promises more; or the head's guesses."""
+    certain = force(engine, live)
+    if certain:
+        return [certain]
     room = min(engine.settings.depth_limit, min(engine.room(one.place) for one in live) - 1)
     # A round emits one token more than it accepts.
     usable = min(room, max(one.wanted for one in live) - 1)
@@ -150,40 +155,72 @@ def draft(engine: Engine, live: Sequence[Live]) -> list[Drafts]:
         one.n_usable = min(n_max, one.wanted - 1)
     if found:
         q = [point(token) for token in found] if live[0].draws else []
-        return [Drafts(found, q, looked_up=True)]
+        return [cut(live[0], Drafts(found, q, looked_up=True))]
     if n_max < 1:
         return [Drafts() for _ in live]
     engine.intact = False
     begun = [Newest(one.place.seq, one.token, one.n_usable, one.draws) for one in drafted]
     made = iter(engine.drafter.draft(begun, n_max, engine.settings.p_min))
-    return [next(made) if one.place.drafting else Drafts() for one in live]
+    return [cut(one, next(made)) if one.place.drafting else Drafts() for one in live]
+
+
+def force(engine: Engine, live: Sequence[Live]) -> Drafts | None:
+    """What the grammar of a sequence that is alone makes certain, if it does; whether or not it is
+    drafted for, since nothing of it is ever taken back."""
+    one, settings = live[0], engine.settings
+    if len(live) > 1 or one.request.answer.n_logprobs is not None or settings.synthetic_acceptance:
+        return None
+    most = min(MOST_FORCED, one.wanted - 1, engine.room(one.place) - 1, settings.n_ubatch - 1)
+    found = one.request.sampler.forced(most)
+    if not found:
+        return None
+    if one.place.drafting:
+        engine.choice.look_up([(one.place.seq, one.token)], 0)
+    one.n_usable = len(found)
+    return Drafts(found, forced=True)
+
+
+def cut(one: Live, made: Drafts) -> Drafts:
+    """What the grammar forces, in place of the drafts; or these up to the first that breaks it.
+    That one stays where it was drawn: to drop it because of what it is would change the
+    distribution (see :func:`.accept_sampled`)."""
+    forced = one.request.sampler.forced(len(made.tokens))
+    if forced:
+        return Drafts(forced, forced=True)
+    n = one.request.sampler.n_valid(made.tokens) + bool(made.distributions and not made.looked_up)
+    return Drafts(made.tokens[:n], made.distributions[:n], made.looked_up)
 
 
 @timed("verify")
 def verify(engine: Engine, live: Sequence[Live], drafts: Sequence[Drafts]) -> Ints:
     """One pass of the target over the newest token and the k drafts of each sequence.
 
-    Every entry is an output: row i of a sequence says what follows its first i drafts.
+    Row i of a sequence says what follows its first i drafts. All are outputs; of drafts that are
+    certain, of a sequence that is alone, only the last one is, and nothing is taken back.
 
     Returns:
         [sequences, k + 1]: the tokens of the pass.
     """
     target, n_rows = engine.target, 1 + max(len(made.tokens) for made in drafts)
+    forced = len(live) == 1 and drafts[0].forced
     prepare_rows(engine, live)
     engine.intact = False
     engine.follow(any(one.place.drafting for one in live))
-    target.set_snapshots(n_rows > 1)
+    target.set_snapshots(n_rows > 1 and not forced)
     tokens, positions, seqs = list[int](), list[int](), list[int]()
     for one, made in zip(live, drafts, strict=True):
         place, start = one.place, len(one.place.cached)
-        if place.rollback and n_rows > 1:
+        if place.rollback and n_rows > 1 and not forced:
             place.rollback.before()
-        tokens += [one.token, *(made.tokens or [one.token] * (n_rows - 1))]
+        tokens += [one.token, *made.tokens, *[one.token] * (n_rows - 1 - len(made.tokens))]
         positions += range(start, start + n_rows)
         seqs += [place.seq] * n_rows
     ids: Ints
     ids, at, of = np.array([tokens, positions, seqs], dtype=np.int32)
-    target.decode_batch(Batch(ids, at, of, np.ones(len(ids), dtype=np.int8)))
+    outputs = np.ones(len(ids), dtype=np.int8)
+    if forced:
+        outputs[:-1] = 0
+    target.decode_batch(Batch(ids, at, of, outputs))
     target.synchronize()
     return ids.reshape(len(live), n_rows)
 

@@ -174,11 +174,16 @@ class Scheduler:
             own, made = one.request.answer.telemetry, outcome.drafts
             n_drafted, n_accepted = len(made.tokens), len(outcome.tokens) - 1
             for telemetry in (total, own):
-                telemetry.count_round(min(outcome.n_usable, n_drafted), n_accepted, made.looked_up)
+                n_offered = min(outcome.n_usable, n_drafted)
+                telemetry.count_round(n_offered, n_accepted, made.looked_up, made.forced)
             own.count_times(times, seconds)
-            if own.pairs is not None and not made.looked_up:
+            if own.pairs is not None and not (made.looked_up or made.forced):
                 _log_pairs(engine, own.pairs, outcome)
-        drafted = [(one.place.seq, o.n_usable, o.tokens) for one, o in found if one.place.drafting]
+        drafted = [
+            (one.place.seq, 0 if o.drafts.forced else o.n_usable, o.tokens)
+            for one, o in found
+            if one.place.drafting
+        ]
         if drafted:
             engine.choice.learn(drafts, drafted, times["draft"], seconds)
         return found

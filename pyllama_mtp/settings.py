@@ -25,6 +25,7 @@ from .arguments import (
 )
 from .contextoptions import RopeScaling
 from .errors import UsageError
+from .grammar import Grammar
 
 CACHE_TYPES = ("f16", "q8_0", "q4_0", "bf16", "f32")
 FLASH_ATTENTION = ("auto", "on", "off")
@@ -36,8 +37,6 @@ ROLLBACK = ("auto", "snapshot", "replay")
 CHECKPOINT_LIMIT = 30
 MOST_TOKENS = 2**31 - 1
 MOST_THREADS = 512  # GGML_MAX_N_THREADS
-#: Parentheses of a grammar, one within the other.
-GRAMMAR_DEPTH = 500
 #: Types that rows of the draft head can be given. The last three need an importance matrix, and are
 #: refused where the head is made.
 HEAD_TYPES = (
@@ -273,10 +272,11 @@ class Sampling:
             Hugging Face's transformers: [n] int32, prompt and answer so far, and [n_vocab] float32;
             minus infinity excludes a token. They are called for each position, in order, and with
             MTP for positions that are drafted, too, never out of order. Slow.
-        grammar: GBNF with a rule `root`; the text follows it. None: any text.
+        grammar: a :class:`.Grammar`, or GBNF with a rule `root`; the answer follows it, from its
+            beginning or from the end of a thought that the prompt opens. None: any text.
         reasoning_budget: most tokens of a thought, which a prompt that ends with ``<think>`` opens,
             or the model at the start of its answer; then the closing tag follows, whatever the
-            model says. None: as many as the model likes. Not with a grammar.
+            model says. None: as many as the model likes.
         seed: of the random draw, 0 to 2**32 - 2; None draws one.
     """
 
@@ -299,7 +299,7 @@ class Sampling:
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     logit_bias: Mapping[int, float] | None = None
     logits_processors: Sequence[LogitsProcessor] = ()
-    grammar: str | None = None
+    grammar: str | Grammar | None = None
     reasoning_budget: int | None = None
     seed: int | None = None
 
@@ -330,17 +330,19 @@ class Sampling:
         _keep(self, "dry_sequence_breakers", breakers)
         self._check_biases()
         grammar: object = self.grammar
-        text = grammar is None or (isinstance(grammar, str) and grammar != "")
-        require(text, "grammar", grammar, "GBNF, or None")
-        depths = itertools.accumulate((c == "(") - (c == ")") for c in self.grammar or "")
-        if max(depths, default=0) > GRAMMAR_DEPTH:  # llama.cpp's parser recurses
-            raise UsageError(f"the grammar has more than {GRAMMAR_DEPTH} parentheses open at once")
+        usable = grammar is None or (isinstance(grammar, Grammar | str) and grammar != "")
+        require(usable, "grammar", grammar, "a Grammar, GBNF, or None")
+        if isinstance(grammar, str):
+            Grammar.gbnf(grammar)
         if self.reasoning_budget is not None:
             self._whole("reasoning_budget", MOST_TOKENS, "0 tokens or more, or None")
-            if self.grammar is not None:
-                raise UsageError("reasoning_budget and grammar do not go together: use one of them")
         if self.seed is not None:
             self._whole("seed", 2**32 - 2, "from 0 to 2**32 - 2, or None")
+
+    @property
+    def constraint(self) -> Grammar | None:
+        """`grammar` as a :class:`.Grammar`."""
+        return Grammar.gbnf(self.grammar) if isinstance(self.grammar, str) else self.grammar
 
     def _number(self, name: str, usable: Callable[[float], bool], allowed: str) -> None:
         _keep(self, name, number(name, getattr(self, name), usable, allowed))

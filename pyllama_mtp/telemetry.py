@@ -92,6 +92,8 @@ class Telemetry:
         drafted: drafts of the head offered to verification, per position 1..n.
         accepted: drafts accepted, per position; unconditional: all earlier ones were accepted too.
         looked_up: drafts from earlier in the text: {"rounds": of `rounds`, "drafted", "accepted"}.
+        forced: tokens that the grammar left no choice for, taken along in a pass; the head has not
+            drafted them.
         draft_vocab: of a draft vocabulary that follows the text: {"tokens": chosen in rounds,
             "outside": of them, that could not be drafted, "replaced": rows, "seconds": for that}.
         rounds: verification passes, those without a draft included.
@@ -119,6 +121,7 @@ class Telemetry:
     looked_up: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("rounds", "drafted", "accepted"), 0)
     )
+    forced: int = 0
     draft_vocab: dict[str, float] = field(
         default_factory=lambda: {"tokens": 0, "outside": 0, "replaced": 0, "seconds": 0.0}
     )
@@ -143,9 +146,14 @@ class Telemetry:
         for phase in PHASES:
             self.time_s[phase] += times[phase]
 
-    def count_round(self, n_drafted: int, n_accepted: int, looked_up: bool = False) -> None:
+    def count_round(
+        self, n_drafted: int, n_accepted: int, looked_up: bool = False, forced: bool = False
+    ) -> None:
         """One verification pass over `n_drafted` drafts, of which the first `n_accepted` held."""
         self.rounds += 1
+        if forced:
+            self.forced += n_accepted
+            return
         if looked_up:
             for name, n in (("rounds", 1), ("drafted", n_drafted), ("accepted", n_accepted)):
                 self.looked_up[name] += n
@@ -184,7 +192,7 @@ class Telemetry:
     @property
     def mean_accepted_length(self) -> float:
         """Accepted drafts per round."""
-        n_accepted = sum(self.accepted) + self.looked_up["accepted"]
+        n_accepted = sum(self.accepted) + self.looked_up["accepted"] + self.forced
         return n_accepted / self.rounds if self.rounds else 0.0
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,8 @@ if TYPE_CHECKING:
 #: What a thought is between.
 OPEN, CLOSE = "<think>", "</think>"
 #: What ends a thought that has become too long; a template without thought writes the same.
-FORCED = f"\n{CLOSE}\n\n"
+GAP = "\n\n"
+FORCED = f"\n{CLOSE}{GAP}"
 
 
 class Piece(str):
@@ -115,12 +117,19 @@ class Splitter:
             self._skip_space = not self._held
 
 
-class Budget:
-    """Ends a thought after so many tokens: what the model's next token then must be."""
+class Thought:
+    """The thought at the beginning of a text: whether it is over, and what the model's next token
+    must be where it ends."""
 
-    def __init__(self, model: Model, n: int, prompt: Sequence[int]) -> None:
-        """`n`: most tokens of thought, 0 or above. `prompt`: token ids; it may open a thought."""
-        self._model, self._left = model, n
+    def __init__(
+        self, model: Model, budget: int | None, prompt: Sequence[int], gap: bool = False
+    ) -> None:
+        """Args:
+        budget: most tokens of thought, 0 or above; then it is ended. None: any number.
+        prompt: token ids; it may open a thought.
+        gap: an empty line must follow the closing tag.
+        """
+        self._model, self._left, self._gap = model, math.inf if budget is None else budget, gap
         self._splitter = Splitter(opened(model, prompt))
         self._due: list[int] | None = None
 
@@ -128,8 +137,13 @@ class Budget:
     def forced(self) -> int | None:
         """The token that must come next; None: any may."""
         if self._due is None and self._splitter.thinking and self._left < 1:
-            self._due = self._model.tokenize(FORCED, add_special=False, parse_special=True)
+            self._due = self._tokens(FORCED)
         return self._due[0] if self._due else None
+
+    @property
+    def over(self) -> bool:
+        """Whether all that follows is answer."""
+        return not self._due if self._due is not None else self._splitter.answering
 
     def add(self, token: int) -> None:
         """The text goes on with this token."""
@@ -138,4 +152,10 @@ class Budget:
         elif not self._splitter.answering:
             self._left -= self._splitter.thinking
             # Half a character is no part of a tag.
-            self._splitter.feed(text_of(self._model, token).decode("utf-8", "replace"))
+            text = text_of(self._model, token).decode("utf-8", "replace")
+            self._splitter.feed(text)
+            if self._gap and self._splitter.answering and text.endswith(CLOSE[-1]):
+                self._due = self._tokens(GAP)
+
+    def _tokens(self, text: str) -> list[int]:
+        return self._model.tokenize(text, add_special=False, parse_special=True)

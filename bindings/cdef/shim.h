@@ -18,6 +18,7 @@ struct llama_context * pyllama_context_init(struct llama_model * model, struct l
 struct llama_adapter_lora * pyllama_adapter_lora_init(struct llama_model * model, const char * path, char * message, size_t n_message);
 int32_t pyllama_regex_search(const char * pattern, const char * text, char * message, size_t n_message);
 int32_t pyllama_tokenize(const struct llama_vocab * vocab, const char * text, int32_t n_text, llama_token * tokens, int32_t n_tokens_max, bool add_special, bool parse_special, char * message, size_t n_message);
+int32_t pyllama_tokenize_forced(const struct llama_vocab * vocab, const char * text, int32_t n_text, llama_token * tokens, int32_t n_tokens_max, bool add_special, bool parse_special);
 struct llama_batch_ext * pyllama_batch_ext_init(struct llama_context * ctx, char * message, size_t n_message);
 int32_t pyllama_synchronize(struct llama_context * ctx, char * message, size_t n_message);
 int32_t pyllama_memory_clear(struct llama_context * ctx, char * message, size_t n_message);

@@ -71,6 +71,11 @@ PYLLAMA_API int32_t pyllama_regex_search(const char * pattern, const char * text
 PYLLAMA_API int32_t pyllama_tokenize(
         const struct llama_vocab * vocab, const char * text, int32_t n_text, llama_token * tokens, int32_t n_tokens_max,
         bool add_special, bool parse_special, char * message, size_t n_message);
+// The same in llama_tokenize()'s form, for llguidance, which calls it by its address: no token when an exception was
+// caught.
+PYLLAMA_API int32_t pyllama_tokenize_forced(
+        const struct llama_vocab * vocab, const char * text, int32_t n_text, llama_token * tokens, int32_t n_tokens_max,
+        bool add_special, bool parse_special);
 
 // The entries of one batch. All arrays have n_tokens entries; the caller keeps them alive during the call.
 struct pyllama_batch {

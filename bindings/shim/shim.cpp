@@ -297,6 +297,14 @@ int32_t pyllama_tokenize(
             [](int32_t) { return INT32_MIN; });
 }
 
+int32_t pyllama_tokenize_forced(
+        const llama_vocab * vocab, const char * text, int32_t n_text, llama_token * tokens, int32_t n_tokens_max,
+        bool add_special, bool parse_special) {
+    const int32_t n = pyllama_tokenize(
+            vocab, text, n_text, tokens, n_tokens_max, add_special, parse_special, nullptr, 0);
+    return n == INT32_MIN ? 0 : n;
+}
+
 int32_t pyllama_decode(
         llama_context * ctx, llama_batch_ext * batch, const pyllama_batch * entries, char * message, size_t n_message) {
     return guarded_code(message, n_message, [&]() -> int32_t {

@@ -128,9 +128,9 @@ class ChatOptions:
 
     def sampling(self, sampling: Sampling) -> Sampling:
         """With the most tokens of thought that these options allow: none for a model that is told
-        not to think and does. A grammar leaves no room for thought by itself."""
+        not to think and does."""
         budget = 0 if self._thinks is False else self.budget
-        if budget is None or sampling.grammar is not None:
+        if budget is None:
             return sampling
         return dataclasses.replace(sampling, reasoning_budget=budget)
 

@@ -386,6 +386,11 @@ class Model(Owned, OfThisProcess):
         ids = token_ids("tokens", tokens)
         return b"".join(self.piece(token, special) for token in ids).decode("utf-8", "replace")
 
+    def attributes(self, token: int) -> int:
+        """What the vocabulary says of a token: flags LLAMA_TOKEN_ATTR_*."""
+        self.check_tokens([token])
+        return int(self._lib.llama_vocab_get_attr(self._vocab, token))
+
     def is_end(self, token: int) -> bool:
         """Whether the token ends a generation (end of text, end of turn)."""
         self.handle  # noqa: B018 - raises when closed

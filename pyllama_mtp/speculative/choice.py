@@ -107,7 +107,9 @@ class DraftChoice:
             total_s: seconds of the whole round, drafting included.
         """
         n_drafted = len(drafts.tokens)
-        if drafts.looked_up and isinstance(self.depths, DepthController):
+        if drafts.forced and len(outcomes) == 1:
+            pass  # it says nothing of the head, nor what rows with logits cost
+        elif drafts.looked_up and isinstance(self.depths, DepthController):
             n_accepted = len(outcomes[0][2]) - 1
             self.depths.update_lookup(n_drafted, n_accepted, total_s)
         elif self.depths:

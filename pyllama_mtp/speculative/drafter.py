@@ -42,11 +42,13 @@ class Drafts:
         tokens: their ids.
         distributions: what each was drawn from; none where they are the head's best tokens.
         looked_up: they are from the text itself, not from the head; see :mod:`.ngram`.
+        forced: the grammar allows nothing else: they are certain to be accepted.
     """
 
     tokens: list[int] = field(default_factory=list)
     distributions: list[Distribution] = field(default_factory=list)
     looked_up: bool = False
+    forced: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,9 @@ speculative/rejection.py.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from ..errors import FatalDecodeError, InsufficientMemoryError, UsageError
 from ..llama.batch import Floats, Ints
 from ..settings import Sampling
 from ..telemetry import NearTie
-from ..thinking import Budget
+from ..thinking import Thought, opened
+from .constraint import Constraint
 from .rejection import Distribution, draft_distribution, draw, point, softmax
 
 if TYPE_CHECKING:
@@ -62,18 +64,25 @@ class Sampler:
         self.seed = secrets.randbelow(2**32 - 1) if sampling.seed is None else sampling.seed
         self.rng = np.random.default_rng(self.seed)
         self._lib = model._lib
+        grammar, budget = sampling.constraint, sampling.reasoning_budget
+        begun = grammar is not None and opened(model, history)
+        self._thought: Thought | None = None
+        if begun or (budget is not None and not grammar):
+            self._thought = Thought(model, budget, history, gap=begun)
+        self._late: Callable[[], object] | None = None  # what GBNF needs when the thought is over
+        follows = grammar is not None and grammar.kind != "gbnf"
+        self._constraint = Constraint(model, grammar) if grammar and follows else None
         self._chain = None if sampling.plain_greedy else self._build(model, history)
         self.near_ties = near_ties if sampling.plain_greedy else None
         self._tokens = list(history) if sampling.logits_processors else None
-        budget = sampling.reasoning_budget
-        self._budget = None if budget is None else Budget(model, budget, history)
         self._n_sampled = 0
 
     def _build(self, model: Model, history: Sequence[int]) -> Any:
         lib, s = self._lib, self.sampling
         if s.logit_bias:
             model.check_tokens(list(s.logit_bias))
-        grammar = self._grammar(model, s.grammar) if s.grammar is not None else None
+        gbnf = s.constraint if s.constraint and not self._constraint else None
+        grammar = self._grammar(model, gbnf.source) if gbnf else None
         chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         add = lib.llama_sampler_chain_add
         if s.logit_bias:
@@ -91,7 +100,11 @@ class Sampler:
         for token in history[-seen:] if seen else ():
             lib.llama_sampler_accept(chain, token)
         if grammar is not None:
-            add(chain, grammar)
+            # A chain within the chain: empty, and without effect, until the grammar begins.
+            slot = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+            add(chain, slot)
+            self._late = partial(add, slot, grammar)
+            self._begin()
         for sampler in self._drawing(model.n_vocab):
             add(chain, sampler)
         return chain
@@ -161,12 +174,41 @@ class Sampler:
         """True when it takes the best token of a row, and needs no logits."""
         return self._chain is None
 
+    @property
+    def _answers(self) -> bool:
+        """Whether what follows is the answer, not a thought: its grammar holds."""
+        return not self._thought or self._thought.over
+
+    def _begin(self) -> None:
+        """A GBNF grammar begins with the answer."""
+        if self._late and self._answers:
+            self._late()
+            self._late = None
+
+    @property
+    def _certain(self) -> int | None:
+        """The token that must come, whatever the logits; None: there is a choice."""
+        if self._thought and self._thought.forced is not None:
+            return self._thought.forced
+        return self._constraint.only if self._constraint and self._answers else None
+
+    def forced(self, most: int) -> list[int]:
+        """Tokens that the grammar makes certain, up to `most`: rows before the one that follows
+        them are sampled without logits."""
+        return self._constraint.forced(most) if self._constraint and self._answers else []
+
+    def n_valid(self, drafts: Sequence[int]) -> int:
+        """How many of these drafts do not break the grammar."""
+        if self._constraint and self._answers:
+            return self._constraint.n_valid(drafts)
+        return len(drafts)
+
     def sample(self, context: Context, row: int) -> int:
         """Draw from batch entry `row` of the last decode, and remember it; rows come in order.
 
-        A token that must come, at the end of a budget of thought, is not drawn.
+        A token that must come, by the grammar or at the end of a budget of thought, is not drawn.
         """
-        forced = self._budget.forced if self._budget else None
+        forced = self._certain
         if forced is not None:
             self._n_sampled += 1
             self.accept(forced)
@@ -178,19 +220,24 @@ class Sampler:
 
     def _note(self, token: int) -> None:
         """The text goes on with this token."""
-        if self._budget:
-            self._budget.add(token)
+        if self._thought and not self._thought.over:
+            self._thought.add(token)
+            self._begin()
+        elif self._constraint:
+            self._constraint.add(token)
         if self._tokens is not None:
             self._tokens.append(token)
 
     @contextmanager
     def _processed(self, context: Context, row: int) -> Iterator[None]:
-        """Within it, the row's logits are what the processors make of them.
+        """Within it, the row's logits are what the processors make of them, and minus infinity
+        where the grammar forbids a token.
 
         Raises:
             UsageError: a processor gives something else than finite logits, or minus infinity.
         """
-        if self._tokens is None:
+        follows = self._constraint if self._answers else None
+        if self._tokens is None and not follows:
             yield
             return
         context.check_finite(row)
@@ -198,13 +245,13 @@ class Sampler:
         kept = logits.copy()
         found: Any = kept.copy()
         for process in self.sampling.logits_processors:
-            found = np.asarray(process(np.array(self._tokens, dtype=np.int32), found))
+            found = np.asarray(process(np.array(self._tokens or (), dtype=np.int32), found))
             if found.shape != kept.shape or not (found.max() < np.inf):  # a NaN is not
                 raise UsageError(
                     f"a logits processor gives an array of shape {found.shape}, or one with a NaN "
                     f"or plus infinity; it must give the {len(kept)} logits"
                 )
-        logits[:] = found
+        logits[:] = np.where(follows.allowed(), found, -np.inf) if follows else found
         try:
             yield
         finally:
@@ -247,7 +294,7 @@ class Sampler:
             UsageError: no output row was asked for there.
             FatalDecodeError: the row holds a NaN, or a fault in llama.cpp.
         """
-        forced = self._budget.forced if self._budget else None
+        forced = self._certain
         if forced is not None:
             return point(forced)
         if self._chain is None:
@@ -283,13 +330,16 @@ class Sampler:
 
     def accept(self, token: int) -> None:
         """Remember a token that was drawn from :meth:`distribution`."""
-        self._note(token)
         if self._chain is not None:
             self._lib.llama_sampler_accept(self._chain, token)
+        self._note(token)
 
     def close(self) -> None:
         """Free the chain. May be called again."""
         chain, self._chain = self._chain, None
+        if self._late and chain is not None:
+            self._late()  # the grammar, which the chain then frees
+            self._late = None
         if chain is not None:
             self._lib.llama_sampler_free(chain)
 

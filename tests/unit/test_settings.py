@@ -222,11 +222,6 @@ def test_every_field_has_a_bad_value_here() -> None:
     assert {name for name, _, _ in BAD_SETTINGS + BAD_SAMPLING} == fields
 
 
-def test_a_budget_of_thought_and_a_grammar() -> None:
-    with pytest.raises(UsageError, match="use one of them"):
-        Sampling(grammar="root ::= [a]", reasoning_budget=5)
-
-
 def test_a_quantized_v_cache_needs_flash_attention() -> None:
     for kind in ("q8_0", "q4_0"):
         with pytest.raises(UsageError, match="needs flash attention"):

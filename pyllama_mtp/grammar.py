@@ -1,0 +1,135 @@
+"""What an answer must follow: GBNF, a JSON schema, a regular expression or a Lark grammar.
+
+GBNF goes to llama.cpp's own sampler. The others go to llguidance, which also knows the tokens that
+a grammar forces. llguidance could read GBNF, but not exactly: it takes the longest match of each
+word (``root ::= w "x"``, ``w ::= [a-z]*`` then never ends), and its ``.`` matches no line end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .arguments import choice, refusal
+from .errors import UsageError
+
+KINDS = ("gbnf", "json_schema", "regex", "lark")
+#: Brackets that may be open at once: parsers recurse.
+DEPTH = 500
+#: Most characters of a grammar, and of a reason in a message.
+MOST_TEXT, MOST_REASON = 1 << 20, 400
+#: White space between the parts of a JSON text, as upstream's grammars have it; without a bound a
+#: small model may write nothing else.
+WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
+
+
+def require_llguidance() -> Any:
+    """The package llguidance. Raises UsageError where it is missing."""
+    try:
+        import llguidance
+    except ImportError as reason:
+        raise UsageError(
+            "JSON schemas, regular expressions and Lark grammars need the package llguidance "
+            f"({reason}): pip install 'pyllama-mtp[structured]'"
+        ) from None
+    return llguidance
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A grammar that the answer follows; make one with :meth:`json_schema` or the like.
+
+    A thought that the prompt opens (it ends with ``<think>``, as templates of thinking models have
+    it) is free: the answer, and its grammar, begin after ``</think>`` and an empty line. Any other
+    answer follows its grammar from its first token.
+
+    Attributes:
+        kind: one of KINDS.
+        source: its text.
+
+    Raises:
+        UsageError: it is none, or has something that llguidance does not support; or llguidance is
+            missing, without which only GBNF can be used. GBNF is read when a generation starts.
+    """
+
+    kind: str
+    source: str
+
+    def __post_init__(self) -> None:
+        choice("kind", self.kind, KINDS)
+        source: object = self.source
+        if not isinstance(source, str) or not source:
+            raise refusal(self._name, source, "text, and not empty")
+        if len(source) > MOST_TEXT:
+            raise UsageError(f"{self._name} has more than {MOST_TEXT:,} characters")
+        opening, closing = ("(", ")") if self.kind == "gbnf" else ("([{", ")]}")
+        depths = itertools.accumulate((c in opening) - (c in closing) for c in source)
+        if max(depths, default=0) > DEPTH:
+            raise UsageError(f"{self._name} has more than {DEPTH} parentheses open at once")
+        if self.kind != "gbnf":
+            reason = require_llguidance().LLMatcher.validate_grammar(self.compiled())
+            if reason:
+                raise self.refused(reason)
+
+    @classmethod
+    def gbnf(cls, text: str) -> Grammar:
+        """llama.cpp's GBNF, with a rule `root`."""
+        return cls("gbnf", text)
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
+        """JSON that fits a schema (draft 2020-12), its properties in the schema's order.
+
+        Args:
+            schema: as a dict, or as JSON text. Keywords that llguidance does not support are
+                refused: see its docs/json_schema.md.
+        """
+        name = "the JSON schema"
+        try:
+            found = json.loads(schema) if isinstance(schema, str) else schema
+            text = json.dumps(found, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as reason:
+            raise UsageError(f"{name} is not JSON: {reason}") from None
+        if not isinstance(found, Mapping):
+            raise refusal(name, found, "an object: a dict, or its JSON text")
+        return cls("json_schema", text)
+
+    @classmethod
+    def json_object(cls) -> Grammar:
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"})
+
+    @classmethod
+    def regex(cls, pattern: str) -> Grammar:
+        """Text that a regular expression matches as a whole, in the syntax of Rust's `regex`."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def lark(cls, text: str) -> Grammar:
+        """llguidance's Lark syntax, with a rule `start`; ``<tool_call>`` is a special token."""
+        return cls("lark", text)
+
+    @property
+    def _name(self) -> str:
+        names = ("grammar", "JSON schema", "regular expression", "Lark grammar")
+        return f"the {names[KINDS.index(self.kind)]}"
+
+    def compiled(self) -> str:
+        """What llguidance takes."""
+        matcher = require_llguidance().LLMatcher
+        if self.kind == "json_schema":
+            options = {"whitespace_pattern": WHITESPACE}
+            return str(matcher.grammar_from_json_schema(self.source, defaults=options))
+        make = matcher.grammar_from_regex if self.kind == "regex" else matcher.grammar_from_lark
+        return str(make(self.source))
+
+    def refused(self, reason: str) -> UsageError:
+        """The exception that says why it cannot be used."""
+        listing = re.compile(r"\s*(\d+ \||\^+\s*$)")  # the line at fault, and a mark below it
+        lines = [line for line in reason.splitlines() if not listing.match(line)]
+        said = " ".join(" ".join(lines).split()) or reason
+        return UsageError(f"{self._name} cannot be used: {said[:MOST_REASON]}")

@@ -1,0 +1,128 @@
+"""A grammar that the tokens of a text follow, by llguidance: which may come next, which must."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UsageError
+from ..grammar import Grammar, require_llguidance
+
+if TYPE_CHECKING:
+    from ..llama.model import Model
+
+Flags = npt.NDArray[np.bool_]
+
+_tokenizers: weakref.WeakKeyDictionary[Model, Any] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def tokenizer(model: Model) -> Any:
+    """llguidance's view of the vocabulary, made once for each model: about a second.
+
+    Raises:
+        UsageError: the vocabulary is of no use for it; or llguidance is missing.
+    """
+    with _lock:
+        if model not in _tokenizers:
+            _tokenizers[model] = _make_tokenizer(model)
+        return _tokenizers[model]
+
+
+def _make_tokenizer(model: Model) -> Any:
+    ffi, lib = model._ffi, model._lib
+    tokens, ends = list[bytes](), list[int]()
+    for token in range(model.n_vocab):
+        piece, attributes = model.piece(token, special=True), model.attributes(token)
+        special = attributes & lib.LLAMA_TOKEN_ATTR_CONTROL or (
+            attributes & lib.LLAMA_TOKEN_ATTR_USER_DEFINED
+            and piece.startswith(b"<")
+            and piece.endswith(b">")
+        )
+        tokens.append(b"\xff" + piece if special else piece)  # llguidance's mark
+        if model.is_end(token):
+            ends.append(token)
+    if not ends:
+        raise UsageError("the model has no end token: no answer that follows a grammar could end")
+    pointers = model._vocab, ffi.addressof(lib, "pyllama_tokenize_forced")
+    vocab, tokenize = (int(ffi.cast("uintptr_t", pointer)) for pointer in pointers)
+    make: Any = require_llguidance().LLTokenizer.from_llamacpp
+    try:
+        return make(tokens=tokens, vocab_ptr=vocab, tokenize_fptr=tokenize, eos_token=ends)
+    except ValueError as reason:
+        raise UsageError(f"llguidance cannot use the model's vocabulary: {reason}") from None
+
+
+class Constraint:
+    """How far a text has come in its grammar. Exact with drafts: each row of the target is masked
+    with what may come after the tokens before it, so what is drafted changes nothing."""
+
+    def __init__(self, model: Model, grammar: Grammar) -> None:
+        """Raises UsageError: the grammar names a token that the vocabulary lacks, or the like."""
+        self._model, self._grammar = model, grammar
+        matcher = require_llguidance().LLMatcher
+        self._matcher = matcher(tokenizer(model), grammar.compiled(), log_level=0)
+        self._words = np.zeros(-(-model.n_vocab // 32), dtype="<u4")
+        self._known = False  # whether the words are of the next token
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise self._grammar.refused(self._matcher.get_error())
+
+    def _compute(self) -> None:
+        if not self._known:
+            self._model.handle  # noqa: B018 - raises when closed: the vocabulary is gone
+            self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+            self._check()
+            self._known = True
+
+    def allowed(self) -> Flags:
+        """[n_vocab] bool: tokens that may come next; end tokens where the answer may end."""
+        self._compute()
+        bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")
+        return bits[: self._model.n_vocab].view(np.bool_)
+
+    @property
+    def only(self) -> int | None:
+        """The token that must come next; None: there is a choice."""
+        self._compute()
+        at = np.flatnonzero(self._words)
+        word = int(self._words[at[0]])
+        single = len(at) == 1 and word & (word - 1) == 0
+        return 32 * int(at[0]) + word.bit_length() - 1 if single else None
+
+    def add(self, token: int) -> None:
+        """The text goes on with this token; after the end nothing counts."""
+        if not self._matcher.is_stopped():
+            self._matcher.consume_token(token)
+            self._known = False
+            self._check()
+
+    def n_valid(self, tokens: Sequence[int]) -> int:
+        """How many of these may follow, one after the other; none after the end."""
+        return int(self._matcher.validate_tokens(list(tokens)))
+
+    def forced(self, most: int) -> list[int]:
+        """Tokens that must follow, one after the other, up to `most`.
+
+        llguidance tokenizes the bytes that are forced. Its mask then allows just the first of these
+        tokens, so each is looked at again after those before it: all of them are certain.
+        """
+        self._model.handle  # noqa: B018 - raises when closed
+        matcher, found = self._matcher, list[int]()
+        while len(found) < most and not matcher.is_stopped():
+            token = next(iter(matcher.compute_ff_tokens()), None)
+            if token is None or self._model.is_end(token) or not matcher.consume_token(token):
+                break
+            found.append(token)
+        if found:
+            matcher.rollback(len(found))
+            self._known = False
+        self._check()
+        return found
