@@ -10,18 +10,25 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from .arguments import choice, refusal
-from .errors import UsageError
+from .errors import InsufficientMemoryError, UsageError
+
+Value = TypeVar("Value")
 
 KINDS = ("gbnf", "json_schema", "regex", "lark")
 #: Brackets that may be open at once: parsers recurse.
 DEPTH = 500
 #: Most characters of a grammar, and of a reason in a message.
-MOST_TEXT, MOST_REASON = 1 << 20, 400
+MOST_TEXT, MOST_REASON = 1 << 18, 400
+#: Bytes of stack, used or not, of a thread in which llguidance reads a grammar: it recurses along
+#: chains of rules and references, and an overflow would end the process.
+STACK = 512 << 20
 #: White space between the parts of a JSON text, as upstream's grammars have it; without a bound a
 #: small model may write nothing else.
 WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
@@ -37,6 +44,40 @@ def require_llguidance() -> Any:
             f"({reason}): pip install 'pyllama-mtp[structured]'"
         ) from None
     return llguidance
+
+
+_stack_size = threading.Lock()
+
+
+def with_room(call: Callable[[], Value]) -> Value:
+    """What `call` returns or raises, in a thread whose stack has room for any grammar of MOST_TEXT.
+
+    Raises:
+        UsageError: a fault in llguidance.
+        InsufficientMemoryError: there is no address space for the stack.
+    """
+
+    def guarded() -> Value:
+        try:
+            return call()
+        except Exception:
+            raise
+        except BaseException as panic:  # of Rust's
+            raise UsageError(f"llguidance has failed: {panic}") from None
+
+    with ThreadPoolExecutor(1, "pyllama-mtp grammar") as pool:
+        with _stack_size:
+            usual = threading.stack_size(STACK)
+            try:
+                found = pool.submit(guarded)
+            except RuntimeError as reason:
+                raise InsufficientMemoryError(
+                    f"no memory to read a grammar ({reason}): it takes {STACK >> 20} MiB of "
+                    "address space (ulimit -v)"
+                ) from None
+            finally:
+                threading.stack_size(usual)
+        return found.result()
 
 
 @dataclass(frozen=True)
@@ -71,7 +112,11 @@ class Grammar:
         if max(depths, default=0) > DEPTH:
             raise UsageError(f"{self._name} has more than {DEPTH} parentheses open at once")
         if self.kind != "gbnf":
-            reason = require_llguidance().LLMatcher.validate_grammar(self.compiled())
+            check = require_llguidance().LLMatcher.validate_grammar
+            try:
+                reason = with_room(lambda: check(self.compiled()))
+            except ValueError as error:
+                reason = str(error)
             if reason:
                 raise self.refused(reason)
 

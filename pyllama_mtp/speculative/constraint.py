@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UsageError
-from ..grammar import Grammar, require_llguidance
+from ..grammar import Grammar, require_llguidance, with_room
 
 if TYPE_CHECKING:
     from ..llama.model import Model
@@ -65,8 +65,8 @@ class Constraint:
     def __init__(self, model: Model, grammar: Grammar) -> None:
         """Raises UsageError: the grammar names a token that the vocabulary lacks, or the like."""
         self._model, self._grammar = model, grammar
-        matcher = require_llguidance().LLMatcher
-        self._matcher = matcher(tokenizer(model), grammar.compiled(), log_level=0)
+        make, known = require_llguidance().LLMatcher, tokenizer(model)
+        self._matcher = with_room(lambda: make(known, grammar.compiled(), log_level=0))
         self._words = np.zeros(-(-model.n_vocab // 32), dtype="<u4")
         self._known = False  # whether the words are of the next token
         self._check()
