@@ -168,7 +168,9 @@ def force(engine: Engine, live: Sequence[Live]) -> Drafts | None:
     """What the grammar of a sequence that is alone makes certain, if it does; whether or not it is
     drafted for, since nothing of it is ever taken back."""
     one, settings = live[0], engine.settings
-    if len(live) > 1 or one.request.answer.n_logprobs is not None or settings.synthetic_acceptance:
+    if not one.request.sampler.constrained or len(live) > 1:
+        return None
+    if one.request.answer.n_logprobs is not None or settings.synthetic_acceptance:
         return None
     most = min(MOST_FORCED, one.wanted - 1, engine.room(one.place) - 1, settings.n_ubatch - 1)
     found = one.request.sampler.forced(most)
@@ -184,10 +186,13 @@ def cut(one: Live, made: Drafts) -> Drafts:
     """What the grammar forces, in place of the drafts; or these up to the first that breaks it.
     That one stays where it was drawn: to drop it because of what it is would change the
     distribution (see :func:`.accept_sampled`)."""
-    forced = one.request.sampler.forced(len(made.tokens))
+    sampler = one.request.sampler
+    if not sampler.constrained:
+        return made
+    forced = sampler.forced(len(made.tokens))
     if forced:
         return Drafts(forced, forced=True)
-    n = one.request.sampler.n_valid(made.tokens) + bool(made.distributions and not made.looked_up)
+    n = sampler.n_valid(made.tokens) + bool(made.distributions and not made.looked_up)
     return Drafts(made.tokens[:n], made.distributions[:n], made.looked_up)
 
 

@@ -47,6 +47,7 @@ class Sampler:
     """A sampler chain for one generation; remembers what it drew, for the repetition penalty.
 
     Attributes:
+        constrained: by a grammar that says what may follow, see :meth:`forced`.
         seed: of the chain's generator, and of `rng`.
         rng: the generator for what is drawn outside of the chain: drafts, and their acceptance.
         near_ties: where near ties are noted, if they are watched for; of greedy text only.
@@ -71,10 +72,13 @@ class Sampler:
             self._thought = Thought(model, budget, history, gap=begun)
         self._late: Callable[[], object] | None = None  # what GBNF needs when the thought is over
         follows = grammar is not None and grammar.kind != "gbnf"
+        self.constrained = follows
         self._constraint = Constraint(model, grammar) if grammar and follows else None
         self._chain = None if sampling.plain_greedy else self._build(model, history)
         self.near_ties = near_ties if sampling.plain_greedy else None
         self._tokens = list(history) if sampling.logits_processors else None
+        # Whether nothing decides but logits and chain, and nothing beside the chain remembers.
+        self._simple = not (self._thought or follows or sampling.logits_processors)
         self._n_sampled = 0
 
     def _build(self, model: Model, history: Sequence[int]) -> Any:
@@ -208,6 +212,8 @@ class Sampler:
 
         A token that must come, by the grammar or at the end of a budget of thought, is not drawn.
         """
+        if self._simple:
+            return self._draw(context, row)
         forced = self._certain
         if forced is not None:
             self._n_sampled += 1
@@ -259,22 +265,21 @@ class Sampler:
 
     def _draw(self, context: Context, row: int) -> int:
         if self._chain is None:
-            self._watch(context, row)
+            if self.near_ties is not None:
+                self._watch(self.near_ties, context, row)
             return context.argmax(row)
         context.check_finite(row)  # the samplers would end the process on a NaN
         token = int(self._lib.pyllama_sample(self._chain, context.handle, row))
         self._check(token)
         return token
 
-    def _watch(self, context: Context, row: int) -> None:
+    def _watch(self, near_ties: list[NearTie], context: Context, row: int) -> None:
         """Note it where the best two tokens of a row are within rounding of each other."""
-        if self.near_ties is not None:
-            ids, logits = context.candidates(row)
-            gap = float(logits[0] - logits[1])
-            if gap <= NEAR_TIE * abs(float(logits[0])):
-                tie = NearTie(self._n_sampled, int(ids[0]), int(ids[1]), gap)
-                self.near_ties.append(tie)
-            self._n_sampled += 1
+        ids, logits = context.candidates(row)
+        gap = float(logits[0] - logits[1])
+        if gap <= NEAR_TIE * abs(float(logits[0])):
+            near_ties.append(NearTie(self._n_sampled, int(ids[0]), int(ids[1]), gap))
+        self._n_sampled += 1
 
     def _check(self, code: int) -> None:
         """Raise what a negative code of the shim means."""
