@@ -15,8 +15,9 @@ the other, in the other direction in every second round:
 - llama-bench, and ik_llama.cpp's without and with -rtr 1: a process each, with a warm-up.
 
 Peak resident memory is measured once, in processes that do nothing else: ours (the library's
-Python, warm-up and prompt) without MTP and with it, and llama-bench (the same). Needs Linux (/proc)
-for that. Writes results/NAME.json and .md after every round.
+Python, warm-up and prompt) without MTP, with it, and with it in upstream's library; and
+llama-bench (the same). Needs Linux (/proc) for that. Writes results/NAME.json and .md after every
+round.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from pyllama_mtp.measure.peers import PeerError
 
 TYPES = "dense-q8_0,dense-q4_k_m,moe-q8_0,moe-q4_k_m"
 OFF, CONTROL, ON = CASES = ("MTP off", "MTP off again", "MTP on")
+THEIR_ON = "MTP on, upstream's way"
 #: What ratios should be at least: to llama-bench with AVX-512 and without, of MTP on to off.
 TO_BENCH, TO_BENCH_AVX2, ON_TO_OFF = 1.6, 1.2, 0.99
 WARM_UP = 512  # tokens of a session's first prompt
@@ -94,7 +96,7 @@ def plan_of(args: argparse.Namespace, job: Job) -> Plan:
 def settings_of(args: argparse.Namespace, plan: Plan, case: str) -> dict[str, Any]:
     """Fields of pyllama_mtp.Settings; no checkpoints, which llama-bench does not have either."""
     usual = plan.driver_settings(plan.n_prefill + args.depth + 2)
-    return {**usual, "checkpoints": 0, "draft_n_max": args.depth if case == ON else 0}
+    return {**usual, "checkpoints": 0, "draft_n_max": args.depth if case in (ON, THEIR_ON) else 0}
 
 
 def turned(cases: Sequence[str], by: int) -> list[str]:
@@ -152,10 +154,11 @@ def memory_of(args: argparse.Namespace, job: Job, bench: str | None) -> dict[str
     plan = plan_of(args, job)
     n_vocab = dimensions(plan.model).n_vocab
     found: dict[str, Any] = {"model": plan.model.stat().st_size}
-    for case in (OFF, ON):
+    for case in (OFF, ON, THEIR_ON):
         settings, prompt = settings_of(args, plan, case), random_prompt(job.context, n_vocab)
+        variant = "upstream" if case == THEIR_ON else "patched"
         answer = ours.measure(
-            ours.Request(str(plan.model), "patched", case == ON, settings, prompt, 1, job.context)
+            ours.Request(str(plan.model), variant, case != OFF, settings, prompt, 1, job.context)
         )
         if answer.resident["end"]:
             at = {name: answer.resident[name]["VmHWM"] for name in ("start", "end")}
@@ -229,7 +232,7 @@ def memory_table(memory: dict[str, Any]) -> list[str]:
     rows = []
     for name, found in memory.items():
         theirs = found.get(BENCH, {}).get("peak")
-        for side in (BENCH, OFF, ON):
+        for side in (BENCH, OFF, ON, THEIR_ON):
             if side not in found:
                 continue
             at, shares = found[side], ["-", "-"]
@@ -271,7 +274,8 @@ def render(result: dict[str, Any], records: Records, jobs: Sequence[Job]) -> str
         "one of plain and -rtr. `MTP off` is the mean of two sessions, whose ratio is what the",
         "machine, and the memory that a session got, make by themselves. Ours process a prompt in",
         "steps, side by side; peers are processes of their own. `without Python`: less what our",
-        "process has before a model is loaded, interpreter and libraries.",
+        "process has before a model is loaded, interpreter and libraries. `upstream's way`: with",
+        "upstream's library and its draft context, in our driver.",
     ]
     return "\n".join(lines)
 
