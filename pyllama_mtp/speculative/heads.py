@@ -47,8 +47,8 @@ ACCEPTANCE, ROW, DEPTH = 0.8, 0.3, 4
 #: Tokens after which a head is chosen again, before the next prompt's text goes on; and how much
 #: faster another one must promise to be: clocks err, and its rows have to be read, or quantized.
 ENOUGH, BETTER = 512, 1.03
-#: Measured are the model's own head, and one in SMALL of so many bytes at most. The best of some
-#: drafts is kept, and before each as many bytes are read, so that no head is in a cache.
+#: Measured are the model's own head, and one in SMALL of so many bytes at most: more than caches
+#: hold, and less than a prompt takes afterwards. The best of some drafts is kept.
 _BYTES, _REPEATS = 64 << 20, 6
 #: A byte of SMALL is taken to cost 0.6 to 3 times what one in the file does, whatever was measured.
 _BETWEEN = (0.6, 3.0)
@@ -168,19 +168,19 @@ def measure_heads(context: Context, info: GGUFInfo, file: HeadFile) -> HeadCosts
     What the MTP block has of the time, and a plain step takes, goes by the bytes that they read.
 
     Args:
-        context: an empty one with the MTP block and its own head. It may have another one
-            afterwards, of no use: what is in its rows does not matter for the time.
+        context: an empty one with the MTP block and its own head, which it has again afterwards.
     """
-    row_bytes, cold = kinds_of(file), np.ones(_BYTES // 8)
+    row_bytes = kinds_of(file)
     step, block = read_bytes(info)
-    whole = _draft_s(context, cold) / (block + info.n_vocab * row_bytes["file"])  # of a byte
+    whole = _draft_s(context) / (block + info.n_vocab * row_bytes["file"])  # of a byte
     row = {kind: n_bytes * whole for kind, n_bytes in row_bytes.items()}
     if SMALL in row:
         n = min(_BYTES // row_bytes[SMALL], info.n_vocab)
         zeros = HeadRows(file.number(SMALL), np.zeros((n, row_bytes[SMALL]), np.uint8), "zeros")
         context.set_draft_head(zeros, np.arange(n, dtype=np.int32))
-        found = (_draft_s(context, cold) - block * whole) / n
+        found = (_draft_s(context) - block * whole) / n
         row[SMALL] = min(max(found, _BETWEEN[0] * row[SMALL]), _BETWEEN[1] * row[SMALL])
+        context.use_own_head()  # before rows are read, so that memory never has both
     context.clear()
     return HeadCosts(block * whole, row, step * whole)
 
@@ -198,14 +198,13 @@ def read_bytes(info: GGUFInfo) -> tuple[int, int]:
     return int(totals[False]), int(totals[True])
 
 
-def _draft_s(context: Context, cold: npt.NDArray[np.float64]) -> float:
-    """Seconds of one draft, after `cold` was read."""
+def _draft_s(context: Context) -> float:
+    """Seconds of one draft."""
     none, zero = np.zeros(1, dtype=np.int8), np.zeros(1, dtype=np.int32)
     context.clear()
     context.decode(zero, 0, none)
     times = []
     for _ in range(_REPEATS + 1):  # the first one builds the graph
-        cold.sum()
         context.synchronize()
         began = time.perf_counter()
         context.draft(zero, zero, 1)
