@@ -71,6 +71,10 @@ class HubNetworkError(HubError):
     """The hub cannot be reached or fails, and the model is not in the cache."""
 
 
+class HeadMismatchError(ModelFileError):
+    """An MTP head in a file of its own that belongs to another model, or is none."""
+
+
 class UnsupportedArchitectureError(ModelFileError):
     """The model's architecture is one whose MTP head this package does not drive."""
 

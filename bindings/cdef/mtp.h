@@ -7,6 +7,7 @@ void    llama_mtp_set_layer_offset        (struct llama_context * ctx, int32_t o
 struct llama_context * llama_mtp_get_ctx_other(struct llama_context * ctx);
 struct llama_mtp_memory llama_mtp_get_memory(const struct llama_context * ctx);
 struct llama_mtp_memory llama_mtp_get_memory_of(const struct llama_context * ctx, ggml_backend_dev_t dev);
+struct llama_mtp_tensor { const char * name; const char * from; };
 // absent from the upstream variant, where they answer false, -1 or NULL
 enum llama_mtp_tap_point { LLAMA_MTP_TAP_POST_NORM = ..., LLAMA_MTP_TAP_PRE_NORM = ..., ... };
 bool    llama_set_embeddings_pre_norm      (struct llama_context * ctx, bool value);

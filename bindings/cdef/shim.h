@@ -13,7 +13,9 @@ bool pyllama_set_cpu_switch(const char * name, bool value);
 void pyllama_set_cpu_changes(bool value);
 bool pyllama_few_columns(int32_t type);
 void pyllama_log_discard(enum ggml_log_level level, const char * text, void * user_data);
-struct llama_model * pyllama_model_load(const char * path, struct llama_model_params params, char * message, size_t n_message);
+struct llama_model * pyllama_model_load(
+        const char * path, const char * path_head, uint32_t n_layer_nextn, const struct llama_mtp_tensor * tensors,
+        size_t n_tensors, struct llama_model_params params, char * message, size_t n_message);
 struct llama_context * pyllama_context_init(struct llama_model * model, struct llama_context_params params, char * message, size_t n_message);
 struct llama_adapter_lora * pyllama_adapter_lora_init(struct llama_model * model, const char * path, char * message, size_t n_message);
 int32_t pyllama_regex_search(const char * pattern, const char * text, char * message, size_t n_message);

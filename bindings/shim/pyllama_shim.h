@@ -56,8 +56,10 @@ PYLLAMA_API void pyllama_log_discard(enum ggml_log_level level, const char * tex
 
 // The calls of llama.h that may throw. On failure the result is NULL and `message` says why, as far as
 // the exception told; libllama's own reason goes to its log.
+// path_head: with the MTP head in another file, see llama_mtp_load_model(), or NULL.
 PYLLAMA_API struct llama_model * pyllama_model_load(
-        const char * path, struct llama_model_params params, char * message, size_t n_message);
+        const char * path, const char * path_head, uint32_t n_layer_nextn, const struct llama_mtp_tensor * tensors,
+        size_t n_tensors, struct llama_model_params params, char * message, size_t n_message);
 PYLLAMA_API struct llama_context * pyllama_context_init(
         struct llama_model * model, struct llama_context_params params, char * message, size_t n_message);
 PYLLAMA_API struct llama_adapter_lora * pyllama_adapter_lora_init(

@@ -265,9 +265,14 @@ bool pyllama_few_columns(int32_t type) {
     return false;
 }
 
-llama_model * pyllama_model_load(const char * path, llama_model_params params, char * message, size_t n_message) {
+llama_model * pyllama_model_load(
+        const char * path, const char * path_head, uint32_t n_layer_nextn, const llama_mtp_tensor * tensors,
+        size_t n_tensors, llama_model_params params, char * message, size_t n_message) {
     return guarded(message, n_message,
-            [&] { return llama_model_load_from_file(path, params); },
+            [&] {
+                return path_head ? llama_mtp_load_model(path, path_head, n_layer_nextn, tensors, n_tensors, params)
+                                 : llama_model_load_from_file(path, params);
+            },
             [](int32_t) { return (llama_model *) nullptr; });
 }
 

@@ -11,6 +11,7 @@ from pyllama_mtp.errors import LibraryError, PyllamaMtpError
 from pyllama_mtp.measure.verdict import slow_types, step_shares, verdict
 from pyllama_mtp.models.ggufinfo import GGUFInfo, read_gguf
 from pyllama_mtp.models.hub import local_file
+from pyllama_mtp.models.sidecar import NO_HEAD, is_head
 from pyllama_mtp.models.trimmedhead import n_rows, trimmed_head, trimmed_head_problems
 from pyllama_mtp.settings import CACHE_TYPES, Settings
 
@@ -38,6 +39,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("model", metavar="FILE", help="a .gguf file, or hf:OWNER/REPO[:QUANT]")
     parser.add_argument(
+        "--head", metavar="FILE|none", help="a .gguf file with the MTP head; see 'generate --help'"
+    )
+    parser.add_argument(
         "--n-ctx", type=int, default=8192, help="context length in tokens (default: %(default)s)"
     )
     for which in ("k", "v"):
@@ -59,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Read the header, print the description."""
-    info = read_gguf(local_file(args.model))
+    info = read_gguf(local_file(args.model), args.head)
     types = (args.cache_type_k, args.cache_type_v)
     slow = _slow_types(info)
     settings = Settings(
@@ -92,7 +96,7 @@ def _needed(info: GGUFInfo, settings: Settings) -> dict[str, list[DeviceMemory]]
 
     def of(mtp: bool) -> list[DeviceMemory]:
         chosen = settings if mtp else replace(settings, draft_n_max=0)
-        with Model(info.path, mtp=mtp, no_alloc=True) as model:
+        with Model(info.path, mtp=mtp, no_alloc=True, head=info.head or NO_HEAD) as model:
             return simulate(model, chosen, 1, settings.n_ctx)
 
     without = of(False)
@@ -146,13 +150,16 @@ def _mtp_text(info: GGUFInfo) -> str:
         return "none"
     if not info.supported:
         return "present, but this architecture's head is not driven by this package"
+    if is_head(info):
+        return "the file is an MTP head alone, to be given as --head with its model"
     problems = trimmed_head_problems(info)
     if problems:
         return f"MALFORMED, {problems[0]}"
     if info.mtp_complete:
         head = trimmed_head(info)
         part = f", trimmed to {n_rows(head)} of {info.n_vocab} tokens" if head else ""
-        return f"complete ({info.n_mtp_layers} block{part})"
+        where = f", in {info.head}" if info.head else ""
+        return f"complete ({info.n_mtp_layers} block{part}){where}"
     return f"INCOMPLETE, missing {', '.join(info.mtp_missing[:4])}"
 
 
@@ -185,7 +192,7 @@ def _as_json(
     why: str,
     slow: dict[str, float] | None,
 ) -> dict[str, Any]:
-    skipped = ("tensors", "metadata")
+    skipped = ("tensors", "metadata", "head_tensors")
     head = trimmed_head(info)
     return {
         **{k: v for k, v in vars(info).items() if k not in skipped},

@@ -26,6 +26,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and library")
     add_model_option(group)
     group.add_argument(
+        "--head",
+        metavar="FILE|none",
+        help="a .gguf file with the MTP head (default: the model's own; else mtp-NAME*.gguf beside "
+        "it, if there is one; 'none': not even that one)",
+    )
+    group.add_argument(
         "--lib",
         metavar="upstream|patched|DIR",
         help="native library: llama.cpp as it is, with our patches, or a folder that holds one "
@@ -198,6 +204,8 @@ def open_model(args: argparse.Namespace, *, mtp: bool | None, without: str) -> I
                 ) from None
             print(f"{PROGRAM}: the model has no MTP head; nothing is drafted", file=sys.stderr)
             model = load(mtp=False)
+    if model.info.head and args.head is None:
+        print(f"{PROGRAM}: the MTP head is in {model.info.head}", file=sys.stderr)
     with model:
         yield model
 

@@ -53,18 +53,21 @@ class HeadFile:
         type: number of the type of the rows that :meth:`rows` gives.
     """
 
-    def __init__(self, info: GGUFInfo, kind: str = "file") -> None:
+    def __init__(
+        self, info: GGUFInfo, kind: str = "file", tensor: TensorEntry | None = None
+    ) -> None:
         """Open the file.
 
         Args:
+            tensor: another matrix, instead of the head.
             kind: a type by its name in ggml, in small letters, or "file": as they are.
 
         Raises:
             ModelFileError: the file cannot be read, or has no head.
             UsageError: rows cannot be given this type.
         """
-        head = head_tensor(info)
-        self.name, self._path, self._n_embd = head.name, info.path, head.shape[0]
+        head = tensor or head_tensor(info)
+        self.name, self._path, self._n_embd = head.name, head.file, head.shape[0]
         self._stored = _number(head.type)
         self.type = self.number(kind)
         if self.converts:
@@ -75,7 +78,7 @@ class HeadFile:
         try:
             self._descriptor = os.open(head.file, os.O_RDONLY)
         except OSError as error:
-            raise ModelFileError(f"cannot read {info.path}: {error}", info.path) from error
+            raise ModelFileError(f"cannot read {head.file}: {error}", head.file) from error
         weakref.finalize(self, os.close, self._descriptor)
 
     def number(self, kind: str) -> int:

@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,12 @@ from ..models.draftvocab import best, default_ranking, read_tokenizer
 from ..models.ggufheader import TENSOR_TYPES
 from ..models.ggufinfo import GGUFInfo, validate_model_file
 from ..models.memory import available_memory
-from ..models.trimmedhead import n_rows, trimmed_head
+from ..models.trimmedhead import trimmed_head
 from ..settings import Sampling
 from . import chat, native, rpc
 from .adapters import Adapters, read_adapter
 from .drafthead import DraftHead, draft_head
-from .modeloptions import ModelArguments, ModelOptions
+from .modeloptions import ModelArguments, ModelOptions, head_arguments
 from .owned import OfThisProcess, Owned
 
 if TYPE_CHECKING:
@@ -106,10 +107,12 @@ class Model(Owned, OfThisProcess):
         self.options = ModelOptions(**options)
         #: Addresses of the workers in use.
         self.rpc_servers: tuple[str, ...] = self.options.rpc_servers
-        self.info: GGUFInfo = validate_model_file(path, require_mtp=mtp)
+        self.info: GGUFInfo = validate_model_file(path, mtp, self.options.head)
+        if self.info.head and self.options.head is None:
+            self.options = replace(self.options, head=self.info.head)
+            log.info("the MTP head of %s is in %s", self.path, self.info.head)
         self._library = native.load()
         self._ffi, self._lib = self._library.ffi, self._library.lib
-        self._refuse_trimmed_head()
         self.adapters = Adapters(
             read_adapter(file, scale, self.info, mtp) for file, scale in self.options.lora
         )
@@ -204,15 +207,6 @@ class Model(Owned, OfThisProcess):
         """How it is sampled in chats and by the server, unless they are told: as the file says."""
         return chat.usual_sampling(self.info.metadata)
 
-    def _refuse_trimmed_head(self) -> None:
-        head = trimmed_head(self.info)
-        if head and not self._library.has_tap:
-            raise ModelFileError(
-                f"{self.path}: the MTP head has {n_rows(head)} of {self.info.n_vocab} tokens "
-                "(tensor d2t), which upstream's library cannot load; use the patched variant",
-                self.path,
-            )
-
     @property
     def used_devices(self) -> list[Any]:
         """Devices with memory of their own that hold layers (ggml_backend_dev_t)."""
@@ -271,8 +265,10 @@ class Model(Owned, OfThisProcess):
         params.progress_callback_user_data = keep_alive
         message = ffi.new("char[512]")
         native.take_recent_errors()
-        handle = lib.pyllama_model_load(os.fsencode(self.path), params, message, len(message))
-        del alive
+        head, kept = head_arguments(ffi, self.info)
+        path = os.fsencode(self.path)
+        handle = lib.pyllama_model_load(path, *head, params, message, len(message))
+        del alive, kept
         try:
             native.raise_pending()
             rpc.wait_for(workers if handle else ())  # weights are on their way until then

@@ -9,7 +9,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from ..arguments import choice, file_name, flag, listed, number, numbers_of, refusal, require, whole
-from ..errors import UsageError
+from ..errors import ModelFileError, UsageError
+from ..models.trimmedhead import n_rows, trimmed_head
 from . import rpc
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class ModelArguments(TypedDict, total=False):
     use_mlock: bool
     no_alloc: bool
     lora: File | Sequence[File | tuple[File, float]]
+    head: File | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,8 @@ class ModelOptions:
         use_mlock: keep the weights from being swapped out, as far as the system allows.
         no_alloc: load no weights: for what memory they and contexts would take; see :mod:`.sizing`.
         lora: LoRA adapters, all of which apply: a file, or several, or (file, scale) pairs.
+        head: a file with the MTP head, which counts more than one that the model has. None: where
+            it has none, the one that lies beside it as ``mtp-NAME*.gguf``; "none": not even that.
     """
 
     n_gpu_layers: int = -1
@@ -88,6 +92,7 @@ class ModelOptions:
     use_mlock: bool = False
     no_alloc: bool = False
     lora: Any = ()
+    head: Any = None
 
     def __post_init__(self) -> None:
         self._keep(
@@ -109,6 +114,8 @@ class ModelOptions:
             lora=_adapters(self.lora),
         )
         choice("split_mode", self.split_mode, SPLIT_MODES)
+        if self.head is not None:
+            self._keep(head=file_name("head", self.head, "a .gguf file, 'none', or None"))
         if self.use_mmap is not None:
             self._keep(use_mmap=flag("use_mmap", self.use_mmap))
         if self.tensor_split is not None:
@@ -163,7 +170,9 @@ class ModelOptions:
 
         Raises:
             UsageError: an option that does not go with this file or these devices.
+            ModelFileError: upstream's library cannot load the file.
         """
+        _refuse_what_upstream_cannot(library, info)
         ffi, lib, p, alive = library.ffi, library.lib, params, []
         p.n_gpu_layers, p.main_gpu = self.n_gpu_layers, self.main_gpu
         p.no_alloc = self.no_alloc
@@ -246,6 +255,38 @@ class ModelOptions:
             yield rf"blk\.{layer}{EXPERTS}", bufts[CPU]
         if self.cpu_moe:
             yield EXPERTS, bufts[CPU]
+
+
+def _refuse_what_upstream_cannot(library: Library, info: GGUFInfo) -> None:
+    if library.has_tap:
+        return
+    trimmed, why = trimmed_head(info), ""
+    if info.head:
+        why = f"is in a file of its own, {info.head}, with which"
+    elif trimmed:
+        why = f"has {n_rows(trimmed)} of {info.n_vocab} tokens (tensor d2t), so that"
+    if why:
+        raise ModelFileError(
+            f"{info.path}: the MTP head {why} upstream's library cannot load it; use the patched "
+            "variant",
+            info.path,
+        )
+
+
+def head_arguments(ffi: Any, info: GGUFInfo) -> tuple[tuple[Any, ...], list[Any]]:
+    """What ``pyllama_model_load()`` is told of a head in another file, and what must be kept until
+    the model is loaded."""
+    if not info.head:
+        return (ffi.NULL, 0, ffi.NULL, 0), []
+    kept: list[Any] = []
+
+    def text(name: str | None) -> Any:
+        kept.append(ffi.NULL if name is None else ffi.new("char[]", name.encode()))
+        return kept[-1]
+
+    rows = [(text(name), text(there)) for name, there in info.head_tensors]
+    kept.append(ffi.new("struct llama_mtp_tensor[]", rows))
+    return (os.fsencode(info.head), info.n_mtp_layers, kept[-1], len(rows)), kept
 
 
 def _names(name: str, value: object) -> tuple[str, ...] | None:

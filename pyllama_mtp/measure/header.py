@@ -130,6 +130,8 @@ def make_header(
             header[key] = list(given.pop(name))
     if "lora" in given:
         given["lora"] = model.adapters.names
+    if "head" in given:
+        given["head"] = Path(given["head"]).name
     if given:
         header["options"] = given
     return dict(json.loads(to_line(header)))  # as a reader sees it: lists for tuples

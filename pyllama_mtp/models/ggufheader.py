@@ -10,6 +10,7 @@ Format: ggml's docs/gguf.md; rules and limits as in upstream's ggml/src/gguf.cpp
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import stat
@@ -50,11 +51,13 @@ NOT_WEIGHTS = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
 
 @dataclass(frozen=True)
 class ArraySummary:
-    """An array that was walked over, not kept: element type number, length, distinct strings."""
+    """An array that was walked over, not kept: element type number, length, and of the vocabulary
+    how many distinct strings, and a digest of all."""
 
     type: int
     length: int
     n_distinct: int | None = None
+    digest: str = field(default="", compare=False)
 
 
 #: Metadata value: scalar, string, short number array, or a summary of any other array.
@@ -248,7 +251,10 @@ class _Parser:
     def string_array(self, key: str, n: int) -> ArraySummary:
         """Walk over ``n`` strings; tokens are counted apart, because duplicates abort natively."""
         texts = self.strings(key, n, keep=key == "tokenizer.ggml.tokens")
-        return ArraySummary(_STRING, n, _distinct(texts) if texts else None)
+        if not texts:
+            return ArraySummary(_STRING, n)
+        digest = hashlib.sha256(b"\0".join(texts)).hexdigest()
+        return ArraySummary(_STRING, n, _distinct(texts), digest)
 
     def strings(self, key: str, n: int, keep: bool) -> list[bytes]:
         """Move past ``n`` strings; with ``keep``, return them."""

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from pyllama_mtp.errors import ModelFileError, NoMtpHeadError, UnsupportedArchitectureError
+from pyllama_mtp.models import sidecar
 from pyllama_mtp.models.ggufheader import ArraySummary, Header, TensorEntry, Value, read_header
 from pyllama_mtp.models.hyperparameters import hyperparameter_problems
 from pyllama_mtp.models.layout import model_tensors
@@ -27,7 +28,9 @@ class GGUFInfo:
     """A model file's description. Counts are 0 and names empty where the file says nothing.
 
     ``n_layer`` is the trunk; ``attention_layers`` and ``recurrent_layers`` split its indices.
-    The MTP blocks follow as layers ``n_layer`` to ``n_layer + n_mtp_layers - 1``.
+    The MTP blocks follow as layers ``n_layer`` to ``n_layer + n_mtp_layers - 1``. ``head`` is the
+    file that they are in where it is another one, and ``head_tensors`` says what comes of it: the
+    name of a tensor in the model, and in that file, or None where the model is without it.
     """
 
     path: str
@@ -64,6 +67,8 @@ class GGUFInfo:
     synthetic: bool
     tensors: tuple[TensorEntry, ...] = field(repr=False)
     metadata: dict[str, Value] = field(repr=False)
+    head: str = ""
+    head_tensors: tuple[tuple[str, str | None], ...] = field(default=(), repr=False)
 
     @property
     def supported(self) -> bool:
@@ -165,16 +170,32 @@ class GGUFInfo:
         )
 
 
-def read_gguf(path: str | os.PathLike[str]) -> GGUFInfo:
+def read_gguf(path: str | os.PathLike[str], head: str | os.PathLike[str] | None = None) -> GGUFInfo:
     """Describe a GGUF model of any architecture.
 
     Args:
         path: the file; of a model that is split into several, the first: the others are read too.
+        head: a file with its MTP head. None: where the model has none, the one that lies beside it,
+            if there is one (see :func:`.sidecar.find_head`); "none": not even that one.
 
     Raises:
         ModelFileError: see :func:`pyllama_mtp.models.ggufheader.read_header`; also metadata of
             the wrong type, and parts of a split model that are missing or do not belong together.
+        HeadMismatchError: the head is another model's.
     """
+    info = _describe(path)
+    if head == sidecar.NO_HEAD or (head is None and info.mtp_complete):
+        return info
+    if head is None:
+        if not info.supported or sidecar.is_head(info):
+            return info
+        head = sidecar.find_head(path)
+        if head is None:
+            return info
+    return sidecar.join_head(info, _describe(head))
+
+
+def _describe(path: str | os.PathLike[str]) -> GGUFInfo:
     header = read_header(path)
     join_parts(header)
     arch = _text(header, "general.architecture")
@@ -229,12 +250,18 @@ def read_gguf(path: str | os.PathLike[str]) -> GGUFInfo:
     )
 
 
-def validate_model_file(path: str | os.PathLike[str], require_mtp: bool = True) -> GGUFInfo:
+def validate_model_file(
+    path: str | os.PathLike[str],
+    require_mtp: bool = True,
+    head: str | os.PathLike[str] | None = None,
+) -> GGUFInfo:
     """Check that the native code can load and run a file, and describe it.
 
     Args:
         path: the model file.
         require_mtp: also insist on a complete MTP head.
+        head: of the model, in another file; see :func:`read_gguf`. Without `require_mtp` there is
+            no other file.
 
     Raises:
         ModelFileError: as :func:`read_gguf`; also missing or impossible hyper-parameters, missing
@@ -242,7 +269,12 @@ def validate_model_file(path: str | os.PathLike[str], require_mtp: bool = True) 
         UnsupportedArchitectureError: the architecture is not one this package drives.
         NoMtpHeadError: no MTP head, or part of one, and ``require_mtp`` is true.
     """
-    info = read_gguf(path)
+    info = read_gguf(path, head if require_mtp else sidecar.NO_HEAD)
+    if sidecar.is_head(info):
+        raise ModelFileError(
+            f"{path} is an MTP head alone; give the file of the model, and this one as its head",
+            path,
+        )
     if not info.supported:
         raise UnsupportedArchitectureError(
             f"{path}: architecture {info.architecture!r} is not supported; this package drives "
@@ -266,8 +298,8 @@ def validate_model_file(path: str | os.PathLike[str], require_mtp: bool = True) 
 def _mtp_complaint(info: GGUFInfo) -> str:
     if not info.has_mtp:
         return (
-            "the model has no MTP head; convert it with its MTP layer kept, or load it without "
-            "(mtp=False)"
+            "the model has no MTP head; convert it with its MTP layer kept, give the file that it "
+            "is published in (head), or load it without (mtp=False)"
         )
     missing = info.mtp_missing
     return f"the MTP head is incomplete, {len(missing)} missing: " + ", ".join(missing[:4])

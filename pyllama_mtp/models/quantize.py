@@ -28,6 +28,7 @@ from pyllama_mtp.errors import DiskFullError, PyllamaMtpError, UsageError
 from pyllama_mtp.files import check_room, check_target, write_error
 from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, TENSOR_TYPES, read_header
 from pyllama_mtp.models.ggufinfo import GGUFInfo, validate_model_file
+from pyllama_mtp.models.sidecar import NO_HEAD
 
 #: Called with (bytes read, bytes in all) after every tensor.
 Progress = Callable[[int, int], None]
@@ -94,7 +95,7 @@ def quantize_model(
         DiskFullError: too little space before or while writing.
     """
     check_types(file_type, head_type)
-    info = validate_model_file(source, require_mtp=head_type is not None)
+    info = validate_model_file(source, head_type is not None, NO_HEAD)
     target = Path(target)
     if target.exists() and target.samefile(source):
         raise UsageError(f"{target} is the file that is read; choose another name")

@@ -193,7 +193,8 @@ def read_bytes(info: GGUFInfo) -> tuple[int, int]:
     for tensor in info.tensors:
         own = tensor.name.startswith(f"blk.{info.n_layer}.")
         looked_up = tensor.name == "token_embd.weight" and not info.tied_embeddings
-        if not (looked_up or (own and ".shared_head_head." in tensor.name)):
+        mine = (".shared_head_head.", ".embed_tokens.")
+        if not (looked_up or (own and any(part in tensor.name for part in mine))):
             totals[own] += tensor.nbytes * (share if "_exps." in tensor.name else 1.0)
     return int(totals[False]), int(totals[True])
 

@@ -18,6 +18,7 @@ from ..adapters import trunk, write_adapter
 
 COMMANDS = {"generate": ["x"], "matrix": [], "accept": [], "tune": [], "serve": []}
 GIVEN = [
+    *("--head", "mtp-m.gguf"),
     "--n-gpu-layers",
     "3",
     "--device",
@@ -88,6 +89,7 @@ def test_every_command_has_them(command: str) -> None:
         "lora": (("x.gguf", 1.0), ("y.gguf", 1.0), ("z.gguf", 0.5)),
         "rpc_servers": ("127.0.0.1:1",),
         "rpc_timeout": 9,
+        "head": "mtp-m.gguf",
     }
     assert {*found.given} == {*vars(found)} - {"no_alloc"}  # that is all there are
     args.n_ctx = 256

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from pyllama_mtp.errors import LibraryError, NoMtpHeadError, UsageError
@@ -152,6 +153,7 @@ class Model:
     same_bits = True
     rpc_servers: tuple[str, ...] = ()
     options = ModelOptions()
+    info = SimpleNamespace(head="")
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ import pytest
 
 from pyllama_mtp import Model, Session
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.models.surgery import drop_head, extract_head
 
 from ..adapters import trunk, write_adapter
 from ..regression.support import assert_same_tokens, greedy, rounding, settings
@@ -44,6 +45,22 @@ def test_an_adapter_is_where_its_matrices_are(
         ):
             got = greedy(session, text[:60], N_TOKENS).tokens
         assert_same_tokens(model, text[:60], got, expected, gap)
+
+
+def test_a_head_in_a_file_of_its_own(
+    demo: Model, demo_file: Path, two_workers: tuple[str, str], text: list[int], tmp_path: Path
+) -> None:
+    with Session(demo, settings(3)) as session:
+        expected = greedy(session, text[:60], N_TOKENS)
+    extract_head(demo_file, tmp_path / "mtp-m.gguf", "q8_0")
+    trunk_file = drop_head(demo_file, tmp_path / "m.gguf")
+    with (
+        Model(trunk_file, rpc_servers=two_workers) as model,
+        Session(model, settings(3)) as session,
+    ):
+        got = greedy(session, text[:60], N_TOKENS)
+    assert_same_tokens(demo, text[:60], got.tokens, expected.tokens, rounding(demo, text[:97]))
+    assert sum(got.telemetry.accepted) > 0.8 * sum(expected.telemetry.accepted)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,203 @@
+"""MTP heads in files of their own, beside a main file without one.
+
+Such a file is what upstream's ``convert_hf_to_gguf.py --mtp`` writes: the model's metadata, the MTP
+block, and an embedding, a final norm and an LM head, so that llama.cpp can load it as a draft
+model. Here its tensors join the model under the names of a file that has all: the block's as they
+are, its embedding and LM head as ``nextn.embed_tokens`` and ``nextn.shared_head_head``, which the
+graph takes before the model's. What is the same as in the model is not loaded a second time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pyllama_mtp.errors import HeadMismatchError, ModelFileError
+from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
+from pyllama_mtp.models.trimmedhead import D2T
+
+if TYPE_CHECKING:
+    from pyllama_mtp.models.ggufinfo import GGUFInfo
+
+#: Instead of a file's name: none, not even one that lies beside the model.
+NO_HEAD = "none"
+PREFIX = "mtp-"
+#: Where publishers put heads, seen from the folder of the main file.
+_FOLDERS = (".", "MTP")
+_TYPE = re.compile(r"[-._](ud[-_])?(i?q\d|tq\d|bf16|f16|f32|mxfp4|nvfp4)[a-z0-9_]*$", re.IGNORECASE)
+_SAME = (
+    *("architecture", "n_layer", "n_embd", "n_head", "n_head_kv", "head_dim_k", "head_dim_v"),
+    *("n_rot", "n_ff", "n_expert", "n_expert_used", "n_ff_exp", "n_ff_shexp", "n_vocab"),
+    *("recurrent_layers", "tokenizer_model"),
+)
+_TOKENS = "tokenizer.ggml.tokens"
+#: Of the final norm: above this share of its length another model's, below a fine-tune's.
+_FAR = 0.1
+_SAMPLES, _SAMPLE = 256, 4096
+
+log = logging.getLogger("pyllama_mtp")
+
+
+def find_head(path: str | os.PathLike[str]) -> Path | None:
+    """The MTP head that lies beside a model under a publisher's name, ``mtp-NAME*.gguf`` beside
+    ``NAME-Q4_K_M.gguf`` or in a folder ``MTP`` there; of several the one whose name is most alike,
+    then the smallest. None: there is none."""
+    model = Path(path)
+
+    def fits(head: Path) -> bool:
+        name = _TYPE.sub("", head.stem[len(PREFIX) :])
+        rest = model.stem[len(name) :]
+        same = model.stem[: len(name)].lower() == name.lower()
+        return bool(name) and same and not rest[:1].isalnum()
+
+    def order(head: Path) -> tuple[int, int, str]:
+        pairs = zip(head.stem[len(PREFIX) :].lower(), model.stem.lower(), strict=False)
+        n_alike = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+        return -n_alike, head.stat().st_size, str(head)
+
+    try:
+        folders = (model.parent / name for name in _FOLDERS)
+        found = [head for folder in folders for head in folder.glob(f"{PREFIX}*.gguf")]
+        return min((h for h in found if h.is_file() and fits(h)), key=order, default=None)
+    except (OSError, ValueError):  # a folder that cannot be read; a null character
+        return None
+
+
+def is_head(info: GGUFInfo) -> bool:
+    """Whether a file is an MTP head alone."""
+    names = {tensor.name for tensor in info.tensors}
+    return info.has_mtp and not any(name.startswith("blk.0.") for name in names)
+
+
+def in_head(name: str, n_layer: int) -> bool:
+    """Whether a tensor belongs to the MTP head of a model with so many layers in its trunk."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return name == D2T or bool(found and int(found[1]) >= n_layer)
+
+
+def join_head(model: GGUFInfo, head: GGUFInfo) -> GGUFInfo:
+    """The model with the MTP head of another file, instead of what it has of one.
+
+    Raises:
+        HeadMismatchError: the head is of another model; the message says by what that is known.
+    """
+    _check(model, head)
+    arch = model.architecture
+    taken = [*_taken(model, head)]
+    gone = [tensor for tensor in model.tensors if in_head(tensor.name, model.n_layer)]
+    counts = {
+        f"{arch}.block_count": model.n_layer + head.n_mtp_layers,
+        f"{arch}.nextn_predict_layers": head.n_mtp_layers,
+    }
+    return replace(
+        model,
+        size=model.size + head.size,
+        n_mtp_layers=head.n_mtp_layers,
+        tensors=(
+            *(tensor for tensor in model.tensors if tensor not in gone),
+            *(replace(tensor, name=name) for name, tensor in taken),
+        ),
+        metadata=model.metadata | counts,
+        head=head.path,
+        head_tensors=(
+            *((tensor.name, None) for tensor in gone),
+            *((name, tensor.name) for name, tensor in taken),
+        ),
+    )
+
+
+def _taken(model: GGUFInfo, head: GGUFInfo) -> Iterator[tuple[str, TensorEntry]]:
+    """Tensors of the head's file, each with its name in the model."""
+    mine = {tensor.name: tensor for tensor in model.tensors}
+    there = {tensor.name: tensor for tensor in head.tensors}
+    nextn = f"blk.{model.n_layer}.nextn."
+    for name, tensor in there.items():
+        if in_head(name, model.n_layer):
+            yield name, tensor
+    lm_head = "output" if "output.weight" in there else "token_embd"
+    my_head = "output" if "output.weight" in mine else "token_embd"
+    for name, theirs, ours in (
+        ("embed_tokens", "token_embd", "token_embd"),
+        ("shared_head_head", lm_head, my_head),
+        ("shared_head_norm", "output_norm", "output_norm"),
+    ):
+        shared, own = there.get(f"{theirs}.weight"), mine.get(f"{ours}.weight")
+        if not shared or f"{nextn}{name}.weight" in there or (own and same(shared, own)):
+            continue
+        yield f"{nextn}{name}.weight", shared
+        if name == "shared_head_head" and f"{theirs}.scale" in there:
+            yield f"{nextn}{name}.scale", there[f"{theirs}.scale"]
+
+
+def _check(model: GGUFInfo, head: GGUFInfo) -> None:
+    """Raise where the head is known to be of another model."""
+    if not is_head(head) and not head.mtp_complete:
+        raise HeadMismatchError(f"{head.path} has no MTP head (tensors blk.*.nextn.*)", head.path)
+    for name in _SAME:
+        ours, theirs = getattr(model, name), getattr(head, name)
+        if ours != theirs and theirs not in (0, ""):
+            shown = ("differs",) if name == "recurrent_layers" else (f"is {theirs!r}", f"{ours!r}")
+            raise _mismatch(model, head, f"its {name} {' and the model has '.join(shown)}")
+    flags = model.metadata.get(f"{model.architecture}.attention.recurrent_layers")
+    if isinstance(flags, tuple) and len(flags) != model.n_layer + head.n_mtp_layers:
+        raise _mismatch(model, head, f"the model has recurrent_layers for {len(flags)} blocks")
+    tokens = (info.metadata.get(_TOKENS) for info in (model, head))
+    if len({array.digest for array in tokens if isinstance(array, ArraySummary)}) > 1:
+        raise _mismatch(model, head, "its vocabulary has other tokens")
+    _check_norm(model, head)
+
+
+def _check_norm(model: GGUFInfo, head: GGUFInfo) -> None:
+    """A head's file has the final norm of the model that it was made of."""
+    norms = [
+        np.frombuffer(b"".join(_read(tensor, [(0, tensor.nbytes)])), "<f4").astype(float)
+        for info in (model, head)
+        for tensor in info.tensors
+        if tensor.name == "output_norm.weight" and tensor.type == "F32"
+    ]
+    if len(norms) < 2 or norms[0].shape != norms[1].shape:
+        return
+    apart, length = np.linalg.norm(norms[0] - norms[1]), np.linalg.norm(norms[0])
+    if apart > _FAR * length:
+        raise _mismatch(model, head, "its final norm (output_norm) is another model's")
+    if apart:
+        log.warning(
+            "the MTP head %s was made of another version of the model (its output_norm differs); "
+            "fewer drafts may be accepted",
+            head.path,
+        )
+
+
+def _mismatch(model: GGUFInfo, head: GGUFInfo, why: str) -> HeadMismatchError:
+    return HeadMismatchError(
+        f"the MTP head {head.path} does not belong to {model.path}: {why}; give the head of this "
+        f"model, or {NO_HEAD!r}",
+        head.path,
+    )
+
+
+def same(one: TensorEntry, other: TensorEntry) -> bool:
+    """Whether two tensors are alike: type, shape, and bytes at many places."""
+    if (one.type, one.shape) != (other.type, other.shape):
+        return False
+    step = max(_SAMPLE, one.nbytes // _SAMPLES)
+    starts = [*range(0, one.nbytes, step), max(0, one.nbytes - _SAMPLE)]
+    pieces = [(start, min(_SAMPLE, one.nbytes - start)) for start in starts]
+    return _read(one, pieces) == _read(other, pieces)
+
+
+def _read(tensor: TensorEntry, pieces: list[tuple[int, int]]) -> list[bytes]:
+    """(start, length) pieces of a tensor's bytes."""
+    try:
+        with Path(tensor.file).open("rb") as file:
+            return [os.pread(file.fileno(), n, tensor.offset + start) for start, n in pieces]
+    except OSError as error:
+        raise ModelFileError(f"cannot read {tensor.file}: {error}", tensor.file) from error

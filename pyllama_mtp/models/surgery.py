@@ -1,0 +1,257 @@
+"""MTP heads taken out of model files, put into others, and left out: without loading anything.
+
+Metadata are copied byte for byte but for the number of blocks, and tensors piece by piece. The file
+of a head is as upstream's ``convert_hf_to_gguf.py --mtp`` writes it: an embedding, a final norm and
+an LM head beside the block, so that llama.cpp loads it as a draft model.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from pyllama_mtp.errors import ModelFileError, NoMtpHeadError, UsageError
+from pyllama_mtp.files import check_room, check_target, replace_whole, write_error
+from pyllama_mtp.models.ggufheader import TENSOR_TYPES, TensorEntry, Value, _Parser, parse_file
+from pyllama_mtp.models.ggufinfo import GGUFInfo, validate_model_file
+from pyllama_mtp.models.quantize import FILE_TYPES, WEIGHT_TYPES, stored_bytes
+from pyllama_mtp.models.sidecar import NO_HEAD, in_head, same
+from pyllama_mtp.models.trimmedhead import D2T, own_head
+
+#: Called with (bytes written, bytes in all).
+Progress = Callable[[int, int], None]
+File = str | os.PathLike[str]
+
+_PIECE = 8 << 20
+_U32_TYPE = struct.pack("<I", 4)
+_NUMBERS = {name: number for number, (name, *_) in TENSOR_TYPES.items()}
+
+
+def extract_head(
+    source: File,
+    target: File,
+    kind: str | None = None,
+    *,
+    progress: Progress | None = None,
+    force: bool = False,
+) -> Path:
+    """Write the MTP head of a model to a file of its own; returns its path.
+
+    Args:
+        source: a model with an MTP head; of one that is split, the first file.
+        kind: what its matrices, embedding and LM head become, a key of
+            :data:`.quantize.WEIGHT_TYPES`; those whose rows are no whole number of its blocks stay
+            as they are. None: all do.
+        progress: told how far it is.
+        force: overwrite an existing file.
+
+    Raises:
+        NoMtpHeadError: the model has none.
+        ModelFileError: it cannot be read, or is damaged.
+        UsageError: an unknown type, or one that needs an importance matrix; a target that exists or
+            cannot be written.
+        DiskFullError: no room for it.
+    """
+    if kind is not None and kind not in WEIGHT_TYPES:
+        raise UsageError(f"unknown type {kind!r}; allowed: {', '.join(WEIGHT_TYPES)}")
+    info = validate_model_file(source, head=NO_HEAD)
+    mine = {tensor.name: tensor for tensor in info.tensors}
+    nextn = f"blk.{info.n_layer}.nextn."
+    tensors = [mine["output_norm.weight"]]
+    embedding = mine.get(f"{nextn}embed_tokens.weight", mine["token_embd.weight"])
+    tensors.append(replace(embedding, name="token_embd.weight"))
+    lm_head = own_head(info) or mine.get("output.weight") or mine["token_embd.weight"]
+    if not same(lm_head, embedding):
+        tensors.append(replace(lm_head, name="output.weight"))
+    moved = (f"{nextn}embed_tokens.weight", f"{nextn}shared_head_head.weight")
+    tensors += [t for t in info.tensors if in_head(t.name, info.n_layer) and t.name not in moved]
+    changes = {"general.file_type": FILE_TYPES[kind]} if kind in FILE_TYPES else {}
+    return _write(target, info, changes, tensors, kind, progress, force)
+
+
+def graft_head(
+    trunk: File,
+    head: File,
+    target: File,
+    *,
+    progress: Progress | None = None,
+    force: bool = False,
+) -> Path:
+    """Write a model with the MTP head of another file inside; returns its path.
+
+    Args:
+        trunk: the model; a head that it has is left out.
+        head: a file with its head.
+
+    Raises:
+        HeadMismatchError: the head is another model's.
+        ModelFileError, UsageError, DiskFullError: see :func:`extract_head`.
+    """
+    info = validate_model_file(trunk, head=head)
+    counts = _counts(info, info.n_mtp_layers)
+    return _write(target, info, counts, info.tensors, None, progress, force)
+
+
+def drop_head(
+    source: File, target: File, *, progress: Progress | None = None, force: bool = False
+) -> Path:
+    """Write a model without its MTP head; returns its path.
+
+    Raises:
+        NoMtpHeadError: it has none.
+        ModelFileError, UsageError, DiskFullError: see :func:`extract_head`.
+    """
+    info = validate_model_file(source, require_mtp=False)
+    if not info.has_mtp:
+        raise NoMtpHeadError(f"{source}: the model has no MTP head to be left out", source)
+    tensors = [tensor for tensor in info.tensors if not in_head(tensor.name, info.n_layer)]
+    return _write(target, info, _counts(info, 0), tensors, None, progress, force)
+
+
+def _counts(info: GGUFInfo, n_mtp: int) -> dict[str, int | None]:
+    """What the metadata say of the blocks."""
+    arch = info.architecture
+    return {
+        f"{arch}.block_count": info.n_layer + n_mtp,
+        f"{arch}.nextn_predict_layers": n_mtp or None,
+    }
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def _write(
+    target: File,
+    info: GGUFInfo,
+    changes: Mapping[str, int | None],
+    tensors: Sequence[TensorEntry],
+    kind: str | None,
+    progress: Progress | None,
+    force: bool,
+) -> Path:
+    """Write a file with the metadata of `info` and these tensors; it appears when it is complete.
+
+    Args:
+        changes: numbers that replace what the metadata say; None: the key goes.
+        kind: the type that matrices become; None: they stay as they are.
+    """
+    path = Path(target)
+    check_target(path, force)
+    sources = {Path(name) for name in (info.path, info.head, *(t.file for t in tensors)) if name}
+    if path.exists() and any(path.samefile(source) for source in sources):
+        raise UsageError(f"{path} is a file that is read; choose another name")
+    stored = [_stored(tensor, kind) for tensor in tensors]
+    alignment = _whole(info.metadata.get("general.alignment"), 32)
+    sizes = [stored_bytes(t.shape, name) for t, name in zip(tensors, stored, strict=True)]
+    padded = [-(-size // alignment) * alignment for size in sizes]
+    start = _start(info, changes, tensors, stored, padded, alignment)
+    check_room(path, len(start) + sum(padded))
+
+    def parts() -> Iterator[bytes]:
+        yield start
+        done, total = 0, sum(padded)
+        for tensor, name, size, room in zip(tensors, stored, sizes, padded, strict=True):
+            for piece in _pieces(info, tensor, name):
+                yield piece
+                done += len(piece)
+                if progress is not None:
+                    progress(done, total)
+            yield bytes(room - size)
+            done += room - size
+
+    try:
+        replace_whole(path, parts())
+    except OSError as error:
+        raise write_error(error, path) from error
+    return path
+
+
+def _stored(tensor: TensorEntry, kind: str | None) -> str:
+    """The type that a tensor is written in: `kind` for matrices whose rows are whole blocks."""
+    if kind is None or tensor.name == D2T or "ffn_gate_inp" in tensor.name:
+        return tensor.type
+    if math.prod(tensor.shape[1:]) == 1 or tensor.shape[0] % TENSOR_TYPES[WEIGHT_TYPES[kind]][1]:
+        return tensor.type
+    return kind.upper()
+
+
+def _pieces(info: GGUFInfo, tensor: TensorEntry, stored: str) -> Iterator[bytes]:
+    """The bytes of a tensor, in the type that it is written in."""
+    if stored != tensor.type:
+        from pyllama_mtp.llama.drafthead import HeadFile
+
+        file = HeadFile(info, stored.lower(), tensor)
+        step = max(1, _PIECE // tensor.shape[0])
+        for row in range(0, file.n_rows, step):
+            ids = np.arange(row, min(row + step, file.n_rows), dtype=np.int32)
+            yield file.rows(ids).data.tobytes()
+        return
+    with Path(tensor.file).open("rb") as source:
+        source.seek(tensor.offset)
+        left = tensor.nbytes
+        while left:
+            piece = source.read(min(left, _PIECE))
+            if not piece:
+                raise ModelFileError(f"{tensor.file} has become shorter", tensor.file)
+            yield piece
+            left -= len(piece)
+
+
+class _Metadata(_Parser):
+    """Keeps the bytes of each value."""
+
+    def __init__(self, file: BinaryIO, path: str) -> None:
+        super().__init__(file, path)
+        self.raw: dict[str, bytes] = {}
+
+    def value(self, key: str, kind: int) -> Value:
+        start = self.pos
+        value = super().value(key, kind)
+        self.raw[key] = bytes(self.buffer[start : self.pos])
+        return value
+
+
+def _start(
+    info: GGUFInfo,
+    changes: Mapping[str, int | None],
+    tensors: Sequence[TensorEntry],
+    stored: Sequence[str],
+    padded: Sequence[int],
+    alignment: int,
+) -> bytes:
+    """All that stands before the tensor data: metadata and tensor table."""
+    parser, header = parse_file(info.path, _Metadata)
+    split = ("split.no", "split.count", "split.tensors.count")
+    kept = {
+        key: _U32_TYPE + struct.pack("<I", number)
+        for key, number in changes.items()
+        if number is not None
+    }
+    for key, raw in parser.raw.items():
+        if key not in changes and key not in split:
+            kept[key] = struct.pack("<I", header.types[key]) + raw
+    out = bytearray(b"GGUF" + struct.pack("<IQQ", header.version, len(tensors), len(kept)))
+    for key, value in kept.items():
+        out += _text(key) + value
+    at = 0
+    for tensor, name, room in zip(tensors, stored, padded, strict=True):
+        out += _text(tensor.name) + struct.pack("<I", len(tensor.shape))
+        out += struct.pack(f"<{len(tensor.shape)}QIQ", *tensor.shape, _NUMBERS[name], at)
+        at += room
+    return bytes(out + bytes(-len(out) % alignment))
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _whole(value: Value | None, default: int) -> int:
+    return value if isinstance(value, int) else default
