@@ -232,15 +232,16 @@ def add_peers(
     from pyllama_mtp.measure.peers.find import find
     from pyllama_mtp.measure.peers.runner import PeerRunner
 
+    files = str(model.path), args.n_gpu_layers, model.info.head
     for name in request.plan.peers:
         build = Build("", "", "", "", {}, name)
         try:
             peer = find(name, args.peer_dir, args.peer_python, gpu=args.n_gpu_layers != 0)
         except PeerError as error:
             print(f"{PROGRAM}: {error}; the others are measured", file=sys.stderr)
-            runners[name] = PeerRunner(error, str(model.path), args.n_gpu_layers)
+            runners[name] = PeerRunner(error, *files)
         else:
-            runners[name] = PeerRunner(peer, str(model.path), args.n_gpu_layers)
+            runners[name] = PeerRunner(peer, *files)
             stamp = (peer.version, peer.upstream_commit, peer.series, peer.backend)
             build = Build(*stamp, {}, name)
         builds[name] = build

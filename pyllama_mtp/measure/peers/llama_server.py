@@ -62,6 +62,7 @@ def server_options(
         given += ["--spec-synth-rates", ",".join(map(str, rates))]
     return [
         *given,
+        *(("-md", options.head) if options.head else ()),
         *("--spec-type", "draft-mtp"),
         *("--spec-draft-n-max", str(depth)),
         *("--spec-draft-p-min", f"{p_min:g}"),

@@ -15,6 +15,7 @@ class Options:
 
     Attributes:
         n_gpu_layers: None: not given, the program decides; -1: all.
+        head: the file of the MTP head, where it is another one than `model`.
     """
 
     model: str
@@ -25,9 +26,10 @@ class Options:
     cache_type_k: str
     cache_type_v: str
     n_gpu_layers: int | None = None
+    head: str = ""
 
     @classmethod
-    def of(cls, settings: Settings, model: str, n_gpu_layers: int) -> Options:
+    def of(cls, settings: Settings, model: str, n_gpu_layers: int, head: str = "") -> Options:
         """Those of a cell."""
         return cls(
             model=model,
@@ -38,6 +40,7 @@ class Options:
             cache_type_k=settings.cache_type_k,
             cache_type_v=settings.cache_type_v,
             n_gpu_layers=n_gpu_layers,
+            head=head,
         )
 
     def arguments(self) -> list[str]:

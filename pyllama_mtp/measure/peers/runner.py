@@ -23,10 +23,13 @@ class PeerRunner:
         peer: the program; or why there is none, which is raised by :meth:`begin`.
         model: path of the model file.
         n_gpu_layers: as in `Model`.
+        head: path of the file with the MTP head, where it is another one.
     """
 
-    def __init__(self, peer: Installed | PeerError, model: str, n_gpu_layers: int) -> None:
-        self._peer, self._model, self._n_gpu_layers = peer, model, n_gpu_layers
+    def __init__(
+        self, peer: Installed | PeerError, model: str, n_gpu_layers: int, head: str = ""
+    ) -> None:
+        self._peer, self._model = peer, (model, n_gpu_layers, head)
         self._tasks: dict[int, Task] = {}
         self._measured: dict[int, Measured] = {}
 
@@ -52,7 +55,7 @@ class PeerRunner:
         if number not in self._measured:
             assert isinstance(self._peer, Installed)
             task = self._tasks[number]
-            options = Options.of(task.settings, self._model, self._n_gpu_layers)
+            options = Options.of(task.settings, *self._model)
             figures = measure(self._peer, options, task)
             check_lengths(self._peer.name, figures, len(task.prompt), task.max_tokens)
             self._measured[number] = Measured(figures.sample(), {})

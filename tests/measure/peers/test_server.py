@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -64,6 +65,14 @@ def test_plain_and_with_drafts(peers: Any) -> None:
         assert arguments[arguments.index("-ngl") + 1] == "999"
         assert arguments[arguments.index("--host") + 1] == HOST
         assert "--spec-synth-rates" not in arguments
+
+
+def test_a_head_in_a_file_of_its_own_is_a_draft_model() -> None:
+    options = dataclasses.replace(OPTIONS, head="mtp-m.gguf")
+    assert "-md" not in server_options(options, 512, 0)
+    given = server_options(options, 512, 3)
+    assert given[given.index("-md") + 1] == "mtp-m.gguf"
+    assert "-md" not in server_options(OPTIONS, 512, 3)
 
 
 def test_the_request_is_the_prompt_greedy_and_uncached(peers: Any) -> None:
