@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Damaged and hostile files: does every one end in a clean error, or work?
 
-    python bench/fuzz.py                                # 10,000 models, 1,000 of each other kind
+    python bench/fuzz.py                   # 10,000 models, 2,000 of several files, 1,000 of others
     python bench/fuzz.py --seed 7 --count model=500     # other cases, fewer of them
     python bench/fuzz.py --seed 7 --only model:123      # one case again: its edits and its end
     python bench/fuzz.py --base FILE.gguf --count 2000  # copies of another small model
 
 Copies of the demo model with changes in header, metadata, tensor table, length, single bits, types,
-counts, strings, shapes and weights are loaded, and generate a few tokens with MTP; so are files of
+counts, strings, shapes and weights are loaded, and generate a few tokens with MTP; so are copies
+whose MTP head is in a file of its own, and copies in parts, one of the files changed; and files of
 processed prompts and of draft vocabularies. Worker processes do that, under a limit of address
 space, memory and time for each case. The end of a process, an exception that is none of this
 package's, and a limit that is exceeded are findings: each is printed with what reproduces it, and
@@ -105,8 +106,8 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--count", default="model=10000,prompt=1000,draft-vocab=1000", help="how many (default: "
-        "%(default)s); a number is of models")  # fmt: skip
+    usual = "model=10000,head=2000,split=2000,prompt=1000,draft-vocab=1000"
+    add("--count", default=usual, help="how many (default: %(default)s); a number is of models")
     add("--seed", type=int, default=1, help="which cases (default: %(default)s)")
     add("--only", metavar="KIND:INDEX", help="one case of that seed, with its edits")
     add("--base", type=Path, help="the model that is copied; small (default: the demo model)")

@@ -16,15 +16,20 @@ from typing import Any
 import numpy as np
 
 from fuzzkit import otherfiles
-from fuzzkit.document import Document, known_arrays, read_document
+from fuzzkit.document import Document, known_arrays, read_document, split
 from fuzzkit.edits import Buffer, Edit, apply
 from fuzzkit.models import Mutator
 from pyllama_mtp import Model, PyllamaMtpError, Session, Settings
 from pyllama_mtp.errors import NoMtpHeadError, PromptFileError
 from pyllama_mtp.models import draftvocab
 from pyllama_mtp.models.ggufinfo import validate_model_file
+from pyllama_mtp.models.sidecar import NO_HEAD
+from pyllama_mtp.models.surgery import drop_head, extract_head
 
-KINDS = ("model", "prompt", "draft-vocab")
+#: A model; one of several files: a model and its MTP head, the parts of a split model; files of
+#: ours.
+MODELS = ("model", "head", "split")
+KINDS = (*MODELS, "prompt", "draft-vocab")
 REFUSED, NATIVE, LATER, WORKS, FINDING = (
     "refused by the validator",
     "refused by llama.cpp, with an error",
@@ -36,6 +41,7 @@ OUTCOMES = (REFUSED, NATIVE, LATER, WORKS, FINDING)
 SETTINGS = Settings(n_ctx=128, n_threads=1, n_batch=32, n_ubatch=32, draft_n_max=2)
 PROMPT = "def add(a, b):\n    return"
 N_GENERATED = 4
+N_PARTS = 2
 
 
 @dataclass(frozen=True)
@@ -51,16 +57,19 @@ class Cases:
 
     def __init__(self, base: Path, folder: Path) -> None:
         self.base, self.folder = base, folder
+        self._mutators: dict[tuple[str, int], Mutator] = {}
         self._run: dict[str, Callable[[Path], Result]] = {
-            "model": run_model,
             "prompt": self._run_prompt,
             "draft-vocab": self._run_vocab,
         }
 
     def edits(self, kind: str, seed: int) -> list[Edit]:
-        """The edits of a case."""
-        if kind == "model":
-            return self._mutator.edits(seed)
+        """The edits of a case; of several files the first edit says which one."""
+        if kind in MODELS:
+            documents = self._documents[kind]
+            which = seed % len(documents)
+            edits = self._mutator(kind, which).edits(seed)
+            return [{"op": "file", "index": which}, *edits] if len(documents) > 1 else edits
         if kind == "prompt":
             header = otherfiles.header(self._prompt)
             sizes = {name: size for name, size, _ in header["sections"]}
@@ -69,38 +78,62 @@ class Cases:
 
     def run(self, kind: str, edits: list[Edit]) -> Result:
         """Write the file, use it, remove it."""
-        data: list[Buffer]
-        if kind == "model":
-            data = apply(self._document, edits, self._known)
+        written: dict[Path, list[Buffer]] = {}
+        if kind in MODELS:
+            which = 0
+            if edits and edits[0]["op"] == "file":
+                which, edits = edits[0]["index"], edits[1:]
+            for index, document in enumerate(self._documents[kind]):
+                mine = edits if index == which else []
+                written[self._path(kind, index)] = apply(document, mine, self._known)
         elif kind == "prompt":
-            data = [otherfiles.apply_prompt(self._prompt, edits)]
+            written[self.folder / "case.bin"] = [otherfiles.apply_prompt(self._prompt, edits)]
         else:
-            data = [otherfiles.apply_vocab(self._vocab, edits)]
-        path = self.folder / f"case.{'gguf' if kind == 'model' else 'bin'}"
-        with path.open("wb") as file:
-            file.writelines(data)
+            written[self.folder / "case.bin"] = [otherfiles.apply_vocab(self._vocab, edits)]
+        for path, data in written.items():
+            with path.open("wb") as file:
+                file.writelines(data)
+        path, *others = written
         try:
+            if kind in MODELS:
+                return run_model(path, others[0] if kind == "head" else None)
             return self._run[kind](path)
         except PyllamaMtpError:
             raise
         except Exception:
             return Result(FINDING, traceback.format_exc(limit=-6))
         finally:
-            path.unlink()
+            for path in written:
+                path.unlink()
+
+    def _path(self, kind: str, index: int) -> Path:
+        part = f"-{index + 1:05}-of-{len(self._documents[kind]):05}" if kind == "split" else ""
+        return self.folder / f"case{'-head' * (kind == 'head' and index)}{part}.gguf"
 
     # -- the base and what belongs to it -------------------------------------------------------
 
     @cached_property
-    def _document(self) -> Document:
-        return read_document(self.base)
+    def _documents(self) -> dict[str, list[Document]]:
+        """The files of each kind, as they are without edits."""
+        whole = read_document(self.base)
+        trunk = drop_head(self.base, self.folder / "good-trunk.gguf", force=True)
+        head = extract_head(self.base, self.folder / "good-head.gguf", "q4_0", force=True)
+        pair = [read_document(trunk), read_document(head)]
+        return {"model": [whole], "head": pair, "split": split(whole, N_PARTS)}
 
     @cached_property
     def _known(self) -> dict[int, bytes]:
-        return known_arrays(self._document)
+        return {
+            name: data
+            for documents in self._documents.values()
+            for document in documents
+            for name, data in known_arrays(document).items()
+        }
 
-    @cached_property
-    def _mutator(self) -> Mutator:
-        return Mutator(self._document)
+    def _mutator(self, kind: str, which: int) -> Mutator:
+        if (kind, which) not in self._mutators:
+            self._mutators[kind, which] = Mutator(self._documents[kind][which])
+        return self._mutators[kind, which]
 
     @cached_property
     def _model(self) -> Model:
@@ -166,17 +199,17 @@ class Cases:
         return Result(WORKS)
 
 
-def run_model(path: Path) -> Result:
+def run_model(path: Path, head: Path | None = None) -> Result:
     """Check, load, generate a few tokens with MTP; without, where the head is what is missing."""
     mtp = True
     try:
-        validate_model_file(path)
+        validate_model_file(path, head=head or NO_HEAD)
     except NoMtpHeadError:
         mtp = False
     except PyllamaMtpError as error:
         return Result(REFUSED, str(error))
     try:
-        model = Model(path, mtp=mtp)
+        model = Model(path, mtp=mtp, head=head or NO_HEAD)
     except PyllamaMtpError as error:
         native = "llama.cpp cannot load it" in str(error)
         return Result(NATIVE if native else REFUSED, str(error))

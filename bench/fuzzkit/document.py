@@ -18,6 +18,7 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "
     12: "d"
 }
 STRING, ARRAY = 8, 9
+_U16, _I32 = 2, 5
 ALIGNMENT = 32
 
 Scalar = int | float | bytes
@@ -87,6 +88,23 @@ def read_document(path: Path) -> Document:
         tensor.data = cursor.data[data + offset : data + offset + tensor.nbytes]
         document.tensors.append(tensor)
     return document
+
+
+def split(document: Document, n: int) -> list[Document]:
+    """The parts of a model in `n` files, as upstream's llama-gguf-split makes them."""
+    size = -(-len(document.tensors) // n)
+    parts = []
+    for number in range(n):
+        entries = [
+            Entry(b"general.architecture", STRING, b"qwen35"),
+            Entry(b"split.no", _U16, number),
+            Entry(b"split.count", _U16, n),
+            Entry(b"split.tensors.count", _I32, len(document.tensors)),
+        ]
+        first = [*document.entries, *entries[1:]]
+        tensors = document.tensors[number * size : (number + 1) * size]
+        parts.append(Document(entries if number else first, tensors))
+    return parts
 
 
 class _Cursor:

@@ -138,7 +138,7 @@ class Mutator:
     def entry(self, rng: random.Random) -> Entry:
         """An entry; those of the hyper-parameters twice as often."""
         entries = [e for e in self.base.entries if e.key.startswith(self.arch.encode())]
-        return rng.choice(rng.choice((entries, self.base.entries)))
+        return rng.choice(rng.choice((entries or self.base.entries, self.base.entries)))
 
 
 def number(rng: random.Random, code: str, old: float | None = None) -> float:
@@ -218,6 +218,8 @@ def _keys(m: Mutator, rng: random.Random) -> list[Edit]:
 
 def _tokens(m: Mutator, rng: random.Random) -> list[Edit]:
     """Elements and lengths of the tokenizer's tables."""
+    if not m.arrays:  # a part of a split model
+        return _field(m, rng)
     key = rng.choice(m.arrays)
     entry = m.base.entry(key)
     n = len(entry.value) if entry and isinstance(entry.value, list) else 0

@@ -84,7 +84,7 @@ def record(outcome: Outcome) -> dict[str, Any]:
 
 def _words(detail: str) -> str:
     """An error without what differs from case to case."""
-    text = re.sub(r"^\S*case\.(gguf|bin):? ?", "", detail.splitlines()[0] if detail else "")
+    text = re.sub(r"\S*/case[-\w]*\.(gguf|bin):? ?", "", detail.splitlines()[0] if detail else "")
     text = re.sub(r"'[^']*'|\"[^\"]*\"|\b[a-z_]+(\.[\w.]+)+", "...", text)
     text = re.sub(r"\(?-?\b\d[\d.e+, ]*\)?", "N ", text)
     return text[:90].strip()

@@ -18,7 +18,10 @@ from pyllama_mtp.models.ggufheader import TENSOR_TYPES
 JOBS = 2
 
 
-@pytest.mark.parametrize(("kind", "n"), [("model", 240), ("prompt", 40), ("draft-vocab", 30)])
+@pytest.mark.parametrize(
+    ("kind", "n"),
+    [("model", 240), ("head", 60), ("split", 60), ("prompt", 40), ("draft-vocab", 30)],
+)
 def test_every_case_ends_in_an_error_or_works(kind: str, n: int, demo_file: Path) -> None:
     from fuzzkit.cases import FINDING, NATIVE, REFUSED, WORKS
     from fuzzkit.pool import Case, Pool
