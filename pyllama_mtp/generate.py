@@ -201,13 +201,15 @@ def verify(engine: Engine, live: Sequence[Live], drafts: Sequence[Drafts]) -> In
     """One pass of the target over the newest token and the k drafts of each sequence.
 
     Row i of a sequence says what follows its first i drafts. All are outputs; of drafts that are
-    certain, of a sequence that is alone, only the last one is, and nothing is taken back.
+    certain, of a sequence that is alone, only the last one is (unless log probabilities are kept),
+    and nothing is taken back.
 
     Returns:
         [sequences, k + 1]: the tokens of the pass.
     """
     target, n_rows = engine.target, 1 + max(len(made.tokens) for made in drafts)
-    forced = len(live) == 1 and drafts[0].forced
+    wanted = live[0].request.answer.n_logprobs is not None
+    forced = len(live) == 1 and drafts[0].forced and not wanted
     prepare_rows(engine, live)
     engine.intact = False
     engine.follow(any(one.place.drafting for one in live))
