@@ -7,6 +7,7 @@ The sandbox also bounds time and sizes: see :mod:`pyllama_mtp.llama.templates`.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -147,6 +148,18 @@ def _until_the_end_of(message: Mapping[str, Any], text: str) -> str:
     raise UsageError("the chat template changes the last message: it cannot be gone on with")
 
 
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As Hugging Face's templates have it: Jinja's own escapes what HTML must, and sorts keys."""
+    layout: Any = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+    return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
+
+
 def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
 
@@ -173,6 +186,7 @@ def render(
     environment = Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
+    environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda text: datetime.now().strftime(text)
     try:

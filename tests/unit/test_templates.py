@@ -67,6 +67,7 @@ def test_a_template_that_makes_too_much(template: str, what: str) -> None:
 )
 def test_ordinary_templates_are_as_in_jinja(template: str) -> None:
     plain = jinja2.sandbox.ImmutableSandboxedEnvironment()
+    plain.policies["json.dumps_kwargs"] = {}
 
     def result(render: Any) -> str:
         try:
@@ -100,3 +101,12 @@ def test_long_chats_are_no_problem() -> None:
     template = "{% for m in messages %}{{ '<|' ~ m.role ~ '|>' + m.content }}\n{% endfor %}"
     text = chat.render(template, HELLO * 10_000)
     assert text == "<|user|>Hello\n" * 10_000
+
+
+def test_json_is_as_in_hugging_face_s_templates() -> None:
+    value = {"role": "user", "content": "<é> & 'x'"}
+    assert chat.render("{{ messages[0] | tojson }}", [value]) == (
+        '{"role": "user", "content": "<é> & \'x\'"}'
+    )
+    wanted = '[\n  {\n    "b": 1,\n    "a": 2\n  }\n]'
+    assert chat.render("{{ messages | tojson(indent=2) }}", [{"b": 1, "a": 2}]) == wanted
