@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .session import BatchSession, Session, stream
     from .settings import Sampling, Settings
     from .telemetry import Pair, Telemetry
+    from .toolcalls import CallPiece, ToolCall
 
     __version__: str
 
@@ -33,6 +34,7 @@ __all__ = [
     "Answer",
     "BatchGeneration",
     "BatchSession",
+    "CallPiece",
     "ChatOptions",
     "Generation",
     "Grammar",
@@ -44,6 +46,7 @@ __all__ = [
     "Session",
     "Settings",
     "Telemetry",
+    "ToolCall",
     "errors",
     "native",
     "stream",
@@ -61,6 +64,7 @@ _MODULES = {
     "session": ("BatchSession", "Session", "stream"),
     "settings": ("Sampling", "Settings"),
     "telemetry": ("Pair", "Telemetry"),
+    "toolcalls": ("CallPiece", "ToolCall"),
 }
 _ROOMS = {"bench": ".bench", "errors": ".errors", "native": ".llama.native"}
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from typing import Any
 
 from .llama.model import Model
 from .llama.toplogprobs import TopLogprobs
 from .telemetry import Telemetry
 from .thinking import Piece, Splitter, overlap, text_of
+from .toolcalls import CallPiece, CallReader, ToolCall
 
 
 class TextStream:
@@ -40,6 +42,7 @@ class Answer:
     Attributes:
         text, tokens: what was generated so far; tokens include the end token, text does not.
         reasoning: the model's thought, where it is told apart; `text` is then what follows it.
+        tool_calls: the functions that the model calls, where it was given some; not part of text.
         n_reasoning: tokens of the thought, its tags included.
         n_taken: characters of text and reasoning, tags included.
         finish_reason: "length" (max_tokens or a full context), "eos", "stop", "interrupted" (an
@@ -59,8 +62,10 @@ class Answer:
         telemetry: Telemetry,
         n_logprobs: int | None = None,
         splitter: Splitter | None = None,
+        calls: CallReader | None = None,
     ) -> None:
-        """`splitter`: tells thought from answer; None: all is text."""
+        """`splitter`: tells thought from answer; None: all is text. `calls`: tells calls of tools
+        from text; None: they are text."""
         self.text = self.reasoning = ""
         self.n_reasoning = self.n_taken = 0
         self.finish_reason: str | None = None
@@ -70,19 +75,33 @@ class Answer:
         self.logprobs: list[TopLogprobs] = []
         self.ended: str | None = None
         self._model, self._ignore_eos, self._stream = model, ignore_eos, TextStream(stop)
-        self._splitter = splitter
+        self._splitter, self._calls = splitter, calls
+        self.tool_calls: list[ToolCall] = []
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The turn, for a conversation that goes on: role, content, thought and calls."""
+        found: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            found["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            found["tool_calls"] = [call.to_message() for call in self.tool_calls]
+        return found
 
     def take(self, token: int) -> list[Piece]:
         """The next token. The text that can be emitted now."""
         self.tokens.append(token)
         end = self._model.is_end(token) and not self._ignore_eos
         splitter = self._splitter
-        read = text_of if splitter and not splitter.answering else Model.piece
+        tags = self._calls or (splitter and not splitter.answering)
+        read = text_of if tags else Model.piece
         before = splitter is not None and splitter.thinking
         text = self._stream.feed(b"" if end else read(self._model, token))
         if end or self._stream.stopped:
             self.ended = "eos" if end else "stop"
         pieces = self._keep(text)
+        if self._calls and self._calls.done:
+            self.ended = self.ended or "stop"
         self.n_reasoning += before or (splitter is not None and splitter.thinking)
         return pieces
 
@@ -98,9 +117,23 @@ class Answer:
         else:
             pieces = [Piece(text)] if text else []
             self.n_taken += len(text)
+        if self._calls:
+            pieces = self._told_apart(self._calls, pieces, final)
         for piece in pieces:
-            if piece.thought:
+            if isinstance(piece, CallPiece):
+                if piece.name is not None:
+                    self.tool_calls.append(ToolCall(piece.id or "", piece.name))
+                self.tool_calls[-1].arguments += piece.arguments
+            elif piece.thought:
                 self.reasoning += piece
             else:
                 self.text += piece
         return pieces
+
+    @staticmethod
+    def _told_apart(calls: CallReader, pieces: list[Piece], final: bool) -> list[Piece]:
+        """Pieces of which those that are no thought may be calls."""
+        found: list[Piece] = []
+        for piece in pieces:
+            found += [piece] if piece.thought else calls.feed(piece)
+        return found + (calls.feed("", final=True) if final else [])

@@ -31,7 +31,7 @@ from .arguments import (
 from .engine import Engine
 from .errors import UsageError
 from .generate import Limits, OnProgress, Request
-from .llama.chat import ChatOptions, Messages
+from .llama.chat import ChatOptions, call_form
 from .llama.model import Model
 from .llama.owned import Owned
 from .llama.trace import NodeTimes
@@ -42,6 +42,7 @@ from .sizing import room_for
 from .speculative.sampling import Sampler
 from .telemetry import Telemetry
 from .thinking import Splitter, opened
+from .tools import Messages, Tools
 
 #: Text, or token ids.
 Prompt: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -104,6 +105,7 @@ class _Options:
     logprobs: int | None
     on_progress: OnProgress | None = None
     split: bool = False  # tell thought from answer
+    tools: Tools | None = None
 
     def check(self, model: Model) -> _Options:
         """As they are used. Raises UsageError for a bad one."""
@@ -146,7 +148,8 @@ class _Places(Owned):
         )
         splitter = Splitter(opened(self.model, tokens)) if o.split else None
         stop = [*(o.stop or ())]
-        answer = kind(self.model, limits.ignore_eos, stop, telemetry, o.logprobs, splitter)
+        calls = o.tools.reader(call_form(self.model.chat_template)) if o.tools else None
+        answer = kind(self.model, limits.ignore_eos, stop, telemetry, o.logprobs, splitter, calls)
         sampler = Sampler(self.model, sampling, tokens, telemetry.near_ties)
         return Request(tokens, sampler, limits, answer, o.on_progress), answer
 
@@ -309,6 +312,8 @@ class Session(_Places):
         messages: Messages,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         thinking: bool | int | None = None,
         options: ChatOptions | None = None,
         max_tokens: int | None = None,
@@ -320,13 +325,19 @@ class Session(_Places):
     ) -> Generation:
         """Start the model's next turn of a conversation, by the chat template of its file.
 
-        Pieces of thought have `thought` True, and are the answer's `reasoning`; `text` is the rest.
+        Pieces of thought have `thought` True, and are the answer's `reasoning`; pieces that are a
+        :class:`.CallPiece` are parts of its `tool_calls`; `text` is the rest.
 
         Args:
-            messages: ``{"role": ..., "content": ...}`` each; the next call takes them with the
-                answer, ``{"role": "assistant", "content": answer.text}``, and the next question.
-            tools: functions that the model may call, in OpenAI's form, for the template. What it
-                says to call one is text.
+            messages: ``{"role": ..., "content": ...}`` each, as OpenAI's API has them; the next
+                call takes them with `answer.message`, what the tools say to its calls (``{"role":
+                "tool", "tool_call_id": ..., "content": ...}``), and the next question.
+            tools: functions that the model may call: ``{"type": "function", "function": {"name":
+                ..., "description": ..., "parameters": JSON schema}}`` each.
+            tool_choice: None or "auto": it calls them or not, and a call that is broken is text.
+                "required": it must call one; a function's name: this one; the call then follows a
+                grammar, and its parts come as they are written. "none": it may not.
+            parallel_tool_calls: whether it may make several calls.
             thinking: whether it thinks first; a number: it does, for at most so many tokens; None:
                 as `options` and the template have it.
             options: what else the template is told.
@@ -338,6 +349,7 @@ class Session(_Places):
             UsageError: no template, or one that refuses the messages; a conversation that is longer
                 than the context; or a bad argument.
         """
+        offered = Tools.of(tools, tool_choice, parallel_tool_calls)
         options = instance("options", options or ChatOptions(), ChatOptions, "ChatOptions(...)")
         if isinstance(thinking, bool):
             options = dataclasses.replace(options, thinking=thinking)
@@ -346,11 +358,12 @@ class Session(_Places):
                 raise refusal("thinking", thinking, "True, False, None, or a number of tokens")
             options = dataclasses.replace(options, thinking=True, budget=thinking)
         self._engine.chats = True
-        prompt = options.prompt(self.model, messages, tools)
+        prompt = options.prompt(self.model, messages, offered)
         room = max(1, self.n_ctx - len(prompt))
         limits = Limits(room if max_tokens is None else max_tokens, draft=draft)
-        chosen = options.sampling(usable_sampling(sampling or self.model.sampling))
-        given = _Options(stop, False, False, logprobs, on_progress, split=True)
+        chosen = usable_sampling(sampling or self.model.sampling)
+        chosen = options.sampling(chosen, self.model, offered)
+        given = _Options(stop, False, False, logprobs, on_progress, split=True, tools=offered)
         return self._start(prompt, limits, chosen, given)
 
 

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 #: What a thought is between.
 OPEN, CLOSE = "<think>", "</think>"
+#: What is before and after a call of a tool.
+OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
+TAGS = (OPEN, CLOSE, OPEN_CALL, CLOSE_CALL)
 #: What ends a thought that has become too long; a template without thought writes the same.
 GAP = "\n\n"
 FORCED = f"\n{CLOSE}{GAP}"
@@ -54,7 +57,7 @@ def text_of(model: Model, token: int) -> bytes:
     data = model.piece(token)
     if not data:
         tag = model.piece(token, special=True)
-        data = tag if tag in (OPEN.encode(), CLOSE.encode()) else b""
+        data = tag if tag.decode("utf-8", "replace") in TAGS else b""
     return data
 
 

@@ -7,6 +7,7 @@ The sandbox also bounds time and sizes: see :mod:`pyllama_mtp.llama.templates`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -20,6 +21,9 @@ import jinja2
 from ..arguments import flag, refusal, whole
 from ..errors import UsageError
 from ..settings import Sampling
+from ..thinking import CLOSE_CALL, OPEN_CALL
+from ..toolcalls import Form
+from ..tools import Messages, Tools, for_template, in_words
 from .templates import Environment
 
 if TYPE_CHECKING:
@@ -53,7 +57,25 @@ def usual_sampling(metadata: Mapping[str, Any]) -> Sampling:
     return found
 
 
-Messages = Sequence[Mapping[str, Any]]
+#: A conversation with a call, which shows how a template writes one.
+_ASKED = {"role": "user", "content": "?"}
+_CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": "b"}}}
+_CALLED = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_FORMS: dict[Form, str] = {
+    "xml": "<function=f>\n<parameter=a>\nb\n</parameter>\n</function>",
+    "json": '{"name": "f", "arguments": {"a": "b"}}',
+}
+
+
+@functools.lru_cache(maxsize=16)
+def call_form(template: str) -> Form | None:
+    """How a chat template writes calls of tools; None: in no way that is known here."""
+    try:
+        written = render(template, [_ASKED, _CALLED], tools=[])
+    except UsageError:
+        return None
+    calls = {form: f"{OPEN_CALL}\n{call}\n{CLOSE_CALL}" for form, call in _FORMS.items()}
+    return next((form for form, call in calls.items() if call in written), None)
 
 
 @dataclass(frozen=True)
@@ -99,25 +121,29 @@ class ChatOptions:
         self,
         model: Model,
         messages: Messages,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
         *,
         goes_on: bool = False,
     ) -> list[int]:
         """Token ids of a conversation, to be answered by the model.
 
         Args:
-            messages: ``{"role": ..., "content": ...}`` each.
-            tools: functions that the model may call, in OpenAI's form, for the template.
+            messages: ``{"role": ..., "content": ...}`` each; see also :mod:`pyllama_mtp.tools`.
+            tools: functions that the model may call.
             goes_on: the model goes on with the last message, which is its own.
 
         Raises:
             UsageError: see :meth:`.Model.apply_chat_template`; or there is nothing to go on with.
         """
-        effort = self.reasoning_effort
+        effort, messages = self.reasoning_effort, for_template(messages)
+        offered = list(tools.offered) if tools else None
+        calls = tools or any(message.get("tool_calls") for message in messages)
+        if calls and call_form(model.chat_template) is None:
+            messages, offered = in_words(messages, tools), None
         given = {
             "enable_thinking": self._thinks,
             "reasoning_effort": None if effort == "none" else effort,
-            "tools": list(tools) if tools else None,
+            "tools": offered,
         }
         said = {name: value for name, value in given.items() if value is not None}
         if goes_on:
@@ -127,9 +153,20 @@ class ChatOptions:
             text = _until_the_end_of(messages[-1], text)
         return model.tokenize(text, add_special=False, parse_special=True)
 
-    def sampling(self, sampling: Sampling) -> Sampling:
+    def sampling(
+        self, sampling: Sampling, model: Model | None = None, tools: Tools | None = None
+    ) -> Sampling:
         """With the most tokens of thought that these options allow: none for a model that is told
-        not to think and does."""
+        not to think and does; and with the grammar of a call, if the answer must be one.
+
+        Raises:
+            UsageError: there is another grammar.
+        """
+        if tools and tools.must and model:
+            if sampling.grammar is not None:
+                raise UsageError("an answer that must be a call cannot follow another grammar, too")
+            grammar = tools.grammar(model, call_form(model.chat_template))
+            sampling = dataclasses.replace(sampling, grammar=grammar)
         budget = 0 if self._thinks is False else self.budget
         if budget is None:
             return sampling

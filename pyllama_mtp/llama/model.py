@@ -400,14 +400,18 @@ class Model(Owned, OfThisProcess):
             bad = next(int(token) for token in ids if not 0 <= token < self.n_vocab)
             raise UsageError(f"token id {bad} is not in the vocabulary (0 to {self.n_vocab - 1})")
 
+    @cached_property
+    def chat_template(self) -> str:
+        """The template in the file, Jinja; "": it has none."""
+        return self._library.text(self._lib.llama_model_chat_template(self.handle, self._ffi.NULL))
+
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """The prompt text of a conversation, by the template in the file.
 
         Raises:
             UsageError: the file has no template, or it refuses the messages.
         """
-        pointer = self._lib.llama_model_chat_template(self.handle, self._ffi.NULL)
-        template = self._library.text(pointer)
+        template = self.chat_template
         if not template:
             raise UsageError(f"{self.path} has no chat template; give the prompt as plain text")
         bos = self._lib.llama_vocab_bos(self._vocab)

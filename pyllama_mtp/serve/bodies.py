@@ -14,6 +14,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    model_validator,
 )
 
 from pyllama_mtp.settings import Sampling
@@ -31,14 +32,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "function_call": (None, "none"),
     "functions": (None, []),
     "modalities": (None, ["text"]),
-    "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
     "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
     "suffix": (None, ""),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
@@ -164,11 +162,19 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] = ""
     name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if "content" not in self.model_fields_set and self.role != "assistant":
+            raise ValueError("content is required")
+        return self
 
     def to_template(self) -> dict[str, Any]:
         """What a chat template is given."""
@@ -176,7 +182,12 @@ class Message(BaseModel):
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
         found = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        more = {"name": self.name, "reasoning_content": self.reasoning_content or self.reasoning}
+        more = {
+            "name": self.name,
+            "reasoning_content": self.reasoning_content or self.reasoning,
+            "tool_calls": self.tool_calls,
+            "tool_call_id": self.tool_call_id,
+        }
         return found | {key: value for key, value in more.items() if value is not None}
 
 
@@ -189,6 +200,9 @@ class ChatBody(Body):
     """
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
     max_completion_tokens: MaxTokens | None = None
     continue_final_message: bool = False
     add_generation_prompt: bool = True

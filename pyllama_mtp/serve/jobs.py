@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pyllama_mtp.answer import Answer
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.generate import Limits, Request
-from pyllama_mtp.llama.chat import ChatOptions
+from pyllama_mtp.llama.chat import ChatOptions, call_form
 from pyllama_mtp.llama.model import Model
 from pyllama_mtp.speculative.sampling import Sampler
 from pyllama_mtp.telemetry import Telemetry
 from pyllama_mtp.thinking import CLOSE, OPEN, Splitter, opened
+from pyllama_mtp.tools import Tools
 
 from .apierror import ApiError, bad_request
 from .bodies import Body, ChatBody, CompletionBody, TokenizeBody
@@ -92,7 +93,17 @@ def _prompts(served: Served, body: Body) -> list[list[int]]:
 def _chat_prompt(served: Served, body: ChatBody) -> list[int]:
     messages = [message.to_template() for message in body.messages]
     goes_on = body.continue_final_message
-    return _chat_options(served, body).prompt(served.model, messages, goes_on=goes_on)
+    options, model = _chat_options(served, body), served.model
+    return options.prompt(model, messages, _tools(body), goes_on=goes_on)
+
+
+def _tools(body: ChatBody) -> Tools | None:
+    """The functions that may be called. Raises ApiError: 400."""
+    try:
+        return Tools.of(body.tools, body.tool_choice, body.parallel_tool_calls)
+    except UsageError as error:
+        param = "tool_choice" if str(error).startswith("tool_choice") else "tools"
+        raise bad_request(str(error), param) from None
 
 
 def tokenize(served: Served, body: TokenizeBody) -> list[int]:
@@ -158,14 +169,16 @@ def _request(served: Served, body: Body, tokens: list[int], limits: Limits, numb
     if body.seed is not None:
         sampling = replace(sampling, seed=(body.seed + number) % SEEDS)
     assert isinstance(body, ChatBody | CompletionBody)
-    splitter = None
+    splitter = calls = None
     if isinstance(body, ChatBody):
-        sampling = _chat_options(served, body).sampling(sampling)
+        tools = _tools(body)
+        sampling = _chat_options(served, body).sampling(sampling, served.model, tools)
+        calls = tools.reader(call_form(served.model.chat_template)) if tools else None
         said = body.messages[-1].to_template()["content"] if body.continue_final_message else ""
         goes_on = said.rfind(OPEN) > said.rfind(CLOSE)
         splitter = Splitter(goes_on or opened(served.model, tokens))
     telemetry = Telemetry(synthetic_acceptance=served.synthetic_acceptance)
     answer = Answer(
-        served.model, limits.ignore_eos, body.stop, telemetry, body.n_logprobs, splitter
+        served.model, limits.ignore_eos, body.stop, telemetry, body.n_logprobs, splitter, calls
     )
     return Request(tokens, Sampler(served.model, sampling, tokens), limits, answer)

@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from pyllama_mtp.toolcalls import CallPiece
+
 from .bodies import Body, ChatBody
 from .jobs import Served
 from .logprobs import LogprobStream, for_chat, for_completion
@@ -65,6 +67,18 @@ def _thought(text: str) -> dict[str, str]:
     return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
+def _calls(pieces: Sequence[CallPiece]) -> dict[str, Any]:
+    """Parts of calls, as streams have them: of each call one part in a chunk."""
+    found: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        begin = {"index": piece.number, "function": {"arguments": ""}}
+        if piece.id is not None:
+            begin |= {"id": piece.id, "type": "function"}
+            begin["function"] = {"name": piece.name, "arguments": ""}
+        found.setdefault(piece.number, begin)["function"]["arguments"] += piece.arguments
+    return {"tool_calls": list(found.values())} if found else {}
+
+
 class Choice:
     """One choice of an answer, as it grows."""
 
@@ -83,7 +97,9 @@ class Choice:
         self.reasoning += event.reasoning
         self._n_taken = event.n_taken
         if event.finish_reason:
-            self.finish_reason = FINISH_REASONS[event.finish_reason]
+            reason = FINISH_REASONS[event.finish_reason]
+            called = reason == "stop" and self.job.request.answer.tool_calls
+            self.finish_reason = "tool_calls" if called else reason
         if self._logprobs:
             self._logprobs.feed(event.logprobs)
 
@@ -99,7 +115,10 @@ class Choice:
         """The choice of an answer that does not come as a stream."""
         content: dict[str, Any] = {"text": self.text}
         if self._chat:
-            message = {"role": "assistant", "content": self.text, "refusal": None}
+            message: dict[str, Any] = {"role": "assistant", "content": self.text, "refusal": None}
+            calls = [call.to_message() for call in self.job.request.answer.tool_calls]
+            if calls:
+                message |= {"content": self.text or None, "tool_calls": calls}
             content = {"message": message | _thought(self.reasoning)}
         return {
             "index": self.job.index,
@@ -114,7 +133,7 @@ class Choice:
         if self._chat:
             delta: dict[str, Any] = {} if self.begun else {"role": "assistant", "content": ""}
             text = {"content": event.text} if event.text else {}
-            content = {"delta": delta | _thought(event.reasoning) | text}
+            content = {"delta": delta | _thought(event.reasoning) | text | _calls(event.calls)}
         self.begun = True
         return {
             "index": self.job.index,
@@ -176,8 +195,8 @@ class Reply:
         """For a stream; empty when there is nothing to send."""
         choice = self._choices[job.index]
         choice.take(event)
-        tells = event.text or event.reasoning or event.finish_reason or event.progress
-        if choice.begun and not tells:
+        says = event.text or event.reasoning or event.calls or event.finish_reason
+        if choice.begun and not (says or event.progress):
             return b""
         chunk: dict[str, Any] = {**self._head, "choices": [choice.part(event)]}
         if event.progress:

@@ -23,6 +23,7 @@ from pyllama_mtp.llama.toplogprobs import TopLogprobs
 from pyllama_mtp.scheduler import Progress, Scheduler
 from pyllama_mtp.settings import Settings
 from pyllama_mtp.telemetry import BatchTelemetry
+from pyllama_mtp.toolcalls import CallPiece
 
 from .apierror import ApiError, bad_request, shutting_down
 
@@ -42,6 +43,7 @@ class Event:
 
     Attributes:
         text, reasoning: to be emitted, answer and thought; may be empty.
+        calls: parts of calls of tools.
         n_taken: characters of both so far, tags included.
         logprobs: of the tokens that came, if they are kept.
         finish_reason: "eos", "stop" or "length".
@@ -50,6 +52,7 @@ class Event:
 
     text: str = ""
     reasoning: str = ""
+    calls: Sequence[CallPiece] = ()
     n_taken: int = 0
     logprobs: Sequence[TopLogprobs] = ()
     finish_reason: str | None = None
@@ -273,7 +276,8 @@ class Worker(threading.Thread):
             "".join(piece for piece in progress.pieces if piece.thought is which)
             for which in (False, True)
         )
-        return job, Event(text, thought, request.answer.n_taken, kept, reason)
+        calls = [piece for piece in progress.pieces if isinstance(piece, CallPiece)]
+        return job, Event(text, thought, calls, request.answer.n_taken, kept, reason)
 
     def _recover(self, error: Exception) -> None:
         """The contexts' contents are in doubt: start from empty ones, with what still waits.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import jsonschema
 import pytest
 
-from pyllama_mtp import ChatOptions, Model, Sampling, Session
+from pyllama_mtp import CallPiece, ChatOptions, Grammar, Model, Sampling, Session
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.tools import Tools, _tag
 
 from .support import settings
 
@@ -51,6 +54,57 @@ def test_turns_go_on_and_fill_the_context(demo: Model) -> None:
         assert second.finish_reason == "eos" or n_used >= session.n_ctx - 1
 
 
+SIZE = {"type": "integer", "minimum": 1, "maximum": 9}
+ADD = {
+    "type": "object",
+    "properties": {"name": {"enum": ["def", "class"]}, "sizes": {"type": "array", "items": SIZE}},
+    "required": ["name", "sizes"],
+    "additionalProperties": False,
+}
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": ADD}}]
+
+
+@pytest.mark.parametrize("form", ["json", "xml"])
+def test_a_tool_is_called_and_answers(
+    demo: Model, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    if form == "xml":
+        monkeypatch.setattr("pyllama_mtp.session.call_form", lambda template: "xml")
+        monkeypatch.setattr("pyllama_mtp.llama.chat.call_form", lambda template: "xml")
+    options: Any = {"tools": TOOLS, "tool_choice": "add", "max_tokens": 120}
+    found = []
+    for depth in (0, 3):
+        with Session(demo, settings(depth)) as session:
+            answer = session.chat(ASKS, **options, sampling=Sampling())
+            pieces = list(answer)
+            found.append((answer.tokens, answer.tool_calls[0].arguments))
+            assert not answer.text and not "".join(pieces) and len(pieces) > 3
+            assert all(isinstance(piece, CallPiece) for piece in pieces)
+            (call,) = answer.tool_calls
+            assert call.name == "add" and answer.finish_reason == "stop"
+            jsonschema.validate(json.loads(call.arguments), ADD)
+            told = {"role": "tool", "tool_call_id": call.id, "content": "added"}
+            turns = [*ASKS, answer.message, told]
+            more = session.chat(turns, max_tokens=9, tools=TOOLS, sampling=Sampling()).run()
+            assert more.tokens and not more.tool_calls
+            assert more.telemetry.n_cached >= answer.telemetry.n_prompt - 16
+            with pytest.raises(UsageError, match="another grammar"):
+                session.chat(ASKS, **options, sampling=Sampling(grammar='root ::= "x"'))
+    assert found[0] == found[1], "drafts change the call"
+
+
+def test_tags_that_are_tokens(demo: Model) -> None:
+    tools = Tools.of(TOOLS, "add")
+    assert tools and _tag(demo, "<tool_call>") == '"<tool_call>"'
+    tag = _tag(demo, "<|im_start|>")
+    (token,) = demo.tokenize(tag, add_special=False, parse_special=True)
+    sampling = Sampling(grammar=Grammar.lark(tools.lark("xml", tag, tag)))
+    with Session(demo, settings(3)) as session:
+        answer = session.generate("x", max_tokens=120, sampling=sampling).run()
+    assert answer.finish_reason == "eos" and answer.text.startswith("\n<function=add>\n")
+    assert answer.tokens[0] == answer.tokens[-2] == token
+
+
 def test_going_on_with_a_word_of_the_template(demo: Model) -> None:
     """What the model has begun to say is also what its turn is called."""
     begun = [*ASKS, {"role": "assistant", "content": "assistant"}]
@@ -89,6 +143,8 @@ def test_what_the_template_is_told(demo: Model, monkeypatch: pytest.MonkeyPatch)
         return plain(messages)
 
     monkeypatch.setattr(demo, "apply_chat_template", listen)
+    call = "<function=f>\n<parameter=a>\nb\n</parameter>\n</function>"
+    monkeypatch.setattr(demo, "chat_template", f"<tool_call>\n{call}\n</tool_call>")
     tools = [{"type": "function", "function": {"name": "f"}}]
     with Session(demo, settings(0)) as session:
         session.chat(ASKS)

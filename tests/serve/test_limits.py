@@ -41,7 +41,7 @@ BAD: list[tuple[str, Any, int, str | None, str]] = [
     ("completions", {**TEXT, "best_of": 2}, 400, "best_of", "'best_of' is not supported"),
     ("completions", {**TEXT, "tepid": 1}, 400, "tepid", "'tepid' is not supported"),
     ("completions", {**TEXT, "stream_options": {}}, 400, "stream_options", "stream: true"),
-    ("chat/completions", {**CHAT, "tools": [{}]}, 400, "tools", "'tools' is not supported"),
+    ("chat/completions", {**CHAT, "functions": [{}]}, 400, "functions", "not supported"),
     ("chat/completions", {**CHAT, "top_logprobs": 2}, 400, "top_logprobs", "logprobs: true"),
     (
         "chat/completions",
@@ -68,10 +68,10 @@ BAD: list[tuple[str, Any, int, str | None, str]] = [
     ("completions", {**TEXT, "logit_bias": {"9999": 1}}, 400, None, "not in the vocabulary"),
     (
         "chat/completions",
-        {"messages": [{"role": "tool", "content": "x"}]},
+        {"messages": [{"role": "judge", "content": "x"}]},
         400,
         "messages.0.role",
-        "'tool'",
+        "'judge'",
     ),
     (
         "chat/completions",

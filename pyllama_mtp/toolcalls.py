@@ -1,0 +1,380 @@
+"""Calls of tools, read from a model's answer as it comes.
+
+Two forms are known; a template says which is its model's (see :mod:`pyllama_mtp.tools`)::
+
+    <tool_call>                                   <tool_call>
+    <function=NAME>                               {"name": "NAME", "arguments": {"KEY": VALUE}}
+    <parameter=KEY>                               </tool_call>
+    VALUE
+    </parameter>
+    </function>
+    </tool_call>
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from .jsontypes import typed, types_of
+from .thinking import CLOSE_CALL, OPEN_CALL, Piece, overlap
+
+FUNCTION, END_FUNCTION = "<function=", "</function>"
+PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+#: How a call begins in JSON when it is written by our grammar: its arguments can then be streamed.
+_HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
+
+Form: TypeAlias = Literal["xml", "json"]
+#: The name of a function, then its arguments as JSON, in parts. None: more text is needed.
+_Parts: TypeAlias = Generator[str | None, None, None]
+
+
+@dataclass
+class ToolCall:
+    """A function that the model calls.
+
+    Attributes:
+        id: names the call, for its result.
+        arguments: JSON, an object; what has come of it if the answer was cut off.
+    """
+
+    id: str
+    name: str
+    arguments: str = ""
+
+    def to_message(self) -> dict[str, Any]:
+        """As OpenAI's messages have it in `tool_calls`."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class CallPiece(Piece):
+    """A part of a call; as text it is empty.
+
+    Attributes:
+        number: of the call in its answer, from 0.
+        id, name: in its first part; then None.
+        arguments: more of the arguments' JSON.
+    """
+
+    __slots__ = ("arguments", "id", "name", "number")
+    number: int
+    id: str | None
+    name: str | None
+    arguments: str
+
+    def __new__(
+        cls, number: int, id: str | None = None, name: str | None = None, arguments: str = ""
+    ) -> CallPiece:
+        """A part of a call."""
+        piece = str.__new__(cls, "")
+        piece.thought, piece.number = False, number
+        piece.id, piece.name, piece.arguments = id, name, arguments
+        return piece
+
+
+class _Broken(Exception):
+    """What comes is no call."""
+
+
+class _Source:
+    """The text of a call, and how far it is read: what has come, and whether more will."""
+
+    def __init__(self) -> None:
+        self.text, self.at, self.final = "", 0, False
+
+    def mark(self, *marks: str, needed: bool = True) -> Generator[None, None, str]:
+        """The next of these marks, after white space; one that is not `needed` may be cut off."""
+        while True:
+            rest = self.text[self.at :].lstrip()
+            for mark in marks:
+                if rest.startswith(mark):
+                    self.at = len(self.text) - len(rest) + len(mark)
+                    return mark
+            begun = any(mark.startswith(rest) for mark in marks)
+            if self.final and begun and not needed:
+                self.at = len(self.text)
+                return ""
+            self.check(begun)
+            yield
+
+    def until(self, mark: str) -> Generator[None, None, str]:
+        """What is before the mark, in the same line."""
+        while (end := self.text.find(mark, self.at)) < 0:
+            self.check("\n" not in self.text[self.at :])
+            yield
+        found = self.take(end)
+        self.at += len(mark)
+        if "\n" in found:
+            raise _Broken
+        return found.strip()
+
+    def check(self, ok: bool) -> None:
+        """Raise unless more text may make a call of it."""
+        if self.final or not ok:
+            raise _Broken
+
+    def object(self) -> _Parts:
+        """A JSON object, after white space, as it comes; only its brackets are looked at."""
+        while not (rest := self.text[self.at :].lstrip()):
+            self.check(True)
+            yield None
+        self.at = len(self.text) - len(rest)
+        depth, quoted, escaped = 0, False, False
+        at = self.at
+        while True:
+            for i in range(at, len(self.text)):
+                char = self.text[i]
+                if quoted:
+                    quoted = escaped or char != '"'
+                    escaped = char == "\\" and not escaped
+                elif not depth and char != "{":
+                    raise _Broken
+                else:
+                    quoted = char == '"'
+                    depth += (char in "{[") - (char in "}]")
+                    if not depth:
+                        yield self.take(i + 1)
+                        return
+            at = len(self.text)
+            yield self.take(at)
+            self.check(True)
+            yield None
+
+    def take(self, end: int) -> str:
+        """The text up to `end`."""
+        found, self.at = self.text[self.at : end], end
+        return found
+
+    def value(self, sure: bool) -> _Parts:
+        """A parameter's text, as it comes, without the line ends around it.
+
+        It ends where the next parameter, or the end of the call, follows: it may have such tags.
+        In a `sure` one it ends with the first closing tag that is a line.
+        """
+        after = ("\n",) if sure else (PARAMETER, END_FUNCTION, CLOSE_CALL)
+        closing = f"\n{END_PARAMETER}" if sure else END_PARAMETER
+        while self.at == len(self.text):
+            self.check(True)
+            yield None
+        self.at += self.text[self.at] == "\n"
+        look = self.at
+        while True:
+            end = self.text.find(closing, look)
+            if end < 0:
+                tail = self.text[max(self.at, len(self.text) - len(END_PARAMETER) - 1) :]
+                look = len(self.text) - overlap(tail, [f"\n{END_PARAMETER}", closing])
+                self.check(True)
+                yield self.take(look)
+                yield None
+                continue
+            rest = self.text[end + len(closing) :]
+            rest = rest if sure else rest.lstrip()
+            if rest.startswith(after) or (self.final and not rest):
+                found = self.take(end)
+                yield found if sure else found.removesuffix("\n")
+                self.at += len(closing)
+                return
+            if self.final or not any(mark.startswith(rest) for mark in after):
+                look = end + len(closing)
+            else:
+                yield None
+
+
+class CallReader:
+    """Tells calls from text.
+
+    A call is given out when it is complete. What is no call after all, or calls a function that is
+    not there, is text. Where calls are `sure`, because a grammar enforces them, they are given out
+    as they come, and there is no text.
+    """
+
+    def __init__(
+        self,
+        functions: Mapping[str, Mapping[str, Any]],
+        form: Form,
+        *,
+        sure: bool = False,
+        parallel: bool = True,
+    ) -> None:
+        """`functions`: names, and the JSON schemas of their parameters. `parallel`: more than one
+        call may be made."""
+        self._functions, self._sure, self._parallel = functions, sure, parallel
+        self._steps: Callable[[_Source], _Parts] = self._xml if form == "xml" else self._json
+        # Models that write XML leave the first tag out at times.
+        bare = [f"{FUNCTION}{name}>" for name in functions] if form == "xml" else []
+        self._openings = [OPEN_CALL, *bare]
+        self._held = ""
+        self._source: _Source | None = None
+        self._before = ""  # white space before the call, and its tag
+        self._parts: _Parts
+        self._kept: list[str] = []
+        self._named = False  # its first part was given out
+        self.n_calls = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing may follow: a call is complete, and there may be no other."""
+        return self.n_calls > 0 and not self._parallel
+
+    def feed(self, text: str, final: bool = False) -> list[Piece]:
+        """Pieces of what is sure by now; `final`: nothing follows."""
+        self._held += text
+        pieces: list[Piece] = []
+        while not self.done and (self._source or self._begin(pieces, final)):
+            if not self._go_on(pieces, final):
+                break
+        return pieces
+
+    def _begin(self, pieces: list[Piece], final: bool) -> bool:
+        """Text up to the next call; False: there is none yet."""
+        starts = [(at, mark) for mark in self._openings if (at := self._held.find(mark)) >= 0]
+        if not starts:
+            self._give_text(pieces, final)
+            return False
+        at, mark = min(starts)
+        text = self._held[:at].rstrip()
+        if text and not self._sure:
+            pieces.append(Piece(text))
+        read = at + len(mark) if mark == OPEN_CALL else at
+        self._before, self._held = self._held[len(text) : read], self._held[read:]
+        self._source, self._kept, self._named = _Source(), [], False
+        self._parts = self._steps(self._source)
+        return True
+
+    def _give_text(self, pieces: list[Piece], final: bool) -> None:
+        """What is sure to be text: not white space before a call, nor that after the last one."""
+        sure = len(self._held)
+        if not final:
+            sure -= overlap(self._held, self._openings)
+            sure = len(self._held[:sure].rstrip())
+        text, self._held = self._held[:sure], self._held[sure:]
+        if (text.strip() or not self.n_calls) and text and not self._sure:
+            pieces.append(Piece(text))
+
+    def _go_on(self, pieces: list[Piece], final: bool) -> bool:
+        """Read the open call; False: the rest of it has not come."""
+        source = self._source
+        assert source
+        source.text, source.final, self._held = source.text + self._held, final, ""
+        try:
+            for part in self._parts:
+                if part is None:
+                    break
+                self._kept.append(part)
+            else:
+                self._source, self._held = None, source.text[source.at :]
+        except _Broken:
+            if not self._sure:
+                self._give_up(pieces, source)
+                return True
+            self._source = None  # it was cut off
+        if self._sure or not self._source:
+            self._give_call(pieces)
+        self.n_calls += self._named and not self._source
+        return not self._source
+
+    def _give_call(self, pieces: list[Piece]) -> None:
+        """What is known of the call, and was not given out."""
+        if not self._named and any(self._kept):
+            name, self._named = self._kept.pop(0), True
+            pieces.append(CallPiece(self.n_calls, f"call_{secrets.token_hex(12)}", name))
+        arguments = "".join(self._kept)
+        if arguments:
+            pieces.append(CallPiece(self.n_calls, arguments=arguments))
+        self._kept = []
+
+    def _give_up(self, pieces: list[Piece], source: _Source) -> None:
+        """It is no call: what opened it is text."""
+        bare = 0 if self._before.endswith(OPEN_CALL) else 1
+        pieces.append(Piece(self._before + source.text[:bare]))
+        self._source, self._held = None, source.text[bare:]
+
+    # -- the two forms -------------------------------------------------------------------------
+
+    def _schema(self, name: str) -> Mapping[str, Any]:
+        """Of a function's parameters."""
+        if name not in self._functions:
+            raise _Broken
+        return self._functions[name]
+
+    def _xml(self, source: _Source) -> _Parts:
+        yield from source.mark(FUNCTION)
+        name = yield from source.until(">")
+        schema = self._schema(name)
+        yield name
+        before = "{"
+        while (yield from source.mark(PARAMETER, END_FUNCTION, CLOSE_CALL)) == PARAMETER:
+            key = yield from source.until(">")
+            yield f"{before}{_json(key)}: "
+            before = ", "
+            types = types_of(schema, key)
+            if types == {"string"}:
+                yield '"'
+                try:
+                    for part in source.value(self._sure):
+                        yield part and _json(part)[1:-1]
+                except _Broken:
+                    yield _json(source.take(len(source.text)))[1:-1]
+                    raise
+                yield '"'
+            else:
+                parts: list[str] = []
+                try:
+                    yield from _collected(source.value(self._sure), parts)
+                except _Broken:
+                    yield "".join(parts) + source.take(len(source.text))
+                    raise
+                yield _json(typed("".join(parts), types))
+        yield "{}" if before == "{" else "}"
+        if not source.text[: source.at].endswith(CLOSE_CALL):
+            yield from source.mark(CLOSE_CALL, needed=False)
+
+    def _json(self, source: _Source) -> _Parts:
+        if not self._sure:
+            parts: list[str] = []
+            yield from _collected(source.object(), parts)
+            yield from self._whole("".join(parts))
+        else:
+            while not (header := _HEADER.match(source.text, source.at)):
+                source.check(True)
+                yield None
+            name = json.loads(header[1])
+            self._schema(name)
+            yield name
+            source.at = header.end()
+            yield from source.object()
+            yield from source.mark("}", needed=False)
+        yield from source.mark(CLOSE_CALL, needed=False)
+
+    def _whole(self, text: str) -> Iterator[str]:
+        """The name and the arguments of a call in JSON."""
+        try:
+            call = json.loads(text)
+            name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
+            if isinstance(arguments, str):
+                arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            raise _Broken from None
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            raise _Broken
+        self._schema(name)
+        yield name
+        yield _json(arguments)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _collected(parts: _Parts, into: list[str]) -> Iterator[None]:
+    """Waits for all parts."""
+    for part in parts:
+        if part is None:
+            yield None
+        else:
+            into.append(part)
