@@ -76,6 +76,17 @@ def test_langchain(shared: Running) -> None:
     assert isinstance(found, Paint)
 
 
+def test_structured_outputs(shared: Running) -> None:
+    options: Any = {"model": NAME, "temperature": 0, "max_tokens": 200}
+    completions = shared.client.chat.completions
+    answer = completions.parse(messages=chat("Paint!"), response_format=Paint, **options)
+    assert isinstance(answer.choices[0].message.parsed, Paint)
+    langchain = pytest.importorskip("langchain_openai")
+    model = langchain.ChatOpenAI(base_url=f"{shared.url}/v1", api_key="any", **options)
+    found = model.with_structured_output(Paint, method="json_schema").invoke("Paint!")
+    assert found == answer.choices[0].message.parsed
+
+
 def test_litellm(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is installed: it takes 250 MB."""
     monkeypatch.setitem(os.environ, "LITELLM_LOCAL_MODEL_COST_MAP", "True")
