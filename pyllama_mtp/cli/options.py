@@ -7,6 +7,7 @@ import math
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from pyllama_mtp.cli import grammars
 from pyllama_mtp.cli.parsing import (
     bias,
     comma_list,
@@ -246,11 +247,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         help="how many tokens back the penalty looks",
     )
     _add_more_sampling(group)
-    group.add_argument(
-        "--grammar",
-        metavar="FILE",
-        help="GBNF with a rule `root` that the text must follow",
-    )
+    grammars.add_options(group)
     group.add_argument(
         "--logit-bias",
         type=bias,
@@ -454,10 +451,8 @@ def sampling_from(args: argparse.Namespace) -> Sampling:
 def sampling_given(args: argparse.Namespace) -> dict[str, Any]:
     """What the options say about `Sampling`: its attributes; those that were not given are left
     out."""
-    from pyllama_mtp.measure.workload import read_text
-
     given = {one.name: getattr(args, one.name, None) for one in fields(Sampling)}
     given["logit_bias"] = dict(args.logit_bias) if args.logit_bias else None
-    given["grammar"] = read_text(args.grammar, "grammar") if args.grammar else None
+    given["grammar"] = grammars.grammar_from(args)
     del given["reasoning_budget"]  # of the chat options
     return {name: value for name, value in given.items() if value is not None}

@@ -97,6 +97,33 @@ def test_every_switch_arrives(fake: ModuleType, cli: Cli, tmp_path: Path) -> Non
     assert fake.log[0] == ("load", "upstream")
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "kind", "source"),
+    [
+        ("-j", '{"type": "null"}', "json_schema", '{"type": "null"}'),
+        ("--json-schema", "FILE", "json_schema", '{"type": "null"}'),
+        ("--json-object", None, "json_schema", '{"type": "object"}'),
+        ("--regex", "a+", "regex", "a+"),
+        ("--lark", "FILE", "lark", 'start: "a"'),
+    ],
+)
+def test_grammars(
+    fake: ModuleType, cli: Cli, tmp_path: Path, option: str, value: str, kind: str, source: str
+) -> None:
+    file = tmp_path / "source"
+    file.write_text(source)
+    given = [str(file) if value == "FILE" else value] if value else []
+    assert cli("generate", "-m", "m.gguf", option, *given, "-p", "x").code == 0
+    grammar = options_of_the_generation(fake)[-1].grammar
+    assert (grammar.kind, grammar.source) == (kind, source)
+
+
+def test_grammars_that_are_refused(fake: ModuleType, cli: Cli) -> None:
+    result = cli("generate", "-m", "m.gguf", "-j", '{"type": "nul"}', "x")
+    assert result.code == 2 and "JSON schema cannot be used: Invalid type: nul" in result.err
+    assert cli("generate", "-m", "m.gguf", "--regex", "a", "--json-object", "x").code == 2
+
+
 def test_short_options(fake: ModuleType, cli: Cli) -> None:
     """Those that people have in their fingers."""
     short = ("-m", "m.gguf", "-n", "3", "-c", "512", "-t", "1", "-ngl", "0", "--temp", "0.5")
