@@ -17,6 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.grammar import Grammar
 from pyllama_mtp.settings import Sampling
 
 from .apierror import ApiError, bad_request
@@ -33,7 +35,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "functions": (None, []),
     "modalities": (None, ["text"]),
     "prediction": (None,),
-    "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
     "suffix": (None, ""),
@@ -62,6 +63,37 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     include_usage: bool = False
+
+
+class JsonSchema(BaseModel):
+    """A schema in OpenAI's form; it is followed to the letter, `strict` or not."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    content: dict[str, Any] = Field(alias="schema")
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """What an answer is: `schema` beside json_object is llama-server's."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    content: dict[str, Any] | None = Field(None, alias="schema")
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must follow. Raises UsageError: no schema, or one that is refused."""
+        if self.type == "text":
+            return None
+        found = self.json_schema.content if self.json_schema else self.content
+        if found is None and self.type == "json_schema":
+            raise UsageError("response_format of type json_schema needs json_schema.schema")
+        return Grammar.json_object() if found is None else Grammar.json_schema(found)
 
 
 class Body(BaseModel):
@@ -107,14 +139,31 @@ class Body(BaseModel):
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
     ignore_eos: bool = False
     return_progress: bool = False
+    response_format: ResponseFormat | None = None
+    grammar: Annotated[str, Field(min_length=1)] | None = None
+    json_schema: dict[str, Any] | str | None = None
+
+    @property
+    def constraint(self) -> Grammar | str | None:
+        """What the answer must follow. Raises UsageError: several things, or a bad one."""
+        schema, form = self.json_schema, self.response_format
+        asked = [self.grammar, None if schema is None else Grammar.json_schema(schema)]
+        given = [one for one in (*asked, form.grammar if form else None) if one is not None]
+        if len(given) > 1:
+            raise UsageError("give one of response_format, json_schema and grammar")
+        return given[0] if given else None
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """What it says about sampling, as attributes of `Sampling`; -1 is off, as 0 is."""
+        """What it says about sampling, as attributes of `Sampling`; -1 is off, as 0 is.
+
+        Raises UsageError: see :attr:`constraint`.
+        """
         given: dict[str, Any] = {
             field.name: getattr(self, field.name, None) for field in fields(Sampling)
         }
         del given["seed"]  # each choice has its own
+        given["grammar"] = self.constraint
         for name in ("top_k", "top_n_sigma"):
             if given[name] is not None:
                 given[name] = max(0, given[name])

@@ -52,10 +52,10 @@ BAD: list[tuple[str, Any, int, str | None, str]] = [
     ),
     (
         "chat/completions",
-        {**CHAT, "response_format": {"type": "json_object"}},
+        {**CHAT, "response_format": {"type": "json_schema"}},
         400,
-        "response_format",
-        "not supported",
+        None,
+        "needs json_schema.schema",
     ),
     (
         "chat/completions",
