@@ -24,7 +24,7 @@ def telemetry_lines(telemetry: Telemetry) -> list[str]:
             f"{_speed(t.decode_tps)} per second; {t.elapsed_s:.3f} s in all"
         )
     looked_up = t.looked_up
-    if t.drafted or looked_up["rounds"]:
+    if t.drafted or looked_up["rounds"] or t.forced:
         lines += _drafts(t)
     if t.speed_up:
         lines.append(
@@ -70,6 +70,8 @@ def _drafts(t: Telemetry) -> list[str]:
             f"repeats    {t.looked_up['accepted']} of {t.looked_up['drafted']} drafts accepted "
             f"that came from earlier in the text, in {t.looked_up['rounds']} passes"
         )
+    if t.forced:
+        lines.append(f"forced     {t.forced} tokens that the grammar left no choice for")
     return lines
 
 
