@@ -10,38 +10,42 @@ if TYPE_CHECKING:
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """What the answer must follow: one of them."""
-    found = group.add_mutually_exclusive_group()
-    found.add_argument(
+    """What the answer must follow: one of them (argparse would not wrap a group of so many)."""
+    group.add_argument(
         "--grammar", metavar="FILE", help="GBNF with a rule `root` that the text must follow"
     )
-    found.add_argument(
+    group.add_argument(
         "-j",
         "--json-schema",
         metavar="SCHEMA",
         help="the answer is JSON that fits this schema: JSON text that begins with {, or a file",
     )
-    found.add_argument("--json-object", action="store_true", help="the answer is a JSON object")
-    found.add_argument(
+    group.add_argument("--json-object", action="store_true", help="the answer is a JSON object")
+    group.add_argument(
         "--regex", metavar="PATTERN", help="the whole answer matches a regular expression"
     )
-    found.add_argument(
+    group.add_argument(
         "--lark", metavar="FILE", help="llguidance's Lark grammar with a rule `start`"
     )
 
 
 def grammar_from(args: argparse.Namespace) -> Grammar | str | None:
-    """The grammar of the options; GBNF as its text."""
+    """The grammar of the options; GBNF as its text. Raises UsageError for more than one."""
+    from pyllama_mtp.errors import UsageError
     from pyllama_mtp.grammar import Grammar
     from pyllama_mtp.measure.workload import read_text
 
+    names = ("grammar", "json_schema", "json_object", "regex", "lark")
+    given = ["--" + name.replace("_", "-") for name in names if getattr(args, name)]
+    if len(given) > 1:
+        raise UsageError(f"an answer follows one grammar: use one of {', '.join(given)}")
     if args.json_object:
         return Grammar.json_object()
     if args.regex:
         return Grammar.regex(args.regex)
     if args.json_schema:
-        given: str = args.json_schema
-        text = given if given.lstrip()[:1] == "{" else read_text(given, "JSON schema")
+        schema: str = args.json_schema
+        text = schema if schema.lstrip()[:1] == "{" else read_text(schema, "JSON schema")
         return Grammar.json_schema(text)
     if args.lark:
         return Grammar.lark(read_text(args.lark, "Lark grammar"))

@@ -449,11 +449,13 @@ class Context(Owned, OfThisProcess):
         Raises:
             WorkerLostError: a worker was lost meanwhile, and what it should have computed is zeros.
         """
-        self.handle  # noqa: B018 - raises when closed
-        if not self._settled:
-            self._call(self._lib.pyllama_synchronize)
-            self.model.refuse_lost_worker()
-            self._settled = True
+        if self._settled:
+            with self._alone:
+                self.handle  # noqa: B018 - raises when closed
+            return
+        self._call(self._lib.pyllama_synchronize)
+        self.model.refuse_lost_worker()
+        self._settled = True
 
     # -- results of the last decode ------------------------------------------------------------
 
