@@ -136,7 +136,8 @@ def _of_quant(models: Iterable[str], quant: str) -> list[str]:
 
 
 def head_of(model: str, names: Sequence[str]) -> str | None:
-    """The file with the MTP head for a model, in its folder or above; None: there is none.
+    """The file with the MTP head for a model, in its folder, above, or in a folder ``MTP`` there;
+    None: there is none.
 
     Of several the one whose name has most in common with the model's.
     """
@@ -146,7 +147,7 @@ def head_of(model: str, names: Sequence[str]) -> str | None:
         for head in sorted(names)
         if (path := PurePosixPath(head)).name.lower().startswith(_HEAD)
         and path.suffix == ".gguf"
-        and folder.is_relative_to(path.parent)
+        and folder.is_relative_to(path.parents[1] if path.parent.name == "MTP" else path.parent)
     ]
 
     def alike(head: str) -> int:

@@ -81,6 +81,9 @@ def test_the_head_that_is_most_like_the_model() -> None:
     assert head_of("Qwen-Q4_K_M.gguf", FILES) == "mtp-Qwen-Q4_K_M.gguf"
     assert head_of("BF16/Qwen-BF16-00001-of-00002.gguf", FILES) is not None
     assert head_of("x.gguf", ["sub/mtp-x.gguf", "x.gguf"]) is None
+    for model in ("x.gguf", "BF16/x.gguf", "MTP/x.gguf"):
+        assert head_of(model, ["MTP/mtp-x.gguf"]) == "MTP/mtp-x.gguf"
+    assert head_of("x.gguf", ["sub/MTP/mtp-x.gguf"]) is None
 
 
 # -- downloads -------------------------------------------------------------------------------------
