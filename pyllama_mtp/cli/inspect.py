@@ -110,7 +110,7 @@ def _print_memory(needed: dict[str, list[DeviceMemory]]) -> None:
     print(f"  {'':24}{'no MTP':>12}{'MTP':>12}")
 
     def line(label: str, figures: list[int]) -> None:
-        print(f"  {label:24}" + "".join(f"{n / 2**20:8.1f} MiB" for n in figures))
+        print(f"  {label:24}" + "".join(f" {n / 2**20:.1f} MiB".rjust(12) for n in figures))
 
     for part, label in _PARTS.items():
         line(

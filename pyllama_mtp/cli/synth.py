@@ -64,6 +64,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="make the MTP head draft well: 0: nearly always right; more noise, less so "
         "(default: random weights, whose drafts are never accepted)",
     )
+    parser.add_argument(
+        "--empty",
+        action="store_true",
+        help="a hole in the place of the weights, which takes no room: for 'inspect', which says "
+        "what memory such a model needs",
+    )
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.add_argument("--list", action="store_true", help="list the shapes and exit")
     parser.set_defaults(run=run)
@@ -90,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
             head_noise=args.head_noise,
             head_type=args.head_type and args.head_type.lower(),
             pure=args.pure,
+            empty=args.empty,
         )
     print(f"{path}: {shape.name}, {args.type.lower()}, {path.stat().st_size / 1e9:.2f} GB")
     return 0

@@ -88,6 +88,7 @@ def write_synthetic(
     head_noise: float | None = None,
     head_type: str | None = None,
     pure: bool = False,
+    empty: bool = False,
     **overrides: object,
 ) -> Path:
     """Write a synthetic model and return its path.
@@ -109,6 +110,8 @@ def write_synthetic(
             :data:`pyllama_mtp.models.quantize.WEIGHT_TYPES`; None: what the mixture has there.
         pure: all matrices and embeddings in `tensor_type`, one of `TENSOR_TYPES`, without the
             exceptions that a mixture makes.
+        empty: leave a hole in the place of the weights. Such a file takes a few MB on a disk, and
+            says what memory a model of any size needs (``pyllama-mtp inspect``).
         overrides: dimensions that replace those of a named shape, e.g. ``n_layer=4``.
 
     Raises:
@@ -141,10 +144,14 @@ def write_synthetic(
         if not uniform:
             _write_header(part, shape, specs, types, "f16", seed, head_noise)
             types = _mixture(part, specs, tensor_type, head_type)
-        check_room(target, sum(_padded(_size(spec, types)) for spec in specs))
+        n_bytes = sum(_padded(_size(spec, types)) for spec in specs)
+        check_room(target, 0 if empty else n_bytes)
         _write_header(part, shape, specs, types, tensor_type, seed, head_noise)
-        with part.open("ab") as file:
-            _write_data(file.write, zip(specs, draws, strict=True), types, seed, progress)
+        if empty:
+            os.truncate(part, part.stat().st_size + n_bytes)
+        else:
+            with part.open("ab") as file:
+                _write_data(file.write, zip(specs, draws, strict=True), types, seed, progress)
         part.replace(target)
     except OSError as exc:
         raise _explain(exc, target) from exc
