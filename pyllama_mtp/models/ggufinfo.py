@@ -17,7 +17,7 @@ from pyllama_mtp.models.ggufheader import ArraySummary, Header, TensorEntry, Val
 from pyllama_mtp.models.hyperparameters import hyperparameter_problems
 from pyllama_mtp.models.layout import model_tensors
 from pyllama_mtp.models.parts import join_parts
-from pyllama_mtp.models.shapes import MAX_LAYERS, SUPPORTED_ARCHITECTURES, ModelShape
+from pyllama_mtp.models.shapes import MAX_LAYERS, SUPPORTED_ARCHITECTURES, ModelShape, elsewhere
 from pyllama_mtp.models.tensortable import has_fused, tensor_problems
 from pyllama_mtp.models.tokenizertable import tokenizer_problems
 from pyllama_mtp.models.trimmedhead import trimmed_head_problems
@@ -278,7 +278,8 @@ def validate_model_file(
     if not info.supported:
         raise UnsupportedArchitectureError(
             f"{path}: architecture {info.architecture!r} is not supported; this package drives "
-            f"the MTP heads of {' and '.join(SUPPORTED_ARCHITECTURES)} (Qwen3.5, Qwen3.6)",
+            f"the MTP heads of {' and '.join(SUPPORTED_ARCHITECTURES)} (Qwen3.5, 3.6, 3.8). "
+            f"What can be done: {elsewhere(info.architecture)}",
             path,
         )
     problems = hyperparameter_problems(info) or tokenizer_problems(info)

@@ -13,10 +13,42 @@ from pyllama_mtp.errors import UsageError
 
 #: Architectures whose MTP graph this package patches and drives.
 SUPPORTED_ARCHITECTURES = ("qwen35", "qwen35moe")
+#: Those whose MTP graph llama.cpp has at the pin, and only llama.cpp's own programs use.
+DRAFTED_UPSTREAM = (
+    *("bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe"),
+    *("hy_v3", "mimo2", "nemotron_h_moe", "qwen3next", "step35"),
+)
+#: Those whose MTP graph came after the pin, and with what.
+DRAFTED_LATER = {
+    "glm5-next": "a llama.cpp with pull request 29928 (October 2026)",
+    "qwen4exp": "llama.cpp b11330 (October 2026, pull request 29761) or later",
+}
+#: Those whose MTP head llama.cpp loads and has no graph for at the pin.
+NEVER_DRAFTED = ("bailingmoe2", "dots3note", "exaone4", "exaone-moe", "glm4")
 
 # Native limits that end the process when exceeded (upstream src/llama-hparams.h).
 MAX_LAYERS = 512
 MAX_EXPERTS = 1024
+
+
+def elsewhere(architecture: str) -> str:
+    """What can be done with a file of an architecture that is not supported here, as a sentence."""
+    draft = "llama-server -m FILE --spec-type draft-mtp"
+    if architecture in DRAFTED_UPSTREAM:
+        return f"llama.cpp's own server drafts with its MTP head: {draft}"
+    if architecture in DRAFTED_LATER:
+        return (
+            "the llama.cpp that is built in here cannot draft with its MTP head yet; the server of "
+            f"{DRAFTED_LATER[architecture]} can: {draft}"
+        )
+    if architecture == "gemma4-assistant":
+        return (
+            "it is an MTP head for a Gemma 4 model, with which llama.cpp's own server drafts: "
+            "llama-server -m MODEL -md FILE --spec-type draft-mtp"
+        )
+    if architecture in NEVER_DRAFTED:
+        return "llama.cpp has no graph for its MTP head; its own server runs the model without MTP"
+    return "no MTP head of it is known; if llama.cpp knows it, its own server runs it"
 
 
 @dataclass(frozen=True)
@@ -90,7 +122,9 @@ class ModelShape:
 # Two sources agree for every figure unless a comment says otherwise:
 #  [card]   the model card on the Hugging Face hub ("Model Overview")
 #  [hf]     defaults of transformers' configuration_qwen3_5.py / configuration_qwen3_5_moe.py
-#  [gguf]   metadata that llama.cpp prints when it loads the published file (pull request 22673)
+#  [config] config.json of the published model, as other projects copy or check it
+#  [gguf]   metadata and number of weights that llama.cpp prints when it loads a published file
+#           (pull requests 13194 and 22673, logs of llama-bench)
 _QWEN35_08B = ModelShape(
     name="qwen3.5-0.8b",
     n_layer=24,
@@ -105,6 +139,32 @@ _QWEN35_08B = ModelShape(
     tied_embeddings=True,
     source="[card] Qwen/Qwen3.5-0.8B; tied embeddings inferred from its parameter count",
 )
+_QWEN35_2B = replace(
+    _QWEN35_08B,
+    name="qwen3.5-2b",
+    n_embd=2048,
+    n_ff=6144,
+    source="[config] Qwen/Qwen3.5-2B; [gguf] 1.88 B parameters",
+)
+_QWEN35_4B = replace(
+    _QWEN35_08B,
+    name="qwen3.5-4b",
+    n_layer=32,
+    n_embd=2560,
+    n_head=16,
+    n_head_kv=4,
+    ssm_v_heads=32,
+    n_ff=9216,
+    source="[config] Qwen/Qwen3.5-4B; [gguf] 4.21 B parameters",
+)
+_QWEN35_9B = replace(
+    _QWEN35_4B,
+    name="qwen3.5-9b",
+    n_embd=4096,
+    n_ff=12288,
+    tied_embeddings=False,
+    source="[config] Qwen/Qwen3.5-9B; [gguf] 8.95 B parameters",
+)
 _QWEN36_27B = ModelShape(
     name="qwen3.6-27b",
     n_layer=64,
@@ -117,6 +177,11 @@ _QWEN36_27B = ModelShape(
     ssm_v_heads=48,
     n_ff=17408,
     source="[card] Qwen/Qwen3.6-27B; [gguf] ssm.inner_size 6144, time_step_rank 48",
+)
+_QWEN38_27B = replace(
+    _QWEN36_27B,
+    name="qwen3.8-27b",
+    source="[config] Qwen/Qwen3.8-27B: as Qwen3.6-27B; published Q8_0 files have 29.05 GB",
 )
 _QWEN36_35B_A3B = ModelShape(
     name="qwen3.6-35b-a3b",
@@ -133,6 +198,19 @@ _QWEN36_35B_A3B = ModelShape(
     n_ff_exp=512,
     n_ff_shexp=512,
     source="[card] Qwen/Qwen3.6-35B-A3B; [hf] Qwen3_5MoeTextConfig",
+)
+_QWEN35_397B_A17B = replace(
+    _QWEN36_35B_A3B,
+    name="qwen3.5-397b-a17b",
+    n_layer=60,
+    n_embd=4096,
+    n_head=32,
+    ssm_v_heads=64,
+    n_expert=512,
+    n_expert_used=10,
+    n_ff_exp=1024,
+    n_ff_shexp=1024,
+    source="[config] Qwen/Qwen3.5-397B-A17B; [gguf] ssm.inner_size 8192, 396.35 B parameters",
 )
 _QWEN36_MOE_SMALL = replace(
     _QWEN36_35B_A3B,
@@ -178,7 +256,10 @@ _TINY_MOE = replace(
 #: Shapes by the name the command line takes.
 SHAPES: dict[str, ModelShape] = {
     s.name: s
-    for s in (_QWEN35_08B, _QWEN36_27B, _QWEN36_35B_A3B, _QWEN36_MOE_SMALL, _TINY, _TINY_MOE)
+    for s in (
+        *(_QWEN35_08B, _QWEN35_2B, _QWEN35_4B, _QWEN35_9B, _QWEN35_397B_A17B),
+        *(_QWEN36_27B, _QWEN36_35B_A3B, _QWEN38_27B, _QWEN36_MOE_SMALL, _TINY, _TINY_MOE),
+    )
 }
 
 _POSITIVE_FIELDS = (

@@ -160,17 +160,32 @@ def test_duplicate_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("require_mtp", [True, False])
-def test_other_architecture(require_mtp: bool, tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "llama.gguf", "llama")
+@pytest.mark.parametrize(
+    ("architecture", "advice"),
+    [
+        ("llama", "no MTP head of it is known"),
+        ("glm4moe", "own server drafts with its MTP head: llama-server -m FILE --spec-type"),
+        ("qwen4exp", "cannot draft .* yet; the server of llama.cpp b11330"),
+        ("glm5-next", "the server of a llama.cpp with pull request 29928"),
+        ("exaone-moe", "no graph for its MTP head; .* without MTP"),
+        ("gemma4-assistant", "an MTP head for a Gemma 4 model.*-md FILE"),
+    ],
+)
+def test_other_architecture(
+    architecture: str, advice: str, require_mtp: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(2)
     writer.add_tensor("token_embd.weight", np.zeros((4, 32), dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedArchitectureError, match=r"'llama'.*qwen35 and qwen35moe"):
-        validate_model_file(tmp_path / "llama.gguf", require_mtp)
-    info = read_gguf(tmp_path / "llama.gguf")
+    message = rf"'{architecture}' is not supported.*qwen35 and qwen35moe.*done: .*{advice}"
+    with pytest.raises(UnsupportedArchitectureError, match=message):
+        validate_model_file(path, require_mtp)
+    info = read_gguf(path)
     assert (info.supported, info.has_mtp, info.n_layer) == (False, False, 2)
 
 

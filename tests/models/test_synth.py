@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import files
+from pyllama_mtp.cli import main
 from pyllama_mtp.errors import DiskFullError, UsageError
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
@@ -22,6 +25,7 @@ from pyllama_mtp.models.randomweights import TENSOR_TYPES, tensor_chunks
 from pyllama_mtp.models.shapes import SHAPES, get_shape
 from pyllama_mtp.models.synth import synthetic_size, write_synthetic
 from pyllama_mtp.models.vocab import byte_alphabet, synthetic_vocabulary
+from pyllama_mtp.sizing import HOST
 
 
 @pytest.mark.parametrize("tensor_type", TENSOR_TYPES)
@@ -180,17 +184,59 @@ def test_missing_folder_and_directory(tmp_path: Path) -> None:
         write_synthetic(tmp_path, "tiny")
 
 
-@pytest.mark.parametrize(
-    ("name", "billions", "gb_q4"),
-    [("qwen3.5-0.8b", 0.773, None), ("qwen3.6-27b", 27.3, None), ("qwen3.6-35b-a3b", 35.5, 20.0)],
-)
-def test_published_sizes(name: str, billions: float, gb_q4: float | None) -> None:
-    shape = SHAPES[name]
-    count = sum(int(np.prod(s.shape, dtype=np.int64)) for s in model_tensors(shape))
-    assert count / 1e9 == pytest.approx(billions, rel=0.01)
-    if gb_q4 is not None:
-        assert synthetic_size(shape, "iq4_nl") / 1e9 == pytest.approx(gb_q4, rel=0.02)
-    assert SHAPES["qwen3.6-27b"].rope_sections == (11, 11, 10, 0)
+#: Billions of weights, as llama.cpp prints them for the published files: without the head, with it.
+PUBLISHED = {
+    "qwen3.5-0.8b": (0.75239, None),
+    "qwen3.5-2b": (1.88, 1.94),
+    "qwen3.5-4b": (4.21, 4.33),
+    "qwen3.5-9b": (8.95, 9.20),
+    "qwen3.5-397b-a17b": (396.35, None),
+    "qwen3.6-27b": (26.90, 27.32),
+    "qwen3.6-35b-a3b": (34.66, 35.51),
+    "qwen3.8-27b": (26.90, 27.32),
+}
+#: Gigabytes of published files.
+GIGABYTES = {("qwen3.6-35b-a3b", "iq4_nl"): 20.0, ("qwen3.8-27b", "q8_0"): 29.05}
+
+
+def test_the_published_shapes_are_all_there() -> None:
+    assert PUBLISHED.keys() == {n for n, s in SHAPES.items() if "not published" not in s.source}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes(name: str) -> None:
+    for shape, billions in zip(
+        (replace(SHAPES[name], n_mtp=0), SHAPES[name]), PUBLISHED[name], strict=True
+    ):
+        count = sum(int(np.prod(s.shape, dtype=np.int64)) for s in model_tensors(shape))
+        assert billions is None or count / 1e9 == pytest.approx(billions, rel=0.005)
+    for (model, tensor_type), gigabytes in GIGABYTES.items():
+        if model == name:
+            size = synthetic_size(SHAPES[name], tensor_type) / 1e9
+            assert size == pytest.approx(gigabytes, rel=0.02)
+    assert SHAPES[name].rope_sections == (11, 11, 10, 0)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_memory_of_published_shapes(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file with a hole instead of weights takes no room; inspect says what the model needs."""
+    path, shape = tmp_path / "m.gguf", SHAPES[name]
+    words = ["synth", str(path), "--shape", name, "--type", "q4_k_m", "--empty"]
+    assert main([*words, "--set", "n_vocab=4096"]) == 0  # the whole takes seconds to write and read
+    assert path.stat().st_blocks * 512 < 4e6 < path.stat().st_size
+    capsys.readouterr()
+    assert main(["inspect", str(path), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["memory"]
+    needed = {way: said[way]["devices"][HOST] for way in ("no_mtp", "mtp")}
+    info = validate_model_file(path)
+    cells = 8192 * 2 * 2 * shape.n_head_kv * shape.head_dim
+    states = shape.ssm_v_heads * shape.ssm_head_dim**2 * 4 * len(shape.recurrent_layers)
+    trunk = cells * len(info.attention_layers) + states
+    assert needed["no_mtp"]["target_context"] == pytest.approx(trunk, rel=0.1)
+    assert needed["mtp"]["weights"] == pytest.approx(info.weight_bytes, rel=0.2)
+    assert needed["mtp"]["target_context"] >= trunk + cells
 
 
 def test_the_shape_for_small_machines_is_marked_and_small() -> None:
