@@ -13,7 +13,9 @@ from pyllama_mtp.errors import UsageError
 _EPILOG = """\
 Measured on the model itself: after a prompt, rounds of every depth from 0 to
 --limit take turns, and medians are kept. Which depth is the fastest then
-depends on how often drafts are accepted; see 'pyllama-mtp matrix'.
+depends on how often drafts are accepted; see 'pyllama-mtp matrix'. Then a
+prompt of up to 2048 tokens, as many as --n-ctx allows and a minute is enough
+for, says which --n-ubatch is the fastest.
 
 examples:
   pyllama-mtp tune
@@ -26,9 +28,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the ``tune`` command."""
     parser = subparsers.add_parser(
         "tune",
-        help="measure what drafting costs here, and recommend a draft depth",
+        help="measure what drafting costs here, and recommend a draft depth and n_ubatch",
         description="Measure what drafting and verifying cost for a model on this machine; print "
-        "the acceptance from which each draft depth pays, and a recommendation.",
+        "the acceptance from which each draft depth pays, and recommend a depth and an n_ubatch.",
         epilog=_EPILOG,
         formatter_class=parsing.HelpFormatter,
     )
@@ -58,9 +60,14 @@ def run(args: argparse.Namespace) -> int:
 
     from pyllama_mtp import Session
     from pyllama_mtp.llama import native
-    from pyllama_mtp.measure.costs import measure_costs, tokens_needed
+    from pyllama_mtp.measure.costs import (
+        UBATCH_PROMPT,
+        measure_costs,
+        measure_ubatches,
+        tokens_needed,
+    )
     from pyllama_mtp.measure.profile import EXPLANATION, profile_markdown, profile_prompt
-    from pyllama_mtp.measure.tune import heads_markdown, tune_markdown
+    from pyllama_mtp.measure.tune import heads_markdown, tune_markdown, ubatch_markdown
     from pyllama_mtp.measure.verdict import slow_types_of
     from pyllama_mtp.measure.workload import Workload
 
@@ -72,22 +79,29 @@ def run(args: argparse.Namespace) -> int:
                 f"--prompt-size {args.prompt_size} needs a context of {needed} tokens, and the "
                 f"model was trained for {model.n_ctx_train}; --n-ctx {needed} does it all the same"
             )
+        room = min(settings.n_ctx or model.n_ctx_train, UBATCH_PROMPT)
         settings = dataclasses.replace(settings, n_ctx=settings.n_ctx or needed)
-        prompt = Workload(model).prompt(args.prompt_size)
+        workload = Workload(model)
+        prompt = workload.prompt(args.prompt_size)
         with Session(model, settings) as session:
             costs = measure_costs(session, prompt, args.repeat)
             heads = session._engine.heads
             choice = heads_markdown(heads.table(costs), heads.chosen) if heads else ""
+        plain = dataclasses.replace(options.settings_from(args, 0), n_ctx=room)
+        ubatches = measure_ubatches(partial(Session, model), plain, workload.prompt(room))
         slow = slow_types_of(model)
         profiles = {}
         for name, depth in (("no MTP", 0), ("MTP", args.limit)) if args.profile else ():
             chosen = dataclasses.replace(options.settings_from(args, depth), n_ctx=settings.n_ctx)
             profiles[name] = profile_prompt(partial(Session, model), chosen, prompt)
     if args.json:
-        apart = {"profile": {name: one.to_dict() for name, one in profiles.items()}}
-        print(json.dumps({**dataclasses.asdict(costs), **(apart if profiles else {})}))
+        found = dataclasses.asdict(costs)
+        found["n_ubatch"] = ubatches and {"best": ubatches.best, **dataclasses.asdict(ubatches)}
+        if profiles:
+            found["profile"] = {name: one.to_dict() for name, one in profiles.items()}
+        print(json.dumps(found))
         return 0
-    parts = [tune_markdown(costs, slow), choice]
+    parts = [tune_markdown(costs, slow), ubatch_markdown(ubatches), choice]
     if profiles:
         parts += ["Where the time of a prompt goes:", profile_markdown(profiles), EXPLANATION]
     print("\n\n".join(filter(None, parts)))

@@ -1,13 +1,31 @@
-"""What drafting and verifying cost on this machine, measured on a session."""
+"""What drafting, verifying and prompts by n_ubatch cost on this machine, measured on sessions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from statistics import median
+from typing import TYPE_CHECKING
 
-from pyllama_mtp.errors import UsageError
+from pyllama_mtp.errors import InsufficientMemoryError, UsageError
+from pyllama_mtp.measure.profile import process_prompt
+from pyllama_mtp.measure.tune import UbatchTimes
 from pyllama_mtp.session import Session
 from pyllama_mtp.speculative.costs import Costs
+
+if TYPE_CHECKING:
+    from pyllama_mtp.measure.runner import OpenSession
+    from pyllama_mtp.settings import Settings
+
+#: Sizes of n_ubatch that are compared, beside the one that is set.
+UBATCHES = (256, 512, 1024)
+#: Tokens of the prompt that they are compared on, at most.
+UBATCH_PROMPT = 2048
+UBATCH_ROUNDS = 3
+#: Most seconds of a round, which is that prompt in every size: where it would take longer, the
+#: prompt is made shorter.
+MOST_ROUND_S = 20.0
 
 
 class Rotation:
@@ -88,3 +106,52 @@ def measure_costs(session: Session, prompt: Sequence[int], repeats: int) -> Cost
     finally:
         engine.choice.depths = before
     return rotation.costs()
+
+
+def measure_ubatches(
+    open_session: OpenSession, settings: Settings, prompt: list[int]
+) -> UbatchTimes | None:
+    """Process `prompt`, or its first part, with every size of UBATCHES in turn.
+
+    Args:
+        settings: of the sessions; the size that is set in them is measured, too. `n_ctx` must be
+            0 or hold the prompt.
+        prompt: token ids.
+
+    Returns:
+        None: nothing to compare, as the prompt is too short, memory, too, or a part that would be
+        long enough takes more than MOST_ROUND_S a round.
+
+    Raises:
+        InterruptedSample: by Ctrl-C.
+    """
+    usual, n_prompt = min(settings.n_ubatch, settings.n_batch), len(prompt)
+    sizes = {n for n in (*UBATCHES, usual) if n <= min(n_prompt, settings.n_batch)}
+    if usual not in sizes:
+        return None
+    sessions: dict[int, Session] = {}
+    seconds: dict[int, list[float]] = {}
+    with ExitStack() as stack:
+
+        def warm_up(n_ubatch: int) -> float:
+            session = stack.enter_context(open_session(replace(settings, n_ubatch=n_ubatch)))
+            took_s = process_prompt(session, prompt[:n_ubatch])
+            sessions[n_ubatch] = session
+            return took_s
+
+        with suppress(InsufficientMemoryError):
+            token_s = warm_up(usual) / usual
+            while n_prompt * len(sizes) * token_s > MOST_ROUND_S:
+                n_prompt //= 2
+                sizes = {n for n in sizes if n <= n_prompt}
+                if usual not in sizes:
+                    return None
+            for n in sorted(sizes - {usual}):
+                warm_up(n)
+        sizes &= {*sessions}
+        if len(sizes) < 2:
+            return None
+        for turn in range(UBATCH_ROUNDS):
+            for n in sorted(sizes, reverse=turn % 2 == 1):
+                seconds.setdefault(n, []).append(process_prompt(sessions[n], prompt[:n_prompt]))
+    return UbatchTimes(n_prompt, usual, seconds)

@@ -106,10 +106,10 @@ def profile_prompt(open_session: OpenSession, settings: Settings, prompt: list[i
 
     times = NodeTimes(native.load())
     with open_session(settings, times=times) as session:
-        _process(session, prompt[: session.settings.n_batch], WARM_UP_TOKENS)
-        prompt_s = _process(session, prompt)
+        process_prompt(session, prompt[: session.settings.n_batch], WARM_UP_TOKENS)
+        prompt_s = process_prompt(session, prompt)
         times.start()
-        _process(session, prompt)
+        process_prompt(session, prompt)
         return Profile(len(prompt), prompt_s, tuple(times.stop()))
 
 
@@ -151,7 +151,7 @@ def profile(
         return profile_prompt(partial(Session, model), chosen, Workload(model).prompt(size))
 
 
-def _process(session: Session, prompt: list[int], max_tokens: int = 1) -> float:
+def process_prompt(session: Session, prompt: list[int], max_tokens: int = 1) -> float:
     """Seconds of the prompt, from nothing, the first token included."""
     session.reset()
     done = session.generate(prompt, max_tokens=max_tokens, ignore_eos=True).run()

@@ -1,4 +1,5 @@
-"""From measured costs to advice: what each draft depth costs here, and when it pays. No library.
+"""From measured costs to advice: what each draft depth costs here, when it pays, and which n_ubatch
+is the fastest. No library.
 
 Everything is computed from the costs (:mod:`pyllama_mtp.speculative.costs`); nothing is measured.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 from pyllama_mtp.errors import UsageError
@@ -22,6 +24,8 @@ ACCEPTANCE = (0.5, 0.7, 0.8, 0.9)
 TYPICAL_ACCEPTANCE = 0.8
 #: Acceptance above this is left out of the advice: no published head keeps it up.
 MOST_ACCEPTANCE = 0.95
+#: Another n_ubatch is recommended if it is faster by this factor in every round.
+UBATCH_GAIN = 1.03
 _STEP = 0.01
 _NONE = "-"
 
@@ -175,3 +179,49 @@ def heads_markdown(options: Sequence[HeadOption], chosen: HeadOption | None) -> 
         f'"auto" has taken {chosen.n_rows} tokens, type {chosen.kind}; --draft-vocab and '
         "--draft-head-type take another."
     )
+
+
+@dataclass(frozen=True)
+class UbatchTimes:
+    """What a prompt takes by n_ubatch.
+
+    Attributes:
+        n_prompt: tokens of the prompt.
+        usual: the n_ubatch that is set, which others must beat.
+        seconds: of the prompt in each round, by n_ubatch.
+    """
+
+    n_prompt: int
+    usual: int
+    seconds: Mapping[int, Sequence[float]]
+
+    def speed_up(self, n_ubatch: int) -> float:
+        """Against `usual`, by medians."""
+        return median(self.seconds[self.usual]) / median(self.seconds[n_ubatch])
+
+    @property
+    def best(self) -> int:
+        """The fastest of those that beat `usual` by UBATCH_GAIN in every round; else `usual`."""
+        usual = self.seconds[self.usual]
+        better = [
+            n_ubatch
+            for n_ubatch, seconds in self.seconds.items()
+            if all(s * UBATCH_GAIN < usual_s for s, usual_s in zip(seconds, usual, strict=True))
+        ]
+        return max(better, key=self.speed_up, default=self.usual)
+
+
+def ubatch_markdown(times: UbatchTimes | None) -> str:
+    """Tokens per second of a prompt by n_ubatch, and which one to use; None: not measured."""
+    if times is None:
+        return "Not compared: --n-ubatch, for want of a longer context, memory or a faster machine."
+    speeds = ", ".join(
+        f"{n}: {times.n_prompt / median(seconds):.0f} ({times.speed_up(n):.2f}x)"
+        for n, seconds in times.seconds.items()
+    )
+    best, gain = times.best, f"{100 * (UBATCH_GAIN - 1):.0f} %"
+    advice = f"None is faster than {best} by {gain} in every round: keep --n-ubatch {best}."
+    if best != times.usual:
+        speed_up = f"{times.speed_up(best):.2f} times as fast as {times.usual}"
+        advice = f"Use --n-ubatch {best} (n_ubatch={best}), which is {speed_up}."
+    return f"Tokens per second of {times.n_prompt:,} by --n-ubatch: {speeds}. {advice}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 from pyllama_mtp.models.synth import write_synthetic
 
 Program = Callable[..., "subprocess.CompletedProcess[bytes]"]
-QUICK = ("--limit", "2", "--prompt-size", "64", "--repeat", "2", "--threads", "1")
+QUICK = ("--limit", "2", "--prompt-size", "64", "--repeat", "2", "--threads", "1", "--n-ctx", "256")
+#: Room for two more sizes of n_ubatch.
+LONGER = (*QUICK, "--n-ctx", "512", "--n-ubatch", "128")
 
 
 def test_table_and_recommendation(program: Program) -> None:
@@ -20,6 +23,7 @@ def test_table_and_recommendation(program: Program) -> None:
     assert lines[0].startswith("| depth | draft | verify | round | break-even % |")
     assert [line.split("|")[1].strip() for line in lines[2:5]] == ["0 (no MTP)", "1", "2"]
     assert "draft_n_max=" in done.stdout.decode()
+    assert "Not compared: --n-ubatch" in done.stdout.decode(), "256 tokens have no room for it"
 
 
 def test_json_has_the_costs_in_seconds(program: Program) -> None:
@@ -57,3 +61,18 @@ def test_where_the_time_of_the_prompt_goes(program: Program) -> None:
     assert {name: one["n_prompt"] for name, one in costs["profile"].items()} == {
         **{"no MTP": 64, "MTP": 64}
     }
+
+
+def test_which_ubatch_is_the_fastest(program: Program) -> None:
+    done = program("tune", *LONGER)
+    assert done.returncode == 0, done.stderr.decode()
+    found = re.search(
+        r"Tokens per second of 512 by --n-ubatch: 128: \d+ \(1\.00x\), 256: \d+ \(\d\.\d\dx\), "
+        r"512: \d+ \(\d\.\d\dx\)\. .*--n-ubatch (128|256|512)\b",
+        done.stdout.decode(),
+    )
+    assert found, done.stdout.decode()
+    ubatches = json.loads(program("tune", *LONGER, "--json").stdout)["n_ubatch"]
+    rounds = {n: len(seconds) for n, seconds in ubatches["seconds"].items()}
+    assert rounds == {"128": 3, "256": 3, "512": 3} and ubatches["best"] in (128, 256, 512)
+    assert (ubatches["n_prompt"], ubatches["usual"]) == (512, 128)
