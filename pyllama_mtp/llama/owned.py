@@ -4,8 +4,8 @@ at a time."""
 from __future__ import annotations
 
 import os
-import threading
 import weakref
+from _thread import RLock
 from types import TracebackType
 from typing import TypeVar
 
@@ -62,28 +62,40 @@ def _disown_all() -> None:
 os.register_at_fork(after_in_child=_disown_all)
 
 
-class Exclusive(OfThisProcess):
-    """``with`` for what one thread at a time may do; another one is refused at once."""
+class Exclusive(OfThisProcess, RLock):  # type: ignore[misc]
+    """``with`` for what one thread at a time may do; another one, and the same one within it, is
+    refused at once.
+
+    Ctrl-C may raise between any two lines of Python, so releasing is the base's ``__exit__``, which
+    is C, and taking gives back what it has got when it is interrupted.
+    """
 
     def __init__(self, what: str) -> None:
-        self._what, self._lock = what, threading.Lock()
+        self._what = what
         self.claim()
 
     def disown(self) -> None:
         """Whoever held it is not in this process."""
-        self._lock = threading.Lock()
+        self._at_fork_reinit()  # type: ignore[attr-defined]
 
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise UsageError(
-                f"{self._what} is used by two threads at once, or from within its own callback; "
-                "give each thread its own (several may share a model)"
-            )
+    def __enter__(self) -> bool:  # type: ignore[override]
+        if self._mine:
+            raise self._refusal()
+        try:
+            if not self.acquire(blocking=False):
+                raise self._refusal()
+        except BaseException:
+            if self._mine:
+                self.release()
+            raise
+        return True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self._lock.release()
+    @property
+    def _mine(self) -> bool:
+        return bool(self._is_owned())  # type: ignore[attr-defined]
+
+    def _refusal(self) -> UsageError:
+        return UsageError(
+            f"{self._what} is used by two threads at once, or from within its own callback; "
+            "give each thread its own (several may share a model)"
+        )

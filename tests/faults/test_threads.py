@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -110,6 +111,29 @@ def test_exclusive_is_free_again_after_an_exception() -> None:
         raise KeyboardInterrupt
     with alone, pytest.raises(UsageError, match="it is used by two"), alone:
         pass
+
+
+def test_exclusive_is_free_again_after_an_interruption() -> None:
+    """Ctrl-C at any moment of taking and releasing it, thousands of times."""
+    alone, interrupted = Exclusive("it"), 0
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        while interrupted < 5000:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 2e-5)
+                while True:
+                    with alone:
+                        pass
+            except KeyboardInterrupt:
+                interrupted += 1
+            with alone:  # refused if it was never given back
+                pass
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_batch_session_in_use_is_refused(demo: Model) -> None:
