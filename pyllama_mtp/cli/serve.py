@@ -25,10 +25,10 @@ pyllama-mtp -v serve what it asked for, too.
 The first Ctrl-C (or SIGTERM) lets running answers go on for --grace seconds,
 and then ends them with an error that says so; the second one ends at once.
 
-An answer follows response_format (OpenAI's), json_schema or grammar (GBNF;
-llama-server's). Not supported, and refused with an error that names it: tools,
-echo, suffix, best_of, content that is not text. The model's name for clients
-is in /v1/models.
+Tools are called as in OpenAI's API. An answer follows response_format
+(OpenAI's), json_schema or grammar (GBNF; llama-server's). Not supported, and
+refused with an error that names it: echo, suffix, best_of, content that is not
+text. The model's name for clients is in /v1/models.
 
 examples:
   pyllama-mtp serve
