@@ -28,14 +28,14 @@ from ..errors import (
 from ..files import check_room, write_error
 from .ggufinfo import read_gguf
 from .parts import PART_NAME
+from .sidecar import PREFIX as HEAD_PREFIX
 
 #: What a name begins with that is a repository's, not a file's.
 PREFIX = "hf:"
 USUAL_QUANT = "Q4_K_M"
 _ETAG = re.compile(r"[\w-]+")  # becomes a file's name
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-_HEAD = "mtp-"  # begins the name of a file that holds an MTP head only
-_NO_MODEL = re.compile(rf"(^|[-._])(mmproj|imatrix|eagle3|dflash|dspark)[-._]|^{_HEAD}", re.I)
+_NO_MODEL = re.compile(rf"(^|[-._])(mmproj|imatrix|eagle3|dflash|dspark)[-._]|^{HEAD_PREFIX}", re.I)
 
 log = logging.getLogger("pyllama_mtp")
 
@@ -145,13 +145,13 @@ def head_of(model: str, names: Sequence[str]) -> str | None:
     heads = [
         head
         for head in sorted(names)
-        if (path := PurePosixPath(head)).name.lower().startswith(_HEAD)
+        if (path := PurePosixPath(head)).name.lower().startswith(HEAD_PREFIX)
         and path.suffix == ".gguf"
         and folder.is_relative_to(path.parents[1] if path.parent.name == "MTP" else path.parent)
     ]
 
     def alike(head: str) -> int:
-        own = PurePosixPath(head).name.lower().removeprefix(_HEAD)
+        own = PurePosixPath(head).name.lower().removeprefix(HEAD_PREFIX)
         return len(os.path.commonprefix([own, name]))  # noqa: RUF071 - of characters
 
     return max(heads, key=alike, default=None)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 #: Instead of a file's name: none, not even one that lies beside the model.
 NO_HEAD = "none"
+#: Begins the name of a file that holds an MTP head only.
 PREFIX = "mtp-"
 #: Where publishers put heads, seen from the folder of the main file.
 _FOLDERS = (".", "MTP")
