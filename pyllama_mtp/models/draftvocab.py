@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from ..errors import DiskFullError, DraftVocabError, UsageError
 from ..settings import DRAFT_VOCAB_LEAST
-from .ggufheader import ArraySummary, Value, _Parser, parse_file
+from .ggufheader import ArraySummary, Parser, Value, parse_file
 from .vocab import CONTROL, UNUSED, byte_alphabet
 
 #: Tokens that can be drafted where the user gives no number.
@@ -75,7 +75,7 @@ class Tokenizer:
         return np.flatnonzero(np.isin(self.types, (CONTROL, USER_DEFINED))).astype(np.int32)
 
 
-class _TokenizerParser(_Parser):
+class _TokenizerParser(Parser):
     """Keeps the arrays that a header reader only walks over."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:

@@ -91,7 +91,7 @@ class Header:
     tensors: list[TensorEntry] = field(default_factory=list)
 
 
-_AnyParser = TypeVar("_AnyParser", bound="_Parser")
+_AnyParser = TypeVar("_AnyParser", bound="Parser")
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
@@ -102,7 +102,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
             truncated, or any count, length, type or offset that cannot be right.
         UsageError: `path` is empty, or no path.
     """
-    return parse_file(path, _Parser)[1]
+    return parse_file(path, Parser)[1]
 
 
 def parse_file(path: str | os.PathLike[str], parser: type[_AnyParser]) -> tuple[_AnyParser, Header]:
@@ -133,7 +133,7 @@ def _distinct(tokens: list[bytes]) -> int:
     return len({text or b"[EMPTY_%d]" % i for i, text in enumerate(seen)})
 
 
-class _Parser:
+class Parser:
     """A cursor over the growing start of a file; reads are bounded by what the file holds."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:

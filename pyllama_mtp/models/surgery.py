@@ -19,7 +19,7 @@ import numpy as np
 
 from pyllama_mtp.errors import ModelFileError, NoMtpHeadError, UsageError
 from pyllama_mtp.files import check_room, check_target, replace_whole, write_error
-from pyllama_mtp.models.ggufheader import TENSOR_TYPES, TensorEntry, Value, _Parser, parse_file
+from pyllama_mtp.models.ggufheader import TENSOR_TYPES, Parser, TensorEntry, Value, parse_file
 from pyllama_mtp.models.ggufinfo import GGUFInfo, validate_model_file
 from pyllama_mtp.models.quantize import FILE_TYPES, WEIGHT_TYPES, stored_bytes
 from pyllama_mtp.models.sidecar import NO_HEAD, in_head, same
@@ -204,7 +204,7 @@ def _pieces(info: GGUFInfo, tensor: TensorEntry, stored: str) -> Iterator[bytes]
             left -= len(piece)
 
 
-class _Metadata(_Parser):
+class _Metadata(Parser):
     """Keeps the bytes of each value."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
