@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import errors
     from .answer import Answer
+    from .chats.toolcalls import CallPiece, ToolCall
     from .contextoptions import RopeScaling
     from .errors import PyllamaMtpError
     from .grammar import Grammar
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from .session import BatchSession, Session, stream
     from .settings import Sampling, Settings
     from .telemetry import Pair, Telemetry
-    from .toolcalls import CallPiece, ToolCall
 
     __version__: str
 

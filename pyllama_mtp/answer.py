@@ -6,11 +6,11 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
+from .chats.thinking import Piece, Splitter, overlap, text_of
+from .chats.toolcalls import CallPiece, CallReader, ToolCall
 from .llama.model import Model
 from .llama.toplogprobs import TopLogprobs
 from .telemetry import Telemetry
-from .thinking import Piece, Splitter, overlap, text_of
-from .toolcalls import CallPiece, CallReader, ToolCall
 
 
 class TextStream:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from .answer import Answer
+from .chats.thinking import Piece
 from .engine import Engine, Place
 from .errors import UsageError
 from .generate import Live, Outcome, Request, logprobs, prepare_rows, speculate, start
 from .speculative.drafter import Drafts
 from .telemetry import PHASES, BatchTelemetry, Pair, Telemetry
-from .thinking import Piece
 
 Item = TypeVar("Item")
 

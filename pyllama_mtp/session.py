@@ -28,6 +28,8 @@ from .arguments import (
     token_ids,
     whole,
 )
+from .chats.thinking import Splitter, opened
+from .chats.tools import Messages, Tools
 from .engine import Engine
 from .errors import UsageError
 from .generate import Limits, OnProgress, Request
@@ -41,8 +43,6 @@ from .settings import Sampling, Settings
 from .sizing import room_for
 from .speculative.sampling import Sampler
 from .telemetry import Telemetry
-from .thinking import Splitter, opened
-from .tools import Messages, Tools
 
 #: Text, or token ids.
 Prompt: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]

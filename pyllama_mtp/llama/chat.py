@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from ..arguments import flag, refusal, whole
+from ..chats.thinking import CLOSE_CALL, OPEN_CALL
+from ..chats.toolcalls import Form
+from ..chats.tools import Messages, Tools, for_template, in_words
 from ..errors import UsageError
 from ..settings import Sampling
-from ..thinking import CLOSE_CALL, OPEN_CALL
-from ..toolcalls import Form
-from ..tools import Messages, Tools, for_template, in_words
 from .templates import Environment
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class ChatOptions:
         """Token ids of a conversation, to be answered by the model.
 
         Args:
-            messages: ``{"role": ..., "content": ...}`` each; see also :mod:`pyllama_mtp.tools`.
+            messages: ``{"role": ..., "content": ...}`` each; see :mod:`pyllama_mtp.chats.tools`.
             tools: functions that the model may call.
             goes_on: the model goes on with the last message, which is its own.
 

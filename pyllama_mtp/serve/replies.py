@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from pyllama_mtp.toolcalls import CallPiece
+from pyllama_mtp.chats.toolcalls import CallPiece
 
 from .bodies import Body, ChatBody
 from .jobs import Served

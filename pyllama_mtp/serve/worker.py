@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from pyllama_mtp.chats.toolcalls import CallPiece
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import ContextClosedError, WorkerLostError
 from pyllama_mtp.generate import Request
@@ -23,7 +24,6 @@ from pyllama_mtp.llama.toplogprobs import TopLogprobs
 from pyllama_mtp.scheduler import Progress, Scheduler
 from pyllama_mtp.settings import Settings
 from pyllama_mtp.telemetry import BatchTelemetry
-from pyllama_mtp.toolcalls import CallPiece
 
 from .apierror import ApiError, bad_request, shutting_down
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..chats.thinking import Thought, opened
 from ..errors import FatalDecodeError, InsufficientMemoryError, UsageError
 from ..llama.batch import Floats, Ints
 from ..settings import Sampling
 from ..telemetry import NearTie
-from ..thinking import Thought, opened
 from .constraint import Constraint
 from .rejection import Distribution, draft_distribution, draw, point, softmax
 

@@ -2,7 +2,7 @@
 
 The reference (``tests/data/demo_reference.npz``) was computed with transformers' Qwen3.5 classes
 for the trunk and a head written out in plain PyTorch; what each array holds is said in
-``pyllama_mtp/models/demo/recipe/reference.py``. It is read here without PyTorch.
+``bench/demo_model/reference.py``. It is read here without PyTorch.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 
 from pyllama_mtp import CallPiece, ChatOptions, Grammar, Model, Sampling, Session
+from pyllama_mtp.chats.tools import Tools, _tag
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.tools import Tools, _tag
 
 from .support import settings
 

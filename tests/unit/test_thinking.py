@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama_mtp.thinking import Splitter
+from pyllama_mtp.chats.thinking import Splitter
 
 
 def split(text: str, size: int, thinking: bool = False) -> tuple[str, str]:

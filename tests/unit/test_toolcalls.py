@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.jsontypes import typed, types_of
-from pyllama_mtp.thinking import text_of
-from pyllama_mtp.toolcalls import CallPiece, CallReader, Form
+from pyllama_mtp.chats.jsontypes import typed, types_of
+from pyllama_mtp.chats.thinking import text_of
+from pyllama_mtp.chats.toolcalls import CallPiece, CallReader, Form
 
 WEATHER = {
     "type": "object",

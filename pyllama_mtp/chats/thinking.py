@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .llama.model import Model
+    from ..llama.model import Model
 
 #: What a thought is between.
 OPEN, CLOSE = "<think>", "</think>"

@@ -1,4 +1,4 @@
-"""Make the demo model: `python -m pyllama_mtp.models.demo.recipe --help`.
+"""Make the demo model, from this folder's parent: `python -m demo_model --help`.
 
 Stages: corpus -> tokenizer -> train -> export -> evaluate -> reference -> card. Training resumes
 from the checkpoint in the work folder; `--stages` runs a part (export of a running training, say).
@@ -18,19 +18,19 @@ import torch
 from . import card, corpus, evaluate, export, reference, tokenizer, train
 from .net import Config, Model
 
-HERE = Path(__file__).resolve().parent.parent
+DEMO = Path(__file__).resolve().parents[2] / "pyllama_mtp/models/demo"
 STAGES = ("corpus", "train", "export", "evaluate", "reference", "card")
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m pyllama_mtp.models.demo.recipe")
+    parser = argparse.ArgumentParser(prog="python -m demo_model")
     parser.add_argument("--minutes", type=float, default=60.0, help="training time (default 60)")
     parser.add_argument("--steps", type=int, default=0, help="bound by steps instead of minutes")
     parser.add_argument(
         "--work", type=Path, default=Path("demo-work"), help="downloads, checkpoint"
     )
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of demo.gguf and the card")
+    parser.add_argument("--out", type=Path, default=DEMO, help="folder of demo.gguf and the card")
     parser.add_argument("--reference", type=Path, default=None, help="reference file to write")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--compile", action="store_true", help="torch.compile the training pass")
@@ -95,7 +95,7 @@ def main() -> None:
         export.export(model, words, gguf_file, record)
     if "evaluate" in stages:
         model = export.load(gguf_file)
-        evaluate.evaluate(model, words, work, HERE / "prompts.jsonl", small=args.smoke)
+        evaluate.evaluate(model, words, work, DEMO / "prompts.jsonl", small=args.smoke)
     if "reference" in stages:
         path = args.reference or work / "demo_reference.npz"
         print("largest differences:", reference.write(gguf_file, heldout, path))

@@ -1,6 +1,6 @@
 """Calls of tools, read from a model's answer as it comes.
 
-Two forms are known; a template says which is its model's (see :mod:`pyllama_mtp.tools`)::
+Two forms are known; a template says which is its model's (see :mod:`.tools`)::
 
     <tool_call>                                   <tool_call>
     <function=NAME>                               {"name": "NAME", "arguments": {"KEY": VALUE}}

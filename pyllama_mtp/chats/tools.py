@@ -1,8 +1,7 @@
 """Functions that a model may call: how it is told of them, and made to call one.
 
 They go through the chat template of the model's file, as calls and their results do. Where the
-template writes calls in neither of the forms of :mod:`pyllama_mtp.toolcalls`, the system message
-tells of them.
+template writes calls in neither of the forms of :mod:`.toolcalls`, the system message tells of them.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .arguments import flag, listed, refusal
-from .errors import UsageError
-from .grammar import Grammar
+from ..arguments import flag, listed, refusal
+from ..errors import UsageError
+from ..grammar import Grammar
 from .jsontypes import resolved, types_of
 from .thinking import CLOSE_CALL, OPEN_CALL
 from .toolcalls import CallReader, Form
 
 if TYPE_CHECKING:
-    from .llama.model import Model
+    from ..llama.model import Model
 
 Messages = Sequence[Mapping[str, Any]]
 
