@@ -64,7 +64,7 @@ _MODULES = {
     "session": ("BatchSession", "Session", "stream"),
     "settings": ("Sampling", "Settings"),
     "telemetry": ("Pair", "Telemetry"),
-    "toolcalls": ("CallPiece", "ToolCall"),
+    "chats.toolcalls": ("CallPiece", "ToolCall"),
 }
 _ROOMS = {"bench": ".bench", "errors": ".errors", "native": ".llama.native"}
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}

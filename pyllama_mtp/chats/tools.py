@@ -1,7 +1,8 @@
 """Functions that a model may call: how it is told of them, and made to call one.
 
 They go through the chat template of the model's file, as calls and their results do. Where the
-template writes calls in neither of the forms of :mod:`.toolcalls`, the system message tells of them.
+template writes calls in neither of the forms of :mod:`.toolcalls`, the system message tells of
+them.
 """
 
 from __future__ import annotations
