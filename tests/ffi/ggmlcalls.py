@@ -24,6 +24,7 @@ void * ggml_init(struct ggml_init_params params);
 void ggml_free(void * ctx);
 void * ggml_new_tensor_2d(void * ctx, int type, int64_t ne0, int64_t ne1);
 void * ggml_new_tensor_4d(void * ctx, int type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
+void * ggml_view_2d(void * ctx, void * a, int64_t ne0, int64_t ne1, size_t nb1, size_t offset);
 void * ggml_view_3d(void * ctx, void * a, int64_t ne0, int64_t ne1, int64_t ne2, size_t nb1,
                     size_t nb2, size_t offset);
 void * ggml_view_4d(void * ctx, void * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3,
@@ -35,6 +36,8 @@ void * ggml_sum(void * ctx, void * a);
 void * ggml_transpose(void * ctx, void * a);
 void * ggml_concat(void * ctx, void * a, void * b, int dim);
 void * ggml_ssm_conv(void * ctx, void * sx, void * c);
+void * ggml_get_rows(void * ctx, void * a, void * ids);
+void * ggml_reshape_4d(void * ctx, void * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
 void * ggml_cpy(void * ctx, void * a, void * b);
 void * ggml_cont(void * ctx, void * a);
 void * ggml_gated_delta_net(void * ctx, void * q, void * k, void * v, void * g, void * beta,
@@ -89,6 +92,14 @@ class Ggml:
         self.ggml_build_forward_expand(graph, out)
         assert self.ggml_graph_compute_with_ctx(ctx, graph, n_threads) == 0
         return self.data(out).copy()
+
+    def ints(self, ctx: Any, values: list[int]) -> Any:
+        """A tensor of these I32 values."""
+        made = self.ggml_new_tensor_2d(ctx, I32, len(values), 1)
+        self.ffi.memmove(
+            self.ggml_get_data(made), np.array(values, np.int32).tobytes(), 4 * len(values)
+        )
+        return made
 
     def data(self, tensor: Any) -> Floats:
         """The values of a contiguous F32 tensor, to read and to write; no copy."""

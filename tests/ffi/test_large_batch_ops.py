@@ -2,7 +2,7 @@
 convolved, rows times a number, and the delta net, against numpy in float64.
 
 Each is tried with and without it, so that both are known to be the same, and on both sides of the
-16 tokens from which it is used.
+16 tokens where it changes its way.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def tensor(ggml: Ggml, ctx: Any, values: Floats) -> Any:
     return made
 
 
-@pytest.mark.parametrize("n_tokens", [1, 15, 16, 17, 37, 64])
+@pytest.mark.parametrize("n_tokens", [1, 2, 5, 13, 15, 16, 17, 37, 64])
 @pytest.mark.parametrize(
     ("n_channels", "n_seqs", "n_threads"), [(16, 1, 1), (80, 2, 3), (12, 1, 2)]
 )

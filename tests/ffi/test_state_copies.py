@@ -1,11 +1,14 @@
-"""Patch 8: a delta net writes its states where the copy after it would put them.
+"""Patches 8 and 9: a delta net reads its states where they are kept, and writes them there.
 
-The same values as with the copy, and only where nobody else can tell: `Outcome.direct` says whether
-the operator's own output still holds what it held before: the states were not written there.
+The same values as with the copies, and only where nobody else can tell: `Outcome.direct` says
+whether the operator's own output still holds what it held before: the states were not written
+there. What gathers the states that it begins with is not computed either, see `kept()`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -218,3 +221,124 @@ def test_the_values_are_right(ggml: Ggml) -> None:
 def values(ggml: Ggml, tensor: Any) -> Floats:
     """A copy in float64."""
     return ggml.data(tensor).astype(np.float64)  # type: ignore[return-value]
+
+
+N_CELLS, HEAD = 5, 1  # of the cache, and the first that the sequences write
+
+#: The rows that the sequences read: each its own; one that was rolled back by two tokens; a cell
+#: outside of those that are written, which both share.
+ALLOWED = {1: ([1], [1 + 2 * N_CELLS], [4]), 2: ([1, 2], [1, 2 + 2 * N_CELLS], [4, 4])}
+
+
+@dataclass
+class Kept:
+    """attention output, the cache afterwards, and whether the states were gathered."""
+
+    attention: bytes
+    cache: bytes
+    gathered: bool
+
+
+def kept(
+    ggml: Ggml,
+    size: int,
+    n_tokens: int,
+    n_snaps: int,
+    reads: list[int],
+    threads: int = 2,
+    how: str = "plain",
+) -> Kept:
+    """A delta net of 3 heads whose states come from, and go to, a cache of states: rows of it, a
+    part of N_CELLS for each snapshot. `reads`: the row of each sequence."""
+    rng = np.random.default_rng([size, n_tokens, n_snaps])
+    state_size, n_seqs, n_written = size * size * 3, len(reads), min(n_tokens, n_snaps)
+    with ggml.context(2**26) as ctx:
+
+        def tensor(*dims: int) -> Any:
+            made = ggml.ggml_new_tensor_4d(ctx, F32, *dims)
+            ggml.data(made)[:] = rng.standard_normal(ggml.data(made).size) / 4
+            return made
+
+        parts = [tensor(size, 3, n_tokens, n_seqs) for _ in range(3)]
+        gates = [tensor(1, 3, n_tokens, n_seqs) for _ in range(2)]
+        cache = tensor(state_size, N_CELLS * n_snaps, 1, 1)
+        ids = ggml.ints(ctx, reads)
+        rows = ggml.ggml_get_rows(ctx, cache, ids)
+        ggml.data(rows)[:] = MARK
+        state = ggml.ggml_reshape_4d(ctx, rows, size, size, 3, n_seqs)
+        out = ggml.ggml_gated_delta_net(ctx, *parts, *gates, state, n_snaps)
+        row, n_attention = 4 * state_size, size * 3 * n_tokens * n_seqs
+        new = (state_size, n_seqs, n_written, row)
+        states = ggml.ggml_view_3d(ctx, out, *new, row * n_seqs, 4 * n_attention)
+        into = ggml.ggml_view_3d(ctx, cache, *new, row * N_CELLS, row * HEAD)
+        shape = (4 * size, 12 * size, 12 * size * n_tokens)
+        attention = ggml.ggml_view_4d(ctx, out, size, 3, n_tokens, n_seqs, *shape, 0)
+        tensors = [rows, ggml.ggml_cpy(ctx, states, into), ggml.ggml_sum(ctx, attention)]
+        if how == "a cell is written in between":
+            one = (state_size, 1, row)
+            cells = [ggml.ggml_view_2d(ctx, cache, *one, i * row) for i in (2, HEAD)]
+            tensors.insert(1, ggml.ggml_cpy(ctx, *cells))
+        if how == "the rows are read by others":
+            tensors.append(ggml.ggml_sum(ctx, rows))
+        if how == "their shape is read by others":
+            tensors.append(ggml.ggml_sum(ctx, state))
+        if how == "the rows are kept":
+            ggml.ggml_set_output(rows)
+        graph = ggml.ggml_new_graph(ctx)
+        for tensor_ in tensors:
+            ggml.ggml_build_forward_expand(graph, tensor_)
+        assert ggml.ggml_graph_compute_with_ctx(ctx, graph, threads) == 0
+        gathered = not (ggml.data(rows) == MARK).all()
+        bits = ggml.data(out)[:n_attention].tobytes(), ggml.data(cache).tobytes()
+        return Kept(*bits, bool(gathered))
+
+
+@contextmanager
+def upstream() -> Iterator[None]:
+    """With copies, and through upstream's own code."""
+    library = native.load()
+    library.set_direct_states(False)
+    library.set_large_batch(False)
+    yield
+    library.set_direct_states(True)
+    library.set_large_batch(True)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("n_seqs", [1, 2])
+@pytest.mark.parametrize(("n_tokens", "n_snaps"), [(1, 1), (1, 4), (3, 4), (7, 3), (15, 4)])
+@pytest.mark.parametrize("size", [32, 64, 128, 256])
+def test_states_are_read_where_they_are_kept(
+    ggml: Ggml, size: int, n_tokens: int, n_snaps: int, n_seqs: int, threads: int
+) -> None:
+    """Bit for bit as upstream computes them."""
+    for reads in ALLOWED[n_seqs]:
+        if max(reads) >= N_CELLS * n_snaps:
+            continue
+        found = kept(ggml, size, n_tokens, n_snaps, reads, threads)
+        with upstream():
+            wanted = kept(ggml, size, n_tokens, n_snaps, reads)
+        assert (found.gathered, wanted.gathered) == (False, True)
+        assert found.attention == wanted.attention
+        assert found.cache == wanted.cache
+
+
+@pytest.mark.parametrize(
+    ("reads", "how"),
+    [
+        ([2, 1], "plain"),  # each where the other one writes
+        ([1, 1 + N_CELLS], "plain"),  # where another one's snapshot goes
+        ([1], "a cell is written in between"),
+        ([1], "the rows are read by others"),
+        ([1], "their shape is read by others"),
+        ([1], "the rows are kept"),
+    ],
+)
+def test_states_that_others_write_or_read_are_gathered(
+    ggml: Ggml, reads: list[int], how: str
+) -> None:
+    found = kept(ggml, 64, 3, 3, reads, how=how)
+    with upstream():
+        wanted = kept(ggml, 64, 3, 3, reads, how=how)
+    assert found == wanted
+    assert found.gathered
