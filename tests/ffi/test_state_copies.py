@@ -278,6 +278,8 @@ def kept(
             one = (state_size, 1, row)
             cells = [ggml.ggml_view_2d(ctx, cache, *one, i * row) for i in (2, HEAD)]
             tensors.insert(1, ggml.ggml_cpy(ctx, *cells))
+        if how == "the indices are gone":
+            tensors.insert(1, ggml.ggml_cpy(ctx, ggml.ints(ctx, [99] * n_seqs), ids))
         if how == "the rows are read by others":
             tensors.append(ggml.ggml_sum(ctx, rows))
         if how == "their shape is read by others":
@@ -288,7 +290,7 @@ def kept(
         for tensor_ in tensors:
             ggml.ggml_build_forward_expand(graph, tensor_)
         assert ggml.ggml_graph_compute_with_ctx(ctx, graph, threads) == 0
-        gathered = not (ggml.data(rows) == MARK).all()
+        gathered = not (ggml.data(rows)[2 * n_seqs :] == MARK).all()
         bits = ggml.data(out)[:n_attention].tobytes(), ggml.data(cache).tobytes()
         return Kept(*bits, bool(gathered))
 
@@ -321,6 +323,17 @@ def test_states_are_read_where_they_are_kept(
         assert (found.gathered, wanted.gathered) == (False, True)
         assert found.attention == wanted.attention
         assert found.cache == wanted.cache
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_indices_need_not_outlive_what_they_gather(ggml: Ggml, threads: int) -> None:
+    """The allocator of a graph gives their memory to others."""
+    for reads in ALLOWED[2]:
+        found = kept(ggml, 64, 3, 3, reads, threads, "the indices are gone")
+        with upstream():
+            wanted = kept(ggml, 64, 3, 3, reads)
+        assert not found.gathered
+        assert (found.attention, found.cache) == (wanted.attention, wanted.cache)
 
 
 @pytest.mark.parametrize(
