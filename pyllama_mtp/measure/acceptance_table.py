@@ -10,6 +10,7 @@ from typing import IO
 from pyllama_mtp.measure.acceptance_rates import Acceptance, Rate
 from pyllama_mtp.measure.acceptance_record import Run
 from pyllama_mtp.measure.acceptance_report import ALL, AS_IS, Group, Report, frequent_misses
+from pyllama_mtp.measure.markdown import to_markdown
 
 _NONE = "-"
 _WIDEST_TEXT = 24
@@ -212,16 +213,11 @@ def markdown_report(run: Run, report: Report, misses: int = 0) -> str:
     """Everything as Markdown."""
     parts = []
     for grid in grids(run, report, misses):
-        rule = [":--" if n < grid.words else "--:" for n in range(len(grid.headings))]
-        lines = [grid.headings, rule, *([_escaped(cell) for cell in row] for row in grid.rows)]
-        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        words = (n < grid.words for n in range(len(grid.headings)))
+        table = to_markdown(grid.headings, grid.rows, words)
         parts.append(f"### {grid.title}\n\n{table}")
     parts.append("\n".join(f"- {note}" for note in notes(run, report)))
     return "\n\n".join(parts)
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("|", "\\|")
 
 
 def print_report(run: Run, report: Report, file: IO[str], misses: int = 0) -> None:

@@ -6,6 +6,7 @@ from typing import IO
 
 from pyllama_mtp.measure.compare import Change, Comparison
 from pyllama_mtp.measure.joint import CONFIDENCE
+from pyllama_mtp.measure.markdown import to_markdown
 
 _NONE = "-"
 _UNLIMITED = 1000
@@ -22,8 +23,8 @@ def headings(found: Comparison) -> list[str]:
     ]
 
 
-#: Which columns are figures.
-_RIGHT = (False, True, False, True, True, True, True, True, False)
+#: Which columns are words.
+_WORDS = (True, False, True, False, False, False, False, False, True)
 
 
 def row(change: Change, *, ratios: bool) -> list[str]:
@@ -71,11 +72,10 @@ def notes(found: Comparison, names: tuple[str, str]) -> list[str]:
 
 def markdown(found: Comparison, names: tuple[str, str]) -> str:
     """The table with its notes below, and the outcome at the end."""
-    rule = ["--:" if right else ":--" for right in _RIGHT]
     rows = [row(change, ratios=found.ratios) for change in found.changes]
-    lines = ["| " + " | ".join(line) + " |" for line in [headings(found), rule, *rows]]
+    table = to_markdown(headings(found), rows, _WORDS)
     below = [f"- {note}" for note in notes(found, names)]
-    return "\n".join([*lines, "", *below, "", f"**{summary(found)}**"])
+    return "\n".join([table, "", *below, "", f"**{summary(found)}**"])
 
 
 def print_comparison(found: Comparison, names: tuple[str, str], file: IO[str]) -> None:
@@ -85,9 +85,9 @@ def print_comparison(found: Comparison, names: tuple[str, str], file: IO[str]) -
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 0), show_edge=False)
-    for heading, right in zip(headings(found), _RIGHT, strict=True):
+    for heading, words in zip(headings(found), _WORDS, strict=True):
         table.add_column(
-            heading.replace(" ", "\n", 1), justify="right" if right else "left", no_wrap=True
+            heading.replace(" ", "\n", 1), justify="left" if words else "right", no_wrap=True
         )
     following = [*(change.figure for change in found.changes[1:]), None]
     for change, next_figure in zip(found.changes, following, strict=True):

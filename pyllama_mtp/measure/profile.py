@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.arguments import whole
 from pyllama_mtp.llama.trace import Cost
+from pyllama_mtp.measure.markdown import to_markdown
 from pyllama_mtp.measure.runner import WARM_UP_TOKENS, InterruptedSample, OpenSession
 from pyllama_mtp.settings import MOST_TOKENS
 
@@ -167,13 +168,13 @@ def profile_markdown(profiles: Mapping[str, Profile]) -> str:
         profiles: at least one, by name.
     """
     head = ["", *(cell for name in profiles for cell in (f"{name}: %", "ms per token"))]
-    lines = [head, [":--", *["--:"] * (len(head) - 1)]]
+    lines: list[list[str]] = []
     for name in (*KINDS, "sum", "the prompt itself"):
         lines.append([name])
         for one in profiles.values():
             s = {**one.kinds, "sum": one.sum_s, "the prompt itself": one.prompt_s}[name]
             lines[-1] += [f"{100 * s / one.sum_s:.1f}", f"{1e3 * s / one.n_prompt:.4f}"]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return to_markdown(head, lines, [True, *[False] * (len(head) - 1)])
 
 
 def cell_profiles(cells: Iterable[Cell]) -> str:

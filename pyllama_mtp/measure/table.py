@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from pyllama_mtp.measure.cells import Cell, pooled_rates, sum_positions
+from pyllama_mtp.measure.markdown import to_markdown
 from pyllama_mtp.measure.peers.notes import OURS, peer_notes
 from pyllama_mtp.measure.ratios import Figure, Ratio, base_of, by_cpu_time, ratio_to
 from pyllama_mtp.measure.verdict import matrix_verdicts, summaries
@@ -442,7 +443,6 @@ def markdown_table(cells: Sequence[Cell]) -> str:
 def _markdown_table(cells: Sequence[Cell]) -> str:
     columns = matrix_columns(cells)
     headings = [column.name for column in columns]
-    rule = [":--" if column.words else "--:" for column in columns]
-    lines = [headings, rule, *matrix_rows(cells, columns)]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    words = (column.words for column in columns)
+    table = to_markdown(headings, matrix_rows(cells, columns), words)
     return table + "\n\n" + "\n".join(f"- {note}" for note in matrix_notes(cells))

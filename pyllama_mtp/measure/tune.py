@@ -12,6 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.markdown import to_markdown
 from pyllama_mtp.measure.verdict import Round, percent, verdict
 from pyllama_mtp.speculative.costs import Costs, best_depth, break_even, round_time, speed
 
@@ -112,8 +113,7 @@ def tune_cells(rows: Sequence[TuneRow]) -> list[list[str]]:
 def tune_markdown(costs: Costs, slow: Mapping[str, float] | None = None) -> str:
     """Table, what its figures are, and the advice; `slow`: see :func:`recommendation`."""
     headings = tune_headings()
-    lines = [headings, ["--:"] * len(headings), *tune_cells(tune_rows(costs))]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    table = to_markdown(headings, tune_cells(tune_rows(costs)))
     return "\n\n".join([table, EXPLANATION, recommendation(costs, slow)])
 
 
@@ -166,12 +166,12 @@ def heads_markdown(options: Sequence[HeadOption], chosen: HeadOption | None) -> 
     if not options or not chosen:
         return ""
     headings = ["draft vocabulary", "type", "MB", "ms per draft", "outside %", "expected speed"]
-    lines = [headings, ["--:"] * len(headings)]
+    lines = []
     for one in options:
         figures = f"{one.n_bytes / 1e6:.1f}", f"{1e3 * one.draft_s:.2f}"
         gain = f"{100 * one.outside:.1f}", f"{one.speed_up:.2f}x"
         lines.append([f"{one.n_rows}", one.kind, *figures, *gain])
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    table = to_markdown(headings, lines)
     return (
         f"{table}\n\noutside: tokens of the text so far that the vocabulary would lack (before 256 "
         "are seen, mostly what is usual). expected speed: at the best depth against no MTP, "

@@ -10,6 +10,7 @@ from typing import Any
 
 from pyllama_mtp.measure import series, table
 from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.markdown import to_markdown
 from pyllama_mtp.measure.plan import SWITCHES
 from pyllama_mtp.measure.ratios import base_of, by_cpu_time, paired_ratios, typical_ratio
 from pyllama_mtp.measure.records import records
@@ -147,8 +148,8 @@ def _confidence(cells: Sequence[Cell]) -> str:
 
 def markdown(section: Section, commands: Mapping[str, str]) -> str:
     """The section as Markdown: heading, build, table, notes."""
-    rule = ["--:" if heading.figures else ":--" for heading in HEADINGS]
-    lines = [[heading.text for heading in HEADINGS], rule, *rows(section)]
+    words = (not heading.figures for heading in HEADINGS)
+    table = to_markdown([heading.text for heading in HEADINGS], rows(section), words)
     about = [f"- {name}: {value}" for name, value in about_section(section, commands)]
     return "\n".join(
         [
@@ -157,7 +158,7 @@ def markdown(section: Section, commands: Mapping[str, str]) -> str:
             *((text, "") if (text := summary(section.cells)) else ()),
             *about,
             "",
-            *("| " + " | ".join(line) + " |" for line in lines),
+            table,
             "",
             *(f"- {note}" for note in notes(section)),
         ]
