@@ -22,7 +22,7 @@ from pyllama_mtp.speculative.costs import Costs
 
 #: Raised when the meaning of a field changes.
 SCHEMA = 1
-RUN, PROMPT, COSTS = "acceptance", "prompt", "costs"
+RUN, PROMPT, COSTS = KINDS = ("acceptance", "prompt", "costs")
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class Cell:
     `adaptive` says that the draft depth was chosen while generating, from 0 to `n_max`.
     `prompt_class` is the kind of text of the prompts, `program` what measured it. `repeats` says of
     each sample which repeat it is, so that it can be paired with that of another cell; `run` is the
-    id of the run. Files of schema 1 have neither. `slow_types` is what a plain step reads that has
+    id of the run. `slow_types` is what a plain step reads that has
     no fast path for a few rows on the CPU: shares by tensor type, where they were looked at.
     `profile` is where the time of a prompt goes, see :meth:`.Profile.to_dict`; empty: not measured.
     """
@@ -163,20 +163,6 @@ class Cell:
     def to_json(self) -> str:
         """The cell as one line of JSON, without the newline."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False, allow_nan=False)
-
-    @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> Cell:
-        """The inverse of :meth:`to_json`; unknown keys are ignored.
-
-        Raises:
-            UsageError: the record lacks a field that a cell must have.
-        """
-        known = _known(cls, record)
-        known["samples"] = [Sample.from_dict(sample) for sample in known.get("samples", ())]
-        try:
-            return cls(**known)
-        except TypeError as error:
-            raise UsageError(f"not a cell of a matrix: {error}") from None
 
 
 def _known(record_type: type, record: dict[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def paired_ratios(cell: Cell, base: Cell, figure: Figure) -> list[float]:
     """cell / base of every repeat that both have a sample of, in the order of the repeats.
 
     For `elapsed_s` this is a ratio of times: below 1 is faster. Samples without a rate (0: nothing
-    was decoded) are left out. Cells of schema 1 do not say their repeats; sample i is repeat i.
+    was decoded) are left out.
 
     With one thread on a CPU, speeds are taken by its CPU time, if both cells know it: that leaves
     out what other programs and other guests of the machine took of the core. (Several threads wait
@@ -73,9 +73,8 @@ def by_cpu_time(cell: Cell) -> bool:
 
 
 def _by_repeat(cell: Cell, figure: Figure, by_cpu: bool) -> dict[int, float]:
-    repeats = cell.repeats or range(len(cell.samples))
     figures = [_figure(sample, figure, by_cpu) for sample in cell.samples]
-    return {repeat: value for repeat, value in zip(repeats, figures, strict=True) if value > 0}
+    return {repeat: value for repeat, value in zip(cell.repeats, figures, strict=True) if value > 0}
 
 
 def _figure(sample: Sample, figure: Figure, by_cpu: bool) -> float:
@@ -149,8 +148,7 @@ def base_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
     """The cell without MTP that `cell` is compared with; None if none was measured.
 
     It has the same model, program, library variant, prompt size, class and number of generated
-    tokens, and the same run. Where several fit (files of schema 1 know no runs), the closest in
-    `cells` is taken.
+    tokens, and the same run. Where several fit, the closest in `cells` is taken.
     """
     fitting = [
         number

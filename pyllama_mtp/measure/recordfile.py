@@ -1,12 +1,10 @@
 """Files of measurements: reading them into cells, and appending to them so that nothing is lost.
 
-What a line holds is described in ``schema-2.json``. Files of schema 1, which have one whole cell a
-line, are read as well.
+What a line holds is described in ``schema-2.json``.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import json
 import os
@@ -18,11 +16,12 @@ from typing import Any
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import append, write_error
+from pyllama_mtp.measure import acceptance_record
 from pyllama_mtp.measure.cells import DRAFT_MTP, NO_MTP, SCHEMA, Cell, Sample
-from pyllama_mtp.measure.schema import check_figures, check_record
+from pyllama_mtp.measure.schema import check_record
 
-#: What a line begins with, by schema; only such a line can be an unfinished one of ours.
-_BEGINNINGS = (b'{"schema": 2, "kind": "', b'{"model": "')
+#: What a line begins with; only such a line can be an unfinished one of ours.
+_BEGINNING = b'{"schema": 2, "kind": "'
 Record = dict[str, Any]
 
 
@@ -131,20 +130,19 @@ class Records:
     """
 
     runs: dict[str, Run] = field(default_factory=dict)
-    old: list[Cell] = field(default_factory=list)
     end: int = 0
     unclosed: bool = False
 
     @property
     def cells(self) -> list[Cell]:
-        """All cells with their figures, those of schema 1 first."""
-        found = [*self.old, *(cell for run in self.runs.values() for cell in run.cells.values())]
+        """All cells with their figures."""
+        found = [cell for run in self.runs.values() for cell in run.cells.values()]
         for cell in found:
             cell.summarize()
         return found
 
     def add(self, record: Record) -> None:
-        """Take the next record, of schema 2.
+        """Take the next record.
 
         Raises:
             UsageError: it does not fit the schema, or the records before it.
@@ -159,41 +157,6 @@ class Records:
             raise UsageError(f"run {record['run']} has not begun")
         else:
             run.add(record)
-
-
-def _old_cell(record: Record) -> Cell:
-    """A line of schema 1, or something else without a schema of ours."""
-    _check_complete("a cell of a matrix", Cell, record)
-    samples = record.get("samples", [])
-    if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
-        raise UsageError("not a cell of a matrix: its samples are not a list of objects")
-    for sample in samples:
-        _check_complete("a sample", Sample, sample)
-        check_figures(sample)
-    cell = Cell.from_dict(record)
-    cell.schema = 1
-    return cell
-
-
-def _check_complete(what: str, kind: type[Cell] | type[Sample], record: Record) -> None:
-    """Refuse an object that lacks fields, by their names."""
-    from pyllama_mtp.measure import acceptance_record
-
-    needed = (
-        item.name
-        for item in dataclasses.fields(kind)
-        if item.default is item.default_factory is dataclasses.MISSING
-    )
-    missing = [name for name in needed if name not in record]
-    if not missing:
-        return
-    kinds = (acceptance_record.RUN, acceptance_record.PROMPT, acceptance_record.COSTS)
-    if kind is Cell and record.get("kind") in kinds:
-        raise UsageError(
-            "a record of acceptance (of 'pyllama-mtp accept'), not of a matrix; "
-            "'pyllama-mtp accept --read' shows such a file"
-        )
-    raise UsageError(f"not {what}: lacks {', '.join(missing)}")
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -232,17 +195,20 @@ def _take(found: Records, line: bytes) -> None:
     except ValueError as error:
         raise UsageError(f"damaged, not a line of JSON ({error})") from None
     if not isinstance(record, dict):
-        raise UsageError("not a cell of a matrix, nor a record of a run")
-    schema = record.get("schema", 1)
-    if schema == 1 and schema is not True:
-        found.old.append(_old_cell(record))
-    elif schema == SCHEMA:
-        found.add(record)
-    else:
+        raise UsageError("not a record of a matrix")
+    if record.get("kind") in acceptance_record.KINDS:
         raise UsageError(
-            f"schema {schema!r} is unknown; this version reads 1 and {SCHEMA}. "
+            "a record of acceptance (of 'pyllama-mtp accept'), not of a matrix; "
+            "'pyllama-mtp accept --read' shows such a file"
+        )
+    if (schema := record.get("schema")) is None:
+        raise UsageError("not a record of a matrix: lacks schema")
+    if schema != SCHEMA:
+        raise UsageError(
+            f"schema {schema!r} is unknown; this version reads {SCHEMA}. "
             "A later version of pyllama-mtp wrote it"
         )
+    found.add(record)
 
 
 def _refuse_constant(name: str) -> None:
@@ -251,7 +217,7 @@ def _refuse_constant(name: str) -> None:
 
 def _may_be_unfinished(line: bytes) -> bool:
     """Whether a line is the beginning of one of ours; nothing else is ever cut off."""
-    return any(line[: len(begin)] == begin[: len(line)] for begin in _BEGINNINGS)
+    return line[: len(_BEGINNING)] == _BEGINNING[: len(line)]
 
 
 # -- writing ---------------------------------------------------------------------------------------

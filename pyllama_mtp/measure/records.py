@@ -87,10 +87,7 @@ def _ratio(cell: Cell, base: Cell | None, figure: Figure) -> dict[str, float | N
 
 
 def run_commands(found: Records) -> dict[str, str]:
-    """The command of every run of a file, by the run's id, as it was typed (paths without folders).
-
-    Files of schema 1 have none.
-    """
+    """The command of every run by the run's id, as it was typed (paths without folders)."""
     return {run.id: shlex.join(run.header["command"]) for run in found.runs.values()}
 
 

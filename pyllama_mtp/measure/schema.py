@@ -46,17 +46,6 @@ def check_record(record: dict[str, Any]) -> None:
         raise UsageError(f"not a record of kind {kind}: {problem}")
 
 
-def check_figures(sample: dict[str, Any]) -> None:
-    """Check the figures of one sample, which are the same in schema 1.
-
-    Raises:
-        UsageError: they do not fit.
-    """
-    problem = _problem(sample, document()["$defs"]["figures"], "sample")
-    if problem:
-        raise UsageError(f"not a cell of a matrix: {problem}")
-
-
 def _problem(value: Any, rule: dict[str, Any], where: str) -> str | None:
     """What is wrong with `value`, at the place `where`; None if nothing."""
     if "$ref" in rule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -101,9 +102,9 @@ def test_a_sample_keeps_what_the_prompt_cost() -> None:
     assert kept.time_s["prompt_sync"] == 0.25
 
 
-def test_json_has_every_field_and_reads_back() -> None:
+def test_json_has_every_field() -> None:
     first = cell(sample(), machine={"cpu": "Kern-Ä"}, settings={"n_ctx": 512}, time="now")
     record = json.loads(first.to_json())
     assert set(record) >= REQUIRED
-    assert Cell.from_dict(record) == first
+    assert record == dataclasses.asdict(first)
     assert json.loads(cell(skipped="too long").to_json())["prefill_tps"] is None

@@ -52,19 +52,6 @@ def write(path: Path, *lines: Any, end: bytes = b"") -> None:
     path.write_bytes(b"".join(map(to_line, lines)) + end)
 
 
-def old_cell(**changes: Any) -> dict[str, Any]:
-    """A line of schema 1, as the version before wrote it."""
-    one = {k: v for k, v in records.FIGURES.items() if k not in ("waited_s", "cpu_s", "time_s")}
-    record = {
-        **{"model": "m.gguf", "variant": "patched", "upstream_commit": "c", "series": "s"},
-        **{"backend": "CPU", "mode": "draft-mtp", "n_max": 2, "n_prompt": 10, "max_tokens": 8},
-        **{"repeat": 1, "prefill_tps": 10.0, "decode_tps": 4.0, "elapsed_s": 3.0},
-        **{"samples": [one], "settings": {}, "machine": {}, "time": "", "skipped": None},
-        "schema": 1,
-    }
-    return {**record, **changes}
-
-
 # -- reading ---------------------------------------------------------------------------------------
 
 
@@ -125,23 +112,8 @@ def test_unknown_keys_are_ignored(path: Path) -> None:
     assert len(read_cells(path)[0].samples) == 1
 
 
-def test_files_of_schema_1_are_read(path: Path) -> None:
-    first = old_cell()
-    del first["samples"][0]["elapsed_s"]
-    first["samples"][0]["elapsed_s"] = 3.0
-    path.write_text(json.dumps(first) + "\n")
-    write(path, end=path.read_bytes() + to_line(records.run()) + to_line(records.sample()))
-    old, new = read_cells(path)
-    assert (old.schema, old.prompt_class, old.program, old.repeats) == (
-        *(1, "text", "pyllama-mtp"),
-        [],
-    )
-    assert old.decode_tps == new.decode_tps == 4.0
-    assert old.samples[0].prompt_sync == ""
-
-
-def test_a_file_of_schema_1_that_was_measured_is_read() -> None:
-    cells = read_cells(DATA / "matrix-schema-1.jsonl")
+def test_a_file_that_was_measured_is_read() -> None:
+    cells = read_cells(DATA / "matrix.jsonl")
     assert len(cells) == 8 and all(len(cell.samples) == 3 for cell in cells)
 
 
@@ -161,10 +133,10 @@ def damaged(record: dict[str, Any], **changes: Any) -> dict[str, Any]:
         (b"not json", "damaged, not a line of JSON"),
         (b'{"schema": 2, "kind": "sam', "damaged"),
         (b"\xff\xfe", "damaged"),
-        (b"[1, 2]", "not a cell of a matrix, nor a record"),
-        (b'{"a": 1}', "not a cell of a matrix: lacks model, variant, .*, max_tokens, repeat$"),
-        (b'{"schema": 1, "kind": "party"}', "not a cell of a matrix: lacks model"),
-        (b'{"schema": 3, "kind": "run"}', "schema 3 is unknown; this version reads 1 and 2"),
+        (b"[1, 2]", "not a record of a matrix$"),
+        (b'{"a": 1}', "not a record of a matrix: lacks schema$"),
+        (b'{"schema": 1, "kind": "run"}', "schema 1 is unknown; this version reads 2"),
+        (b'{"schema": 3, "kind": "run"}', "schema 3 is unknown; this version reads 2"),
         (b'{"schema": "2", "kind": "run"}', "schema '2' is unknown"),
         (b'{"schema": 2, "kind": "party"}', "unknown kind 'party'"),
         (b'{"schema": 2, "kind": "sample"}', "not a record of kind sample: lacks run"),
@@ -176,10 +148,6 @@ def damaged(record: dict[str, Any], **changes: Any) -> dict[str, Any]:
         (damaged(records.sample(1), repeat=-1), "repeat is -1, the least is 0"),
         (damaged(records.sample(1), cell={**records.cell(), "build": "x"}), "no build 'x'"),
         (json.dumps(records.sample(1)).replace("4.0", "NaN").encode(), "NaN is not a number"),
-        (old_cell(samples=[{}]), "not a sample: lacks n_prompt, n_generated, .*tokens_per_round$"),
-        (old_cell(samples=5), "its samples are not a list of objects"),
-        (old_cell(samples=["x"]), "its samples are not a list of objects"),
-        (old_cell(samples=[{**records.FIGURES, "rounds": "many"}]), "sample.rounds is 'many'"),
     ],
 )
 def test_a_line_that_does_not_fit_is_refused_by_file_and_number(

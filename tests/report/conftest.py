@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 from pyllama_mtp.cli import main
 from pyllama_mtp.measure.cells import Cell, Sample
+from pyllama_mtp.measure.recordfile import Record, to_line
 
 MakeCell = Callable[..., Cell]
 MACHINE = {"cpu": "Testcore", "cores": 2, "devices": [], "os": "Linux 6.1", "python": "3.11.7"}
@@ -58,7 +60,6 @@ def make_cell() -> MakeCell:
             "machine": dict(MACHINE),
             "settings": {"draft_n_max": depth, "n_threads": None},
             "time": "2026-11-20T23:31:02+00:00",
-            "schema": 1,  # one line of a file; see `write_cells`
             **changes,
         }
         made = Cell(
@@ -114,14 +115,41 @@ def make_matrix(make_cell: MakeCell) -> Callable[..., list[Cell]]:
 
 @pytest.fixture
 def write_cells(tmp_path: Path) -> Callable[[str, Sequence[Cell]], Path]:
-    """`write_cells("old.jsonl", cells)`: a file of schema 1, which has one cell a line."""
+    """`write_cells("old.jsonl", cells)`: a file of records from which these cells come."""
 
     def write(name: str, cells: Sequence[Cell]) -> Path:
         path = tmp_path / name
-        path.write_text("".join(cell.to_json() + "\n" for cell in cells), encoding="utf-8")
+        runs = dict.fromkeys(cell.run for cell in cells)
+        parts = ([cell for cell in cells if cell.run == run] for run in runs)
+        path.write_bytes(b"".join(to_line(record) for part in parts for record in _records(part)))
         return path
 
     return write
+
+
+def _records(cells: Sequence[Cell]) -> Iterator[Record]:
+    """The records of one run; of its builds each variant is one."""
+    first, named = cells[0], ("program", "variant", "upstream_commit", "series", "backend")
+    yield {
+        **{"kind": "run", "run": first.run or "a run", "time": first.time, "version": "1"},
+        **{"command": ["pyllama-mtp", "matrix"], "model": {"name": first.model}},
+        "builds": {cell.variant: {name: getattr(cell, name) for name in named} for cell in cells},
+        "machine": first.machine,
+        "plan": {
+            **{"sizes": [], "classes": [], "depths": []},
+            **{"max_tokens": first.max_tokens, "repeat": first.repeat},
+        },
+        **{"settings": {}, "sampling": {}},
+    }
+    for cell in cells:
+        apart = ("n_prompt", "prompt_class", "n_max", "max_tokens", "adaptive")
+        about = {name: getattr(cell, name) for name in apart}
+        for repeat, sample in zip(cell.repeats, cell.samples, strict=True):
+            yield {
+                **{"kind": "sample", "run": cell.run or "a run", "time": cell.time},
+                "cell": {"build": cell.variant, **about},
+                **{"settings": cell.settings, "repeat": repeat, "sample": asdict(sample)},
+            }
 
 
 @pytest.fixture

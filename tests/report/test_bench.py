@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,7 +25,8 @@ from pyllama_mtp.settings import Settings
 
 MakeCell = Callable[..., Cell]
 MakeMatrix = Callable[..., list[Cell]]
-MEASURED = Path(__file__).parents[1] / "data" / "matrix-schema-1.jsonl"
+Write = Callable[[str, Sequence[Cell]], Path]
+MEASURED = Path(__file__).parents[1] / "data" / "matrix.jsonl"
 
 
 def test_cells_as_records() -> None:
@@ -50,9 +51,8 @@ def test_cells_as_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
         bench.read(MEASURED).frame()
 
 
-def test_files_are_read_together_and_selected_from(tmp_path: Path, make_cell: MakeCell) -> None:
-    more = tmp_path / "more.jsonl"
-    more.write_text(make_cell(3).to_json() + "\n")
+def test_files_are_read_together_and_selected_from(write_cells: Write, make_cell: MakeCell) -> None:
+    more = write_cells("more.jsonl", [make_cell(3)])
     results = bench.read(MEASURED, more)
     assert len(results) == 9
     assert [c.n_prompt for c in results.select(n_max=3, variant="patched")] == [512, 2048, 512]

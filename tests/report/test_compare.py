@@ -19,7 +19,7 @@ MakeCell = Callable[..., Cell]
 MakeMatrix = Callable[..., list[Cell]]
 Cli = Callable[..., SimpleNamespace]
 Write = Callable[[str, Sequence[Cell]], Path]
-MEASURED = Path(__file__).parents[1] / "data" / "matrix-schema-1.jsonl"
+MEASURED = Path(__file__).parents[1] / "data" / "matrix.jsonl"
 
 
 def slowed(cells: Sequence[Cell], factor: float, figure: str = "decode_tps") -> list[Cell]:

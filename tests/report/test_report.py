@@ -14,7 +14,6 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from pyllama_mtp.cli import build_parser
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.published import read_published
@@ -23,13 +22,12 @@ from pyllama_mtp.measure.report.curves import Kind
 from pyllama_mtp.measure.report.page import write_report
 from pyllama_mtp.measure.report.plots import make_plot
 from pyllama_mtp.measure.report.style import three_digits
-from pyllama_mtp.measure.report.tables import repeat_command
 from pyllama_mtp.measure.series import sections
 
 MakeCell = Callable[..., Cell]
 MakeMatrix = Callable[..., list[Cell]]
 Cli = Callable[..., SimpleNamespace]
-MEASURED = Path(__file__).parents[1] / "data" / "matrix-schema-1.jsonl"
+MEASURED = Path(__file__).parents[1] / "data" / "matrix.jsonl"
 PLOTS = ("prefill", "decode", "prefill-ratio", "decode-ratio", "acceptance")
 
 
@@ -232,12 +230,9 @@ def test_no_mtp_alone_one_size_and_one_sample(make_cell: MakeCell, tmp_path: Pat
     assert text.count("<img") == 2 and "No plot of Acceptance by draft position" in text
 
 
-def test_bad_input(
-    cli: Cli, make_cell: MakeCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    empty, good = tmp_path / "empty.jsonl", tmp_path / "good.jsonl"
+def test_bad_input(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty, good = tmp_path / "empty.jsonl", MEASURED
     empty.touch()
-    good.write_text(make_cell(0).to_json() + "\n")
     for arguments, message in (
         ([empty], "nothing to report"),
         ([tmp_path / "none.jsonl"], "cannot read"),
@@ -252,32 +247,6 @@ def test_bad_input(
     result = cli("report", good, "-o", tmp_path / "x")
     assert result.code == 2 and "pip install 'pyllama-mtp[report]'" in result.err
     assert not (tmp_path / "x").exists()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"variant": "upstream"},
-        {"settings": {"n_threads": 4, "cache_type_k": "q8_0", "p_min": 0.5}},
-        {"settings": {"prompt_sync": "full", "sampling": {"temperature": 0.7, "seed": 3}}},
-    ],
-)
-def test_the_command_to_repeat_is_one_that_matrix_takes(
-    make_cell: MakeCell, changes: dict[str, object]
-) -> None:
-    """And it says what the cells say."""
-    command = repeat_command([make_cell(0, **changes), make_cell(3, 2048, **changes)])
-    args = build_parser("matrix").parse_args(command.split()[1:])
-    assert (args.prompt_sizes, args.depths, args.max_tokens) == ((512, 2048), (0, 3), 64)
-    assert (args.lib == "upstream") == ("variant" in changes)
-    used = changes.get("settings")
-    if isinstance(used, dict):
-        assert args.threads == used.get("n_threads")
-        assert args.cache_type_k == used.get("cache_type_k", "f16")
-        assert args.p_min == used.get("p_min", 0)
-        assert args.prompt_sync == (used.get("prompt_sync", "auto"),)
-        assert args.temperature == (0.7 if "sampling" in used else 0)
 
 
 def test_a_class_of_prompts_is_a_section(make_matrix: MakeMatrix) -> None:
@@ -297,8 +266,6 @@ def test_adaptive_depth_comes_after_the_fixed_ones(make_cell: MakeCell, tmp_path
     assert [row["adaptive"] for row in table] == ["True", "False", "False", "False"]
     plot = make_plot(cells, "decode")
     assert plot and all(f"{mode}: " in plot.alt for mode in modes)
-    args = build_parser("matrix").parse_args(repeat_command(cells).split()[1:])
-    assert args.depths == (0, 6, 9, "auto")
 
 
 @pytest.mark.usefixtures("unrendered")

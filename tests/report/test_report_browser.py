@@ -20,7 +20,7 @@ from pyllama_mtp.measure.published import read_published
 from pyllama_mtp.measure.report.page import write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-MEASURED = Path(__file__).parents[1] / "data" / "matrix-schema-1.jsonl"
+MEASURED = Path(__file__).parents[1] / "data" / "matrix.jsonl"
 PHONE, WIDE = 360, 1600
 
 #: What of each picture is there to be seen: its pixels are counted by colour, on a canvas.

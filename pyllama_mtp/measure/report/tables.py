@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 from pyllama_mtp.measure import series, table
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.markdown import to_markdown
-from pyllama_mtp.measure.plan import SWITCHES
 from pyllama_mtp.measure.ratios import base_of, by_cpu_time, paired_ratios, typical_ratio
 from pyllama_mtp.measure.records import records
 from pyllama_mtp.measure.report.style import three_digits
 from pyllama_mtp.measure.series import OURS, Section
 from pyllama_mtp.measure.verdict import summary
-from pyllama_mtp.settings import Sampling, Settings
 
 _NONE = "-"
 
@@ -195,9 +192,6 @@ def about_section(section: Section, commands: Mapping[str, str]) -> list[tuple[s
         found.append(("measured", " to ".join(days)))
     recorded = dict.fromkeys(commands[cell.run] for cell in cells if cell.run in commands)
     found += [("command", command) for command in recorded]
-    ours = [cell for cell in cells if cell.program == OURS and cell.run not in commands]
-    if ours:
-        found.append(("to repeat", repeat_command(ours)))
     return found
 
 
@@ -208,48 +202,3 @@ def time_words(time: str) -> str:
     except ValueError:
         return time
     return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
-
-
-#: Options of `pyllama-mtp matrix` that are not called like their setting.
-_OPTIONS = {"prompt_rows": "--rows", "prompt_sync": "--sync", "n_threads": "--threads"}
-#: What a cell's settings have by what is measured, not by an option.
-_GIVEN = {"n_ctx", "draft_n_max", "synthetic_acceptance", "draft_sampling", *SWITCHES}
-
-
-def repeat_command(cells: Sequence[Cell]) -> str:
-    """The command that measures these cells, as far as they tell: put together from what they say
-    of themselves, not recorded.
-    """
-    parts = ["pyllama-mtp", "matrix", "--model", cells[0].model]
-    parts += ["--prompt-sizes", _listed(sorted({cell.n_prompt for cell in cells}))]
-    depths: list[int | str] = [*sorted({cell.n_max for cell in cells if not cell.adaptive})]
-    if any(cell.adaptive for cell in cells):
-        depths.append("auto")
-    parts += ["--depths", _listed(depths)]
-    parts += ["--max-tokens", str(cells[0].max_tokens)]
-    parts += ["--repeat", str(max(cell.repeat for cell in cells))]
-    variants = list(dict.fromkeys(cell.variant for cell in cells))
-    if variants != ["patched"]:
-        parts += ["--variants" if len(variants) > 1 else "--lib", _listed(variants)]
-    for name, default in SWITCHES.items():
-        values = list(dict.fromkeys(series.switch_of(cell, name) for cell in cells if cell.n_max))
-        if values and values != [default]:
-            parts += [_option(name), _listed(values)]
-    rates = max((cell.synthetic_acceptance or [] for cell in cells), key=len)
-    if rates:
-        parts += ["--synthetic-acceptance", _listed(f"{rate:g}" for rate in rates)]
-    defaults = {f.name: f.default for kind in (Settings, Sampling) for f in fields(kind)}
-    used = {**cells[0].settings, **(cells[0].settings.get("sampling") or {})}
-    for name, value in used.items():
-        plain = isinstance(value, str | int | float) and not isinstance(value, bool)
-        if plain and name in defaults and name not in _GIVEN and value != defaults[name]:
-            parts += [_option(name), str(value)]
-    return shlex.join(parts)
-
-
-def _option(name: str) -> str:
-    return _OPTIONS.get(name, "--" + name.replace("_", "-"))
-
-
-def _listed(values: Any) -> str:
-    return ",".join(map(str, values))
