@@ -50,7 +50,7 @@ SIZES = (1024, 8192, 32768, 65536, 131072, 196608)
 LONG = 65536
 MODULES = (
     *("pip", "scikit_build_core", "cffi", "cmake", "ninja"),
-    *("numpy", "gguf", "rich", "jinja2", "pytest", "jsonschema"),
+    *("numpy", "gguf", "rich", "jinja2", "msgspec", "pytest", "jsonschema"),
 )
 #: Free disk for two builds with CUDA and both models.
 DISK_BYTES = 45e9

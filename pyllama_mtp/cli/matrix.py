@@ -42,7 +42,7 @@ column of its own.
 The table goes to stdout, progress to stderr, and every finished sample as one
 line of JSON to --output, which is appended to, never overwritten. Ctrl-C keeps
 what was measured and exits with 130; --resume goes on from there, also after a
-crash. What the lines hold: schema-2.json in the package's folder "measure".
+crash. What the lines hold: recordtypes.py in the package's folder "measure".
 
 Without --model, --prompt-sizes and --depths it is a first look of two minutes:
 a model of the Qwen3.5-0.8B shape in Q4_K_M, with random weights and a head that

@@ -1,23 +1,27 @@
 """The file of an acceptance run: JSON lines, a header, then one line per prompt and per cost table.
 
-Lines come as they are measured, so a run that is cut short has lost nothing. What each holds is in
-``acceptance-schema-1.json`` beside this module (JSON Schema).
+Lines come as they are measured, so a run that is cut short has lost nothing. The first line is a
+`Header`, with "schema": 1 and "kind": "acceptance"; further ones are of the kinds "prompt", a
+`PromptResult` with "class" for `kind` and without misses, and "costs", a `CostResult` with the
+fields of its `costs` beside the others.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import append
 from pyllama_mtp.measure.acceptance_rates import Rounds
+from pyllama_mtp.measure.recordtypes import Count, Positive, checked
 from pyllama_mtp.speculative.costs import Costs
 
 #: Raised when the meaning of a field changes.
@@ -25,8 +29,7 @@ SCHEMA = 1
 RUN, PROMPT, COSTS = KINDS = ("acceptance", "prompt", "costs")
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(Struct, frozen=True, kw_only=True):
     """What was measured, with what.
 
     Attributes:
@@ -46,17 +49,16 @@ class Header:
     upstream_commit: str
     series: str
     backend: str
-    depth: int
-    max_tokens: int
+    depth: Positive
+    max_tokens: Positive
     prompts: str
-    planned: int
+    planned: Count
     settings: dict[str, Any]
     machine: dict[str, Any]
     time: str
 
 
-@dataclass(frozen=True)
-class Miss:
+class Miss(Struct, frozen=True):
     """A draft that the target would not have chosen.
 
     Attributes:
@@ -75,47 +77,49 @@ class Miss:
     context: str
 
 
-@dataclass(frozen=True)
-class PromptResult:
+class PromptResult(Struct, frozen=True, rename={"kind": "class"}):
     """One generation.
 
     Attributes:
         kind: class of the prompt.
         prompt: its number within its class, from 1.
-        context_length: tokens that the prompt was padded to; None: none were added.
-        n_prompt, n_generated: tokens.
+        context_length: tokens that the prompt was padded to with other text; None: none were
+            added.
+        n_prompt, n_generated: tokens, padding included.
         finish_reason: "eos", "length", or "interrupted".
         accepted: of every round that was offered all drafts, how many the target chose as well.
+            The rounds at the end that were offered fewer, for lack of tokens left to generate, are
+            left out. Round r begins after 1 + the sum of (accepted + 1) over the rounds before it
+            tokens.
         ended: see :class:`Rounds`.
         decode_s: seconds of the rounds, those included that were offered fewer drafts.
         misses: one for every round in which not all were accepted; not part of the record.
     """
 
     kind: str
-    prompt: int
-    context_length: int | None
-    n_prompt: int
-    n_generated: int
+    prompt: Positive
+    context_length: Positive | None
+    n_prompt: Count
+    n_generated: Count
     finish_reason: str
-    accepted: tuple[int, ...]
+    accepted: tuple[Count, ...]
     ended: bool
-    decode_s: float
-    misses: tuple[Miss, ...] = field(default=(), compare=False)
+    decode_s: Annotated[float, Meta(ge=0, lt=1e12)]
+    misses: tuple[Miss, ...] = ()
 
     def rounds(self, depth: int) -> Rounds:
         """What the statistics need."""
         return Rounds(depth, self.accepted, self.ended)
 
 
-@dataclass(frozen=True)
-class CostResult:
+class CostResult(Struct, frozen=True):
     """Measured costs (seconds), with `n_prompt` tokens in the context; a plain step is without MTP.
 
     `context_length` is None for the prompts as they are.
     """
 
-    context_length: int | None
-    n_prompt: int
+    context_length: Positive | None
+    n_prompt: Count
     costs: Costs
 
 
@@ -141,20 +145,20 @@ class Run:
 
 def record(item: Header | PromptResult | CostResult) -> dict[str, Any]:
     """One line's object."""
+    fields: dict[str, Any] = msgspec.to_builtins(item)
     if isinstance(item, Header):
-        return {"schema": SCHEMA, "kind": RUN, **dataclasses.asdict(item)}
+        return {"schema": SCHEMA, "kind": RUN, **fields}
     if isinstance(item, CostResult):
-        rest = {"context_length": item.context_length, "n_prompt": item.n_prompt}
-        return {"kind": COSTS, **rest, **dataclasses.asdict(item.costs)}
-    fields = dataclasses.asdict(item)
+        costs = fields.pop("costs")
+        return {"kind": COSTS, **fields, **costs}
     del fields["misses"]
-    return {"kind": PROMPT, "class": fields.pop("kind"), **fields}
+    return {"kind": PROMPT, **fields}
 
 
 def miss_record(result: PromptResult, miss: Miss) -> dict[str, Any]:
     """One line of the log of misses."""
     where = {"class": result.kind, "prompt": result.prompt, "context_length": result.context_length}
-    return {**where, **dataclasses.asdict(miss)}
+    return {**where, **msgspec.structs.asdict(miss)}
 
 
 class Lines:
@@ -211,8 +215,8 @@ def read_run(path: str | os.PathLike[str]) -> Run:
             continue
         try:
             try:
-                found = json.loads(line)
-            except (ValueError, RecursionError):
+                found = msgspec.json.decode(line)
+            except (msgspec.DecodeError, RecursionError):
                 raise UsageError("damaged, not a whole JSON object; remove it") from None
             if run is None:
                 run = Run(_header(found))
@@ -224,84 +228,25 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     return run
 
 
-def _is_count(value: Any, least: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_seconds(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_length(value: Any) -> bool:
-    return value is None or _is_count(value, 1)
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-Check = Callable[[Any], bool]
-_HEADER: dict[str, Check] = {
-    **dict.fromkeys(("model", "variant", "upstream_commit", "series", "backend"), _is_text),
-    **dict.fromkeys(("depth", "max_tokens"), lambda value: _is_count(value, 1)),
-    **dict.fromkeys(("prompts", "time"), _is_text),
-    "planned": _is_count,
-    **dict.fromkeys(("settings", "machine"), _is_object),
-}
-_PROMPT: dict[str, Check] = {
-    "class": _is_text,
-    "prompt": lambda value: _is_count(value, 1),
-    "context_length": _is_length,
-    **dict.fromkeys(("n_prompt", "n_generated"), _is_count),
-    "finish_reason": _is_text,
-    "accepted": lambda value: isinstance(value, list) and all(map(_is_count, value)),
-    "ended": lambda value: isinstance(value, bool),
-    "decode_s": _is_seconds,
-}
-_COSTS: dict[str, Check] = {
-    "context_length": _is_length,
-    "n_prompt": _is_count,
-    **dict.fromkeys(
-        ("verify", "draft"),
-        lambda value: isinstance(value, list) and all(map(_is_seconds, value)),
-    ),
-}
-
-
-def _checked(found: dict[str, Any], checks: dict[str, Check]) -> dict[str, Any]:
-    """The fields of `checks`; keys that a later writer of this version adds are left out."""
-    for name, allowed in checks.items():
-        if name not in found:
-            raise UsageError(f"damaged, {name!r} is missing")
-        if not allowed(found[name]):
-            raise UsageError(f"damaged, {name!r} is {found[name]!r}")
-    return {name: found[name] for name in checks}
-
-
 def _header(found: Any) -> Header:
     if not isinstance(found, dict) or found.get("kind") != RUN:
         raise UsageError("not the header of an acceptance run; was it made by 'accept --output'?")
     if found.get("schema") != SCHEMA:
         raise UsageError(f"version {found.get('schema')!r} is not known; known: {SCHEMA}")
-    return Header(**_checked(found, _HEADER))
+    header: Header = checked(Header, found, "a whole header")
+    return header
 
 
 def _result(found: Any, depth: int) -> PromptResult | CostResult:
     kind = found.get("kind") if isinstance(found, dict) else None
     if kind == PROMPT:
-        fields = _checked(found, _PROMPT)
-        accepted: Sequence[int] = fields.pop("accepted")
-        if max(accepted, default=0) > depth:
-            raise UsageError(f"damaged, {max(accepted)} accepted of {depth} drafts")
-        return PromptResult(kind=fields.pop("class"), accepted=tuple(accepted), **fields)
+        result: PromptResult = checked(PromptResult, found, "a whole result")
+        if max(result.accepted, default=0) > depth:
+            raise UsageError(f"damaged, {max(result.accepted)} accepted of {depth} drafts")
+        return result
     if kind == COSTS:
-        fields = _checked(found, _COSTS)
-        costs = Costs(tuple(fields["verify"]), tuple(fields["draft"]))
-        if costs.limit != depth:
-            raise UsageError(f"damaged, costs of {costs.limit} drafts in a run with {depth}")
-        return CostResult(fields["context_length"], fields["n_prompt"], costs)
+        table: CostResult = checked(CostResult, {**found, "costs": found}, "a whole table of costs")
+        if table.costs.limit != depth:
+            raise UsageError(f"damaged, costs of {table.costs.limit} drafts in a run with {depth}")
+        return table
     raise UsageError(f"damaged, of kind {kind!r}; known are {PROMPT!r} and {COSTS!r}")

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from pyllama_mtp.measure.acceptance_rates import Acceptance, Verdict, by_position, verdict
 from pyllama_mtp.measure.acceptance_record import PromptResult, Run
 from pyllama_mtp.speculative.costs import Costs, best_depth, break_even, round_time, speed
@@ -111,7 +113,7 @@ class Report:
     def to_record(self, run: Run) -> dict[str, Any]:
         """One object for JSON, the run's header included."""
         about = {"schema": SCHEMA, "kind": "acceptance-report"}
-        return {**about, "run": dataclasses.asdict(run.header), **dataclasses.asdict(self)}
+        return {**about, "run": msgspec.structs.asdict(run.header), **dataclasses.asdict(self)}
 
 
 def _group(name: str, results: Sequence[PromptResult], depth: int, costs: Costs | None) -> Group:

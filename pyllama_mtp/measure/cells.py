@@ -15,12 +15,10 @@ from itertools import zip_longest
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from pyllama_mtp.errors import UsageError
-
 if TYPE_CHECKING:
     from pyllama_mtp import Telemetry
 
-#: Raised when the meaning of a field changes; schema-2.json describes it.
+#: Raised when the meaning of a field changes; see recordtypes.py.
 SCHEMA = 2
 NO_MTP = "no-mtp"
 DRAFT_MTP = "draft-mtp"
@@ -74,18 +72,6 @@ class Sample:
             prompt_sync=telemetry.prompt_sync,
             looked_up=dict(telemetry.looked_up),
         )
-
-    @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> Sample:
-        """From its JSON object; unknown keys are ignored.
-
-        Raises:
-            UsageError: the object lacks a field that a sample must have.
-        """
-        try:
-            return cls(**_known(cls, record))
-        except (TypeError, AttributeError) as error:
-            raise UsageError(f"not a sample: {error}") from None
 
 
 @dataclass
@@ -163,11 +149,6 @@ class Cell:
     def to_json(self) -> str:
         """The cell as one line of JSON, without the newline."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False, allow_nan=False)
-
-
-def _known(record_type: type, record: dict[str, Any]) -> dict[str, Any]:
-    names = {item.name for item in dataclasses.fields(record_type)}
-    return {key: value for key, value in record.items() if key in names}
 
 
 def sum_positions(counts: Iterable[Sequence[int]]) -> list[int]:

@@ -1,6 +1,6 @@
 """Files of measurements: reading them into cells, and appending to them so that nothing is lost.
 
-What a line holds is described in ``schema-2.json``.
+What a line holds is described in recordtypes.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import append, write_error
-from pyllama_mtp.measure import acceptance_record
-from pyllama_mtp.measure.cells import DRAFT_MTP, NO_MTP, SCHEMA, Cell, Sample
-from pyllama_mtp.measure.schema import check_record
+from pyllama_mtp.measure import acceptance_record, recordtypes
+from pyllama_mtp.measure.cells import DRAFT_MTP, NO_MTP, SCHEMA, Cell
+from pyllama_mtp.measure.recordtypes import checked
 
 #: What a line begins with; only such a line can be an unfinished one of ours.
 _BEGINNING = b'{"schema": 2, "kind": "'
@@ -63,41 +65,35 @@ class Run:
         """Keys of the cells that cannot be measured."""
         return {key for key, cell in self.cells.items() if cell.skipped}
 
-    def add(self, record: Record) -> None:
-        """Take the next record of this run.
+    def add(self, line: recordtypes.OfCell, key: str) -> None:
+        """Take the next line of the cell with this key.
 
         Raises:
             UsageError: a sample twice, or of a build that the header does not name.
         """
-        if record["kind"] == "dropped":
-            self.dropped = record["groups"]
-            return
-        key = cell_key(record)
         if key not in self.cells:
-            self.cells[key] = self._cell(record)
+            self.cells[key] = self._cell(line)
         cell = self.cells[key]
-        cell.time = record["time"]
-        if record["kind"] == "profile":
-            cell.profile = record["profile"]
-            return
-        if record["kind"] == "skipped":
-            cell.skipped = record["reason"]
-            return
-        repeat = int(record["repeat"])
-        if (key, repeat) in self.measured:
-            raise UsageError(f"repeat {repeat} of this cell is there already")
-        self.measured.add((key, repeat))
-        cell.skipped = None  # it could be measured after all
-        cell.samples.append(Sample.from_dict(record["sample"]))
-        cell.repeats.append(repeat)
-        cell.memory = dict(record.get("memory", {}))
+        cell.time = line.time
+        if isinstance(line, recordtypes.Profile):
+            cell.profile = msgspec.to_builtins(line.profile)
+        elif isinstance(line, recordtypes.Skipped):
+            cell.skipped = line.reason
+        elif isinstance(line, recordtypes.Generation):
+            if (key, line.repeat) in self.measured:
+                raise UsageError(f"repeat {line.repeat} of this cell is there already")
+            self.measured.add((key, line.repeat))
+            cell.skipped = None  # it could be measured after all
+            cell.samples.append(line.sample)
+            cell.repeats.append(line.repeat)
+            cell.memory = line.memory
 
-    def _cell(self, record: Record) -> Cell:
-        header, cell = self.header, record["cell"]
-        build = header["builds"].get(cell["build"])
+    def _cell(self, line: recordtypes.OfCell) -> Cell:
+        header, cell = self.header, line.cell
+        build = header["builds"].get(cell.build)
         if build is None:
-            raise UsageError(f"its run has no build {cell['build']!r}")
-        settings = {**header["settings"], **record["settings"]}
+            raise UsageError(f"its run has no build {cell.build!r}")
+        settings = {**header["settings"], **line.settings}
         rates = settings.get("synthetic_acceptance")
         return Cell(
             model=header["model"]["name"],
@@ -105,19 +101,19 @@ class Run:
             upstream_commit=build["upstream_commit"],
             series=build["series"],
             backend=build["backend"],
-            mode=DRAFT_MTP if cell["n_max"] else NO_MTP,
-            n_max=cell["n_max"],
-            n_prompt=cell["n_prompt"],
-            max_tokens=cell["max_tokens"],
+            mode=DRAFT_MTP if cell.n_max else NO_MTP,
+            n_max=cell.n_max,
+            n_prompt=cell.n_prompt,
+            max_tokens=cell.max_tokens,
             repeat=header["plan"]["repeat"],
             synthetic_acceptance=list(rates) if rates else None,
             settings={**settings, "sampling": header["sampling"]},
             machine=header["machine"],
             slow_types=header.get("slow_types", {}),
-            prompt_class=cell["prompt_class"],
+            prompt_class=cell.prompt_class,
             program=build["program"],
             run=self.id,
-            adaptive=cell.get("adaptive", False),
+            adaptive=cell.adaptive,
         )
 
 
@@ -147,16 +143,20 @@ class Records:
         Raises:
             UsageError: it does not fit the schema, or the records before it.
         """
-        check_record({"schema": SCHEMA, **record})
-        run = self.runs.get(record["run"])
-        if record["kind"] == "run":
+        line: recordtypes.Line = checked(
+            recordtypes.Line, {"schema": SCHEMA, **record}, "a record of a matrix"
+        )
+        run = self.runs.get(line.run)
+        if isinstance(line, recordtypes.Run):
             if run is not None:
-                raise UsageError(f"run {record['run']} has begun already")
-            self.runs[record["run"]] = Run(record)
+                raise UsageError(f"run {line.run} has begun already")
+            self.runs[line.run] = Run(record)
         elif run is None:
-            raise UsageError(f"run {record['run']} has not begun")
+            raise UsageError(f"run {line.run} has not begun")
+        elif isinstance(line, recordtypes.Dropped):
+            run.dropped = record["groups"]
         else:
-            run.add(record)
+            run.add(line, cell_key(record))
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -191,28 +191,23 @@ def read_file(path: str | os.PathLike[str]) -> Records:
 
 def _take(found: Records, line: bytes) -> None:
     try:
-        record = json.loads(line.decode(), parse_constant=_refuse_constant)
-    except ValueError as error:
+        record = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"damaged, not a line of JSON ({error})") from None
-    if not isinstance(record, dict):
-        raise UsageError("not a record of a matrix")
-    if record.get("kind") in acceptance_record.KINDS:
+    given: dict[str, Any] = record if isinstance(record, dict) else {}
+    if given.get("kind") in acceptance_record.KINDS:
         raise UsageError(
             "a record of acceptance (of 'pyllama-mtp accept'), not of a matrix; "
             "'pyllama-mtp accept --read' shows such a file"
         )
-    if (schema := record.get("schema")) is None:
-        raise UsageError("not a record of a matrix: lacks schema")
-    if schema != SCHEMA:
+    if "schema" not in given:
+        raise UsageError("not a record of a matrix: no object with a schema")
+    if given["schema"] != SCHEMA:
         raise UsageError(
-            f"schema {schema!r} is unknown; this version reads {SCHEMA}. "
+            f"schema {given['schema']!r} is unknown; this version reads {SCHEMA}. "
             "A later version of pyllama-mtp wrote it"
         )
     found.add(record)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _may_be_unfinished(line: bytes) -> bool:

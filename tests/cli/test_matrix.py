@@ -379,7 +379,7 @@ def test_a_damaged_file_is_refused_before_anything_is_loaded(fake: ModuleType, c
     path.write_bytes(b"".join([*lines[:2], b"{}\n", *lines[2:]]))
     fake.reset()
     result = cli(*SMALL, "--resume")
-    assert result.code == 2 and "matrix.jsonl, line 3: not a cell" in result.err
+    assert result.code == 2 and "matrix.jsonl, line 3: not a record" in result.err
     assert not fake.log
 
 

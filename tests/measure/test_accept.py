@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
 from pyllama_mtp.errors import DecodeAborted, UsageError
@@ -19,7 +19,7 @@ from pyllama_mtp.measure.accept import (
     limited,
     refuse_meaningless,
 )
-from pyllama_mtp.measure.acceptance_record import CostResult, PromptResult
+from pyllama_mtp.measure.acceptance_record import CostResult, PromptResult, record
 from pyllama_mtp.measure.classprompts import padded_tokens
 from pyllama_mtp.measure.header import Build
 from pyllama_mtp.measure.promptset import Prompt
@@ -136,7 +136,7 @@ def test_an_end_token_that_was_not_drafted_cuts_nothing(driver: ModuleType) -> N
 
 def test_misses_with_what_came_before(driver: ModuleType) -> None:
     result = only(driver, ("bc", "bcd"), ("ef", "x"), ("yz", "yw"), ("b", "c"))
-    assert [dataclasses.astuple(miss) for miss in result.misses] == [
+    assert [msgspec.structs.astuple(miss) for miss in result.misses] == [
         (4, 1, ord("e"), ord("x"), "e", "x", "defabcd"),
         (6, 2, ord("z"), ord("w"), "z", "w", "efabcdxy"),
     ]
@@ -260,7 +260,7 @@ def test_the_header_names_no_folder_and_is_json(driver: ModuleType) -> None:
     plan = Plan(PROMPTS, "test", 2, 64)
     model: Any = driver.ScriptedModel("somewhere/m.gguf")
     found = header(model, plan, settings, sampling, build)
-    text = json.dumps(dataclasses.asdict(found), allow_nan=False)
+    text = json.dumps(record(found), allow_nan=False)
     assert "somewhere" not in text and found.model == "m.gguf"
     assert found.settings["draft_n_max"] == 2 and found.planned == 2
     assert found.settings["sampling"]["logit_bias"] == {"3": "-inf", "4": 1.5}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 from types import ModuleType
 
+import msgspec
 import pytest
 
 from pyllama_mtp.measure.acceptance_report import Report, frequent_misses
@@ -71,7 +71,7 @@ def test_markdown(fakes: ModuleType) -> None:
 
 def test_a_run_without_costs_or_end(fakes: ModuleType) -> None:
     run = fakes.a_run()
-    run.header, run.costs = dataclasses.replace(run.header, planned=9), []
+    run.header, run.costs = msgspec.structs.replace(run.header, planned=9), []
     text = markdown_report(run, Report.of(run))
     assert "- not complete: 3 of 9 generations" in text and "no break-even" in text
     assert "Expected" not in text and "misses" not in text

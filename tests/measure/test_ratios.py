@@ -31,7 +31,8 @@ def cell(depth: int, speeds: dict[int, float], **changes: Any) -> Cell:
         n_max=depth,
         repeat=len(samples),
         samples=samples,
-        **{"repeats": list(speeds), **values},
+        repeats=list(speeds),
+        **values,
     )
 
 
@@ -42,11 +43,6 @@ def test_ratios_are_of_the_same_repeat() -> None:
     assert paired_ratios(mtp, plain, "decode_tps") == [1.5, 1.5]
     assert paired_ratios(mtp, plain, "prefill_tps") == [1.5, 1.5]
     assert paired_ratios(mtp, plain, "elapsed_s") == pytest.approx([1 / 1.5, 1 / 1.5])
-
-
-def test_without_repeats_samples_pair_by_their_order() -> None:
-    plain = cell(0, {0: 100.0, 1: 50.0}, repeats=[])
-    assert paired_ratios(cell(3, {0: 200.0, 1: 150.0}, repeats=[]), plain, "decode_tps") == [2, 3]
 
 
 def test_a_sample_without_a_rate_has_no_ratio() -> None:

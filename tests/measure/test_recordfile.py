@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import importlib.util
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -133,21 +135,33 @@ def damaged(record: dict[str, Any], **changes: Any) -> dict[str, Any]:
         (b"not json", "damaged, not a line of JSON"),
         (b'{"schema": 2, "kind": "sam', "damaged"),
         (b"\xff\xfe", "damaged"),
-        (b"[1, 2]", "not a record of a matrix$"),
-        (b'{"a": 1}', "not a record of a matrix: lacks schema$"),
+        (b"[1, 2]", "not a record of a matrix: no object with"),
+        (b'{"a": 1}', "not a record of a matrix: no object with a schema$"),
         (b'{"schema": 1, "kind": "run"}', "schema 1 is unknown; this version reads 2"),
         (b'{"schema": 3, "kind": "run"}', "schema 3 is unknown; this version reads 2"),
         (b'{"schema": "2", "kind": "run"}', "schema '2' is unknown"),
-        (b'{"schema": 2, "kind": "party"}', "unknown kind 'party'"),
-        (b'{"schema": 2, "kind": "sample"}', "not a record of kind sample: lacks run"),
+        (b'{"schema": 2, "kind": "party"}', r"Invalid value 'party' - at `\$.kind`"),
+        (
+            b'{"schema": 2, "kind": "sample"}',
+            "not a record of a matrix: .*missing required field `cell`",
+        ),
         (records.sample(run="b"), "run b has not begun"),
         (records.sample(0), "repeat 0 of this cell is there already"),
         (records.run(), "run a has begun already"),
-        (records.sample(1, decode_tps="fast"), "sample.decode_tps is 'fast', not number"),
-        (records.sample(1, drafted=[1.5]), r"sample.drafted\[0\] is 1.5, not integer"),
-        (damaged(records.sample(1), repeat=-1), "repeat is -1, the least is 0"),
+        (
+            records.sample(1, decode_tps="fast"),
+            r"Expected `float`, got `str` - at `\$.sample.decode_tps`",
+        ),
+        (
+            records.sample(1, drafted=[1.5]),
+            r"Expected `int`, got `float` - at `\$.sample.drafted\[0\]`",
+        ),
+        (damaged(records.sample(1), repeat=-1), r"Expected `int` >= 0 - at `\$.repeat`"),
         (damaged(records.sample(1), cell={**records.cell(), "build": "x"}), "no build 'x'"),
-        (json.dumps(records.sample(1)).replace("4.0", "NaN").encode(), "NaN is not a number"),
+        (
+            json.dumps(records.sample(1)).replace("4.0", "NaN").encode(),
+            "damaged, not a line of JSON",
+        ),
     ],
 )
 def test_a_line_that_does_not_fit_is_refused_by_file_and_number(
@@ -160,6 +174,47 @@ def test_a_line_that_does_not_fit_is_refused_by_file_and_number(
         write(path, end=path.read_bytes() + data + b"\n" + b"".join(map(to_line, after)))
         with pytest.raises(UsageError, match=rf"^{path}, line 3: .*{message}"):
             read_cells(path)
+
+
+def places(value: Any, *before: Any) -> Iterator[tuple[Any, ...]]:
+    """Every place in a record, from the record's keys on."""
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+        yield (*before, key)
+        if isinstance(part, dict | list):
+            yield from places(part, *before, key)
+
+
+#: What a record may lack: these keys, elements, and what stands under names of the writer's choice.
+OPTIONAL = {"bytes", "sha256_ends", "memory", "time_s", "waited_s", "cpu_s"}
+FREE = {"machine", "settings", "sampling", *OPTIONAL, "kinds", "builds"}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [records.run("b"), records.sample(1), records.skipped(), records.dropped(), records.profile()],
+    ids=lambda record: record["kind"],
+)
+def test_every_place_of_a_record_is_checked(record: dict[str, Any], path: Path) -> None:
+    """Without it, and with a value of no type that any place has."""
+    for place in places(record):
+        for damage in ("gone", "changed"):
+            changed = copy.deepcopy(record)
+            inner: Any = changed
+            for key in place[:-1]:
+                inner = inner[key]
+            free = {*place[:-1]} & FREE or isinstance(place[-1], int)
+            if damage == "gone" and (free or place[-1] in OPTIONAL):
+                continue
+            if damage == "changed" and {*place[:-1]} & {"machine", "settings", "sampling"}:
+                continue
+            if damage == "gone":
+                del inner[place[-1]]
+            else:
+                inner[place[-1]] = [[True]]
+            line = json.dumps(changed).encode() + b"\n"
+            write(path, records.run(), end=line)
+            with pytest.raises(UsageError, match=rf"^{path}, line 2: ."):
+                read_cells(path)
 
 
 def test_an_unfinished_last_line_is_left_out_wherever_it_was_cut(path: Path) -> None:
@@ -359,5 +414,5 @@ def test_a_cell_of_adaptive_depth(path: Path) -> None:
     assert [cell.samples[0].looked_up.get("drafted") for cell in found] == [None, 8]
     chosen["cell"]["adaptive"] = "yes"
     write(path, header, chosen)
-    with pytest.raises(UsageError, match=r"cell\.adaptive is 'yes', not boolean"):
+    with pytest.raises(UsageError, match=r"Expected `bool`, got `str` - at `\$.cell.adaptive`"):
         read_cells(path)

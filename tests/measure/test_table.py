@@ -46,6 +46,7 @@ def cell(depth: int, prefill: float, decode: float, n_prompt: int = 512, **chang
         max_tokens=20,
         repeat=1,
         samples=[one],
+        repeats=[0],
         machine={"cpu": "a CPU", "cores": 2, "devices": []},
     )
     made.summarize()
@@ -166,7 +167,7 @@ def test_class_and_library_have_a_column_if_they_vary() -> None:
         ["text", "patched", "no-MTP", "1.00x"],
         ["text", "patched", "MTP 2", "2.00x"],
     ]
-    cells[-1].samples, cells[-1].skipped = [], "no memory"
+    cells[-1].samples, cells[-1].repeats, cells[-1].skipped = [], [], "no memory"
     assert "skipped: 512 code patched MTP 2: no memory" in matrix_notes(cells)
     assert "upstream build" in matrix_notes(cells)[0] and "patched build" in matrix_notes(cells)[0]
 

@@ -83,6 +83,7 @@ def cell(depth: int, decode_s: float, n_prompt: int = 512, **changes: Any) -> Ce
         max_tokens=8,
         repeat=1,
         samples=[sample],
+        repeats=[0],
         slow_types=SLOW,
         **changes,
     )
@@ -137,6 +138,7 @@ def test_ratios_that_may_be_noise_are_no_gain() -> None:
     base, drafting = (cell(depth, 0.7) for depth in (0, 1))
     for one, times in ((base, (0.7, 0.7, 0.7)), (drafting, (0.7 / 0.9, 0.7 / 1.03, 0.7 / 1.2))):
         one.samples = [replace(one.samples[0], decode_tps=7 / time) for time in times]
+        one.repeats = [0, 1, 2]
         one.summarize()
     assert "about as fast" in gained(base, drafting) and "rough" not in gained(base, drafting)
 
