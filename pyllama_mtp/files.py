@@ -6,9 +6,10 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from .errors import DiskFullError, PyllamaMtpError, UsageError
 
@@ -68,7 +69,18 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def replace_whole(path: str | os.PathLike[str], parts: Iterable[bytes | bytearray]) -> None:
-    """Write a file of these parts, or replace one: as a whole or not at all.
+    """Write a file of these parts, or replace one: as a whole or not at all; see :func:`replacing`.
+
+    Raises as :func:`replacing`.
+    """
+    with replacing(path) as file:
+        for data in parts:
+            file.write(data)
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write into, which becomes `path`, or replaces it, when all is written.
 
     It is written beside `path` under another name, brought to the disk and renamed; an exception
     removes it and leaves an existing file as it was, whose permissions are kept.
@@ -83,8 +95,7 @@ def replace_whole(path: str | os.PathLike[str], parts: Iterable[bytes | bytearra
     part = target.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with part.open("xb") as file:
-            for data in parts:
-                file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         with suppress(FileNotFoundError):

@@ -1,27 +1,17 @@
 """A processed prompt in a file: tokens, the states of the caches, and what they were made with.
 
-Format, version 1. All numbers are little-endian; nothing is aligned, nothing follows the end.
+The file is a zip archive of members that are stored, not compressed; numbers are little-endian:
 
-    offset  size  what
-    0       8     magic, b"PYMTP-PP"
-    8       4     version, u32: 1. A reader looks no further in a version that it does not know.
-    12      4     n, length of the header, u32, at most 65,536
-    16      4     CRC-32 of bytes 0 to 15 and of the header, u32
-    20      n     header: a JSON object, UTF-8, with exactly these keys
-                    identity      {name: text or whole number}; see ProcessedPrompt
-                    draft_n_past  whole number
-                    sections      [[name, size in bytes, CRC-32], ...], in file order
-    20 + n        the sections back to back:
-                    tokens        token ids, i32
-                    target        state of the target cache, as llama.cpp gave it
-                    draft         of a draft context (upstream's way), likewise; may be absent
-                    carry         its hidden state of the last position, f32; may be absent
+    prompt-1.json  {"identity": {name: text or whole number}, "draft_n_past": whole number,
+                   "sections": names of the other members}; see ProcessedPrompt. 1 is the version.
+    tokens         token ids, i32
+    target         state of the target cache, as llama.cpp gave it
+    draft          of a draft context (upstream's way), likewise; may be absent
+    carry          its hidden state of the last position, f32; may be absent
 
-Every byte lies under the magic, the version or a checksum. CRC-32 because the enemy is a truncated
-copy or a bad disk, and states run to gigabytes: zlib computes it 3 times as fast as SHA-256 with
-the CPU's SHA instructions (7 against 2 GB/s where it was tried), and it misses no burst of up to 32
-bits and one in 4 billion of other damages. Neither would stop a forger, who could write the
-checksum anew: the states go to native code, so read files of people you trust only.
+Every member has a CRC-32, because the enemy is a truncated copy or a bad disk, and states run to
+gigabytes: it misses no burst of up to 32 bits and one in 4 billion of other damages. It would not
+stop a forger: the states go to native code, so read files of people you trust only.
 """
 
 from __future__ import annotations
@@ -31,31 +21,40 @@ import json
 import os
 import stat
 import struct
-import zlib
+import zipfile
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Annotated, Any, BinaryIO, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta, Struct
 
-from .errors import DiskFullError, InsufficientMemoryError, PromptFileError, UsageError
-from .files import FULL, replace_whole
+from .errors import InsufficientMemoryError, PromptFileError, UsageError
+from .files import replacing, write_error
 from .models.ggufheader import ArraySummary, Value
 from .models.ggufinfo import GGUFInfo
 from .models.memory import available_memory
 
-MAGIC = b"PYMTP-PP"
-VERSION = 1
+HEADER = "prompt-1.json"
 MAX_HEADER = 1 << 16
-SECTIONS = ("tokens", "target", "draft", "carry")
-_START = struct.Struct("<8sII")
-_CRC = struct.Struct("<I")
+#: Bytes read at a time: a section is in memory once.
+_CHUNK = 1 << 20
+#: What zipfile raises about an archive that is damaged.
+_DAMAGED = (zipfile.BadZipFile, RuntimeError, ValueError, OverflowError, EOFError, struct.error)
 
 Floats = npt.NDArray[np.float32]
 Identity = Mapping[str, str | int]
+_Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class _Header(Struct, forbid_unknown_fields=True):
+    identity: dict[str, str | _Int64]
+    draft_n_past: Annotated[int, Meta(ge=0)]
+    sections: list[Literal["tokens", "target", "draft", "carry"]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,34 +111,25 @@ def _plain(value: Value) -> Any:
 def write(path: str | os.PathLike[str], prompt: ProcessedPrompt) -> None:
     """Write a file, or replace one: as a whole or not at all.
 
-    How: see :func:`.files.replace_whole`.
+    How: see :func:`.files.replacing`.
 
     Raises:
         UsageError: values that the format cannot hold; `path` is no regular file, or its folder
             cannot be written.
         DiskFullError: no space, a quota or a size limit.
     """
-    sections = _sections(prompt)
-    start = _encode_start(prompt, sections)
+    members = _members(prompt)
     try:
-        replace_whole(path, [start, *sections.values()])
+        with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+            for name, data in members.items():
+                archive.writestr(zipfile.ZipInfo(name), data)
     except OSError as error:
-        needed = len(start) + sum(map(len, sections.values()))
-        _explain(error, path, needed)
+        megabytes = sum(map(len, members.values())) / 1e6
+        raise write_error(error, f"{os.fspath(path)} ({megabytes:.1f} MB)") from error
 
 
-def _explain(error: OSError, path: str | os.PathLike[str], needed: int) -> NoReturn:
-    reason = error.strerror or str(error)
-    if error.errno in FULL:
-        raise DiskFullError(
-            f"cannot write {path} ({needed / 1e6:.1f} MB): {reason}; free some space or choose "
-            "another folder"
-        ) from error
-    raise UsageError(f"cannot write {path}: {reason}; choose another file") from error
-
-
-def _sections(prompt: ProcessedPrompt) -> dict[str, bytes | bytearray]:
-    """The sections by name, in file order."""
+def _members(prompt: ProcessedPrompt) -> dict[str, bytes | bytearray]:
+    """What the archive holds, by name, in file order."""
     if not 0 <= prompt.draft_n_past <= (len(prompt.tokens) if prompt.draft is not None else 0):
         raise UsageError(
             f"draft_n_past is {prompt.draft_n_past} with {len(prompt.tokens)} tokens and "
@@ -156,43 +146,25 @@ def _sections(prompt: ProcessedPrompt) -> dict[str, bytes | bytearray]:
         if prompt.carry.ndim != 1:
             raise UsageError(f"a carry of shape {prompt.carry.shape}; it must be [n_embd]")
         sections["carry"] = prompt.carry.astype("<f4").tobytes()
-    return sections
-
-
-def _encode_start(prompt: ProcessedPrompt, sections: dict[str, bytes | bytearray]) -> bytes:
-    """Everything before the sections."""
-    if not _is_identity(prompt.identity):
-        raise UsageError(f"an identity is text or whole numbers by name: {prompt.identity!r}")
-    header = {
-        "identity": prompt.identity,
-        "draft_n_past": prompt.draft_n_past,
-        "sections": [[name, len(data), zlib.crc32(data)] for name, data in sections.items()],
-    }
-    text = json.dumps(header).encode()
+    given = {"identity": prompt.identity, "draft_n_past": prompt.draft_n_past}
+    given |= {"sections": [*sections]}
+    try:
+        msgspec.convert(given, _Header)
+    except msgspec.ValidationError:
+        raise UsageError(
+            f"an identity is text or whole numbers by name: {prompt.identity!r}"
+        ) from None
+    text = json.dumps(given).encode()
     if len(text) > MAX_HEADER:
         raise UsageError(f"the identity is too long: a header of {len(text)} bytes")
-    start = _START.pack(MAGIC, VERSION, len(text))
-    return start + _CRC.pack(zlib.crc32(text, zlib.crc32(start))) + text
-
-
-def _is_identity(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    values = value.values()
-    return all(isinstance(name, str) for name in value) and all(
-        isinstance(v, str) or (_is_int(v) and -(1 << 63) <= v < 1 << 63) for v in values
-    )
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return {HEADER: text, **sections}
 
 
 # --- reading ------------------------------------------------------------------------------------
 
 
 def read(path: str | os.PathLike[str], identity: Identity) -> ProcessedPrompt:
-    """Read a file, every byte of it checked, that was made with `identity`.
+    """Read a file, all that it holds checked, that was made with `identity`.
 
     Args:
         identity: of this session. A name that only one side has is a difference too.
@@ -206,144 +178,90 @@ def read(path: str | os.PathLike[str], identity: Identity) -> ProcessedPrompt:
         if not stat.S_ISREG(Path(path).stat().st_mode):  # opening a pipe would wait for ever
             raise PromptFileError(f"{path} is not a file", path)
         with Path(path).open("rb") as file:
-            return _Reader(file, path).read(identity)
+            return _read(file, path, identity)
     except FileNotFoundError:
         raise PromptFileError(f"no such file: {path}", path) from None
     except OSError as error:
         raise PromptFileError(f"cannot read {path}: {error.strerror or error}", path) from error
+    except _DAMAGED as error:
+        what = str(error) or "it ends too early"
+        raise PromptFileError(
+            f"{path}: damaged: {what}; process the prompt again and save it anew", path
+        ) from error
 
 
-@dataclass(frozen=True)
-class _Section:
-    name: str
-    size: int
-    crc: int
-
-
-@dataclass(frozen=True)
-class _Header:
-    """The checked header: sizes are not negative, sections are known and in order."""
-
-    identity: dict[str, str | int]
-    draft_n_past: int
-    sections: list[_Section]
-
-
-class _Reader:
-    """One file from front to back; nothing is allocated before the file's size allows it."""
-
-    def __init__(self, file: BinaryIO, path: str | os.PathLike[str]) -> None:
-        self.file, self.path = file, path
-        self.size = os.fstat(file.fileno()).st_size
-
-    def fail(self, message: str) -> PromptFileError:
-        return PromptFileError(f"{self.path}: {message}", self.path)
-
-    def damaged(self, message: str) -> PromptFileError:
-        return self.fail(f"damaged: {message}; process the prompt again and save it anew")
-
-    def take(self, n: int, what: str) -> bytes:
-        data = self.file.read(n)
-        if len(data) < n:
-            raise self.damaged(f"the file ends within {what}")
-        return data
-
-    def read(self, identity: Identity) -> ProcessedPrompt:
-        header = self.header()
-        self.compare(header.identity, identity)
-        total = sum(section.size for section in header.sections)
-        if total > available_memory():
+def _read(file: BinaryIO, path: str | os.PathLike[str], identity: Identity) -> ProcessedPrompt:
+    """The contents; what is damaged raises one of _DAMAGED."""
+    start = file.read(4)
+    if start != b"PK\3\4":
+        what = "the file is empty" if not start else f"it starts with {start!r}"
+        raise PromptFileError(f"{path}: not a processed prompt: {what}", path)
+    with zipfile.ZipFile(file) as archive:
+        members = {member.filename: member for member in archive.infolist()}
+        size = os.fstat(file.fileno()).st_size
+        for name, member in members.items():  # before anything takes memory
+            if not member.file_size == member.compress_size < size:
+                raise ValueError(f"{name} is not stored as it is")
+        if HEADER not in members:
+            raise PromptFileError(
+                f"{path}: not a processed prompt, or of another version: no {HEADER} in it", path
+            )
+        if members[HEADER].file_size > MAX_HEADER:
+            raise ValueError(f"its header has more than {MAX_HEADER} bytes")
+        header = msgspec.convert(json.loads(archive.read(members.pop(HEADER))), _Header)
+        _compare(path, header.identity, identity)
+        sizes = {name: member.file_size for name, member in members.items()}
+        _check_sections(header, sizes)
+        if (total := sum(sizes.values())) > available_memory():
             raise InsufficientMemoryError(
-                f"{self.path} holds {total / 1e6:.1f} MB of states, "
+                f"{path} holds {total / 1e6:.1f} MB of states, "
                 f"{available_memory() / 1e6:.1f} MB of memory are available"
             )
-        found = {section.name: self.section(section) for section in header.sections}
-        carry = found.get("carry")
-        return ProcessedPrompt(
-            tokens=np.frombuffer(found["tokens"], dtype="<i4").tolist(),
-            target=found["target"],
-            draft=found.get("draft"),
-            draft_n_past=header.draft_n_past,
-            carry=None if carry is None else np.frombuffer(carry, "<f4").astype(np.float32),
-            identity=header.identity,
-        )
-
-    def header(self) -> _Header:
-        magic = self.file.read(len(MAGIC))
-        if magic != MAGIC:
-            what = "the file is empty" if not magic else f"it starts with {magic!r}"
-            raise self.fail(f"not a processed prompt: {what}, expected {MAGIC!r}")
-        start = magic + self.take(_START.size - len(magic), "its first bytes")
-        _, version, length = _START.unpack(start)
-        if version != VERSION:
-            raise self.fail(f"format version {version} is not known; known: {VERSION}")
-        if length > MAX_HEADER:
-            raise self.damaged(f"a header of {length} bytes, {MAX_HEADER} are possible")
-        (crc,) = _CRC.unpack(self.take(_CRC.size, "its first bytes"))
-        text = self.take(length, "the header")
-        if zlib.crc32(text, zlib.crc32(start)) != crc:
-            raise self.damaged("the checksum of the header is wrong")
-        return self.shape(text)
-
-    def shape(self, text: bytes) -> _Header:
-        """Check the header's contents; also that its sections fill the file exactly."""
         try:
-            header = json.loads(text)
-        except (ValueError, RecursionError):
-            raise self.damaged("the header is not JSON") from None
-        keys = {"identity", "draft_n_past", "sections"}
-        if not isinstance(header, dict) or header.keys() != keys:
-            raise self.damaged(f"the header lacks a key or has another than {sorted(keys)}")
-        if not _is_identity(header["identity"]):
-            raise self.damaged("the identity is not text or whole numbers by name")
-        sections = self.table(header["sections"])
-        n_past, sizes = header["draft_n_past"], {s.name: s.size for s in sections}
-        most = sizes["tokens"] // 4 if "draft" in sizes else 0
-        if not _is_int(n_past) or not 0 <= n_past <= most:
-            raise self.damaged(f"draft_n_past is {n_past!r}, at most {most} is possible")
-        expected = _START.size + _CRC.size + len(text) + sum(sizes.values())
-        if expected != self.size:
-            raise self.damaged(f"it has {self.size} bytes, its header says {expected}")
-        return _Header(header["identity"], n_past, sections)
-
-    def table(self, rows: Any) -> list[_Section]:
-        if not isinstance(rows, list) or len(rows) > len(SECTIONS):
-            raise self.damaged("the section table is no list of sections")
-        for row in rows:
-            well_formed = isinstance(row, list) and len(row) == 3 and isinstance(row[0], str)
-            if not well_formed or not all(_is_int(n) and 0 <= n < 1 << 63 for n in row[1:]):
-                raise self.damaged("a row of the section table is not [name, size, checksum]")
-        sections = [_Section(*row) for row in rows]
-        names = [section.name for section in sections]
-        if names != [n for n in SECTIONS if n in names] or not {"tokens", "target"} <= {*names}:
-            raise self.damaged(f"sections {names}; possible are {list(SECTIONS)}, in this order")
-        for section in sections:
-            if section.name in ("tokens", "carry") and section.size % 4:
-                raise self.damaged(f"section {section.name} has {section.size} bytes, not 4 each")
-        return sections
-
-    def section(self, section: _Section) -> bytes:
-        try:
-            data = self.take(section.size, f"section {section.name}")
+            found = {name: _load(archive, member) for name, member in members.items()}
         except MemoryError:
             raise InsufficientMemoryError(
-                f"{self.path}: no memory for section {section.name} ({section.size / 1e6:.1f} MB)"
+                f"{path}: no memory for {total / 1e6:.1f} MB of states"
             ) from None
-        if zlib.crc32(data) != section.crc:
-            raise self.damaged(f"the checksum of section {section.name} is wrong")
-        return data
+    carry = found.get("carry")
+    return ProcessedPrompt(
+        tokens=np.frombuffer(found["tokens"], dtype="<i4").tolist(),
+        target=found["target"],
+        draft=found.get("draft"),
+        draft_n_past=header.draft_n_past,
+        carry=None if carry is None else np.frombuffer(carry, "<f4").astype(np.float32),
+        identity=header.identity,
+    )
 
-    def compare(self, made_with: Identity, wanted: Identity) -> None:
-        """Raises PromptFileError when the two identities differ, with every difference."""
 
-        def describe(values: Identity, name: str) -> str:
-            return f"{values[name]}" if name in values else "unknown"
+def _check_sections(header: _Header, sizes: Mapping[str, int]) -> None:
+    """Refuse members that are not those of the header, in their order, or of no possible size."""
+    if [*sizes] != header.sections or not {"tokens", "target"} <= {*sizes}:
+        raise ValueError(f"it has {[*sizes]}, its header says {header.sections}")
+    for name in ("tokens", "carry"):
+        if sizes.get(name, 0) % 4:
+            raise ValueError(f"section {name} has {sizes[name]} bytes, not 4 each")
+    most = sizes["tokens"] // 4 if "draft" in sizes else 0
+    if header.draft_n_past > most:
+        raise ValueError(f"draft_n_past is {header.draft_n_past}, at most {most} is possible")
 
-        differences = [
-            f"made with {name} {describe(made_with, name)}, this session uses "
-            f"{describe(wanted, name)}"
-            for name in sorted({*made_with, *wanted})
-            if made_with.get(name) != wanted.get(name)
-        ]
-        if differences:
-            raise self.fail("; ".join(differences))
+
+def _load(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytearray:
+    """A member's data; zipfile checks its CRC at the end."""
+    data = bytearray(member.file_size)
+    with archive.open(member) as file, memoryview(data) as view:
+        for at in range(0, len(data), _CHUNK):
+            view[at : at + _CHUNK] = file.read(_CHUNK)
+    return data
+
+
+def _compare(path: str | os.PathLike[str], made_with: Identity, wanted: Identity) -> None:
+    """Raises PromptFileError when the two identities differ, with every difference."""
+    differences = [
+        f"made with {name} {made_with.get(name, 'unknown')}, this session uses "
+        f"{wanted.get(name, 'unknown')}"
+        for name in sorted({*made_with, *wanted})
+        if made_with.get(name) != wanted.get(name)
+    ]
+    if differences:
+        raise PromptFileError(f"{path}: {'; '.join(differences)}", path)

@@ -6,6 +6,7 @@ is the end of the process, a time limit and a memory limit, which the pool sees 
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,9 +72,9 @@ class Cases:
             edits = self._mutator(kind, which).edits(seed)
             return [{"op": "file", "index": which}, *edits] if len(documents) > 1 else edits
         if kind == "prompt":
-            header = otherfiles.header(self._prompt)
-            sizes = {name: size for name, size, _ in header["sections"]}
-            return otherfiles.prompt_edits(seed, sizes, list(header["identity"]))
+            members = otherfiles.members(self._prompt)
+            header = json.loads(members.pop(otherfiles.HEADER))
+            return otherfiles.prompt_edits(seed, list(members), list(header["identity"]))
         return otherfiles.vocab_edits(seed, self._model.n_vocab)
 
     def run(self, kind: str, edits: list[Edit]) -> Result:

@@ -1,22 +1,21 @@
 """Damaged and hostile files of processed prompts (Session.save) and of draft vocabularies.
 
-A processed prompt has checksums, which a mutation by chance never meets: most edits here end with
-"seal", which makes them right again, as whoever means harm would.
+A processed prompt has checksums, which a mutation by chance never meets: edits of its parts make
+them right again, as whoever means harm would; edits of its bytes do not.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import random
-import struct
-import zlib
+import zipfile
 from typing import Any
 
 from fuzzkit.edits import Edit, apply_bytes
 from fuzzkit.models import number
-from pyllama_mtp.promptfile import SECTIONS
+from pyllama_mtp.promptfile import HEADER
 
-_START = struct.Struct("<8sIII")  # magic, version, bytes of the header, its checksum
 VALUES: tuple[Any, ...] = (
     *(0, 1, -1, 2, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 10**30, 1.5, 1e308, float("nan")),
     *("", "x", "\0", "0", "full", [], {}, [[]], None, True, [0], {"a": 1}, "x" * 10000),
@@ -24,35 +23,27 @@ VALUES: tuple[Any, ...] = (
 Path = list[str | int]
 
 
-def header(data: bytes) -> dict[str, Any]:
-    """The header of a processed prompt's file that is known to be good."""
-    length = _START.unpack_from(data)[2]
-    found: dict[str, Any] = json.loads(data[_START.size : _START.size + length])
-    return found
+def members(data: bytes) -> dict[str, bytes]:
+    """What a processed prompt's file that is known to be good holds, by name."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def apply_prompt(base: bytes, edits: list[Edit]) -> bytes:
     """A file of a processed prompt with edits."""
-    magic, version, length, crc = _START.unpack_from(base)
-    parsed = header(base)
-    sections: dict[str, bytes] = {}
-    at = _START.size + length
-    for name, size, _ in parsed["sections"]:
-        sections[name], at = base[at : at + size], at + size
+    found = members(base)
+    header = json.loads(found.pop(HEADER))
     for edit in edits:
-        if edit["op"] == "section" and edit["name"] in sections:
-            sections[edit["name"]] = apply_bytes(sections[edit["name"]], [edit["edit"]])
+        if edit["op"] == "section" and edit["name"] in found:
+            found[edit["name"]] = apply_bytes(found[edit["name"]], [edit["edit"]])
         elif edit["op"] == "lose":
-            sections.pop(edit["name"], None)
-    sealed = any(edit["op"] == "seal" for edit in edits)
-    if sealed:
-        rows = [[name, len(data), zlib.crc32(data)] for name, data in sections.items()]
-        parsed["sections"] = rows
-    text = json.dumps(edit_json(parsed, edits)).encode()
-    start = struct.pack("<8sII", magic, version, len(text))
-    crc = zlib.crc32(text, zlib.crc32(start)) if sealed else crc
-    out = start + struct.pack("<I", crc) + text + b"".join(sections.values())
-    return apply_bytes(out, edits)
+            found.pop(edit["name"], None)
+    parsed = edit_json({**header, "sections": [*found]}, edits)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, part in {HEADER: json.dumps(parsed).encode(), **found}.items():
+            archive.writestr(zipfile.ZipInfo(name), part)
+    return apply_bytes(file.getvalue(), edits)
 
 
 def apply_vocab(base: bytes, edits: list[Edit]) -> bytes:
@@ -82,12 +73,12 @@ def edit_json(value: Any, edits: list[Edit]) -> Any:
     return value
 
 
-def prompt_edits(seed: int, sizes: dict[str, int], identity: list[str]) -> list[Edit]:
+def prompt_edits(seed: int, names: list[str], identity: list[str]) -> list[Edit]:
     """The edits of a case.
 
     Args:
         seed: equal seeds give equal edits.
-        sizes: bytes of the base's sections by name.
+        names: of the base's sections.
         identity: the names in its identity.
     """
     rng = random.Random(seed)
@@ -99,11 +90,11 @@ def prompt_edits(seed: int, sizes: dict[str, int], identity: list[str]) -> list[
         elif kind == "bytes":
             edits.append(_byte_edit(rng))
         elif kind == "lose":
-            edits.append({"op": "lose", "name": rng.choice(SECTIONS)})
+            edits.append({"op": "lose", "name": rng.choice(names)})
         else:
-            name = rng.choice(list(sizes))
+            name = rng.choice(names)
             edits.append({"op": "section", "name": name, "edit": _state_edit(rng, kind)})
-    return edits + ([{"op": "seal"}] if rng.random() < 0.85 else [])
+    return edits
 
 
 def _header_edit(rng: random.Random, identity: list[str]) -> Edit:
@@ -115,7 +106,6 @@ def _header_edit(rng: random.Random, identity: list[str]) -> Edit:
             ["identity", rng.choice(identity)],
             ["sections"],
             ["sections", rng.randrange(4)],
-            ["sections", rng.randrange(4), rng.randrange(3)],
             ["new"],
             [],
         )
