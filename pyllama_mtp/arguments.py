@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 import operator
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any, SupportsIndex, TypeVar
 
@@ -16,6 +18,7 @@ from .errors import UsageError
 
 T = TypeVar("T")
 
+MOST_TOKENS = 2**31 - 1
 #: Most characters of a value in a message.
 SHOWN = 200
 
@@ -157,3 +160,92 @@ def file_name(name: str, value: object, kind: str = "a file") -> str:
 def _is_bool(value: object) -> bool:
     kind = type(value)  # numpy's is not imported for it: the command line answers before it is
     return kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"))
+
+
+# -- fields that are options -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The values that a field takes.
+
+    Attributes:
+        check: (name, value) -> the value that is kept; raises UsageError.
+        read: makes such a value of a command line's text; raises ValueError.
+        choices: all values there are, of words.
+    """
+
+    check: Callable[[str, Any], Any]
+    read: Callable[[str], Any] = str
+    choices: tuple[str, ...] = ()
+
+    def or_this(self, one: Any) -> Kind:
+        """The same, or this one value."""
+
+        def check(name: str, value: Any) -> Any:
+            same = value is one or (isinstance(value, str) and value == one)
+            return one if same else self.check(name, value)
+
+        return Kind(check, self.read, self.choices)
+
+
+def wholes(least: int, most: float, allowed: str) -> Kind:
+    """Whole numbers from `least` to `most`."""
+    return Kind(lambda name, value: whole(name, value, least, most, allowed), int)
+
+
+def numbers(usable: Callable[[float], bool], allowed: str) -> Kind:
+    """Numbers that are `usable`."""
+    return Kind(lambda name, value: number(name, value, usable, allowed), float)
+
+
+def between(least: float, most: float, allowed: str) -> Kind:
+    """Numbers from `least` to `most`, both of them finite."""
+    return numbers(lambda value: least <= value <= most, allowed)
+
+
+def words(*choices: str) -> Kind:
+    """One of these words."""
+
+    def check(name: str, value: Any) -> Any:
+        choice(name, value, choices)
+        return value
+
+    return Kind(check, choices=choices)
+
+
+FLAG = Kind(flag)
+
+
+def option(default: Any, kind: Kind, help: str = "", usage: str = "", *, part: str = "") -> Any:
+    """A field of a dataclass, checked by :func:`keep_checked`, with its option.
+
+    Args:
+        help: what the option's help says.
+        usage: its names, if not the field's, and what stands for its value: "-t --threads N".
+        part: which options it is among; "": it has none that is made from this.
+    """
+    about = {"kind": kind, "help": help, "usage": usage.split(), "part": part}
+    return field(default=default, metadata=about)
+
+
+def documented(kind: type[T]) -> type[T]:
+    """A decorator of a dataclass: its docstring's attributes go on with the fields that it does not
+    name, and what their options say."""
+    said = (kind.__doc__ or "").rstrip()
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"^ {8}(\w[\w, ]*):", said, re.MULTILINE))))
+    told = ((one.name, one.metadata["help"]) for one in fields(kind))  # type: ignore[arg-type]
+    more = (f"        {name}: {help}." for name, help in told if name not in named)
+    kind.__doc__ = "\n".join([said, *more, ""])
+    return kind
+
+
+def keep_checked(of: Any) -> None:
+    """Check every field of an object as it is made, and keep numbers as Python's.
+
+    Raises:
+        UsageError: a value that its field does not take.
+    """
+    for one in fields(of):
+        kept = one.metadata["kind"].check(one.name, getattr(of, one.name))
+        object.__setattr__(of, one.name, kept)  # it may be frozen

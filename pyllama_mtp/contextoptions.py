@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .arguments import choice, number, whole
+from .arguments import Kind, between, documented, keep_checked, option, wholes, words
 
 if TYPE_CHECKING:
     from .llama.trace import NodeTimes
@@ -13,6 +14,15 @@ if TYPE_CHECKING:
 ROPE_SCALING = ("none", "linear", "yarn")
 
 
+def _to(most: float, least: float = 1e-6) -> Kind:
+    allowed = f"from {least:g} to {most:g}, or None (as the file says)"
+    return between(least, most, allowed).or_this(None)
+
+
+_rope = partial(option, part="rope")
+
+
+@documented
 @dataclass(frozen=True)
 class RopeScaling:
     """How positions become angles (RoPE), for texts longer than the model was trained for.
@@ -20,48 +30,33 @@ class RopeScaling:
     None is as the model file says. Raises UsageError for a value out of range.
 
     Attributes:
-        rope_scaling: "none", "linear" or "yarn".
-        rope_freq_base: base of the frequencies.
         rope_freq_scale: factor of the positions, above 0, at most 1: 0.25 for four times the text.
-        yarn_orig_ctx: tokens that the model was trained for.
-        yarn_ext_factor: how much of YaRN's extrapolation is mixed in; 0 is plain interpolation.
-        yarn_attn_factor: factor of the attention's magnitude.
-        yarn_beta_fast, yarn_beta_slow: rotations within the trained length above which a dimension
-            is left as it is, and below which it is interpolated.
     """
 
-    rope_scaling: str | None = None
-    rope_freq_base: float | None = None
-    rope_freq_scale: float | None = None
-    yarn_orig_ctx: int | None = None
-    yarn_ext_factor: float | None = None
-    yarn_attn_factor: float | None = None
-    yarn_beta_fast: float | None = None
-    yarn_beta_slow: float | None = None
+    rope_scaling: str | None = _rope(
+        None, words(*ROPE_SCALING).or_this(None), "how positions are scaled"
+    )
+    rope_freq_scale: float | None = _rope(None, _to(1.0), "the same as 1/N", "X")
+    rope_freq_base: float | None = _rope(None, _to(1e30), "base of the frequencies", "X")
+    yarn_orig_ctx: int | None = _rope(
+        None,
+        wholes(1, 2**31 - 1, "1 token or more").or_this(None),
+        "what the model was trained for",
+        "TOKENS",
+    )
+    yarn_ext_factor: float | None = _rope(
+        None, _to(1e6, least=0.0), "mix of extrapolation; 0 is none", "X"
+    )
+    yarn_attn_factor: float | None = _rope(None, _to(1e6), "factor of attention's magnitude", "X")
+    yarn_beta_fast: float | None = _rope(
+        None, _to(1e6), "rotations above which a dimension stays as it is", "X"
+    )
+    yarn_beta_slow: float | None = _rope(
+        None, _to(1e6), "rotations below which a dimension is interpolated", "X"
+    )
 
     def __post_init__(self) -> None:
-        if self.rope_scaling is not None:
-            choice("rope_scaling", self.rope_scaling, ROPE_SCALING)
-        for name, most in (
-            ("rope_freq_base", 1e30),
-            ("rope_freq_scale", 1.0),
-            ("yarn_ext_factor", 1e6),
-            ("yarn_attn_factor", 1e6),
-            ("yarn_beta_fast", 1e6),
-            ("yarn_beta_slow", 1e6),
-        ):
-            self._check(name, most)
-        if self.yarn_orig_ctx is not None:
-            n = whole("yarn_orig_ctx", self.yarn_orig_ctx, 1, 2**31 - 1, "1 token or more")
-            object.__setattr__(self, "yarn_orig_ctx", n)
-
-    def _check(self, name: str, most: float) -> None:
-        value = getattr(self, name)
-        if value is not None:
-            least = 0.0 if name == "yarn_ext_factor" else 1e-6
-            allowed = f"from {least:g} to {most:g}, or None (as the file says)"
-            kept = number(name, value, lambda x: least <= x <= most, allowed)
-            object.__setattr__(self, name, kept)
+        keep_checked(self)
 
     @property
     def given(self) -> dict[str, Any]:

@@ -179,7 +179,7 @@ def choose_threads(args: argparse.Namespace, request: Request) -> None:
     from pyllama_mtp.settings import available_threads
 
     cores = available_threads()
-    if args.threads is not None or cores == 1:
+    if args.n_threads is not None or cores == 1:
         return
     name = Path(loading.model_path(args)).name
     if request.resume and request.output and (run := last_run(request.output, name)):

@@ -7,14 +7,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from pyllama_mtp.cli import COMMANDS, build_parser, version
-from pyllama_mtp.settings import Sampling, Settings
 
 OWN = (
     "generate",
@@ -77,20 +75,6 @@ def test_every_option_explains_itself_with_its_default(command: str) -> None:
         takes_a_value = action.nargs != 0
         if takes_a_value and action.default not in (None, [], ()):
             assert "default" in text, action.option_strings
-
-
-def test_defaults_are_those_of_the_driver() -> None:
-    names = {"n_threads": "threads"}
-    for command in ("generate", "matrix"):
-        parser = options_of(command)
-        for kind in (Settings, Sampling):
-            for field in fields(kind):
-                if command == "matrix" and field.name in ("draft_n_max", "ngram"):
-                    continue  # its depths say it
-                if field.name in ("rope", "dry_sequence_breakers", "logits_processors"):
-                    continue  # have options of their own
-                name = names.get(field.name, field.name)
-                assert parser.get_default(name) == field.default, (command, name)
 
 
 def test_the_list_of_commands_says_what_each_command_says() -> None:

@@ -94,7 +94,14 @@ def test_every_command_has_them(command: str) -> None:
     assert {*found.given} == {*vars(found)} - {"no_alloc"}  # that is all there are
     args.n_ctx = 256
     assert options.settings_from(args, 2, **SWITCHES).rope == RopeScaling(
-        "yarn", 1e6, 0.25, 4096, 0.5, 1.5, 16, 2
+        rope_scaling="yarn",
+        rope_freq_base=1e6,
+        rope_freq_scale=0.25,
+        yarn_orig_ctx=4096,
+        yarn_ext_factor=0.5,
+        yarn_attn_factor=1.5,
+        yarn_beta_fast=16,
+        yarn_beta_slow=2,
     )
     nothing = build_parser(command).parse_args([command, *COMMANDS[command]])
     assert not ModelOptions(**loading.placement(nothing)).given

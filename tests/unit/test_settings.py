@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from pyllama_mtp import Sampling, Settings
 from pyllama_mtp.arguments import SHOWN
+from pyllama_mtp.contextoptions import RopeScaling
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.settings import DRAFT_LIMIT, available_threads
 
@@ -220,6 +222,13 @@ def test_drawn_drafts_do_not_go_with(others: dict[str, Any], reason: str) -> Non
 def test_every_field_has_a_bad_value_here() -> None:
     fields = {f.name for kind in (Settings, Sampling) for f in dataclasses.fields(kind)}
     assert {name for name, _, _ in BAD_SETTINGS + BAD_SAMPLING} == fields
+
+
+@pytest.mark.parametrize("kind", [Settings, Sampling, RopeScaling])
+def test_every_field_is_described(kind: type) -> None:
+    described = re.findall(r"^        (\w+(?:, \w+)*): \S", kind.__doc__ or "", re.MULTILINE)
+    names = [name for words in described for name in words.split(", ")]
+    assert sorted(names) == sorted(field.name for field in dataclasses.fields(kind))
 
 
 def test_a_quantized_v_cache_needs_flash_attention() -> None:

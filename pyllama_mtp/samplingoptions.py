@@ -1,0 +1,226 @@
+"""How tokens are chosen."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+from .arguments import (
+    MOST_TOKENS,
+    Kind,
+    as_float,
+    as_index,
+    between,
+    documented,
+    keep_checked,
+    listed,
+    numbers,
+    option,
+    refusal,
+    stop_strings,
+    wholes,
+)
+from .grammar import Grammar
+
+MOST = sys.float_info.max
+#: ([n] int32 token ids, [n_vocab] float32 logits of the token after them) -> logits.
+LogitsProcessor: TypeAlias = Callable[[Any, Any], Any]
+
+
+def _processors(name: str, given: Any) -> tuple[LogitsProcessor, ...]:
+    functions = [given] if callable(given) else listed(given)
+    if functions is None or not all(map(callable, functions)):
+        raise refusal(name, given, "functions of (ids, logits)")
+    return tuple(functions)
+
+
+def _grammar(name: str, given: Any) -> str | Grammar:
+    if not isinstance(given, Grammar | str) or given == "":
+        raise refusal(name, given, "a Grammar, GBNF, or None")
+    if isinstance(given, str):
+        Grammar.gbnf(given)
+    return given
+
+
+def _biases(name: str, given: Any) -> dict[int, float]:
+    allowed = "a mapping of token ids to finite numbers, or minus infinity"
+    if not isinstance(given, Mapping):
+        raise refusal(name, given, allowed)
+    kept: dict[int, float] = {}
+    for key, value in given.items():
+        token, bias = as_index(key), as_float(value)
+        if token is None or bias is None or not (math.isfinite(bias) or bias == -math.inf):
+            raise refusal(name, given, allowed)
+        kept[token] = bias
+    return kept
+
+
+_MASS = numbers(lambda p: 0 < p <= 1, "above 0, at most 1")
+_FINITE = numbers(math.isfinite, "finite; 0 is off")
+_OFF_OR_ABOVE = between(0, MOST, "0 (off) or above")
+_LAST_N = wholes(0, 2**20, "from 0 (off) to 1048576 tokens")
+
+
+_sampling = partial(option, part="sampling")
+
+
+@documented
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen from the target's logits. Raises UsageError when out of range.
+
+    Applied in this order: logits processors, logit bias, penalties, DRY, grammar, top-n-sigma,
+    top-k, typical, top-p, min-p, XTC, temperature, draw. llama.cpp's samplers do the work.
+
+    Attributes:
+        temperature: 0 is greedy (the filters then have no effect, the penalties have).
+        repeat_penalty: divides positive (multiplies negative) logits of recent tokens; 1 is off.
+        repeat_last_n: how many recent tokens this and the next two penalties look at, those of the
+            prompt included; 0 turns them off.
+        top_n_sigma: drop tokens whose logit is more than this many standard deviations below the
+            best one's (Top-n-sigma, https://arxiv.org/abs/2411.07641); 0 keeps all.
+        typical_p: keep the tokens whose surprise is closest to the expected one, to this mass
+            (locally typical sampling, https://arxiv.org/abs/2202.00666); 1 keeps all.
+        xtc_probability: how often the best tokens are dropped, all of at least `xtc_threshold` but
+            the last of them (exclude top choices); 0 is never.
+        xtc_threshold: a probability; above 0.5 XTC is off.
+        dry_multiplier: DRY ("don't repeat yourself") subtracts dry_multiplier * dry_base ** (n -
+            dry_allowed_length) from the logit of a token that would continue a repetition of n >=
+            dry_allowed_length tokens; 0 is off.
+        dry_base, dry_allowed_length: see dry_multiplier; the base is at least 1.
+        dry_penalty_last_n: how many recent tokens DRY looks at, those of the prompt included.
+        dry_sequence_breakers: texts that no repetition goes across.
+        logit_bias: added to the logits of these token ids; minus infinity excludes one.
+        logits_processors: functions of (ids, logits) that return logits, one after the other, as in
+            Hugging Face's transformers: [n] int32, prompt and answer so far, and [n_vocab] float32;
+            minus infinity excludes a token. They are called for each position, in order, and with
+            MTP for positions that are drafted, too, never out of order. Slow.
+        grammar: a :class:`.Grammar`, or GBNF with a rule `root`; the answer follows it, from its
+            beginning or from the end of a thought that the prompt opens. None: any text.
+        reasoning_budget: most tokens of a thought, which a prompt that ends with ``<think>`` opens,
+            or the model at the start of its answer; then the closing tag follows, whatever the
+            model says. None: as many as the model likes.
+        seed: of the random draw, 0 to 2**32 - 2; None draws one.
+    """
+
+    temperature: float = _sampling(
+        0.0,
+        between(0, MOST, "0 (greedy) or above"),
+        "0 always takes the likeliest token (greedy); higher is more varied",
+        "--temp --temperature T",
+    )
+    top_k: int = _sampling(
+        40, wholes(0, math.inf, "0 (off) or above"), "keep the K likeliest; 0 is all", "K"
+    )
+    top_p: float = _sampling(0.95, _MASS, "keep the likeliest that sum up to P; 1 is all", "P")
+    min_p: float = _sampling(
+        0.05,
+        between(0, 1, "from 0 to 1"),
+        "keep those with at least P times the probability of the likeliest; 0 is all",
+        "P",
+    )
+    repeat_penalty: float = _sampling(
+        1.0,
+        numbers(lambda x: 0 < x <= MOST, "above 0"),
+        "divide the logits of recent tokens by X; 1 is no penalty",
+        "X",
+    )
+    repeat_last_n: int = _sampling(64, _LAST_N, "how many tokens back the penalty looks", "TOKENS")
+    frequency_penalty: float = _sampling(
+        0.0,
+        _FINITE,
+        "subtract X from the logit of a recent token, for each time that it is among them; 0 is no "
+        "penalty",
+        "X",
+    )
+    presence_penalty: float = _sampling(
+        0.0, _FINITE, "subtract X from the logit of a recent token, once; 0 is no penalty", "X"
+    )
+    top_n_sigma: float = _sampling(
+        0.0,
+        _OFF_OR_ABOVE,
+        "keep those whose logit is within N standard deviations of the likeliest's; 0 is all",
+        "--top-n-sigma --top-nsigma N",
+    )
+    typical_p: float = _sampling(
+        1.0,
+        _MASS,
+        "keep those of the most usual surprise that sum up to P; 1 is all",
+        "--typical --typical-p P",
+    )
+    xtc_probability: float = _sampling(
+        0.0,
+        between(0, 1, "from 0 (off) to 1"),
+        "how often the likeliest tokens are dropped, but the last above the threshold",
+        "P",
+    )
+    xtc_threshold: float = _sampling(
+        0.1, between(0, 1, "from 0 to 1"), "their least probability", "P"
+    )
+    dry_multiplier: float = _sampling(
+        0.0,
+        _OFF_OR_ABOVE,
+        "penalty for a token that continues a repetition (DRY): X times the base to the power of "
+        "the tokens beyond the allowed length; 0 is none",
+        "X",
+    )
+    dry_base: float = _sampling(1.75, between(1, MOST, "1 or above"), "the base", "X")
+    dry_allowed_length: int = _sampling(
+        2, wholes(0, 2**20, "from 0 to 1048576 tokens"), "tokens that may be repeated", "TOKENS"
+    )
+    dry_penalty_last_n: int = _sampling(64, _LAST_N, "how many tokens back DRY looks", "TOKENS")
+    dry_sequence_breakers: tuple[str, ...] = option(
+        ("\n", ":", '"', "*"), Kind(lambda name, given: tuple(stop_strings(given, name)))
+    )
+    logits_processors: Sequence[LogitsProcessor] = option((), Kind(_processors))
+    grammar: str | Grammar | None = option(None, Kind(_grammar).or_this(None))
+    logit_bias: Mapping[int, float] | None = option(None, Kind(_biases).or_this(None))
+    reasoning_budget: int | None = option(
+        None, wholes(0, MOST_TOKENS, "0 tokens or more, or None").or_this(None)
+    )
+    seed: int | None = option(
+        None,
+        wholes(0, 2**32 - 2, "from 0 to 2**32 - 2, or None").or_this(None),
+        "same seed, same text (default: random)",
+        "N",
+        part="seed",
+    )
+
+    def __post_init__(self) -> None:
+        keep_checked(self)
+
+    @property
+    def constraint(self) -> Grammar | None:
+        """`grammar` as a :class:`.Grammar`."""
+        return Grammar.gbnf(self.grammar) if isinstance(self.grammar, str) else self.grammar
+
+    @property
+    def greedy(self) -> bool:
+        """True for temperature 0, and for one so small that dividing by it overflows."""
+        return self.temperature < 1e-5
+
+    @property
+    def plain_greedy(self) -> bool:
+        """True when the next token is the argmax of the raw logits."""
+        return self.greedy and not self.reorders
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether recent tokens have a penalty of their own."""
+        given = self.repeat_penalty != 1.0 or self.frequency_penalty or self.presence_penalty
+        return bool(given) and self.repeat_last_n > 0
+
+    @property
+    def dry(self) -> bool:
+        """Whether repetitions have one."""
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n > 0
+
+    @property
+    def reorders(self) -> bool:
+        """Whether another token than the best one of the raw logits may become the best."""
+        biased = bool(self.logit_bias) or self.grammar is not None
+        return biased or self.penalizes or self.dry or bool(self.logits_processors)
