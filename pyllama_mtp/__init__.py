@@ -66,7 +66,7 @@ _MODULES = {
     "telemetry": ("Pair", "Telemetry"),
     "chats.toolcalls": ("CallPiece", "ToolCall"),
 }
-_ROOMS = {"bench": ".bench", "errors": ".errors", "native": ".llama.native"}
+_ROOMS = {"bench": ".measure.api", "errors": ".errors", "native": ".llama.native"}
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
 

@@ -21,10 +21,14 @@ if TYPE_CHECKING:
     from pyllama_mtp import Model
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """--model, --lib, and how it is loaded: what :func:`open_model` and `placement` read."""
+def add_model_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """--model, --lib, and how it is loaded: what :func:`open_model` and `placement` read.
+
+    Args:
+        several: --model may be given several times; `args.model` is then a list.
+    """
     group = parser.add_argument_group("model and library")
-    add_model_option(group)
+    add_model_option(group, several)
     group.add_argument(
         "--head",
         metavar="FILE|none",
@@ -91,13 +95,15 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     _add_memory_options(parser)
 
 
-def add_model_option(parser: argparse._ActionsContainer) -> None:
+def add_model_option(parser: argparse._ActionsContainer, several: bool = False) -> None:
     """--model: what :func:`model_path` reads."""
     parser.add_argument(
         *("-m", "--model"),
         metavar="FILE",
+        action="append" if several else "store",
         help="a .gguf file, or hf:OWNER/REPO[:QUANT] of the Hugging Face hub, which is downloaded "
-        "once (default: bundled demo model)",
+        "once (default: bundled demo model)"
+        + (". May be given several times: one is measured after the other" if several else ""),
     )
 
 

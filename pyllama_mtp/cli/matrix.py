@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.cli import FAILED, PROGRAM, interrupted, loading, options, parsing, stopped
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.measure.peers import PEERS
 
 if TYPE_CHECKING:
-    from pyllama_mtp.cli.matrix_run import Request
     from pyllama_mtp.measure.cells import Cell
     from pyllama_mtp.measure.plan import Plan
     from pyllama_mtp.measure.recordfile import Records
+    from pyllama_mtp.measure.run import Request
 
 DEPTHS: tuple[int | str, ...] = (0, 2, 3, "auto")
 SIZES = (512, 1024, 2048)
@@ -77,6 +77,21 @@ def size(text: str) -> int:
     """An argparse type: tokens, "2048" or "2k"."""
     thousands = text[:-1] if text[-1:] in ("k", "K") else ""
     return 1024 * parsing.whole(1)(thousands) if thousands.isdigit() else parsing.whole(1)(text)
+
+
+def axis(text: str) -> tuple[str, tuple[Any, ...]]:
+    """An argparse type: "NAME=VALUE,...", the values of an axis by its name."""
+    from pyllama_mtp.measure.plan import AXES, axis_value
+    from pyllama_mtp.measure.planargs import axis_values
+
+    name, equals, words = text.partition("=")
+    name = name.replace("-", "_")
+    if not equals or name not in AXES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=VALUE,...; NAME: {', '.join(AXES)}")
+    try:
+        return name, axis_values(name, tuple(axis_value(name, word) for word in words.split(",")))
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -169,13 +184,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         choices=("table", "markdown", "json"),
         help="what to print at the end",
     )
-    loading.add_model_options(parser)
+    loading.add_model_options(parser, several=True)
     parser.add_argument(
         "--variants",
         type=parsing.comma_list(str),
         metavar="upstream|patched|DIR,...",
         help="native libraries to compare, in place of --lib; each but the first has a process of "
         "its own, which loads the model as well",
+    )
+    parser.add_argument(
+        "--axis",
+        type=axis,
+        action="append",
+        default=[],
+        dest="axes",
+        metavar="NAME=VALUE,...",
+        help="measure with each of these values of a field of Settings, as in ngram=on,off or "
+        "cache-type-k=f16,q8_0; may be given several times, for every combination. "
+        "n-sequences=1,2,4,8: so many at once. synthetic-acceptance=0.5^6,0.8/0.7/0.6,none: 0.5 to "
+        "the power of the position, for 6; these rates; the model's own. What only drafts depend "
+        "on is varied at depths above 0, ngram at 'auto'",
     )
     parser.add_argument(
         "--peers",
@@ -203,7 +231,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, keep every finished sample, print the table."""
-    from pyllama_mtp.cli.matrix_run import first_look, measure
+    from pyllama_mtp.cli.matrix_run import each_model, first_look, measure
     from pyllama_mtp.measure.recordfile import Records, check_output
 
     first = args.model is None and args.prompt_sizes is None and args.depths is None
@@ -212,7 +240,7 @@ def run(args: argparse.Namespace) -> int:
         check_output(request.output)
     found, code = Records(), 0
     try:
-        for named, part in first_look(args, request) if first else [(args, request)]:
+        for named, part in first_look(args, request) if first else each_model(args, request):
             measure(named, part, found)
     except (KeyboardInterrupt, PyllamaMtpError) as error:
         if isinstance(error, KeyboardInterrupt) or stopped():
@@ -238,12 +266,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace, first: bool) -> Request:
     """Check every option before anything is loaded; `first`: it is a first look."""
-    from pyllama_mtp.cli.matrix_run import Request
     from pyllama_mtp.measure.budget import parse_duration
     from pyllama_mtp.measure.classprompts import check_class
     from pyllama_mtp.measure.peers.find import check_folder, check_python
     from pyllama_mtp.measure.plan import SWITCHES
     from pyllama_mtp.measure.report.page import check_report
+    from pyllama_mtp.measure.run import Request
     from pyllama_mtp.measure.workload import read_text, source_of_prompts
 
     if args.lib is not None and args.variants is not None:
@@ -284,12 +312,17 @@ def _check(args: argparse.Namespace, first: bool) -> Request:
         plan,
         options.settings_from(args, max(plan.fixed_depths, default="auto"), **SWITCHES),
         sampling,
-        libraries,
-        texts,
+        [PROGRAM, *sys.argv[1:]],
         source_of_prompts(args.prompt_file, texts[0] if texts else None),
-        None if args.budget is None else parse_duration(args.budget),
-        None if args.no_output else args.output,
-        args.resume,
+        libraries,
+        loading.placement(args),
+        texts,
+        budget_s=None if args.budget is None else parse_duration(args.budget),
+        output=None if args.no_output else args.output,
+        resume=args.resume,
+        profile=args.profile,
+        peer_dir=args.peer_dir,
+        peer_python=args.peer_python,
     )
 
 
@@ -300,9 +333,18 @@ def make_plan(args: argparse.Namespace) -> Plan:
         UsageError: a size, depth or switch named twice, a depth without a synthetic rate, or
             something to compare but no depth above 0.
     """
-    from pyllama_mtp.measure.plan import SWITCHES, Plan
+    from pyllama_mtp.measure.plan import PLAIN_AXES, SWITCHES, Plan
 
-    rates = args.synthetic_acceptance
+    axes = dict(args.axes)
+    if len(axes) < len(args.axes):
+        raise UsageError("--axis names one axis twice; give all of its values at once")
+    given = {name: getattr(args, name) for name, usual in SWITCHES.items()}
+    axes |= {name: values for name, values in given.items() if values != (SWITCHES[name],)}
+    rates = min(
+        filter(None, axes.get("synthetic_acceptance", (args.synthetic_acceptance,))),
+        key=len,
+        default=None,
+    )
     depths = args.depths
     if depths is None:
         depths = tuple(d for d in DEPTHS if not rates or d == "auto" or int(d) <= len(rates))
@@ -314,11 +356,10 @@ def make_plan(args: argparse.Namespace) -> Plan:
         )
     if rates and not any(depths):
         raise UsageError("--synthetic-acceptance needs a depth above 0")
-    switches = {name: getattr(args, name) for name in SWITCHES}
-    if not any(depths) and switches != {name: (value,) for name, value in SWITCHES.items()}:
+    if not any(depths) and (drafts := [name for name in axes if name not in PLAIN_AXES]):
         raise UsageError(
-            "--rows, --sync, --hidden and --draft-vocab need a depth above 0; no MTP "
-            "is measured with their defaults only"
+            "--rows, --sync, --hidden and --draft-vocab need a depth above 0, as axes of drafting "
+            f"({', '.join(drafts)}) do; no MTP is measured with their defaults only"
         )
     libraries = tuple(_label(library) for library in args.variants or ("",))
     return Plan(
@@ -326,7 +367,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
         depths,
         args.max_tokens or MAX_TOKENS[args.output_mode],
         args.repeat,
-        **switches,
+        axes,
         classes=args.classes,
         libraries=libraries,
         output_mode=args.output_mode,

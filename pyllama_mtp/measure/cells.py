@@ -88,6 +88,7 @@ class Cell:
     id of the run. `slow_types` is what a plain step reads that has
     no fast path for a few rows on the CPU: shares by tensor type, where they were looked at.
     `profile` is where the time of a prompt goes, see :meth:`.Profile.to_dict`; empty: not measured.
+    `axes` are the settings that the plan varies, by name: what this cell has of each.
     """
 
     model: str
@@ -124,6 +125,7 @@ class Cell:
     adaptive: bool = False
     slow_types: dict[str, float] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def summarize(self) -> None:

@@ -102,7 +102,11 @@ def make_header(
         del shared["rope"]
     if not plan.peers:  # as in files that are older than it
         del planned["peers"]
-    planned["draft_vocab"] = [without_folders(name) for name in plan.draft_vocab]
+    axes = planned.pop("axes")
+    planned |= {name: axes.pop(name, (usual,)) for name, usual in SWITCHES.items()}
+    planned["draft_vocab"] = [without_folders(name) for name in planned["draft_vocab"]]
+    if axes:  # as in files that are older than they
+        planned["axes"] = axes
     drawn = dataclasses.asdict(sampling)
     if sampling.logit_bias:  # JSON has no infinity
         biases = sampling.logit_bias.items()

@@ -12,6 +12,7 @@ a time.
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import closing
@@ -44,7 +45,7 @@ _CONTEXT_STEP = 256  # llama.cpp pads contexts to this many tokens
 class SideBySide(Protocol):
     """A :class:`~pyllama_mtp.measure.runner.Runner`, here or in another process."""
 
-    def check(self, settings: Settings) -> None: ...
+    def check(self, settings: Settings, n_sequences: int = 1) -> None: ...
     def begin(self, number: int, task: Task) -> None: ...
     def advance(self, number: int, goal: int) -> int: ...
     def finish(self, number: int) -> Measured: ...
@@ -139,7 +140,7 @@ class Matrix:
         for variant in self.plan.variants:
             settings = self._cell_settings(min(self.plan.sizes), variant)
             try:
-                self._runners[variant.library].check(settings)
+                self._runners[variant.library].check(settings, variant.n_sequences)
             except UsageError as error:
                 raise UsageError(f"{self.plan.label(variant)}: {error}") from None
             except InsufficientMemoryError:
@@ -252,10 +253,15 @@ class Matrix:
         if reason := self._too_long(group.size):
             yield from (self._skip(group, variant, reason) for variant in todo)
             return
-        prompt = self._prompts.prompt(group.prompt_class, group.size, group.repeat)
+        prompts = [
+            self._prompts.prompt(
+                group.prompt_class, group.size, group.repeat + n * self.plan.repeat
+            )
+            for n in range(max(variant.n_sequences for variant in todo))
+        ]
         try:
             while waiting:
-                together, refused = self._begin(group, waiting, prompt)
+                together, refused = self._begin(group, waiting, prompts)
                 waiting = waiting[len(together) + len(refused) :]
                 for variant, why in refused.items():
                     yield self._skip(group, variant, why)
@@ -270,7 +276,7 @@ class Matrix:
             self._times.setdefault(group.kind, []).append(whole)
 
     def _begin(
-        self, group: Group, variants: list[Variant], prompt: list[int]
+        self, group: Group, variants: list[Variant], prompts: list[list[int]]
     ) -> tuple[list[Variant], dict[Variant, str]]:
         """Open and warm up sessions, the first of `variants` first, until memory is full: those
         that are open, and those that do not fit by themselves, with the reason."""
@@ -280,8 +286,8 @@ class Matrix:
             if together and {variant.library, together[0].library} & {*self.plan.peers}:
                 break  # another program is measured alone
             settings = self._cell_settings(group.size, variant)
-            warm_up = min(len(prompt), settings.n_batch)
-            task = Task(settings, self._sampling, prompt, self.plan.max_tokens, warm_up)
+            warm_up, own = min(group.size, settings.n_batch), prompts[: variant.n_sequences]
+            task = Task(settings, self._sampling, own, self.plan.max_tokens, warm_up)
             self.on_event(Event("start", group, variant, left_s=self.left_s()))
             try:
                 self._runners[variant.library].begin(self._number(variant), task)
@@ -365,7 +371,8 @@ class Matrix:
     def _identify(self, size: int, prompt_class: str, variant: Variant) -> Record:
         """`cell` and `settings` of a record."""
         settings = self._cell_settings(size, variant)
-        own = {name: getattr(settings, name) for name in OWN_SETTINGS}
+        names = dict.fromkeys((*OWN_SETTINGS, *variant.settings))
+        own = {name: getattr(settings, name) for name in names}
         rates = own["synthetic_acceptance"]
         own["synthetic_acceptance"] = list(rates) if rates else None
         own["draft_vocab"] = without_folders(str(own["draft_vocab"]))
@@ -378,18 +385,20 @@ class Matrix:
         }
         if settings.draft_n_max == "auto":
             cell["adaptive"] = True
+        if more := {name: value for name, value in variant.axes if name not in SWITCHES}:
+            cell["axes"] = json.loads(json.dumps(more))  # as a reader sees it: lists for tuples
         return {"cell": cell, "settings": own}
 
     def _cell_settings(self, size: int, variant: Variant) -> Settings:
         """The settings of one cell; see the class for what is changed."""
         needed = -(-self.plan.context_needed(size) // _CONTEXT_STEP) * _CONTEXT_STEP
-        rates, depth = self._settings.synthetic_acceptance, variant.depth
-        if rates and isinstance(depth, int):
-            rates = rates[:depth] or None
+        depth = variant.depth
+        given = {"synthetic_acceptance": self._settings.synthetic_acceptance, **variant.settings}
+        if given["synthetic_acceptance"] and isinstance(depth, int):
+            given["synthetic_acceptance"] = given["synthetic_acceptance"][:depth] or None
         return dataclasses.replace(
             self._settings,
             n_ctx=self._settings.n_ctx or min(needed, self._model.n_ctx_train),
             draft_n_max=depth,
-            synthetic_acceptance=rates,
-            **{name: getattr(variant, name) for name in SWITCHES},
+            **{**SWITCHES, **given},
         )

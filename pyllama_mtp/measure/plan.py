@@ -8,36 +8,59 @@ something of everything.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.peers import PEERS
 from pyllama_mtp.settings import AUTO_DEPTH, Settings
 
-#: The fields of `Settings` that a plan may vary, with their defaults.
+#: The fields of `Settings` that say what MTP costs, with their defaults: options of their own.
 SWITCHES = {
     name: str(getattr(Settings, name))
     for name in ("prompt_rows", "prompt_sync", "hidden", "draft_vocab")
 }
+#: Other programs know these as well.
+SHARED_AXES = ("n_batch", "n_ubatch", "n_threads", "flash_attn", "cache_type_k", "cache_type_v")
+#: What makes a difference without MTP, too. `n_sequences` is no field of `Settings`.
+PLAIN_AXES = (*SHARED_AXES, "checkpoints", "n_sequences")
+#: What a plan may vary.
+AXES = (
+    *SWITCHES,
+    *PLAIN_AXES,
+    *sorted(
+        {field.name for field in fields(Settings)}
+        - {"n_ctx", "rope", "draft_n_max", *SWITCHES, *PLAIN_AXES}
+    ),
+)
 #: "text": the prompt is a piece of text. "code": a chat that asks for long code after it.
 OUTPUT_MODES = ("text", "code")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What a cell does at its size: drafts per round (0: no MTP; "auto": adaptive), and fields of
-    `Settings`.
+    """What a cell does at its size.
 
-    `library` names one of the native libraries of the plan, or one of its peers.
+    Attributes:
+        depth: drafts per round; 0: no MTP; "auto": adaptive.
+        axes: what it has on the plan's axes that matter to it.
+        library: one of the native libraries of the plan, or one of its peers.
     """
 
     depth: int | str
-    prompt_rows: str = SWITCHES["prompt_rows"]
-    prompt_sync: str = SWITCHES["prompt_sync"]
-    hidden: str = SWITCHES["hidden"]
-    draft_vocab: str = SWITCHES["draft_vocab"]
+    axes: tuple[tuple[str, Any], ...] = ()
     library: str = ""
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences that are generated at once."""
+        return int(dict(self.axes).get("n_sequences", 1))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its fields of `Settings`."""
+        return {name: value for name, value in self.axes if name != "n_sequences"}
 
 
 @dataclass(frozen=True)
@@ -59,21 +82,19 @@ class Plan:
     """What to measure: prompt sizes and generated tokens in tokens, depths in drafts per round, or
     "auto" for as many as pay.
 
-    `prompt_rows` to `draft_vocab` are values of those fields of `Settings`; each depth above 0 is
-    measured with every combination of them, depth 0 once, with the defaults. `libraries` are labels
-    of native libraries, `classes` kinds of text; everything is measured with each. `peers` are
-    other programs, by their names in `PEERS`: each is measured without MTP, and at the depths that
-    are numbers if it can draft.
+    `axes` has the values of fields of `Settings`, and of `n_sequences`, by name. Each depth above 0
+    is measured with every combination of them; depth 0 with those of PLAIN_AXES, and else with the
+    defaults; `ngram` is of depth "auto" alone. `libraries` are labels of native libraries,
+    `classes` kinds of text; everything is measured with each. `peers` are other programs, by their
+    names in `PEERS`: each is measured without MTP, and at the depths that are numbers if it can
+    draft.
     """
 
     sizes: tuple[int, ...]
     depths: tuple[int | str, ...]
     max_tokens: int
     repeat: int
-    prompt_rows: tuple[str, ...] = (SWITCHES["prompt_rows"],)
-    prompt_sync: tuple[str, ...] = (SWITCHES["prompt_sync"],)
-    hidden: tuple[str, ...] = (SWITCHES["hidden"],)
-    draft_vocab: tuple[str, ...] = (SWITCHES["draft_vocab"],)
+    axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     classes: tuple[str, ...] = ("text",)
     libraries: tuple[str, ...] = ("",)
     output_mode: str = "text"
@@ -90,40 +111,66 @@ class Plan:
             if not values:
                 raise UsageError(f"no {name} given")
             _check_distinct(name, values)
-        for name in (*SWITCHES, "classes", "libraries"):
-            if not getattr(self, name):
+        for name, given in self._named():
+            if not given:
                 raise UsageError(f"no {name} given")
-            _check_distinct(name, getattr(self, name))
+            _check_distinct(name, given)
         _check_distinct("peers", self.peers)
         _check_distinct("libraries and peers", (*self.libraries, *self.peers))
-        if len(self.prompt_sync) > 1 and "auto" in self.prompt_sync:
+        ways = self.axes.get("prompt_sync", ())
+        if len(ways) > 1 and "auto" in ways:
             raise UsageError(
-                f"prompt_sync {', '.join(self.prompt_sync)} name one value twice: auto is kv or "
-                "full; leave it out"
+                f"prompt_sync {', '.join(ways)} name one value twice: auto is kv or full; leave it "
+                "out"
             )
+        if self.peers and "n_sequences" in self.axes:
+            raise UsageError("other programs are measured with one sequence; leave n_sequences out")
         if self.max_tokens < 1 or self.repeat < 1:
             raise UsageError(
                 f"max_tokens ({self.max_tokens}) and repeat ({self.repeat}) must be 1 or more"
             )
 
+    def _named(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """The axes, classes and libraries by name. Raises UsageError for an unknown axis."""
+        for name, values in self.axes.items():
+            if name not in AXES:
+                raise UsageError(f"there is no axis {name!r}; there are {', '.join(AXES)}")
+            yield name, values
+        yield "classes", self.classes
+        yield "libraries", self.libraries
+
     @property
     def variants(self) -> tuple[Variant, ...]:
         """The cells of one size and class, in the order in which they are shown."""
-        combinations = [*itertools.product(*(getattr(self, name) for name in SWITCHES))]
         own = [
-            replace(Variant(depth, *switches), library=library)
+            Variant(depth, chosen, library)
             for library in self.libraries
             for depth in self.depths
-            for switches in (combinations if depth else [()])
+            for chosen in self._combinations(depth)
         ]
         return (*own, *self._peer_variants())
 
+    def _combinations(
+        self, depth: int | str, among: Container[str] = AXES
+    ) -> list[tuple[tuple[str, Any], ...]]:
+        """Every combination of values on those axes that matter at this depth."""
+        plain = depth == 0
+        axes = [
+            [(name, value) for value in self.axes[name]]
+            for name in sorted(self.axes, key=AXES.index)
+            if name in among and not (plain and name not in PLAIN_AXES)
+            if name != "ngram" or depth == "auto"
+        ]
+        return [*itertools.product(*axes)]
+
     def _peer_variants(self) -> tuple[Variant, ...]:
-        """The cells of other programs, which have none of our switches."""
+        """The cells of other programs, which have few of our settings."""
+        among = (*SHARED_AXES, "synthetic_acceptance")
         return tuple(
-            Variant(depth, library=name)
+            Variant(depth, chosen, name)
             for name in self.peers
             for depth in ((self.fixed_depths or (0,)) if PEERS[name].drafts else (0,))
+            for chosen in self._combinations(depth, among)
         )
 
     @property
@@ -173,15 +220,12 @@ class Plan:
         """The variant in words, as far as the plan varies it: "depth 3, rows all"; short: "all"."""
         several = len(self.libraries) > 1 or variant.library in self.peers
         words = [variant.library] if several else []
-        if not variant.depth:
-            return ", ".join([*words, "no MTP"])
-        if variant.library in self.peers:
-            return ", ".join([*words, f"depth {variant.depth}"])
-        varied = [name for name in SWITCHES if len(getattr(self, name)) > 1]
-        said = [name.removeprefix("prompt_").replace("_", " ") for name in varied]
-        names = ["" if short else name + " " for name in said]
-        switches = [name + getattr(variant, of) for name, of in zip(names, varied, strict=True)]
-        return ", ".join([*words, f"depth {variant.depth}", *switches])
+        words.append(f"depth {variant.depth}" if variant.depth else "no MTP")
+        for name, value in variant.axes:
+            if len(self.axes[name]) > 1:
+                said = axis_words(value)
+                words.append(said if short else f"{axis_name(name)} {said}")
+        return ", ".join(words)
 
     def context_needed(self, size: int) -> int:
         """Tokens of context of the cells of one size; the same for all variants."""
@@ -198,3 +242,47 @@ class Plan:
 def _check_distinct(name: str, values: Sequence[object]) -> None:
     if len(set(values)) != len(values):
         raise UsageError(f"{name} {', '.join(map(str, values))} name one value twice")
+
+
+def axis_name(name: str) -> str:
+    """What an axis is called in a table."""
+    if name == "synthetic_acceptance":
+        return "acceptance"
+    return name.removeprefix("prompt_").removeprefix("n_").replace("_", " ")
+
+
+def axis_words(value: Any) -> str:
+    """A value of an axis in words: "on", "q8_0", "0.8^6" (0.8 to the power of the position)."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if not isinstance(value, list | tuple):
+        return "none" if value is None else str(value)
+    if len(value) > 1 and list(value) == powers(value[0], len(value)):
+        return f"{value[0]:g}^{len(value)}"
+    return "/".join(f"{rate:g}" for rate in value)
+
+
+def axis_value(name: str, word: str) -> Any:
+    """The inverse of :func:`axis_words`, for this axis.
+
+    Raises:
+        UsageError: the word is none of its values.
+    """
+    usual = getattr(Settings, name, None)
+    try:
+        if isinstance(usual, bool):
+            return {"on": True, "off": False, "true": True, "false": False}[word]
+        if name == "synthetic_acceptance":
+            rate, power, n = word.partition("^")
+            if power:
+                return tuple(powers(float(rate), int(n)))
+            return None if word == "none" else tuple(float(rate) for rate in word.split("/"))
+        kind = type(1 if usual is None else usual)
+        return kind(word)
+    except (KeyError, ValueError):
+        raise UsageError(f"{word!r} is no value of the axis {name}") from None
+
+
+def powers(rate: float, n: int) -> list[float]:
+    """Unconditional acceptance of `n` positions, each accepted as often if all before it were."""
+    return [round(rate**position, 4) for position in range(1, n + 1)]

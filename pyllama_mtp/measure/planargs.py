@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from pyllama_mtp.arguments import as_index, whole
+from pyllama_mtp.arguments import as_index, listed, whole
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.classprompts import check_class
-from pyllama_mtp.measure.plan import SWITCHES, Plan
+from pyllama_mtp.measure.plan import AXES, SWITCHES, Plan
 from pyllama_mtp.settings import MOST_TOKENS, Sampling, Settings
 
 #: Arguments of the function by what the command or `Settings` calls them.
@@ -23,21 +23,13 @@ _CALLED = {
 
 
 def make_plan(
-    sizes: Any, depths: Any, max_tokens: Any, repeat: Any, classes: Any, switches: Mapping[str, Any]
+    sizes: Any, depths: Any, max_tokens: Any, repeat: Any, classes: Any, axes: Mapping[str, Any]
 ) -> Plan:
     """The plan of these arguments. Raises UsageError for one that is none, or out of range."""
-    for name in switches:
-        if name not in SWITCHES:
+    for name in axes:
+        if name not in AXES:
             raise UsageError(_unknown(name))
-    varied: dict[str, Any] = {}
-    for name, given in switches.items():
-        values = _several(name, given, f"({SWITCHES[name]!r},)")
-        for value in values:
-            if not isinstance(value, str | int):
-                raise UsageError(f"{name} has {value!r}, which is not a word")
-            field_of_settings: dict[str, Any] = {name: value}
-            Settings(**field_of_settings)  # refuses it by the name
-        varied[name] = tuple(map(str, values))
+    varied = {name: axis_values(name, given) for name, given in axes.items()}
     kinds = _several("classes", classes, "('text', 'code')")
     for kind in kinds:
         check_class(kind)
@@ -46,9 +38,32 @@ def make_plan(
         tuple(map(_depth, _several("depths", depths, "(0, 3, 'auto')"))),
         _whole("max_tokens", max_tokens),
         _whole("repeat", repeat),
-        classes=kinds,
-        **varied,
+        varied,
+        kinds,
     )
+
+
+def axis_values(name: str, given: Any) -> tuple[Any, ...]:
+    """The values of an axis; one that stands alone is one of them. Raises UsageError for a value
+    that is none, by the name."""
+    if name == "synthetic_acceptance":
+        several = any(rates is None or listed(rates) for rates in listed(given) or ())
+        values = tuple(given) if several else (given,)
+    elif isinstance(given, bool | float):
+        values = (given,)
+    else:
+        values = _several(name, given, f"({getattr(Settings, name, 2)!r},)")
+    if name == "n_sequences":
+        from pyllama_mtp.engine import MOST_SEQUENCES
+
+        return tuple(whole(name, n, 1, MOST_SEQUENCES, f"1 to {MOST_SEQUENCES}") for n in values)
+    checked = []
+    for value in values:
+        if name in SWITCHES and not isinstance(value, str | int):
+            raise UsageError(f"{name} has {value!r}, which is not a word")
+        field_of_settings: dict[str, Any] = {name: value}
+        checked.append(getattr(Settings(**field_of_settings), name))  # refuses it by the name
+    return tuple(map(str, checked)) if name in SWITCHES else tuple(checked)
 
 
 def _unknown(name: str) -> str:
@@ -60,10 +75,10 @@ def _unknown(name: str) -> str:
     if name in _CALLED:
         hint = f"{name} is called {_CALLED[name]} here"
     for kind in (Settings, Sampling):
-        if name not in _CALLED and name in {item.name for item in fields(kind)}:
+        if name not in _CALLED and name in {item.name for item in fields(kind)} - {*AXES}:
             where = kind.__name__.lower()
             hint = f"a field of {kind.__name__} goes into {where}={kind.__name__}({name}=...)"
-    return f"matrix() has no argument {name!r}; the switches are {', '.join(SWITCHES)}; {hint}"
+    return f"matrix() has no argument {name!r}; the axes are {', '.join(AXES)}; {hint}"
 
 
 def _several(name: str, given: Any, example: str) -> tuple[Any, ...]:

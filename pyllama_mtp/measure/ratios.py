@@ -16,6 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.plan import PLAIN_AXES
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.cells import Cell, Sample
@@ -148,7 +149,8 @@ def base_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
     """The cell without MTP that `cell` is compared with; None if none was measured.
 
     It has the same model, program, library variant, prompt size, class and number of generated
-    tokens, and the same run. Where several fit, the closest in `cells` is taken.
+    tokens, the same values on axes that matter without MTP, and the same run. Where several fit,
+    the closest in `cells` is taken.
     """
     fitting = [
         number
@@ -165,4 +167,5 @@ def _setting(cell: Cell) -> tuple[object, ...]:
     return (
         *(cell.run, cell.model, cell.program, cell.variant),
         *(cell.prompt_class, cell.n_prompt, cell.max_tokens),
+        *(str(cell.axes.get(name)) for name in PLAIN_AXES),
     )

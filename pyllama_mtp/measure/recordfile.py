@@ -114,6 +114,7 @@ class Run:
             program=build["program"],
             run=self.id,
             adaptive=cell.adaptive,
+            axes=cell.axes,
         )
 
 

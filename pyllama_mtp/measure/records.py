@@ -26,10 +26,11 @@ def records(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     drafted per position. `synthetic` says that the acceptance was imposed. None: nothing measured.
     """
     depth = max((len(cell.acceptance_per_position) for cell in cells), default=0)
-    return [_record(cell, cells, depth) for cell in cells]
+    axes = list(dict.fromkeys(name for cell in cells for name in cell.axes))
+    return [_record(cell, cells, depth, axes) for cell in cells]
 
 
-def _record(cell: Cell, cells: Sequence[Cell], depth: int) -> dict[str, Any]:
+def _record(cell: Cell, cells: Sequence[Cell], depth: int, axes: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "model": cell.model,
         "machine": series.machine_words(cell),
@@ -45,6 +46,7 @@ def _record(cell: Cell, cells: Sequence[Cell], depth: int) -> dict[str, Any]:
         "prompt_class": cell.prompt_class,
         "max_tokens": cell.max_tokens,
         **{name: series.switch_of(cell, name) or None for name in SWITCHES},
+        **{name: cell.axes.get(name) for name in axes},
         "synthetic": bool(cell.synthetic_acceptance),
         "n_samples": len(cell.samples),
     }

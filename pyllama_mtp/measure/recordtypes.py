@@ -70,6 +70,8 @@ class Plan(Struct):
         output_mode: "text": the prompt is text, which is continued; "code": a chat that shows the
             text and asks for long code.
         prompts: where their text came from.
+        axes: values of further fields of :class:`.Settings`, and of `n_sequences`, by name.
+        prompt_step: prompts were processed by turns of so many tokens; 0: one after the other.
     """
 
     sizes: list[int]
@@ -81,6 +83,8 @@ class Plan(Struct):
     peers: list[str] = []
     output_mode: Literal["text", "code"] = "text"
     prompts: str = ""
+    axes: dict[str, list[Any]] = {}
+    prompt_step: int = 0
 
 
 class CellKey(Struct):
@@ -92,6 +96,7 @@ class CellKey(Struct):
         n_max: drafts per round, of an adaptive cell the most; 0 is no MTP.
         max_tokens: to generate, the first one included.
         adaptive: the number of drafts was chosen while generating, from 0 to n_max.
+        axes: what it has of the plan's `axes` that matter to it.
     """
 
     build: str
@@ -100,6 +105,7 @@ class CellKey(Struct):
     n_max: Count
     max_tokens: Positive
     adaptive: bool = False
+    axes: dict[str, Any] = {}
 
 
 class _Line(Struct, kw_only=True, tag_field="kind"):

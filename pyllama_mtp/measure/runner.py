@@ -8,23 +8,40 @@ their turns, here or in another process; their time does not count.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.measure.cells import Sample
 from pyllama_mtp.measure.machine import waited_for_core
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Generation, Sampling, Session, Settings
+    from pyllama_mtp import (
+        BatchGeneration,
+        BatchSession,
+        Generation,
+        Model,
+        Sampling,
+        Session,
+        Settings,
+    )
+    from pyllama_mtp.answer import Answer
     from pyllama_mtp.measure.profile import Profile
 
 #: Tokens that the warm-up generates.
 WARM_UP_TOKENS = 8
 
-#: Opens a session with the settings of one cell, and other arguments of `Session`.
-OpenSession = Callable[..., "Session"]
+#: Opens a session with the settings of one cell, and other arguments of `Session`; with
+#: `n_sequences`, of `BatchSession`.
+OpenSession = Callable[..., Any]
+
+
+def open_session(model: Model, settings: Settings, **more: Any) -> Session | BatchSession:
+    """An :data:`OpenSession`, its first argument given."""
+    from pyllama_mtp import BatchSession, Session
+
+    return (BatchSession if "n_sequences" in more else Session)(model, settings, **more)
 
 
 class InterruptedSample(Exception):
@@ -36,14 +53,14 @@ class Task:
     """One sample to be measured.
 
     Attributes:
-        prompt: token ids.
+        prompts: token ids of each sequence; all are generated at once.
         max_tokens: tokens to generate, the first one included.
-        warm_up: tokens of the prompt that the warm-up processes.
+        warm_up: tokens of each prompt that the warm-up processes.
     """
 
     settings: Settings
     sampling: Sampling
-    prompt: list[int]
+    prompts: list[list[int]]
     max_tokens: int
     warm_up: int
 
@@ -58,9 +75,9 @@ class Measured:
 
 @dataclass
 class _Run:
-    session: Session
-    generation: Generation
-    pieces: Iterator[str] = field(init=False)
+    session: Session | BatchSession
+    generation: Generation | BatchGeneration
+    pieces: Iterator[Any] = field(init=False)
     ended: bool = False
     waited_s: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0})
     cpu_s: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0})
@@ -68,13 +85,28 @@ class _Run:
     def __post_init__(self) -> None:
         self.pieces = iter(self.generation)
 
+    @property
+    def answers(self) -> Sequence[Answer]:
+        """Of each sequence."""
+        return getattr(self.generation, "results", [self.generation])
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the sequence that has the fewest."""
+        return min(len(answer.tokens) for answer in self.answers)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user has ended it."""
+        return any(answer.finish_reason == "interrupted" for answer in self.answers)
+
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count CPU time of this thread, and what the threads wait for a core, in this block.
 
         It is one of prefill or decode.
         """
-        phase = "decode" if self.generation.tokens else "prefill"
+        phase = "decode" if self.n_tokens else "prefill"
         waited, cpu = waited_for_core(), time.thread_time()
         yield
         self.cpu_s[phase] += time.thread_time() - cpu
@@ -88,40 +120,47 @@ class Runner:
         self._open = open_session
         self._runs: dict[int, _Run] = {}
 
-    def check(self, settings: Settings) -> None:
+    def check(self, settings: Settings, n_sequences: int = 1) -> None:
         """Open and close a session.
 
         Raises:
             UsageError: settings that this library or model cannot do.
             InsufficientMemoryError: it does not fit into memory.
         """
-        self._open(settings).close()
+        self._open_for(settings, n_sequences).close()
+
+    def _open_for(self, settings: Settings, n_sequences: int) -> Session | BatchSession:
+        more = {"n_sequences": n_sequences} if n_sequences > 1 else {}
+        found: Session | BatchSession = self._open(settings, **more)
+        return found
 
     def begin(self, number: int, task: Task) -> None:
         """Open a session and warm it up. Raises as :meth:`check`."""
-        session = self._open(task.settings)
+        session = self._open_for(task.settings, len(task.prompts))
         try:
-            warm = _start(session, task, task.prompt[: task.warm_up], WARM_UP_TOKENS).run()
-            if warm.finish_reason == "interrupted":
+            beginnings = [prompt[: task.warm_up] for prompt in task.prompts]
+            warm = _Run(session, _start(session, task, beginnings, WARM_UP_TOKENS))
+            warm.generation.run()
+            if warm.interrupted:
                 raise InterruptedSample
             session.reset()
-            self._runs[number] = _Run(session, _start(session, task, task.prompt, task.max_tokens))
+            self._runs[number] = _Run(session, _start(session, task, task.prompts, task.max_tokens))
         except BaseException:
             session.close()
             raise
 
     def advance(self, number: int, goal: int) -> int:
-        """Generate until there are `goal` tokens; 1 is the prefill. The number there are.
+        """Generate until each sequence has `goal` tokens; 1 is the prefill. The number there are.
 
         The last ones come with the end of the generation. Tokens may come several at a time.
         """
         run = self._runs[number]
         with run.counting():
-            while not run.ended and len(run.generation.tokens) < goal:
+            while not run.ended and run.n_tokens < goal:
                 run.ended = next(run.pieces, None) is None
-        if run.ended and run.generation.finish_reason == "interrupted":
+        if run.ended and run.interrupted:
             raise InterruptedSample
-        return len(run.generation.tokens)
+        return run.n_tokens
 
     def finish(self, number: int) -> Measured:
         """Generate to the end; the session's figures. It is closed."""
@@ -129,7 +168,7 @@ class Runner:
         with run.counting():
             for _ in run.pieces:
                 pass
-        if run.generation.finish_reason == "interrupted":
+        if run.interrupted:
             raise InterruptedSample
         sample = Sample.from_telemetry(run.generation.telemetry)
         sample.waited_s, sample.cpu_s = run.waited_s, run.cpu_s
@@ -156,5 +195,8 @@ class Runner:
         self.drop()
 
 
-def _start(session: Session, task: Task, prompt: list[int], max_tokens: int) -> Generation:
-    return session.generate(prompt, max_tokens=max_tokens, sampling=task.sampling, ignore_eos=True)
+def _start(
+    session: Session | BatchSession, task: Task, prompts: list[list[int]], max_tokens: int
+) -> Generation | BatchGeneration:
+    given: Any = prompts if len(prompts) > 1 else prompts[0]
+    return session.generate(given, max_tokens=max_tokens, sampling=task.sampling, ignore_eos=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from pyllama_mtp.measure.cells import Cell
-from pyllama_mtp.measure.plan import SWITCHES
+from pyllama_mtp.measure.plan import AXES, PLAIN_AXES, SWITCHES, axis_name, axis_words
 from pyllama_mtp.measure.table import mode_label
 
 #: What all the cells of this project's own measurements have as their `program`.
@@ -53,6 +53,8 @@ def switch_of(cell: Cell, name: str) -> str:
 
 def imposed_words(cell: Cell) -> str:
     """The imposed acceptance rates, "0.84 0.76"; "" where the model's own counted."""
+    if "synthetic_acceptance" in cell.axes:
+        return axis_words(cell.axes["synthetic_acceptance"])
     return " ".join(f"{rate:g}" for rate in cell.synthetic_acceptance or ())
 
 
@@ -85,6 +87,14 @@ def _switch(name: str) -> Dimension:
     )
 
 
+def _axis(name: str) -> Dimension:
+    def value(cell: Cell) -> str:
+        return axis_words(cell.axes[name]) if name in cell.axes else ""
+
+    within = () if name in PLAIN_AXES else ("mode",)
+    return Dimension(name, value, within, words=axis_name(name) + " {}")
+
+
 MODE = Dimension("mode", mode_words)
 #: In the order in which a label names them.
 DIMENSIONS = (
@@ -99,6 +109,7 @@ DIMENSIONS = (
     Dimension("patches", lambda cell: cell.series[:7], ("program", "variant"), "patches {}"),
     Dimension("backend", lambda cell: cell.backend, within=("program",)),
     *map(_switch, SWITCHES),
+    *(_axis(name) for name in AXES if name not in (*SWITCHES, "synthetic_acceptance")),
     Dimension("imposed", imposed_words, within=("mode",), words="acceptance {}"),
     Dimension("class", lambda cell: cell.prompt_class),
     Dimension("generated", lambda cell: str(cell.max_tokens), words="{} generated"),

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING
 from pyllama_mtp.measure.cells import Cell, pooled_rates, sum_positions
 from pyllama_mtp.measure.markdown import to_markdown
 from pyllama_mtp.measure.peers.notes import OURS, peer_notes
+from pyllama_mtp.measure.plan import axis_name, axis_words
 from pyllama_mtp.measure.ratios import Figure, Ratio, base_of, by_cpu_time, ratio_to
 from pyllama_mtp.measure.verdict import matrix_verdicts, summaries
 
@@ -101,6 +102,7 @@ def matrix_columns(cells: Sequence[Cell]) -> list[Column]:
         for heading, name in _SWITCHES
         if len(switch_values(cells, name)) > 1
     ]
+    switches += [_axis_column(name) for name in varied_axes(cells)]
     return [_SIZE, *axes, _MODE, *switches, *_FIGURES]
 
 
@@ -110,6 +112,22 @@ def _switch_column(heading: str, name: str) -> Column:
 
     heading = {"hidden": "hidden\nnorm", "draft vocab": "draft\nvocab"}.get(heading, heading)
     return Column(heading, text, words=True, measured=False)
+
+
+def varied_axes(cells: Iterable[Cell]) -> list[str]:
+    """Names of the axes on which these cells have several values."""
+    found: dict[str, set[str]] = {}
+    for cell in cells:
+        for name, value in cell.axes.items():
+            found.setdefault(name, set()).add(axis_words(value))
+    return [name for name, values in found.items() if len(values) > 1]
+
+
+def _axis_column(name: str) -> Column:
+    def text(cell: Cell, _: Cell | None) -> str:
+        return axis_words(cell.axes[name]) if name in cell.axes else _NONE
+
+    return Column(axis_name(name), text, words=True, measured=False)
 
 
 def switch_value(cell: Cell, name: str) -> str:
@@ -190,9 +208,7 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
             "sync %: the part of the prefill's time that goes to the MTP block; on a GPU, of the "
             "host's time"
         )
-    imposed = max((cell.synthetic_acceptance or [] for cell in cells), key=len)
-    if imposed:
-        notes.append(synthetic_warning(imposed))
+    notes += map(synthetic_warning, imposed(cells))
     notes += peer_notes(cells)
     notes += [
         f"skipped: {cell.n_prompt} {_row_label(cell, cells)}: {cell.skipped}"
@@ -301,12 +317,21 @@ def _row_label(cell: Cell, cells: Sequence[Cell]) -> str:
     """The mode, and those switches of the cell that vary."""
     varied = [name for _, name in _SWITCHES if cell.n_max and len(switch_values(cells, name)) > 1]
     axes = [axis.text(cell, None) for axis in _AXES if axis in matrix_columns(cells)]
-    return " ".join([*axes, mode_label(cell), *(switch_value(cell, name) for name in varied)])
+    more = [_axis_column(name).text(cell, None) for name in varied_axes(cells)]
+    switches = [switch_value(cell, name) for name in varied]
+    return " ".join([*axes, mode_label(cell), *switches, *more])
 
 
-def synthetic_warning(imposed: Sequence[float]) -> str:
+def imposed(cells: Iterable[Cell]) -> list[Sequence[float]]:
+    """The imposed acceptance rates of these cells: all values of an axis, or else the longest."""
+    rates = {tuple(cell.axes.get("synthetic_acceptance") or ()): None for cell in cells}
+    longest = max((cell.synthetic_acceptance or [] for cell in cells), key=len, default=[])
+    return [one for one in rates if one] or ([longest] if longest else [])
+
+
+def synthetic_warning(rates: Sequence[float]) -> str:
     """The sentence that goes with every output made under imposed acceptance."""
-    values = ", ".join(f"{rate:g}" for rate in imposed)
+    values = ", ".join(f"{rate:g}" for rate in rates)
     return (
         f"SYNTHETIC ACCEPTANCE {values}: the driver accepted drafts at these rates whatever the "
         "model said; speed is meaningful, text and acceptance are not"

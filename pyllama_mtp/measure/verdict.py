@@ -3,6 +3,7 @@ the matrix and its report."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.peers.notes import OURS
-from pyllama_mtp.measure.plan import SWITCHES
+from pyllama_mtp.measure.plan import SWITCHES, axis_name, axis_words
 from pyllama_mtp.measure.ratios import Ratio, base_of, ratio_to
 from pyllama_mtp.models.quantize import WEIGHT_TYPES
 from pyllama_mtp.speculative.costs import needed_acceptance
@@ -147,7 +148,10 @@ class _Gain:
 
     @property
     def name(self) -> str:
-        return "auto" if self.cells[0].adaptive else f"depth {self.cells[0].n_max}"
+        first = self.cells[0]
+        depth = "auto" if first.adaptive else f"depth {first.n_max}"
+        axes = (f"{axis_name(name)} {axis_words(value)}" for name, value in first.axes.items())
+        return ", ".join([depth, *axes])
 
     @property
     def tokens(self) -> float:
@@ -162,7 +166,8 @@ def _gains(cells: Sequence[Cell]) -> list[_Gain]:
     for cell in cells:
         if cell.program == OURS and cell.n_max and cell.rounds:
             switches = (str(cell.settings.get(name, SWITCHES[name])) for name in SWITCHES)
-            way = found.setdefault((cell.variant, cell.adaptive, cell.n_max, *switches), {})
+            axes = json.dumps(cell.axes)
+            way = found.setdefault((cell.variant, cell.adaptive, cell.n_max, *switches, axes), {})
             way[cell.n_prompt, cell.prompt_class] = cell
     gains = []
     for way in found.values():

@@ -65,9 +65,9 @@ class WorkerRunner:
         build: Build = self._answer()
         return build
 
-    def check(self, settings: Settings) -> None:
+    def check(self, settings: Settings, n_sequences: int = 1) -> None:
         """See :class:`Runner`; so for the others."""
-        self._ask("check", settings)
+        self._ask("check", settings, n_sequences)
 
     def begin(self, number: int, task: Task) -> None:
         """See :class:`Runner`."""
@@ -144,15 +144,15 @@ def serve(pipe: Connection, stderr: str, load: Load) -> None:
         os.dup2(file.fileno(), 2)
         os.dup2(file.fileno(), 1)
 
-    from pyllama_mtp import Model, Session
+    from pyllama_mtp import Model
     from pyllama_mtp.llama import native
     from pyllama_mtp.measure.header import Build
-    from pyllama_mtp.measure.runner import Runner
+    from pyllama_mtp.measure.runner import Runner, open_session
 
     try:
         library = native.load(load.library)
         with Model(load.model, **load.placement, mtp=load.mtp) as model:
-            runner = Runner(partial(Session, model))
+            runner = Runner(partial(open_session, model))
             n_gpu_layers, workers = load.placement["n_gpu_layers"], model.rpc_servers
             pipe.send(("done", Build.of(library, n_gpu_layers, load.label, workers)))
             while True:

@@ -107,6 +107,14 @@ MATRIX = [
         ["--depths", "0", "--rows", "all,last"],
         "--rows, --sync, --hidden and --draft-vocab need a depth above 0",
     ),
+    (["--axis", "n_ctx=512"], "'n_ctx=512' is no NAME=VALUE,...; NAME: prompt_rows"),
+    (["--axis", "ngram=maybe"], "'maybe' is no value of the axis ngram"),
+    (["--axis", "cache-type-k=q9"], "cache_type_k is 'q9'"),
+    (["--axis", "n-sequences=300"], "n_sequences is 300, it must be 1 to 256"),
+    (["--axis", "p-min=0.1", "--axis", "p_min=0.2"], "--axis names one axis twice"),
+    (["--axis", "p-min=0.1", "--depths", "0"], "as axes of drafting (p_min) do"),
+    (["--axis", "synthetic-acceptance=0.5", "--depths", "2"], "gives 1 rates, but depth 2 needs"),
+    (["--axis", "n-sequences=2", "--peers", "llama-bench"], "are measured with one sequence"),
 ]
 
 

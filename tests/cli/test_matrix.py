@@ -19,6 +19,7 @@ from pyllama_mtp.errors import DiskFullError, FatalDecodeError
 from pyllama_mtp.measure.cells import read_cells
 from pyllama_mtp.measure.matrix import Event
 from pyllama_mtp.measure.plan import Group, Plan
+from pyllama_mtp.measure.ratios import base_of
 from pyllama_mtp.measure.recordfile import Writer, read_file
 from pyllama_mtp.models import synth
 
@@ -201,6 +202,32 @@ def test_the_states_of_the_prefill_side_by_side(fake: ModuleType, cli: Cli) -> N
     ]
 
 
+def test_settings_by_name_are_axes(fake: ModuleType, cli: Cli) -> None:
+    """Every cell is compared with the one without MTP that has its cache; rates are per cell."""
+    few = ("matrix", "--model", "m.gguf", "-p", "64", "-n", "8", "--repeat", "2")
+    axes = ("--axis", "cache-type-k=f16,q8_0", "--axis", "synthetic-acceptance=0.5^2,none")
+    result = cli(*few, "--depths", "0,2", *axes)
+    assert result.code == 0, result.err
+    cells = read_cells("matrix.jsonl")
+    found = [(c.n_max, c.settings["cache_type_k"], c.synthetic_acceptance) for c in cells]
+    assert found == [
+        *((0, "f16", None), (0, "q8_0", None)),
+        *((2, kind, rates) for kind in ("f16", "q8_0") for rates in ([0.5, 0.25], None)),
+    ]
+    assert [base_of(cell, cells) for cell in cells[2:]] == [cells[0]] * 2 + [cells[1]] * 2
+    header, *rows = (line.split() for line in result.out.splitlines() if " MTP 2" in line)
+    assert " ".join(header[3:7]) == "SYNTHETIC f16 0.5^2 1,000" and len(rows) == 3
+    assert result.out.count("SYNTHETIC ACCEPTANCE 0.5, 0.25") == 1
+    assert any("cache type k q8_0, acceptance none" in line for line in result.err.splitlines())
+
+
+def test_several_models_are_measured_one_after_the_other(fake: ModuleType, cli: Cli) -> None:
+    assert cli(*SMALL, "--model", "b.gguf").code == 0
+    runs = read_file("matrix.jsonl").runs.values()
+    assert [run.header["model"]["name"] for run in runs] == ["m.gguf", "b.gguf"]
+    assert [len(run.measured) for run in runs] == [8, 8]
+
+
 def test_one_value_of_a_switch_needs_no_column(fake: ModuleType, cli: Cli) -> None:
     result = cli(*SMALL, "--sync", "full", "--hidden", "pre-norm")
     assert "all with MTP: rows last, sync full, hidden pre-norm" in result.out
@@ -245,7 +272,7 @@ def test_progress_without_a_terminal_is_one_line_per_sample(fake: ModuleType, cl
 def test_the_bar_has_room_in_eighty_columns() -> None:
     """Beside the longest label: "sample 12/15 0:00:00 left 0:00:00" and a short bar."""
     both = {"prompt_rows": ("all", "last"), "prompt_sync": ("full", "kv")}
-    plan = Plan((16384,), (0, 3), 1, 1, **both, hidden=("post-norm", "pre-norm"))
+    plan = Plan((16384,), (0, 3), 1, 1, {**both, "hidden": ("post-norm", "pre-norm")})
     group = Group(16384, "text", 0)
     labels = [short_label(Event("start", group, v), plan) for v in plan.variants]
     assert labels[:2] == ["16384 tokens, no MTP", "16384 tokens, depth 3, all, full, post-norm"]

@@ -16,6 +16,7 @@ import pytest
 
 from pyllama_mtp.llama import native
 from pyllama_mtp.measure.cells import read_cells
+from pyllama_mtp.measure.ratios import base_of
 from pyllama_mtp.measure.verdict import slow_types, step_shares
 from pyllama_mtp.models import demo
 from pyllama_mtp.models.ggufinfo import read_gguf
@@ -203,6 +204,22 @@ def test_matrix_measures_every_cell(
     profiled = [(cell.n_prompt, cell.n_max) for cell in cells if cell.profile]
     assert profiled == [(size, depth) for size in (48, 300) for depth in (0, 1)]
     assert out.count("| products of weights |") == 2 and "MTP 1: %" in out
+
+
+def test_several_sequences_are_an_axis(program: Program, model: str, tmp_path: Path) -> None:
+    """Each sequence has a text of its own, all are counted, and each number its own base."""
+    done = program(
+        *("matrix", "--model", model, "-p", "32", "-n", "8", "--repeat", "1", *ONE_THREAD),
+        *("--depths", "0,2", "--axis", "n-sequences=1,3", "--output", str(tmp_path / "m.jsonl")),
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    cells = read_cells(tmp_path / "m.jsonl")
+    assert [(c.n_max, c.axes["n_sequences"]) for c in cells] == [(0, 1), (0, 3), (2, 1), (2, 3)]
+    found = [(c.samples[0].n_prompt, c.samples[0].n_generated) for c in cells]
+    assert found == [(32, 8), (96, 24)] * 2
+    assert [c.rounds for c in cells[:2]] == [7, 21]
+    assert [base_of(c, cells) for c in cells[2:]] == cells[:2]
+    assert cells[3].drafted[0] > cells[2].drafted[0] > 0
 
 
 def test_the_states_of_the_prefill(program: Program, model: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -22,12 +23,13 @@ from pyllama_mtp.measure.table import mode_label
 from pyllama_mtp.settings import AUTO_DEPTH, Sampling, Settings
 
 PLAN = Plan(sizes=(100, 200), depths=(0, 2, 3), max_tokens=12, repeat=2)
-STATES = Plan((100, 200), (0, 3), 12, 2, prompt_rows=("all", "last"), prompt_sync=("full", "kv"))
+WAYS = {"prompt_rows": ("all", "last"), "prompt_sync": ("full", "kv")}
+STATES = Plan((100, 200), (0, 3), 12, 2, WAYS)
 
 
 def make(fake: ModuleType, plan: Plan = PLAN, **changes: Any) -> Matrix:
     model = fake.Model("folder/m.gguf")
-    runner = Runner(lambda settings: fake.Session(model, settings))
+    runner = Runner(partial(fake.Session, model))
     options: dict[str, Any] = {
         "settings": Settings(),
         "sampling": Sampling(),
@@ -384,7 +386,7 @@ def test_a_budget_leaves_out_the_least_useful_repeats(
             return super().advance(number, goal)
 
         def begin(self, number: int, task: Any) -> None:
-            self.size = len(task.prompt)
+            self.size = len(task.prompts[0])
             super().begin(number, task)
 
     plan = Plan((100, 200, 400), (0, 2), 12, 5)
@@ -452,7 +454,7 @@ def test_a_prompt_is_profiled_once_for_each_way_to_process_it(fake: ModuleType) 
         asked.append((len(prompt), settings.draft_n_max, settings.prompt_sync))
         return Profile(len(prompt), 1.0, (Cost("ADD", "l_out", 1, 2.0),))
 
-    plan = dataclasses.replace(PLAN, prompt_sync=("full", "kv"))
+    plan = dataclasses.replace(PLAN, axes={"prompt_sync": ("full", "kv")})
     found = collect(fake, make(fake, plan, profilers={"": profiler}))
     ways = [(0, "auto"), (2, "full"), (2, "kv")]
     assert asked == [(size, *way) for size in (100, 200) for way in ways]

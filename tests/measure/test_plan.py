@@ -7,19 +7,16 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.plan import Group, Plan, Variant
+from pyllama_mtp.measure.plan import AXES, Group, Plan, Variant, axis_value, axis_words
 from pyllama_mtp.settings import AUTO_DEPTH
 
 
 def test_every_depth_above_zero_has_every_combination() -> None:
-    plan = Plan((5,), (0, 2, 4), 1, 1, hidden=("pre-norm", "post-norm"), prompt_sync=("kv",))
-    assert plan.variants == (
-        Variant(0),
-        Variant(2, prompt_sync="kv", hidden="pre-norm"),
-        Variant(2, prompt_sync="kv"),
-        Variant(4, prompt_sync="kv", hidden="pre-norm"),
-        Variant(4, prompt_sync="kv"),
-    )
+    axes = {"hidden": ("pre-norm", "post-norm"), "prompt_sync": ("kv",)}
+    plan = Plan((5,), (0, 2, 4), 1, 1, axes)
+    both = [(("prompt_sync", "kv"), ("hidden", one)) for one in axes["hidden"]]
+    drafting = [Variant(depth, chosen) for depth in (2, 4) for chosen in both]
+    assert plan.variants == (Variant(0), *drafting)
     assert [plan.label(v) for v in plan.variants[:2]] == ["no MTP", "depth 2, hidden pre-norm"]
     assert plan.label(plan.variants[1], short=True) == "depth 2, pre-norm"
 
@@ -68,9 +65,14 @@ def test_nobody_is_always_first_and_neighbours_change_sides() -> None:
         (((5,), (2, 2), 1, 1), "twice"),
         (((5,), (0,), 0, 1), "max_tokens"),
         (((5,), (0,), 1, 0), "repeat"),
-        (((5,), (2,), 1, 1, ("all", "all")), "prompt_rows all, all name one value twice"),
-        (((5,), (2,), 1, 1, ("all",), ("kv", "auto")), "auto is kv or full; leave it out"),
-        (((5,), (2,), 1, 1, ("all",), ("kv",), ()), "no hidden given"),
+        (((5,), (2,), 1, 1, {"p_min": (0.5, 0.5)}), "p_min 0.5, 0.5 name one value twice"),
+        (((5,), (2,), 1, 1, {"prompt_sync": ("kv", "auto")}), "auto is kv or full; leave it out"),
+        (((5,), (2,), 1, 1, {"hidden": ()}), "no hidden given"),
+        (((5,), (2,), 1, 1, {"n_ctx": (512,)}), "there is no axis 'n_ctx'; there are prompt_rows"),
+        (
+            ((5,), (2,), 1, 1, {"n_sequences": (2,)}, ("text",), ("",), "text", ("llama-bench",)),
+            "other programs are measured with one sequence",
+        ),
     ],
 )
 def test_plans_that_make_no_sense_are_refused(plan: Any, message: str) -> None:
@@ -101,7 +103,7 @@ def test_other_programs_stay_together_before_ours_or_after() -> None:
 
 
 def test_other_programs_are_named_and_have_none_of_our_switches() -> None:
-    plan = Plan((8,), (0, 2), 4, 1, prompt_sync=("kv", "full"), peers=("llama-server",))
+    plan = Plan((8,), (0, 2), 4, 1, axes={"prompt_sync": ("kv", "full")}, peers=("llama-server",))
     labels = [plan.label(one) for one in plan.variants]
     assert labels[-2:] == ["llama-server, no MTP", "llama-server, depth 2"]
     assert labels[:2] == ["no MTP", "depth 2, sync kv"]
@@ -118,10 +120,10 @@ def test_a_library_cannot_have_the_name_of_a_program() -> None:
 
 
 def test_adaptive_depth_is_a_depth_like_others() -> None:
-    plan = Plan((5,), (0, 2, "auto"), 7, 1, prompt_sync=("kv", "full"))
-    assert [(one.depth, one.prompt_sync) for one in plan.variants] == [
-        *((0, "auto"), (2, "kv"), (2, "full")),
-        *(("auto", "kv"), ("auto", "full")),
+    plan = Plan((5,), (0, 2, "auto"), 7, 1, {"prompt_sync": ("kv", "full")})
+    assert [(one.depth, one.settings) for one in plan.variants] == [
+        (0, {}),
+        *((depth, {"prompt_sync": way}) for depth in (2, "auto") for way in ("kv", "full")),
     ]
     assert plan.label(plan.variants[-1]) == "depth auto, sync full"
 
@@ -142,3 +144,48 @@ def test_other_programs_have_no_adaptive_depth(
 ) -> None:
     plan = Plan((8,), depths, 4, 1, peers=("llama-server",))
     assert [one.depth for one in plan.variants if one.library] == theirs
+
+
+def test_what_only_drafts_depend_on_is_varied_where_there_are_drafts() -> None:
+    axes = {"ngram": (True, False), "cache_type_k": ("f16", "q8_0"), "p_min": (0.0, 0.5)}
+    plan = Plan((5,), (0, 2, "auto"), 1, 1, axes, peers=("llama-server", "llama-bench"))
+    names = [(one.library, one.depth, tuple(one.settings)) for one in plan.variants]
+    assert sorted(set(names), key=str) == sorted(
+        [
+            ("", 0, ("cache_type_k",)),
+            ("", 2, ("cache_type_k", "p_min")),
+            ("", "auto", ("cache_type_k", "ngram", "p_min")),
+            ("llama-server", 0, ("cache_type_k",)),
+            ("llama-server", 2, ("cache_type_k",)),
+            ("llama-bench", 0, ("cache_type_k",)),
+        ],
+        key=str,
+    )
+    assert len(set(plan.variants)) == len(plan.variants) == 2 + 4 + 8 + 3 * 2
+    last = next(one for one in reversed(plan.variants) if not one.library)
+    assert plan.label(last) == "depth auto, cache type k q8_0, ngram off, p min 0.5"
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "value"),
+    [
+        ("ngram", "off", False),
+        ("n_ubatch", "256", 256),
+        ("p_min", "0.5", 0.5),
+        ("n_threads", "2", 2),
+        ("n_sequences", "8", 8),
+        ("cache_type_v", "q8_0", "q8_0"),
+        ("synthetic_acceptance", "0.5^3", (0.5, 0.25, 0.125)),
+        ("synthetic_acceptance", "0.8/0.7/0.6", (0.8, 0.7, 0.6)),
+        ("synthetic_acceptance", "none", None),
+    ],
+)
+def test_values_of_axes_are_words(name: str, word: str, value: Any) -> None:
+    assert axis_value(name, word) == value and axis_words(value) == word
+
+
+@pytest.mark.parametrize("name", ["ngram", "n_ubatch", "synthetic_acceptance"])
+def test_a_word_that_is_no_value(name: str) -> None:
+    assert name in AXES
+    with pytest.raises(UsageError, match=f"'x' is no value of the axis {name}"):
+        axis_value(name, "x")

@@ -20,7 +20,7 @@ CPU = {"n_gpu_layers": 0}
 
 
 def task(n_prompt: int = 40, settings: Settings = SETTINGS) -> Task:
-    return Task(settings, Sampling(), list(range(300, 300 + n_prompt)), 12, n_prompt)
+    return Task(settings, Sampling(), [list(range(300, 300 + n_prompt))], 12, n_prompt)
 
 
 @pytest.fixture(params=["patched", "upstream"])

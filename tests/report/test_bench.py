@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from pyllama_mtp import bench
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.cells import Cell, read_cells
 from pyllama_mtp.measure.classprompts import TEXTS
-from pyllama_mtp.measure.plan import SWITCHES
+from pyllama_mtp.measure.plan import AXES, SWITCHES
 from pyllama_mtp.measure.promptset import CLASSES
 from pyllama_mtp.measure.recordfile import Writer, read_file
 from pyllama_mtp.measure.table import print_matrix
@@ -263,6 +264,19 @@ def test_a_single_value_is_a_sequence_of_one(fake: ModuleType) -> None:
     assert cell.settings["draft_vocab"] == "512"
 
 
+def test_any_setting_is_an_axis(fake: ModuleType) -> None:
+    given: dict[str, Any] = {"sizes": 64, "depths": [0, 2], "max_tokens": 4, "repeat": 1}
+    rates = ((0.5, 0.25), (0.75, 0.5))
+    results = bench.matrix("fake.gguf", n_ubatch=[128, 256], synthetic_acceptance=rates, **given)
+    assert [cell.settings["n_ubatch"] for cell in results if not cell.n_max] == [128, 256]
+    found = [tuple(cell.synthetic_acceptance or ()) for cell in results if cell.n_max]
+    assert found == [*rates, *rates]
+    assert {row["n_ubatch"] for row in results.records()} == {128, 256}
+    for name, value in (("p_min", 0.5), ("ngram", False), ("synthetic_acceptance", (0.5, 0.25))):
+        (cell,) = bench.matrix("fake.gguf", **{**given, "depths": 2, name: value}, settings=None)
+        assert cell.axes == ({} if name == "ngram" else {name: json.loads(json.dumps(value))})
+
+
 def test_numbers_may_be_those_of_numpy(fake: ModuleType) -> None:
     numpy = pytest.importorskip("numpy")
     results = bench.matrix(
@@ -291,8 +305,7 @@ def test_numbers_may_be_those_of_numpy(fake: ModuleType) -> None:
 )
 @pytest.mark.parametrize("value", [1, "a", [64]])
 def test_an_argument_that_there_is_not(fake: ModuleType, name: str, hint: str, value: Any) -> None:
-    switches = ", ".join(SWITCHES)
-    message = rf"^matrix\(\) has no argument '{name}'; the switches are {switches}; .*{hint}"
+    message = rf"^matrix\(\) has no argument '{name}'; the axes are {', '.join(AXES)}; .*{hint}"
     with pytest.raises(UsageError, match=message):
         bench.matrix("fake.gguf", **{name: value})
 
@@ -353,5 +366,5 @@ def test_the_docstring_names_what_there_is() -> None:
     assert bench.matrix.__doc__
     for word in (*TEXTS, *CLASSES):
         assert f'"{word}"' in bench.matrix.__doc__
-    for word in SWITCHES:
+    for word in (*SWITCHES, "n_sequences"):
         assert word in bench.matrix.__doc__

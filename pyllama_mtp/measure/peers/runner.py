@@ -33,7 +33,7 @@ class PeerRunner:
         self._tasks: dict[int, Task] = {}
         self._measured: dict[int, Measured] = {}
 
-    def check(self, settings: Settings) -> None:
+    def check(self, settings: Settings, n_sequences: int = 1) -> None:
         """Whether there is one is known already, and it refuses settings when it is started."""
 
     def begin(self, number: int, task: Task) -> None:
@@ -57,7 +57,7 @@ class PeerRunner:
             task = self._tasks[number]
             options = Options.of(task.settings, *self._model)
             figures = measure(self._peer, options, task)
-            check_lengths(self._peer.name, figures, len(task.prompt), task.max_tokens)
+            check_lengths(self._peer.name, figures, len(task.prompts[0]), task.max_tokens)
             self._measured[number] = Measured(figures.sample(), {})
         return self._tasks[number].max_tokens
 
@@ -81,11 +81,12 @@ def measure(peer: Installed, options: Options, task: Task) -> Figures:
     settings = task.settings
     warm_up = (task.warm_up, min(WARM_UP_TOKENS, task.max_tokens))
     if peer.name == "llama-bench":
-        n_prompt, n_decode = len(task.prompt), task.max_tokens - 1
+        n_prompt, n_decode = len(task.prompts[0]), task.max_tokens - 1
         return llama_bench.measure(peer.command[0], options, n_prompt, n_decode)
     if peer.name == "llama-cpp-python":
         return llama_cpp_python.measure(
-            *(peer.command, options, settings.n_ctx, task.prompt, task.max_tokens), warm_up=warm_up
+            *(peer.command, options, settings.n_ctx, task.prompts[0], task.max_tokens),
+            warm_up=warm_up,
         )
     given = llama_server.server_options(
         options,
@@ -95,9 +96,9 @@ def measure(peer: Installed, options: Options, task: Task) -> Figures:
         rates=settings.synthetic_acceptance,
     )
     return llama_server.measure(
-        *(peer.command[0], given, task.prompt, task.max_tokens),
+        *(peer.command[0], given, task.prompts[0], task.max_tokens),
         warm_up=warm_up,
-        seed=_seed(task.prompt),
+        seed=_seed(task.prompts[0]),
     )
 
 

@@ -16,7 +16,7 @@ from pyllama_mtp.measure.report import style
 from pyllama_mtp.measure.report.curves import Curve, Kind, curves, published_curves
 from pyllama_mtp.measure.report.legend import ROW, draw_legends, legends, looks, source_lines
 from pyllama_mtp.measure.report.style import Shape
-from pyllama_mtp.measure.table import LEAST_DRAFTS
+from pyllama_mtp.measure.table import LEAST_DRAFTS, imposed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -313,10 +313,8 @@ def caption(cells: Sequence[Cell], kind: Kind) -> str:
 
 def synthetic_words(cells: Sequence[Cell]) -> str:
     """The warning of imposed acceptance, with the rates; "" if all is the model's own."""
-    rates = max((cell.synthetic_acceptance or [] for cell in cells), key=len, default=[])
-    if not rates:
-        return ""
-    return f"SYNTHETIC ACCEPTANCE: imposed at {', '.join(f'{rate:g}' for rate in rates)}"
+    words = [", ".join(f"{rate:g}" for rate in rates) for rates in imposed(cells)]
+    return f"SYNTHETIC ACCEPTANCE: imposed at {'; or '.join(words)}" if words else ""
 
 
 def _heading_lines(cells: Sequence[Cell], kind: Kind, shape: Shape) -> list[tuple[str, str, str]]:

@@ -95,10 +95,7 @@ def notes(section: Section) -> list[str]:
     shown = series.latest(section.cells)
     measured = [cell for cell in shown if cell.samples]
     label = series.Labels(shown)
-    found = []
-    imposed = max((cell.synthetic_acceptance or [] for cell in shown), key=len, default=[])
-    if imposed:
-        found.append(table.synthetic_warning(imposed))
+    found = [*map(table.synthetic_warning, table.imposed(shown))]
     if measured:
         found.append(
             "speeds are medians of the samples; ratios to no-MTP: Hodges-Lehmann, of paired ratios"

@@ -16,7 +16,7 @@ from pyllama_mtp.measure.runner import Measured, Task
 from pyllama_mtp.settings import Sampling, Settings
 
 SETTINGS = Settings(n_ctx=256, n_threads=2, draft_n_max=0, cache_type_k="q8_0")
-TASK = Task(SETTINGS, Sampling(), [*range(5, 105)], 13, 64)
+TASK = Task(SETTINGS, Sampling(), [[*range(5, 105)]], 13, 64)
 #: Tokens take 0: 3 and 1: 1 ms; a prompt takes 0.5 ms per token that is not in the cache.
 LLAMA_CPP = """
 import ctypes, json, os, time
@@ -57,7 +57,7 @@ def test_the_server_measures_once(peers: Any) -> None:
     assert (sample.rounds, sample.tokens_per_round) == (6, 2)
     assert sample.drafted == sample.accepted == []
     warm_up, request = peers.log("request")
-    assert (len(warm_up["prompt"]), request["prompt"]) == (64, TASK.prompt)
+    assert (len(warm_up["prompt"]), request["prompt"]) == (64, TASK.prompts[0])
     (given,) = peers.log("arguments")
     assert given[given.index("--spec-synth-rates") + 1] == "0.5,0.25"
     assert given[given.index("-c") + 1] == "256" and given[given.index("-ctk") + 1] == "q8_0"
@@ -66,7 +66,7 @@ def test_the_server_measures_once(peers: Any) -> None:
 def test_the_draw_of_the_server_differs_from_repeat_to_repeat(peers: Any) -> None:
     measured("llama-server")
     measured("llama-server")
-    measured("llama-server", replace(TASK, prompt=TASK.prompt[::-1]))
+    measured("llama-server", replace(TASK, prompts=[TASK.prompts[0][::-1]]))
     first, again, other = (request["seed"] for request in peers.log("request")[1::2])
     assert first == again != other
 

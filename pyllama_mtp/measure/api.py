@@ -17,11 +17,9 @@ import io
 import os
 import shutil
 import sys
-import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from functools import partial
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +33,7 @@ from pyllama_mtp.measure.compare import compare as compare_cells
 from pyllama_mtp.measure.planargs import make_plan
 from pyllama_mtp.measure.profile import Profile, profile
 from pyllama_mtp.measure.published import Published, read_published
-from pyllama_mtp.measure.recordfile import Records, Writer, check_output, read_file
+from pyllama_mtp.measure.recordfile import Records, check_output, read_file
 
 if TYPE_CHECKING:
     import pandas
@@ -276,7 +274,7 @@ def matrix(
     n_gpu_layers: int = -1,
     output: PathLike | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
-    **switches: Sequence[str] | str,
+    **axes: Any,
 ) -> Results:
     """Measure a speed matrix in this process, as ``pyllama-mtp matrix`` does.
 
@@ -288,7 +286,7 @@ def matrix(
             many as pay, which every sample learns anew.
         max_tokens: tokens generated per sample.
         repeat: samples per cell.
-        settings: of every cell; draft depth and `switches` replace its own.
+        settings: of every cell; draft depth and `axes` replace its own.
         sampling: of every cell; None is greedy.
         text: to cut prompts from; None takes that of Python's standard library.
         classes: kinds of prompts: "text" and "source" are continued; "factual", "thinking", "code"
@@ -298,10 +296,13 @@ def matrix(
         n_gpu_layers: layers on the GPU, -1 is all; for an open model, what it was opened with.
         output: a file to which every finished sample is appended.
         on_event: told of every step; must not raise.
-        switches: values to measure every depth above 0 with: ``prompt_rows=("last", "all")``; also
-            `prompt_sync`, `hidden` and `draft_vocab`, see :class:`Settings`.
+        axes: values of fields of :class:`Settings` to measure with, by name:
+            ``cache_type_k=("f16", "q8_0")``; and `n_sequences`, so many at once. What only drafts
+            depend on, as `prompt_rows`, `prompt_sync`, `hidden` and `draft_vocab`, is varied at
+            depths above 0; `synthetic_acceptance` has the rates of each position, ``((0.8, 0.6),
+            (0.5, 0.3))``.
 
-    A single size, depth, class or value of a switch needs no sequence around it.
+    A single size, depth, class or value of an axis needs no sequence around it.
 
     Returns:
         the finished cells; after Ctrl-C those that have samples, and KeyboardInterrupt is raised
@@ -311,17 +312,13 @@ def matrix(
         UsageError: an argument that there is not or that is out of range, a plan that measures
             nothing or a cell twice, or settings that this library or model cannot do.
     """
-    from pyllama_mtp import Model, Sampling, Session, Settings
-    from pyllama_mtp.cli import version
+    from pyllama_mtp import Model, Sampling, Settings
     from pyllama_mtp.llama import native
-    from pyllama_mtp.measure.classprompts import Prompts
-    from pyllama_mtp.measure.header import Build, make_header
-    from pyllama_mtp.measure.matrix import Matrix
-    from pyllama_mtp.measure.runner import Runner
+    from pyllama_mtp.measure.run import Request, run_matrix
     from pyllama_mtp.measure.workload import source_of_prompts
     from pyllama_mtp.models.demo import demo_path
 
-    plan = make_plan(sizes, depths, max_tokens, repeat, classes, switches)
+    plan = make_plan(sizes, depths, max_tokens, repeat, classes, axes)
     for name, given, kind in (("settings", settings, Settings), ("sampling", sampling, Sampling)):
         if given is not None and not isinstance(given, kind):
             raise UsageError(f"{name} is a {type(given).__name__}; it must be a {kind.__name__}")
@@ -329,49 +326,25 @@ def matrix(
         raise UsageError(f"budget_s is {budget_s!r}; it must be a number of seconds above 0")
     if output is not None:
         check_output(output, _ADVICE)
-    settings, sampling = settings or Settings(), sampling or Sampling()
-    if model is None:
-        model = demo_path()
+    request = Request(
+        plan,
+        settings or Settings(),
+        sampling or Sampling(),
+        ["pyllama_mtp.bench.matrix"],
+        source_of_prompts(None if text is None else "text", text),
+        placement={"n_gpu_layers": n_gpu_layers},
+        texts=None if text is None else [text],
+        budget_s=budget_s,
+        output=None if output is None else os.fspath(output),
+        advice=_ADVICE,
+    )
+    native.load()
+    found = Records()
     with ExitStack() as stack:
-        if isinstance(model, str | os.PathLike):
-            model = stack.enter_context(
-                Model(model, n_gpu_layers=n_gpu_layers, mtp=any(plan.depths))
-            )
-        loaded = model
-        build = Build.of(native.load(), n_gpu_layers, workers=loaded.rpc_servers)
-        plan = replace(plan, libraries=(build.variant,))
-        header = make_header(
-            uuid.uuid4().hex[:12],
-            loaded,
-            plan,
-            settings=settings,
-            sampling=sampling,
-            builds={build.variant: build},
-            prompts=source_of_prompts(None if text is None else "text", text),
-            command=["pyllama_mtp.bench.matrix"],
-            version=version(),
-        )
-        run = Matrix(
-            loaded,
-            plan,
-            settings=settings,
-            sampling=sampling,
-            runners={build.variant: Runner(partial(Session, loaded))},
-            prompts=Prompts(loaded, None if text is None else [text]),
-            run=header["run"],
-            budget_s=budget_s,
-            on_event=on_event,
-        )
-        run.check()
-        found = Records()
-        found.add(header)
-        write = None
-        if output is not None:
-            write = stack.enter_context(Writer(output, header, _ADVICE)).write
-        for record in run.run():
-            if write:
-                write(record)
-            found.add(record)
+        if model is None or isinstance(model, str | os.PathLike):
+            path, mtp = model or demo_path(), any(plan.depths)
+            model = stack.enter_context(Model(path, n_gpu_layers=n_gpu_layers, mtp=mtp))
+        run = run_matrix(model, request, found, lambda _: nullcontext(on_event), lambda _: None)
     if run.interrupted and not found.cells:
         raise KeyboardInterrupt
     return Results(found.cells, flat.run_commands(found))
