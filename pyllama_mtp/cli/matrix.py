@@ -120,6 +120,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help=f"prompt sizes in tokens; 1k is 1024 (default: {','.join(map(str, SIZES))})",
     )
     parser.add_argument(
+        "--prompt-step",
+        type=parsing.whole(0),
+        default=0,
+        metavar="TOKENS",
+        help="process prompts by turns, too, of so many tokens (a multiple of --n-ubatch): for "
+        "small differences of prefill speed; 0: one prompt after the other",
+    )
+    parser.add_argument(
         *("-n", "--max-tokens"),
         type=parsing.whole(1),
         metavar="N",
@@ -188,9 +196,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--variants",
         type=parsing.comma_list(str),
-        metavar="upstream|patched|DIR,...",
+        metavar="upstream|patched|DIR[:NAME=VALUE...],...",
         help="native libraries to compare, in place of --lib; each but the first has a process of "
-        "its own, which loads the model as well",
+        "its own, which loads the model as well, and may be given variables of the environment "
+        "(patched,patched:GOMP_SPINCOUNT=300000) and switches of the CPU patches (small_batch, "
+        "large_batch, direct_states, few_rows_attention: patched:small_batch=off)",
     )
     parser.add_argument(
         "--axis",
@@ -226,6 +236,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     options.add_settings_options(parser, compare=True)
     options.add_sampling_options(parser)
+    output.add_argument(
+        "--per-round",
+        action="store_true",
+        help="more columns: drafts, and milliseconds to draft, per round; the part of the tokens "
+        "that were drafted from earlier in the text",
+    )
     parser.set_defaults(run=run)
 
 
@@ -251,7 +267,7 @@ def run(args: argparse.Namespace) -> int:
         if found.cells:
             print("what was measured before:", file=sys.stderr)
     if found.cells or not code:
-        show(found.cells, args.format)
+        show(found.cells, args.format, per_round=args.per_round)
     if not code and not any(cell.samples for cell in found.cells):
         print(f"{PROGRAM}: error: nothing was measured; see above for the reasons", file=sys.stderr)
         code = FAILED
@@ -272,6 +288,7 @@ def _check(args: argparse.Namespace, first: bool) -> Request:
     from pyllama_mtp.measure.plan import SWITCHES
     from pyllama_mtp.measure.report.page import check_report
     from pyllama_mtp.measure.run import Request
+    from pyllama_mtp.measure.worker import split_library
     from pyllama_mtp.measure.workload import read_text, source_of_prompts
 
     if args.lib is not None and args.variants is not None:
@@ -288,6 +305,12 @@ def _check(args: argparse.Namespace, first: bool) -> Request:
     if first and args.output_mode == "text":
         args.max_tokens = args.max_tokens or FIRST_TOKENS
     libraries = args.variants or ("" if args.lib is None else args.lib,)
+    given = [split_library(library)[1] for library in libraries]
+    if given[0]:
+        raise UsageError(
+            f"{libraries[0]} is the first of --variants and has no process of its own; name the "
+            "plain library first"
+        )
     plan = make_plan(args)
     if args.prompt_file is not None and plan.classes != ("text",):
         raise UsageError("--prompt-file gives the text of all prompts; leave --classes out")
@@ -372,12 +395,16 @@ def make_plan(args: argparse.Namespace) -> Plan:
         libraries=libraries,
         output_mode=args.output_mode,
         peers=args.peers,
+        prompt_step=args.prompt_step,
     )
 
 
 def _label(library: str) -> str:
     """What a library of --variants is called: a folder by its name."""
-    return library if library in ("", "upstream", "patched") else Path(library).resolve().name
+    name, colon, given = library.partition(":")
+    if name not in ("", "upstream", "patched"):
+        name = Path(name).resolve().name
+    return name + colon + given
 
 
 def _report(directory: str, found: Records) -> None:
@@ -389,7 +416,7 @@ def _report(directory: str, found: Records) -> None:
     print(f"report: {page}", file=sys.stderr)
 
 
-def show(cells: list[Cell], how: str) -> None:
+def show(cells: list[Cell], how: str, *, per_round: bool = False) -> None:
     """Print the cells to stdout as a table, as Markdown, or as one JSON array."""
     from pyllama_mtp.measure import table
     from pyllama_mtp.measure.profile import cell_profiles
@@ -397,8 +424,8 @@ def show(cells: list[Cell], how: str) -> None:
     if how == "json":
         print("[" + ",\n".join(cell.to_json() for cell in cells) + "]")
     elif how == "markdown":
-        print(table.markdown_table(cells))
+        print(table.markdown_table(cells, per_round=per_round))
     else:
-        table.print_matrix(cells, sys.stdout)
+        table.print_matrix(cells, sys.stdout, per_round=per_round)
     if how != "json" and (profiles := cell_profiles(cells)):
         print(f"\n{profiles}")

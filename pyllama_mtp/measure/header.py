@@ -100,8 +100,9 @@ def make_header(
         shared.pop(name)
     if not settings.rope.given:  # as in files that are older than it
         del shared["rope"]
-    if not plan.peers:  # as in files that are older than it
-        del planned["peers"]
+    for name in ("peers", "prompt_step"):  # as in files that are older than they
+        if not planned[name]:
+            del planned[name]
     axes = planned.pop("axes")
     planned |= {name: axes.pop(name, (usual,)) for name, usual in SWITCHES.items()}
     planned["draft_vocab"] = [without_folders(name) for name in planned["draft_vocab"]]

@@ -47,6 +47,7 @@ class SideBySide(Protocol):
 
     def check(self, settings: Settings, n_sequences: int = 1) -> None: ...
     def begin(self, number: int, task: Task) -> None: ...
+    def read(self, number: int, end: int) -> None: ...
     def advance(self, number: int, goal: int) -> int: ...
     def finish(self, number: int) -> Measured: ...
     def drop(self) -> None: ...
@@ -300,16 +301,25 @@ class Matrix:
         return together, refused
 
     def _finish(self, group: Group, variants: list[Variant]) -> Iterator[Record]:
-        """Prompts one after the other, then tokens by turns; records as generations end."""
+        """Prompts one after the other, or by turns, then tokens by turns; records as generations
+        end."""
         last = ""
 
-        def turn(variant: Variant, goal: int) -> int:
+        def runner(variant: Variant) -> SideBySide:
             nonlocal last
             if variant.library != last and len(self._runners) > 1:
                 time.sleep(SETTLE_S)
             last = variant.library
-            return self._runners[last].advance(self._number(variant), goal)
+            return self._runners[last]
 
+        def turn(variant: Variant, goal: int) -> int:
+            return runner(variant).advance(self._number(variant), goal)
+
+        step = self.plan.prompt_step or group.size
+        for number, end in enumerate(range(step, group.size, step)):
+            first = number % len(variants)  # another one in every step
+            for variant in [*variants[first:], *variants[:first]]:
+                runner(variant).read(self._number(variant), end)
         tokens = {}
         for variant in variants:
             try:

@@ -87,7 +87,7 @@ class Plan:
     defaults; `ngram` is of depth "auto" alone. `libraries` are labels of native libraries,
     `classes` kinds of text; everything is measured with each. `peers` are other programs, by their
     names in `PEERS`: each is measured without MTP, and at the depths that are numbers if it can
-    draft.
+    draft. `prompt_step`: prompts are processed by turns of so many tokens; 0: one after the other.
     """
 
     sizes: tuple[int, ...]
@@ -99,6 +99,7 @@ class Plan:
     libraries: tuple[str, ...] = ("",)
     output_mode: str = "text"
     peers: tuple[str, ...] = ()
+    prompt_step: int = 0
 
     def __post_init__(self) -> None:
         """Refuse plans that measure nothing, or the same cell twice."""
@@ -125,6 +126,8 @@ class Plan:
             )
         if self.peers and "n_sequences" in self.axes:
             raise UsageError("other programs are measured with one sequence; leave n_sequences out")
+        if self.prompt_step and "n_sequences" in self.axes:
+            raise UsageError("prompts of several sequences have no steps; leave one of them out")
         if self.max_tokens < 1 or self.repeat < 1:
             raise UsageError(
                 f"max_tokens ({self.max_tokens}) and repeat ({self.repeat}) must be 1 or more"

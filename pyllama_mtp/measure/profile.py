@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -33,6 +34,8 @@ _KINDS = {
     "rest": "",
 }
 KINDS = (*_KINDS,)
+#: Tokens that are decoded to see what Python takes.
+DECODED = 64
 
 EXPLANATION = (
     "To be timed, each node is computed by itself, so what is otherwise computed together takes "
@@ -57,11 +60,14 @@ class Profile:
         prompt_s: seconds that it takes when it is computed whole.
         costs: by operation and tensor; the seconds of all add up to the prompt computed node by
             node, see EXPLANATION.
+        python_share: of the time of decoding after the prompt, the part, 0 to 1, that is not spent
+            inside the native library; None: not measured.
     """
 
     n_prompt: int
     prompt_s: float
     costs: tuple[Cost, ...]
+    python_share: float | None = None
 
     @property
     def sum_s(self) -> float:
@@ -80,6 +86,8 @@ class Profile:
         """Ready for JSON; each cost has its `kind` beside it."""
         costs = [{"kind": kind_of(cost), **asdict(cost)} for cost in self.costs]
         figures = {"n_prompt": self.n_prompt, "prompt_s": self.prompt_s, "sum_s": self.sum_s}
+        if self.python_share is not None:
+            figures["python_share"] = self.python_share
         return {**figures, "kinds": self.kinds, "costs": costs}
 
     @classmethod
@@ -88,7 +96,8 @@ class Profile:
         costs = (
             Cost(*(one[name] for name in ("op", "tensor", "n", "s"))) for one in record["costs"]
         )
-        return cls(record["n_prompt"], record["prompt_s"], tuple(costs))
+        share = record.get("python_share")
+        return cls(record["n_prompt"], record["prompt_s"], tuple(costs), share)
 
 
 def profile_prompt(open_session: OpenSession, settings: Settings, prompt: list[int]) -> Profile:
@@ -111,7 +120,57 @@ def profile_prompt(open_session: OpenSession, settings: Settings, prompt: list[i
         prompt_s = process_prompt(session, prompt)
         times.start()
         process_prompt(session, prompt)
-        return Profile(len(prompt), prompt_s, tuple(times.stop()))
+        costs = tuple(times.stop())
+    with open_session(settings) as session:  # nothing of it is timed by node
+        room = session.n_ctx - len(prompt) - session.settings.depth_limit - 1
+        share = python_share(session, prompt, min(DECODED, room)) if room > 1 else None
+    return Profile(len(prompt), prompt_s, costs, share)
+
+
+def python_share(session: Session, prompt: list[int], max_tokens: int) -> float:
+    """Part of the time of decoding after the prompt that is not spent inside the native library.
+
+    Every native call is timed from Python; what the timing costs counts as Python's.
+    """
+    engine = session._engine
+    holders: list[Any] = [*engine._contexts(), engine.model]
+    timed = TimedLibrary(engine.target._lib)
+    for holder in holders:
+        holder._lib = timed
+    try:
+        generation = session.generate(prompt, max_tokens=max_tokens, ignore_eos=True)
+        pieces = iter(generation)
+        while not generation.tokens:
+            next(pieces)
+        began = timed.seconds
+        if generation.run().finish_reason == "interrupted":
+            raise InterruptedSample
+        return 1 - (timed.seconds - began) / generation.telemetry.decode_s
+    finally:
+        for holder in holders:
+            holder._lib = timed.library
+
+
+class TimedLibrary:
+    """A cffi library whose functions add up their time in `seconds`."""
+
+    def __init__(self, library: Any) -> None:
+        self.library, self.seconds = library, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.library, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return found(*args)
+            finally:
+                self.seconds += time.perf_counter() - began
+
+        setattr(self, name, call)
+        return call
 
 
 def profile(
@@ -174,6 +233,11 @@ def profile_markdown(profiles: Mapping[str, Profile]) -> str:
         for one in profiles.values():
             s = {**one.kinds, "sum": one.sum_s, "the prompt itself": one.prompt_s}[name]
             lines[-1] += [f"{100 * s / one.sum_s:.1f}", f"{1e3 * s / one.n_prompt:.4f}"]
+    if any(one.python_share is not None for one in profiles.values()):
+        lines.append(["decoding after it: Python's part"])
+        for one in profiles.values():
+            share = one.python_share
+            lines[-1] += ["-" if share is None else f"{100 * share:.1f}", ""]
     return to_markdown(head, lines, [True, *[False] * (len(head) - 1)])
 
 

@@ -208,13 +208,15 @@ class NodeCost(Struct):
 
 class ProfileFigures(Struct):
     """`prompt_s`: of the prompt computed whole. `sum_s`: of all nodes, each computed by itself, so
-    this may be more. `kinds`: seconds by kind of operation, made of `costs`."""
+    this may be more. `kinds`: seconds by kind of operation, made of `costs`. `python_share`: of
+    decoding after it, the part of the time, 0 to 1, that is not spent in the native library."""
 
     n_prompt: Positive
     prompt_s: float
     sum_s: float
     kinds: dict[str, float]
     costs: list[NodeCost]
+    python_share: float | None = None
 
 
 class Profile(OfCell, tag="profile"):

@@ -77,8 +77,10 @@ class Measured:
 class _Run:
     session: Session | BatchSession
     generation: Generation | BatchGeneration
+    prompt: list[int]
     pieces: Iterator[Any] = field(init=False)
     ended: bool = False
+    read_s: float = 0.0
     waited_s: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0})
     cpu_s: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0})
 
@@ -139,15 +141,22 @@ class Runner:
         session = self._open_for(task.settings, len(task.prompts))
         try:
             beginnings = [prompt[: task.warm_up] for prompt in task.prompts]
-            warm = _Run(session, _start(session, task, beginnings, WARM_UP_TOKENS))
+            warm = _Run(session, _start(session, task, beginnings, WARM_UP_TOKENS), beginnings[0])
             warm.generation.run()
             if warm.interrupted:
                 raise InterruptedSample
             session.reset()
-            self._runs[number] = _Run(session, _start(session, task, task.prompts, task.max_tokens))
+            generation = _start(session, task, task.prompts, task.max_tokens)
+            self._runs[number] = _Run(session, generation, task.prompts[0])
         except BaseException:
             session.close()
             raise
+
+    def read(self, number: int, end: int) -> None:
+        """Process the prompt up to its token `end`, which is not the last. Of one sequence."""
+        run = self._runs[number]
+        with run.counting():  # process() leaves the last token: these are exactly `end`
+            run.read_s += run.session.process(run.prompt[: end + 1]).prefill_s
 
     def advance(self, number: int, goal: int) -> int:
         """Generate until each sequence has `goal` tokens; 1 is the prefill. The number there are.
@@ -172,6 +181,10 @@ class Runner:
             raise InterruptedSample
         sample = Sample.from_telemetry(run.generation.telemetry)
         sample.waited_s, sample.cpu_s = run.waited_s, run.cpu_s
+        sample.prefill_s += run.read_s
+        sample.elapsed_s += run.read_s
+        if run.read_s:
+            sample.prefill_tps = sample.n_prompt / sample.prefill_s
         memory = dict(run.session.memory())
         del self._runs[number]
         run.session.close()

@@ -93,9 +93,38 @@ _FIGURES = (
 )
 
 
-def matrix_columns(cells: Sequence[Cell]) -> list[Column]:
-    """The columns of a table of these cells: class, program, library and a switch have one if they
-    vary."""
+#: What a round does.
+_PER_ROUND = (
+    Column("drafts\n/round", lambda cell, _: _per_round(cell, _drafts(cell), "{:.2f}")),
+    Column(
+        "draft\nms/round",
+        lambda c, _: _per_round(c, sum(1e3 * s.time_s.get("draft", 0) for s in c.samples)),
+    ),
+    Column("looked\nup %", lambda cell, _: _percent(_looked_up_share(cell))),
+)
+
+
+def _drafts(cell: Cell) -> int:
+    """Drafts that were verified, those from the text included."""
+    return sum(cell.drafted) + sum(s.looked_up.get("drafted", 0) for s in cell.samples)
+
+
+def _per_round(cell: Cell, total: float, form: str = "{:.2f}") -> str:
+    return form.format(total / cell.rounds) if cell.rounds and cell.n_max else _NONE
+
+
+def _looked_up_share(cell: Cell) -> float | None:
+    """Of the tokens after the first: drafted from earlier in the text."""
+    if not cell.adaptive:
+        return None
+    n_decoded = sum(sample.n_generated - 1 for sample in cell.samples)
+    taken = sum(sample.looked_up.get("accepted", 0) for sample in cell.samples)
+    return taken / n_decoded if n_decoded else None
+
+
+def matrix_columns(cells: Sequence[Cell], *, per_round: bool = False) -> list[Column]:
+    """The columns of a table of these cells: class, program, library, a switch and an axis have one
+    if they vary; `per_round`: with those of what a round does."""
     axes = [axis for axis in _AXES if len({axis.text(cell, None) for cell in cells} - {_NONE}) > 1]
     switches = [
         _switch_column(heading, name)
@@ -103,7 +132,7 @@ def matrix_columns(cells: Sequence[Cell]) -> list[Column]:
         if len(switch_values(cells, name)) > 1
     ]
     switches += [_axis_column(name) for name in varied_axes(cells)]
-    return [_SIZE, *axes, _MODE, *switches, *_FIGURES]
+    return [_SIZE, *axes, _MODE, *switches, *_FIGURES, *(_PER_ROUND if per_round else ())]
 
 
 def _switch_column(heading: str, name: str) -> Column:
@@ -388,6 +417,7 @@ def print_matrix(
     *,
     plain: bool = False,
     complete: str = "--format markdown",
+    per_round: bool = False,
 ) -> None:
     """Print a table of each model with its notes, then what MTP gains. In a narrow terminal the
     columns that can be spared are left out, and named; nothing is cut, what is still too long runs
@@ -399,12 +429,14 @@ def print_matrix(
         width: in characters; None is the terminal's, or no limit where `file` is none.
         plain: no colours, whatever the environment says.
         complete: what has all columns, in words.
+        per_round: see :func:`matrix_columns`.
     """
     if width is None and not file.isatty():
         width = _UNLIMITED
     console = _console(file, width, plain)
     for part in by_model(cells):
-        _print_table(part, file, console, plain, complete)
+        columns = matrix_columns(part, per_round=per_round)
+        _print_table(part, columns, file, console, plain, complete)
     for text in summaries(cells):
         console.print(f"\n{text}", style="bold")
 
@@ -416,9 +448,13 @@ def by_model(cells: Sequence[Cell]) -> list[Sequence[Cell]]:
 
 
 def _print_table(
-    cells: Sequence[Cell], file: IO[str], console: Console, plain: bool, complete: str
+    cells: Sequence[Cell],
+    columns: list[Column],
+    file: IO[str],
+    console: Console,
+    plain: bool,
+    complete: str,
 ) -> None:
-    columns = matrix_columns(cells)
     if cells:
         spared = []
         tight = _width(cells, columns, tight=False) > console.width
@@ -459,14 +495,14 @@ def _console(file: IO[str] | None, width: int | None, plain: bool = False) -> Co
     )
 
 
-def markdown_table(cells: Sequence[Cell]) -> str:
+def markdown_table(cells: Sequence[Cell], *, per_round: bool = False) -> str:
     """What MTP gains, then the matrix as a Markdown table of each model with its notes below."""
-    parts = [*summaries(cells), *map(_markdown_table, by_model(cells))]
-    return "\n\n".join(parts)
+    tables = [_markdown_table(part, per_round) for part in by_model(cells)]
+    return "\n\n".join([*summaries(cells), *tables])
 
 
-def _markdown_table(cells: Sequence[Cell]) -> str:
-    columns = matrix_columns(cells)
+def _markdown_table(cells: Sequence[Cell], per_round: bool) -> str:
+    columns = matrix_columns(cells, per_round=per_round)
     headings = [column.name for column in columns]
     words = (column.words for column in columns)
     table = to_markdown(headings, matrix_rows(cells, columns), words)

@@ -18,9 +18,10 @@ from multiprocessing.connection import Connection
 from typing import IO, TYPE_CHECKING, Any
 
 from pyllama_mtp import errors
-from pyllama_mtp.errors import PyllamaMtpError
+from pyllama_mtp.errors import PyllamaMtpError, UsageError
 
 if TYPE_CHECKING:
+    from pyllama_mtp.llama.native import Library
     from pyllama_mtp.measure.header import Build
     from pyllama_mtp.measure.profile import Profile
     from pyllama_mtp.measure.runner import Measured, Task
@@ -31,10 +32,55 @@ _SAID = 2000  # characters of its last words
 _PR_SET_PDEATHSIG = 1
 
 
+#: Switches of the CPU patches, for a whole process: `set_NAME` of :class:`.Library`.
+CPU_SWITCHES = ("small_batch", "large_batch", "direct_states", "few_rows_attention")
+
+
+def split_library(text: str) -> tuple[str, dict[str, str]]:
+    """ "patched:small_batch=off:GOMP_SPINCOUNT=9": the library, and what its process is given:
+    CPU_SWITCHES, and variables of the environment, in capitals.
+
+    Raises:
+        UsageError: neither of them.
+    """
+    library, *words = text.split(":")
+    given = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if not (name.isupper() and value) and not (name in CPU_SWITCHES and value in ("on", "off")):
+            raise UsageError(
+                f"{word!r} is nothing that a process can be given: a VARIABLE=VALUE of the "
+                f"environment, or on or off for {', '.join(CPU_SWITCHES)}, as in small_batch=off"
+            )
+        given[name] = value
+    return library, given
+
+
+def load_library(text: str) -> Library:
+    """Load a library into this process, and give the process what comes with it."""
+    from pyllama_mtp.llama import native
+
+    name, given = split_library(text)
+    switches = {name: given.pop(name) for name in CPU_SWITCHES if name in given}
+    os.environ.update(given)
+    library = native.load(name)
+    for switch, value in switches.items():
+        if not getattr(library, f"set_{switch}")(value == "on"):
+            raise UsageError(f"the CPU backend of this library has no {switch}")
+    return library
+
+
 @dataclass(frozen=True)
 class Load:
-    """What a worker loads first: a library ("upstream", "patched", a folder) under a label, and a
-    model, with its MTP head if `mtp`, and with these arguments of `Model` that say where to."""
+    """What a worker loads first.
+
+    Attributes:
+        library: "upstream", "patched" or a folder, and what its process is given: see
+            :func:`split_library`.
+        label: what messages and records call it.
+        placement: arguments of `Model` that say where it goes.
+        mtp: load the MTP head.
+    """
 
     library: str
     label: str
@@ -72,6 +118,10 @@ class WorkerRunner:
     def begin(self, number: int, task: Task) -> None:
         """See :class:`Runner`."""
         self._ask("begin", number, task)
+
+    def read(self, number: int, end: int) -> None:
+        """See :class:`Runner`."""
+        self._ask("read", number, end)
 
     def advance(self, number: int, goal: int) -> int:
         """See :class:`Runner`."""
@@ -145,12 +195,11 @@ def serve(pipe: Connection, stderr: str, load: Load) -> None:
         os.dup2(file.fileno(), 1)
 
     from pyllama_mtp import Model
-    from pyllama_mtp.llama import native
     from pyllama_mtp.measure.header import Build
     from pyllama_mtp.measure.runner import Runner, open_session
 
     try:
-        library = native.load(load.library)
+        library = load_library(load.library)
         with Model(load.model, **load.placement, mtp=load.mtp) as model:
             runner = Runner(partial(open_session, model))
             n_gpu_layers, workers = load.placement["n_gpu_layers"], model.rpc_servers

@@ -221,6 +221,27 @@ def test_settings_by_name_are_axes(fake: ModuleType, cli: Cli) -> None:
     assert any("cache type k q8_0, acceptance none" in line for line in result.err.splitlines())
 
 
+def test_prompts_by_turns(fake: ModuleType, cli: Cli) -> None:
+    """Another session is first in every step; the times of all steps are those of the prompt."""
+    few = (*SMALL[:5], "--depths", "0,2", "--max-tokens", "8", "--repeat", "1")
+    assert cli(*few, "--prompt-sizes", "64", "--prompt-step", "24").code == 0
+    steps = [entry[1:] for entry in fake.log if entry[0] == "process"]
+    assert steps == [(0, 25), (2, 25), (2, 49), (0, 49)], "a prompt's last token is left"
+    cells = read_cells("matrix.jsonl")
+    assert [c.samples[0].prefill_s for c in cells] == pytest.approx([0.064 + 0.025 + 0.049] * 2)
+    assert [c.prefill_tps for c in cells] == pytest.approx([64 / 0.138] * 2)
+    header = next(iter(read_file("matrix.jsonl").runs.values())).header
+    assert header["plan"]["prompt_step"] == 24
+
+
+def test_what_a_round_does_has_columns(fake: ModuleType, cli: Cli) -> None:
+    result = cli(*SMALL, "--per-round", "--format", "markdown")
+    (head,) = [line for line in result.out.splitlines() if "| mode" in line]
+    assert head.endswith("| tokens /round | drafts /round | draft ms/round | looked up % |")
+    rows = [line for line in result.out.splitlines() if "| MTP 2 |" in line]
+    assert all(row.endswith("| 2.00 | 0.00 | - |") for row in rows) and len(rows) == 2
+
+
 def test_several_models_are_measured_one_after_the_other(fake: ModuleType, cli: Cli) -> None:
     assert cli(*SMALL, "--model", "b.gguf").code == 0
     runs = read_file("matrix.jsonl").runs.values()

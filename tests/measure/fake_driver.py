@@ -138,6 +138,10 @@ class Session:
         log.append(("generate", tuple(prompt), max_tokens, ignore_eos, stop, sampling))
         return Generation(self, prompt, max_tokens, log_pairs)
 
+    def process(self, prompt: Any) -> Telemetry:
+        log.append(("process", self.settings.draft_n_max, len(prompt)))
+        return Telemetry(n_prompt=len(prompt), prefill_s=len(prompt) / 1000)
+
     def reset(self) -> None:
         log.append(("reset",))
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from pyllama_mtp.errors import InsufficientMemoryError, PyllamaMtpError, UsageError
+from pyllama_mtp.llama import native
 from pyllama_mtp.measure.runner import Task
-from pyllama_mtp.measure.worker import Load, WorkerRunner
+from pyllama_mtp.measure.worker import (
+    CPU_SWITCHES,
+    Load,
+    WorkerRunner,
+    load_library,
+    split_library,
+)
 from pyllama_mtp.settings import Sampling, Settings
 
 SETTINGS = Settings(n_ctx=256, n_threads=2, draft_n_max=2)
@@ -32,6 +39,33 @@ def worker(request: pytest.FixtureRequest, demo_file: Path) -> Iterator[WorkerRu
         yield made
     finally:
         made.close()
+
+
+def test_a_process_is_given_variables_and_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+
+    class Library:
+        def __getattr__(self, name: str) -> Callable[[bool], bool]:
+            return lambda value: done.append((name, value)) or name != "set_large_batch"
+
+    monkeypatch.setattr(native, "load", lambda name: done.append(name) or Library())
+    monkeypatch.setenv("MATRIX_TEST", "before")
+    load_library("patched:small_batch=off:MATRIX_TEST=1:few_rows_attention=on")
+    assert done == ["patched", ("set_small_batch", False), ("set_few_rows_attention", True)]
+    assert os.environ["MATRIX_TEST"] == "1"
+    with pytest.raises(UsageError, match="has no large_batch"):
+        load_library("patched:large_batch=off")
+
+
+@pytest.mark.parametrize("switch", CPU_SWITCHES)
+def test_the_library_has_these_switches(switch: str) -> None:
+    assert getattr(native.load(), f"set_{switch}")(True)
+
+
+@pytest.mark.parametrize("word", ["small_batch=maybe", "quick=on", "VARIABLE", ""])
+def test_what_a_process_cannot_be_given(word: str) -> None:
+    with pytest.raises(UsageError, match=f"'{word}' is nothing that a process can be given"):
+        split_library(f"patched:{word}")
 
 
 def cpu_s(process: int) -> float:

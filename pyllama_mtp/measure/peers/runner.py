@@ -46,6 +46,9 @@ class PeerRunner:
             raise self._peer
         self._tasks[number] = task
 
+    def read(self, number: int, end: int) -> None:
+        """The prompt is a part of the sample, which is measured at once."""
+
     def advance(self, number: int, goal: int) -> int:
         """Measure the whole sample, whatever the goal; the number of tokens it has generated.
 
