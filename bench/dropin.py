@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Run llama-cpp-python's own tests, unchanged, on both variants of our libraries.
+"""Other programs, unchanged, on our libraries: llama-cpp-python's own tests; llama-server.
 
-    python bench/dropin.py            # makes an environment in build/dropin, then runs everything
+    python bench/dropin.py            # makes an environment in build/dropin, then runs all tests
+    python bench/dropin.py llama-server --help        # its text and speed
 
 llama-cpp-python of the pinned release is installed from its source archive without the native
 build, and finds our libraries by LLAMA_CPP_LIB_PATH. Its tests and the vocabulary files they read
@@ -30,6 +31,7 @@ from pathlib import Path
 
 from benchkit import results, tinymodels
 from benchkit.paths import RESULTS, ROOT
+from dropinkit import llama_server
 
 sys.path.insert(0, str(ROOT / "vendor"))
 
@@ -254,7 +256,12 @@ def header() -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description="llama-cpp-python's tests on both variants.")
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["llama-server"]:
+        return llama_server.main(argv[1:])
+    parser = argparse.ArgumentParser(
+        description="llama-cpp-python's tests on both variants; or, 'llama-server': that on both."
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER, help="for the environment")
     parser.add_argument("--archive", type=Path, metavar="FILE", help="source archive of the pin")
     parser.add_argument("--output", type=Path, default=RESULTS / "dropin.md")

@@ -3,28 +3,34 @@
 
     python bench/memory.py                            # 0.8B shape, Q8_0, synthetic weights
     python bench/memory.py --model FILE.gguf --n-ctx 32768 --n-prompt 8192
+    python bench/memory.py --peers build/peers        # beside upstream's llama-bench
     python bench/memory.py --dry-run                  # a few tokens, nothing is written
 
 Every configuration runs in a fresh process: load, make the contexts, generate; then the process
-reads its own high-water mark. Writes bench/results/NAME.json and .md. Needs Linux (/proc).
+reads its own high-water mark. llama-bench processes a prompt of the same length. Writes
+bench/results/NAME.json and .md. Needs Linux (/proc).
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchkit import results
+import peers as peers_module
+from benchkit import llama_bench, results
 from benchkit.model import Dimensions, dimensions, model_file, synthetic
-from benchkit.ours import Answer, DriverError, Request, measure
+from benchkit.ours import Answer, DriverError, Request, measure, parse_status
 from benchkit.paths import ensure_driver
-from benchkit.plan import random_prompt
+from benchkit.plan import Plan, random_prompt
 
 MIB = 2**20
+LOOK_S = 0.02
 OFF, ON = "MTP off", "MTP on"
 #: name | is the MTP head loaded | draft depth (None: the --depth option)
 CONFIGURATIONS: dict[str, tuple[bool, int | None]] = {
@@ -40,7 +46,8 @@ DEFINITIONS = """\
 
 - `peak RSS` is the high-water mark of resident memory (VmHWM) of the whole process: Python, the
   libraries, weights (the pages of the mapped file that were touched, and repacked copies), caches
-  and buffers. `anonymous` and `file` are its parts at the end (RssAnon, RssFile).
+  and buffers. `anonymous` and `file` are its parts at the end (RssAnon, RssFile). `before the
+  model` is what Python and the libraries have taken before a model is loaded.
 - The lines below are what llama.cpp allocated, by `session.memory()`. `weights` is the size of the
   mapped file, which is the same when the head is not loaded; its pages are then not touched.
 - The second table takes "MTP on" minus "MTP off" apart:
@@ -81,6 +88,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--cache-type-v", choices=CACHE_TYPES, default="f16")
     add("--threads", type=int, default=available_threads(), metavar="N")
     add("--lib", default="patched", help="our library: patched, upstream, or a folder")
+    add("--peers", type=Path, metavar="FOLDER", help="of llama-bench: measure it, too")
     add("--repeat", type=int, default=3, metavar="N", help="processes each (default: %(default)s)")
     add("--name", default="memory", help="of the result files")
     add("--dry-run", action="store_true", help="a few tokens, once each, nothing is written")
@@ -115,6 +123,7 @@ def figures(answer: Answer) -> dict[str, int]:
         "peak_rss": end["VmHWM"],
         "anonymous": end["RssAnon"],
         "file": end["RssFile"],
+        "before_the_model": answer.resident["start"]["VmHWM"],
         **answer.memory,
     }
 
@@ -170,6 +179,39 @@ def sample_all(
     return samples, stamp
 
 
+def peak(command: Sequence[str]) -> int:
+    """Most resident memory of a program, in bytes; looked at again and again while it runs.
+
+    What the system sums up at its end (ru_maxrss) is at least what this process has.
+
+    Raises:
+        DriverError: the program failed.
+    """
+    most, away = 0, subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=away, stderr=away) as process:
+        while process.poll() is None:
+            try:
+                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            except OSError:
+                break
+            most = max(most, parse_status(lines).get("VmHWM", 0))
+            time.sleep(LOOK_S)
+    if process.returncode:
+        raise DriverError(f"{Path(command[0]).name} failed ({process.returncode})")
+    return most
+
+
+def bench_peak(args: argparse.Namespace, model: Path) -> int:
+    """Peak of llama-bench with a prompt as long as ours."""
+    program = str(peers_module.find(args.peers).program("llama-bench"))
+    plan = Plan(
+        model, n_batch=args.n_batch, n_ubatch=args.n_ubatch, threads=args.threads,
+        cache_type_k=args.cache_type_k, cache_type_v=args.cache_type_v,
+    )  # fmt: skip
+    test = ("-p", str(args.n_prompt), "-n", "0", "-r", "1")
+    return peak([program, *llama_bench.options(plan).arguments(), *test])
+
+
 def graph_objects(args: argparse.Namespace) -> int:
     """What MTP costs beyond everything that is known, on a miniature model."""
     model = synthetic(MINIATURE)
@@ -203,6 +245,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         "bytes": middle,
         "difference": explain(middle[ON], middle[OFF], rows, fixed),
         "samples": samples,
+        "llama_bench": bench_peak(args, model) if args.peers else None,
     }
 
 
@@ -217,8 +260,20 @@ def tables(result: dict[str, Any]) -> list[str]:
     parts = [
         [key.replace("_", " "), f"{value / MIB:.1f}"] for key, value in result["difference"].items()
     ]
+    beside = []
+    if theirs := result["llama_bench"]:
+        more = [
+            f"{name} {(given['peak_rss'] - theirs) / MIB:+.1f}" for name, given in middle.items()
+        ]
+        python = middle[OFF]["before_the_model"] / MIB
+        beside = [
+            "",
+            f"llama-bench: peak {theirs / MIB:.1f} MiB; above it: {', '.join(more)} MiB, of which "
+            f"Python and the libraries are {python:.1f}.",
+        ]
     return [
         *results.markdown_table(["MiB", *middle], rows),
+        *beside,
         "",
         *results.markdown_table(["MTP on minus MTP off", "MiB"], parts),
     ]
@@ -248,6 +303,8 @@ def main(argv: list[str] | None = None) -> int:
     from pyllama_mtp import PyllamaMtpError
 
     try:
+        if args.peers:
+            peers_module.find(args.peers).program("llama-bench")  # before anything is measured
         result = collect(args)
     except (DriverError, PyllamaMtpError) as error:
         print(f"memory: {error}", file=sys.stderr)

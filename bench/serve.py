@@ -11,9 +11,9 @@ llama-cpp-python's server, plain and with draft-mtp at each of --peer-depths, fr
 distribution and on upstream's libraries. Servers are processes of their own.
 
 Acceptance is real: the synthetic model has a head that drafts well (`pyllama-mtp synth
---head-noise`). With --acceptance it is imposed on ours, as in bench/decode.py; llama-cpp-python's
-server cannot be told to, so that it is compared at equal acceptance as well: its rounds per second
-times the tokens of a round. Writes results/NAME.json and .md after every round.
+--head-noise`). With --acceptance it is imposed on ours; llama-cpp-python's server cannot be told
+to, so that it is compared at equal acceptance as well: its rounds per second times the tokens of a
+round. Writes results/NAME.json and .md after every round.
 """
 
 from __future__ import annotations

@@ -7,11 +7,9 @@ ratios hold where speeds measured one after the other would not.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchkit.sample import Sample
 
@@ -98,16 +96,6 @@ def forget(session: Session) -> None:
     session._engine.choice = DraftChoice(session._engine.settings)
 
 
-def impose(session: Session, rates: Sequence[float]) -> None:
-    """Impose acceptance per position, unconditional, on the generations to come. A session that
-    chooses its depth forgets its experience."""
-    engine = session._engine
-    limit = engine.settings.depth_limit
-    if limit:
-        engine.settings = replace(engine.settings, synthetic_acceptance=tuple(rates[:limit]))
-    forget(session)
-
-
 def sample(generation: Generation) -> Sample:
     """Its figures, in the terms that all sides share."""
     t = generation.telemetry
@@ -120,48 +108,3 @@ def sample(generation: Generation) -> Sample:
         accepted=sum(t.accepted),
         rounds=t.rounds if sum(t.drafted) else 0,
     )
-
-
-def python_share(session: Session, prompt: Sequence[int], n_decode: int) -> float:
-    """Share of the time of decoding that is not spent inside the native library.
-
-    Every native call is timed from Python, so what the timing costs is in it.
-    """
-    engine = session._engine
-    holders: list[Any] = [*engine._contexts(), engine.model]
-    timed = _TimedLibrary(engine.target._lib)
-    for holder in holders:
-        holder._lib = timed
-    try:
-        generation = session.generate(prompt, max_tokens=n_decode + 1, ignore_eos=True)
-        pieces = iter(generation)
-        while not generation.tokens:
-            next(pieces)
-        began = timed.seconds
-        generation.run()
-        return 1 - (timed.seconds - began) / generation.telemetry.decode_s
-    finally:
-        for holder in holders:
-            holder._lib = timed.library
-
-
-class _TimedLibrary:
-    """A cffi library whose functions add up their time in `seconds`."""
-
-    def __init__(self, library: Any) -> None:
-        self.library, self.seconds = library, 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.library, name)
-        if not callable(found):
-            return found
-
-        def call(*args: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return found(*args)
-            finally:
-                self.seconds += time.perf_counter() - began
-
-        setattr(self, name, call)
-        return call

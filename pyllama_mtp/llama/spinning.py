@@ -4,7 +4,7 @@ GCC's libgomp spins 300,000 times round where nothing else is said, which is mil
 than a time slice of the system. On a machine whose cores other programs want too, a thread that has
 its core then burns it waiting for one that has not, at every barrier of every layer. With far fewer
 rounds a machine that is idle loses nothing on models of real size, and a busy one keeps most of its
-speed (`python bench/spinning.py`).
+speed (bench/README.md has the command).
 
 Every thread of Python that decodes has a team of OpenMP threads of its own, which stays. As soon as
 all teams together have more threads than there are cores, libgomp spins 100 times only, and each

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import dropin
-import dropin_server
 import pytest
 from benchkit import tinymodels
 from dropin import Outcome
+from dropinkit import llama_server
 
 from pyllama_mtp.llama import native
 
@@ -105,12 +105,12 @@ def test_each_side_must_get_its_library(tmp_path: Path, monkeypatch: pytest.Monk
     program = Path(sys.executable)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/elsewhere")
     patched, upstream = (native.locate(variant)[0] for variant in ("patched", "upstream"))
-    sides = {dropin_server.OWN: None, dropin_server.OURS: patched}
-    with pytest.raises(dropin_server.PeerError, match="not linked against a shared libllama"):
-        dropin_server.check_sides(program, sides)
-    monkeypatch.setattr(dropin_server, "loaded", loaded)
-    dropin_server.check_sides(program, sides)
+    sides = {llama_server.OWN: None, llama_server.OURS: patched}
+    with pytest.raises(llama_server.PeerError, match="not linked against a shared libllama"):
+        llama_server.check_sides(program, sides)
+    monkeypatch.setattr(llama_server, "loaded", loaded)
+    llama_server.check_sides(program, sides)
     assert os.environ["LD_LIBRARY_PATH"] == "/elsewhere"
-    for side, wrong in ((dropin_server.OURS, upstream), (dropin_server.OWN, patched)):
-        with pytest.raises(dropin_server.PeerError, match="which is not"):
-            dropin_server.check_sides(program, {**sides, side: wrong})
+    for side, wrong in ((llama_server.OURS, upstream), (llama_server.OWN, patched)):
+        with pytest.raises(llama_server.PeerError, match="which is not"):
+            llama_server.check_sides(program, {**sides, side: wrong})

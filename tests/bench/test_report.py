@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import memory
 import pytest
 from benchkit import results
 from benchkit.model import Dimensions
-from benchkit.ours import parse_status
+from benchkit.ours import DriverError, parse_status
 from benchkit.plan import Plan
 
 PLAN = Plan(Path("/home/somebody/models/synth.gguf"), threads=2)
+MIB = 2**20
 MACHINE = {"cpu": "Some CPU", "cores": 2, "memory_bytes": 2**34, "devices": [], "os": "Linux 6"}
 BUILD = {"upstream_commit": "0c1e57098bba", "compiler": "GNU 12", "cpu_features": "avx2"}
 BUILD |= {"variant": "patched", "series": "7ffaa8541e19"}
@@ -68,3 +70,25 @@ def test_output_rows_of_mtp() -> None:
     size = Dimensions(n_vocab=1000, n_embd=10)
     assert memory.output_rows(size, 512, 3, apart=True) == 4 * (513 * 10 + 4 * 1000)
     assert memory.output_rows(size, 512, 3, apart=False) == 4 * 3 * 1000
+
+
+def test_the_peak_is_the_programs_own() -> None:
+    """Not that of the process that starts it, which holds more."""
+    mine = bytearray(200 * MIB)
+    mine[::4096] = b"x" * len(mine[::4096])
+    code = "import time; kept = b'x' * (60 << 20); time.sleep(0.3); del kept; time.sleep(0.2)"
+    assert 60 * MIB < memory.peak([sys.executable, "-c", code]) < 120 * MIB
+    with pytest.raises(DriverError, match=r"failed \(3\)"):
+        memory.peak([sys.executable, "-c", "raise SystemExit(3)"])
+
+
+def test_memory_is_shown_beside_that_of_llama_bench() -> None:
+    def given(peak: int) -> dict[str, int]:
+        return {"peak_rss": peak * MIB, "before_the_model": 32 * MIB}
+
+    middle = {memory.OFF: given(1040), memory.ON: given(1100)}
+    result = {"bytes": middle, "difference": {"peak_rss": 60 * MIB}, "llama_bench": 1000 * MIB}
+    lines = "\n".join(memory.tables(result))
+    assert "llama-bench: peak 1000.0 MiB; above it: MTP off +40.0, MTP on +100.0 MiB" in lines
+    assert lines.count("Python and the libraries are 32.0.") == 1
+    assert "llama-bench" not in "\n".join(memory.tables({**result, "llama_bench": None}))

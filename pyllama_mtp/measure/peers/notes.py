@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.peers import PEERS
+from pyllama_mtp.measure.plan import axis_words
 from pyllama_mtp.measure.ratios import Figure, paired_ratios, typical_ratio
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def _comparison(name: str, own: Sequence[Cell], cells: Sequence[Cell]) -> list[s
         if ours is None:
             continue
         mode = f"MTP {theirs.n_max}" if theirs.n_max else "no-MTP"
+        mode = " ".join([mode, *map(axis_words, theirs.axes.values())])
         speeds = [
             f"{words} {ratio}"
             for words, figure in _FIGURES
@@ -66,9 +68,10 @@ _FIGURES: tuple[tuple[str, Figure], ...] = (("prefill", "prefill_tps"), ("decode
 
 
 def _comparable(ours: Cell, theirs: Cell) -> bool:
-    """Ours with the same work; the first of them, where our switches vary."""
+    """Ours with the same work; the first of them, where what varies is ours alone."""
     same = ("run", "model", "prompt_class", "n_prompt", "max_tokens", "n_max", "adaptive")
     alike = all(getattr(ours, name) == getattr(theirs, name) for name in same)
+    alike &= all(ours.axes.get(name) == value for name, value in theirs.axes.items())
     return alike and ours.program == OURS and bool(ours.samples)
 
 

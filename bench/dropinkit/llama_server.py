@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """Upstream's llama-server, unchanged, on its own libllama and on the patched one, by turns.
 
     python bench/peers.py                             # builds llama-server from the pinned tree
-    python bench/dropin_server.py                     # 0.8B shape, Q8_0, synthetic weights
-    python bench/dropin_server.py --model FILE.gguf --pairs 5
+    python bench/dropin.py llama-server               # 0.8B shape, Q8_0, synthetic weights
+    python bench/dropin.py llama-server --model FILE.gguf --pairs 5
 
 The program is the same file every time; LD_LIBRARY_PATH alone decides which libllama it loads, and
 the loader is asked which one that is. ggml and its backends stay the program's own, so what is
@@ -202,7 +201,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     from pyllama_mtp.settings import available_threads
 
-    parser = argparse.ArgumentParser(description="llama-server on its own and on our libllama.")
+    parser = argparse.ArgumentParser(
+        "dropin.py llama-server", description="llama-server on its own and on our libllama."
+    )
     add = parser.add_argument
     add("--model", type=Path, metavar="FILE", help="with an MTP head (default: synthetic)")
     add("--n-prompt", type=int, default=2048, metavar="N", help="default: %(default)s")
@@ -232,7 +233,7 @@ def main(argv: list[str] | None = None) -> int:
                 written[side] = texts(program, args.threads)
         samples = measure(program, plan, depths, args.pairs, folders)
     except (PyllamaMtpError, ValueError) as error:
-        print(f"dropin_server: {error}", file=sys.stderr)
+        print(f"dropin: {error}", file=sys.stderr)
         return 2
     result = {
         **results.header(describe_machine(), stamp),
@@ -246,7 +247,3 @@ def main(argv: list[str] | None = None) -> int:
     for path in results.write(result, render(result, plan), args.name):
         print(f"wrote {path.name}")
     return 0 if written[OWN] == written[OURS] else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
