@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.columns import mode_label
 from pyllama_mtp.measure.plan import AXES, PLAIN_AXES, SWITCHES, axis_name, axis_words
-from pyllama_mtp.measure.table import mode_label
 
 #: What all the cells of this project's own measurements have as their `program`.
 OURS = "pyllama-mtp"

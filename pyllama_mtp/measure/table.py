@@ -1,15 +1,28 @@
-"""Cells as tables: for a terminal (rich), and as Markdown."""
+"""Cells as tables with notes below: for a terminal (rich), and as Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING
 
-from pyllama_mtp.measure.cells import Cell, pooled_rates, sum_positions
+from pyllama_mtp.measure.cells import Cell, sum_positions
+from pyllama_mtp.measure.columns import (
+    AXIS_COLUMNS,
+    LEAST_DRAFTS,
+    NONE,
+    SWITCH_COLUMNS,
+    SYNC,
+    Column,
+    axis_column,
+    matrix_columns,
+    matrix_rows,
+    mode_label,
+    switch_value,
+    switch_values,
+    varied_axes,
+)
 from pyllama_mtp.measure.markdown import to_markdown
 from pyllama_mtp.measure.peers.notes import OURS, peer_notes
-from pyllama_mtp.measure.plan import axis_name, axis_words
 from pyllama_mtp.measure.ratios import Figure, Ratio, base_of, by_cpu_time, ratio_to
 from pyllama_mtp.measure.verdict import matrix_verdicts, summaries
 
@@ -17,183 +30,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_NONE = "-"
 _UNLIMITED = 1000
 _WAITED_MUCH = 0.03
-#: Adaptive depth may have drafted once or twice at a position; fewer drafts than this are no rate.
-LEAST_DRAFTS = 20
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of the matrix.
-
-    Attributes:
-        heading: its line breaks are for the terminal.
-        text: what a cell has there, given also the no-MTP cell of its size, if there is one.
-        words: words, not figures: aligned to the left.
-        measured: a dash where the cell has no samples.
-        spare: left out where the terminal is too narrow, the highest number first; 0: never.
-    """
-
-    heading: str
-    text: Callable[[Cell, Cell | None], str]
-    words: bool = False
-    measured: bool = True
-    spare: int = 0
-
-    @property
-    def name(self) -> str:
-        """The heading on one line."""
-        return self.heading.replace("\n", " ")
-
-    def value(self, cell: Cell, base: Cell | None) -> str:
-        """The text of one row."""
-        return self.text(cell, base) if cell.samples or not self.measured else _NONE
-
-
-#: What has a column only if it varies: heading, and its name in the settings of a cell.
-_SWITCHES = (
-    ("rows", "prompt_rows"),
-    ("sync", "prompt_sync"),
-    ("hidden", "hidden"),
-    ("draft vocab", "draft_vocab"),
-)
-_SIZE = Column("prompt\ntokens", lambda cell, _: str(cell.n_prompt), measured=False)
-#: Axes that have a column only if they vary.
-_AXES = (
-    Column("class", lambda cell, _: cell.prompt_class, words=True, measured=False),
-    Column("program", lambda cell, _: cell.program, words=True, measured=False),
-    Column(
-        "library",
-        lambda cell, _: cell.variant if cell.program == OURS else _NONE,
-        words=True,
-        measured=False,
-    ),
-)
-_MODE = Column("mode", lambda cell, _: mode_label(cell), words=True, measured=False)
-_SYNC = Column("sync\n%", lambda cell, _: _percent(cell.prompt_sync_share), spare=3)
-_FIGURES = (
-    Column("prefill\ntok/s", lambda cell, _: _speed(cell.prefill_tps)),
-    Column("vs\nno-MTP", lambda cell, base: _times(ratio_to(cell, base, "prefill_tps"))),
-    _SYNC,
-    Column("decode\ntok/s", lambda cell, _: _speed(cell.decode_tps)),
-    Column("vs\nno-MTP", lambda cell, base: _times(ratio_to(cell, base, "decode_tps"))),
-    Column("elapsed\ns", lambda cell, _: f"{cell.elapsed_s:.2f}", spare=2),
-    Column(
-        "accepted %\nat 1,2,...",
-        lambda cell, _: _percentages(shown_rates([cell])),
-        words=True,
-    ),
-    Column(
-        "tokens\n/round",
-        lambda c, _: f"{c.tokens_per_round:.2f}" if c.tokens_per_round else _NONE,
-        spare=1,
-    ),
-)
-
-
-#: What a round does.
-_PER_ROUND = (
-    Column("drafts\n/round", lambda cell, _: _per_round(cell, _drafts(cell), "{:.2f}")),
-    Column(
-        "draft\nms/round",
-        lambda c, _: _per_round(c, sum(1e3 * s.time_s.get("draft", 0) for s in c.samples)),
-    ),
-    Column("looked\nup %", lambda cell, _: _percent(_looked_up_share(cell))),
-)
-
-
-def _drafts(cell: Cell) -> int:
-    """Drafts that were verified, those from the text included."""
-    return sum(cell.drafted) + sum(s.looked_up.get("drafted", 0) for s in cell.samples)
-
-
-def _per_round(cell: Cell, total: float, form: str = "{:.2f}") -> str:
-    return form.format(total / cell.rounds) if cell.rounds and cell.n_max else _NONE
-
-
-def _looked_up_share(cell: Cell) -> float | None:
-    """Of the tokens after the first: drafted from earlier in the text."""
-    if not cell.adaptive:
-        return None
-    n_decoded = sum(sample.n_generated - 1 for sample in cell.samples)
-    taken = sum(sample.looked_up.get("accepted", 0) for sample in cell.samples)
-    return taken / n_decoded if n_decoded else None
-
-
-def matrix_columns(cells: Sequence[Cell], *, per_round: bool = False) -> list[Column]:
-    """The columns of a table of these cells: class, program, library, a switch and an axis have one
-    if they vary; `per_round`: with those of what a round does."""
-    axes = [axis for axis in _AXES if len({axis.text(cell, None) for cell in cells} - {_NONE}) > 1]
-    switches = [
-        _switch_column(heading, name)
-        for heading, name in _SWITCHES
-        if len(switch_values(cells, name)) > 1
-    ]
-    switches += [_axis_column(name) for name in varied_axes(cells)]
-    return [_SIZE, *axes, _MODE, *switches, *_FIGURES, *(_PER_ROUND if per_round else ())]
-
-
-def _switch_column(heading: str, name: str) -> Column:
-    def text(cell: Cell, _: Cell | None) -> str:
-        return switch_value(cell, name).removesuffix("-norm")
-
-    heading = {"hidden": "hidden\nnorm", "draft vocab": "draft\nvocab"}.get(heading, heading)
-    return Column(heading, text, words=True, measured=False)
-
-
-def varied_axes(cells: Iterable[Cell]) -> list[str]:
-    """Names of the axes on which these cells have several values."""
-    found: dict[str, set[str]] = {}
-    for cell in cells:
-        for name, value in cell.axes.items():
-            found.setdefault(name, set()).add(axis_words(value))
-    return [name for name, values in found.items() if len(values) > 1]
-
-
-def _axis_column(name: str) -> Column:
-    def text(cell: Cell, _: Cell | None) -> str:
-        return axis_words(cell.axes[name]) if name in cell.axes else _NONE
-
-    return Column(axis_name(name), text, words=True, measured=False)
-
-
-def switch_value(cell: Cell, name: str) -> str:
-    """The value of a switch with MTP; for the sync of the prompt, what "auto" came down to."""
-    if not cell.n_max or cell.program != OURS:
-        return _NONE
-    used = cell.samples[-1].prompt_sync if name == "prompt_sync" and cell.samples else ""
-    return used or str(cell.settings.get(name, _NONE))
-
-
-def switch_values(cells: Iterable[Cell], name: str) -> list[str]:
-    """The different values of a switch among the cells with MTP, in their order.
-
-    "auto" is not one beside others: a cell without samples does not know what it comes down to
-    (of the draft vocabulary it is one).
-    """
-    ours = (cell for cell in cells if cell.n_max and cell.program == OURS)
-    values = list(dict.fromkeys(switch_value(cell, name) for cell in ours))
-    if name == "draft_vocab":
-        return values
-    return [value for value in values if value != "auto"] or values
-
-
-def matrix_rows(cells: Sequence[Cell], columns: Sequence[Column] | None = None) -> list[list[str]]:
-    """One row of text per cell; `columns`: None is all that :func:`matrix_columns` has."""
-    columns = matrix_columns(cells) if columns is None else columns
-    bases = [base_of(cell, cells) for cell in cells]
-    pairs = [*zip(cells, bases, strict=True)]
-    return [[column.value(cell, base) for column in columns] for cell, base in pairs]
-
-
-def mode_label(cell: Cell) -> str:
-    """The mode with its depth, and a mark when the acceptance was imposed."""
-    if not cell.n_max:
-        return "no-MTP"
-    depth = "auto" if cell.adaptive else cell.n_max
-    return f"MTP {depth}" + (" SYNTHETIC" if cell.synthetic_acceptance else "")
 
 
 def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None) -> list[str]:
@@ -206,7 +44,7 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
     threads = first.settings.get("n_threads")
     builds = {
         f"{cell.variant} build of llama.cpp {cell.upstream_commit[:9]}, patches "
-        f"{cell.series[:12] or _NONE}, {cell.backend}": None
+        f"{cell.series[:12] or NONE}, {cell.backend}": None
         for cell in cells
         if cell.program == OURS
     }
@@ -224,15 +62,15 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
         *few_drafts_note(cells),
         *matrix_verdicts(cells),
     ]
-    settled = [(heading, switch_values(cells, name)) for heading, name in _SWITCHES]
+    settled = [(heading, switch_values(cells, name)) for heading, name in SWITCH_COLUMNS]
     alike = [
         f"{heading} {values[0]}"
         for heading, values in settled
-        if len(values) == 1 and values[0] not in (_NONE, "auto")
+        if len(values) == 1 and values[0] not in (NONE, "auto")
     ]
     if alike:
         notes.append(f"all with MTP: {', '.join(alike)}")
-    if _SYNC in columns and any(cell.prompt_sync_share is not None for cell in cells):
+    if SYNC in columns and any(cell.prompt_sync_share is not None for cell in cells):
         notes.append(
             "sync %: the part of the prefill's time that goes to the MTP block; on a GPU, of the "
             "host's time"
@@ -321,19 +159,6 @@ def _adaptive_note(cells: Sequence[Cell]) -> list[str]:
     ]
 
 
-def shown_rates(cells: Iterable[Cell]) -> list[float | None]:
-    """Acceptance by draft position of cells of one series, total over total; None: not shown.
-
-    Of adaptive depth a rate needs `LEAST_DRAFTS` drafts. A fixed depth drafts at every position in
-    every round, so its positions are all as well known as the first.
-    """
-    cells = list(cells)
-    drafted = sum_positions(cell.drafted for cell in cells)
-    rates = pooled_rates(sum_positions(cell.accepted for cell in cells), drafted)
-    least = LEAST_DRAFTS if any(cell.adaptive for cell in cells) else 0
-    return [rate if n >= least else None for rate, n in zip(rates, drafted, strict=True)]
-
-
 def few_drafts_note(cells: Iterable[Cell]) -> list[str]:
     """That positions have no rate for too few drafts, if some have none."""
     few = (n < LEAST_DRAFTS for cell in cells if cell.adaptive for n in cell.drafted)
@@ -344,9 +169,11 @@ def few_drafts_note(cells: Iterable[Cell]) -> list[str]:
 
 def _row_label(cell: Cell, cells: Sequence[Cell]) -> str:
     """The mode, and those switches of the cell that vary."""
-    varied = [name for _, name in _SWITCHES if cell.n_max and len(switch_values(cells, name)) > 1]
-    axes = [axis.text(cell, None) for axis in _AXES if axis in matrix_columns(cells)]
-    more = [_axis_column(name).text(cell, None) for name in varied_axes(cells)]
+    varied = [
+        name for _, name in SWITCH_COLUMNS if cell.n_max and len(switch_values(cells, name)) > 1
+    ]
+    axes = [axis.text(cell, None) for axis in AXIS_COLUMNS if axis in matrix_columns(cells)]
+    more = [axis_column(name).text(cell, None) for name in varied_axes(cells)]
     switches = [switch_value(cell, name) for name in varied]
     return " ".join([*axes, mode_label(cell), *switches, *more])
 
@@ -371,25 +198,6 @@ def _counts(cells: Iterable[Cell]) -> str:
     numbers = sorted({len(cell.samples) for cell in cells if cell.samples})
     many = numbers and numbers[-1] != 1
     return " or ".join(map(str, numbers or [0])) + (" samples" if many else " sample")
-
-
-def _speed(value: float | None) -> str:
-    if value is None:
-        return _NONE
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
-
-
-def _times(ratio: Ratio | None) -> str:
-    return f"{ratio.value:.2f}x" if ratio else _NONE
-
-
-def _percent(share: float | None) -> str:
-    return _NONE if share is None else f"{100 * share:.1f}"
-
-
-def _percentages(rates: Sequence[float | None]) -> str:
-    """Rates per position: '91 81 74'."""
-    return " ".join(_NONE if rate is None else f"{100 * rate:.0f}" for rate in rates) or _NONE
 
 
 def matrix_table(

@@ -13,13 +13,13 @@ from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageErro
 from pyllama_mtp.llama.trace import Cost
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.classprompts import Prompts
+from pyllama_mtp.measure.columns import mode_label
 from pyllama_mtp.measure.header import Build, make_header
 from pyllama_mtp.measure.matrix import TURN_TOKENS, Event, Matrix
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.profile import Profile, cell_profiles
 from pyllama_mtp.measure.recordfile import Records
 from pyllama_mtp.measure.runner import WARM_UP_TOKENS, Runner
-from pyllama_mtp.measure.table import mode_label
 from pyllama_mtp.settings import AUTO_DEPTH, Sampling, Settings
 
 PLAN = Plan(sizes=(100, 200), depths=(0, 2, 3), max_tokens=12, repeat=2)

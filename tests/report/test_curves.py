@@ -8,10 +8,10 @@ import pytest
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.columns import LEAST_DRAFTS
 from pyllama_mtp.measure.published import Published
 from pyllama_mtp.measure.report.curves import Point, check_kind, curves, published_curves
 from pyllama_mtp.measure.report.style import COLORS, DARK, dark, size_words
-from pyllama_mtp.measure.table import LEAST_DRAFTS
 
 MakeCell = Callable[..., Cell]
 

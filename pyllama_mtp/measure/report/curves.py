@@ -9,10 +9,10 @@ from typing import Literal, get_args
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure import series
 from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.columns import shown_rates
 from pyllama_mtp.measure.published import Published, by_source
 from pyllama_mtp.measure.ratios import Figure, base_of, paired_ratios, typical_ratio
 from pyllama_mtp.measure.records import spread_of
-from pyllama_mtp.measure.table import shown_rates
 
 Kind = Literal["prefill", "decode", "prefill-ratio", "decode-ratio", "acceptance"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure import series
 from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.columns import LEAST_DRAFTS
 from pyllama_mtp.measure.published import Published
 from pyllama_mtp.measure.report import style
 from pyllama_mtp.measure.report.curves import Curve, Kind, curves, published_curves
 from pyllama_mtp.measure.report.legend import ROW, draw_legends, legends, looks, source_lines
 from pyllama_mtp.measure.report.style import Shape
-from pyllama_mtp.measure.table import LEAST_DRAFTS, imposed
+from pyllama_mtp.measure.table import imposed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,6 +9,7 @@ from typing import Any
 
 from pyllama_mtp.measure import series, table
 from pyllama_mtp.measure.cells import Cell
+from pyllama_mtp.measure.columns import shown_rates
 from pyllama_mtp.measure.markdown import to_markdown
 from pyllama_mtp.measure.ratios import base_of, by_cpu_time, paired_ratios, typical_ratio
 from pyllama_mtp.measure.records import records
@@ -67,7 +68,7 @@ def _row(cell: Cell, label: str, record: dict[str, Any]) -> list[str]:
     mark = " SYNTHETIC" if cell.synthetic_acceptance and cell.n_max else ""
     if not cell.samples:
         return [str(cell.n_prompt), label + mark, *[_NONE] * 10, "0"]
-    rates = (_NONE if rate is None else f"{100 * rate:.0f}" for rate in table.shown_rates([cell]))
+    rates = (_NONE if rate is None else f"{100 * rate:.0f}" for rate in shown_rates([cell]))
     rounds = record["tokens_per_round"]
     return [
         str(cell.n_prompt),
