@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyllama_mtp.cli import FAILED, PROGRAM, interrupted, loading, options, parsing, stopped
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.measure.peers import PEERS
 
 if TYPE_CHECKING:
-    from pyllama_mtp.measure.cells import Cell
     from pyllama_mtp.measure.plan import Plan
-    from pyllama_mtp.measure.recordfile import Records
     from pyllama_mtp.measure.run import Request
 
 DEPTHS: tuple[int | str, ...] = (0, 2, 3, "auto")
@@ -77,21 +75,6 @@ def size(text: str) -> int:
     """An argparse type: tokens, "2048" or "2k"."""
     thousands = text[:-1] if text[-1:] in ("k", "K") else ""
     return 1024 * parsing.whole(1)(thousands) if thousands.isdigit() else parsing.whole(1)(text)
-
-
-def axis(text: str) -> tuple[str, tuple[Any, ...]]:
-    """An argparse type: "NAME=VALUE,...", the values of an axis by its name."""
-    from pyllama_mtp.measure.plan import AXES, axis_value
-    from pyllama_mtp.measure.planargs import axis_values
-
-    name, equals, words = text.partition("=")
-    name = name.replace("-", "_")
-    if not equals or name not in AXES:
-        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=VALUE,...; NAME: {', '.join(AXES)}")
-    try:
-        return name, axis_values(name, tuple(axis_value(name, word) for word in words.split(",")))
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -204,7 +187,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--axis",
-        type=axis,
+        type=parsing.axis,
         action="append",
         default=[],
         dest="axes",
@@ -247,7 +230,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, keep every finished sample, print the table."""
-    from pyllama_mtp.cli.matrix_run import each_model, first_look, measure
+    from pyllama_mtp.cli.matrix_run import each_model, first_look, measure, report, show
     from pyllama_mtp.measure.recordfile import Records, check_output
 
     first = args.model is None and args.prompt_sizes is None and args.depths is None
@@ -272,7 +255,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{PROGRAM}: error: nothing was measured; see above for the reasons", file=sys.stderr)
         code = FAILED
     if args.report and found.cells:
-        _report(args.report, found)
+        report(args.report, found)
     if request.output and found.cells:
         n_samples = sum(len(one.measured) for one in found.runs.values())
         more = "; --resume goes on" if code else ""
@@ -405,27 +388,3 @@ def _label(library: str) -> str:
     if name not in ("", "upstream", "patched"):
         name = Path(name).resolve().name
     return name + colon + given
-
-
-def _report(directory: str, found: Records) -> None:
-    """Write the page of this run, and say where it is."""
-    from pyllama_mtp.measure.records import run_commands
-    from pyllama_mtp.measure.report.page import write_report
-
-    page, *_ = write_report(found.cells, directory, commands=run_commands(found))
-    print(f"report: {page}", file=sys.stderr)
-
-
-def show(cells: list[Cell], how: str, *, per_round: bool = False) -> None:
-    """Print the cells to stdout as a table, as Markdown, or as one JSON array."""
-    from pyllama_mtp.measure import table
-    from pyllama_mtp.measure.profile import cell_profiles
-
-    if how == "json":
-        print("[" + ",\n".join(cell.to_json() for cell in cells) + "]")
-    elif how == "markdown":
-        print(table.markdown_table(cells, per_round=per_round))
-    else:
-        table.print_matrix(cells, sys.stdout, per_round=per_round)
-    if how != "json" and (profiles := cell_profiles(cells)):
-        print(f"\n{profiles}")

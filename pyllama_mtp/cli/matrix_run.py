@@ -1,4 +1,4 @@
-"""What ``pyllama-mtp matrix`` does once its options are checked: load, measure, keep."""
+"""What ``pyllama-mtp matrix`` does once its options are checked: load, measure, keep, show."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pyllama_mtp.errors import DiskFullError, UsageError
 from pyllama_mtp.measure.recordfile import last_run
 
 if TYPE_CHECKING:
+    from pyllama_mtp.measure.cells import Cell
     from pyllama_mtp.measure.matrix import Event, Matrix
     from pyllama_mtp.measure.recordfile import Records
     from pyllama_mtp.measure.run import Request
@@ -139,6 +140,30 @@ def choose_threads(args: argparse.Namespace, request: Request) -> None:
             f"other programs keep {cores - free} of {cores} cores busy; measuring with {free} "
             f"thread{'' if free == 1 else 's'} (--threads {cores} uses all)"
         )
+
+
+def report(directory: str, found: Records) -> None:
+    """Write the page of this run, and say where it is."""
+    from pyllama_mtp.measure.records import run_commands
+    from pyllama_mtp.measure.report.page import write_report
+
+    page, *_ = write_report(found.cells, directory, commands=run_commands(found))
+    print(f"report: {page}", file=sys.stderr)
+
+
+def show(cells: list[Cell], how: str, *, per_round: bool = False) -> None:
+    """Print the cells to stdout as a table, as Markdown, or as one JSON array."""
+    from pyllama_mtp.measure import table
+    from pyllama_mtp.measure.profile import cell_profiles
+
+    if how == "json":
+        print("[" + ",\n".join(cell.to_json() for cell in cells) + "]")
+    elif how == "markdown":
+        print(table.markdown_table(cells, per_round=per_round))
+    else:
+        table.print_matrix(cells, sys.stdout, per_round=per_round)
+    if how != "json" and (profiles := cell_profiles(cells)):
+        print(f"\n{profiles}")
 
 
 def _say_what_was_dropped(matrix: Matrix, request: Request) -> None:

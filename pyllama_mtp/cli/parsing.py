@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
+from pyllama_mtp.errors import UsageError
+
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Adds the default to every option that has one, and keeps the line breaks of the epilog."""
@@ -141,3 +143,18 @@ def one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+def axis(text: str) -> tuple[str, tuple[Any, ...]]:
+    """An argparse type: "NAME=VALUE,...", the values of an axis by its name."""
+    from pyllama_mtp.measure.plan import AXES, axis_value
+    from pyllama_mtp.measure.planargs import axis_values
+
+    name, equals, words = text.partition("=")
+    name = name.replace("-", "_")
+    if not equals or name not in AXES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=VALUE,...; NAME: {', '.join(AXES)}")
+    try:
+        return name, axis_values(name, tuple(axis_value(name, word) for word in words.split(",")))
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
 from pyllama_mtp.measure import budget
@@ -26,7 +26,7 @@ from pyllama_mtp.measure.header import OWN_SETTINGS, brief, now, without_folders
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.plan import SWITCHES, Group, Plan, Variant
 from pyllama_mtp.measure.recordfile import Record, cell_key
-from pyllama_mtp.measure.runner import InterruptedSample, Measured, Task
+from pyllama_mtp.measure.runner import InterruptedSample, Measured, SideBySide, Task
 from pyllama_mtp.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,17 +40,6 @@ TURN_TOKENS = 32
 #: Rest before another process gets its turn: OpenMP's threads spin that long after their last work.
 SETTLE_S = 0.02
 _CONTEXT_STEP = 256  # llama.cpp pads contexts to this many tokens
-
-
-class SideBySide(Protocol):
-    """A :class:`~pyllama_mtp.measure.runner.Runner`, here or in another process."""
-
-    def check(self, settings: Settings, n_sequences: int = 1) -> None: ...
-    def begin(self, number: int, task: Task) -> None: ...
-    def read(self, number: int, end: int) -> None: ...
-    def advance(self, number: int, goal: int) -> int: ...
-    def finish(self, number: int) -> Measured: ...
-    def drop(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.measure.classprompts import Prompts
 from pyllama_mtp.measure.header import Build, make_header
-from pyllama_mtp.measure.matrix import Event, Matrix, SideBySide
+from pyllama_mtp.measure.matrix import Event, Matrix
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.recordfile import Record, Records, Run, Writer, run_to_resume
-from pyllama_mtp.measure.runner import Runner, open_session
+from pyllama_mtp.measure.runner import Runner, SideBySide, open_session
 from pyllama_mtp.measure.worker import Load, WorkerRunner
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyllama_mtp.measure.cells import Sample
 from pyllama_mtp.measure.machine import waited_for_core
@@ -113,6 +113,17 @@ class _Run:
         yield
         self.cpu_s[phase] += time.thread_time() - cpu
         self.waited_s[phase] += waited_for_core() - waited
+
+
+class SideBySide(Protocol):
+    """A :class:`Runner`, here or in another process."""
+
+    def check(self, settings: Settings, n_sequences: int = 1) -> None: ...
+    def begin(self, number: int, task: Task) -> None: ...
+    def read(self, number: int, end: int) -> None: ...
+    def advance(self, number: int, goal: int) -> int: ...
+    def finish(self, number: int) -> Measured: ...
+    def drop(self) -> None: ...
 
 
 class Runner:

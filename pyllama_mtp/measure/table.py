@@ -252,7 +252,31 @@ def print_matrix(
 def by_model(cells: Sequence[Cell]) -> list[Sequence[Cell]]:
     """The cells of each model, in their order; all of none is one part."""
     models = dict.fromkeys(cell.model for cell in cells)
-    return [[cell for cell in cells if cell.model == model] for model in models] or [cells]
+    return [_ordered([cell for cell in cells if cell.model == model]) for model in models] or [
+        cells
+    ]
+
+
+def _ordered(cells: Sequence[Cell]) -> Sequence[Cell]:
+    """Where axes vary: by depth, then by their values. Cells come as their samples are finished."""
+    if not varied_axes(cells):
+        return cells
+    groups, programs = (
+        list(dict.fromkeys(names))
+        for names in (
+            [(cell.prompt_class, cell.n_prompt) for cell in cells],
+            [(cell.program, cell.variant) for cell in cells],
+        )
+    )
+    return sorted(
+        cells,
+        key=lambda cell: (
+            groups.index((cell.prompt_class, cell.n_prompt)),
+            programs.index((cell.program, cell.variant)),
+            *(cell.adaptive, cell.n_max),
+            [str(value).rjust(9) for value in cell.axes.values()],
+        ),
+    )
 
 
 def _print_table(

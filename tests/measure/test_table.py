@@ -318,3 +318,14 @@ def test_drafts_of_all_samples_count_together() -> None:
     chosen.samples *= 2
     chosen.summarize()
     assert matrix_rows([chosen])[0][8] == "90"
+
+
+def test_rows_of_axes_are_in_order() -> None:
+    """However their samples were finished: numbers by their size, "auto" last."""
+    sequences = [(3, 8), (0, 16), (3, 16), (0, 8), (3, 1), (0, 1)]
+    cells = [cell(depth, 100, 10, axes={"n_sequences": n}) for depth, n in sequences]
+    cells.insert(0, cell(6, 100, 10, adaptive=True, axes={"n_sequences": 1}))
+    lines = [line.split(" | ") for line in markdown_table(cells).splitlines() if "TP" in line]
+    found = [(words[1], int(words[2])) for words in lines if words[0] == "| 512"]
+    modes = [("no-MTP", 1), ("no-MTP", 8), ("no-MTP", 16)]
+    assert found == [*modes, ("MTP 3", 1), ("MTP 3", 8), ("MTP 3", 16), ("MTP auto", 1)]
