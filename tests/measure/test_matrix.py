@@ -150,6 +150,22 @@ def test_cells_hold_what_the_prompt_cost(fake: ModuleType) -> None:
     assert sample.time_s["prompt_sync"] == pytest.approx(0.025)
 
 
+def test_every_sequence_has_a_text_of_its_own(fake: ModuleType) -> None:
+    """The first one's is that of the cells with one sequence."""
+    model, seen = fake.Model("m.gguf"), []
+
+    class Watched(Runner):
+        def begin(self, number: int, task: Any) -> None:
+            seen.append(task.prompts)
+            super().begin(number, dataclasses.replace(task, prompts=task.prompts[:1]))
+
+    runner = Watched(partial(fake.Session, model))
+    measure(fake, Plan((50,), (0,), 5, 2, {"n_sequences": (1, 3)}), runners={"": runner})
+    alone, together = ([prompts for prompts in seen if len(prompts) == n] for n in (1, 3))
+    assert len({tuple(prompt) for prompts in together for prompt in prompts}) == 2 * 3
+    assert [prompts[0] for prompts in alone] == [prompts[0] for prompts in together]
+
+
 def test_libraries_and_classes_are_axes(fake: ModuleType) -> None:
     plan = Plan(
         (100,), (0, 3), 12, 1, classes=("text", "source"), libraries=("upstream", "patched")
