@@ -274,7 +274,7 @@ def _ordered(cells: Sequence[Cell]) -> Sequence[Cell]:
             groups.index((cell.prompt_class, cell.n_prompt)),
             programs.index((cell.program, cell.variant)),
             *(cell.adaptive, cell.n_max),
-            [str(value).rjust(9) for value in cell.axes.values()],
+            [(value is None, str(value).rjust(9)) for value in cell.axes.values()],
         ),
     )
 
