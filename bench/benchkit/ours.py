@@ -28,7 +28,7 @@ class DriverError(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """What the process does: warm up, forget, then generate once and report that.
+    """What the process does: generate once and report that.
 
     Attributes:
         lib: "patched", "upstream", or a folder with libraries.
@@ -36,8 +36,6 @@ class Request:
         settings: fields of pyllama_mtp.Settings.
         prompt: token ids.
         max_tokens: tokens to generate, the first one included.
-        warmup_prompt: how much of the prompt the warm-up processes; 0: no warm-up.
-        warmup_tokens: tokens that the warm-up generates.
     """
 
     model: str
@@ -46,8 +44,6 @@ class Request:
     settings: dict[str, Any]
     prompt: list[int]
     max_tokens: int
-    warmup_prompt: int = 0
-    warmup_tokens: int = 1
 
 
 @dataclass(frozen=True)
@@ -125,11 +121,6 @@ def serve(request: Request) -> Answer:
         marks["loaded"] = resident()
         with Session(model, Settings(**request.settings)) as session:
             marks["ready"] = resident()
-            if request.warmup_prompt:
-                prompt = request.prompt[: request.warmup_prompt]
-                tokens = request.warmup_tokens
-                session.generate(prompt, max_tokens=tokens, ignore_eos=True).run()
-                session.reset()
             generation = session.generate(
                 request.prompt, max_tokens=request.max_tokens, ignore_eos=True
             ).run()

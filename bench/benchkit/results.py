@@ -84,14 +84,6 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
     return [line(head), line(rule), *map(line, rows)]
 
 
-def spread(value: dict[str, float] | None, digits: int = 1) -> str:
-    """A median with its range."""
-    if value is None:
-        return "-"
-    low, high = value["low"], value["high"]
-    return f"{value['median']:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
-
-
 def write(result: dict[str, Any], markdown: str, name: str, folder: Path = RESULTS) -> list[Path]:
     """Write NAME.json and NAME.md, each in one step; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -20,11 +20,6 @@ BUILD = {"upstream_commit": "0c1e57098bba", "compiler": "GNU 12", "cpu_features"
 BUILD |= {"variant": "patched", "series": "7ffaa8541e19"}
 
 
-def test_a_median_is_shown_with_its_range() -> None:
-    assert results.spread({"median": 205.0, "low": 200.0, "high": 210.04}) == "205.0 (200.0-210.0)"
-    assert results.spread(None) == "-"
-
-
 def test_files_hold_the_raw_samples_and_no_folder(tmp_path: Path) -> None:
     given = {**results.header(MACHINE, BUILD), "plan": PLAN.to_dict(), "samples": [200.5, 201.5]}
     paths = results.write(given, "\n".join(results.header_lines(given)), "name", tmp_path)
