@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .llama import native
     from .llama.chat import ChatOptions
     from .llama.model import Model
+    from .measure import api as bench  # noqa: F401 - lazy, not for import *
     from .scheduler import BatchGeneration, Generation
     from .session import BatchSession, Session, stream
     from .settings import Sampling, Settings
