@@ -35,12 +35,10 @@ from sanitizers.summary import Run, write_summary
 
 BUILD = ROOT / "build" / "sanitize"
 SUMMARY = ROOT / "bench" / "results" / "sanitizers.md"
-NATIVE = ("tests/ffi", "tests/regression", "tests/unit", "tests/model")
+NATIVE = ("tests/ffi", "tests/regression", "tests/unit")
 SOAK = "bench/soak.py"
 #: What cannot run with the sanitizers, and why.
 LEFT_OUT = {
-    "tests/model/test_installed.py": "tests an installed wheel, and without the variables that "
-    "load the runtimes",
     "tests/regression/test_long_run.py": "reads resident memory, where ASan keeps what was freed",
 }
 PROBE = """
