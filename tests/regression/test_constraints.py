@@ -11,15 +11,15 @@ import pytest
 from pyllama_mtp import Model, Sampling, Session
 from pyllama_mtp.errors import UsageError
 
+from .distributions import PLAIN, WAYS
 from .support import settings
 
 CALL = 'root ::= "f(" [a-z]+ ("," " "? [a-z]+)* ")"'
 MATCH = re.compile(r"f\([a-z]+(, ?[a-z]+)*\)?|f\(?|f\([a-z, ]*")
 GREEDY = Sampling()
-WARM = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)
 #: So cold that it is greedy, but goes the way of drawn drafts.
 COLD = Sampling(temperature=0.001, seed=3)
-WAYS = [
+TRIED = [
     pytest.param({}, GREEDY, id="greedy"),
     pytest.param({"prompt_sync": "full"}, GREEDY, id="greedy upstream"),
     pytest.param({"draft_sampling": True}, COLD, id="drawn drafts"),
@@ -43,7 +43,7 @@ def equal_texts(
     return equal, changed, accepted
 
 
-@pytest.mark.parametrize(("options", "sampling"), WAYS)
+@pytest.mark.parametrize(("options", "sampling"), TRIED)
 @pytest.mark.parametrize("constraint", ["grammar", "bias", "penalty"])
 def test_the_text_is_that_of_plain_decoding(
     demo: Model, text: list[int], constraint: str, options: dict[str, object], sampling: Sampling
@@ -62,19 +62,19 @@ def test_the_text_is_that_of_plain_decoding(
     assert accepted
 
 
-@pytest.mark.parametrize("options", [{}, {"draft_sampling": True}], ids=["best", "drawn"])
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
 def test_a_grammar_holds_at_any_temperature(
     demo: Model, text: list[int], options: dict[str, object]
 ) -> None:
     with Session(demo, settings(3, **options)) as session:
         for seed in range(20):
-            drawn = replace(WARM, grammar=CALL, seed=seed)
+            drawn = replace(PLAIN, grammar=CALL, seed=seed)
             run = session.generate(text[:20], max_tokens=12, sampling=drawn).run()
             assert MATCH.fullmatch(run.text), run.text
             assert (run.finish_reason == "eos") == run.text.endswith(")")
 
 
-@pytest.mark.parametrize("options", [{}, {"draft_sampling": True}], ids=["best", "drawn"])
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nothing_left_to_choose(
     demo: Model, text: list[int], temperature: float, options: dict[str, object]

@@ -1,20 +1,16 @@
 """Texts drawn with MTP are as frequent as the target's logits say, also when drafts are bad.
 
-Many short texts of one prompt are counted and compared with their exact probabilities, which numpy
-computes from plain decoding's logits. Each text comes from a round of the full depth and what must
-follow it where drafts fail. Seeds are fixed; with others, a comparison would be red by chance once
-in 1 / FALSE_ALARM times (test_sampling.py). Broken acceptance is: test_wrong_acceptance_is_seen.
+What is expected is computed by numpy from plain decoding's logits: distributions.py. Broken
+acceptance is seen: test_wrong_acceptance_is_seen.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session, generate
@@ -22,75 +18,31 @@ from pyllama_mtp.speculative.acceptance import Verdict
 from pyllama_mtp.speculative.drafter import Drafter, Drafts
 from pyllama_mtp.speculative.sampling import Sampler
 
-from .support import last_logits, plain_context, settings
-from .test_sampling import chi_square, probabilities
-
-Text = tuple[int, ...]
+from .distributions import OTHER, PLAIN, WAYS, Exact, compare, reference
+from .support import plain_context, settings
 
 #: What follows is neither certain nor open, so texts stay likely for some tokens.
 PROMPT = " self._cmd = cmd\n"
-N_TEXTS = 400
-#: A text whose beginning is expected so often is told from others by its next token.
-EXPANDED = 20
-#: The fewest texts that a cell of its own is expected to get.
-LEAST = 5
-#: Any token that has no cell of its own.
-OTHER = -1
-#: More texts than this in cells that expect none or one: chance gives them once in a million.
-MOST_UNEXPECTED = 8
-
-PLAIN = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+#: What begins like what came before: for what is about repetition.
+ALIKE = " self._cmd = cmd\n        self._args = args\n        self"
 SAMPLINGS = {
     "cool": Sampling(temperature=0.6, top_k=40, top_p=0.95, min_p=0.05),
     "plain": PLAIN,
     "top-k": replace(PLAIN, top_k=5),
     "hot top-p": replace(PLAIN, temperature=1.6, top_p=0.7),
+    "repeat": replace(PLAIN, temperature=0.9, repeat_penalty=1.5, repeat_last_n=6),
+    "frequency": replace(PLAIN, frequency_penalty=0.7, repeat_last_n=30),
+    "presence": replace(PLAIN, presence_penalty=1.5, repeat_penalty=1.2, repeat_last_n=30),
+    "top-n-sigma": replace(PLAIN, top_n_sigma=1.2, temperature=1.5, top_k=40),
+    "typical": replace(PLAIN, typical_p=0.6),
+    "typical of few": replace(PLAIN, typical_p=0.9, top_n_sigma=1.5, logit_bias={70: -np.inf}),
+    "dry": replace(
+        PLAIN, dry_multiplier=0.8, dry_base=1.5, dry_allowed_length=1, dry_sequence_breakers=()
+    ),
+    "xtc": replace(PLAIN, xtc_probability=0.5, xtc_threshold=0.05, top_k=30),
 }
-#: How drafts are made and judged.
-WAYS = [
-    pytest.param({}, id="best drafts"),
-    pytest.param({"draft_sampling": True}, id="drawn drafts"),
-]
-
-
-class Exact:
-    """The target's probabilities of texts after a prompt. Logits are kept for all samplings."""
-
-    def __init__(self, model: Model, prompt: Sequence[int]) -> None:
-        self.prompt = list(prompt)
-        self._model = model
-        self._logits: dict[Text, npt.NDArray[np.float32]] = {}
-
-    def following(self, text: Text, sampling: Sampling) -> npt.NDArray[np.float64]:
-        """[n_vocab] float64: of the token after `text`."""
-        if text not in self._logits:
-            self._logits[text] = last_logits(self._model, [*self.prompt, *text])
-        return probabilities(self._logits[text], sampling)
-
-    def cells(
-        self, sampling: Sampling, length: int, text: Text = (), share: float = 1.0
-    ) -> dict[Text, float]:
-        """Probabilities of beginnings of texts, of which every text of `length` has just one.
-
-        A beginning that is likely is told apart by its likely next tokens; the others are OTHER.
-        """
-        if len(text) == length or share * N_TEXTS < EXPANDED:
-            return {text: share}
-        shares = share * self.following(text, sampling)
-        likely = [int(token) for token in np.flatnonzero(shares * N_TEXTS >= LEAST)]
-        found = {(*text, OTHER): share - float(shares[likely].sum())}
-        for token in likely:
-            found |= self.cells(sampling, length, (*text, token), float(shares[token]))
-        return found
-
-
-def cell(text: Text, cells: dict[Text, float]) -> Text:
-    """The one that `text` belongs to."""
-    for n in range(len(text), -1, -1):
-        for beginning in (text[:n], (*text[:n], OTHER)):
-            if beginning in cells:
-                return beginning
-    raise AssertionError(f"no cell for {text}")
+#: With drafts of another length than 3.
+DEPTHS = {"cool": 1, "plain": 2, "hot top-p": 4}
 
 
 @pytest.fixture(scope="module")
@@ -98,37 +50,10 @@ def exact(demo: Model) -> Exact:
     return Exact(demo, demo.tokenize(PROMPT))
 
 
-def compare(
-    exact: Exact, session: Session, sampling: Sampling, depth: int
-) -> tuple[float, float, float]:
-    """The chi-square statistic of N_TEXTS texts, its limit, and the share of drafts accepted."""
-    length = depth + 2  # one of the prefill, and a round that is all accepted
-    cells = exact.cells(sampling, length)
-    counts: Counter[Text] = Counter()
-    drafted = accepted = 0
-    for seed in range(N_TEXTS):
-        drawn = replace(sampling, seed=seed)
-        run = session.generate(
-            exact.prompt, max_tokens=length, sampling=drawn, ignore_eos=True
-        ).run()
-        counts[cell(tuple(run.tokens), cells)] += 1
-        drafted += sum(run.telemetry.drafted)
-        accepted += sum(run.telemetry.accepted)
-    rare = [text for text, share in cells.items() if share * N_TEXTS < LEAST]
-    if sum(cells[text] for text in rare) * N_TEXTS < 1:  # too few for the chi-square
-        assert sum(counts[text] for text in rare) <= MOST_UNEXPECTED
-    expected = [N_TEXTS * share for share in cells.values()]
-    found, limit = chi_square([counts[text] for text in cells], expected)
-    return found, limit, accepted / drafted
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    ("name", "depth"), [("cool", 1), ("plain", 2), ("top-k", 3), ("hot top-p", 4)]
-)
-def test_frequencies_of_texts(
-    demo: Model, exact: Exact, name: str, depth: int, way: dict[str, object]
-) -> None:
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_frequencies_of_texts(demo: Model, exact: Exact, name: str, way: dict[str, object]) -> None:
+    depth = DEPTHS.get(name, 3)
     with Session(demo, settings(depth, **way)) as session:
         found, limit, accepted = compare(exact, session, SAMPLINGS[name], depth)
     assert found < limit
@@ -196,39 +121,46 @@ def test_wrong_acceptance_is_seen(
     assert found > limit
 
 
-def penalised(logits: npt.NDArray[np.float32], recent: Sequence[int]) -> npt.NDArray[np.float32]:
-    """With the repetition penalty of `PENALTY`."""
-    out: npt.NDArray[np.float32] = np.array(logits)
-    for token in set(recent):
-        out[token] *= 1 / 1.5 if out[token] > 0 else 1.5
-    return out
-
-
-PENALTY = Sampling(temperature=0.9, repeat_penalty=1.5, repeat_last_n=6, seed=1)
-
-
-@pytest.mark.parametrize("name", [*SAMPLINGS, "penalty"])
-def test_what_is_drawn_from(demo: Model, text: list[int], name: str) -> None:
-    """The distribution that is given out is that of the logits, of nine rows one after the other;
-    asking for it does not change what is drawn next."""
-    sampling = SAMPLINGS.get(name, PENALTY)
-    prompt, answer = text[:20], text[20:29]
-    asked, other = (Sampler(demo, replace(sampling, seed=1), prompt) for _ in range(2))
+@pytest.mark.parametrize("name", [name for name in SAMPLINGS if name != "xtc"])
+def test_what_is_drawn_from(demo: Model, name: str) -> None:
+    """The distribution that is given out is that of the logits, of rows one after the other; what
+    came before counts, the prompt included. Asking for it does not change what is drawn next."""
+    sampling, prompt = replace(SAMPLINGS[name], seed=1), demo.tokenize(ALIKE)
+    answer = demo.tokenize("._cmd = cmd\n        self._args", add_special=False)
+    every, differs = np.arange(demo.n_vocab, dtype=np.int32), 0.0
+    asked, other = (Sampler(demo, sampling, prompt) for _ in range(2))
     with plain_context(demo, n_outputs_max=len(answer)) as context:
         context.decode(np.array(prompt, dtype=np.int32), 0, np.zeros(len(prompt), dtype=np.int8))
         outputs = np.ones(len(answer), dtype=np.int8)
         context.decode(np.array(answer, dtype=np.int32), len(prompt), outputs)
-        every = np.arange(demo.n_vocab, dtype=np.int32)
         for row, token in enumerate(answer):
-            logits = context.logits(row)
-            if name == "penalty":
-                logits = penalised(logits, [*prompt, *answer[:row]][-sampling.repeat_last_n :])
-            found = asked.distribution(context, row).probabilities_of(every)
-            np.testing.assert_allclose(found, probabilities(logits, sampling), atol=1e-6)
             for sampler in (asked, other):
                 sampler.accept(token)
-        last = len(answer) - 1
-        assert asked.sample(context, last) == other.sample(context, last)
+            logits, history = context.logits(row), [*prompt, *answer[: row + 1]]
+            wanted = reference(logits, history, sampling)
+            found = asked.distribution(context, row).probabilities_of(every)
+            np.testing.assert_allclose(found, wanted, atol=1e-6)
+            usual = reference(logits, (), PLAIN)
+            differs = max(differs, float(np.abs(wanted - usual).max()))
+        assert asked.sample(context, row) == other.sample(context, row)
+    assert name == "plain" or differs > 0.05, "it changes nothing here"
+
+
+def test_a_breaker_ends_a_repetition(demo: Model) -> None:
+    """With a breaker in the middle of what is repeated less is held against a token."""
+    prompt = demo.tokenize(ALIKE)
+    sharp = replace(SAMPLINGS["dry"], dry_multiplier=50.0, dry_allowed_length=3, seed=1)
+    found = []
+    with plain_context(demo) as context:
+        outputs = np.zeros(len(prompt), dtype=np.int8)
+        outputs[-1] = 1
+        context.decode(np.array(prompt, dtype=np.int32), 0, outputs)
+        for breakers in ((), ("\n",), ("self", "\n", " ")):
+            chosen = replace(sharp, dry_sequence_breakers=breakers)
+            found.append(Sampler(demo, chosen, prompt).distribution(context, len(prompt) - 1))
+    every = np.arange(demo.n_vocab, dtype=np.int32)
+    one, _, three = (each.probabilities_of(every) for each in found)
+    assert np.abs(one - three).max() > 0.3
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.5])

@@ -17,6 +17,7 @@ from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafthead import head_rows
 
+from .distributions import Doubles, chi_square, softmax
 from .support import made_up, scaled
 from .twocontexts import TwoContexts, agree, context, one_sequence
 
@@ -41,12 +42,6 @@ def gumbel(rng: np.random.Generator, *shape: int) -> Floats:
 
 def warm(*temperatures: float) -> Floats:
     return np.array(temperatures, dtype=np.float32)
-
-
-def softmax(logits: Floats, temperature: float) -> Floats:
-    shifted = (logits - logits.max()).astype(np.float64) / temperature
-    shares: Floats = np.exp(shifted) / np.exp(shifted).sum()
-    return shares
 
 
 # -- logits ----------------------------------------------------------------------------------------
@@ -168,23 +163,10 @@ def test_the_next_step_takes_what_was_drawn(model: Model) -> None:
         np.testing.assert_allclose(logits[1, 0], steps.logits[1], rtol=0, atol=scaled(1e-4) * size)
 
 
-def chi_square(counts: Ints, shares: Floats) -> tuple[float, int]:
-    """Pearson's statistic and its degrees of freedom; cells that are expected less than 8 times
-    are one cell."""
-    n = int(counts.sum())
-    common = shares * n >= 8
-    seen = np.append(counts[common], counts[~common].sum())
-    wanted = np.append(shares[common], shares[~common].sum()) * n
-    return float(((seen - wanted) ** 2 / wanted).sum()), len(seen) - 1
-
-
-def assert_distributed(counts: Ints, shares: Floats) -> None:
-    """Five standard deviations: a right sampler fails one run in a million, and the seed is
-    fixed."""
-    statistic, freedom = chi_square(counts, shares)
-    assert freedom >= 3, "too few tokens are likely for this to mean anything"
-    limit = freedom + 5 * np.sqrt(2 * freedom) + 10
-    assert statistic < limit, f"{statistic:.0f} of {freedom} degrees of freedom"
+def assert_distributed(counts: Ints, shares: Doubles) -> None:
+    """A right sampler fails as rarely as distributions.py says, and the seed is fixed."""
+    statistic, limit = chi_square(counts.tolist(), (shares * counts.sum()).tolist())
+    assert statistic < limit, f"{statistic:.0f}, and {limit:.0f} is the limit"
 
 
 def test_tokens_are_drawn_by_their_probability(demo: Model) -> None:
@@ -204,17 +186,17 @@ def test_tokens_are_drawn_by_their_probability(demo: Model) -> None:
         logits = found.draft_logits[0].copy()
         assert first[2, best[2]] == n_draws
         for seq in range(2):
-            shares = softmax(logits[seq], float(temperatures[seq]))
+            shares = softmax(logits[seq] / temperatures[seq])
             assert_distributed(first[seq], shares)
-            with pytest.raises(AssertionError, match="degrees of freedom"):
-                assert_distributed(first[seq], softmax(logits[seq], 1.2 * temperatures[seq]))
+            with pytest.raises(AssertionError, match="is the limit"):
+                assert_distributed(first[seq], softmax(logits[seq] / (1.2 * temperatures[seq])))
 
 
 def test_the_second_step_is_drawn_by_its_probability(demo: Model) -> None:
     """After each first draft, among the draws that began with it."""
     n_draws, rng, temperature = 5000, np.random.default_rng(6), 0.5
     seconds: dict[int, Ints] = {}
-    shares: dict[int, Floats] = {}
+    shares: dict[int, Doubles] = {}
     with context(demo) as found:
         found.decode_batch(one_sequence(made_up(demo, N)))
         for _ in range(n_draws):
@@ -224,7 +206,7 @@ def test_the_second_step_is_drawn_by_its_probability(demo: Model) -> None:
             )
             one, two = (int(token) for token in drawn[:, 0])
             seconds.setdefault(one, np.zeros(demo.n_vocab, dtype=np.int32))[two] += 1
-            shares[one] = softmax(found.draft_logits[1, 0].copy(), temperature)
+            shares[one] = softmax(found.draft_logits[1, 0] / temperature)
     common = sorted(seconds, key=lambda token: -int(seconds[token].sum()))[:2]
     assert seconds[common[1]].sum() > 100
     for token in common:

@@ -11,13 +11,9 @@ import pytest
 from pyllama_mtp import Model, Sampling, Session
 from pyllama_mtp.errors import UsageError
 
+from .distributions import PLAIN, WAYS
 from .support import settings
 
-WARM = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-WAYS = [
-    pytest.param({}, id="best drafts"),
-    pytest.param({"draft_sampling": True}, id="drawn drafts"),
-]
 N = 30
 
 
@@ -28,7 +24,7 @@ def no_repeats(ids: Any, logits: Any) -> Any:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.001])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_the_text_is_that_of_plain_decoding(
     demo: Model, text: list[int], temperature: float, way: dict[str, object]
 ) -> None:
@@ -48,7 +44,7 @@ def test_the_text_is_that_of_plain_decoding(
     assert equal >= 5 and accepted, "rounding may part one text of six"
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_what_it_is_told(demo: Model, text: list[int], way: dict[str, object]) -> None:
     """Every position once, in order, with the text before it."""
     told: list[list[int]] = []
@@ -58,7 +54,7 @@ def test_what_it_is_told(demo: Model, text: list[int], way: dict[str, object]) -
         told.append(ids.tolist())
         return logits
 
-    chosen = replace(WARM, logits_processors=listen, seed=4)
+    chosen = replace(PLAIN, logits_processors=listen, seed=4)
     with Session(demo, settings(3, **way)) as session:
         run = session.generate(text[:20], max_tokens=N, sampling=chosen, ignore_eos=True).run()
     assert told[: N - 3] == [[*text[:20], *run.tokens[:at]] for at in range(N - 3)]
@@ -72,8 +68,8 @@ def test_twice_the_logits_are_half_the_temperature(
     equal = 0
     with Session(demo, settings(depth)) as session:
         for seed in range(10):
-            double = replace(WARM, logits_processors=[lambda ids, logits: 2 * logits], seed=seed)
-            half = replace(WARM, temperature=0.5, seed=seed)
+            double = replace(PLAIN, logits_processors=[lambda ids, logits: 2 * logits], seed=seed)
+            half = replace(PLAIN, temperature=0.5, seed=seed)
             options: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
             runs = [session.generate(text[:20], sampling=s, **options) for s in (double, half)]
             equal += runs[0].run().tokens == runs[1].run().tokens
@@ -88,7 +84,7 @@ def test_log_probabilities_stay_the_models_own(demo: Model, text: list[int]) -> 
     assert run.logprobs[0].top[0][1] == pytest.approx(plain.logprobs[0].top[0][1], abs=1e-4)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize(
     ("processor", "reason"),
     [
@@ -103,6 +99,6 @@ def test_what_is_no_logits(
 ) -> None:
     with Session(demo, settings(2, **way)) as session:
         with pytest.raises(UsageError, match=reason):
-            chosen = replace(WARM, logits_processors=[processor])
+            chosen = replace(PLAIN, logits_processors=[processor])
             session.generate(text[:20], max_tokens=9, sampling=chosen).run()
         assert len(session.generate(text[:20], max_tokens=9, ignore_eos=True).run().tokens) == 9

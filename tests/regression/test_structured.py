@@ -11,7 +11,6 @@ from typing import Any
 
 import jsonschema
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from pyllama_mtp import BatchSession, Grammar, Model, Sampling, Session
@@ -19,8 +18,8 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.speculative.constraint import Constraint
 from pyllama_mtp.speculative.sampling import Sampler
 
+from .distributions import PLAIN, WAYS, Doubles, Exact, Text, compare
 from .support import settings
-from .test_distribution import PLAIN, WAYS, Exact, Text, compare
 from .test_thinking import prompt_of
 
 PROMPT = 'config = json.loads("""\n'
@@ -174,7 +173,7 @@ class Masked(Exact):
         super().__init__(model, prompt)
         self._grammar = grammar
 
-    def following(self, text: Text, sampling: Sampling) -> npt.NDArray[np.float64]:
+    def following(self, text: Text, sampling: Sampling) -> Doubles:
         shares = super().following(text, sampling)
         at = Constraint(self._model, self._grammar)
         for token in text:
@@ -183,7 +182,7 @@ class Masked(Exact):
         return shares / shares.sum()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("pattern", [r"( self\.[a-z_]+ = [a-z]+\n)+", r"( [a-z]{1,8})* +return"])
 def test_frequencies_of_texts_under_a_grammar(
     demo: Model, pattern: str, way: dict[str, object]

@@ -31,7 +31,7 @@ from pyllama_mtp.speculative.rejection import (
     softmax,
 )
 
-from ..regression.test_sampling import FALSE_ALARM_SIGMAS, chi_square, probabilities
+from ..regression.distributions import FALSE_ALARM_SIGMAS, chi_square, reference
 
 Matrix = npt.NDArray[np.float64]
 Rows = Callable[[int], Distribution]
@@ -332,7 +332,7 @@ def test_filters_of_the_head(name: str, spread: float) -> None:
         filters = {"top_k": s.top_k, "top_p": s.top_p, "min_p": s.min_p}
         found = draft_distribution(logits, None, s.temperature, **filters)  # type: ignore[arg-type]
         every = np.arange(len(logits), dtype=np.int32)
-        np.testing.assert_allclose(found.probabilities_of(every), probabilities(logits, s))
+        np.testing.assert_allclose(found.probabilities_of(every), reference(logits, (), s))
         assert found.ids.dtype == np.int32
         assert found.probabilities.dtype == np.float64
 
