@@ -1,4 +1,4 @@
-"""What tests share: the demo model, a tiny mixture-of-experts model, and a second interpreter.
+"""What tests share: the demo model, a tiny mixture of experts, real text, and a second interpreter.
 
 Nothing here is loaded unless a test asks for it: tests of the sources alone need no native library.
 """
@@ -155,6 +155,35 @@ def demo_prompts(demo: Model) -> list[str]:
             text = demo.apply_chat_template([{"role": "user", "content": text}])
         prompts.append(text)
     return prompts
+
+
+@pytest.fixture(scope="session")
+def text(demo: Model, demo_prompts: list[str]) -> list[int]:
+    """Token ids of real text, longer than every edge."""
+    from .regression.support import long_text
+
+    return long_text(demo, demo_prompts)
+
+
+@pytest.fixture(scope="session")
+def gap(demo: Model, text: list[int]) -> float:
+    """How far two logits may lie apart and still change places by rounding."""
+    from .regression.support import rounding
+
+    return rounding(demo, text[:97])
+
+
+@pytest.fixture(params=["demo", "moe"])
+def model(request: pytest.FixtureRequest) -> Model:
+    """A dense model and a mixture of experts."""
+    found: Model = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(scope="session")
+def prompts(demo: Model, demo_prompts: list[str]) -> list[list[int]]:
+    """Token ids of the demo model's prompts."""
+    return [demo.tokenize(prompt, parse_special=True) for prompt in demo_prompts]
 
 
 @pytest.fixture(scope="session")

@@ -27,12 +27,6 @@ def marks_of(*outputs: int) -> list[int]:
     return [int(i in outputs) for i in range(len(TOKENS))]
 
 
-@pytest.fixture(params=["demo", "moe"])
-def model(request: pytest.FixtureRequest) -> Model:
-    found: Model = request.getfixturevalue(request.param)
-    return found
-
-
 @pytest.mark.parametrize("n_ubatch", [16, 5])
 def test_rows_go_by_token_whatever_is_an_output(model: Model, n_ubatch: int) -> None:
     every = rows(model, "all", marks_of(*range(len(TOKENS))), n_ubatch)

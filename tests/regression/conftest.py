@@ -1,28 +1,25 @@
-"""What most regression tests begin with: real text, the size of rounding, a model of each kind."""
+"""What several regression tests look at: the drafts that are made."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from pyllama_mtp import Model
-
-from .support import long_text, rounding
+from pyllama_mtp.speculative.drafter import Drafter, Drafts
 
 
-@pytest.fixture(scope="session")
-def text(demo: Model, demo_prompts: list[str]) -> list[int]:
-    """Token ids of real text, longer than every edge."""
-    return long_text(demo, demo_prompts)
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every token that is drafted, verified or not."""
+    found: list[int] = []
+    real = Drafter.draft
 
+    def draft(self: Drafter, *args: Any) -> list[Drafts]:
+        drafts = real(self, *args)
+        for one in drafts:
+            found.extend(one.tokens)
+        return drafts
 
-@pytest.fixture(scope="session")
-def gap(demo: Model, text: list[int]) -> float:
-    """How far two logits may lie apart and still change places by rounding."""
-    return rounding(demo, text[:97])
-
-
-@pytest.fixture(params=["demo", "moe"])
-def model(request: pytest.FixtureRequest) -> Model:
-    """A dense model and a mixture of experts."""
-    found: Model = request.getfixturevalue(request.param)
+    monkeypatch.setattr(Drafter, "draft", draft)
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -188,46 +187,6 @@ with Model(sys.argv[2]) as model, Context(model, options) as found:
     done = run_python(code, demo_file, tmp_path / "nan.gguf", env=env)
     said = [f"{n} the model's logits are NaN" for n in (1, 3)]
     assert (done.returncode, done.stdout.splitlines()) == (0, [*said, "True 5"]), done.stderr
-
-
-#: Model file; prints what the upstream variant makes of a context with_mtp, and of one without.
-UPSTREAM = """
-import json, sys
-import numpy as np
-from pyllama_mtp import Model
-from pyllama_mtp.llama import native
-from pyllama_mtp.llama.context import Context, ContextOptions
-from pyllama_mtp.errors import PyllamaMtpError, UsageError
-size = dict(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1, n_outputs_max=3)
-said = []
-with Model(sys.argv[1]) as model:
-    try:
-        Context(model, ContextOptions(**size, with_mtp=True))
-    except UsageError as error:
-        said.append(str(error))
-    with Context(model, ContextOptions(**size)) as plain:
-        try:
-            plain.draft(np.array([7], np.int32), np.zeros(1, np.int32), 1)
-        except UsageError as error:
-            said.append(str(error))
-        try:
-            plain.reserve_rounds(1, [1])
-        except PyllamaMtpError:
-            said.append("not reserved")
-        plain.decode(np.arange(3, dtype=np.int32), 0, np.ones(3, dtype=np.int8))
-        said.append(plain.argmax(2) >= 0)
-print(json.dumps([native.load().variant, said]))
-"""
-
-
-def test_upstreams_library(run_python: RunPython, demo_file: Path) -> None:
-    done = run_python(UPSTREAM, demo_file, env={"PYLLAMA_MTP_LIB": "upstream"})
-    assert done.returncode == 0, done.stderr
-    variant, said = json.loads(done.stdout)
-    assert variant == "upstream" and len(said) == 4
-    assert "with_mtp" in said[0] and "patched" in said[0]
-    assert "with_mtp" in said[1]
-    assert said[2:] == ["not reserved", True]
 
 
 def test_a_model_without_such_a_block(demo_file: Path, model: Model) -> None:

@@ -1,19 +1,11 @@
-"""A draft head: an LM head over a part of the vocabulary. Drafts change, the text does not.
-
-Logits are compared with columns of the whole head's, to rounding: with another number of rows
-another kernel may run, which adds up in another order. F16 rows then differ by 0.0000002 of the
-largest logit; quantized ones, and whatever is computed for a single entry, agreed to the bit on an
-AVX-512 machine. Rows of other tokens, or in another order, are off by the size of a logit.
-"""
+"""A draft head: an LM head over a part of the vocabulary. Drafts change, the text does not."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,89 +13,32 @@ from gguf import GGMLQuantizationType, GGUFReader
 
 from pyllama_mtp import Model, Session
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.llama.batch import Floats, Ints
+from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafthead import HeadRows, head_rows
 from pyllama_mtp.models import synth
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
 from pyllama_mtp.models.shapes import ModelShape
-from pyllama_mtp.speculative.drafter import Drafter, Drafts
 
 from ..workers import worker
+from .draftheads import (
+    NEWEST,
+    N,
+    Newest,
+    assert_part,
+    context,
+    drafted,
+    logits_of,
+    parts,
+    set_head,
+    tokens_of,
+)
 from .support import greedy, made_up, scaled, settings
 from .twocontexts import context as context_of
 from .twocontexts import last, one_sequence
 
 RunPython = Callable[..., "CompletedProcess[str]"]
-#: Sequences of a context, tokens of each.
-N_SEQS, N = 3, 20
 N_VOCAB = 2055
-Newest = Sequence[Sequence[int]]
-#: Tokens that drafts follow, draft by draft: of one sequence, or of several together.
-NEWEST: dict[str, Newest] = {
-    "one": [[7]],
-    "some": [[token] for token in range(100, 2000, 200)],
-    "together": [[7, 100, 1999], [5, 5], [1200, 3, 44]],
-}
-
-
-def parts(n_vocab: int) -> dict[str, Ints]:
-    """Parts of a vocabulary: scattered, in one piece, a single token, the whole."""
-    drawn = np.random.default_rng(0).choice(n_vocab, 37, replace=False)
-    found = {
-        "every seventh": np.arange(0, n_vocab, 7),
-        "37": np.sort(drawn),
-        "in one piece": np.arange(300, 600),
-        "the last one": np.array([n_vocab - 1]),
-        "all": np.arange(n_vocab),
-    }
-    return {name: ids.astype(np.int32) for name, ids in found.items()}
-
-
-def context(model: Model, **options: object) -> Context:
-    """A context with the block, and some sequences in it."""
-    found = context_of(model, n_seq_max=N_SEQS, unified=True, **options)
-    for seq in range(N_SEQS):
-        found.decode_batch(one_sequence(made_up(model, N, 100 * seq), seq=seq))
-    return found
-
-
-def drafted(draft: Context, tokens: Sequence[int], drawn: bool, n: int = 1) -> Ints:
-    """[n, len(tokens)] drafts after these tokens, one of each sequence; drawn without noise, which
-    is the best ones, or picked."""
-    newest, seqs = np.array(tokens, dtype=np.int32), np.arange(len(tokens), dtype=np.int32)
-    if not drawn:
-        return draft.draft(newest, seqs, n)
-    noise = np.zeros((n, len(tokens), draft.n_head), dtype=np.float32)
-    ones = np.ones(len(tokens), dtype=np.float32)
-    return draft.draft(newest, seqs, n, temperatures=ones, noise=noise)
-
-
-def logits_of(draft: Context, newest: Newest = NEWEST["some"]) -> Floats:
-    """[n, n_head] logits of the first draft after each of these tokens."""
-    found = []
-    for tokens in newest:
-        drafted(draft, tokens, True)
-        found.append(draft.draft_logits[0].copy())
-    return np.concatenate(found)
-
-
-def tokens_of(draft: Context, drawn: bool, newest: Newest = NEWEST["some"]) -> list[int]:
-    """The first draft after each of these tokens."""
-    return [int(token) for tokens in newest for token in drafted(draft, tokens, drawn)[0]]
-
-
-def set_head(draft: Context, ids: Ints) -> None:
-    draft.set_draft_head(head_rows(draft.model.info, ids), ids)
-
-
-def assert_part(found: Floats, whole: Floats, ids: Ints) -> None:
-    """`found` are these columns of `whole`, and would not pass for their neighbours."""
-    wanted, size = whole[:, ids], np.abs(whole).max()
-    assert found.shape == wanted.shape
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=scaled(1e-5) * size)
-    assert np.abs(whole - np.roll(whole, 1, axis=1)).mean() > 0.1 * whole.std()
-
 
 # -- logits and tokens -----------------------------------------------------------------------------
 
@@ -398,61 +333,7 @@ def test_contexts_that_do_not_draft(model: Model, mtp_head: bool) -> None:
         assert target.draft_ids is None
 
 
-#: Model file; prints what the upstream variant says, and what its draft context does afterwards.
-CODE = """
-import json, sys
-
-import numpy as np
-
-from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.llama import native
-from pyllama_mtp.llama.context import Context, ContextOptions
-from pyllama_mtp.llama.drafthead import head_rows
-from pyllama_mtp.errors import UsageError
-
-ids = np.arange(0, 2048, 7, dtype=np.int32)
-one = np.ones(1, dtype=np.int8)
-options = ContextOptions(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1, mtp_head=True)
-said = []
-with Model(sys.argv[1]) as model:
-    hidden = np.ones((1, model.n_embd), dtype=np.float32)
-    with Context(model, options) as draft:
-        draft.decode(np.array([7], np.int32), 0, one, hidden)
-        before = draft.logits(0).copy()
-        try:
-            draft.set_draft_head(head_rows(model.info, ids), ids)
-        except UsageError as error:
-            said.append(str(error))
-        draft.clear()
-        draft.decode(np.array([7], np.int32), 0, one, hidden)
-        same = draft.logits(0).tobytes() == before.tobytes()
-    try:
-        Session(model, Settings(n_ctx=64, draft_vocab=300))
-    except UsageError as error:
-        said.append(str(error))
-    for vocab in ("auto", "full"):
-        with Session(model, Settings(n_ctx=64, draft_vocab=vocab)) as session:
-            said.append(session._engine.drafter.context.draft_ids)
-print(json.dumps([native.load().variant, same, said]))
-"""
-
-
-def test_upstreams_library(run_python: RunPython, demo_file: Path) -> None:
-    done = run_python(CODE, demo_file, env={"PYLLAMA_MTP_LIB": "upstream"})
-    assert done.returncode == 0, done.stderr
-    variant, same, said = json.loads(done.stdout)
-    assert (variant, same) == ("upstream", True)
-    assert "no draft head here: it needs the patched library" in said[0]
-    assert "draft_vocab 300 is not in upstream's library" in said[1]
-    assert said[2:] == [None, None]
-
-
 # -- generations -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def prompts(demo: Model, demo_prompts: list[str]) -> list[list[int]]:
-    return [demo.tokenize(prompt, parse_special=True) for prompt in demo_prompts]
 
 
 def generations(
@@ -470,22 +351,6 @@ def generations(
             drafted += sum(run.telemetry.drafted)
             accepted += sum(run.telemetry.accepted)
     return tokens, texts, drafted, accepted
-
-
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Every token that is drafted, verified or not."""
-    found: list[int] = []
-    real = Drafter.draft
-
-    def draft(self: Drafter, *args: Any) -> list[Drafts]:
-        drafts = real(self, *args)
-        for one in drafts:
-            found.extend(one.tokens)
-        return drafts
-
-    monkeypatch.setattr(Drafter, "draft", draft)
-    return found
 
 
 @pytest.mark.parametrize("rollback", ["snapshot", "replay"])

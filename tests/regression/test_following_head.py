@@ -19,8 +19,7 @@ from pyllama_mtp.models.ggufinfo import read_gguf
 
 from ..trimmed import write_trimmed
 from ..workers import worker
-from .support import greedy, scaled, settings
-from .test_draft_head import (
+from .draftheads import (
     NEWEST,
     Newest,
     assert_part,
@@ -30,6 +29,7 @@ from .test_draft_head import (
     set_head,
     tokens_of,
 )
+from .support import greedy, scaled, settings
 
 IDS = np.arange(0, 700, 7, dtype=np.int32)
 #: Rows 0 and 99 among them; ids above and below those beside them.
@@ -185,11 +185,6 @@ def test_without_a_head_that_was_set(demo: Model, demo_file: Path, tmp_path: Pat
 
 
 # -- generations -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def prompts(demo: Model, demo_prompts: list[str]) -> list[list[int]]:
-    return [demo.tokenize(prompt, parse_special=True) for prompt in demo_prompts]
 
 
 @pytest.mark.parametrize("options", [{}, {"p_min": 0.3}], ids=str)

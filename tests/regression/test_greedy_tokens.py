@@ -6,8 +6,8 @@ are equal up to the logits, so nothing here needs a tolerance.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -19,14 +19,15 @@ from gguf import GGUFReader
 from pyllama_mtp import Model
 from pyllama_mtp.errors import FatalDecodeError, UsageError
 from pyllama_mtp.llama.batch import Batch, Floats, Ints
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
 from pyllama_mtp.models.synth import write_synthetic
 
 from ..workers import worker
-from .support import N_BATCH, N_CTX, N_UBATCH, made_up
+from .support import N_UBATCH, made_up
+from .twocontexts import Marks, turns
+from .twocontexts import trunk as context
 
 RunPython = Callable[..., "CompletedProcess[str]"]
-Int8s = npt.NDArray[np.int8]
 Rows = Callable[[npt.NDArray[np.float16]], None]
 
 #: Three graphs, the last one short.
@@ -45,13 +46,7 @@ REQUESTED: dict[str, Sequence[int]] = {
 }
 
 
-def context(model: Model, **options: object) -> Context:
-    chosen = {"n_ctx": N_CTX, "n_batch": N_BATCH, "n_ubatch": N_UBATCH, "n_threads": 1}
-    chosen |= {"n_outputs_max": N_BATCH, **options}
-    return Context(model, ContextOptions(**chosen))  # type: ignore[arg-type]
-
-
-def marks_of(requested: Sequence[int], n: int = N) -> Int8s:
+def marks_of(requested: Sequence[int], n: int = N) -> Marks:
     return np.isin(np.arange(n), list(requested)).astype(np.int8)
 
 
@@ -109,15 +104,11 @@ def test_tokens_of_the_block_alone(model: Model, requested: Sequence[int]) -> No
 @pytest.mark.parametrize("mtp_head", [False, True])
 def test_tokens_of_several_sequences(model: Model, mtp_head: bool) -> None:
     """Interleaved and of unequal lengths, so that graphs take entries in an order of their own."""
-    lengths = (5, 27, 11)
-    turns = [(p, s) for p in range(max(lengths)) for s in range(3) if p < lengths[s]]
-    assert len(turns) == N
-    positions, seqs = (np.array(column, dtype=np.int32) for column in zip(*turns, strict=True))
-    tokens = np.array([made_up(model, 1, 100 * s + p)[0] for p, s in turns], dtype=np.int32)
+    (batch,) = turns(model, (5, 27, 11), N)
     hidden = states_of(model) if mtp_head else None
     with context(model, n_seq_max=3, mtp_head=mtp_head) as found:
         for requested in REQUESTED.values():
-            assert_picked(found, Batch(tokens, positions, seqs, marks_of(requested), hidden))
+            assert_picked(found, replace(batch, outputs=marks_of(requested), hidden=hidden))
 
 
 def test_the_tap_is_as_without_them(model: Model) -> None:
@@ -381,56 +372,3 @@ def test_on_a_device(demo: Model, demo_file: Path) -> None:
         assert {n.op for n in there.nodes() if n.name == "mtp_argmax"} == {"ARGMAX"}
         assert there.output_bytes == 4 * len(wanted)
         assert tokens_of(there, batch, greedy=False) == wanted
-
-
-#: Model file; prints what the switch does in the variant that the environment names.
-CODE = f"""
-import json, sys
-
-import numpy as np
-
-from pyllama_mtp import Model
-from pyllama_mtp.llama import native
-from pyllama_mtp.llama.context import Context, ContextOptions
-
-marks = np.isin(np.arange({N}), {list(REQUESTED["some"])!r}).astype(np.int8)
-options = dict(n_ctx=256, n_batch={N_BATCH}, n_ubatch={N_UBATCH}, n_threads=1, n_outputs_max=7)
-found = []
-with Model(sys.argv[1]) as model:
-    i = np.arange({N}, dtype=np.int64)
-    tokens = ((7 * i * i + 13 * i + 5) % model.n_vocab).astype(np.int32)
-    with Context(model, ContextOptions(**options, trace=True)) as context:
-        for greedy in (False, True):
-            context.clear()
-            context.set_greedy(greedy)
-            context.decode(tokens, 0, marks)
-            rows = [int(row) for row in np.flatnonzero(marks)]
-            nodes = [node.name for node in context.nodes()]
-            found.append([
-                [context.argmax(row) for row in rows],
-                context.greedy,
-                context.output_bytes,
-                len(nodes),
-                nodes.count("mtp_argmax"),
-                context.greedy or [int(context.logits(row).argmax()) for row in rows],
-            ])
-print(json.dumps([native.load().variant, found]))
-"""
-
-
-@pytest.mark.parametrize("name", ["demo_file", "moe_file"])
-def test_upstreams_library_ignores_it(
-    run_python: RunPython, name: str, request: pytest.FixtureRequest
-) -> None:
-    """Its logits are searched on the host, with the same outcome."""
-    outcomes = []
-    for env in ({"PYLLAMA_MTP_LIB": "upstream"}, {}):
-        done = run_python(CODE, request.getfixturevalue(name), env=env)
-        assert done.returncode == 0, done.stderr
-        outcomes.append(json.loads(done.stdout))
-    (variant, (off, on)), (ours, (without, greedy)) = outcomes
-    assert (variant, ours) == ("upstream", "patched")
-    assert on == off, "the switch has an effect"
-    assert (off[1], off[2], off[4], off[5]) == (False, 0, 0, off[0])
-    assert greedy[0] == without[0] == off[0]
-    assert (greedy[1], greedy[4]) == (True, 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,16 +110,3 @@ def test_memory_counts_it(files: Files) -> None:
 def test_stream_finds_it(files: Files) -> None:
     text = "".join(stream(str(files.trunk), PROMPTS[0], max_tokens=16))
     assert text == "".join(stream(str(files.whole), PROMPTS[0], max_tokens=16))
-
-
-def test_upstreams_library_says_so(files: Files, run_python: Callable[..., Any]) -> None:
-    code = (
-        "import sys; from pyllama_mtp import Model, native; native.load('upstream')\n"
-        "from pyllama_mtp.errors import ModelFileError\n"
-        "try: Model(sys.argv[1])\n"
-        "except ModelFileError as error: print(error)\n"
-        "Model(sys.argv[1], mtp=False).close()"
-    )
-    done = run_python(code, files.trunk)
-    assert done.returncode == 0, done.stderr
-    assert "in a file of its own" in done.stdout and "use the patched variant" in done.stdout

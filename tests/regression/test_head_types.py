@@ -20,8 +20,8 @@ from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.settings import HEAD_TYPES
 
 from ..trimmed import write_trimmed
+from .draftheads import context, logits_of, set_head
 from .support import greedy, settings
-from .test_draft_head import context, logits_of, set_head
 
 
 def everything(model: Model) -> np.ndarray:

@@ -37,6 +37,7 @@ from .twocontexts import (
     one_sequence,
     some,
     state,
+    turns,
 )
 
 #: Largest difference, as a share of the largest entry, where graphs differ: exact caches, and
@@ -101,16 +102,6 @@ def check(model: Model, batches: Sequence[Batch], n_seqs: int = 1, **options: ob
             assert logits or not batch.outputs.any()
         for seq in range(n_seqs):
             assert_in_step(found, wanted, seq)
-
-
-def turns(model: Model, lengths: Sequence[int], size: int) -> list[Batch]:
-    """One token of each sequence in turn, until all are used up, in batches of `size`."""
-    where = [(p, s) for p in range(max(lengths)) for s in range(len(lengths)) if p < lengths[s]]
-    positions, seqs = (np.array(column, dtype=np.int32) for column in zip(*where, strict=True))
-    tokens = np.array([made_up(model, 1, 100 * s + p)[0] for p, s in where], dtype=np.int32)
-    marks = some(len(where))
-    parts = [slice(start, start + size) for start in range(0, len(where), size)]
-    return [Batch(tokens[part], positions[part], seqs[part], marks[part]) for part in parts]
 
 
 # -- equal batches ---------------------------------------------------------------------------------

@@ -10,59 +10,30 @@ the largest entry.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from gguf import GGUFReader
 
 from pyllama_mtp import Model
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.llama.batch import Batch, Floats, Ints
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.batch import Floats, Ints
+from pyllama_mtp.llama.context import Context
 
-from .support import EDGES, N_BATCH, N_CTX, N_UBATCH, scaled
+from .support import EDGES, N_BATCH, N_UBATCH, scaled
 from .support import made_up as text
+from .twocontexts import Marks, every, last, none, some, turns
+from .twocontexts import trunk as context
 
-COMMON = {
-    "n_ctx": N_CTX,
-    "n_batch": N_BATCH,
-    "n_ubatch": N_UBATCH,
-    "n_threads": 1,
-    "n_outputs_max": N_BATCH,
-}
+Of = Callable[[int], Marks]
+
 #: Sequences of one batch: lengths that fit no ubatch, and that differ.
 LENGTHS = (5, 19, 11)
-Int8s = npt.NDArray[np.int8]
-Marks = Callable[[int], Int8s]
+MARKS = (none, last, some, every)
 
 
-def no_outputs(n: int) -> Int8s:
-    return np.zeros(n, dtype=np.int8)
-
-
-def one_output(n: int) -> Int8s:
-    return (np.arange(n) == n - 1).astype(np.int8)
-
-
-def some_outputs(n: int) -> Int8s:
-    return (np.arange(n) % 5 == 2).astype(np.int8)
-
-
-def all_outputs(n: int) -> Int8s:
-    return np.ones(n, dtype=np.int8)
-
-
-MARKS = (no_outputs, one_output, some_outputs, all_outputs)
-
-
-def context(model: Model, **options: object) -> Context:
-    chosen = {**COMMON, **options}
-    return Context(model, ContextOptions(**chosen))  # type: ignore[arg-type]
-
-
-def rows(model: Model, tokens: Ints, marks: Marks, **options: object) -> Floats:
+def rows(model: Model, tokens: Ints, marks: Of, **options: object) -> Floats:
     """Hidden rows of a text, decoded in batches of N_BATCH."""
     found = []
     with context(model, **options) as target:
@@ -71,14 +42,6 @@ def rows(model: Model, tokens: Ints, marks: Marks, **options: object) -> Floats:
             target.decode(part, start, marks(len(part)))
             found.append(target.hidden_rows().copy())
     return np.concatenate(found)
-
-
-def interleaved(model: Model, marks: Marks, lengths: Sequence[int] = LENGTHS) -> Batch:
-    """One token of each sequence in turn, until all are used up."""
-    turns = [(p, s) for p in range(max(lengths)) for s in range(len(lengths)) if p < lengths[s]]
-    positions, seqs = (np.array(column, dtype=np.int32) for column in zip(*turns, strict=True))
-    tokens = np.array([text(model, 1, 100 * s + p)[0] for p, s in turns], dtype=np.int32)
-    return Batch(tokens, positions, seqs, marks(len(turns)))
 
 
 # -- rows are upstream's ---------------------------------------------------------------------------
@@ -96,9 +59,9 @@ def test_rows_are_those_of_upstreams_tap(model: Model, n: int) -> None:
 
 
 @pytest.mark.parametrize("marks", MARKS)
-def test_rows_of_several_sequences_go_by_token_index(model: Model, marks: Marks) -> None:
+def test_rows_of_several_sequences_go_by_token_index(model: Model, marks: Of) -> None:
     """llama.cpp reorders such a batch: the lengths differ, and a ubatch takes equal parts."""
-    batch = interleaved(model, marks)
+    (batch,) = turns(model, LENGTHS, N_BATCH, marks)
     several = {"n_seq_max": len(LENGTHS)}
     with (
         context(model, need_embd_pre_norm=True, **several) as ours,
@@ -112,7 +75,7 @@ def test_rows_of_several_sequences_go_by_token_index(model: Model, marks: Marks)
     assert np.array_equal(np.unique(found, axis=0), np.unique(same_graphs, axis=0))
     for seq in range(len(LENGTHS)):
         mine = batch.seqs == seq
-        wanted = rows(model, batch.tokens[mine], no_outputs, tap="all")
+        wanted = rows(model, batch.tokens[mine], none, tap="all")
         off = np.abs(found[mine] - wanted).max()
         assert off < scaled(1e-3) * np.abs(wanted).max(), f"sequence {seq} is off by {off}"
 
@@ -120,8 +83,8 @@ def test_rows_of_several_sequences_go_by_token_index(model: Model, marks: Marks)
 @pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
 def test_a_context_of_the_block_keeps_its_own_rows(model: Model, hidden: str) -> None:
     """Those of every token, by its index."""
-    n, marks = 37, some_outputs(37)
-    states = rows(model, text(model, n), no_outputs, tap="all")
+    n, marks = 37, some(37)
+    states = rows(model, text(model, n), none, tap="all")
     with (
         context(model, mtp_head=True, need_embd_pre_norm=True, hidden=hidden) as block,
         context(model, mtp_head=True, tap="all") as upstreams,
@@ -145,10 +108,10 @@ def test_rows_of_a_context_with_the_block_are_those_of_the_trunk(model: Model, h
     """The tap is about the trunk, also after a draft, which leaves no rows."""
     tokens = text(model, N_BATCH + 1)
     given = {"need_embd_pre_norm": True, "hidden": hidden}
-    wanted = rows(model, tokens, one_output, **given)
-    assert rows(model, tokens, one_output, with_mtp=True, **given).tobytes() == wanted.tobytes()
+    wanted = rows(model, tokens, last, **given)
+    assert rows(model, tokens, last, with_mtp=True, **given).tobytes() == wanted.tobytes()
     with context(model, with_mtp=True, **given) as target:
-        target.decode(tokens[:9], 0, one_output(9))
+        target.decode(tokens[:9], 0, last(9))
         before = target.hidden_rows().copy()
         target.draft(tokens[9:10], np.zeros(1, dtype=np.int32), 4)
         assert target.hidden_rows().tobytes() == before.tobytes()
@@ -172,7 +135,7 @@ def normalized(model: Model, data: Floats, mtp: bool = False) -> Floats:
 
 
 @pytest.mark.parametrize("marks", MARKS)
-def test_rows_before_the_norm_give_those_after_it(model: Model, marks: Marks) -> None:
+def test_rows_before_the_norm_give_those_after_it(model: Model, marks: Of) -> None:
     """To 0.0001 of each entry: the order of a sum of squares in single precision is all that may
     differ. It also shows that nothing was computed in the tapped tensor's buffer."""
     tokens = text(model, N_BATCH + 1)
@@ -197,8 +160,8 @@ def test_rows_before_the_norm_do_not_depend_on_outputs(model: Model) -> None:
 def test_the_point_may_change_between_batches(model: Model) -> None:
     """Of batches of one shape, whose graph would be used again if nobody looked."""
     tokens = text(model, N_UBATCH)
-    before = rows(model, tokens, one_output, need_embd_pre_norm=True, hidden="pre-norm")
-    after = rows(model, tokens, one_output, need_embd_pre_norm=True)
+    before = rows(model, tokens, last, need_embd_pre_norm=True, hidden="pre-norm")
+    after = rows(model, tokens, last, need_embd_pre_norm=True)
     with context(model, need_embd_pre_norm=True) as target:
         lib = target.library.lib
         for point, wanted in (
@@ -207,7 +170,7 @@ def test_the_point_may_change_between_batches(model: Model) -> None:
             (lib.LLAMA_MTP_TAP_POST_NORM, after),
         ):
             lib.llama_set_embeddings_pre_norm_point(target.handle, point)
-            target.decode(tokens, 0, one_output(len(tokens)))
+            target.decode(tokens, 0, last(len(tokens)))
             assert target.hidden_rows().tobytes() == wanted.tobytes()
             target.clear()
 
@@ -215,7 +178,7 @@ def test_the_point_may_change_between_batches(model: Model) -> None:
 # -- a switch of its own ---------------------------------------------------------------------------
 
 
-def decoded(target: Context, tokens: Ints, marks: Marks) -> tuple[list[object], bytes]:
+def decoded(target: Context, tokens: Ints, marks: Of) -> tuple[list[object], bytes]:
     """Graph nodes and logits of a batch in an empty cache."""
     target.clear()
     target.decode(tokens, 0, marks(len(tokens)))
@@ -233,7 +196,7 @@ def embeddings(target: Context) -> int | None:
 
 @pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
 @pytest.mark.parametrize("marks", MARKS)
-def test_the_tap_makes_no_row_an_output(model: Model, marks: Marks, hidden: str) -> None:
+def test_the_tap_makes_no_row_an_output(model: Model, marks: Of, hidden: str) -> None:
     """The LM head runs on the rows asked for, and gives the logits that it gives without a tap."""
     tokens = text(model, 37)
     asked = [int(marks(37)[start : start + N_UBATCH].sum()) for start in range(0, 37, N_UBATCH)]
@@ -266,18 +229,18 @@ def test_a_tap_that_is_off_leaves_nothing(model: Model, n: int) -> None:
         context(model, trace=True) as plain,
         context(model, need_embd_pre_norm=True, trace=True) as target,
     ):
-        wanted, logits = decoded(plain, tokens, one_output)
-        on, _ = decoded(target, tokens, one_output)
+        wanted, logits = decoded(plain, tokens, last)
+        on, _ = decoded(target, tokens, last)
         rows_on = target.hidden_rows().copy()
         for _ in range(2):
             target.set_tap(False)
             assert not target.library.lib.llama_get_need_embd_pre_norm(target.handle)
-            assert decoded(target, tokens, one_output) == (wanted, logits)
+            assert decoded(target, tokens, last) == (wanted, logits)
             with pytest.raises(UsageError, match="no such rows"):
                 target.hidden_rows()
             target.set_tap(True)
             assert target.library.lib.llama_get_need_embd_pre_norm(target.handle)
-            assert decoded(target, tokens, one_output) == (on, logits)
+            assert decoded(target, tokens, last) == (on, logits)
             assert target.hidden_rows().tobytes() == rows_on.tobytes()
 
 

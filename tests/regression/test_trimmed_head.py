@@ -26,13 +26,12 @@ from pyllama_mtp.models.draftvocab import Ranking, read_tokenizer, save
 from pyllama_mtp.models.ggufinfo import GGUFInfo, read_gguf
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.models.trimmedhead import trimmed_head_ids
-from pyllama_mtp.speculative.drafter import Drafter, Drafts
 
 from ..models.test_trimmed_head import MALFORMED
 from ..trimmed import write_trimmed
 from ..workers import worker
+from .draftheads import NEWEST, context, logits_of, set_head, tokens_of
 from .support import greedy, made_up, scaled, settings
-from .test_draft_head import NEWEST, context, logits_of, tokens_of
 from .twocontexts import context as context_of
 from .twocontexts import every
 
@@ -75,11 +74,6 @@ def trimmed(make: Make, demo_file: Path, ids: Ints) -> Iterator[Model]:
         yield model
 
 
-def given(draft: Context, ids: Ints) -> None:
-    """Rows from the caller."""
-    draft.set_draft_head(head_rows(draft.model.info, ids), ids)
-
-
 def candidates_of(draft: Context, n: int) -> list[list[float]]:
     """Logits of the best tokens of some drafts."""
     found = []
@@ -102,7 +96,7 @@ FILES = [
 
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("case", FILES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2].__name__}")
-def test_the_same_as_a_head_that_is_given(
+def test_the_same_as_a_head_that_is_set_head(
     make: Make, tmp_path: Path, case: tuple[str, str, type[np.generic]], in_order: bool
 ) -> None:
     """Every logit; ids in the order of the file."""
@@ -117,7 +111,7 @@ def test_the_same_as_a_head_that_is_given(
         context(whole) as wanted,
         context(part) as found,
     ):
-        given(wanted, ids)
+        set_head(wanted, ids)
         found.set_draft_head(None, ids[order])
         assert found.draft_ids is not None
         assert found.draft_ids.tolist() == trimmed_head_ids(part.info).tolist()
@@ -132,7 +126,7 @@ def test_the_same_as_a_head_that_is_given(
 def test_for_who_does_not_know_of_it(trimmed: Model, demo: Model, ids: Ints) -> None:
     """Logits of the whole vocabulary, as upstream's drafting programs read them."""
     with context(demo) as wanted, context(trimmed) as found:
-        given(wanted, ids)
+        set_head(wanted, ids)
         logits = logits_of(found)
         assert logits.shape[1] == demo.n_vocab
         assert logits[:, ids].tobytes() == logits_of(wanted).tobytes()
@@ -148,10 +142,10 @@ def test_one_head_after_another(trimmed: Model, demo: Model, ids: Ints) -> None:
     with context(demo) as wanted, context(trimmed) as found:
         at_first = logits_of(found)
         for _ in range(2):
-            given(wanted, others)
-            given(found, others)
+            set_head(wanted, others)
+            set_head(found, others)
             assert logits_of(found).tobytes() == logits_of(wanted).tobytes()
-            given(wanted, ids)
+            set_head(wanted, ids)
             found.set_draft_head(None, ids)
             assert logits_of(found).tobytes() == logits_of(wanted).tobytes()
         found.use_own_head()
@@ -187,27 +181,6 @@ def test_on_a_device(trimmed: Model, make: Make, demo_file: Path, ids: Ints) -> 
 
 
 # -- generation ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def prompts(demo: Model, demo_prompts: list[str]) -> list[list[int]]:
-    return [demo.tokenize(prompt, parse_special=True) for prompt in demo_prompts[::3]]
-
-
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Every token that is drafted, verified or not."""
-    found: list[int] = []
-    real = Drafter.draft
-
-    def draft(self: Drafter, *args: Any) -> list[Drafts]:
-        drafts = real(self, *args)
-        for one in drafts:
-            found.extend(one.tokens)
-        return drafts
-
-    monkeypatch.setattr(Drafter, "draft", draft)
-    return found
 
 
 Result = tuple[list[list[int]], list[int]]
@@ -252,6 +225,7 @@ def test_the_same_drafts(
 ) -> None:
     """As with a draft head over the same tokens, one by one, whatever the order and type of d2t;
     and the same tokens, which at temperature 0 are those of plain decoding."""
+    prompts = prompts[::3]
     wanted = generated(demo, prompts, seen, draft_vocab=vocab, **options)
     assert len(wanted[1]) > 20
     assert generated(trimmed, prompts, seen, **options) == wanted
@@ -314,30 +288,6 @@ def test_where_there_is_no_trimmed_head(demo: Model, trimmed: Model, ids: Ints) 
             assert found.draft_ids is None
     with context(trimmed) as found, pytest.raises(UsageError, match="other tokens"):
         found.set_draft_head(None, ids[::-1])
-
-
-UPSTREAM = """
-import json, sys
-from pyllama_mtp import Model
-from pyllama_mtp.llama import native
-from pyllama_mtp.errors import ModelFileError
-said = []
-for mtp in (True, False):
-    try:
-        Model(sys.argv[1], mtp=mtp)
-    except ModelFileError as error:
-        said.append(str(error))
-print(json.dumps([native.load().variant, said]))
-"""
-
-
-def test_upstreams_library(run_python: RunPython, make: Make, demo_file: Path, ids: Ints) -> None:
-    done = run_python(UPSTREAM, make(demo_file, ids), env={"PYLLAMA_MTP_LIB": "upstream"})
-    assert done.returncode == 0, done.stderr
-    variant, said = json.loads(done.stdout)
-    assert variant == "upstream" and len(said) == 2
-    assert all(f"{len(ids)} of 2048 tokens (tensor d2t)" in text for text in said)
-    assert all("use the patched variant" in text for text in said)
 
 
 #: What the library itself says of the files of MALFORMED; validation would have refused them.

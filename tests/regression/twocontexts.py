@@ -5,7 +5,7 @@ zeros with the first one; the block runs whole, and drafts one step after the ot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -41,6 +41,11 @@ def context(model: Model, **options: object) -> Context:
     return Context(model, ContextOptions(**chosen))  # type: ignore[arg-type]
 
 
+def trunk(model: Model, **options: object) -> Context:
+    """The same without the MTP block unless `options` say otherwise."""
+    return context(model, **{"with_mtp": False, **options})
+
+
 def none(n: int) -> Marks:
     return np.zeros(n, dtype=np.int8)
 
@@ -71,6 +76,18 @@ def in_batches(model: Model, n: int, first: int = 0, seq: int = 0) -> list[Batch
     starts = range(0, n, N_BATCH)
     parts = [(tokens[start : start + N_BATCH], start) for start in starts]
     return [one_sequence(part, start, seq, some(len(part))) for part, start in parts]
+
+
+def turns(
+    model: Model, lengths: Sequence[int], size: int, marks: Callable[[int], Marks] = some
+) -> list[Batch]:
+    """One token of each sequence in turn, until all are used up, in batches of `size`."""
+    where = [(p, s) for p in range(max(lengths)) for s in range(len(lengths)) if p < lengths[s]]
+    positions, seqs = (np.array(column, dtype=np.int32) for column in zip(*where, strict=True))
+    tokens = np.array([made_up(model, 1, 100 * s + p)[0] for p, s in where], dtype=np.int32)
+    outputs = marks(len(where))
+    parts = [slice(start, start + size) for start in range(0, len(where), size)]
+    return [Batch(tokens[part], positions[part], seqs[part], outputs[part]) for part in parts]
 
 
 def drafts_of(found: Context, newest: int, n: int = 5, seq: int = 0) -> list[int]:

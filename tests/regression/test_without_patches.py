@@ -1,0 +1,141 @@
+"""Upstream's library: what it lacks is refused with words that say so, and what it need not know of
+is ignored. In a process of its own, because a process loads one library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import Model
+from pyllama_mtp.models.surgery import drop_head, extract_head
+
+from ..trimmed import write_trimmed
+from .test_greedy_tokens import REQUESTED, batch_of, tokens_of
+from .twocontexts import trunk
+
+#: Model files: the demo model, a mixture of experts, the demo model with a head of its own over a
+#: part of the vocabulary, and with its head in another file.
+CODE = """
+import json, sys
+import numpy as np
+from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp.errors import PyllamaMtpError
+from pyllama_mtp.llama import native
+from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.drafthead import head_rows
+
+demo, moe, trimmed, apart = sys.argv[1:5]
+requested = json.loads(sys.argv[5])
+size = dict(n_ctx=64, n_batch=48, n_ubatch=16, n_threads=1, n_outputs_max=48)
+one, ones = np.zeros(1, np.int32), np.ones(1, np.int8)
+said = {"variant": native.load().variant}
+
+def refused(name, call):
+    try:
+        call()
+    except PyllamaMtpError as error:
+        said[name] = f"{type(error).__name__}: {error}"
+
+with Model(demo) as model:
+    refused("with_mtp", lambda: Context(model, ContextOptions(**size, with_mtp=True)))
+    with Context(model, ContextOptions(**size)) as plain:
+        refused("draft", lambda: plain.draft(one + 7, one, 1))
+        refused("reserve", lambda: plain.reserve_rounds(1, [1]))
+        plain.decode(np.arange(3, dtype=np.int32), 0, np.ones(3, np.int8))
+        said["goes on"] = plain.argmax(2) >= 0
+    ids, logits = np.arange(0, 2048, 7, dtype=np.int32), []
+    with Context(model, ContextOptions(**size, mtp_head=True)) as block:
+        for _ in range(2):
+            block.clear()
+            block.decode(one + 7, 0, ones, np.ones((1, model.n_embd), np.float32))
+            logits.append(block.logits(0).tobytes())
+            refused("head", lambda: block.set_draft_head(head_rows(model.info, ids), ids))
+    said["same logits"] = logits[0] == logits[1]
+    refused("vocabulary", lambda: Session(model, Settings(n_ctx=64, draft_vocab=300)))
+    for vocab in ("auto", "full"):
+        with Session(model, Settings(n_ctx=64, draft_vocab=vocab)) as session:
+            said[vocab] = session._engine.drafter.context.draft_ids
+for mtp in (True, False):
+    refused(f"trimmed {mtp}", lambda: Model(trimmed, mtp=mtp))
+refused("apart", lambda: Model(apart))
+Model(apart, mtp=False).close()
+for name, file in (("demo", demo), ("moe", moe)):
+    with Model(file) as model, Context(model, ContextOptions(**size, trace=True)) as plain:
+        i = np.arange(43, dtype=np.int64)
+        tokens = ((7 * i * i + 13 * i + 5) % model.n_vocab).astype(np.int32)
+        found = []
+        for greedy in (False, True):
+            plain.clear()
+            plain.set_greedy(greedy)
+            plain.decode(tokens, 0, np.isin(i, requested).astype(np.int8))
+            nodes = [node.name for node in plain.nodes()]
+            found.append([
+                [plain.argmax(row) for row in requested],
+                [int(plain.logits(row).argmax()) for row in requested],
+                [plain.greedy, plain.output_bytes, nodes.count("mtp_argmax"), len(nodes)],
+            ])
+        said[name] = found
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def said(
+    run_python: Callable[..., Any],
+    demo_file: Path,
+    moe_file: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Any]:
+    """What upstream's library makes of it, by name."""
+    folder = tmp_path_factory.mktemp("files")
+    ids = np.arange(1, 2048, 3)
+    trimmed = write_trimmed(demo_file, folder / "trimmed.gguf", ids, ids)
+    extract_head(demo_file, folder / "mtp-apart.gguf")
+    files = (demo_file, moe_file, trimmed, drop_head(demo_file, folder / "apart.gguf"))
+    env = {"PYLLAMA_MTP_LIB": "upstream"}
+    done = run_python(CODE, *files, json.dumps(REQUESTED["some"]), env=env)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["variant"] == "upstream"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    {
+        "with_mtp": ["UsageError", "with_mtp", "patched"],
+        "draft": ["UsageError", "with_mtp"],
+        "reserve": ["Error"],
+        "head": ["UsageError", "no draft head here: it needs the patched library"],
+        "vocabulary": ["UsageError", "draft_vocab 300 is not in upstream's library"],
+        "trimmed True": ["ModelFileError", "683 of 2048 tokens (tensor d2t)", "use the patched"],
+        "trimmed False": ["ModelFileError", "683 of 2048 tokens (tensor d2t)", "use the patched"],
+        "apart": ["ModelFileError", "in a file of its own", "use the patched variant"],
+    }.items(),
+)
+def test_what_it_lacks_is_refused(said: dict[str, Any], what: str, words: list[str]) -> None:
+    assert all(word in said[what] for word in words), said[what]
+
+
+def test_contexts_go_on_and_the_whole_vocabulary_is_drafted_over(said: dict[str, Any]) -> None:
+    assert said["goes on"] and said["same logits"]
+    assert said["auto"] is said["full"] is None
+
+
+@pytest.mark.parametrize("name", ["demo", "moe"])
+def test_greedy_tokens_are_found_on_the_host(
+    request: pytest.FixtureRequest, said: dict[str, Any], name: str
+) -> None:
+    """The switch has no effect there, and the tokens are those that the patched library picks."""
+    off, on = said[name]
+    assert on == off, "the switch has an effect"
+    tokens, best, (greedy, copied, searches, _) = off
+    assert (greedy, copied, searches) == (False, 0, 0) and tokens == best
+    model: Model = request.getfixturevalue(name)
+    with trunk(model) as found:
+        assert tokens_of(found, batch_of(model, REQUESTED["some"]), greedy=True) == tokens
