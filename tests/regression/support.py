@@ -13,7 +13,9 @@ from pyllama_mtp import Answer, Generation, Model, Sampling, Session, Settings, 
 from pyllama_mtp import generate as steps
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.settings import AUTO_DEPTH
 from pyllama_mtp.speculative.acceptance import Verdict
+from pyllama_mtp.speculative.depth import DepthController
 from pyllama_mtp.speculative.drafter import Drafts
 from pyllama_mtp.speculative.sampling import Sampler
 
@@ -179,3 +181,49 @@ class OneSequence(Engine):
     def keep(self, n_accepted: int) -> None:
         tokens = [*self._passed[0, 1 : n_accepted + 1].tolist(), 0]
         steps.roll_back(self, self._live, self._passed, [Verdict(tokens)])
+
+
+class Scripted(DepthController):
+    """Depths by a list, over and over: of the head, or (of the head, of drafts from the text).
+
+    Attributes:
+        asked: the depths that were chosen.
+        told: (sequences, drafts, accepted) of every round of the head.
+        told_looked_up: (drafts, accepted) of every round of drafts from the text.
+    """
+
+    def __init__(self, *rounds: int | tuple[int, int]) -> None:
+        super().__init__(AUTO_DEPTH)
+        self._script = [one if isinstance(one, tuple) else (one, 0) for one in rounds]
+        self.asked: list[int] = []
+        self.told: list[tuple[int, int, int]] = []
+        self.told_looked_up: list[tuple[int, int]] = []
+
+    @property
+    def _now(self) -> tuple[int, int]:
+        return self._script[(len(self.told) + len(self.told_looked_up)) % len(self._script)]
+
+    def choose(self, at_most: int | None = None, n_sequences: int = 1) -> int:
+        depth = self._now[0]
+        self.asked.append(depth if at_most is None else min(depth, max(at_most, 0)))
+        return self.asked[-1]
+
+    def lookup_depth(self, rates: Sequence[float], at_most: int) -> int:
+        assert all(0 <= rate <= 1 for rate in rates)
+        return min(self._now[1], max(at_most, 0))
+
+    def update_pooled(
+        self,
+        n_drafted: int,
+        outcomes: Sequence[tuple[int, int]],
+        draft_s: float,
+        total_s: float,
+    ) -> None:
+        assert 0 <= draft_s < total_s
+        assert all(0 <= held <= min(usable, n_drafted) for usable, held in outcomes)
+        assert max(n_drafted, *(usable for usable, _ in outcomes)) <= self.asked[-1]
+        self.told.append((len(outcomes), n_drafted, sum(held for _, held in outcomes)))
+
+    def update_lookup(self, n_drafted: int, n_accepted: int, total_s: float) -> None:
+        assert n_drafted > 0 and total_s > 0
+        self.told_looked_up.append((n_drafted, n_accepted))

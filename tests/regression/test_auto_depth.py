@@ -18,42 +18,35 @@ from pyllama_mtp.measure.costs import measure_costs, tokens_needed
 from pyllama_mtp.settings import AUTO_DEPTH
 from pyllama_mtp.speculative.depth import DepthController
 
-from .support import N_CTX, assert_same_tokens, greedy, settings
+from .support import N_CTX, Scripted, assert_same_tokens, greedy, settings
 
 AUTO = dataclasses.replace(settings(0), draft_n_max="auto")
 N_TOKENS = 160
 
 
-class Scripted:
-    """Depths by a list, over and over; keeps what it is told."""
-
-    def __init__(self, depths: list[int]) -> None:
-        self.depths, self.asked, self.told = depths, [], []  # type: ignore[var-annotated]
-
-    def choose(self, at_most: int | None = None, n_sequences: int = 1) -> int:
-        depth = self.depths[len(self.asked) % len(self.depths)]
-        self.asked.append(depth if at_most is None else min(depth, at_most))
-        return self.asked[-1]
-
-    def update_pooled(
-        self, n_drafted: int, outcomes: list[tuple[int, int]], draft_s: float, total_s: float
-    ) -> None:
-        self.told.append((n_drafted, outcomes[0][1]))
-        assert 0 <= draft_s < total_s
-
-
-def test_text_is_the_same_whatever_the_depths(demo: Model, text: list[int], gap: float) -> None:
-    """From no draft to six and back, round by round."""
+@pytest.mark.parametrize("n_sequences", [1, 3])
+def test_text_is_the_same_whatever_the_depths(
+    demo: Model, text: list[int], gap: float, n_sequences: int
+) -> None:
+    """From no draft to six and back, round by round; what is told is what was done."""
+    prompts = [text[i : i + 40] for i in range(0, 10 * n_sequences, 10)]
     with Session(demo, settings(0)) as session:
-        expected = greedy(session, text[:40], N_TOKENS)
-    with Session(demo, AUTO) as session:
-        depths = session._engine.choice.depths = Scripted([0, 6, 1, 0, 0, 3, 2, 6, 5, 0, 4])
-        got = greedy(session, text[:40], N_TOKENS)
-    assert_same_tokens(demo, text[:40], got.tokens, expected.tokens, gap)
-    assert [drafted for drafted, _ in depths.told] == depths.asked and {0, 6} <= {*depths.asked}
-    accepted = sum(accepted for _, accepted in depths.told)
+        expected = [greedy(session, prompt, N_TOKENS).tokens for prompt in prompts]
+    chosen = dataclasses.replace(AUTO, ngram=False, n_ubatch=32)
+    with BatchSession(demo, chosen, n_sequences) as session:
+        depths = session._engine.choice.depths = Scripted(0, 6, 1, 0, 0, 3, 2, 6, 5, 0, 4)
+        got = session.generate(prompts, max_tokens=N_TOKENS).run()
+    for prompt, answer, wanted in zip(prompts, got.results, expected, strict=True):
+        assert_same_tokens(demo, prompt, answer.tokens, wanted, gap)
+    assert [drafted for _, drafted, _ in depths.told] == depths.asked
+    assert {0, 6} <= {*depths.asked}
+    done = [(n, depth) for n, found in got.telemetry.passes.items() for depth in found]
+    for n, depth in done:
+        assert got.telemetry.passes[n][depth] == [told[:2] for told in depths.told].count(
+            (n, depth)
+        )
+    accepted = sum(accepted for *_, accepted in depths.told)
     assert sum(got.telemetry.accepted) == accepted > 0
-    assert len(depths.told) == got.telemetry.rounds
 
 
 def test_the_controller_is_asked_and_told(demo: Model, text: list[int], gap: float) -> None:
@@ -73,7 +66,7 @@ def test_the_controller_is_asked_and_told(demo: Model, text: list[int], gap: flo
 
 def test_a_generation_that_does_not_draft_does_not_ask(demo: Model, text: list[int]) -> None:
     with Session(demo, AUTO) as session:
-        depths = session._engine.choice.depths = Scripted([2])
+        depths = session._engine.choice.depths = Scripted(2)
         session.generate(text[:40], max_tokens=20, ignore_eos=True, draft=False).run()
         assert not depths.asked and not depths.told
 
@@ -123,10 +116,10 @@ def test_a_round_is_two_graphs_and_none_is_built_anew(
     chosen = dataclasses.replace(AUTO, ngram=False, n_ubatch=32)
     with BatchSession(demo, chosen, n_sequences) as session:
         choice = session._engine.choice
-        for depths in (Scripted([*range(AUTO_DEPTH + 1)]), DepthController(AUTO_DEPTH)):
+        for depths in (Scripted(*range(AUTO_DEPTH + 1)), DepthController(AUTO_DEPTH)):
             choice.depths = depths
             built.clear()
             session.generate(prompts, max_tokens=60, ignore_eos=True).run()
-            if isinstance(depths, DepthController):
+            if not isinstance(depths, Scripted):
                 assert len(built) > 9 and not any(built)
             session.reset()

@@ -21,7 +21,7 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.speculative.sampling import Sampler
 from pyllama_mtp.telemetry import PHASES
 
-from .support import assert_same_tokens, greedy, last_logits, rounding
+from .support import assert_same_tokens, greedy, last_logits
 from .support import settings as small
 
 Prompts = list[list[int]]
@@ -128,21 +128,6 @@ def test_drafts_are_those_made_alone(
     assert n_accepted > 50 and n_other <= 0.05 * n_accepted
 
 
-@pytest.mark.parametrize("rollback", ["snapshot", "replay"])
-def test_mixture_of_experts(moe: Model, rollback: str) -> None:
-    """Random weights: hardly a draft is right, so this is about rejection."""
-    text = [(7 * i * i + 13 * i + 5) % moe.n_vocab for i in range(97)]
-    gap = rounding(moe, text)
-    prompts = [text[:n] for n in (1, 16, 17, 48, 97)]
-    with Session(moe, settings(0)) as single:
-        plain = [greedy(single, prompt, 12).tokens for prompt in prompts]
-    with BatchSession(moe, settings(3, rollback=rollback), PLACES) as session:
-        got = session.generate(prompts, max_tokens=12).run()
-    for prompt, answer, wanted in zip(prompts, got.results, plain, strict=True):
-        assert_same_tokens(moe, prompt, answer.tokens, wanted, gap)
-    assert got.telemetry.accepted[0] < got.telemetry.drafted[0]
-
-
 def test_very_many(demo: Model, text: list[int], gap: float) -> None:
     """More rows in a round than graphs have that are kept by their shape."""
     n, prompts = 43, [text[2 * i : 2 * i + 3 + i % 5] for i in range(45)]
@@ -199,41 +184,14 @@ def test_drawn_drafts(demo: Model, prompts: Prompts) -> None:
     assert got.telemetry.accepted[0] > 20
 
 
-class Scripted:
-    """Depths by a list, over and over; keeps what it is told."""
-
-    def __init__(self, depths: Sequence[int]) -> None:
-        self.next = itertools.cycle(depths)
-        self.told: list[tuple[int, int]] = []
-
-    def choose(self, at_most: int, n_sequences: int) -> int:
-        return min(next(self.next), at_most)
-
-    def update_pooled(
-        self, n_drafted: int, outcomes: list[tuple[int, int]], draft_s: float, total_s: float
-    ) -> None:
-        assert 0 <= draft_s < total_s
-        assert all(0 <= held <= usable <= n_drafted for usable, held in outcomes)
-        self.told.append((len(outcomes), n_drafted))
-
-
-def test_depths_change(demo: Model, prompts: Prompts, alone: list[Answer], gap: float) -> None:
-    """From round to round, from no draft to six and back; what is told is what was done."""
-    with BatchSession(demo, settings("auto", ngram=False), PLACES) as session:
-        depths = session._engine.choice.depths = Scripted([0, 6, 1, 0, 0, 3, 2, 6, 5])  # type: ignore
-        got = session.generate(prompts, max_tokens=MOST).run()
-    assert_like_alone(demo, prompts, got.results, alone, gap)
-    passes = got.telemetry.passes
-    done = {(n, depth): k for n, found in passes.items() for depth, k in found.items()}
-    assert done == {one: depths.told.count(one) for one in depths.told}
-    assert {0, 6} <= {depth for _, depth in done}
-
-
-def test_up_to_the_end_of_the_context(demo: Model, text: list[int], gap: float) -> None:
-    """One fills its context to the last position while others go on."""
+@pytest.mark.parametrize("n_sequences", [1, PLACES])
+def test_up_to_the_end_of_the_context(
+    demo: Model, text: list[int], gap: float, n_sequences: int
+) -> None:
+    """One fills its context to the last position, drafts or not, while others go on."""
     n_ctx = 256
     prompts = [text[:30], text[: n_ctx - 6], text[40:60], text[:n_ctx]]
-    with BatchSession(demo, settings(4, n_ctx=n_ctx - 5), 3) as session:
+    with BatchSession(demo, settings(4, n_ctx=n_ctx - 5), n_sequences) as session:
         assert session.n_ctx == n_ctx, "rounded up, as for one sequence"
         got = session.generate(prompts, max_tokens=40, ignore_eos=True).run().results
     assert [len(answer.tokens) for answer in got] == [40, 7, 40, 1]
@@ -375,6 +333,7 @@ def test_bad_settings(
         BatchSession(demo, settings(3, **options), n_sequences)
 
 
+@pytest.mark.parametrize("n_sequences", [1, PLACES])
 @pytest.mark.parametrize("depth", [0, 3])
 @pytest.mark.parametrize("where", ["sample", "prefill", "draft", "verify", "accept", "roll_back"])
 def test_usable_after_an_interruption(
@@ -385,6 +344,7 @@ def test_usable_after_an_interruption(
     monkeypatch: pytest.MonkeyPatch,
     depth: int,
     where: str,
+    n_sequences: int,
 ) -> None:
     owner = {"sample": Sampler, "prefill": Engine}.get(where, generate)
     original, calls = getattr(owner, where), itertools.count(1)
@@ -395,14 +355,20 @@ def test_usable_after_an_interruption(
             raise KeyboardInterrupt
         return result
 
-    with BatchSession(demo, settings(depth), PLACES) as session:
+    with BatchSession(demo, settings(depth), n_sequences) as session:
         broken = session.generate(prompts, max_tokens=MOST)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(owner, where, interrupted)
             broken.run()
         assert "interrupted" in {answer.finish_reason for answer in broken.results}
+        # The worst case for what is left in the caches: a prompt that continues all of it.
+        longer = [[*prompts[i], *broken.results[i].tokens, 5, 6] for i in range(n_sequences)]
+        went_on = session.generate(longer, max_tokens=24).run().results
         after = session.generate(prompts, max_tokens=MOST).run().results
     assert_like_alone(demo, prompts, after, alone, gap)
+    with Session(demo, settings(0)) as fresh:
+        for prompt, answer in zip(longer, went_on, strict=True):
+            assert_same_tokens(demo, prompt, answer.tokens, greedy(fresh, prompt, 24).tokens, gap)
 
 
 def test_a_computation_that_broke_off_leaves_nothing(
@@ -420,11 +386,12 @@ def test_a_computation_that_broke_off_leaves_nothing(
         assert wiped == [False]
 
 
+@pytest.mark.parametrize("n_sequences", [1, PLACES])
 def test_an_overtaken_generation_says_so(
-    demo: Model, prompts: Prompts, alone: list[Answer], gap: float
+    demo: Model, prompts: Prompts, alone: list[Answer], gap: float, n_sequences: int
 ) -> None:
     """Whatever it still has to hand over, it leaves the other one's places alone."""
-    with BatchSession(demo, settings(3), PLACES) as session:
+    with BatchSession(demo, settings(3), n_sequences) as session:
         first = session.generate(prompts[:3], max_tokens=60)
         for _ in range(20):
             next(iter(first))
@@ -434,3 +401,8 @@ def test_an_overtaken_generation_says_so(
             first.run()
         assert {answer.finish_reason for answer in first.results} <= {"interrupted", "eos"}
         assert_like_alone(demo, prompts, second.run().results, alone, gap)
+        third = session.generate(prompts, max_tokens=MOST)
+        next(iter(third))
+        session.reset()
+        with pytest.raises(UsageError, match="used for something else"):
+            third.run()

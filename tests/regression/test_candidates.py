@@ -17,11 +17,12 @@ import pytest
 from pyllama_mtp import Model, Sampling, Session
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import native
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
 from pyllama_mtp.speculative.sampling import MOST_CANDIDATES
 
-from .support import N_BATCH, N_CTX, N_UBATCH, made_up, settings
+from .support import made_up, settings
 from .test_greedy_tokens import edited
+from .twocontexts import trunk
 
 N = 43  # three graphs
 WANTED = [0, 3, 7, 20, 31, 40, 42]
@@ -30,10 +31,7 @@ WARM = Sampling(temperature=0.9, top_k=40, top_p=0.95, min_p=0.05)
 
 @pytest.fixture(params=[False, True], ids=["plain", "with_mtp"])
 def target(model: Model, request: pytest.FixtureRequest) -> Iterator[Context]:
-    options = ContextOptions(
-        N_CTX, N_BATCH, N_UBATCH, 1, n_outputs_max=N_BATCH, with_mtp=request.param
-    )
-    with Context(model, options) as found:
+    with trunk(model, with_mtp=request.param) as found:
         yield found
 
 
@@ -73,8 +71,7 @@ def test_equal_logits(moe_file: Path, tmp_path: Path) -> None:
         rows[:] = rows[0]
 
     file = edited(moe_file, tmp_path / "equal.gguf", "output.weight", change)
-    options = ContextOptions(N_CTX, N_BATCH, N_UBATCH, 1, n_outputs_max=N_BATCH)
-    with Model(file) as model, Context(model, options) as found:
+    with Model(file) as model, trunk(model) as found:
         for n in (7, 600, model.n_vocab):
             decode(found, n)
             ids, values = found.candidates(WANTED[-1])

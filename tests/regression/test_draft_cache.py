@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Session
-from pyllama_mtp.llama.context import Context, ContextOptions
 
 from . import kvstate
 from .kvstate import KVState
-from .support import EDGES, N_CTX, scaled, settings
+from .support import EDGES, made_up, scaled, settings
+from .twocontexts import TwoContexts, none, one_sequence, state
 
 #: Largest difference, as a share of the largest entry: exact caches, and quantized ones (a rounding
 #: difference may move a value by one step of 1/127, and the trunk's cache is quantized as well).
@@ -38,21 +38,13 @@ def position_by_position(
     model: Model, tokens: Sequence[int], cache: str, flash_attn: str = "auto"
 ) -> KVState:
     """The draft cache after `tokens`, by the contract and nothing else."""
-    common = {"n_ctx": N_CTX, "n_batch": 1, "n_ubatch": 1, "n_threads": 1}
-    common |= {"type_k": cache, "type_v": cache, "flash_attn": flash_attn}
-    none = np.zeros(1, dtype=np.int8)
-    with (
-        Context(model, ContextOptions(**common, tap="all")) as target,
-        Context(model, ContextOptions(**common, mtp_head=True, tap="outputs"), target) as draft,
-    ):
-        before = np.zeros((1, model.n_embd), dtype=np.float32)
+    one = {"n_batch": 1, "n_ubatch": 1, "n_outputs_max": 1, "flash_attn": flash_attn}
+    with TwoContexts(model, type_k=cache, type_v=cache, **one) as wanted:
         for position, token in enumerate(tokens):
-            batch = np.array([token], dtype=np.int32)
-            target.decode(batch, position, none)
-            hidden = target.hidden_rows().copy()
-            draft.decode(batch, position, none, before)
-            before = hidden
-        return kvstate.parse(draft.save_state())
+            wanted.decode(
+                one_sequence(np.array([token], dtype=np.int32), position, outputs=none(1))
+            )
+        return state(wanted.block)
 
 
 def assert_equal(found: KVState, wanted: KVState, tolerance: float) -> None:
@@ -116,7 +108,7 @@ def test_without_flash_attention(demo: Model, text: list[int]) -> None:
 
 
 def test_mixture_of_experts(moe: Model) -> None:
-    prefilled(moe, [(7 * i * i + 13 * i + 5) % moe.n_vocab for i in range(49)])
+    prefilled(moe, made_up(moe, 49).tolist())
 
 
 @SYNCS

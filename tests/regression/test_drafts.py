@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Session
-from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.speculative.drafter import top_probability
 
-from .support import N_CTX, OneSequence, scaled, settings
+from .support import OneSequence, scaled, settings
+from .twocontexts import TwoContexts, one_sequence
 
 DEPTH = 5
-ONE = np.ones(1, dtype=np.int8)
 
 
 def contract(model: Model, tokens: Sequence[int]) -> tuple[list[int], list[float], list[float]]:
@@ -26,29 +25,10 @@ def contract(model: Model, tokens: Sequence[int]) -> tuple[list[int], list[float
     Returns:
         The drafts, the probability of each, and how far each was ahead of the second.
     """
-    n = len(tokens) - 1
-    common = {"n_ctx": N_CTX, "n_batch": 128, "n_ubatch": 128, "n_threads": 1}
-    with (
-        Context(model, ContextOptions(**common, tap="all")) as target,
-        Context(model, ContextOptions(**common, mtp_head=True, tap="outputs"), target) as draft,
-    ):
-        none = np.zeros(n, dtype=np.int8)
-        prompt = np.array(tokens[:n], dtype=np.int32)
-        target.decode(prompt, 0, none)
-        trunk = target.hidden_rows()
-        before = np.concatenate([np.zeros((1, model.n_embd), dtype=np.float32), trunk[:-1]])
-        draft.decode(prompt, 0, none, before)
-        hidden, token = trunk[-1:].copy(), tokens[n]
-        found, shares, leads = [], [], []
-        for position in range(n, n + DEPTH):
-            draft.decode(np.array([token], dtype=np.int32), position, ONE, hidden)
-            logits = draft.logits(0)
-            second, best = np.sort(logits)[-2:]
-            token, hidden = int(logits.argmax()), draft.hidden_rows().copy()
-            found.append(token)
-            shares.append(top_probability(logits))
-            leads.append(float(best - second))
-    return found, shares, leads
+    with TwoContexts(model, n_batch=128, n_ubatch=128) as wanted:
+        wanted.decode(one_sequence(np.array(tokens[:-1], dtype=np.int32)))
+        steps = wanted.draft(tokens[-1], DEPTH)
+    return steps.tokens, [top_probability(logits) for logits in steps.logits], steps.leads
 
 
 @pytest.mark.parametrize("n", [1, 2, 17, 40, 49])

@@ -16,9 +16,10 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.llama.trace import Node
+
+from .support import made_up
 
 RunPython = Callable[..., "CompletedProcess[str]"]
 Int8s = npt.NDArray[np.int8]
@@ -67,11 +68,6 @@ def per_graph(requested: Sequence[int], n: int = N_TOKENS) -> list[int]:
 TOKENS_PER_GRAPH = per_graph(REQUESTED["all"])
 
 
-def tokens_of(model: Model, n: int = N_TOKENS) -> Ints:
-    i = np.arange(n, dtype=np.int64)
-    return ((7 * i * i + 13 * i + 5) % model.n_vocab).astype(np.int32)
-
-
 def rows(nodes: Sequence[Node], name: str) -> list[int]:
     """Rows of the node of that name, or of that name and a layer, graph by graph."""
     return [n.rows for n in nodes if n.name == name or n.name.rpartition("-")[0] == name]
@@ -104,7 +100,7 @@ def test_rows_of_the_norm_and_of_the_head(
     options, norm_of_all = TARGETS[name]
     with context(model, **options) as target:
         target.set_tap(name != "tap off")
-        target.decode(tokens_of(model), 0, marks_of(requested))
+        target.decode(made_up(model, N_TOKENS), 0, marks_of(requested))
         nodes = target.nodes()
     asked = per_graph(requested)
     assert rows(nodes, "result_output") == asked
@@ -125,7 +121,7 @@ def works(nodes: Sequence[Node]) -> Counter[str]:
 
 def decoded(model: Model, requested: Sequence[int], **options: object) -> list[Node]:
     with context(model, **options) as found:
-        found.decode(tokens_of(model), 0, marks_of(requested))
+        found.decode(made_up(model, N_TOKENS), 0, marks_of(requested))
         return found.nodes()
 
 
@@ -172,7 +168,7 @@ def test_the_block_alone_is_upstreams(model: Model, slices: bool) -> None:
     states = np.random.default_rng(0).standard_normal((N_TOKENS, model.n_embd)).astype("f4")
     for requested in REQUESTED.values():
         with context(model, mtp_head=True, slice=slices) as block:
-            block.decode(tokens_of(model), 0, marks_of(requested), states)
+            block.decode(made_up(model, N_TOKENS), 0, marks_of(requested), states)
             nodes = block.nodes()
         for name in ("mtp_attn_residual", "mtp_ffn_out", "mtp_post_ffn", "h_nextn"):
             assert rows(nodes, name) == TOKENS_PER_GRAPH, name
@@ -181,7 +177,7 @@ def test_the_block_alone_is_upstreams(model: Model, slices: bool) -> None:
 
 def test_switches_act_on_the_next_batch(model: Model) -> None:
     """Of the same shape, whose graph would be used again if nobody looked."""
-    tokens, some = tokens_of(model, N_UBATCH), marks_of((1, 5), N_UBATCH)
+    tokens, some = made_up(model, N_UBATCH), marks_of((1, 5), N_UBATCH)
     with context(model) as target:
         for on in (True, False, True):
             target.library.lib.llama_mtp_set_slice(target.handle, on)

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from pyllama_mtp import Model, Session
+from pyllama_mtp import BatchSession, Model, Session
 
 from .support import (
     EDGES,
+    N_UBATCH,
     Rounds,
     assert_same_tokens,
     greedy,
+    made_up,
     rounding,
     settings,
 )
@@ -94,31 +96,21 @@ def test_threshold(demo: Model, prompts: Prompts, plain: Prompts, gap: float) ->
     assert without > 0, "no round was without a draft"
 
 
-def test_up_to_the_end_of_the_context(demo: Model, text: list[int], gap: float) -> None:
-    """The context is filled to its last position, drafts or not."""
-    with Session(demo, settings(0, n_ctx=256)) as off, Session(demo, settings(5, n_ctx=256)) as on:
-        prompt = text[: on.n_ctx - 9]
-        wanted = greedy(off, prompt, 64)
-        got = greedy(on, prompt, 64)
-        assert_same_tokens(demo, prompt, got.tokens, wanted.tokens, gap)
-        assert got.finish_reason == wanted.finish_reason
-        if wanted.finish_reason == "length":
-            assert len(got.tokens) == len(wanted.tokens) == 10
-
-
+@pytest.mark.parametrize("n_sequences", [1, 3])
 @pytest.mark.parametrize("rollback", ["snapshot", "replay"])
-def test_mixture_of_experts(moe: Model, rollback: str) -> None:
+def test_mixture_of_experts(moe: Model, rollback: str, n_sequences: int) -> None:
     """Random weights: hardly a draft is right, so this is about rejection; edges included."""
-    text = [(7 * i * i + 13 * i + 5) % moe.n_vocab for i in range(max(EDGES))]
+    text = made_up(moe, max(EDGES)).tolist()
     gap = 0.0 if moe.same_bits else rounding(moe, text)
     prompts: Sequence[list[int]] = [text[:n] for n in EDGES]
     with Session(moe, settings(0)) as session:
         plain = [greedy(session, prompt, N_TOKENS).tokens for prompt in prompts]
     rounds = Rounds()
     for depth in (1, 3, 6):
-        with Session(moe, settings(depth, rollback=rollback)) as session:
-            for prompt, wanted in zip(prompts, plain, strict=True):
-                run = greedy(session, prompt, N_TOKENS)
-                rounds.count(run.telemetry, depth)
-                assert_same_tokens(moe, prompt, run.tokens, wanted, gap)
+        chosen = settings(depth, rollback=rollback, n_ubatch=N_UBATCH if n_sequences == 1 else 32)
+        with BatchSession(moe, chosen, n_sequences) as session:
+            got = session.generate(prompts, max_tokens=N_TOKENS, log_pairs=True).run().results
+        for prompt, answer, wanted in zip(prompts, got, plain, strict=True):
+            rounds.count(answer.telemetry, depth)
+            assert_same_tokens(moe, prompt, answer.tokens, wanted, gap)
     assert rounds.first_rejected > 0

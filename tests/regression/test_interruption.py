@@ -7,10 +7,9 @@ import logging
 
 import pytest
 
-from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings, generate
+from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import native
-from pyllama_mtp.speculative.sampling import Sampler
 
 PROMPT = "def read_lines(path):\n"
 
@@ -21,49 +20,6 @@ def settings(depth: int) -> Settings:
 
 def text_of(session: Session, prompt: str = PROMPT) -> str:
     return session.generate(prompt, max_tokens=24, ignore_eos=True).run().text
-
-
-@pytest.mark.parametrize("depth", [0, 3])
-@pytest.mark.parametrize("where", ["sample", "draft", "verify", "accept", "roll_back"])
-def test_a_session_is_usable_after_an_interruption(
-    demo: Model, monkeypatch: pytest.MonkeyPatch, depth: int, where: str
-) -> None:
-    with Session(demo, settings(depth)) as session:
-        owner = Sampler if where == "sample" else generate
-        original, calls = getattr(owner, where), 0
-
-        def interrupted(*arguments: object) -> object:
-            nonlocal calls
-            calls += 1
-            result = original(*arguments)
-            if calls == 4:
-                raise KeyboardInterrupt
-            return result
-
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(owner, where, interrupted)
-            broken = session.generate(PROMPT, max_tokens=64, ignore_eos=True)
-            broken.run()
-        assert broken.text and broken.finish_reason == "interrupted"
-        # The worst case for what is left in the caches: a prompt that continues all of it.
-        longer = [*demo.tokenize(PROMPT), *broken.tokens, *demo.tokenize("    return 0\n")]
-        after = session.generate(longer, max_tokens=24, ignore_eos=True).run().text
-    with Session(demo, settings(depth)) as fresh:
-        assert after == fresh.generate(longer, max_tokens=24, ignore_eos=True).run().text
-
-
-def test_an_overtaken_generation_says_so(demo: Model) -> None:
-    with Session(demo, settings(3)) as session:
-        first = session.generate(PROMPT, max_tokens=200, ignore_eos=True)
-        next(iter(first))
-        text_of(session, "class Reader:\n")
-        with pytest.raises(UsageError, match="used for something else"):
-            first.run()
-        second = session.generate(PROMPT, max_tokens=200, ignore_eos=True)
-        next(iter(second))
-        session.reset()
-        with pytest.raises(UsageError, match="used for something else"):
-            second.run()
 
 
 def test_a_dropped_session_is_freed(demo: Model) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -11,45 +10,11 @@ import pytest
 
 from pyllama_mtp import Model, Sampling, Session
 from pyllama_mtp.engine import Engine
-from pyllama_mtp.speculative.depth import DepthController
 
-from .support import OneSequence, assert_same_tokens, greedy, settings
+from .support import OneSequence, Scripted, assert_same_tokens, greedy, settings
 from .test_draft_cache import check
 
 AUTO = dataclasses.replace(settings(0), draft_n_max="auto", cache_type_k="f32", cache_type_v="f32")
-
-
-class Scripted(DepthController):
-    """Depths of the head and of drafts from the text, by a list of pairs, over and over."""
-
-    def __init__(self, *rounds: tuple[int, int]) -> None:
-        super().__init__(6)
-        self.script, self.n = rounds, 0
-        self.told: list[tuple[int, int]] = []
-        self.told_looked_up: list[tuple[int, int]] = []
-
-    def lookup_depth(self, rates: Sequence[float], at_most: int) -> int:
-        assert all(0 <= rate <= 1 for rate in rates)
-        return min(self.script[self.n % len(self.script)][1], max(at_most, 0))
-
-    def choose(self, at_most: int | None = None, n_sequences: int = 1) -> int:
-        assert at_most is not None
-        return min(self.script[self.n % len(self.script)][0], at_most)
-
-    def update_pooled(
-        self,
-        n_drafted: int,
-        outcomes: Sequence[tuple[int, int]],
-        draft_s: float,
-        total_s: float,
-    ) -> None:
-        self.n += 1
-        self.told.append((n_drafted, outcomes[0][1]))
-
-    def update_lookup(self, n_drafted: int, n_accepted: int, total_s: float) -> None:
-        assert n_drafted > 0 and total_s > 0
-        self.n += 1
-        self.told_looked_up.append((n_drafted, n_accepted))
 
 
 def script(engine: Engine, *rounds: tuple[int, int]) -> Scripted:
@@ -80,7 +45,7 @@ def test_the_text_is_the_same(demo: Model, repeated: list[int], gap: float, roll
     assert looked_up["rounds"] == len(told.told_looked_up) > 3
     assert looked_up["drafted"] == sum(n for n, _ in told.told_looked_up)
     assert looked_up["accepted"] == sum(n for _, n in told.told_looked_up) > 0
-    assert sum(got.telemetry.drafted) == sum(n for n, _ in told.told) > 0
+    assert sum(got.telemetry.drafted) == sum(n for _, n, _ in told.told) > 0
     assert got.telemetry.rounds == len(told.told) + looked_up["rounds"]
     emitted = got.telemetry.tokens_per_round * got.telemetry.rounds
     assert round(emitted) == got.telemetry.n_generated - 1

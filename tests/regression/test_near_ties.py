@@ -9,7 +9,7 @@ from pyllama_mtp.measure.telemetrylines import telemetry_lines
 from pyllama_mtp.speculative.sampling import NEAR_TIE
 from pyllama_mtp.telemetry import NearTie
 
-from .support import last_logits, settings
+from .support import last_logits, made_up, settings
 
 N_TOKENS = 24
 
@@ -24,7 +24,7 @@ def watched(session: Session, prompt: list[int]) -> tuple[list[int], list[NearTi
 
 def test_they_are_where_the_best_two_logits_are_close(moe: Model) -> None:
     """Random weights, so that there are some; against the logits of fresh contexts."""
-    prompt = [(7 * i * i + 13 * i + 5) % moe.n_vocab for i in range(40)]
+    prompt = made_up(moe, 40).tolist()
     with Session(moe, settings(0)) as session:
         tokens, ties = watched(session, prompt)
     wanted = []
