@@ -46,14 +46,23 @@ def model(
         yield found
 
 
-def rows(model: Model, context: Context, n_before: int, split: list[int]) -> Floats:
-    """[8, n_vocab]: logits of 8 tokens in batches of these sizes, behind `n_before` others."""
+def begin(context: Context, n_before: int) -> bytes:
+    """The state after so many tokens."""
     context.clear()
-    context.decode(made_up(model, n_before), 0, np.eye(1, n_before, n_before - 1, dtype=np.int8)[0])
-    found, tokens = [], made_up(model, 8, n_before)
+    outputs = np.eye(1, n_before, n_before - 1, dtype=np.int8)[0]
+    context.decode(made_up(context.model, n_before), 0, outputs)
+    return bytes(context.save_state())
+
+
+def rows(context: Context, state: bytes, split: list[int]) -> Floats:
+    """[8, n_vocab]: logits of 8 tokens in batches of these sizes, from a state on."""
+    context.clear()
+    context.load_state(state)
+    start, found = context.n_past, []
+    tokens = made_up(context.model, 8, start)
     for n in split:
         at = len(found)
-        context.decode(tokens[at : at + n], n_before + at, np.ones(n, np.int8))
+        context.decode(tokens[at : at + n], start + at, np.ones(n, np.int8))
         found += [context.logits(row).copy() for row in range(n)]
     return np.stack(found)
 
@@ -69,10 +78,11 @@ def test_rows_together_are_rows_alone(model: Model, options: dict[str, str]) -> 
         model, n_ctx=1024, n_batch=600, n_outputs_max=8, n_threads=2, **options
     ) as context:
         for n_before in (20, 600):
-            alone = rows(model, context, n_before, [1] * 8)
+            state = begin(context, n_before)
+            alone = rows(context, state, [1] * 8)
             assert np.ptp(alone) > 0.1 and np.isfinite(alone).all()
             for split in SPLITS:
-                together = rows(model, context, n_before, split)
+                together = rows(context, state, split)
                 assert together.tobytes() == alone.tobytes(), (n_before, split)
 
 
@@ -87,8 +97,8 @@ def test_upstream_differs_here(shape: str, tmp_path: Path) -> None:
             Model(tmp_path / "m.gguf", mtp=False, n_gpu_layers=0) as model,
             plain_context(model, n_ctx=1024, n_batch=600, n_outputs_max=8) as context,
         ):
-            alone = rows(model, context, 600, [1] * 8)
-            together = rows(model, context, 600, [8])
+            state = begin(context, 600)
+            alone, together = rows(context, state, [1] * 8), rows(context, state, [8])
     finally:
         library.set_small_batch(True)
         library.set_few_rows_attention(True)

@@ -99,10 +99,11 @@ def schemas() -> Iterator[dict[str, Any]]:
         yield {**value(rng, 3), "$defs": {"node": node}}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_json_of_random_schemas(demo: Model, temperature: float) -> None:
-    """Eight sequences at a time, each with a grammar of its own; with MTP and without."""
-    made, found = list(schemas()), []
+@pytest.mark.parametrize(("temperature", "half"), [(0.0, 0), (1.0, 1)])
+def test_json_of_random_schemas(demo: Model, temperature: float, half: int) -> None:
+    """Eight sequences at a time, each with a grammar of its own; with MTP and without. Half of the
+    schemas at each temperature."""
+    made, found = list(schemas())[half::2], []
     asked = [
         replace(WARM, temperature=temperature, grammar=Grammar.json_schema(one)) for one in made
     ]
@@ -118,10 +119,10 @@ def test_json_of_random_schemas(demo: Model, temperature: float) -> None:
             if answer.finish_reason == "eos":
                 jsonschema.validate(json.loads(answer.text), schema)
                 done += 1
-    assert done > 0.85 * 2 * N_SCHEMAS, "too few answers came to their end"
+    assert done > 0.85 * 2 * len(made), "too few answers came to their end"
     if temperature == 0:
         same = sum(a.tokens == b.tokens for a, b in zip(*found, strict=True))
-        assert same >= (1.0 if demo.same_bits else 0.97) * N_SCHEMAS
+        assert same >= (1.0 if demo.same_bits else 0.97) * len(made)
 
 
 @pytest.mark.parametrize("depth", [0, 3, "auto"])
