@@ -11,12 +11,10 @@ best of a ranking: the default one, from the tokenizer alone, or one measured on
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,7 +24,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DiskFullError, DraftVocabError, UsageError
+from ..errors import DraftVocabError, UsageError
+from ..files import write_whole
 from ..settings import DRAFT_VOCAB_LEAST
 from .ggufheader import ArraySummary, Parser, Value, parse_file
 from .vocab import CONTROL, UNUSED, byte_alphabet
@@ -271,23 +270,7 @@ def save(path: str | os.PathLike[str], ranking: Ranking, tokenizer: Tokenizer, s
         "ids": ranking.ids.tolist(),
         "counts": ranking.counts.tolist(),
     }
-    try:
-        target = Path(os.path.realpath(path))  # a link stays one
-        if target.exists() and not target.is_file():
-            raise UsageError(f"cannot write {path}: it exists and is no regular file")
-        part = target.with_name(f".{secrets.token_hex(8)}.part")
-        try:
-            with part.open("xb") as file:
-                file.write(json.dumps(record).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        message = f"cannot write {path}: {error.strerror or error}; choose another file or folder"
-        raise (DiskFullError if full else UsageError)(message) from error
+    write_whole(path, json.dumps(record).encode() + b"\n")
 
 
 def load(path: str | os.PathLike[str], tokenizer: Tokenizer) -> Ranking:

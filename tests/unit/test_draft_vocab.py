@@ -1,12 +1,10 @@
-"""Draft vocabularies: rankings, what is chosen of them, their files, rows of the LM head."""
+"""Draft vocabularies: rankings, what is chosen of them, their files."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-import resource
-import struct
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +14,7 @@ import gguf
 import numpy as np
 import pytest
 
-from pyllama_mtp.errors import DiskFullError, DraftVocabError, ModelFileError, UsageError
-from pyllama_mtp.llama.drafthead import HeadRows, head_rows
+from pyllama_mtp.errors import DraftVocabError, ModelFileError, UsageError
 from pyllama_mtp.models import draftvocab
 from pyllama_mtp.models.draftvocab import (
     DraftVocab,
@@ -31,9 +28,10 @@ from pyllama_mtp.models.draftvocab import (
     read_tokenizer,
     save,
 )
-from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.settings import DRAFT_VOCAB_LEAST
+
+from .modelfiles import write_model
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
@@ -91,34 +89,6 @@ def test_fingerprint_tells_tokenizers_apart(demo_tokenizer: Tokenizer) -> None:
     found = [Tokenizer(t, np.ones(len(t), np.int32), []).fingerprint for t in tokens]
     assert len({*found}) == len(tokens)
     assert found[-2] == demo_tokenizer.fingerprint, "types and merges do not belong to it"
-
-
-def write_model(
-    path: Path,
-    tokens: list[str],
-    types: Any,
-    merges: list[str],
-    tensors: dict[str, tuple[Any, gguf.GGMLQuantizationType | None]] | None = None,
-) -> Path:
-    """A file with these arrays and tensors, and no more than a description of it needs."""
-    writer = gguf.GGUFWriter(path, "qwen35")
-    writer.add_block_count(3)
-    writer.add_uint32("qwen35.nextn_predict_layers", 1)
-    if tokens:
-        writer.add_token_list(tokens)
-    if isinstance(types, list) and types:
-        writer.add_token_types(types)
-    elif types:
-        writer.add_key_value("tokenizer.ggml.token_type", types, gguf.GGUFValueType.ARRAY)
-    if merges:
-        writer.add_token_merges(merges)
-    for name, (data, kind) in (tensors or {"output.weight": (np.zeros((2, 32)), None)}).items():
-        writer.add_tensor(name, data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 @pytest.mark.parametrize(
@@ -482,153 +452,3 @@ def test_paths_that_are_no_files(tmp_path: Path, demo_tokenizer: Tokenizer) -> N
     for name, message in {**cases, f"{file.name}/below": "Not a directory"}.items():
         with pytest.raises(DraftVocabError, match=f"cannot read .*: .*{message}"):
             load(tmp_path / name, demo_tokenizer)
-
-
-def test_disk_that_fills_up(tmp_path: Path, demo_tokenizer: Tokenizer) -> None:
-    """The file size limit strikes; the file that was there stays, and nothing else."""
-    path = saved(tmp_path, demo_tokenizer, [7, 8, 9])
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))
-    try:
-        with pytest.raises(DiskFullError, match=r"cannot write .*ranking.json: File too large"):
-            saved(tmp_path, demo_tokenizer, range(2048))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert load(path, demo_tokenizer).ids.tolist() == [7, 8, 9]
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [(OSError(5, "Input/output error"), UsageError), (KeyboardInterrupt(), KeyboardInterrupt)],
-)
-def test_failure_before_the_last_step(
-    tmp_path: Path,
-    demo_tokenizer: Tokenizer,
-    monkeypatch: pytest.MonkeyPatch,
-    error: BaseException,
-    expected: type[BaseException],
-) -> None:
-    path = saved(tmp_path, demo_tokenizer, [7, 8, 9])
-    seen: list[list[Path]] = []
-
-    def fail(fd: int) -> None:
-        seen.append([*tmp_path.iterdir()])
-        raise error
-
-    monkeypatch.setattr(draftvocab.os, "fsync", fail)
-    with pytest.raises(expected):
-        saved(tmp_path, demo_tokenizer, [1, 2])
-    assert len(seen[0]) == 2, "written beside the file, brought to the disk before the renaming"
-    assert load(path, demo_tokenizer).ids.tolist() == [7, 8, 9]
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_paths_that_cannot_be_written(tmp_path: Path, demo_tokenizer: Tokenizer) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "file").write_text("kept")
-    cases = {".": "no regular file", "pipe": "no regular file", "absent/r": "No such file"}
-    for name, message in {**cases, "file/below": "Not a directory"}.items():
-        with pytest.raises(UsageError, match=f"cannot write .*{message}"):
-            saved(tmp_path, demo_tokenizer, [7], name)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]
-
-
-def test_a_link_stays_one(tmp_path: Path, demo_tokenizer: Tokenizer) -> None:
-    path = saved(tmp_path, demo_tokenizer, [7])
-    (tmp_path / "link").symlink_to(path)
-    saved(tmp_path, demo_tokenizer, [8], "link")
-    assert (tmp_path / "link").is_symlink()
-    assert load(path, demo_tokenizer).ids.tolist() == [8]
-
-
-# --- rows of the LM head --------------------------------------------------------------------------
-
-IDS = np.array([0, 1, 7, 1000, 2046, 2047], dtype=np.int32)
-
-
-def rows_by_gguf(path: Path, name: str) -> tuple[int, np.ndarray[Any, Any]]:
-    """Type and rows of a tensor as the gguf package reads them, as bytes."""
-    (tensor,) = (t for t in gguf.GGUFReader(path).tensors if t.name == name)
-    data = np.ascontiguousarray(tensor.data)
-    return int(tensor.tensor_type), data.view(np.uint8).reshape(len(data), -1)
-
-
-def assert_rows(found: HeadRows, path: Path, name: str, ids: Any) -> None:
-    number, rows = rows_by_gguf(path, name)
-    assert (found.name, found.type) == (name, number)
-    assert found.data.dtype == np.uint8 and found.data.flags.c_contiguous
-    assert type(found.data) is np.ndarray and found.data.base is None, "a copy: the file is closed"
-    assert np.array_equal(found.data, rows[ids])
-
-
-@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0", "iq4_nl"])
-def test_rows_are_those_of_the_file(tmp_path: Path, kind: str) -> None:
-    path = write_synthetic(tmp_path / "m.gguf", "tiny", kind, pure=True)
-    found = head_rows(path, IDS)
-    assert_rows(found, path, "token_embd.weight", IDS)
-    assert found.type == gguf.GGMLQuantizationType[kind.upper()]
-    assert len({row.tobytes() for row in found.data}) == len(IDS)
-
-
-def test_rows_come_in_the_order_of_the_ids(demo_file: Path) -> None:
-    for ids in (IDS[::-1], np.array([5, 5, 3], np.int32), np.array([], np.int32)):
-        assert_rows(head_rows(demo_file, ids), demo_file, "token_embd.weight", ids)
-    info = read_gguf(demo_file)
-    assert_rows(head_rows(info, IDS), demo_file, "token_embd.weight", IDS)
-
-
-def test_the_head_of_a_model_that_is_not_tied(moe_file: Path) -> None:
-    assert_rows(head_rows(moe_file, IDS), moe_file, "output.weight", IDS)
-
-
-@pytest.mark.parametrize("kind", ["Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "BF16"])
-def test_the_block_has_a_head_of_its_own(tmp_path: Path, kind: str) -> None:
-    """In files of other makers, in types that `synth` does not write."""
-    quant = gguf.GGMLQuantizationType[kind]
-    block, block_bytes = gguf.GGML_QUANT_SIZES[quant]
-    data = np.random.default_rng(0).integers(0, 256, (40, 512 // block * block_bytes), np.uint8)
-    own = "blk.2.nextn.shared_head_head.weight"
-    tensors = {name: (data[::-1].copy(), quant) for name in ("output.weight", "token_embd.weight")}
-    tensors["blk.1.nextn.shared_head_head.weight"] = tensors["output.weight"]
-    path = write_model(tmp_path / "m.gguf", ["a"], [1], ["a b"], {**tensors, own: (data, quant)})
-    ids = np.array([0, 17, 39], np.int32)
-    found = head_rows(path, ids)
-    assert (found.name, found.type) == (own, int(quant))
-    assert np.array_equal(found.data, data[ids])
-
-
-@pytest.mark.parametrize("ids", [[0, 2048], [-1, 5]])
-def test_rows_that_a_head_has_not(demo_file: Path, ids: list[int]) -> None:
-    message = f"token_embd.weight has 2048 rows, wanted are {ids[0]} to {ids[1]}"
-    with pytest.raises(ModelFileError, match=message):
-        head_rows(demo_file, np.array(ids, np.int32))
-
-
-def test_a_file_without_a_head(tmp_path: Path) -> None:
-    tensors = {"output_norm.weight": (np.ones(32, np.float32), None)}
-    path = write_model(tmp_path / "m.gguf", ["a"], [1], ["a b"], tensors)
-    with pytest.raises(ModelFileError, match="has no LM head"):
-        head_rows(path, IDS)
-
-
-def test_a_type_whose_blocks_do_not_fit_a_row(tmp_path: Path) -> None:
-    path = write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0")
-    data, name = bytearray(path.read_bytes()), b"token_embd.weight"
-    at = data.index(struct.pack("<Q", len(name)) + name) + 8 + len(name) + 4 + 16
-    assert struct.unpack_from("<I", data, at) == (gguf.GGMLQuantizationType.Q8_0,)
-    struct.pack_into("<I", data, at, gguf.GGMLQuantizationType.Q4_K)
-    path.write_bytes(data)
-    with pytest.raises(ModelFileError, match="has rows of 128, Q4_K needs multiples of 256"):
-        head_rows(path, IDS)
-
-
-def test_a_file_that_became_shorter_or_went_away(tmp_path: Path) -> None:
-    path = write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0")
-    info = read_gguf(path)
-    os.truncate(path, 1000)
-    with pytest.raises(ModelFileError, match="has become shorter"):
-        head_rows(info, IDS)
-    path.unlink()
-    with pytest.raises(ModelFileError, match=r"cannot read .*No such file"):
-        head_rows(info, IDS)

@@ -1,0 +1,90 @@
+"""Files are written as a whole or not at all, whatever goes wrong."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from pyllama_mtp.errors import DiskFullError, UsageError
+from pyllama_mtp.files import write_whole
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    """A file that was written well."""
+    path = tmp_path / "file"
+    write_whole(path, b"good")
+    return path
+
+
+def unharmed(path: Path) -> bool:
+    """The file is as it was, and there is nothing else."""
+    return path.read_bytes() == b"good" and [*path.parent.iterdir()] == [path]
+
+
+def test_disk_that_fills_up(good: Path) -> None:
+    """The file size limit strikes in the middle."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))
+    try:
+        with pytest.raises(DiskFullError, match=r"cannot write .*/file: File too large"):
+            write_whole(good, bytes(5000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert unharmed(good)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(28, "No space left on device"), DiskFullError),
+        (OSError(5, "Input/output error"), UsageError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_failure_before_the_last_step(
+    good: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    expected: type[BaseException],
+) -> None:
+    seen: list[list[Path]] = []
+
+    def fail(fd: int) -> None:
+        seen.append([*good.parent.iterdir()])
+        raise error
+
+    monkeypatch.setattr("pyllama_mtp.files.os.fsync", fail)
+    with pytest.raises(expected):
+        write_whole(good, b"other")
+    assert len(seen[0]) == 2, "written beside the file, brought to the disk before the renaming"
+    assert unharmed(good)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (".", "no regular file"),
+        ("pipe", "no regular file"),
+        ("absent/r", "No such file"),
+        ("file/below", "Not a directory"),
+    ],
+)
+def test_paths_that_cannot_be_written(good: Path, name: str, message: str) -> None:
+    os.mkfifo(good.with_name("pipe"))
+    with pytest.raises(UsageError, match=f"cannot write .*{message}"):
+        write_whole(good.parent / name, b"other")
+    good.with_name("pipe").unlink()
+    assert unharmed(good)
+
+
+def test_links_and_permissions_stay(good: Path) -> None:
+    good.chmod(0o600)
+    link = good.with_name("link")
+    link.symlink_to(good)
+    write_whole(link, b"new")
+    assert link.is_symlink() and good.read_bytes() == b"new"
+    assert good.stat().st_mode & 0o777 == 0o600
