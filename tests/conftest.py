@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,7 @@ import pytest
 if TYPE_CHECKING:
     from pyllama_mtp import Model
 
-#: Runs `code` in a new interpreter: (code, *arguments, env={...}) -> the finished process.
-RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+    from .processes import RunPython
 
 
 #: Options of a run on a GPU, as environment variables so that helper modules and processes that
@@ -62,18 +61,21 @@ def n_gpu_layers() -> int:
     return int(os.environ.get("PYLLAMA_TEST_N_GPU_LAYERS", "-1"))
 
 
-@pytest.fixture(scope="session")
-def fake_driver() -> ModuleType:
-    """The module ``tests/measure/fake_driver.py``; its users reset it."""
-    name = "pyllama_mtp_fake_driver"
-    spec = importlib.util.spec_from_file_location(
-        name, Path(__file__).parent / "measure" / "fake_driver.py"
-    )
+def module_of(name: str, path: Path) -> ModuleType:
+    """A module from a file that is in no package."""
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def fake_driver() -> ModuleType:
+    """The module ``tests/measure/fake_driver.py``; its users reset it."""
+    path = Path(__file__).parent / "measure" / "fake_driver.py"
+    return module_of("pyllama_mtp_fake_driver", path)
 
 
 class FakePeers:
@@ -189,45 +191,44 @@ def prompts(demo: Model, demo_prompts: list[str]) -> list[list[int]]:
 @pytest.fixture(scope="session")
 def run_python(tmp_path_factory: pytest.TempPathFactory) -> RunPython:
     """For what must not happen in this process: odd loads, crashes, a second variant."""
+    from .processes import environment
+
     folder = tmp_path_factory.mktemp("run")
 
     def run(
         code: str, *arguments: object, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         script = folder / f"script{len(list(folder.iterdir()))}.py"
-        # The package that is tested here, wherever it was imported from.
-        import pyllama_mtp
-
-        root = str(Path(pyllama_mtp.__file__).parents[1])
         script.write_text(code)
         return subprocess.run(
             [sys.executable, str(script), *map(str, arguments)],
             capture_output=True,
             text=True,
             timeout=float(os.environ.get("PYLLAMA_TEST_TIME_LIMIT", "120")),
-            env={**os.environ, "PYTHONPATH": root, **(env or {})},
+            env=environment(**(env or {})),
         )
 
     return run
 
 
 @pytest.fixture(scope="session")
-def llama_cpp_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for PYTHONPATH with llama-cpp-python of the pinned release: Python sources only.
-
-    They come from the archive that this package was built from, whose hash is checked.
-    """
+def pinned_archive() -> Path:
+    """The archive that this package was built from, whose hash is checked."""
     vendor = Path(__file__).resolve().parents[1] / "vendor"
     sys.path.insert(0, str(vendor))
     try:
-        spec = importlib.util.spec_from_file_location("vendor_fetch", vendor / "fetch.py")
-        assert spec and spec.loader
-        fetch = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(fetch)
+        fetch = module_of("vendor_fetch", vendor / "fetch.py")
     finally:
         sys.path.remove(str(vendor))
+    found: Path = fetch.verified_archive(fetch.read_pin(fetch.PIN_FILE))
+    return found
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_folder(pinned_archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PYTHONPATH with llama-cpp-python of the pinned release: Python sources only."""
     folder = tmp_path_factory.mktemp("llama-cpp-python")
-    with tarfile.open(fetch.verified_archive(fetch.read_pin(fetch.PIN_FILE))) as archive:
+    with tarfile.open(pinned_archive) as archive:
         for member in archive:
             _, _, path = member.name.partition("/")
             if path.startswith("llama_cpp/"):

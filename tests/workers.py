@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 import subprocess
@@ -11,23 +10,20 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
-import pyllama_mtp
+from .processes import environment
 
 
 def start_worker(*options: str) -> subprocess.Popen[str]:
     """``rpc-worker`` with one thread, in a session of its own; it has not spoken yet. Signals to
     its process group reach the process that serves, too."""
-    # The package that is tested here, wherever it was imported from.
-    root = str(Path(pyllama_mtp.__file__).parents[1])
     return subprocess.Popen(
         [sys.executable, "-m", "pyllama_mtp", "rpc-worker", "--threads", "1", *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
+        env=environment(OMP_NUM_THREADS="1"),
         cwd=tempfile.gettempdir(),
         start_new_session=True,
     )

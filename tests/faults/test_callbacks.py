@@ -14,6 +14,8 @@ from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.llama import native
 from pyllama_mtp.models.synth import write_synthetic
 
+from ..regression.support import engine_of
+
 PROMPT = "def read_lines(path):\n"
 SETTINGS = Settings(n_ctx=256, n_threads=1, draft_n_max=3)
 
@@ -147,7 +149,7 @@ def test_a_callback_at_the_end_of_a_decode(demo: Model, expected: str) -> None:
     try:
         define("pyllama_on_poll", onerror=native.on_callback_error, error=1)(poll)
         with Session(demo, SETTINGS) as session:
-            session._engine.target._interrupt.period_us = 0
+            engine_of(session).target._interrupt.period_us = 0
             with pytest.raises(OfACallback, match="at the end"):
                 text_of(session)
     finally:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
-RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+from ..processes import RunPython
 
 BEGIN = """
 import multiprocessing, os, sys, threading

@@ -7,7 +7,6 @@ size of files with SIGXFSZ ignored (a part is written, then EFBIG), in a process
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -17,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-import pyllama_mtp
-from pyllama_mtp.errors import DiskFullError
-from pyllama_mtp.files import write_whole
 from pyllama_mtp.measure.recordfile import read_file
+
+from ..processes import environment
 
 ONE = ("--threads", "1")
 MATRIX = ("matrix", "--prompt-sizes", "32", "--depths", "0,1", "--max-tokens", "8", *ONE)
@@ -30,7 +28,6 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def command(tmp_path: Path) -> Run:
     """Runs a command in a folder whose files can have so many bytes."""
-    root = str(Path(pyllama_mtp.__file__).parents[1])
 
     def run(*words: str, most: int | None = None, **more: object) -> object:
         def limit() -> None:
@@ -46,7 +43,7 @@ def command(tmp_path: Path) -> Run:
             text=True,
             cwd=tmp_path,
             timeout=120,
-            env={**os.environ, "PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1"},
+            env=environment(PYTHONDONTWRITEBYTECODE="1"),
             preexec_fn=limit,
         )
 
@@ -169,16 +166,3 @@ def test_stdout_that_is_full(command: Run, demo_file: Path, words: tuple[str, ..
         done = command(*(word.format(demo=demo_file) for word in words), stdout=full)
     assert done.returncode == 2 and "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
-
-
-def test_write_whole_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "x"
-    write_whole(path, b"good")
-
-    def full(file: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pyllama_mtp.files.os.fsync", full)
-    with pytest.raises(DiskFullError, match=r"/x: No space left"):
-        write_whole(path, b"other")
-    assert path.read_bytes() == b"good" and [*tmp_path.iterdir()] == [path]

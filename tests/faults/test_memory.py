@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-
-def _memory() -> ModuleType:
-    """The module beside this one."""
-    name = "pyllama_mtp_fault_memory"
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("memory.py"))
-    assert spec and spec.loader
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-memory = _memory()
+from . import memory
 
 
 @pytest.mark.parametrize(

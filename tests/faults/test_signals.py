@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import signal
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-
-def _signalled() -> ModuleType:
-    """The module beside this one."""
-    name = "pyllama_mtp_fault_signals"
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("signalled.py"))
-    assert spec and spec.loader
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-signalled = _signalled()
+from . import signalled
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

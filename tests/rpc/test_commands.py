@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -11,24 +10,24 @@ from pathlib import Path
 
 import pytest
 
-import pyllama_mtp
 from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.cli import FAILED, main
 from pyllama_mtp.measure.recordfile import read_file
+
+from ..processes import environment
 
 PROMPT = "def add(a, b):"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """``python -m`` something, as a user does it."""
-    root = str(Path(pyllama_mtp.__file__).parents[1])
     return subprocess.run(
         [sys.executable, "-m", *arguments],
         capture_output=True,
         text=True,
         timeout=120,
         cwd=tempfile.gettempdir(),
-        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
+        env=environment(OMP_NUM_THREADS="1"),
     )
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
-RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+from ..processes import RunPython
+
 SCRIPT = Path(__file__).with_name("cut_the_line.py")
 N = 30
 #: Commands in a generation (ggml-rpc.cpp): ALLOC_BUFFER, GET_BASE, FREE_BUFFER, BUFFER_CLEAR,

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-import pyllama_mtp
 from pyllama_mtp.llama import native, rpc
 
+from ..processes import environment
 from ..workers import address_of, start_worker
 
 SCRIPT = Path(__file__).with_name("give_up.py")
@@ -41,11 +41,6 @@ def a_worker() -> Iterator[tuple[int, str]]:
         process.communicate()
 
 
-def environment() -> dict[str, str]:
-    root = str(Path(pyllama_mtp.__file__).parents[1])
-    return {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-
-
 def steps(what: str, demo_file: Path) -> dict[str, dict[str, Any]]:
     """Run the script; what it said, by step."""
     with a_worker() as (pid, address):
@@ -54,7 +49,7 @@ def steps(what: str, demo_file: Path) -> dict[str, dict[str, Any]]:
             [sys.executable, str(SCRIPT), *arguments],
             capture_output=True,
             text=True,
-            env=environment(),
+            env=environment(OMP_NUM_THREADS="1"),
             timeout=LIMIT_S,
         )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -106,7 +101,7 @@ def test_a_command_ends(demo_file: Path, number: signal.Signals, code: int) -> N
             [sys.executable, "-m", "pyllama_mtp", *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment(),
+            env=environment(OMP_NUM_THREADS="1"),
             cwd=tempfile.gettempdir(),
         )
         assert process.stdout and process.stdout.read(20)
@@ -132,7 +127,7 @@ def test_the_server_ends(demo_file: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment(),
+            env=environment(OMP_NUM_THREADS="1"),
             cwd=tempfile.gettempdir(),
         )
         assert process.stdout

@@ -6,7 +6,6 @@ Each case runs in an interpreter of its own, because an abort is what would go w
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 
 import pyllama_mtp
 
+from ..processes import environment
 from ..workers import address_of, start_worker, worker
 
 SCRIPT = Path(__file__).with_name("lose_a_worker.py")
@@ -50,7 +50,6 @@ def lose(when: str, demo_file: Path, second: str, *and_then: str) -> dict[str, d
     workers = [start_worker()]
     try:
         first = address_of(workers[0])
-        root = str(Path(pyllama_mtp.__file__).parents[1])
         arguments = (when, str(demo_file), first, second, str(workers[0].pid), *and_then)
         script = subprocess.Popen(
             [sys.executable, str(SCRIPT), *arguments],
@@ -58,12 +57,8 @@ def lose(when: str, demo_file: Path, second: str, *and_then: str) -> dict[str, d
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={
-                **os.environ,
-                "PYTHONPATH": root,
-                "OMP_NUM_THREADS": "1",
-                "GGML_NO_BACKTRACE": "1",  # a debugger would take its time
-            },
+            # a debugger would take its time
+            env=environment(OMP_NUM_THREADS="1", GGML_NO_BACKTRACE="1"),
         )
         workers.append(script)
         assert script.stdout

@@ -12,7 +12,7 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.models.surgery import drop_head, extract_head
 
 from ..adapters import trunk, write_adapter
-from ..regression.support import assert_same_tokens, greedy, rounding, settings
+from ..regression.support import assert_same_tokens, greedy, rounding, settings, written
 from .conftest import named
 
 N_TOKENS = 24
@@ -22,12 +22,10 @@ def test_experts_stay_on_the_cpu(
     moe: Model, moe_file: Path, two_workers: tuple[str, str], text: list[int]
 ) -> None:
     prompt = [token % moe.n_vocab for token in text[:60]]
-    with Session(moe, settings(3)) as session:
-        expected = greedy(session, prompt, N_TOKENS).tokens
+    expected = written(moe, prompt, N_TOKENS, 3).tokens
     for options in ({"cpu_moe": True}, {"n_cpu_moe": 2}):
         with Model(moe_file, rpc_servers=two_workers, **options) as model:
-            with Session(model, settings(3)) as session:
-                got = greedy(session, prompt, N_TOKENS).tokens
+            got = written(model, prompt, N_TOKENS, 3).tokens
             assert_same_tokens(moe, prompt, got, expected, rounding(moe, prompt))
 
 
@@ -36,8 +34,7 @@ def test_an_adapter_is_where_its_matrices_are(
 ) -> None:
     adapter = write_adapter(tmp_path / "a.gguf", demo.info, trunk(demo.info), strength=3)
     with Model(demo_file, lora=adapter) as model:
-        with Session(model, settings(0)) as session:
-            expected = greedy(session, text[:60], N_TOKENS).tokens
+        expected = written(model, text[:60], N_TOKENS, 0).tokens
         gap = rounding(model, text[:97])
         with (
             Model(demo_file, lora=adapter, rpc_servers=two_workers) as remote,
@@ -50,8 +47,7 @@ def test_an_adapter_is_where_its_matrices_are(
 def test_a_head_in_a_file_of_its_own(
     demo: Model, demo_file: Path, two_workers: tuple[str, str], text: list[int], tmp_path: Path
 ) -> None:
-    with Session(demo, settings(3)) as session:
-        expected = greedy(session, text[:60], N_TOKENS)
+    expected = written(demo, text[:60], N_TOKENS, 3)
     extract_head(demo_file, tmp_path / "mtp-m.gguf", "q8_0")
     trunk_file = drop_head(demo_file, tmp_path / "m.gguf")
     with (

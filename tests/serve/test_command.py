@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -10,15 +9,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
-import pyllama_mtp
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.serve.server import listen
+
+from ..processes import environment
 
 Process = subprocess.Popen[str]
 Launch = Callable[..., tuple[Process, str]]
@@ -28,15 +27,14 @@ Launch = Callable[..., tuple[Process, str]]
 def launch() -> Iterator[Launch]:
     """Starts the command: the process, and the address that it says."""
     started: list[Process] = []
-    root = str(Path(pyllama_mtp.__file__).parents[1])
 
-    def run(*options: str, **environment: str) -> tuple[Process, str]:
+    def run(*options: str, **more: str) -> tuple[Process, str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "pyllama_mtp", "serve", "--port", "0", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": root, **environment},
+            env=environment(**more),
             cwd=tempfile.gettempdir(),  # in the checkout the sources would be imported
         )
         started.append(process)
@@ -108,7 +106,7 @@ def test_a_port_that_is_taken() -> None:
             [sys.executable, "-m", "pyllama_mtp", "serve", "--port", str(taken.getsockname()[1])],
             capture_output=True,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(pyllama_mtp.__file__).parents[1])},
+            env=environment(),
             cwd=tempfile.gettempdir(),
         )
     assert done.returncode == 2 and "cannot listen at 127.0.0.1:" in done.stderr

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import tarfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -58,11 +55,10 @@ TEMPLATES: dict[str, Form | None] = {
 
 
 @pytest.fixture(scope="module")
-def templates() -> dict[str, str]:
-    """From the archive that the library was built from, whose hash is checked."""
-    fetch = _vendor("fetch")
+def templates(pinned_archive: Path) -> dict[str, str]:
+    """From the archive that the library was built from."""
     found: dict[str, str] = {}
-    with tarfile.open(fetch.verified_archive(fetch.read_pin(fetch.PIN_FILE))) as archive:
+    with tarfile.open(pinned_archive) as archive:
         for member in archive:
             path = Path(member.name)
             if path.parts[-3:-1] == ("models", "templates") and path.stem in TEMPLATES:
@@ -72,19 +68,6 @@ def templates() -> dict[str, str]:
                 if len(found) == len(TEMPLATES):
                     break
     return found
-
-
-def _vendor(name: str) -> ModuleType:
-    folder = Path(__file__).resolve().parents[2] / "vendor"
-    sys.path.insert(0, str(folder))
-    try:
-        spec = importlib.util.spec_from_file_location(f"vendor_{name}", folder / f"{name}.py")
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(folder))
-    return module
 
 
 def conversation() -> list[dict[str, Any]]:

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from . import run as runner
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "upstream_tests_run", Path(__file__).with_name("run.py")
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-runner = load()
 CASE = runner.Case("test-a, demo model", "test-a", "-m {demo}", runner.CHECKS)
 EXPLAINED = runner.Case(
     "test-b", "test-b", fails_because="the demo model has no such token", fails_with="no token 7"
