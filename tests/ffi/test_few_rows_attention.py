@@ -7,7 +7,6 @@ tiles (64 cells) and stretches (256 cells, from 4,096 on 512).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -17,17 +16,6 @@ from pyllama_mtp.llama import native
 
 from .attentioncalls import HIDDEN, TYPES, Attention, Case, case
 from .ggmlcalls import BF16, F16, F32, Q4_0, Q8_0, Floats
-
-
-@pytest.fixture(scope="module")
-def ggml() -> Attention:
-    return Attention()
-
-
-@pytest.fixture(autouse=True)
-def switched_on() -> Iterator[None]:
-    yield
-    native.load().set_few_rows_attention(True)
 
 
 def assert_right(ggml: Attention, one: Case) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
@@ -14,7 +13,8 @@ from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.errors import ContextClosedError, ModelFileError
 from pyllama_mtp.llama.context import Context, ContextOptions
 
-RunPython = Callable[..., "CompletedProcess[str]"]
+from ..processes import RunPython
+
 SMALL = ContextOptions(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1)
 SETTINGS = Settings(n_ctx=64, n_threads=1, draft_n_max=2)
 ONE, OUT = np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int8)

@@ -7,8 +7,6 @@ around the edges of tiles (32 or 16 rows, 1024 weights) and of groups of columns
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -20,22 +18,6 @@ from .products import NAMES, TYPES, Products, block, normal, numbers
 FLOATS_AND_REST = ("F32", "F16", "BF16", "NVFP4")  # which go another way
 KINDS = [(n, t) for n, t in zip(NAMES, TYPES, strict=True) if n not in FLOATS_AND_REST]
 EVERY_TYPE = pytest.mark.parametrize("kind", [t for _, t in KINDS], ids=[n for n, _ in KINDS])
-
-
-@pytest.fixture(scope="module")
-def ggml() -> Products:
-    return Products()
-
-
-@pytest.fixture(autouse=True)
-def switched_on() -> Iterator[None]:
-    yield
-    native.load().set_large_batch(True)
-
-
-def alone(ggml: Products, weights: bytes, m: int, columns: Floats, kind: int) -> Floats:
-    """[n, m]: each column multiplied by itself."""
-    return np.stack([ggml.product(weights, m, c[None], 1, kind)[0] for c in columns])
 
 
 def error(found: Floats, right: Floats, columns: Floats, rows: Floats) -> float:
@@ -51,7 +33,7 @@ def test_columns_together_are_columns_alone(ggml: Products, kind: int, m: int) -
     for k in sorted({block(kind), 3 * block(kind), 1280, 2048 + block(kind)}):
         rows, columns = normal(m, k), numbers(71, k)
         weights = ggml.quantize(rows, kind)
-        right = alone(ggml, weights, m, columns, kind)
+        right = ggml.alone(weights, m, columns, kind)
         for n in (17, 18, 19, 33, 34, 35, 36, 37, 38, 71):
             found = ggml.product(weights, m, columns[:n], 1, kind)
             assert error(found, right[:n], columns[:n], rows) < 1e-6, (n, k)
@@ -74,7 +56,7 @@ def test_threads_share_the_tiles(ggml: Products, n_threads: int, m: int, kind: i
     rows, columns = normal(m, 256), numbers(41, 256)
     weights = ggml.quantize(rows, kind)
     one = ggml.product(weights, m, columns, 1, kind)
-    assert error(one, alone(ggml, weights, m, columns, kind), columns, rows) < 1e-6
+    assert error(one, ggml.alone(weights, m, columns, kind), columns, rows) < 1e-6
     for _ in range(5):
         found = ggml.product(weights, m, columns, n_threads, kind)
         assert found.tobytes() == one.tobytes()

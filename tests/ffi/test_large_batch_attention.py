@@ -7,7 +7,6 @@ and heads together) and blocks (240 queries).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -20,17 +19,6 @@ from .ggmlcalls import Q4_0, Q8_0, Floats
 
 KINDS = ["f32", "f16", "q8_0", "q4_0"]
 SHAPES = [(8, 2, 64), (8, 2, 256), (5, 1, 128), (3, 3, 64), (1, 1, 32), (16, 1, 64), (6, 2, 96)]
-
-
-@pytest.fixture(scope="module")
-def ggml() -> Attention:
-    return Attention()
-
-
-@pytest.fixture(autouse=True)
-def switched_on() -> Iterator[None]:
-    yield
-    native.load().set_large_batch(True)
 
 
 def assert_right(ggml: Attention, one: Case, n_threads: int = 2) -> None:

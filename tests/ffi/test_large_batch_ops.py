@@ -7,7 +7,6 @@ Each is tried with and without it, so that both are known to be the same, and on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,24 +16,14 @@ import pytest
 from pyllama_mtp.llama import native
 
 from .ggmlcalls import F32, Floats, Ggml
+from .products import normal
 
 Doubles = npt.NDArray[np.float64]
 
 
-@pytest.fixture(scope="module")
-def ggml() -> Ggml:
-    return Ggml()
-
-
 @pytest.fixture(autouse=True, params=[True, False], ids=["on", "off"])
-def switched(request: pytest.FixtureRequest) -> Iterator[None]:
+def switched(kernels_on: None, request: pytest.FixtureRequest) -> None:
     assert native.load().set_large_batch(request.param)
-    yield
-    native.load().set_large_batch(True)
-
-
-def normal(*shape: int) -> Floats:
-    return np.random.default_rng(list(shape)).standard_normal(shape).astype(np.float32)
 
 
 def tensor(ggml: Ggml, ctx: Any, values: Floats) -> Any:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
 from pyllama_mtp.errors import LibraryError
 from pyllama_mtp.llama import native
 
-RunPython = Callable[..., "CompletedProcess[str]"]
+from ..processes import RunPython
+
 EXPECTED = {"upstream_commit": "abc", "series": {"patched": "p1", "upstream": "u1"}}
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import signal
 import socket
 import struct
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +17,10 @@ from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.errors import LibraryError, ModelFileError, UsageError
 from pyllama_mtp.llama import native, rpc
 
+from ..processes import RunPython
+from ..regression.support import engine_of
 from ..workers import address_of, start_worker, worker
 
-RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 SMALL = Settings(n_ctx=128, n_batch=32, n_ubatch=16, n_threads=1)
 
 
@@ -153,7 +153,7 @@ def test_only_the_model_that_asks_uses_a_worker(demo: Model, demo_file: Path, se
         with Model(demo_file) as local, Session(local, SMALL) as session:
             assert local.on_gpu == demo.on_gpu
             for device in remote.used_devices:
-                assert not any(session._engine.target.memory(device).values())
+                assert not any(engine_of(session).target.memory(device).values())
         with Model(demo_file, rpc_servers=(served,)) as second:  # one connection serves both
             assert text_of(second) == text_of(remote) == text_of(demo)
         assert rpc._in_use[served] == 1

@@ -7,8 +7,6 @@ right is seen beside upstream's own, one column at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
@@ -21,23 +19,12 @@ from .ggmlcalls import Q8_0, Floats
 from .products import NAMES, TYPES, Products, block, normal, numbers
 
 
-@pytest.fixture(scope="module")
-def ggml() -> Products:
-    return Products()
-
-
-@pytest.fixture(autouse=True)
-def switched_on() -> Iterator[None]:
-    yield
-    native.load().set_small_batch(True)
-
-
 def upstream(ggml: Products, weights: bytes, m: int, columns: Floats, kind: int = Q8_0) -> Floats:
     """[n, m]: each column multiplied alone, as upstream does it."""
     assert native.load().set_small_batch(False)
-    found = [ggml.product(weights, m, columns[i : i + 1], 1, kind)[0] for i in range(len(columns))]
+    found = ggml.alone(weights, m, columns, kind)
     native.load().set_small_batch(True)
-    return np.stack(found)
+    return found
 
 
 #: Columns beyond 8, by the size of a block: with super-blocks of 256 other kernels take over.
@@ -49,7 +36,7 @@ MORE = {32: (9, 16, 17, 31, 32)}
 def test_columns_together_are_columns_alone(ggml: Products, kind: int, m: int) -> None:
     for k in (block(kind), 3 * block(kind), 1280, 5120 if m < 70 else 2560):
         weights, columns = ggml.quantize(normal(m, k), kind), numbers(35, k)
-        alone = np.stack([ggml.product(weights, m, c[None], 1, kind)[0] for c in columns])
+        alone = ggml.alone(weights, m, columns, kind)
         for n in (2, 3, 4, 5, 6, 7, 8, *MORE.get(block(kind), ())):
             found = ggml.product(weights, m, columns[:n], 1, kind)
             assert found.tobytes() == alone[:n].tobytes(), f"{n} columns of {k}"
@@ -85,7 +72,7 @@ def test_q8_0_is_upstream_bit_for_bit(ggml: Products, m: int, k: int) -> None:
 def test_threads_share_the_rows(ggml: Products, n_threads: int, m: int, kind: int) -> None:
     """Chunks end anywhere, there are fewer of them than threads, or many more."""
     weights, columns = ggml.quantize(normal(m, 256), kind), numbers(13, 256)
-    alone = np.stack([ggml.product(weights, m, c[None], 1, kind)[0] for c in columns])
+    alone = ggml.alone(weights, m, columns, kind)
     for n in (1, 5, 13) * 5:
         found = ggml.product(weights, m, columns[:n], n_threads, kind)
         assert found.tobytes() == alone[:n].tobytes()

@@ -25,11 +25,6 @@ MARK = np.float32(-77.0)
 SPARE = 5  # floats between two sequences' states in the cache
 
 
-@pytest.fixture(scope="module")
-def ggml() -> Ggml:
-    return Ggml()
-
-
 @dataclass
 class Outcome:
     """attention output, the cache afterwards, and whether the states went there directly."""
@@ -187,11 +182,9 @@ def test_values_within_the_cache_are_copied(ggml: Ggml) -> None:
 
 
 def test_it_can_be_switched_off(ggml: Ggml) -> None:
-    try:
-        assert native.load().set_direct_states(False)
-        off = outcome(ggml, 4, 1, 3, 2, "plain")
-    finally:
-        assert native.load().set_direct_states(True)
+    assert native.load().set_direct_states(False)
+    off = outcome(ggml, 4, 1, 3, 2, "plain")
+    assert native.load().set_direct_states(True)
     on = outcome(ggml, 4, 1, 3, 2, "plain")
     assert (off.direct, on.direct) == (False, True)
     assert (off.attention, off.cache) == (on.attention, on.cache)
