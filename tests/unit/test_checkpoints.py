@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp.checkpoints import Checkpoint, Checkpoints, boundaries
+from pyllama_mtp.engine import common_prefix
 from pyllama_mtp.errors import UsageError
 
 
@@ -216,3 +217,11 @@ def test_a_prompt_that_may_come_again_is_cut_near_its_end(
 def test_impossible_cuts_are_refused(arguments: tuple[int, int, int, int]) -> None:
     with pytest.raises(UsageError):
         boundaries(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "n"),
+    [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1, 9, 3], 1), ([5], [6], 0), ([1], [1], 1)],
+)
+def test_common_prefix(a: list[int], b: list[int], n: int) -> None:
+    assert common_prefix(a, b) == common_prefix(b, a) == n

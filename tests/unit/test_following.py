@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pyllama_mtp import Settings, Telemetry
-from pyllama_mtp.llama.drafthead import DraftHead
+from pyllama_mtp import Model, Settings, Telemetry
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.drafthead import DraftHead, HeadFile
 from pyllama_mtp.speculative import following
 from pyllama_mtp.speculative.following import Following, follows
+
+from ..fakes import like, same_methods
 
 N_VOCAB = 100
 #: Most useful first: the loose half is 16, 18 .. 30, and 30 is the least likely one.
@@ -22,7 +24,7 @@ class FakeContext:
     """Remembers what was replaced; its rows are the ids that the fake file gives."""
 
     def __init__(self, ids: Any) -> None:
-        self.model, self.draft_ids = SimpleNamespace(n_vocab=N_VOCAB), ids.copy()
+        self.model, self.draft_ids = like(Model, n_vocab=N_VOCAB), ids.copy()
         self.calls: list[tuple[list[int], list[int]]] = []
 
     def replace_draft_rows(self, slots: Any, ids: Any, rows: Any) -> None:
@@ -34,12 +36,15 @@ class FakeContext:
         assert len(set(self.draft_ids.tolist())) == len(self.draft_ids)
 
 
+same_methods(FakeContext, Context)
+
+
 class Both:
     """A follower and its context."""
 
     def __init__(self) -> None:
         ids = np.sort(RANKED)
-        file: Any = SimpleNamespace(rows=lambda ids: ids)
+        file = like(HeadFile, rows=lambda ids: ids)
         self.context = FakeContext(ids)
         self.following = Following(self.context, DraftHead(ids, file, RANKED))  # type: ignore[arg-type]
         self.telemetry = Telemetry()

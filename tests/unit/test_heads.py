@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pyllama_mtp.llama.drafthead import HeadFile
 from pyllama_mtp.measure.tune import heads_markdown
+from pyllama_mtp.models.ggufheader import TensorEntry
+from pyllama_mtp.models.ggufinfo import GGUFInfo
 from pyllama_mtp.speculative import heads
 from pyllama_mtp.speculative.costs import Costs
 from pyllama_mtp.speculative.heads import (
@@ -19,6 +21,8 @@ from pyllama_mtp.speculative.heads import (
     kinds_of,
     read_bytes,
 )
+
+from ..fakes import like
 
 N_VOCAB = 200_000
 SIZES = (16384, 32768, 65536, N_VOCAB)
@@ -107,6 +111,11 @@ def test_measured_rounds_replace_what_is_believed() -> None:
     assert speeds == sorted(speeds, reverse=True) and speeds[0] > 2 > speeds[2] >= 1
 
 
+def file_of(rows: dict[str, int]) -> Any:
+    """A model file by the bytes of a row of its head, by type."""
+    return like(HeadFile, row_bytes=lambda kind="file": rows[kind])
+
+
 def test_types_to_choose_from() -> None:
     """q4_0 where it is smaller, and rows are whole blocks of it."""
     for rows, wanted in (
@@ -114,8 +123,7 @@ def test_types_to_choose_from() -> None:
         ({"file": 336, "q4_0": 576}, ["file"]),
         ({"file": 2080, "q4_0": 0}, ["file"]),
     ):
-        file: Any = SimpleNamespace(row_bytes=lambda kind="file", rows=rows: rows[kind])
-        assert list(kinds_of(file)) == wanted
+        assert list(kinds_of(file_of(rows))) == wanted
 
 
 def test_bytes_that_are_read() -> None:
@@ -129,9 +137,9 @@ def test_bytes_that_are_read() -> None:
         "blk.1.ffn_up_exps.weight": 40,
         "blk.1.nextn.shared_head_head.weight": 7000,
     }
-    tensors = [SimpleNamespace(name=name, nbytes=n) for name, n in sizes.items()]
-    info: Any = SimpleNamespace(
-        tensors=tensors, n_layer=1, n_expert=8, n_expert_used=2, tied_embeddings=False
+    tensors = [like(TensorEntry, name=name, nbytes=n) for name, n in sizes.items()]
+    info = like(
+        GGUFInfo, tensors=tensors, n_layer=1, n_expert=8, n_expert_used=2, tied_embeddings=False
     )
     assert read_bytes(info) == (2000 + 30 + 100, 5000 + 10)
     info.tied_embeddings, info.n_expert = True, 0

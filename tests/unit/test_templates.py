@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
 import jinja2
 import pytest
 
+from pyllama_mtp import Sampling
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import chat, templates
 
@@ -110,3 +112,64 @@ def test_json_is_as_in_hugging_face_s_templates() -> None:
     )
     wanted = '[\n  {\n    "b": 1,\n    "a": 2\n  }\n]'
     assert chat.render("{{ messages | tojson(indent=2) }}", [{"b": 1, "a": 2}]) == wanted
+
+
+TEMPLATE = """{%- for m in messages -%}
+{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
+{%- endfor %}{% if add_generation_prompt %}<|im_start|>assistant{{ '\n' }}{% endif %}"""
+ASKED = [{"role": "user", "content": "Hello {{ 1 }}"}]
+
+
+def test_template() -> None:
+    opened = chat.render(TEMPLATE, ASKED)
+    assert opened == "<|im_start|>user\nHello {{ 1 }}<|im_end|>\n<|im_start|>assistant\n"
+    assert chat.render(TEMPLATE, ASKED, add_generation_prompt=False) == opened[:-22]
+
+
+def test_template_variables() -> None:
+    assert chat.render("{{ bos_token }}{{ think }}", ASKED, bos_token="<s>", think=1) == "<s>1"
+    assert chat.render("{{ absent }}", ASKED) == ""
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{% for %}", "cannot render"),
+        ("{{ messages[0].content.missing.name }}", "cannot render"),
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "cannot render"),
+        ("{{ 1 / 0 }}", "cannot render"),
+        ("{{ messages[0].role + 1 }}", "cannot render"),
+    ],
+)
+def test_template_that_refuses(template: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        chat.render(template, ASKED)
+
+
+def test_what_a_model_file_says(caplog: pytest.LogCaptureFixture) -> None:
+    said = {
+        "temp": 0.6,
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.0,
+        "penalty_repeat": 1.1,
+        "penalty_last_n": -1,
+        "xtc_probability": 0.1,
+        "xtc_threshold": 0.2,
+    }
+    found = chat.usual_sampling({f"general.sampling.{key}": value for key, value in said.items()})
+    assert found == Sampling(
+        temperature=0.6,
+        top_k=20,
+        top_p=0.9,
+        min_p=0.0,
+        repeat_penalty=1.1,
+        repeat_last_n=0,
+        xtc_probability=0.1,
+        xtc_threshold=0.2,
+    )
+    assert chat.usual_sampling({}) == Sampling(temperature=0.8)
+    with caplog.at_level(logging.WARNING, "pyllama_mtp"):
+        assert chat.usual_sampling({"general.sampling.top_p": 7.0}) == Sampling(temperature=0.8)
+    assert "top_p" in caplog.text

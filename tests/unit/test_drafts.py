@@ -1,27 +1,31 @@
-"""Drafts under a grammar, before they are verified; no library."""
+"""Drafts before they are verified: how likely they are, and what a grammar leaves of them."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from pyllama_mtp.generate import cut
-from pyllama_mtp.speculative.drafter import Drafts
+from pyllama_mtp.generate import Live, Request, cut
+from pyllama_mtp.speculative.drafter import Drafts, top_probability
 from pyllama_mtp.speculative.rejection import point
+from pyllama_mtp.speculative.sampling import Sampler
+
+from ..fakes import like
 
 TOKENS = [3, 4, 5, 6]
 
 
 def live(n_valid: int, forced: tuple[int, ...] = (), constrained: bool = True) -> Any:
     """A sequence under a grammar of which the first `n_valid` drafts do not break it."""
-    sampler = SimpleNamespace(
+    sampler = like(
+        Sampler,
         constrained=constrained,
         forced=lambda most: list(forced[:most]),
-        n_valid=lambda tokens: min(n_valid, len(tokens)),
+        n_valid=lambda drafts: min(n_valid, len(drafts)),
     )
-    return SimpleNamespace(request=SimpleNamespace(sampler=sampler))
+    return like(Live, request=like(Request, sampler=sampler))
 
 
 def drafts(*, drawn: bool, looked_up: bool = False) -> Drafts:
@@ -57,3 +61,17 @@ def test_what_is_forced_takes_the_place_of_drafts() -> None:
 def test_without_a_grammar_drafts_stay() -> None:
     made = drafts(drawn=True)
     assert cut(live(0, constrained=False), made) is made
+
+
+def test_probability_among_the_best() -> None:
+    """Softmax over the k best; the others do not count."""
+    logits = np.log(np.array([0.1, 0.6, 0.2, 0.1], dtype=np.float32))
+    assert top_probability(logits, k=4) == pytest.approx(0.6)
+    assert top_probability(logits, k=2) == pytest.approx(0.6 / 0.8)
+    assert top_probability(logits, k=1) == 1.0
+    assert top_probability(logits, k=10) == pytest.approx(0.6), "fewer tokens than k"
+
+
+def test_probability_of_large_and_of_equal_logits() -> None:
+    assert top_probability(np.full(50, 3e38, dtype=np.float32)) == pytest.approx(0.1)
+    assert top_probability(np.array([1e4, -1e4, 0], dtype=np.float32)) == pytest.approx(1.0)

@@ -1,0 +1,32 @@
+"""Stand-ins for objects of the package, which cannot drift from what they stand for."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+
+def parameters(function: Any) -> list[str]:
+    """Names of a function's parameters, without a method's own."""
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+def like(kind: type, **members: Any) -> Any:
+    """An object with these members of `kind`, each of which `kind` has. A function has the
+    parameters of the method that it stands for."""
+    source = inspect.getsource(kind)
+    for name, value in members.items():
+        real = inspect.getattr_static(kind, name, None)
+        known = real is not None or name in kind.__annotations__ or f"self.{name}" in source
+        assert known, f"{kind.__name__} has no {name}"
+        if inspect.isfunction(real):
+            assert parameters(value) == parameters(real), f"{kind.__name__}.{name} has changed"
+    return SimpleNamespace(**members)
+
+
+def same_methods(fake: type, real: type) -> None:
+    """Every public method of `fake` is one of `real`, with the same parameters."""
+    for name, method in vars(fake).items():
+        if inspect.isfunction(method) and not name.startswith("_"):
+            assert parameters(method) == parameters(getattr(real, name)), f"{name} has changed"
