@@ -9,7 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_mtp import Answer, Generation, Model, Sampling, Session, Settings, Telemetry
+from pyllama_mtp import (
+    Answer,
+    BatchSession,
+    Generation,
+    Model,
+    Sampling,
+    Session,
+    Settings,
+    Telemetry,
+)
 from pyllama_mtp import generate as steps
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.llama.context import Context, ContextOptions
@@ -139,10 +148,28 @@ class Rounds:
             self.first_rejected += pair.position == 1 and not same
 
 
+def engine_of(session: Session | BatchSession) -> Engine:
+    """What a session computes with: the one private member that tests of sessions reach for."""
+    return session._engine
+
+
+def cached(session: Session) -> list[int]:
+    """The tokens that are in the caches of a session."""
+    return engine_of(session).places[0].cached
+
+
 def greedy(session: Session, prompt: Sequence[int], n: int) -> Generation:
     """A fresh greedy generation."""
     session.reset()
     return session.generate(prompt, max_tokens=n, log_pairs=True).run()
+
+
+def written(
+    model: Model, prompt: Sequence[int], n: int, depth: int | str, **options: object
+) -> Generation:
+    """A greedy generation of a session of its own."""
+    with Session(model, settings(depth, **options)) as session:
+        return greedy(session, prompt, n)
 
 
 class OneSequence(Engine):

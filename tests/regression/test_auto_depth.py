@@ -18,7 +18,7 @@ from pyllama_mtp.measure.costs import measure_costs, tokens_needed
 from pyllama_mtp.settings import AUTO_DEPTH
 from pyllama_mtp.speculative.depth import DepthController
 
-from .support import N_CTX, Scripted, assert_same_tokens, greedy, settings
+from .support import N_CTX, Scripted, assert_same_tokens, engine_of, greedy, settings, written
 
 AUTO = dataclasses.replace(settings(0), draft_n_max="auto")
 N_TOKENS = 160
@@ -34,7 +34,7 @@ def test_text_is_the_same_whatever_the_depths(
         expected = [greedy(session, prompt, N_TOKENS).tokens for prompt in prompts]
     chosen = dataclasses.replace(AUTO, ngram=False, n_ubatch=32)
     with BatchSession(demo, chosen, n_sequences) as session:
-        depths = session._engine.choice.depths = Scripted(0, 6, 1, 0, 0, 3, 2, 6, 5, 0, 4)
+        depths = engine_of(session).choice.depths = Scripted(0, 6, 1, 0, 0, 3, 2, 6, 5, 0, 4)
         got = session.generate(prompts, max_tokens=N_TOKENS).run()
     for prompt, answer, wanted in zip(prompts, got.results, expected, strict=True):
         assert_same_tokens(demo, prompt, answer.tokens, wanted, gap)
@@ -50,15 +50,14 @@ def test_text_is_the_same_whatever_the_depths(
 
 
 def test_the_controller_is_asked_and_told(demo: Model, text: list[int], gap: float) -> None:
-    with Session(demo, settings(0)) as session:
-        expected = greedy(session, text[:40], N_TOKENS)
+    expected = written(demo, text[:40], N_TOKENS, 0)
     with Session(demo, AUTO) as session:
         rounds = 0
         for _ in range(2):  # one controller for the session
             got = greedy(session, text[:40], N_TOKENS)
             rounds += got.telemetry.rounds
             assert_same_tokens(demo, text[:40], got.tokens, expected.tokens, gap)
-        depths = session._engine.choice.depths
+        depths = engine_of(session).choice.depths
         assert isinstance(depths, DepthController) and depths.costs() is not None
         assert depths.rounds == rounds
         assert len(got.telemetry.drafted) <= AUTO_DEPTH
@@ -66,7 +65,7 @@ def test_the_controller_is_asked_and_told(demo: Model, text: list[int], gap: flo
 
 def test_a_generation_that_does_not_draft_does_not_ask(demo: Model, text: list[int]) -> None:
     with Session(demo, AUTO) as session:
-        depths = session._engine.choice.depths = Scripted(2)
+        depths = engine_of(session).choice.depths = Scripted(2)
         session.generate(text[:40], max_tokens=20, ignore_eos=True, draft=False).run()
         assert not depths.asked and not depths.told
 
@@ -75,9 +74,9 @@ def test_costs_are_measured_at_every_depth(demo: Model, text: list[int]) -> None
     limit, repeats = 3, 2
     n_ctx = max(N_CTX, 40 + tokens_needed(limit, repeats) + 1)
     with Session(demo, settings(limit, n_ctx=n_ctx)) as session:
-        before = session._engine.choice.depths
+        before = engine_of(session).choice.depths
         costs = measure_costs(session, text[:40], repeats)
-        assert session._engine.choice.depths is before
+        assert engine_of(session).choice.depths is before
     assert costs.limit == limit and all(seconds > 0 for seconds in costs.verify[1:])
     with Session(demo, settings(0)) as session, pytest.raises(UsageError, match="at least 1"):
         measure_costs(session, text[:40], repeats)
@@ -115,7 +114,7 @@ def test_a_round_is_two_graphs_and_none_is_built_anew(
     prompts = [text[i : i + 20] for i in range(n_sequences)]
     chosen = dataclasses.replace(AUTO, ngram=False, n_ubatch=32)
     with BatchSession(demo, chosen, n_sequences) as session:
-        choice = session._engine.choice
+        choice = engine_of(session).choice
         for depths in (Scripted(*range(AUTO_DEPTH + 1)), DepthController(AUTO_DEPTH)):
             choice.depths = depths
             built.clear()

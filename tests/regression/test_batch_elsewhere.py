@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
 from pyllama_mtp import BatchSession, Model
 from pyllama_mtp.sizing import estimate
 
+from ..processes import RunPython
 from ..workers import worker
-from .support import assert_same_tokens, settings
+from .support import assert_same_tokens, engine_of, settings
 
-RunPython = Callable[..., "CompletedProcess[str]"]
 Prompts = list[list[int]]
 
 CHOSEN = (0, 12, 18, 3, 22)
@@ -45,18 +43,16 @@ def test_upstreams_library(
     run_python: RunPython, demo: Model, demo_file: Path, prompts: Prompts, gap: float, rollback: str
 ) -> None:
     """Without our patches: single steps, hidden rows over the host, the same tokens."""
-    found = {}
-    for variant in ("upstream", "patched"):
-        options = {"draft_n_max": 3, "rollback": rollback}
-        given = json.dumps([prompts, MOST, options])
-        done = run_python(UPSTREAM, demo_file, given, env={"PYLLAMA_MTP_LIB": variant})
-        assert done.returncode == 0, done.stderr
-        loaded, *found[variant] = json.loads(done.stdout)
-        assert loaded == variant
-    pairs = zip(prompts, found["upstream"][0], found["patched"][0], strict=True)
-    for prompt, got, wanted in pairs:
-        assert_same_tokens(demo, prompt, got, wanted, gap)
-    assert found["upstream"][1][0] == pytest.approx(found["patched"][1][0], rel=0.05)
+    given = json.dumps([prompts, MOST, {"draft_n_max": 3, "rollback": rollback}])
+    done = run_python(UPSTREAM, demo_file, given, env={"PYLLAMA_MTP_LIB": "upstream"})
+    assert done.returncode == 0, done.stderr
+    loaded, found, accepted = json.loads(done.stdout)
+    assert loaded == "upstream"
+    with BatchSession(demo, settings(3, rollback=rollback), 3) as session:
+        patched = session.generate(prompts, max_tokens=MOST).run()
+    for prompt, got, wanted in zip(prompts, found, patched.results, strict=True):
+        assert_same_tokens(demo, prompt, got, wanted.tokens, gap)
+    assert accepted[0] == pytest.approx(patched.telemetry.accepted[0], rel=0.05)
 
 
 @pytest.mark.parametrize("options", [{}, {"prompt_sync": "full"}, {"rollback": "replay"}], ids=str)
@@ -83,6 +79,6 @@ def test_memory_is_for_all_of_them(demo: Model, n: int) -> None:
     """Caches and snapshots of each sequence: exactly what is estimated, and checked, beforehand."""
     with BatchSession(demo, settings(2), n) as session:
         found = session.memory()
-        wanted = estimate(demo, session._engine.settings, n, session.n_ctx)
+        wanted = estimate(demo, engine_of(session).settings, n, session.n_ctx)
     assert found["target_context"] == wanted[0] + wanted[1]
     assert sum(found.values()) <= sum(wanted)

@@ -22,7 +22,7 @@ from pyllama_mtp import Model, Session
 
 from . import kvstate
 from .kvstate import KVState
-from .support import EDGES, made_up, scaled, settings
+from .support import EDGES, cached, engine_of, made_up, scaled, settings
 from .twocontexts import TwoContexts, none, one_sequence, state
 
 #: Largest difference, as a share of the largest entry: exact caches, and quantized ones (a rounding
@@ -61,7 +61,7 @@ def assert_equal(found: KVState, wanted: KVState, tolerance: float) -> None:
 
 def check(session: Session, cache: str = "f32") -> None:
     """The head's cache is in step with the target's, at every position."""
-    engine = session._engine
+    engine = engine_of(session)
     cached = engine.places[0].cached
     if engine.upstream:
         assert engine.upstream.sequences[0].n_past == len(cached) > 0
@@ -79,7 +79,7 @@ def prefilled(model: Model, prompt: Sequence[int], cache: str = "f32", **options
     chosen = settings(3, cache_type_k=cache, cache_type_v=cache, **options)
     with Session(model, chosen) as session:
         session.generate(prompt, max_tokens=1).run()
-        assert session._engine.places[0].cached == list(prompt)
+        assert cached(session) == list(prompt)
         check(session, cache)
 
 
@@ -124,7 +124,7 @@ def test_after_generation(
     with Session(demo, exact) as session:
         run = session.generate(text[:33], max_tokens=24, ignore_eos=True).run()
         assert sum(run.telemetry.accepted) > 0
-        assert len(session._engine.places[0].cached) == 33 + 24 - 1
+        assert len(cached(session)) == 33 + 24 - 1
         check(session)
 
 
@@ -137,9 +137,9 @@ def test_after_prefix_reuse_and_truncation(
     exact = settings(3, rollback=rollback, prompt_sync=sync, cache_type_k="f32", cache_type_v="f32")
     with Session(demo, exact) as session:
         for cut in (0, 1, 2, 3, 20):
-            cached = session._engine.places[0].cached
-            keep = len(cached) - cut
-            prompt = [*cached[:keep], *text[60 + cut : 77 + cut]] if cached else text[:33]
+            held = cached(session)
+            keep = len(held) - cut
+            prompt = [*held[:keep], *text[60 + cut : 77 + cut]] if held else text[:33]
             session.generate(prompt, max_tokens=6, ignore_eos=True).run()
             check(session)
 
@@ -164,8 +164,8 @@ def test_after_going_back_within_the_snapshots(
     )
     with Session(demo, exact) as session:
         session.generate(text[:33], max_tokens=9, ignore_eos=True).run()
-        n = len(session._engine.places[0].cached)
-        prompt = [*session._engine.places[0].cached[: n - cut], *text[70:80]]
+        n = len(cached(session))
+        prompt = [*cached(session)[: n - cut], *text[70:80]]
         run = session.generate(prompt, max_tokens=5, ignore_eos=True).run()
         back = cut + (sync == "full")
         assert run.telemetry.n_cached == n - back, "the snapshots were not used"

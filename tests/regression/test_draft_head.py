@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafthead import HeadRows, head_rows
 from pyllama_mtp.models import synth
+from pyllama_mtp.models.demo import demo_path
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
 from pyllama_mtp.models.shapes import ModelShape
 
@@ -33,11 +33,10 @@ from .draftheads import (
     set_head,
     tokens_of,
 )
-from .support import greedy, made_up, scaled, settings
+from .support import engine_of, greedy, made_up, scaled, settings
 from .twocontexts import context as context_of
 from .twocontexts import last, one_sequence
 
-RunPython = Callable[..., "CompletedProcess[str]"]
 N_VOCAB = 2055
 
 # -- logits and tokens -----------------------------------------------------------------------------
@@ -60,9 +59,12 @@ def own_head(shape: ModelShape) -> TensorSpec:
     return TensorSpec(name, (shape.n_embd, shape.n_vocab), "matrix")
 
 
-@pytest.fixture(scope="module", params=FILES, ids=lambda case: "-".join(map(str, case)))
+@pytest.fixture(scope="module", params=["demo", *FILES], ids=str)
 def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Model files whose embeddings are their LM head ("tiny") and that have one ("tiny-moe")."""
+    """Model files whose embeddings are their LM head ("tiny", the demo model's) and that have one
+    ("tiny-moe")."""
+    if request.param == "demo":
+        return demo_path()
     shape, kind, own = request.param
     target: Path = tmp_path_factory.mktemp("head") / "model.gguf"
     with pytest.MonkeyPatch.context() as patch:
@@ -81,26 +83,17 @@ def loaded(file: Path) -> Iterator[Model]:
         yield found
 
 
-def check_logits(model: Model, newest: Newest) -> None:
-    with context(model) as whole, context(model) as draft:
+@pytest.mark.parametrize("newest", NEWEST.values(), ids=NEWEST)
+def test_logits_are_columns_of_the_whole_heads(loaded: Model, newest: Newest) -> None:
+    """And the best of them is named by its id of the whole vocabulary."""
+    with context(loaded) as whole, context(loaded) as draft:
         wanted = logits_of(whole, newest)
-        for ids in parts(model.n_vocab).values():
+        for ids in parts(loaded.n_vocab).values():
             set_head(draft, ids)
             found = logits_of(draft, newest)
             assert_part(found, wanted, ids)
             best = ids[found.argmax(axis=1)].tolist()
             assert tokens_of(draft, False, newest) == tokens_of(draft, True, newest) == best
-
-
-@pytest.mark.parametrize("newest", NEWEST.values(), ids=NEWEST)
-def test_logits_are_columns_of_the_whole_heads(loaded: Model, newest: Newest) -> None:
-    """And the best of them is named by its id of the whole vocabulary."""
-    check_logits(loaded, newest)
-
-
-@pytest.mark.parametrize("newest", NEWEST.values(), ids=NEWEST)
-def test_logits_of_the_demo_model(demo: Model, newest: Newest) -> None:
-    check_logits(demo, newest)
 
 
 def test_the_first_of_equal_rows(demo: Model) -> None:
@@ -169,36 +162,6 @@ def test_on_a_device(demo: Model, demo_file: Path) -> None:
         assert there.memory()["context"] - before >= 4 * len(ids) + 2 * ids.size * demo.n_embd
         np.testing.assert_allclose(logits_of(there), wanted, rtol=0, atol=scaled(1e-4))
         assert tokens_of(there, True) == best
-
-
-def test_a_nan_among_the_logits(run_python: RunPython, demo_file: Path) -> None:
-    """An exception, as without a draft head. In a process of its own, which a fault would end."""
-    code = """
-import sys
-import numpy as np
-from pyllama_mtp import Model
-from pyllama_mtp.llama.context import Context, ContextOptions
-from pyllama_mtp.llama.drafthead import HeadRows, head_rows
-from pyllama_mtp.errors import FatalDecodeError
-ids = np.arange(3, 100, dtype=np.int32)
-options = dict(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1, with_mtp=True)
-with Model(sys.argv[1]) as model:
-    rows = head_rows(model.info, ids)
-    rows.data.view("<f2")[40] = np.nan
-    with Context(model, ContextOptions(**options)) as draft:
-        draft.set_draft_head(rows, ids)
-        draft.decode(np.array([5, 6], dtype=np.int32), 0, np.ones(2, dtype=np.int8)[:2] * [0, 1])
-        for n in (1, 3):
-            try:
-                draft.draft(np.array([7], dtype=np.int32), np.zeros(1, dtype=np.int32), n)
-            except FatalDecodeError as error:
-                print(n, error)
-        print(draft.argmax(1) >= 0)
-"""
-    done = run_python(code, demo_file, env={"GGML_NO_BACKTRACE": "1"})
-    assert done.returncode == 0, done.stderr
-    said = [line.split(":")[0] for line in done.stdout.splitlines()]
-    assert said == ["1 the model's logits are NaN", "3 the model's logits are NaN", "True"]
 
 
 # -- which head is in use --------------------------------------------------------------------------
@@ -385,7 +348,7 @@ def test_a_head_of_all_rows_drafts_as_the_whole_one(
         seen.clear()
         unused = next(t for t in range(demo.n_vocab) if t not in wanted)
         ids = np.array([t for t in range(demo.n_vocab) if t != unused], dtype=np.int32)
-        drafter = session._engine.drafter
+        drafter = engine_of(session).drafter
         assert drafter
         set_head(drafter.context, ids)
         for prompt in prompts[:4]:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +18,9 @@ from pyllama_mtp import Model
 from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.llama.trace import Node
 
+from ..processes import RunPython
 from .support import made_up
 
-RunPython = Callable[..., "CompletedProcess[str]"]
 Int8s = npt.NDArray[np.int8]
 
 #: Sizes that are no dimension of either model, so that a shape shows what it is made of.

@@ -21,6 +21,7 @@ from .support import (
     made_up,
     rounding,
     settings,
+    written,
 )
 
 N_TOKENS = 16
@@ -76,8 +77,7 @@ def test_default_batches(demo: Model, prompts: Prompts, gap: float) -> None:
 def test_smallest_batches(demo: Model, text: list[int], gap: float) -> None:
     """The smallest n_ubatch that each depth admits."""
     prompt = text[:33]
-    with Session(demo, settings(0)) as session:
-        wanted = greedy(session, prompt, N_TOKENS).tokens
+    wanted = written(demo, prompt, N_TOKENS, 0).tokens
     for depth in (1, 3, 6):
         tight = settings(depth, n_batch=depth + 2, n_ubatch=depth + 2)
         with Session(demo, tight) as session:

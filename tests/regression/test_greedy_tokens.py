@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,6 @@ from .support import N_UBATCH, made_up
 from .twocontexts import Marks, turns
 from .twocontexts import trunk as context
 
-RunPython = Callable[..., "CompletedProcess[str]"]
 Rows = Callable[[npt.NDArray[np.float16]], None]
 
 #: Three graphs, the last one short.
@@ -83,22 +81,16 @@ def assert_picked(found: Context, batch: Batch) -> list[int]:
 # -- the tokens ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("with_mtp", [False, True])
+@pytest.mark.parametrize("kind", [{}, {"with_mtp": True}, {"mtp_head": True}], ids=str)
 @pytest.mark.parametrize("n_threads", [1, 3])
 @pytest.mark.parametrize("requested", REQUESTED.values(), ids=REQUESTED)
-def test_tokens_of_a_target(
-    model: Model, requested: Sequence[int], n_threads: int, with_mtp: bool
+def test_tokens_of_each_kind_of_context(
+    model: Model, requested: Sequence[int], n_threads: int, kind: dict[str, object]
 ) -> None:
-    with context(model, n_threads=n_threads, with_mtp=with_mtp) as target:
-        wanted = assert_picked(target, batch_of(model, requested))
+    hidden = states_of(model) if "mtp_head" in kind else None
+    with context(model, n_threads=n_threads, **kind) as found:
+        wanted = assert_picked(found, batch_of(model, requested, hidden))
     assert len(set(wanted)) > len(wanted) // 4, "rows that are mixed up would not be seen"
-
-
-@pytest.mark.parametrize("requested", REQUESTED.values(), ids=REQUESTED)
-def test_tokens_of_the_block_alone(model: Model, requested: Sequence[int]) -> None:
-    with context(model, mtp_head=True) as block:
-        wanted = assert_picked(block, batch_of(model, requested, states_of(model)))
-    assert len(set(wanted)) > len(wanted) // 4
 
 
 @pytest.mark.parametrize("mtp_head", [False, True])

@@ -10,7 +10,7 @@ from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.speculative import heads
 from pyllama_mtp.speculative.heads import HeadCosts
 
-from .support import greedy, settings
+from .support import engine_of, greedy, settings, written
 
 #: Seconds of a row at which the whole vocabulary of the demo model pays, or 256 tokens of it.
 FREE, DEAR = 1e-12, 2e-5
@@ -32,7 +32,7 @@ def model(demo_file: Path, small: None) -> Model:
 
 
 def n_rows(session: Session) -> int:
-    drafter = session._engine.drafter
+    drafter = engine_of(session).drafter
     assert drafter
     ids = drafter.context.draft_ids
     return session.model.n_vocab if ids is None else len(ids)
@@ -57,11 +57,10 @@ def test_it_is_the_best_and_the_text_is_the_same(
 ) -> None:
     prompt = model.tokenize(demo_prompts[0], parse_special=True)
     model.head_costs = costs
-    with Session(model, settings(0)) as session:
-        plain = greedy(session, prompt, 32).tokens
+    plain = written(model, prompt, 32, 0).tokens
     with Session(model, settings(3)) as session:
         assert n_rows(session) == rows
-        chosen = session._engine.heads
+        chosen = engine_of(session).heads
         assert (
             chosen and chosen.chosen and (chosen.chosen.n_rows, chosen.chosen.kind) == (rows, kind)
         )
@@ -87,8 +86,8 @@ def test_measured_costs(model: Model) -> None:
         found = model.head_costs
         assert found and found.block > 0 and found.step > 0
         assert found.row.keys() == {"file", "q4_0"} and min(found.row.values()) > 0
-        assert session._engine.drafter and session._engine.drafter.context.n_past == 0
-        assert session._engine.heads and len(session._engine.heads.table()) == 8
+        assert engine_of(session).drafter and engine_of(session).drafter.context.n_past == 0
+        assert engine_of(session).heads and len(engine_of(session).heads.table()) == 8
     with Session(model, settings(2)):
         assert model.head_costs is found
 
@@ -126,7 +125,7 @@ OTHERWISE = {
 @pytest.mark.parametrize("options", OTHERWISE.values(), ids=OTHERWISE)
 def test_where_there_is_no_choice(model: Model, options: dict[str, object]) -> None:
     with Session(model, settings(2, **options)) as session:
-        chosen = session._engine.heads
+        chosen = engine_of(session).heads
         assert chosen and chosen.chosen is None and chosen.table() == []
     assert model.head_costs is None
 
@@ -134,4 +133,4 @@ def test_where_there_is_no_choice(model: Model, options: dict[str, object]) -> N
 def test_small_vocabularies(demo: Model) -> None:
     """Of up to 65,536 tokens the whole one is drafted over, as it is."""
     with Session(demo, Settings(n_ctx=64, draft_n_max=1)) as session:
-        assert n_rows(session) == demo.n_vocab and not session._engine.heads.table()  # type: ignore[union-attr]
+        assert n_rows(session) == demo.n_vocab and not engine_of(session).heads.table()  # type: ignore[union-attr]

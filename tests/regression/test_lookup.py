@@ -11,7 +11,16 @@ import pytest
 from pyllama_mtp import Model, Sampling, Session
 from pyllama_mtp.engine import Engine
 
-from .support import OneSequence, Scripted, assert_same_tokens, greedy, settings
+from .support import (
+    OneSequence,
+    Scripted,
+    assert_same_tokens,
+    cached,
+    engine_of,
+    greedy,
+    settings,
+    written,
+)
 from .test_draft_cache import check
 
 AUTO = dataclasses.replace(settings(0), draft_n_max="auto", cache_type_k="f32", cache_type_v="f32")
@@ -32,14 +41,13 @@ def repeated(text: list[int]) -> list[int]:
 @pytest.mark.parametrize("rollback", ["snapshot", "replay"])
 def test_the_text_is_the_same(demo: Model, repeated: list[int], gap: float, rollback: str) -> None:
     """Drafts of the head, of the text and none, in turn."""
-    with Session(demo, settings(0)) as session:
-        expected = greedy(session, repeated, 120)
+    expected = written(demo, repeated, 120, 0)
     with Session(demo, dataclasses.replace(AUTO, rollback=rollback)) as session:
-        told = script(session._engine, (0, 6), (3, 0), (0, 0), (0, 2), (2, 5), (0, 0), (0, 0))
+        told = script(engine_of(session), (0, 6), (3, 0), (0, 0), (0, 2), (2, 5), (0, 0), (0, 0))
         got = greedy(session, repeated, 120)
         assert_same_tokens(demo, repeated, got.tokens, expected.tokens, gap)
         check(session)
-        (lookup,) = session._engine.choice.lookups
+        (lookup,) = engine_of(session).choice.lookups
         assert lookup.tokens == [*repeated, *got.tokens[:-1]]
     looked_up = got.telemetry.looked_up
     assert looked_up["rounds"] == len(told.told_looked_up) > 3
@@ -68,16 +76,16 @@ def test_off_where_it_has_no_place(demo: Model) -> None:
         dataclasses.replace(AUTO, synthetic_acceptance=(0.5,) * 6),
     ):
         with Session(demo, other) as session:
-            assert session._engine.choice.lookups == []
+            assert engine_of(session).choice.lookups == []
     with Session(demo, AUTO) as session:
-        assert session._engine.choice.lookups
+        assert engine_of(session).choice.lookups
 
 
 def test_drawn_drafts_and_looked_up_ones(demo: Model, repeated: list[int]) -> None:
     """Under rejection sampling a draft from the text is certain of itself."""
     chosen = dataclasses.replace(AUTO, draft_sampling=True)
     with Session(demo, chosen) as session:
-        told = script(session._engine, (2, 3), (0, 3))
+        told = script(engine_of(session), (2, 3), (0, 3))
         run = session.generate(
             repeated, max_tokens=80, sampling=Sampling(temperature=1.0, seed=5), ignore_eos=True
         ).run()
@@ -93,40 +101,33 @@ def test_drafts_after_plain_rounds(
     """Of the head, or of the text."""
     prompt = [*text[:24], *text[:24]]
     with Session(demo, AUTO) as session:
-        script(session._engine, *[(0, 0)] * n_plain, then)
+        script(engine_of(session), *[(0, 0)] * n_plain, then)
         session.generate(prompt, max_tokens=100, ignore_eos=True).run()
         check(session)
 
 
-def test_what_was_given_up_is_saved(demo: Model, text: list[int], tmp_path: Path) -> None:
-    """A generation that nobody went on with."""
-    with Session(demo, AUTO) as session:
-        script(session._engine, (0, 0))
+def test_what_was_given_up_is_saved_and_goes_on(
+    demo: Model, text: list[int], tmp_path: Path
+) -> None:
+    """A generation that nobody went on with, after plain rounds."""
+    with Session(demo, AUTO) as session, Session(demo, AUTO) as other:
+        script(engine_of(session), (0, 0))
         generation = session.generate(text[:20], max_tokens=50, ignore_eos=True)
         while len(generation.tokens) < 9:
             next(iter(generation))
         session.save(tmp_path / "prompt")
-        check(session)
-        with Session(demo, AUTO) as other:
-            other.restore(tmp_path / "prompt")
-            check(other)
-
-
-def test_a_prompt_that_goes_on_after_plain_rounds(demo: Model, text: list[int]) -> None:
-    with Session(demo, AUTO) as session:
-        script(session._engine, (0, 0))
-        generation = session.generate(text[:20], max_tokens=50, ignore_eos=True)
-        while len(generation.tokens) < 9:
-            next(iter(generation))
-        prompt = [*session._engine.places[0].cached, *text[40:60]]
-        session.generate(prompt, max_tokens=5, ignore_eos=True).run()
-        check(session)
+        other.restore(tmp_path / "prompt")
+        for one in (session, other):
+            check(one)
+            prompt = [*cached(one), *text[40:60]]
+            one.generate(prompt, max_tokens=5, ignore_eos=True).run()
+            check(one)
 
 
 def test_rounds_in_which_drafting_stops_at_once(demo: Model, text: list[int]) -> None:
     """p_min 1: the newest token is in step by then, and there is no draft."""
     with Session(demo, dataclasses.replace(AUTO, p_min=1.0, ngram=False)) as session:
-        script(session._engine, (3, 0), (0, 0), (0, 0), (3, 0), (3, 0), (0, 0))
+        script(engine_of(session), (3, 0), (0, 0), (0, 0), (3, 0), (3, 0), (0, 0))
         run = session.generate(text[:20], max_tokens=30, ignore_eos=True).run()
         assert not sum(run.telemetry.drafted)
         check(session)

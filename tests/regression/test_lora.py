@@ -15,7 +15,7 @@ from pyllama_mtp.errors import ModelFileError, PromptFileError, UsageError
 from pyllama_mtp.llama.context import Context
 
 from ..adapters import RANK, trunk, write_adapter
-from .support import assert_same_tokens, greedy, last_logits, rounding, settings
+from .support import assert_same_tokens, engine_of, greedy, last_logits, rounding, settings, written
 
 N_TOKENS = 40
 HEAD = "output.weight"
@@ -82,12 +82,10 @@ def test_the_text_with_mtp_is_that_without(
     with Model(untied_file, lora=adapter) as model:
         gap = rounding(model, text[:97])
         for prompt in prompts:
-            with Session(model, settings(0)) as session:
-                expected = greedy(session, prompt, N_TOKENS).tokens
+            expected = written(model, prompt, N_TOKENS, 0).tokens
             difference = last_logits(model, prompt) - last_logits(demo, prompt)
             assert np.abs(difference).max() > 1  # it does something
-            with Session(model, settings(3, **options)) as session:
-                got = greedy(session, prompt, N_TOKENS)
+            got = written(model, prompt, N_TOKENS, 3, **options)
             same += assert_same_tokens(model, prompt, got.tokens, expected, gap)
             accepted += sum(pair.drafted == pair.actual for pair in got.telemetry.pairs or ())
         assert model.same_bits is False or same == len(prompts)
@@ -105,10 +103,8 @@ def test_experts_are_adapted_and_scales_count(
             found.append(last_logits(model, prompt))
             if lora == [adapter]:
                 gap = rounding(model, prompt)
-                with Session(model, settings(0)) as session:
-                    expected = greedy(session, prompt, N_TOKENS).tokens
-                with Session(model, settings(3)) as session:
-                    got = greedy(session, prompt, N_TOKENS).tokens
+                expected = written(model, prompt, N_TOKENS, 0).tokens
+                got = written(model, prompt, N_TOKENS, 3).tokens
                 assert_same_tokens(model, prompt, got, expected, gap)
     plain, whole, half, twice_half, nothing = found
     assert min(np.abs(whole - plain).max(), np.abs(half - plain).max()) > 1
@@ -128,7 +124,7 @@ def test_a_head_of_copied_rows_is_refused_where_an_adapter_changes_them(
             with pytest.raises(UsageError, match=r"a LoRA adapter changes output\.weight"):
                 Session(model, settings(3, **options))
         with Session(model, settings(3)) as session:
-            drafter = session._engine.drafter
+            drafter = engine_of(session).drafter
             assert drafter and drafter.context.draft_ids is None
     with Model(untied_file, lora=other) as model, Session(model, settings(3, draft_vocab=512)):
         pass
@@ -143,12 +139,10 @@ def test_a_chain_has_room_for_what_an_adapter_adds(
             for i in range(6)
         ]
     with Model(untied_file, lora=[(file, 0.1) for file in files]) as model:
-        with Session(model, settings(0)) as session:
-            expected = greedy(session, text[:30], 20).tokens
+        expected = written(model, text[:30], 20, 0).tokens
         for depth in (2, 14):  # few tokens per graph: few nodes
             options = {"n_batch": 16, "n_ubatch": 16}
-            with Session(model, settings(depth, **options)) as session:
-                got = greedy(session, text[:30], 20).tokens
+            got = written(model, text[:30], 20, depth, **options).tokens
             assert_same_tokens(model, text[:30], got, expected, rounding(model, text[:97]))
 
 
@@ -237,5 +231,5 @@ def test_the_draft_context_computes_with_the_adapter(
             telemetry = greedy(session, text[:100], N_TOKENS).telemetry
             pairs = telemetry.pairs or []
             accepted.append(sum(pair.drafted == pair.actual for pair in pairs) / len(pairs))
-            assert isinstance(session._engine.target, Context)
+            assert isinstance(engine_of(session).target, Context)
     assert accepted[1] < 0.7 * accepted[0]  # such an adapter ruins the drafts, not the text

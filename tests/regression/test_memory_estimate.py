@@ -19,7 +19,7 @@ from pyllama_mtp.sizing import HOST, LEAST_N_CTX, USUAL_N_CTX, DeviceMemory, roo
 
 from ..adapters import trunk, write_adapter
 from ..workers import worker
-from .support import made_up
+from .support import engine_of, made_up
 
 TOLERANCE = 0.05
 #: Made when somebody samples, and when a session is used for a while.
@@ -60,10 +60,10 @@ def used(model: Model, settings: Settings, n_sequences: int) -> dict[Any, dict[s
     session: Any
     if n_sequences > 1:
         session = BatchSession(model, settings, n_sequences)
-        engine = session._engine
+        engine = engine_of(session)
     else:
         session = Session(model, settings)
-        engine = session._engine
+        engine = engine_of(session)
     with session:
         if n_sequences > 1:
             session.generate([prompt[i:] for i in range(n_sequences)], max_tokens=12).run()
@@ -245,7 +245,7 @@ def test_places_count_with_their_checkpoints(demo: Model) -> None:
         more = simulate(twin, Settings(checkpoints=2), 3, 512)[0]
     with Session(demo, Settings(n_ctx=512, n_threads=1)) as session:
         session.process(made_up(demo, 100).tolist())
-        state = len(session._engine.target.save_state(recurrent_only=True))
+        state = len(engine_of(session).target.save_state(recurrent_only=True))
     assert more.total - plain.total == pytest.approx(6 * state, rel=TOLERANCE, abs=2**12)
 
 

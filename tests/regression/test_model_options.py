@@ -17,7 +17,7 @@ from pyllama_mtp.llama import native
 from pyllama_mtp.llama.modeloptions import ModelArguments, ModelOptions
 from pyllama_mtp.models.synth import write_synthetic
 
-from .support import greedy, settings
+from .support import greedy, settings, written
 
 N_TOKENS = 24
 
@@ -94,8 +94,7 @@ def test_of_two_overrides_the_first_counts(
 def test_the_text_does_not_depend_on_how_the_file_is_read(
     demo: Model, demo_file: Path, text: list[int], options: dict[str, Any]
 ) -> None:
-    with Session(demo, settings(3)) as session:
-        expected = greedy(session, text[:60], N_TOKENS).tokens
+    expected = written(demo, text[:60], N_TOKENS, 3).tokens
     with Model(demo_file, **options) as model:
         assert not (model.on_gpu and "device" in options)
         with Session(model, settings(3)) as session:

@@ -17,7 +17,7 @@ from pyllama_mtp import Generation, Model, Session
 from pyllama_mtp.errors import PromptFileError, PyllamaMtpError, UsageError
 
 from . import kvstate
-from .support import N_UBATCH, assert_same_tokens, scaled, settings
+from .support import N_UBATCH, assert_same_tokens, cached, engine_of, scaled, settings
 
 N_TOKENS = 14
 EXACT = {"cache_type_k": "f32", "cache_type_v": "f32"}
@@ -52,7 +52,7 @@ def check_like_fresh(session: Session, prompt: Sequence[int], gap: float) -> Gen
 
 def cache(session: Session) -> kvstate.KVState:
     """The draft cache, without what is left over from drafting."""
-    engine = session._engine
+    engine = engine_of(session)
     if not engine.upstream:
         whole = kvstate.parse(engine.target.save_state())
         return replace(whole, k=whole.k[-1:], v=whole.v[-1:])
@@ -72,7 +72,7 @@ def test_the_closest_checkpoint_is_used(
     """A prompt that leaves an earlier one of 97 tokens after `shared`: cuts were 48, 80, 96, 97."""
     with Session(demo, settings(3, rollback=rollback, prompt_sync=sync, **EXACT)) as session:
         run(session, text[:97])
-        assert session._engine.places[0].checkpoints.positions == [48, 80, 96, 97]
+        assert engine_of(session).places[0].checkpoints.positions == [48, 80, 96, 97]
         prompt = [*text[:shared], *text[120:150]]
         got = check_like_fresh(session, prompt, gap)
         cuts = [cut for cut in (48, 80, 96, 97) if cut <= shared]
@@ -86,10 +86,17 @@ def test_no_checkpoints_when_none_are_wanted(demo: Model, text: list[int], gap: 
         assert got.telemetry.n_cached == 0
 
 
-def test_many_prompts_that_share_parts(demo: Model, text: list[int], gap: float) -> None:
-    """Checkpoints of what is no longer in the cache are never used."""
+@pytest.mark.parametrize(
+    ("depth", "rollback"), [(3, "snapshot"), (3, "replay"), (0, "auto")], ids=str
+)
+def test_many_prompts_that_share_parts(
+    demo: Model, text: list[int], gap: float, depth: int, rollback: str
+) -> None:
+    """Longer ones, shorter ones, ones that part a few tokens back or far back. Checkpoints of what
+    is no longer in the cache are never used."""
     rng = np.random.default_rng(3)
-    with Session(demo, settings(3, checkpoints=3, **EXACT)) as session:
+    chosen = settings(depth, checkpoints=3, rollback=rollback, **EXACT)
+    with Session(demo, chosen) as session:
         prompt = text[:90]
         reused = 0
         for _ in range(12):
@@ -97,7 +104,7 @@ def test_many_prompts_that_share_parts(demo: Model, text: list[int], gap: float)
             reused += got.telemetry.n_cached > 0
             shared = int(rng.integers(1, len(prompt) + N_TOKENS))
             at = int(rng.integers(0, len(text) - 60))
-            held = session._engine.places[0].cached
+            held = cached(session)
             prompt = [*held[:shared], *text[at : at + int(rng.integers(1, 60))]][:300]
         assert reused >= 6
 
@@ -110,7 +117,7 @@ def test_checkpoints_of_a_text_that_is_gone_are_gone(
         run(session, text[:97])
         second = [*text[:90], *text[110:150]]
         run(session, second)
-        positions = session._engine.places[0].checkpoints.positions
+        positions = engine_of(session).places[0].checkpoints.positions
         assert 96 not in positions and 97 not in positions and max(positions) > 97
         got = check_like_fresh(session, [*second[:100], *text[20:40]], gap)
         assert 0 < got.telemetry.n_cached <= 90
@@ -124,7 +131,7 @@ def test_a_generation_that_does_not_draft(demo: Model, text: list[int], gap: flo
     with Session(demo, settings(3, **EXACT)) as session:
         plain = run(session, text[:60], draft=False)
         assert plain.telemetry.drafted == [] and plain.telemetry.prompt_sync == ""
-        held = list(session._engine.places[0].cached)
+        held = list(cached(session))
         again = check_like_fresh(session, [*held, *text[70:80]], gap)
         assert again.telemetry.n_cached == len(held) and again.telemetry.drafted
 
@@ -134,7 +141,7 @@ def test_in_upstreams_way_what_is_not_drafted_for_costs_nothing(
 ) -> None:
     """Nothing is decoded on the draft context, the tap is off; later drafts are as ever."""
     with Session(demo, settings(3, prompt_sync="full", **EXACT)) as session:
-        upstream = session._engine.upstream
+        upstream = engine_of(session).upstream
         assert upstream is not None
         decode, calls = upstream.context.decode_batch, []
         upstream.context.decode_batch = lambda b: (calls.append(b), decode(b))[1]  # type: ignore
@@ -142,9 +149,9 @@ def test_in_upstreams_way_what_is_not_drafted_for_costs_nothing(
         assert not calls and upstream.sequences[0].n_past == 0
         assert plain.telemetry.drafted == [] and plain.telemetry.time_s["prompt_sync"] == 0
         with pytest.raises(UsageError):
-            session._engine.target.hidden_rows()
+            engine_of(session).target.hidden_rows()
         # The draft cache has nothing of this text: it must be processed again, from the start.
-        again = check_like_fresh(session, session._engine.places[0].cached, gap)
+        again = check_like_fresh(session, cached(session), gap)
         assert again.telemetry.n_cached == 0 and calls
 
 
@@ -154,9 +161,9 @@ def test_in_upstreams_way_drafting_goes_on_from_where_it_was_left(
     """Prompt with drafts, follow-up without, follow-up with: only the middle is processed again."""
     with Session(demo, settings(3, prompt_sync="full", **EXACT)) as session:
         run(session, text[:64])
-        held = list(session._engine.places[0].cached)
+        held = list(cached(session))
         run(session, [*held, *text[70:100]], draft=False)
-        got = check_like_fresh(session, [*session._engine.places[0].cached, *text[100:110]], gap)
+        got = check_like_fresh(session, [*cached(session), *text[100:110]], gap)
         assert got.telemetry.n_cached == 64, "the last checkpoint that has its hidden row"
 
 
@@ -211,7 +218,7 @@ def test_saved_after_an_answer(demo: Model, text: list[int], gap: float, tmp_pat
     path = tmp_path / "prompt.bin"
     with Session(demo, settings(3, **EXACT)) as session:
         run(session, text[:50])
-        held = list(session._engine.places[0].cached)
+        held = list(cached(session))
         session.save(path)
     with Session(demo, settings(3, **EXACT)) as session:
         session.restore(path)
@@ -228,7 +235,7 @@ def test_what_does_not_fit_is_refused(
             session.save(path)
         session.process([*text[:160], *text[:160]])
         session.save(path)
-        held = list(session._engine.places[0].cached)
+        held = list(cached(session))
     damaged = path.read_bytes()
     (tmp_path / "cut.bin").write_bytes(damaged[:-7])
     others: list[tuple[Model, dict[str, object], str, str]] = [
@@ -242,12 +249,12 @@ def test_what_does_not_fit_is_refused(
     for model, options, name, reason in others:
         with Session(model, settings(3, **options)) as session:
             run(session, text[:N_UBATCH])
-            kept = list(session._engine.places[0].cached)
+            kept = list(cached(session))
             with pytest.raises(PyllamaMtpError, match=reason) as caught:
                 session.restore(tmp_path / name)
             assert isinstance(caught.value, (PromptFileError, UsageError))
-            held_now = session._engine.places[0].cached
+            held_now = cached(session)
             assert held_now == kept, "a refused file must leave the session as it was"
     with Session(demo, settings(3)) as session:
         session.restore(path)
-        assert session._engine.places[0].cached == held
+        assert cached(session) == held

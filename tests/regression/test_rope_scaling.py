@@ -11,7 +11,7 @@ from pyllama_mtp import Model, RopeScaling, Session
 from pyllama_mtp.errors import PromptFileError, UsageError
 from pyllama_mtp.llama.context import Context, ContextOptions
 
-from .support import assert_same_tokens, greedy, made_up, settings
+from .support import assert_same_tokens, engine_of, greedy, made_up, settings, written
 
 YARN = {"rope_scaling": "yarn", "rope_freq_scale": 0.25, "yarn_orig_ctx": 4096}
 SCALINGS: list[dict[str, Any]] = [
@@ -49,11 +49,10 @@ def test_the_text_with_mtp_is_that_without(
     demo: Model, text: list[int], gap: float, scaling: dict[str, Any]
 ) -> None:
     rope, prompt = RopeScaling(**scaling), text[:90]
-    with Session(demo, settings(0, rope=rope)) as session:
-        expected = greedy(session, prompt, 40).tokens
+    expected = written(demo, prompt, 40, 0, rope=rope).tokens
     with Session(demo, settings(3, rope=rope)) as session:
-        assert session._engine.drafter
-        assert session._engine.target.options.rope == rope
+        assert engine_of(session).drafter
+        assert engine_of(session).target.options.rope == rope
         got = greedy(session, prompt, 40)
     same = assert_same_tokens(demo, prompt, got.tokens, expected, 0 if demo.same_bits else gap)
     assert same and sum(p.drafted == p.actual for p in got.telemetry.pairs or ()) > 5

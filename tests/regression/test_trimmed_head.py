@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import numpy as np
@@ -28,14 +27,13 @@ from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.models.trimmedhead import trimmed_head_ids
 
 from ..models.test_trimmed_head import MALFORMED
+from ..processes import RunPython
 from ..trimmed import write_trimmed
-from ..workers import worker
 from .draftheads import NEWEST, context, logits_of, set_head, tokens_of
 from .support import greedy, made_up, scaled, settings
 from .twocontexts import context as context_of
 from .twocontexts import every
 
-RunPython = Callable[..., "CompletedProcess[str]"]
 Make = Callable[..., Path]
 
 
@@ -161,23 +159,6 @@ def test_nothing_is_copied(trimmed: Model, demo: Model, ids: Ints) -> None:
         assert rows + (8 + 4) * len(ids) <= grown <= rows + 12 * len(ids) + 4096
         found.set_draft_head(None, ids)
         assert found.memory()["context"] == before["context"] == whole.memory()["context"]
-
-
-def test_on_a_device(trimmed: Model, make: Make, demo_file: Path, ids: Ints) -> None:
-    """The head lies in the memory of a worker, where the logits are computed."""
-    order = np.random.default_rng(3).permutation(len(ids))
-    with context(trimmed) as here:
-        here.set_draft_head(None, ids)
-        wanted, best = logits_of(here), tokens_of(here, True)
-    with (
-        worker() as address,
-        Model(make(demo_file, ids[order]), rpc_servers=address) as remote,
-        context(remote) as there,
-    ):
-        assert tokens_of(there, True) == tokens_of(there, False) == best
-        there.set_draft_head(None, ids[order])
-        np.testing.assert_allclose(logits_of(there), wanted[:, order], rtol=0, atol=scaled(1e-4))
-        assert tokens_of(there, True) == best
 
 
 # -- generation ------------------------------------------------------------------------------------

@@ -6,16 +6,13 @@ Each variant computes in a process of its own, because a process loads one of th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
 
+from ..processes import RunPython
 from .support import EDGES
-
-RunPython = Callable[..., "CompletedProcess[str]"]
 
 #: model file, output folder; settings are the same in both variants.
 CODE = f"""
