@@ -1,14 +1,41 @@
-"""Model files with an MTP head over a part of the vocabulary, made from whole ones."""
+"""Model files made from whole ones: with other tensors, with an MTP head over a part of the
+vocabulary."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 
+Tensors = dict[str, tuple[npt.NDArray[Any], GGMLQuantizationType | None]]
 _SKIP = {"GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture"}
+
+
+def tensors_of(file: Path) -> Tensors:
+    """Bytes and type of every tensor, by name."""
+    return {t.name: (t.data, t.tensor_type) for t in GGUFReader(file).tensors}
+
+
+def rewrite(source: Path, target: Path, tensors: Mapping[str, tuple[Any, Any]]) -> Path:
+    """Write the metadata of `source` with these tensors; returns `target`."""
+    reader = GGUFReader(source)
+    writer = GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
+    for name, field in reader.fields.items():
+        if name not in _SKIP:
+            kind = field.types[0]
+            sub = field.types[-1] if kind == GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), kind, sub_type=sub)
+    for name, (data, dtype) in tensors.items():
+        writer.add_tensor(name, data, raw_dtype=dtype)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
 
 
 def write_trimmed(
@@ -26,29 +53,17 @@ def write_trimmed(
         d2t: the tensor of that name; None: there is none.
         sidecar: the trunk is left out, and the head is the file's only one (``output.weight``).
     """
-    reader = GGUFReader(source)
-    architecture = str(reader.fields["general.architecture"].contents())
-    writer = GGUFWriter(target, architecture)
-    for name, field in reader.fields.items():
-        if name not in _SKIP:
-            kind = field.types[0]
-            sub = field.types[-1] if kind == GGUFValueType.ARRAY else None
-            writer.add_key_value(name, field.contents(), kind, sub_type=sub)
-    block = int(reader.fields[f"{architecture}.block_count"].contents()) - 1
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    head = tensors.get("output.weight") or tensors["token_embd.weight"]
+    tensors = tensors_of(source)
+    block = max(int(name.split(".")[1]) for name in tensors if name.startswith("blk."))
+    head, dtype = tensors.get("output.weight") or tensors["token_embd.weight"]
+    kept: Tensors = {}
     for name, tensor in tensors.items():
         trunk = name.startswith("blk.") and not name.startswith(f"blk.{block}.")
         if not (sidecar and (trunk or name == "output.weight")):
-            writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
+            kept[name] = tensor
     if rows is not None:
         name = "output" if sidecar else f"blk.{block}.nextn.shared_head_head"
-        data = np.ascontiguousarray(head.data[rows])
-        writer.add_tensor(f"{name}.weight", data, raw_dtype=head.tensor_type)
+        kept[f"{name}.weight"] = np.ascontiguousarray(head[rows]), dtype
     if d2t is not None:
-        writer.add_tensor("d2t", d2t)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
+        kept["d2t"] = d2t, None
+    return rewrite(source, target, kept)

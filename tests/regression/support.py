@@ -29,6 +29,7 @@ from pyllama_mtp.speculative.drafter import Drafts
 from pyllama_mtp.speculative.sampling import Sampler
 
 Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
 
 #: Small batches, so that short prompts cross their edges.
 N_BATCH, N_UBATCH = 48, 16
@@ -156,6 +157,13 @@ def engine_of(session: Session | BatchSession) -> Engine:
 def cached(session: Session) -> list[int]:
     """The tokens that are in the caches of a session."""
     return engine_of(session).places[0].cached
+
+
+def draft_ids(session: Session | BatchSession) -> Ints | None:
+    """The tokens that the draft head of a session has; None: it has the whole vocabulary."""
+    drafter = engine_of(session).drafter
+    assert drafter
+    return drafter.context.draft_ids
 
 
 def greedy(session: Session, prompt: Sequence[int], n: int) -> Generation:

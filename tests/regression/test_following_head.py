@@ -29,7 +29,7 @@ from .draftheads import (
     set_head,
     tokens_of,
 )
-from .support import engine_of, greedy, scaled, settings
+from .support import draft_ids, greedy, scaled, settings
 
 IDS = np.arange(0, 700, 7, dtype=np.int32)
 #: Rows 0 and 99 among them; ids above and below those beside them.
@@ -198,9 +198,7 @@ def test_more_drafts_are_accepted_and_the_text_stays(
     for follow in (False, True):
         with Session(demo, settings(3, draft_follow=follow, **chosen)) as session:
             runs = [greedy(session, prompt, 48) for prompt in prompts[:6]]
-            drafter = engine_of(session).drafter
-            assert drafter and drafter.context.draft_ids is not None
-            assert len(np.unique(drafter.context.draft_ids)) == 256
+            assert len(np.unique(draft_ids(session))) == 256
         texts.append([run.tokens for run in runs])
         rates.append(np.mean([run.telemetry.mean_accepted_length for run in runs]))
         outside.append([run.telemetry.draft_vocab["replaced"] for run in runs])
@@ -214,9 +212,7 @@ def test_more_drafts_are_accepted_and_the_text_stays(
 
 def missing_from(session: Session | BatchSession) -> list[int]:
     """Four tokens that the draft head has not now."""
-    engine = engine_of(session)
-    assert engine.drafter and engine.drafter.context.draft_ids is not None
-    return np.setdiff1d(np.arange(2048), engine.drafter.context.draft_ids)[100:104].tolist()
+    return np.setdiff1d(np.arange(2048), draft_ids(session))[100:104].tolist()
 
 
 def test_several_sequences(demo: Model, prompts: list[list[int]]) -> None:
@@ -245,10 +241,8 @@ def test_a_text_in_words_that_the_head_has_not(demo: Model) -> None:
     with Session(demo, settings(2, draft_vocab=256)) as session:
         missing = missing_from(session)
         greedy(session, missing * 6, 1)
-        drafter = engine_of(session).drafter
-        assert drafter and drafter.context.draft_ids is not None
-        assert set(missing) <= set(drafter.context.draft_ids.tolist())
-        assert set(head.ids.tolist()) - set(drafter.context.draft_ids.tolist())
+        now = set(draft_ids(session).tolist())
+        assert set(missing) <= now and set(head.ids.tolist()) - now
     assert demo.draft_head(256) is head and not set(missing) & set(head.ids.tolist())
 
 

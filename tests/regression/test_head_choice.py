@@ -10,7 +10,7 @@ from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.speculative import heads
 from pyllama_mtp.speculative.heads import HeadCosts
 
-from .support import engine_of, greedy, settings, written
+from .support import draft_ids, engine_of, greedy, settings, written
 
 #: Seconds of a row at which the whole vocabulary of the demo model pays, or 256 tokens of it.
 FREE, DEAR = 1e-12, 2e-5
@@ -32,9 +32,7 @@ def model(demo_file: Path, small: None) -> Model:
 
 
 def n_rows(session: Session) -> int:
-    drafter = engine_of(session).drafter
-    assert drafter
-    ids = drafter.context.draft_ids
+    ids = draft_ids(session)
     return session.model.n_vocab if ids is None else len(ids)
 
 

@@ -21,7 +21,7 @@ from pyllama_mtp.settings import HEAD_TYPES
 
 from ..trimmed import write_trimmed
 from .draftheads import context, logits_of, set_head
-from .support import engine_of, greedy, settings
+from .support import draft_ids, greedy, settings
 
 
 def everything(model: Model) -> np.ndarray:
@@ -109,7 +109,7 @@ def test_the_text_is_the_same(
         accepted = drafted = 0
         with Session(demo, settings(3, draft_head_type=type_, **chosen)) as session:
             runs = [greedy(session, prompt, 24) for prompt in demo_prompts[:5]]
-            ids = engine_of(session).drafter.context.draft_ids  # type: ignore[union-attr]
+            ids = draft_ids(session)
         for run in runs:
             accepted += sum(run.telemetry.accepted)
             drafted += sum(run.telemetry.drafted)

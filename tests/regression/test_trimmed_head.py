@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session
@@ -28,7 +27,7 @@ from pyllama_mtp.models.trimmedhead import trimmed_head_ids
 
 from ..models.test_trimmed_head import MALFORMED
 from ..processes import RunPython
-from ..trimmed import write_trimmed
+from ..trimmed import rewrite, tensors_of, write_trimmed
 from .draftheads import NEWEST, context, logits_of, set_head, tokens_of
 from .support import greedy, made_up, scaled, settings
 from .twocontexts import context as context_of
@@ -360,17 +359,9 @@ def test_a_trimmed_output_beside_a_trunk(
     make: Make, moe_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The trunk could not run with it: refused by both."""
-    from gguf import GGUFWriter
-
-    real = GGUFWriter.add_tensor
-
-    def add(self: GGUFWriter, name: str, data: npt.NDArray[Any], **kwargs: Any) -> None:
-        real(self, name, data[:5] if name == "output.weight" else data, **kwargs)
-
-    path = tmp_path / "m.gguf"
-    with monkeypatch.context() as patch:
-        patch.setattr(GGUFWriter, "add_tensor", add)
-        write_trimmed(moe_file, path, None, np.arange(5))
+    tensors = tensors_of(write_trimmed(moe_file, tmp_path / "d2t.gguf", None, np.arange(5)))
+    head, dtype = tensors["output.weight"]
+    path = rewrite(moe_file, tmp_path / "m.gguf", {**tensors, "output.weight": (head[:5], dtype)})
     with pytest.raises(ModelFileError, match=r"output\.weight"):
         Model(path)
     monkeypatch.setattr("pyllama_mtp.llama.model.validate_model_file", unchecked)
