@@ -30,6 +30,17 @@ class Running:
             base_url=f"{self.url}/v1", api_key=key or "any", max_retries=0, timeout=60
         )
 
+    def text(self, prompt: str, max_tokens: int = 8) -> str:
+        """A greedy text of so many tokens."""
+        got = self.client.completions.create(
+            model=NAME,
+            prompt=prompt,
+            temperature=0,
+            max_tokens=max_tokens,
+            extra_body={"ignore_eos": True},
+        )
+        return str(got.choices[0].text)
+
     def wait_until_idle(self) -> None:
         """Nothing runs or waits; what clients no longer wait for is gone soon."""
         deadline = time.monotonic() + 20

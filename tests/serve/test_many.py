@@ -74,13 +74,8 @@ def test_32_streams_of_which_some_hang_up(
     assert counts["length"] == len(survivors) and counts["cancelled"] == n_gone
     assert max(server.worker.total.passes) == 6, "they were not decoded together"
     # It serves, and says that it is idle.
-    got = server.client.completions.create(model=NAME, prompt="x", temperature=0, max_tokens=4)
-    assert got.choices[0].text == alone(demo, demo.tokenize("x"), 4).text
-    assert httpx.get(f"{server.url}/health").json() == {
-        "status": "ok",
-        "running": 0,
-        "waiting": 0,
-    }
+    assert server.text("x") == alone(demo, demo.tokenize("x"), 8, ignore_eos=True).text
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "running": 0, "waiting": 0}
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -137,16 +132,9 @@ def test_a_decode_that_fails_costs_what_ran_and_no_more(
 
     def ask(prompt: str) -> str:
         try:
-            got = server.client.completions.create(
-                model=NAME,
-                prompt=prompt,
-                temperature=0,
-                max_tokens=8,
-                extra_body={"ignore_eos": True},
-            )
+            return server.text(prompt)
         except openai.InternalServerError as error:
             return str(error)
-        return str(got.choices[0].text)
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask, "def")
@@ -154,7 +142,7 @@ def test_a_decode_that_fails_costs_what_ran_and_no_more(
             time.sleep(0.001)
         second = pool.submit(ask, "class")
         assert "the computation failed: made up" in first.result(60)
-        assert second.result(60) == alone(demo, demo.tokenize("class"), 8).text
+        assert second.result(60) == alone(demo, demo.tokenize("class"), 8, ignore_eos=True).text
     assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
 
 
@@ -172,15 +160,9 @@ def test_a_request_that_cannot_enter_costs_itself(
 
     monkeypatch.setattr(generate, "make_judge", fail_once)
 
-    def ask() -> str:
-        got = server.client.completions.create(
-            model=NAME, prompt="def", temperature=0, max_tokens=8, extra_body={"ignore_eos": True}
-        )
-        return str(got.choices[0].text)
-
     with pytest.raises(openai.InternalServerError, match="made up"):
-        ask()
-    assert ask() == alone(demo, demo.tokenize("def"), 8).text
+        server.text("def")
+    assert server.text("def") == alone(demo, demo.tokenize("def"), 8, ignore_eos=True).text
     server.wait_until_idle()
 
 
@@ -195,7 +177,7 @@ def test_a_lost_worker_ends_the_service(start: Start, monkeypatch: pytest.Monkey
 
     def ask() -> int:
         with pytest.raises(openai.InternalServerError) as raised:
-            server.client.completions.create(model=NAME, prompt="x", max_tokens=4)
+            server.text("x")
         assert "the worker at 127.0.0.1:1 is lost" in str(raised.value)
         return raised.value.status_code
 

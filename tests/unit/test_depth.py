@@ -244,33 +244,17 @@ def quiet(costs: Costs, rates: Rates, seed: int = 0) -> Simulation:
     return Simulation(costs, rates, seed, noise=0.0, stalls=0.0, change=0.0)
 
 
-@dataclass
-class Score:
-    """Speed as a share of that of the best fixed depth, and of plain decoding: 1 is as fast."""
-
-    best: float
-    plain: float
-
-
-def scores(
-    costs: Costs,
-    rates: Rates,
-    n_tokens: int,
-    seeds: Iterable[int],
-    generations: int = 1,
-    calibration: Costs | None = None,
-    **machine: object,
-) -> list[Score]:
-    """Of each generation of one controller, the first one from nothing; total times over seeds."""
-    times = [[0.0, 0.0, 0.0] for _ in range(generations)]
-    best = best_depth(costs, rates(0))
-    for seed in seeds:
-        controller = DepthController(LIMIT, calibration)
-        for turn in range(generations):
-            for i, chooser in enumerate((controller, Fixed(best), Fixed(0))):
-                one = Simulation(costs, rates, seed * generations + turn, **machine)  # type: ignore[arg-type]
-                times[turn][i] += one.run(chooser, n_tokens)
-    return [Score(fixed / ours, plain / ours) for ours, fixed, plain in times]
+def share_of_speed(
+    costs: Costs, rates: Rates, against: int, slowness: Callable[[int], float] | None = None
+) -> float:
+    """Speed of controllers that begin with nothing, as a share of that of a fixed depth: 1 is as
+    fast. Texts of 448 tokens, total times over 40 seeds."""
+    ours = fixed = 0.0
+    for seed in range(40):
+        machine = {"slowness": slowness} if slowness else {}
+        ours += Simulation(costs, rates, seed, **machine).run(DepthController(LIMIT), 448)
+        fixed += Simulation(costs, rates, seed, **machine).run(Fixed(against), 448)
+    return fixed / ours
 
 
 # -- the rule, step by step --------------------------------------------------------------------
@@ -494,18 +478,15 @@ def drifting(position: int) -> float:
 @pytest.mark.parametrize(
     "acceptance", [FALLING, (0.87, 0.85, 0.75, 0.75, 0.7, 0.7), (0.75, 0.7, 0.65, 0.6, 0.6, 0.6)]
 )
-@pytest.mark.parametrize(
-    ("slowness", "least"), [(lambda position: 1.0, 0.97), (drifting, 0.955), (busy, 0.92)]
-)
+@pytest.mark.parametrize(("slowness", "least"), [(None, 0.97), (drifting, 0.955), (busy, 0.92)])
 def test_a_text_begun_without_experience(
-    name: str, acceptance: Sequence[float], slowness: Callable[[int], float], least: float
+    name: str, acceptance: Sequence[float], slowness: Callable[[int], float] | None, least: float
 ) -> None:
     """Learning included, hardly slower than the best fixed depth from the start."""
-    (score,) = scores(TABLES[name], lambda _: acceptance, 448, range(40), slowness=slowness)
-    assert score.best > least, score
+    best = best_depth(TABLES[name], acceptance)
+    assert share_of_speed(TABLES[name], lambda _: acceptance, best, slowness) > least
 
 
 @pytest.mark.parametrize("name", ["small batches", "experts"])
 def test_where_hardly_a_draft_holds(name: str) -> None:
-    (score,) = scores(TABLES[name], constant(0.1), 448, range(40))
-    assert score.plain > 0.975
+    assert share_of_speed(TABLES[name], constant(0.1), 0) > 0.975
