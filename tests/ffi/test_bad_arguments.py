@@ -173,19 +173,6 @@ def test_a_context_shorter_than_a_round(demo: Model) -> None:
         assert session.generate([5], max_tokens=4, ignore_eos=True).run().tokens
 
 
-def test_going_back_further_than_the_last_decode(demo: Model) -> None:
-    """Snapshots of earlier decodes are stale: going back to them is refused."""
-    with Context(demo, ContextOptions(**SMALL, n_rs_seq=3)) as context:
-        decode(context, [1, 2, 3, 4, 5])
-        decode(context, [6], 5)
-        assert not context.remove(5)
-        decode(context, [7, 8], 6)
-        assert not context.remove(6)
-        assert context.remove(7)
-        assert not context.remove(6), "once per decode"
-        assert context.n_past == 7
-
-
 @pytest.mark.parametrize(
     ("code", "kind"),
     [

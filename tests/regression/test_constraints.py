@@ -100,9 +100,3 @@ def test_nothing_left_to_choose(
 def test_a_bad_grammar(demo: Model, text: list[int], grammar: str, reason: str) -> None:
     with Session(demo, settings(2)) as session, pytest.raises(UsageError, match=reason):
         session.generate(text[:20], sampling=Sampling(grammar=grammar)).run()
-
-
-def test_a_bias_of_no_token(demo: Model, text: list[int]) -> None:
-    sampling = Sampling(logit_bias={demo.n_vocab: 1.0})
-    with Session(demo, settings(2)) as session, pytest.raises(UsageError, match="not in the voc"):
-        session.generate(text[:20], sampling=sampling).run()

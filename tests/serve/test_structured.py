@@ -9,7 +9,6 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
-from pydantic import BaseModel
 
 from .conftest import NAME, Running
 from .support import QUESTIONS, chat
@@ -41,18 +40,6 @@ def test_json_that_fits(shared: Running, given: dict[str, Any], temperature: int
     (choice,) = got.choices
     assert choice.finish_reason == "stop"
     jsonschema.validate(json.loads(choice.message.content or ""), SCHEMA)
-
-
-class Item(BaseModel):
-    kind: bool
-    sizes: tuple[int, int] | None
-
-
-def test_parse_of_the_client(shared: Running) -> None:
-    got = shared.client.chat.completions.parse(
-        model=NAME, messages=chat(QUESTIONS[0]), response_format=Item, temperature=0
-    )
-    assert isinstance(got.choices[0].message.parsed, Item)
 
 
 def test_any_object_and_gbnf(shared: Running) -> None:

@@ -277,13 +277,6 @@ def test_nothing_follows_an_end_token(rows: Sequence[int], tokens: list[int]) ->
     assert len(asked.log) == len(tokens)
 
 
-def test_a_seed_gives_the_same_text() -> None:
-    def text(seed: int) -> tuple[int, ...]:
-        return CASES["another"].text(3, 50, np.random.default_rng(seed))
-
-    assert text(1) == text(1) != text(2)
-
-
 def test_the_ends_of_the_random_numbers() -> None:
     """0 does not accept what the target cannot say, the largest does accept what is due."""
     p, q = of(0.0, 0.3, 0.7), of(0.5, 0.3, 0.2)

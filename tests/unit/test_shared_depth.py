@@ -73,12 +73,6 @@ def test_costs_are_kept_apart() -> None:
     assert one and two and one.verify[3] < 1.1 and two.verify[5] > 1.1
 
 
-def test_no_more_than_can_be_used() -> None:
-    depths = DepthController(LIMIT)
-    run(depths, 1, 50)
-    assert [depths.choose(at_most, 1) for at_most in (0, 1, 2)] == [0, 1, 2]
-
-
 def test_one_sequence_is_the_single_controller() -> None:
     single, pooled = DepthController(LIMIT), DepthController(LIMIT)
     judge = SyntheticAcceptance(RATES)
