@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.cli import PROGRAM
 from pyllama_mtp.cli.parsing import assignment, comma_list, real, scaled, whole, worker
-from pyllama_mtp.errors import NoMtpHeadError
+from pyllama_mtp.errors import NoMtpHeadError, UnsupportedArchitectureError
 from pyllama_mtp.llama.modeloptions import SPLIT_MODES, ModelOptions
 
 if TYPE_CHECKING:
@@ -191,7 +191,8 @@ def open_model(args: argparse.Namespace, *, mtp: bool | None, without: str) -> I
     """The model of the options, with a progress bar on stderr while a big one loads.
 
     Args:
-        mtp: whether the MTP head is wanted; None: if the file has one; it is said if not.
+        mtp: whether the MTP head is wanted; None: if there is one that can be used; it is said if
+            not.
         without: the option that does without MTP, to be named when the file has no head.
     """
     from pyllama_mtp import Model
@@ -202,14 +203,19 @@ def open_model(args: argparse.Namespace, *, mtp: bool | None, without: str) -> I
     with _loading_bar() as progress:
         load = partial(Model, path, **placement(args), progress=progress)
         try:
-            model = load(mtp=mtp is not False)
-        except NoMtpHeadError as error:
-            if mtp is not None or error.partial:
-                raise NoMtpHeadError(
-                    f"{error}\nto use this model without MTP, give {without}"
-                ) from None
-            print(f"{PROGRAM}: the model has no MTP head; nothing is drafted", file=sys.stderr)
-            model = load(mtp=False)
+            model = load(mtp=mtp)
+        except (NoMtpHeadError, UnsupportedArchitectureError) as error:
+            if isinstance(error, UnsupportedArchitectureError) and mtp is not True:
+                raise
+            raise type(error)(
+                f"{error}\nto use this model without MTP, give {without}", error.path
+            ) from None
+    if mtp is None and not model.has_mtp:
+        ngram = getattr(args, "ngram", True)
+        drafts = (
+            "drafts come from the text itself where that pays" if ngram else "nothing is drafted"
+        )
+        print(f"{PROGRAM}: {model.info.why_no_mtp}; {drafts}", file=sys.stderr)
     if model.info.head and args.head is None:
         print(f"{PROGRAM}: the MTP head is in {model.info.head}", file=sys.stderr)
     with model:

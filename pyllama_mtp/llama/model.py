@@ -16,7 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arguments import file_name, flag, instance, token_ids
-from ..errors import ContextClosedError, InsufficientMemoryError, ModelFileError, UsageError
+from ..errors import (
+    ContextClosedError,
+    InsufficientMemoryError,
+    ModelFileError,
+    UnsupportedArchitectureError,
+    UsageError,
+)
 from ..models import hub
 from ..models.draftvocab import best, default_ranking, read_tokenizer
 from ..models.ggufheader import TENSOR_TYPES
@@ -24,7 +30,7 @@ from ..models.ggufinfo import GGUFInfo, validate_model_file
 from ..models.memory import available_memory
 from ..models.trimmedhead import trimmed_head
 from ..settings import Sampling
-from . import chat, native, rpc
+from . import chat, native, rpc, trial
 from .adapters import Adapters, read_adapter
 from .drafthead import DraftHead, draft_head
 from .modeloptions import ModelArguments, ModelOptions, head_arguments
@@ -78,7 +84,7 @@ class Model(Owned, OfThisProcess):
         self,
         path: str | os.PathLike[str],
         *,
-        mtp: bool = True,
+        mtp: bool | None = None,
         progress: Callable[[float], None] | None = None,
         **options: Unpack[ModelArguments],
     ) -> None:
@@ -86,14 +92,16 @@ class Model(Owned, OfThisProcess):
 
         Args:
             path: a GGUF file; of a model that is split into several, the first.
-            mtp: load the MTP head; False saves its memory and accepts models without one.
+            mtp: load the MTP head. True: insist on one; False: do without, which saves its memory;
+                None: if there is one that can be used; the log says it if not.
             progress: called with the share loaded, 0 to 1; an exception from it stops loading.
             options: attributes of :class:`.ModelOptions`, by name: which devices hold what, how
                 the file is read, and LoRA adapters.
 
         Raises:
             ModelFileError: no such file, not a GGUF, truncated, malformed; NoMtpHeadError and
-                UnsupportedArchitectureError among its subclasses.
+                UnsupportedArchitectureError among its subclasses. Files of architectures that are
+                not checked in depth are loaded in a child process first; see :mod:`.trial`.
             InsufficientMemoryError: the weights do not fit into memory.
             LibraryError: the native library cannot be used.
             WorkerLostError: a worker died meanwhile, or does not answer.
@@ -103,7 +111,8 @@ class Model(Owned, OfThisProcess):
         self._forked = False
         self._connected = False
         self.path = Path(file_name("path", path, "a .gguf file"))
-        mtp = flag("mtp", mtp)
+        if mtp is not None:
+            mtp = flag("mtp", mtp)
         self.options = ModelOptions(**options)
         #: Addresses of the workers in use.
         self.rpc_servers: tuple[str, ...] = self.options.rpc_servers
@@ -111,6 +120,10 @@ class Model(Owned, OfThisProcess):
         if self.info.head and self.options.head is None:
             self.options = replace(self.options, head=self.info.head)
             log.info("the MTP head of %s is in %s", self.path, self.info.head)
+        if mtp is None:
+            mtp = self.info.mtp_complete
+            if not mtp:
+                log.warning("%s: %s", self.path, self.info.why_no_mtp)
         self._library = native.load()
         self._ffi, self._lib = self._library.ffi, self._library.lib
         self.adapters = Adapters(
@@ -125,6 +138,8 @@ class Model(Owned, OfThisProcess):
             #: Whether layers are on devices with memory of their own: GPUs, workers.
             self.on_gpu = self.options.n_gpu_layers != 0 and bool(self.devices)
             self._check_memory()
+            if not self.info.validated:
+                trial.try_out(self.info, mtp, self.options.no_alloc)
             self._handle = self._load(mtp, workers, progress)
         except BaseException:
             self._disconnect()
@@ -142,6 +157,8 @@ class Model(Owned, OfThisProcess):
             self._lib.llama_model_is_hybrid(self._handle)
             or self._lib.llama_model_is_recurrent(self._handle)
         )
+        #: Tokens that a layer with a sliding window attends to; 0: there is none.
+        self.n_swa = int(self._lib.llama_model_n_swa(self._handle))
         self.eos = int(self._lib.llama_vocab_eos(self._vocab))
         self.name = self.info.name or self.path.stem
         self.architecture = self.info.architecture
@@ -285,6 +302,12 @@ class Model(Owned, OfThisProcess):
                 raise InsufficientMemoryError(
                     f"{self.path}: no memory to load it ({reason}); use a smaller or more "
                     "quantized model, or raise the limit (ulimit -v) if there is one"
+                )
+            if "unknown model architecture" in reason:
+                raise UnsupportedArchitectureError(
+                    f"{self.path}: the llama.cpp that is built in here does not know architecture "
+                    f"{self.info.architecture!r}",
+                    self.path,
                 )
             if "split buffers" in reason:
                 raise UsageError(f"split_mode 'row' is not possible here ({reason}); use 'layer'")

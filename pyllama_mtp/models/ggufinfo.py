@@ -17,7 +17,13 @@ from pyllama_mtp.models.ggufheader import ArraySummary, Header, TensorEntry, Val
 from pyllama_mtp.models.hyperparameters import hyperparameter_problems
 from pyllama_mtp.models.layout import model_tensors
 from pyllama_mtp.models.parts import join_parts
-from pyllama_mtp.models.shapes import MAX_LAYERS, SUPPORTED_ARCHITECTURES, ModelShape, elsewhere
+from pyllama_mtp.models.shapes import (
+    MAX_LAYERS,
+    NOT_TEXT,
+    SUPPORTED_ARCHITECTURES,
+    ModelShape,
+    elsewhere,
+)
 from pyllama_mtp.models.tensortable import has_fused, tensor_problems
 from pyllama_mtp.models.tokenizertable import tokenizer_problems
 from pyllama_mtp.models.trimmedhead import trimmed_head_problems
@@ -72,7 +78,13 @@ class GGUFInfo:
 
     @property
     def supported(self) -> bool:
-        """Whether this package drives the architecture."""
+        """Whether this package drives the architecture's MTP head."""
+        return self.architecture in SUPPORTED_ARCHITECTURES
+
+    @property
+    def validated(self) -> bool:
+        """Whether files of the architecture are checked in depth, so that none ends the process;
+        others are tried in a process of their own (:mod:`pyllama_mtp.llama.trial`)."""
         return self.architecture in SUPPORTED_ARCHITECTURES
 
     @property
@@ -143,6 +155,16 @@ class GGUFInfo:
     def mtp_complete(self) -> bool:
         """True when the file has an MTP head with all its tensors."""
         return self.has_mtp and self.supported and not self.mtp_missing
+
+    @property
+    def why_no_mtp(self) -> str:
+        """Why a file without a head that can be used decodes without MTP, and what to do."""
+        if self.has_mtp:
+            return f"the MTP head is not driven here ({elsewhere(self.architecture)})"
+        if self.supported:
+            known = "one that is published for it can be given: head, --head"
+            return f"the model has no MTP head ({known})"
+        return "the model has no MTP head"
 
     def to_shape(self) -> ModelShape:
         """The dimensions as a :class:`ModelShape`, from which the expected tensors follow."""
@@ -252,40 +274,52 @@ def _describe(path: str | os.PathLike[str]) -> GGUFInfo:
 
 def validate_model_file(
     path: str | os.PathLike[str],
-    require_mtp: bool = True,
+    require_mtp: bool | None = True,
     head: str | os.PathLike[str] | None = None,
 ) -> GGUFInfo:
-    """Check that the native code can load and run a file, and describe it.
+    """Check that the native code can load and run a file, and describe it; of an architecture that
+    is not `validated`, what can be known beforehand.
 
     Args:
         path: the model file.
-        require_mtp: also insist on a complete MTP head.
-        head: of the model, in another file; see :func:`read_gguf`. Without `require_mtp` there is
-            no other file.
+        require_mtp: True: also insist on a complete MTP head, of an architecture whose head this
+            package drives; None: it may have none, or one that is not driven; False: no head
+            matters, not even a part of one.
+        head: of the model, in another file; see :func:`read_gguf`. With `require_mtp` False there
+            is no other file.
 
     Raises:
         ModelFileError: as :func:`read_gguf`; also missing or impossible hyper-parameters, missing
             tensors, wrong tensor shapes, a vocabulary or trimmed MTP head that cannot be loaded.
-        UnsupportedArchitectureError: the architecture is not one this package drives.
-        NoMtpHeadError: no MTP head, or part of one, and ``require_mtp`` is true.
+        UnsupportedArchitectureError: no model that continues text, or one whose head is not driven,
+            and `require_mtp` is True.
+        NoMtpHeadError: no MTP head, and `require_mtp` is True; or part of one, unless it is False.
     """
-    info = read_gguf(path, head if require_mtp else sidecar.NO_HEAD)
+    info = read_gguf(path, sidecar.NO_HEAD if require_mtp is False else head)
     if sidecar.is_head(info):
         raise ModelFileError(
             f"{path} is an MTP head alone; give the file of the model, and this one as its head",
             path,
         )
-    if not info.supported:
+    arch = info.architecture
+    if arch in NOT_TEXT:
         raise UnsupportedArchitectureError(
-            f"{path}: architecture {info.architecture!r} is not supported; this package drives "
-            f"the MTP heads of {' and '.join(SUPPORTED_ARCHITECTURES)} (Qwen3.5, 3.6, 3.8). "
-            f"What can be done: {elsewhere(info.architecture)}",
+            f"{path}: architecture {arch!r} is {NOT_TEXT[arch]}, which does not continue text"
+            + (f"; {elsewhere(arch)}" if arch == "gemma4-assistant" else ""),
             path,
         )
     problems = hyperparameter_problems(info) or tokenizer_problems(info)
-    if not problems and require_mtp and not info.mtp_complete:
+    if not problems and _lacks_head(info, require_mtp):
+        if info.has_mtp and not info.supported:
+            raise UnsupportedArchitectureError(
+                f"{path}: the MTP head of architecture {arch!r} is not driven here: "
+                f"{elsewhere(arch)}; or load it without (mtp=False)",
+                path,
+            )
         raise NoMtpHeadError(f"{path}: {_mtp_complaint(info)}", path, partial=info.has_mtp)
-    problems = problems or tensor_problems(info, require_mtp) or trimmed_head_problems(info)
+    if info.validated and not problems:
+        in_use = require_mtp is not False and info.has_mtp
+        problems = tensor_problems(info, in_use) or trimmed_head_problems(info)
     if problems:
         shown = "; ".join(problems[:4])
         more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
@@ -296,7 +330,15 @@ def validate_model_file(
 # --- checks -------------------------------------------------------------------------------------
 
 
+def _lacks_head(info: GGUFInfo, require_mtp: bool | None) -> bool:
+    if require_mtp is None:
+        return info.supported and info.has_mtp and not info.mtp_complete
+    return require_mtp and not info.mtp_complete
+
+
 def _mtp_complaint(info: GGUFInfo) -> str:
+    if not info.supported:
+        return "the model has no MTP head; load it without (mtp=False)"
     if not info.has_mtp:
         return (
             "the model has no MTP head; convert it with its MTP layer kept, give the file that it "

@@ -13,7 +13,7 @@ import math
 from typing import TYPE_CHECKING
 
 from pyllama_mtp.models.ggufheader import ArraySummary, Value
-from pyllama_mtp.models.shapes import shape_problems
+from pyllama_mtp.models.shapes import MAX_EXPERTS, shape_problems
 
 if TYPE_CHECKING:
     from pyllama_mtp.models.ggufinfo import GGUFInfo
@@ -34,8 +34,11 @@ _UNSPECIFIED = (1 << 32) - 1
 
 
 def hyperparameter_problems(info: GGUFInfo) -> list[str]:
-    """What is wrong with the hyper-parameters of a supported architecture; [] where nothing is."""
+    """What is wrong with the hyper-parameters; [] where nothing is, or where only the native code
+    knows what they must be."""
     arch = info.architecture
+    if not info.validated:
+        return _general_problems(info) + _switch_problems(info)
     missing = [f"{arch}.{key}" for key in _NEEDED if f"{arch}.{key}" not in info.metadata]
     if missing:
         return ["missing hyper-parameters: " + ", ".join(missing)]
@@ -47,6 +50,21 @@ def hyperparameter_problems(info: GGUFInfo) -> list[str]:
         + _rope_problems(info)
         + _switch_problems(info)
     )
+
+
+def _general_problems(info: GGUFInfo) -> list[str]:
+    """Of any architecture; the loader asserts these (llama_model_base::load_hparams)."""
+    rules = (
+        (info.n_layer > 0, f"no layers of architecture {info.architecture!r} (block_count)"),
+        (info.n_embd > 0, "embedding_length is missing"),
+        (info.context_length < 1 << 31, f"context_length is {info.context_length}"),
+        (info.n_expert <= MAX_EXPERTS, f"n_expert is {info.n_expert}, at most {MAX_EXPERTS}"),
+        (
+            info.n_expert_used <= info.n_expert,
+            f"{info.n_expert_used} of {info.n_expert} experts are used",
+        ),
+    )
+    return [text for good, text in rules if not good]
 
 
 def _get(info: GGUFInfo, key: str) -> Value | None:

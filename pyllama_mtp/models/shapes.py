@@ -26,13 +26,30 @@ DRAFTED_LATER = {
 #: Those whose MTP head llama.cpp loads and has no graph for at the pin.
 NEVER_DRAFTED = ("bailingmoe2", "dots3note", "exaone4", "exaone-moe", "glm4")
 
+#: Those that llama.cpp loads and that do not continue text: what they are instead.
+NOT_TEXT = {
+    **dict.fromkeys(
+        (
+            *("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed"),
+            *("modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe", "t5encoder"),
+        ),
+        "an embedding model",
+    ),
+    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "a diffusion model"),
+    **dict.fromkeys(("dflash", "eagle3"), "a draft model for another one"),
+    **dict.fromkeys(("pockettts", "qwen3tts", "wavtokenizer-dec"), "a model of speech"),
+    "clip": "the vision or audio part of a model (mmproj)",
+    "gemma4-assistant": "an MTP head for a Gemma 4 model",
+    "t5": "a model with an encoder",
+}
+
 # Native limits that end the process when exceeded (upstream src/llama-hparams.h).
 MAX_LAYERS = 512
 MAX_EXPERTS = 1024
 
 
 def elsewhere(architecture: str) -> str:
-    """What can be done with a file of an architecture that is not supported here, as a sentence."""
+    """What drafts with the MTP head of an architecture that is not driven here, as a sentence."""
     draft = "llama-server -m FILE --spec-type draft-mtp"
     if architecture in DRAFTED_UPSTREAM:
         return f"llama.cpp's own server drafts with its MTP head: {draft}"
@@ -47,8 +64,8 @@ def elsewhere(architecture: str) -> str:
             "llama-server -m MODEL -md FILE --spec-type draft-mtp"
         )
     if architecture in NEVER_DRAFTED:
-        return "llama.cpp has no graph for its MTP head; its own server runs the model without MTP"
-    return "no MTP head of it is known; if llama.cpp knows it, its own server runs it"
+        return "llama.cpp has no graph for its MTP head"
+    return "no MTP head of it is known"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ _NOT_BYTES = ("whitespace",)
 
 
 def tokenizer_problems(info: GGUFInfo) -> list[str]:
-    """Problems of a supported architecture's tokenizer; [] where there are none."""
+    """Problems of a tokenizer; [] where there are none, or none that can be known beforehand."""
     tokens = info.metadata.get("tokenizer.ggml.tokens")
     texts = tokens if isinstance(tokens, ArraySummary) and tokens.type == _STRING else None
     if not info.tokenizer_model or texts is None or not texts.length:
@@ -27,6 +27,8 @@ def tokenizer_problems(info: GGUFInfo) -> list[str]:
     if texts.n_distinct not in (None, texts.length):
         n = texts.length - (texts.n_distinct or 0)
         return [f"tokenizer.ggml.tokens: the vocabulary has {n} duplicate tokens"]
+    if not info.validated:
+        return []
     if info.tokenizer_model != "gpt2":
         return [
             f"tokenizer {info.tokenizer_model[:40]!r}; these architectures have byte-level BPE "

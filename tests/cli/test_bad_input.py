@@ -196,6 +196,8 @@ def test_a_model_without_an_mtp_head_names_the_way_out(fake: ModuleType, cli: Cl
     refused(cli("matrix", "--model", "m.gguf"), "give --depths 0")
     assert cli("generate", "--model", "m.gguf", "--draft-n-max", "0", "x").code == 0
     result = cli("generate", "--model", "m.gguf", "x")
+    assert result.code == 0 and "has no MTP head; drafts come from the text" in result.err
+    result = cli("generate", "--model", "m.gguf", "--no-ngram", "x")
     assert result.code == 0 and "has no MTP head; nothing is drafted" in result.err
     fake.state["partial"] = True
     refused(cli("generate", "--model", "m.gguf", "x"), "give --draft-n-max 0")

@@ -157,19 +157,20 @@ class Model:
     same_bits = True
     rpc_servers: tuple[str, ...] = ()
     options = ModelOptions()
-    info = SimpleNamespace(head="")
+    info = SimpleNamespace(head="", why_no_mtp="the model has no MTP head")
 
     def __init__(
         self,
         path: Any,
         *,
         n_gpu_layers: int = -1,
-        mtp: bool = True,
+        mtp: bool | None = True,
         progress: Any = None,
         bos: int | None = None,
     ) -> None:
-        self.path, self.has_mtp, self._bos = Path(path), mtp, bos
-        if mtp and not state["has_mtp"]:
+        self.path, self._bos = Path(path), bos
+        self.has_mtp = mtp is not False and state["has_mtp"]
+        if mtp is not False and not state["has_mtp"] and (mtp or state["partial"]):
             raise NoMtpHeadError(f"{path} has no MTP head", path, partial=state["partial"])
         if progress:
             progress(1.0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import gguf
-import numpy as np
 import pytest
 
 from pyllama_mtp.errors import ModelFileError, NoMtpHeadError, UnsupportedArchitectureError
@@ -14,6 +14,8 @@ from pyllama_mtp.models import layout, synth
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.layout import TensorSpec
 from pyllama_mtp.models.synth import write_synthetic
+
+from ..plain import write_model
 
 
 def write_changed(
@@ -159,34 +161,72 @@ def test_duplicate_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         validate_model_file(path)
 
 
-@pytest.mark.parametrize("require_mtp", [True, False])
 @pytest.mark.parametrize(
     ("architecture", "advice"),
     [
-        ("llama", "no MTP head of it is known"),
-        ("glm4moe", "own server drafts with its MTP head: llama-server -m FILE --spec-type"),
         ("qwen4exp", "cannot draft .* yet; the server of llama.cpp b11330"),
         ("glm5-next", "the server of a llama.cpp with pull request 29928"),
-        ("exaone-moe", "no graph for its MTP head; .* without MTP"),
-        ("gemma4-assistant", "an MTP head for a Gemma 4 model.*-md FILE"),
+        ("exaone-moe", "no graph for its MTP head"),
     ],
 )
-def test_other_architecture(
-    architecture: str, advice: str, require_mtp: bool, tmp_path: Path
-) -> None:
-    path = tmp_path / "m.gguf"
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_block_count(2)
-    writer.add_tensor("token_embd.weight", np.zeros((4, 32), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    message = rf"'{architecture}' is not supported.*qwen35 and qwen35moe.*done: .*{advice}"
+def test_a_head_that_is_not_driven(architecture: str, advice: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", architecture, nextn_predict_layers=1)
+    message = rf"MTP head of architecture '{architecture}' is not driven here: .*{advice}"
     with pytest.raises(UnsupportedArchitectureError, match=message):
+        validate_model_file(path)
+    for require_mtp in (None, False):
+        info = validate_model_file(path, require_mtp)
+        assert (info.supported, info.has_mtp, info.mtp_complete) == (False, True, False)
+    assert re.search(f"not driven here .*{advice}", info.why_no_mtp)
+
+
+def test_an_architecture_without_a_head(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "llama")
+    with pytest.raises(NoMtpHeadError, match="no MTP head; load it without"):
+        validate_model_file(path)
+    info = validate_model_file(path, None)
+    assert (info.supported, info.has_mtp, info.why_no_mtp) == (
+        False,
+        False,
+        "the model has no MTP head",
+    )
+
+
+@pytest.mark.parametrize("require_mtp", [True, None, False])
+@pytest.mark.parametrize(
+    ("architecture", "what"),
+    [
+        ("gemma4-assistant", "an MTP head for a Gemma 4 model.*-md FILE"),
+        ("bert", "an embedding model"),
+        ("clip", "the vision or audio part of a model"),
+        ("llada", "a diffusion model"),
+        ("t5", "a model with an encoder"),
+    ],
+)
+def test_what_does_not_continue_text(
+    architecture: str, what: str, require_mtp: bool | None, tmp_path: Path
+) -> None:
+    path = write_model(tmp_path / "m.gguf", architecture)
+    with pytest.raises(UnsupportedArchitectureError, match=f"'{architecture}' is {what}"):
         validate_model_file(path, require_mtp)
-    info = read_gguf(path)
-    assert (info.supported, info.has_mtp, info.n_layer) == (False, False, 2)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("expert_count", 1025, "n_expert is 1025"),
+        ("expert_used_count", 1, "1 of 0 experts"),
+        ("context_length", 1 << 31, "context_length is"),
+        ("attention.causal", False, "attention.causal is false"),
+        ("block_count", 0, "no layers of architecture 'llama'"),
+    ],
+)
+def test_numbers_that_no_architecture_can_have(
+    key: str, value: int, message: str, tmp_path: Path
+) -> None:
+    path = write_model(tmp_path / "m.gguf", "llama", **{key: value})
+    with pytest.raises(ModelFileError, match=message):
+        validate_model_file(path, None)
 
 
 def test_part_of_a_split_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

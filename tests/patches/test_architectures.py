@@ -9,6 +9,7 @@ from pyllama_mtp.models.shapes import (
     DRAFTED_LATER,
     DRAFTED_UPSTREAM,
     NEVER_DRAFTED,
+    NOT_TEXT,
     SUPPORTED_ARCHITECTURES,
 )
 
@@ -36,3 +37,22 @@ def test_architectures_with_an_mtp_graph(pinned_tree: Path) -> None:
     known = (pinned_tree / "src/llama-arch.cpp").read_text(encoding="utf-8")
     for name in (*DRAFTED_UPSTREAM, *DRAFTED_LATER, *NEVER_DRAFTED, "gemma4-assistant"):
         assert f'"{name}"' in known
+
+
+def test_architectures_that_do_not_continue_text(pinned_tree: Path) -> None:
+    """Without a cache, with an encoder, or with text that does not grow at its end."""
+
+    def read(name: str) -> str:
+        return (pinned_tree / "src" / name).read_text(encoding="utf-8")
+
+    archs, model = read("llama-arch.cpp"), read("llama-model.cpp")
+    names = dict(re.findall(r"\{ (LLM_ARCH_\w+), +\"([^\"]+)\" +\}", archs))
+    parts = (
+        r"llama_model::create_memory\(.*?res = nullptr;",
+        r"llama_model_has_encoder\(.*?return true;",
+    )
+    found = [re.search(part, model, re.DOTALL) for part in parts]
+    found.append(re.search(r"llm_arch_is_diffusion\(.*?return true;", archs, re.DOTALL))
+    labels = {label for one in found for label in re.findall(r"LLM_ARCH_\w+", one[0])}  # type: ignore[index]
+    assert len(labels) > 15
+    assert {names[label] for label in labels} <= NOT_TEXT.keys() <= {*names.values()}

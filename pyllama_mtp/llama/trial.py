@@ -1,0 +1,160 @@
+"""A model file is loaded in a process of its own first, where it could end the interpreter.
+
+Files of some architectures are checked in depth before the native code sees them. Of the others the
+header is; what upstream's loader, tokenizer and graphs make of the rest nobody knows beforehand. A
+child process does it all once: it loads the file, reads its vocabulary, and decodes a few tokens.
+Whatever ends or hangs it is an error here. What it has read stays in the system's file cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import errors
+from ..errors import InsufficientMemoryError, LibraryError, ModelFileError, PyllamaMtpError
+from . import native
+
+if TYPE_CHECKING:
+    from ..models.ggufinfo import GGUFInfo
+
+#: Seconds that a child may take, and bytes of the file for which it gets a second more.
+LEAST_S, BYTES_PER_S = 120.0, 20e6
+#: Tokens that it decodes, in two graphs and one of a single token.
+N_TOKENS = 33
+#: Ends of the error that are quoted.
+_SAID = 400
+_PR_SET_PDEATHSIG = 1
+_CHILD = (
+    "import sys; sys.path[:] = filter(None, sys.path); import json; "  # not what lies here
+    "request = json.load(sys.stdin); sys.path[:] = request['sys_path']; "
+    "from pyllama_mtp.llama import trial; trial.serve(request)"
+)
+
+#: What has passed; see :func:`_identity`.
+_passed: set[tuple[Any, ...]] = set()
+_is_child = False
+
+
+def try_out(info: GGUFInfo, mtp: bool, no_alloc: bool = False) -> None:
+    """Load a file in a child process, once per process and file as it is now.
+
+    Args:
+        info: the file; with the MTP head of another one, if there is one.
+        mtp: with its MTP head.
+        no_alloc: without its weights: nothing is decoded.
+
+    Raises:
+        ModelFileError: the child has ended, or hangs; its last words are quoted.
+            Also what the child has raised.
+        InsufficientMemoryError: it had no memory.
+        LibraryError: there can be no child.
+    """
+    key = _identity(info, mtp)
+    if _is_child or (*key, False) in _passed or (*key, no_alloc) in _passed:
+        return
+    request = {
+        "sys_path": sys.path,
+        "library": str(native.load().folder),
+        "path": info.path,
+        "arguments": {"mtp": mtp, "head": info.head or "none", "no_alloc": no_alloc},
+    }
+    with tempfile.TemporaryFile() as said:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", _CHILD],
+                input=json.dumps(request).encode(),
+                stdout=subprocess.PIPE,
+                stderr=said,
+                timeout=LEAST_S + info.size / BYTES_PER_S,
+                env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+            )
+            code, answer = done.returncode, done.stdout
+        except subprocess.TimeoutExpired:
+            code, answer = None, b""
+        except OSError as reason:
+            raise LibraryError(f"no process can be started to try {info.path}: {reason}") from None
+        said.seek(0)
+        lines = said.read().decode(errors="replace").strip().splitlines()
+    if code != 0:
+        words = "; ".join(dict.fromkeys(lines))[-_SAID:] or "it said nothing"
+        raise ModelFileError(
+            f"{info.path}: the process that tried to load it {_how_it_ended(code)}: "
+            f"{words}. The file is damaged, or not for this llama.cpp",
+            info.path,
+        )
+    _raise_what_was(json.loads(answer), info.path)
+    _passed.add((*key, no_alloc))
+
+
+def _identity(info: GGUFInfo, mtp: bool) -> tuple[Any, ...]:
+    """The files as they are now."""
+    files = dict.fromkeys([info.path, *(tensor.file for tensor in info.tensors)])
+    states = ((path, Path(path).stat()) for path in files)
+    return mtp, *((path, state.st_size, state.st_mtime_ns) for path, state in states)
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is None:
+        return "did not come to an end"
+    if code < 0:
+        return f"was ended ({signal.Signals(-code).name})"
+    return f"failed ({code})"
+
+
+def _raise_what_was(answer: dict[str, str], path: str) -> None:
+    """Raises the error of an answer, if it is one."""
+    if not answer:
+        return
+    kind, message = getattr(errors, answer["error"]), answer["message"]
+    if issubclass(kind, ModelFileError):
+        raise kind(message, path)
+    if issubclass(kind, InsufficientMemoryError | LibraryError):
+        raise kind(message)
+    raise ModelFileError(f"{path} cannot be used: {message}", path)
+
+
+# -- the child -------------------------------------------------------------------------------------
+
+
+def serve(request: dict[str, Any]) -> None:
+    """Try what is asked for; the answer, on stdout, is a JSON object with the error, if any."""
+    global _is_child
+    _is_child = True
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    found = {}
+    try:
+        native.load(request["library"])
+        _use(request["path"], request["arguments"])
+    except PyllamaMtpError as error:
+        found = {"error": type(error).__name__, "message": str(error)}
+    json.dump(found, answer)
+    answer.close()
+
+
+def _use(path: str, arguments: dict[str, Any]) -> None:
+    """Load the model, read its vocabulary, decode tokens from all of it: as the driver will."""
+    from .. import Session, Settings
+    from .model import Model
+
+    with Model(path, device="none", **arguments) as model:
+        settings = Settings(n_ctx=256, n_batch=16, n_ubatch=16, draft_n_max=int(model.has_mtp))
+        with Session(model, settings) as session:
+            if arguments["no_alloc"]:
+                return
+            model.tokenize("Ein Text, 12 words:\n\tfoo(\u00e9, \U0001f600)", parse_special=True)
+            read, piece = model._lib.llama_token_to_piece, model._ffi.new("char[64]")
+            for token in range(model.n_vocab):
+                read(model._vocab, token, piece, len(piece), 0, True)
+            last = model.n_vocab - 1
+            prompt = [i * last // (N_TOKENS - 1) for i in range(N_TOKENS)]
+            session.generate(prompt, max_tokens=3, ignore_eos=True).run()

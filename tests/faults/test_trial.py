@@ -1,0 +1,98 @@
+"""Files of architectures that are not checked in depth are loaded in a child process first."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_mtp import Model
+from pyllama_mtp.errors import InsufficientMemoryError, ModelFileError, UnsupportedArchitectureError
+from pyllama_mtp.llama import trial
+
+from ..plain import write_model
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The children that were started; nothing has passed before."""
+    started, run = list[Any](), subprocess.run
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        started.append(arguments)
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(trial.subprocess, "run", counted)
+    monkeypatch.setattr(trial, "_passed", set())
+    yield started
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("plain") / "llama.gguf", "llama")
+
+
+def test_what_would_end_the_process_ends_a_child(tmp_path: Path, children: list[Any]) -> None:
+    """An assertion in a kernel, which runs in threads that nothing can be raised from."""
+    epsilon = {"attention.layer_norm_rms_epsilon": -1.0}
+    path = write_model(tmp_path / "bad.gguf", "llama", **epsilon)
+    with pytest.raises(ModelFileError, match=r"SIGABRT\): .*eps >= 0.0f") as caught:
+        Model(path)
+    assert caught.value.path == str(path) and len(children) == 1
+
+
+def test_a_child_that_hangs(
+    llama: Path, children: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "_CHILD", "import sys, time; print('x', file=sys.stderr, flush=True)"
+                        "; time.sleep(60)")  # fmt: skip
+    monkeypatch.setattr(trial, "LEAST_S", 0.5)
+    with pytest.raises(ModelFileError, match="did not come to an end: x"):
+        Model(llama)
+
+
+def test_a_file_is_tried_once_as_it_is(llama: Path, children: list[Any], demo_file: Path) -> None:
+    for _ in range(2):
+        with Model(llama) as model, model.without_memory():
+            pass
+    assert len(children) == 1
+    os.utime(llama)
+    Model(llama, no_alloc=True).close()
+    Model(llama, no_alloc=True).close()
+    assert len(children) == 2
+    Model(llama).close()  # its weights were not read
+    assert len(children) == 3
+    Model(demo_file).close()  # checked in depth
+    assert len(children) == 3
+
+
+def test_errors_of_a_child_are_errors_here(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_model(tmp_path / "nan.gguf", "llama", **{"rope.freq_base": 0.0})
+    with pytest.raises(ModelFileError, match="cannot be used: the model's logits are NaN"):
+        Model(path)
+    with pytest.raises(ModelFileError, match=r"llama.cpp cannot load it: .*ffn_gate_inp"):
+        Model(write_model(tmp_path / "m.gguf", "llama", expert_count=2, expert_used_count=2))
+    with pytest.raises(UnsupportedArchitectureError, match="does not know architecture 'llama9'"):
+        Model(write_model(tmp_path / "new.gguf", "llama9"))
+    child = "import json; print(json.dumps({'error': 'InsufficientMemoryError', 'message': 'no'}))"
+    monkeypatch.setattr(trial, "_CHILD", child)
+    monkeypatch.setattr(trial, "_passed", set())
+    with pytest.raises(InsufficientMemoryError, match="no"):
+        Model(llama)
+
+
+def test_a_child_imports_what_this_process_has_imported(
+    llama: Path, tmp_path: Path, children: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what lies in the folder where it is started."""
+    for name in ("json.py", "numpy.py", "pyllama_mtp.py"):
+        (tmp_path / name).write_text("raise SystemExit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    Model(llama).close()
+    assert len(children) == 1
