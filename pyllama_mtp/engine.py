@@ -48,7 +48,7 @@ class Place:
 
     Attributes:
         seq: its number there.
-        rollback: None without MTP.
+        rollback: None where nothing is drafted.
         checkpoints: of the recurrent state along `cached`.
         cached: tokens that the target holds, position 0 first.
         drafting: whether the text at hand is drafted for.
@@ -64,7 +64,8 @@ class Place:
 
 
 class Engine:
-    """The target's context, what drafts when `settings.depth_limit` > 0, and places for sequences.
+    """The target's context, what drafts when `settings.depth_limit` > 0 (without an MTP head the
+    text itself), and places for sequences.
 
     An exception (Ctrl-C among them) may break it anywhere between the start of a prefill or round
     and its end. The engine is then not intact, and the next generation starts from empty caches.
@@ -110,10 +111,11 @@ class Engine:
         self.times = dict.fromkeys(PHASES, 0.0)
         self._outputs_before = 0
         depth = settings.depth_limit
-        self.choice = DraftChoice(settings, n_sequences)
+        self.choice = DraftChoice(settings, n_sequences, model.has_mtp)
         has_tap = native.load().has_tap
         self.prompt_sync = "full" if settings.prompt_sync == "full" or not has_tap else "kv"
-        if self.prompt_sync == "full":
+        head = depth > 0 and model.has_mtp
+        if head and self.prompt_sync == "full":
             refuse_upstreams_way(settings, has_tap)
         options = replace(self._options(), times=times)
         self.heads: Heads | None = None
@@ -122,9 +124,9 @@ class Engine:
         self.drafter: Drafter | UpstreamDrafter | None = None
         self.upstream: UpstreamDrafter | None = None
         try:
-            if depth and self.prompt_sync == "full":
+            if head and self.prompt_sync == "full":
                 self.drafter = self.upstream = UpstreamDrafter(self.target, options)
-            elif depth:
+            elif head:
                 self.drafter = Drafter(self.target)
                 self.heads = Heads(self.target, model, settings)
                 if self.heads:
@@ -140,6 +142,7 @@ class Engine:
         """Those of the target."""
         model, settings, n_sequences = self.model, self.settings, self.n_sequences
         depth = settings.depth_limit
+        head = depth > 0 and model.has_mtp
         # llama.cpp keeps a sequence's last depth + 1 tokens in one graph, and asserts room for one.
         least = max(depth + 2 if depth else 1, n_sequences * (depth + 1))
         if min(settings.n_batch, settings.n_ubatch) < least:
@@ -162,9 +165,9 @@ class Engine:
             type_v=settings.cache_type_v,
             flash_attn=settings.flash_attn,
             rope=settings.rope,
-            with_mtp=depth > 0 and self.prompt_sync == "kv",
+            with_mtp=head and self.prompt_sync == "kv",
             hidden=settings.hidden,
-            tap="all" if depth and self.prompt_sync == "full" else "off",
+            tap="all" if head and self.prompt_sync == "full" else "off",
             n_outputs_max=n_outputs(settings, n_sequences, n_batch),
             n_rs_seq=depth if settings.rollback != "replay" else 0,
             n_seq_max=n_sequences,
@@ -173,7 +176,7 @@ class Engine:
 
     def _place(self, seq: int) -> Place:
         s, rollback = self.settings, None
-        if self.drafter:
+        if s.depth_limit:
             rollback = make_rollback(self.target, s.depth_limit, s.rollback, seq)
         return Place(seq, rollback, Checkpoints(s.checkpoints if self.model.is_recurrent else 0))
 
@@ -232,9 +235,7 @@ class Engine:
         if drafting and self.upstream:  # it may end earlier than the target
             goal, start = self.upstream.reach(place.seq, shared)
         back = len(place.cached) - start
-        can_cut = start > 0 and (
-            not self.model.is_recurrent or back <= self.target.rewind(place.seq)
-        )
+        can_cut = start > 0 and back <= self.target.rewind(place.seq)
         if back == 0 or can_cut:
             return shared, start, None
         checkpoint = place.checkpoints.closest(goal, drafting and self.upstream is not None)
@@ -251,7 +252,7 @@ class Engine:
         """
         self.intact = False
         place.used = time.monotonic()
-        place.drafting = drafting and self.drafter is not None
+        place.drafting = drafting and self.settings.depth_limit > 0
         shared, start, checkpoint = self._plan(place, prompt, drafting)
         telemetry.n_prompt, telemetry.n_cached = len(prompt), start
         telemetry.n_left = len(prompt) - start
@@ -346,7 +347,7 @@ class Engine:
         if self.closed:
             return
         telemetry.output_bytes = self._output_bytes() - self._outputs_before
-        if any(place.drafting for place in self.places):
+        if self.drafter and any(place.drafting for place in self.places):
             telemetry.prompt_sync = self.prompt_sync
 
     def memory(self, device: Any = None) -> dict[str, int]:

@@ -146,7 +146,7 @@ def draft(engine: Engine, live: Sequence[Live]) -> list[Drafts]:
     # A round emits one token more than it accepts.
     usable = min(room, max(one.wanted for one in live) - 1)
     drafted = [one for one in live if one.place.drafting]
-    if not drafted or not engine.drafter:
+    if not drafted:
         return [Drafts() for _ in live]
     newest = [(one.place.seq, one.token) for one in drafted]
     found = engine.choice.look_up(newest, usable if len(live) == 1 else 0)
@@ -156,7 +156,7 @@ def draft(engine: Engine, live: Sequence[Live]) -> list[Drafts]:
     if found:
         q = [point(token) for token in found] if live[0].draws else []
         return [cut(live[0], Drafts(found, q, looked_up=True))]
-    if n_max < 1:
+    if n_max < 1 or not engine.drafter:
         return [Drafts() for _ in live]
     engine.intact = False
     begun = [Newest(one.place.seq, one.token, one.n_usable, one.draws) for one in drafted]

@@ -37,7 +37,6 @@ from .llama.chat import ChatOptions, call_form
 from .llama.model import Model
 from .llama.owned import Owned
 from .llama.trace import NodeTimes
-from .models.ggufinfo import read_gguf
 from .scheduler import BatchGeneration, Generation, choose_place
 from .settings import Sampling, Settings
 from .sizing import room_for
@@ -84,7 +83,7 @@ def usable_settings(model: Model, settings: Settings | None) -> Settings:
     """The settings of a session, or the default ones. Raises UsageError for what is neither."""
     instance("model", model, Model, "a Model; open a file with Model(path)")
     if settings is None:
-        return Settings(draft_n_max=Settings.draft_n_max if model.has_mtp else 0)
+        return Settings()
     return instance("settings", settings, Settings, "Settings(...), or None")
 
 
@@ -249,7 +248,7 @@ class Session(_Places):
         """Make the contexts.
 
         Args:
-            settings: default :class:`Settings`; without an MTP head, ``draft_n_max=0``.
+            settings: default :class:`Settings`.
             times: measures what nodes cost; see :func:`pyllama_mtp.bench.profile`.
 
         Raises:
@@ -383,11 +382,10 @@ class BatchSession(_Places):
         """Make the contexts.
 
         Args:
-            settings: default :class:`Settings`; without an MTP head, ``draft_n_max=0``. `n_ctx` is
-                the length of each sequence, and memory is taken for all of them, with n_sequences *
-                (drafts + 1) recurrent states where rollback goes by snapshots ("auto": up to
-                AUTO_DEPTH drafts). `n_batch` and `n_ubatch` must hold as many tokens. Each sequence
-                has its own `checkpoints`.
+            settings: default :class:`Settings`. `n_ctx` is the length of each sequence, and memory
+                is taken for all of them, with n_sequences * (drafts + 1) recurrent states where
+                rollback goes by snapshots ("auto": up to AUTO_DEPTH drafts). `n_batch` and
+                `n_ubatch` must hold as many tokens. Each sequence has its own `checkpoints`.
             n_sequences: most sequences at once, 1 to 256; more prompts wait for a place.
 
         Raises:
@@ -488,9 +486,8 @@ def stream(model: Model | str | os.PathLike[str], prompt: Prompt, **options: Any
     with contextlib.ExitStack() as stack:
         if not isinstance(model, Model):
             depth = settings.get("draft_n_max")
-            mtp = read_gguf(model).has_mtp if depth is None else depth != 0
+            mtp = None if depth in (None, "auto") else depth != 0
             model = stack.enter_context(Model(model, mtp=mtp))
-        settings.setdefault("draft_n_max", Settings.draft_n_max if model.has_mtp else 0)
         prompt = tokens_of(model, prompt)
         chosen = room_for(model, Settings(**settings), len(prompt), max_tokens)
         session = stack.enter_context(Session(model, chosen))

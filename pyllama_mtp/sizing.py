@@ -43,7 +43,7 @@ def estimate(
     """Bytes where sequences have `n_ctx` tokens each: caches and states of the trunk, exact; the
     cache and carry of the MTP head, exact; an upper bound of everything else, weights included. It
     takes no time; see :func:`simulate`."""
-    s, info, mtp = settings, model.info, bool(settings.depth_limit)
+    s, info, mtp = settings, model.info, model.has_mtp and settings.depth_limit > 0
     n_cells, n_batch = n_sequences * padded(n_ctx), min(s.n_batch, n_sequences * n_ctx)
     layer = layer_bytes(info, n_cells, s.cache_type_k, s.cache_type_v)
     n_snapshots = s.depth_limit if s.rollback != "replay" else 0
@@ -231,7 +231,8 @@ def refuse_upstreams_way(settings: Settings, has_patches: bool) -> None:
 
 
 def settings_for(model: Model, settings: Settings) -> Settings:
-    """The settings that hold for a model: "auto" is no drafts where it has no MTP head.
+    """The settings that hold for a model: where it has no MTP head, "auto" is drafts from the text
+    itself, or none without `ngram`.
 
     Raises:
         UsageError: so many drafts are asked for, and there is no head.
@@ -239,5 +240,6 @@ def settings_for(model: Model, settings: Settings) -> Settings:
     if model.has_mtp or not settings.depth_limit:
         return settings
     if settings.draft_n_max == "auto":
-        return replace(settings, draft_n_max=0, synthetic_acceptance=None)
-    raise UsageError(f"{model.path} was loaded without an MTP head (mtp=False); use draft_n_max=0")
+        settings = replace(settings, synthetic_acceptance=None, draft_sampling=False)
+        return settings if settings.ngram else replace(settings, draft_n_max=0)
+    raise UsageError(f"{model.path} was loaded without an MTP head; use draft_n_max=0 or 'auto'")

@@ -81,14 +81,14 @@ def run(args: argparse.Namespace) -> int:
 
     native.load(args.lib)
     mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
-    with loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model:
-        if not model.has_mtp:
-            settings = dataclasses.replace(settings, draft_n_max=0)
-        with Session(model, settings) as session:
-            sampling = dataclasses.replace(model.sampling, **given)
-            talk = Conversation(session, sampling, chat, args.max_tokens, args.stats, args.system)
-            with _line_editing():
-                return talk.run()
+    with (
+        loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model,
+        Session(model, settings) as session,
+    ):
+        sampling = dataclasses.replace(model.sampling, **given)
+        talk = Conversation(session, sampling, chat, args.max_tokens, args.stats, args.system)
+        with _line_editing():
+            return talk.run()
 
 
 class Conversation:

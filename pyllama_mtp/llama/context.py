@@ -319,8 +319,12 @@ class Context(Owned, OfThisProcess):
         return {seq: min(n - 1, self.n_rs_seq) for seq, n in counts.items()}
 
     def rewind(self, seq: int = SEQ) -> int:
-        """How many positions the recurrent state of a sequence can go back now."""
-        return self._rewind.get(seq, 0)
+        """How many positions a sequence can go back now. A recurrent state can by its snapshots; a
+        cache by those that it holds, less what a sliding window looks back from there."""
+        if self.model.is_recurrent and not self.options.mtp_head:
+            return self._rewind.get(seq, 0)
+        past, first = self.past(seq), int(self._lib.llama_memory_seq_pos_min(self._memory, seq))
+        return past if first <= 0 else max(0, past - first - self.model.n_swa)
 
     def draft(
         self,
@@ -695,12 +699,11 @@ class Context(Owned, OfThisProcess):
         return int(self._lib.llama_memory_seq_pos_max(self._memory, seq)) + 1
 
     def remove(self, start: int, seq: int = SEQ) -> bool:
-        """Remove positions `start` and above of a sequence; False when a recurrent state cannot go
-        back there."""
+        """Remove positions `start` and above of a sequence; False when it cannot go back there, see
+        :meth:`rewind`."""
         self.handle  # noqa: B018 - raises when closed
         back = self.past(seq) - start
-        recurrent = self.model.is_recurrent and not self.options.mtp_head
-        if recurrent and start > 0 and back > self.rewind(seq):
+        if start > 0 and back > self.rewind(seq):
             return False
         removed = bool(self._call(self._lib.pyllama_memory_seq_rm, seq, start, -1))
         if removed and back > 0:

@@ -36,7 +36,11 @@ class DraftChoice:
             DepthController, which knows what they are worth, and by a sequence that is alone.
     """
 
-    def __init__(self, settings: Settings, n_sequences: int = 1) -> None:
+    def __init__(self, settings: Settings, n_sequences: int = 1, head: bool = True) -> None:
+        """Args:
+        head: there is an MTP head; False: drafts come from the text only.
+        """
+        self._head = head
         self.depths: DepthChoice | None = None
         self.lookups: list[NgramLookup] = []
         self._match: Match | None = None
@@ -86,6 +90,8 @@ class DraftChoice:
             room: as many as there is room for. A fixed depth keeps to it while any draft is of
                 use, so that the last rounds find their graphs.
         """
+        if not self._head:
+            return 0
         if self.depths:
             return self.depths.choose(usable, n_sequences)
         return room if usable > 0 else 0
