@@ -41,8 +41,8 @@ def estimate(
     model: Model, settings: Settings, n_sequences: int, n_ctx: int
 ) -> tuple[int, int, int]:
     """Bytes where sequences have `n_ctx` tokens each: caches and states of the trunk, exact; the
-    cache and carry of the MTP head, exact; an upper bound of everything else, weights included. It
-    takes no time; see :func:`simulate`."""
+    cache and carry of the MTP head, exact; an upper bound of everything else, weights included. Of
+    a file that is `validated`. It takes no time; see :func:`simulate`."""
     s, info, mtp = settings, model.info, model.has_mtp and settings.depth_limit > 0
     n_cells, n_batch = n_sequences * padded(n_ctx), min(s.n_batch, n_sequences * n_ctx)
     layer = layer_bytes(info, n_cells, s.cache_type_k, s.cache_type_v)
@@ -70,7 +70,8 @@ class DeviceMemory:
     Attributes:
         name: of the device, or HOST.
         parts: bytes by purpose: those of :meth:`.Engine.memory`, and on the host "outputs", rows of
-            logits that are made when somebody samples from them.
+            logits that are made when somebody samples from them; no "checkpoints" where their size
+            is not known.
         free: bytes that can still be had there.
     """
 
@@ -104,7 +105,10 @@ def simulate(twin: Model, settings: Settings, n_sequences: int, n_ctx: int) -> l
         taken = [engine.memory(device) for device in (library.ffi.NULL, *twin.used_devices)]
         rows = engine.target.options.n_outputs_max
     n_checkpoints = n_sequences * settings.checkpoints if twin.is_recurrent else 0
-    taken[0]["checkpoints"] = n_checkpoints * recurrent_bytes(info, 1, 0)
+    if n_checkpoints and not info.validated:
+        del taken[0]["checkpoints"]  # nobody says how large they will be
+    else:
+        taken[0]["checkpoints"] = n_checkpoints * recurrent_bytes(info, 1, 0)
     taken[0]["outputs"] = 4 * rows * info.n_vocab
     free = available_memory()
     found = [DeviceMemory(HOST, taken[0], free)]
@@ -190,12 +194,16 @@ def _fits(needed: Sequence[DeviceMemory]) -> bool:
 
 def _plenty(model: Model, settings: Settings, n_sequences: int, n_ctx: int) -> bool:
     """Whether twice of all that is needed has room in the smallest memory, by an upper bound that
-    takes no time."""
-    return 2 * sum(estimate(model, settings, n_sequences, n_ctx)) <= min(_free(model))
+    takes no time. False where there is none: of other architectures llama.cpp is asked."""
+    return model.info.validated and 2 * sum(estimate(model, settings, n_sequences, n_ctx)) <= min(
+        _free(model)
+    )
 
 
 def _refuse_hopeless(model: Model, settings: Settings, n_sequences: int, n_ctx: int) -> None:
     """Raises InsufficientMemoryError where the caches alone do not fit all memories together."""
+    if not model.info.validated:
+        return
     trunk, head, _ = estimate(model, settings, n_sequences, n_ctx)
     caches, free = trunk + head, sum(_free(model))
     if caches > free:

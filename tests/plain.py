@@ -44,13 +44,13 @@ def write_model(path: Path, arch: str, n_layer: int = 6, **metadata: Any) -> Pat
         if len(shape) == 1:
             data = -np.ones(shape, np.float32) if "dt.bias" in name else np.ones(shape, np.float32)
         else:
-            scale = 1.0 if name.startswith("token_embd") else shape[-1] ** -0.5
+            # Gemma's LM head is the embedding; a large one, and each token is followed by itself.
+            embedding = 0.05 if arch == "gemma3" else 1.0
+            scale = embedding if name.startswith("token_embd") else shape[-1] ** -0.5
             data = rng.normal(0, scale, shape).astype(np.float32)
             if name.endswith("ssm_a"):
                 data = -abs(data) - 0.5
-        kept = len(shape) == 1 or any(part in name for part in ("ssm_a", "ssm_d", "conv1d"))
-        kind = gguf.GGMLQuantizationType.F32 if kept else gguf.GGMLQuantizationType.Q8_0
-        writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+        writer.add_tensor(name, data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.cli import loading, parsing
-from pyllama_mtp.errors import UsageError
+from pyllama_mtp.errors import NoMtpHeadError, UsageError
+from pyllama_mtp.models.ggufinfo import read_gguf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +67,9 @@ def run(args: argparse.Namespace) -> int:
 
     _check(args)
     path = loading.model_path(args)
+    info = read_gguf(path)
+    if not info.supported:
+        raise NoMtpHeadError(f"{path}: {info.why_no_mtp}; a draft vocabulary is for one", path)
     tokenizer = draftvocab.read_tokenizer(path)
     default = draftvocab.default_ranking(tokenizer)
     if not args.text:

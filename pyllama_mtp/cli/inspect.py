@@ -102,7 +102,7 @@ def _needed(info: GGUFInfo, settings: Settings) -> dict[str, list[DeviceMemory]]
     without = of(False)
     return {
         "no_mtp": without,
-        "mtp": of(True) if info.has_mtp and settings.depth_limit else without,
+        "mtp": of(True) if info.has_mtp and info.supported and settings.depth_limit else without,
     }
 
 
@@ -113,9 +113,11 @@ def _print_memory(needed: dict[str, list[DeviceMemory]]) -> None:
         print(f"  {label:24}" + "".join(f" {n / 2**20:.1f} MiB".rjust(12) for n in figures))
 
     for part, label in _PARTS.items():
-        line(
-            label, [sum(one.parts[part] for one in e if part in one.parts) for e in needed.values()]
-        )
+        found = [[one.parts[part] for one in e if part in one.parts] for e in needed.values()]
+        if all(found):
+            line(label, [sum(figures) for figures in found])
+        else:
+            print(f"  {label:24}{'not known':>12}")
     line("total", [sum(one.total for one in e) for e in needed.values()])
     for without, one in zip(*needed.values(), strict=True):
         line(f"in {one.name}", [without.total, one.total])
@@ -141,7 +143,7 @@ def _print_step(info: GGUFInfo, slow: dict[str, float] | None) -> None:
         size = info.step_types[kind] / 2**20
         fast = "unknown" if slow is None else "no fast path" if kind in slow else "fast"
         print(f"  {kind:24}{size:8.1f} MiB{100 * share:7.1f} %   {fast}")
-    if info.has_mtp and (why := verdict((), slow or {})):
+    if info.has_mtp and info.supported and (why := verdict((), slow or {})):
         print(why)
 
 
@@ -149,7 +151,7 @@ def _mtp_text(info: GGUFInfo) -> str:
     if not info.has_mtp:
         return "none"
     if not info.supported:
-        return "present, but this architecture's head is not driven by this package"
+        return info.why_no_mtp
     if is_head(info):
         return "the file is an MTP head alone, to be given as --head with its model"
     problems = trimmed_head_problems(info)
@@ -164,14 +166,15 @@ def _mtp_text(info: GGUFInfo) -> str:
 
 
 def _print_model(info: GGUFInfo) -> None:
-    trunk = f"{len(info.attention_layers)} full attention, {len(info.recurrent_layers)} recurrent"
+    kinds = f"{len(info.attention_layers)} full attention, {len(info.recurrent_layers)} recurrent"
+    trunk = f" ({kinds})" if info.validated else ""
     types = ", ".join(f"{t} {n / 2**20:.1f} MiB" for t, n in info.tensor_types.items())
     experts = f", {info.n_expert} experts ({info.n_expert_used} used)" if info.n_expert else ""
     rows = {
         "file": f"{info.path} ({info.size / 1e6:.1f} MB, GGUF {info.version})",
         "name": info.name + (" [synthetic: random weights]" if info.synthetic else ""),
-        "architecture": info.architecture + ("" if info.supported else " (not supported)"),
-        "layers": f"{info.n_layer} ({trunk})",
+        "architecture": info.architecture + ("" if info.supported else " (without MTP)"),
+        "layers": f"{info.n_layer}{trunk}",
         "MTP head": _mtp_text(info),
         "width": f"{info.n_embd}, {info.n_head} heads ({info.n_head_kv} KV) of "
         f"{info.head_dim_k}{experts}",

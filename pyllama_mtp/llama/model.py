@@ -123,7 +123,7 @@ class Model(Owned, OfThisProcess):
         if mtp is None:
             mtp = self.info.mtp_complete
             if not mtp:
-                log.warning("%s: %s", self.path, self.info.why_no_mtp)
+                log.info("%s: %s", self.path, self.info.why_no_mtp)
         self._library = native.load()
         self._ffi, self._lib = self._library.ffi, self._library.lib
         self.adapters = Adapters(
@@ -243,10 +243,11 @@ class Model(Owned, OfThisProcess):
     @property
     def same_bits(self) -> bool:
         """Whether no bit of a row's logits depends on how many rows, up to 8, are computed beside
-        it: on an x86 CPU without AMX, with the patched library."""
+        it: on an x86 CPU without AMX, with the patched library; of other architectures it is not
+        known."""
         types = [8, *(n for n, (name, *_) in TENSOR_TYPES.items() if name in self.adapters.types)]
         fast = all(map(self._library.few_columns, types))
-        return fast and not (self.on_gpu or self._library.has_amx)
+        return fast and self.info.validated and not (self.on_gpu or self._library.has_amx)
 
     def _connect(self) -> list[Any]:
         """The devices of the workers."""

@@ -1,0 +1,89 @@
+"""The commands on models without an MTP head, of other architectures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pyllama_mtp.models.ggufinfo import read_gguf
+
+from ..plain import ARCHITECTURES, N_VOCAB, write_model
+
+Program = Callable[..., "subprocess.CompletedProcess[bytes]"]
+ONE_THREAD = ("--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_model(tmp_path_factory.mktemp("plain") / "llama.gguf", "llama"))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_generate(arch: str, program: Program, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", arch)
+    done = program("generate", "-m", str(path), *ONE_THREAD, "-n", "8", "--json", "hello")
+    assert done.returncode == 0, done.stderr.decode()
+    report = json.loads(done.stdout)
+    assert report["text"] and not report["telemetry"]["drafted"]
+    said = b"pyllama-mtp: the model has no MTP head; drafts come from the text itself"
+    assert done.stderr.startswith(said) and done.stderr.count(b"\n") == 1
+
+
+def test_chat(program: Program, llama: str) -> None:
+    done = program("chat", "-m", llama, *ONE_THREAD, "-n", "4", "--stats", input=b"hello\n")
+    assert done.returncode == 0 and done.stdout and b"4 tokens written" in done.stderr
+
+
+def test_matrix(program: Program, llama: str) -> None:
+    small = ("--prompt-sizes", "32", "--max-tokens", "8", "--repeat", "1", *ONE_THREAD)
+    done = program("matrix", "-m", llama, "--depths", "0", *small)
+    assert done.returncode == 0 and b"no-MTP" in done.stdout, done.stderr.decode()
+    done = program("matrix", "-m", llama, *small)
+    assert done.returncode == 2 and b"give --depths 0" in done.stderr
+
+
+def test_inspect(program: Program, tmp_path: Path, llama: str) -> None:
+    text = program("inspect", llama).stdout.decode()
+    for part in ("llama (without MTP)", "layers          6\n", "none", "(enough)"):
+        assert part in text
+    mamba = str(write_model(tmp_path / "m.gguf", "mamba"))
+    assert "checkpoints                not known" in program("inspect", mamba).stdout.decode()
+    found = json.loads(program("inspect", "--json", llama, "--n-ctx", "1024").stdout)
+    (host,) = found["memory"]["no_mtp"]["devices"].values()
+    # K and V of 2 heads of 16, 6 layers, in f16.
+    assert host["target_context"] == 2 * 2 * 16 * 6 * 1024 * 2
+    assert not found["has_mtp"] and found["memory"]["unknown"] is None
+
+
+def test_quantize(program: Program, tmp_path: Path, llama: str) -> None:
+    target = tmp_path / "q.gguf"
+    done = program("quantize", llama, str(target), "--type", "q8_0")
+    assert done.returncode == 0, done.stderr.decode()
+    assert read_gguf(target).tensor_types.keys() == {"Q8_0", "F32"}
+    assert read_gguf(target).n_vocab == N_VOCAB
+    assert program("generate", "-m", str(target), *ONE_THREAD, "-n", "4", "x").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("generate", "--draft-n-max", "2", "-m", "MODEL", "x"),
+        ("serve", "--draft-n-max", "2", "-m", "MODEL", "--port", "0"),
+        ("accept", "-m", "MODEL"),
+        ("tune", "-m", "MODEL"),
+        ("draft-vocab", "-m", "MODEL"),
+        ("head", "extract", "MODEL", "-o", "x.gguf"),
+        ("head", "drop", "MODEL", "-o", "x.gguf"),
+        ("quantize", "MODEL", "x.gguf", "--type", "q4_k_m", "--head-type", "q8_0"),
+    ],
+)
+def test_what_needs_a_head_is_refused(
+    command: tuple[str, ...], program: Program, llama: str
+) -> None:
+    done = program(*(llama if word == "MODEL" else word for word in command))
+    assert done.returncode == 2
+    assert b"error: " in done.stderr and b"the model has no MTP head" in done.stderr

@@ -1,0 +1,211 @@
+"""Models without an MTP head, of other architectures: text, sequences, reuse, files, drafts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import (
+    BatchSession,
+    Generation,
+    Grammar,
+    Model,
+    Sampling,
+    Session,
+    Settings,
+    stream,
+)
+from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.speculative.ngram import Match, NgramLookup
+
+from ..plain import ARCHITECTURES, WINDOW, write_model
+from .support import EDGES, assert_same_tokens, made_up, rounding, settings
+from .test_lookup import script
+
+RunPython = Callable[..., "CompletedProcess[str]"]
+AUTO = settings("auto")
+PLAIN = settings(0)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("plain")
+    return {arch: write_model(folder / f"{arch}.gguf", arch) for arch in ARCHITECTURES}
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def plain(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[Model]:
+    with Model(files[request.param]) as model:
+        assert not model.has_mtp
+        yield model
+
+
+@pytest.fixture(scope="module")
+def gap(plain: Model) -> float:
+    """How far two logits may lie apart and still change places by rounding."""
+    return rounding(plain, made_up(plain, 97).tolist())
+
+
+def run(session: Session, prompt: Sequence[int], n: int) -> Generation:
+    return session.generate(prompt, max_tokens=n, ignore_eos=True).run()
+
+
+def test_prompts_across_batches(plain: Model, gap: float) -> None:
+    """As one decode of each token has it."""
+    for n in EDGES:
+        prompt = made_up(plain, n).tolist()
+        with Session(plain, PLAIN) as session:
+            got = run(session, prompt, 12).tokens
+        with Context(plain, ContextOptions(512, 1, 1, 1)) as context:
+            expected, token = list[int](), -1
+            for position in range(n + 11):
+                token = prompt[position] if position < n else token
+                context.decode(np.array([token]), position, np.ones(1, np.int8))
+                token = context.argmax(0)
+                expected += [token] if position >= n - 1 else []
+        assert_same_tokens(plain, prompt, got, expected, gap)
+
+
+class Foretold(NgramLookup):
+    """Drafts what will come, and after it, as the last draft, something else."""
+
+    def __init__(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        super().__init__(6)
+        self.text = [*prompt, *answer, *[0] * 8]
+
+    def find(self) -> Match:
+        return Match(3, 3)
+
+    def drafts(self, match: Match, n: int) -> list[int]:
+        at = len(self.tokens)
+        return [*self.text[at : at + n - 1], self.text[at + n] + 1][:n]
+
+
+@pytest.mark.parametrize("rollback", ["auto", "replay"])
+def test_drafts_from_the_text_do_not_change_it(plain: Model, gap: float, rollback: str) -> None:
+    """Part of them holds, and the rest is taken back; past the sliding window, too."""
+    prompt = made_up(plain, 80).tolist()
+    with Session(plain, PLAIN) as session:
+        expected = run(session, prompt, 120).tokens
+    with Session(plain, settings("auto", rollback=rollback)) as session:
+        told = script(session._engine, (0, 6), (0, 0), (0, 2), (0, 5))
+        session._engine.choice.lookups = [Foretold(prompt, expected)]
+        got = run(session, prompt, 120)
+        assert_same_tokens(plain, prompt, got.tokens, expected, gap)
+    looked_up = got.telemetry.looked_up
+    assert looked_up["rounds"] == len(told.told_looked_up) > 20
+    assert 40 < looked_up["accepted"] < looked_up["drafted"]
+    assert got.telemetry.drafted == [] and got.telemetry.prompt_sync == ""
+
+
+def test_several_sequences(plain: Model, gap: float) -> None:
+    prompts = [made_up(plain, n, n).tolist() for n in (5, 60, 17)]
+    with Session(plain, PLAIN) as session:
+        expected = [run(session, prompt, 24).tokens for prompt in prompts]
+    with BatchSession(plain, AUTO, 2) as batch:
+        for _ in range(2):
+            results = batch.generate(prompts, max_tokens=24, ignore_eos=True).run().results
+            for prompt, one, tokens in zip(prompts, results, expected, strict=True):
+                assert_same_tokens(plain, prompt, one.tokens, tokens, gap)
+
+
+def test_what_was_processed_is_reused(plain: Model, gap: float) -> None:
+    """As far as the texts are the same; of a recurrent state, from a checkpoint on."""
+    text = made_up(plain, 200).tolist()
+    with Session(plain, AUTO) as session:
+        run(session, text, 8)
+        n_cached = []
+        for prompt in ([*text, 5, 6], [*text[:100], 7, 8, 9], text[:20], text):
+            got = run(session, prompt, 16)
+            n_cached.append(got.telemetry.n_cached)
+            with Session(plain, PLAIN) as fresh:
+                expected = run(fresh, prompt, 16).tokens
+            assert_same_tokens(plain, prompt, got.tokens, expected, gap)
+    exact = [200, 100, 19, 20]
+    assert n_cached == exact if not plain.is_recurrent else 0 < n_cached[0] <= 200
+
+
+def test_a_processed_prompt_in_a_file(plain: Model, gap: float, tmp_path: Path) -> None:
+    text = made_up(plain, 90).tolist()
+    with Session(plain, AUTO) as session:
+        expected = run(session, text, 16).tokens
+        session.process(text)
+        session.save(tmp_path / "prompt.bin")
+    with Session(plain, AUTO) as session:
+        assert session.restore(tmp_path / "prompt.bin") >= 89
+        got = run(session, text, 16)
+        assert got.telemetry.n_cached == 89
+        assert_same_tokens(plain, text, got.tokens, expected, gap)
+
+
+def test_a_grammar_and_sampling(plain: Model) -> None:
+    drawn = Sampling(temperature=0.8, seed=3, grammar=Grammar.regex("[a-z]{12}"))
+    texts = []
+    for chosen in (PLAIN, AUTO):
+        with Session(plain, chosen) as session:
+            texts.append(session.generate("abc", max_tokens=40, sampling=drawn).run().text)
+    assert texts[0] == texts[1] and texts[0].isalpha() and len(texts[0]) == 12
+
+
+def test_a_conversation_and_a_stream(plain: Model) -> None:
+    with Session(plain, AUTO) as session:
+        answer = session.chat([{"role": "user", "content": "hello"}], max_tokens=6).run()
+        assert answer.text
+    assert "".join(stream(plain.path, "hello", max_tokens=6))
+
+
+def test_a_cache_with_a_window_does_not_go_back_to_what_was_overwritten(
+    files: dict[str, Path],
+) -> None:
+    """Cells beyond the window of one sequence are taken by another, although others are free."""
+    with Model(files["gemma3"]) as model:
+        options = ContextOptions(512, 512, 512, 1, n_seq_max=2, unified=True)
+        none = np.zeros(200, np.int8)
+        assert model.n_swa == WINDOW
+        with Context(model, options) as context:
+            for seq in (0, 1):
+                context.decode(made_up(model, 200), 0, none, seq=seq)
+            assert context.rewind(1) == 200
+            assert context.remove(150, 0)
+            context.decode(made_up(model, 80), 150, none[:80], seq=0)
+            assert 0 < context.rewind(1) < 200 - WINDOW
+            assert not context.remove(20, 1)
+            assert context.remove(200 - context.rewind(1), 1)
+
+
+def test_text_is_upstreams(files: dict[str, Path], run_python: RunPython) -> None:
+    """Greedy, as upstream's library has it with the same driver."""
+    code = (
+        "import json, sys\n"
+        "from pyllama_mtp import Model, Session, Settings\n"
+        "found = []\n"
+        "for path in sys.argv[1:]:\n"
+        "    with Model(path) as model:\n"
+        "        prompt = [(7 * i * i + 13 * i + 5) % model.n_vocab for i in range(97)]\n"
+        "        small = Settings(n_ctx=512, n_batch=48, n_ubatch=16, n_threads=1)\n"
+        "        with Session(model, small) as session:\n"
+        "            done = session.generate(prompt, max_tokens=32, ignore_eos=True).run()\n"
+        "            found.append(done.tokens)\n"
+        "print(json.dumps(found))\n"
+    )
+    texts = []
+    for variant in ("patched", "upstream"):
+        done = run_python(code, *files.values(), env={"PYLLAMA_MTP_LIB": variant})
+        assert done.returncode == 0, done.stderr
+        texts.append(json.loads(done.stdout))
+    for path, got, expected in zip(files.values(), *texts, strict=True):
+        with Model(path) as model:
+            prompt = made_up(model, 97).tolist()
+            assert_same_tokens(model, prompt, got, expected, rounding(model, prompt))
+
+
+def test_memory_is_llama_cpps_own_figure(plain: Model) -> None:
+    with Session(plain, Settings(n_ctx=256)) as session:
+        assert session.memory()["target_context"] > 0
+    with Session(plain) as session:  # its length is chosen by what there is
+        assert session.n_ctx == plain.n_ctx_train
