@@ -22,8 +22,9 @@ from fuzzkit.edits import Buffer, Edit, apply
 from fuzzkit.models import Mutator
 from pyllama_mtp import Model, PyllamaMtpError, Session, Settings
 from pyllama_mtp.errors import NoMtpHeadError, PromptFileError
+from pyllama_mtp.llama import trial
 from pyllama_mtp.models import draftvocab
-from pyllama_mtp.models.ggufinfo import validate_model_file
+from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.sidecar import NO_HEAD
 from pyllama_mtp.models.surgery import drop_head, extract_head
 
@@ -31,18 +32,21 @@ from pyllama_mtp.models.surgery import drop_head, extract_head
 #: ours.
 MODELS = ("model", "head", "split")
 KINDS = (*MODELS, "prompt", "draft-vocab")
-REFUSED, NATIVE, LATER, WORKS, FINDING = (
+REFUSED, NATIVE, ENDED, LATER, WORKS, FINDING = (
     "refused by the validator",
     "refused by llama.cpp, with an error",
+    "ended the process that tries it first",
     "loaded, refused later with an error",
     "loaded and generated",
     "finding",
 )
-OUTCOMES = (REFUSED, NATIVE, LATER, WORKS, FINDING)
+OUTCOMES = (REFUSED, NATIVE, ENDED, LATER, WORKS, FINDING)
 SETTINGS = Settings(n_ctx=128, n_threads=1, n_batch=32, n_ubatch=32, draft_n_max=2)
 PROMPT = "def add(a, b):\n    return"
 N_GENERATED = 4
 N_PARTS = 2
+#: Seconds that a process may take that tries a file of an architecture other than the demo's.
+TRIAL_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -117,10 +121,12 @@ class Cases:
     def _documents(self) -> dict[str, list[Document]]:
         """The files of each kind, as they are without edits."""
         whole = read_document(self.base)
+        found = {"model": [whole], "split": split(whole, N_PARTS)}
+        if not read_gguf(self.base).mtp_complete:
+            return found
         trunk = drop_head(self.base, self.folder / "good-trunk.gguf", force=True)
         head = extract_head(self.base, self.folder / "good-head.gguf", "q4_0", force=True)
-        pair = [read_document(trunk), read_document(head)]
-        return {"model": [whole], "head": pair, "split": split(whole, N_PARTS)}
+        return {**found, "head": [read_document(trunk), read_document(head)]}
 
     @cached_property
     def _known(self) -> dict[int, bytes]:
@@ -201,10 +207,11 @@ class Cases:
 
 
 def run_model(path: Path, head: Path | None = None) -> Result:
-    """Check, load, generate a few tokens with MTP; without, where the head is what is missing."""
-    mtp = True
+    """Check, load, generate a few tokens, with MTP if there is a head."""
+    mtp = None
+    trial.LEAST_S = TRIAL_S
     try:
-        validate_model_file(path, head=head or NO_HEAD)
+        validate_model_file(path, None, head or NO_HEAD)
     except NoMtpHeadError:
         mtp = False
     except PyllamaMtpError as error:
@@ -212,11 +219,12 @@ def run_model(path: Path, head: Path | None = None) -> Result:
     try:
         model = Model(path, mtp=mtp, head=head or NO_HEAD)
     except PyllamaMtpError as error:
-        native = "llama.cpp cannot load it" in str(error)
-        return Result(NATIVE if native else REFUSED, str(error))
+        ended = "the process that tried to load it" in str(error)
+        native = "llama.cpp cannot load it" in str(error) or "cannot be used" in str(error)
+        return Result(ENDED if ended else NATIVE if native else REFUSED, str(error))
     with model:
         try:
-            return _generate(model, mtp)
+            return _generate(model, model.has_mtp)
         except PyllamaMtpError as error:
             return Result(LATER, str(error))
 

@@ -15,6 +15,8 @@ import pytest
 from pyllama_mtp.llama import native
 from pyllama_mtp.models.ggufheader import TENSOR_TYPES
 
+from ..plain import write_model
+
 JOBS = 2
 
 
@@ -34,6 +36,19 @@ def test_every_case_ends_in_an_error_or_works(kind: str, n: int, demo_file: Path
     # What never gets past the first check, or what always works, would try nothing.
     assert counts[REFUSED] > n / 10 and counts[WORKS] > n / 10
     assert kind != "model" or counts[NATIVE] > 0
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_other_architectures_end_a_process_that_tries_them(arch: str, tmp_path: Path) -> None:
+    from fuzzkit.cases import ENDED, FINDING
+    from fuzzkit.pool import Case, Pool
+
+    edit = {"op": "set", "key": f"{arch}.attention.layer_norm_rms_epsilon", "type": 6, "value": -1}
+    cases = [Case("model", 0, [edit]), *(Case("model", 9_000_000 + i) for i in range(12))]
+    with Pool(write_model(tmp_path / "m.gguf", arch), JOBS) as pool:
+        outcomes = list(pool.run(cases))
+    assert [o for o in outcomes if o.outcome == FINDING] == []
+    assert len(outcomes) == len(cases) and ENDED in {o.outcome for o in outcomes}
 
 
 def test_a_seed_is_a_case(demo_file: Path, tmp_path: Path) -> None:

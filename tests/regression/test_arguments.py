@@ -203,7 +203,7 @@ def test_models(demo: Model) -> None:
         for bad in ("1", 1.0, None, True):
             message = f"{name} is {bad!r}, it must be a whole number"
             assert message in refused(Model, demo.path, **{name: bad})
-    for bad in ("no", None):
+    for bad in ("no", 0):
         assert f"mtp is {bad!r}, {NO_FLAG}" in refused(Model, demo.path, mtp=bad)
     for bad in (0.5, "1", ("1",)):
         message = f"tensor_split is {bad!r}, it must be numbers"

@@ -1,0 +1,43 @@
+"""A server on a model without an MTP head, of another architecture."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pyllama_mtp import Model, Session, Settings
+
+from ..plain import write_model
+from .conftest import NAME, running
+
+PROMPTS = ("the time is", "a b c a b c", "42", "x = y; x = y; x =")
+
+
+def test_several_clients(tmp_path: Path) -> None:
+    with Model(write_model(tmp_path / "m.gguf", "gemma3")) as model:
+        with Session(model, Settings(n_ctx=512, n_threads=1, draft_n_max=0)) as session:
+            expected = [
+                session.generate(prompt, max_tokens=24, ignore_eos=True).run().text
+                for prompt in PROMPTS
+            ]
+        with (
+            running(model, draft_n_max="auto", n_sequences=2) as server,
+            ThreadPoolExecutor(len(PROMPTS)) as pool,
+        ):
+
+            def ask(prompt: str) -> str:
+                done = server.client.completions.create(
+                    model=NAME,
+                    prompt=prompt,
+                    max_tokens=24,
+                    temperature=0,
+                    extra_body={"ignore_eos": True},
+                )
+                return done.choices[0].text
+
+            for _ in range(2):
+                assert [*pool.map(ask, PROMPTS)] == expected
+            answer = server.client.chat.completions.create(
+                model=NAME, messages=[{"role": "user", "content": "hello"}], max_tokens=4
+            )
+            assert answer.usage and answer.usage.completion_tokens == 4
