@@ -23,7 +23,7 @@ from .llama.owned import Exclusive
 from .llama.trace import NodeTimes
 from .models.memory import padded
 from .settings import Settings
-from .sizing import choose_n_ctx, n_outputs, refuse_upstreams_way, settings_for
+from .sizing import choose_n_ctx, n_outputs, prompt_sync, settings_for
 from .speculative.choice import DraftChoice
 from .speculative.drafter import Drafter
 from .speculative.heads import Heads
@@ -74,7 +74,8 @@ class Engine:
         places: one per sequence.
         n_ctx: tokens that each has room for, as one sequence has.
         intact: False between the start of a prefill or round and its end.
-        prompt_sync: "kv": the target's context has the MTP head; "full": upstream's way.
+        prompt_sync: "kv": the target's context has the MTP head; "full": upstream's way; "":
+            there is none.
         upstream: the drafter, if it is upstream's, which must be kept in step.
         chats: prompts are likely to come again, as they are or with another end.
         choice: chooses what each round drafts.
@@ -112,11 +113,8 @@ class Engine:
         self._outputs_before = 0
         depth = settings.depth_limit
         self.choice = DraftChoice(settings, n_sequences, model.has_mtp)
-        has_tap = native.load().has_tap
-        self.prompt_sync = "full" if settings.prompt_sync == "full" or not has_tap else "kv"
         head = depth > 0 and model.has_mtp
-        if head and self.prompt_sync == "full":
-            refuse_upstreams_way(settings, has_tap)
+        self.prompt_sync = prompt_sync(model, settings) if head else ""
         options = replace(self._options(), times=times)
         self.heads: Heads | None = None
         self.target = Context(model, options)

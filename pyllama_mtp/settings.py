@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from .arguments import (
@@ -251,6 +251,8 @@ class Settings:
         "P1,P2,...",
     )
 
+    _most = DRAFT_LIMIT  # no field: see at_most()
+
     def __post_init__(self) -> None:
         keep_checked(self)
         if self.cache_type_v in ("q8_0", "q4_0") and self.flash_attn == "off":
@@ -277,9 +279,15 @@ class Settings:
     def depth_limit(self) -> int:
         """Most drafts that a round may have."""
         if isinstance(self.draft_n_max, int):
-            return self.draft_n_max
+            return min(self.draft_n_max, self._most)
         imposed = self.synthetic_acceptance
-        return AUTO_DEPTH if imposed is None else min(AUTO_DEPTH, len(imposed))
+        return min(AUTO_DEPTH, self._most, AUTO_DEPTH if imposed is None else len(imposed))
+
+    def at_most(self, n: int) -> Settings:
+        """The same with no more than `n` drafts per round. Copies forget it."""
+        limited = replace(self)
+        object.__setattr__(limited, "_most", n)  # it is frozen
+        return limited
 
     @property
     def threads(self) -> int:

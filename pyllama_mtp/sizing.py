@@ -220,33 +220,47 @@ def _free(model: Model) -> list[int]:
     return [available_memory(), *(library.device_memory(d)[0] for d in model.used_devices)]
 
 
-def refuse_upstreams_way(settings: Settings, has_patches: bool) -> None:
-    """Raises UsageError for what drafting in upstream's way, with its library or prompt_sync
-    "full", cannot do."""
-    s = settings
-    for name, value, possible in (
+def prompt_sync(model: Model, settings: Settings) -> str:
+    """How the MTP head is kept in step: "kv", or "full" where it was asked for, or where library or
+    architecture leave no choice.
+
+    Raises:
+        UsageError: what drafting in upstream's way, "full", cannot do.
+    """
+    s, has_patches = settings, native.load().has_tap
+    possible = has_patches and model.info.in_trunk
+    if possible and s.prompt_sync != "full":
+        return "kv"
+    if not has_patches:
+        where, other = "in upstream's library", "the patched variant"
+    elif not possible:
+        where, other = f"there for models of architecture {model.architecture!r}", "another model"
+    else:
+        where, other = "with prompt_sync 'full'", "prompt_sync 'kv'"
+    for name, value, usable in (
         ("prompt_sync", s.prompt_sync, ("auto", "full")),
         ("hidden", s.hidden, ("post-norm",)),
         ("draft_vocab", s.draft_vocab, ("auto", "full")),
         ("draft_head_type", s.draft_head_type, ("auto", "file")),
     ):
-        if value not in possible:
-            where = "with prompt_sync 'full'" if has_patches else "in upstream's library"
-            other = "prompt_sync 'kv'" if has_patches else "the patched variant"
+        if value not in usable:
             raise UsageError(
-                f"{name} {value!r} is not {where}; use {other}, or {name} {possible[-1]!r}"
+                f"{name} {value!r} is not {where}; use {other}, or {name} {usable[-1]!r}"
             )
+    return "full"
 
 
 def settings_for(model: Model, settings: Settings) -> Settings:
     """The settings that hold for a model: where it has no MTP head, "auto" is drafts from the text
-    itself, or none without `ngram`.
+    itself, or none without `ngram`; heads that draft a token each make no more drafts than there
+    are heads, as in llama-server.
 
     Raises:
         UsageError: so many drafts are asked for, and there is no head.
     """
     if model.has_mtp or not settings.depth_limit:
-        return settings
+        most = model.info.most_drafts
+        return settings.at_most(most) if most else settings
     if settings.draft_n_max == "auto":
         settings = replace(settings, synthetic_acceptance=None, draft_sampling=False)
         return settings if settings.ngram else replace(settings, draft_n_max=0)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.errors import LibraryError, PyllamaMtpError
 from pyllama_mtp.measure.verdict import slow_types, step_shares, verdict
+from pyllama_mtp.models.architectures import used
 from pyllama_mtp.models.ggufinfo import GGUFInfo, read_gguf
 from pyllama_mtp.models.hub import local_file
 from pyllama_mtp.models.sidecar import NO_HEAD, is_head
@@ -161,8 +162,22 @@ def _mtp_text(info: GGUFInfo) -> str:
         head = trimmed_head(info)
         part = f", trimmed to {n_rows(head)} of {info.n_vocab} tokens" if head else ""
         where = f", in {info.head}" if info.head else ""
-        return f"complete ({info.n_mtp_layers} block{part}){where}"
+        blocks = f"{info.n_mtp_layers} block" + ("s" if info.n_mtp_layers > 1 else "")
+        return f"complete ({blocks}{part}){where}"
     return f"INCOMPLETE, missing {', '.join(info.mtp_missing[:4])}"
+
+
+def _drafting_rows(info: GGUFInfo) -> dict[str, str]:
+    """How it is drafted, where the head cannot live in the trunk's context."""
+    if info.in_trunk or not info.mtp_complete:
+        return {}
+    most = f", {info.most_drafts} drafts per round at most" if info.most_drafts else ""
+    apply, others = used(info.abilities)
+    return {
+        "drafting": "upstream's way: the head in a context of its own, step by step" + most,
+        "  in use": ", ".join(apply),
+        "  not in use": f"{', '.join(others)}: the graphs of {info.architecture} are upstream's",
+    }
 
 
 def _print_model(info: GGUFInfo) -> None:
@@ -176,6 +191,7 @@ def _print_model(info: GGUFInfo) -> None:
         "architecture": info.architecture + ("" if info.supported else " (without MTP)"),
         "layers": f"{info.n_layer}{trunk}",
         "MTP head": _mtp_text(info),
+        **_drafting_rows(info),
         "width": f"{info.n_embd}, {info.n_head} heads ({info.n_head_kv} KV) of "
         f"{info.head_dim_k}{experts}",
         "vocabulary": f"{info.n_vocab} ({info.tokenizer_model}, {info.tokenizer_pre})"
@@ -202,6 +218,8 @@ def _as_json(
         "supported": info.supported,
         "has_mtp": info.has_mtp,
         "mtp_complete": info.mtp_complete,
+        "mtp_in_trunk": info.in_trunk,
+        "most_drafts": info.most_drafts,
         "mtp_missing": info.mtp_missing,
         "mtp_trimmed_to": n_rows(head) if head else None,
         "n_tensors": len(info.tensors),

@@ -79,7 +79,7 @@ class Context(Owned, OfThisProcess):
         self._alone = Exclusive("a session or context")
         self.last_outputs = np.zeros(0, dtype=np.int8)
         self._rewind: dict[int, int] = {}  # by sequence: positions that its state can go back
-        self._snapshots = True
+        self._snapshots, self._block = True, 0
         self._settled = True  # what the last decode computed is known to be here
         self.greedy = self._left_greedy = False
         self.n_candidates = 0
@@ -652,6 +652,12 @@ class Context(Owned, OfThisProcess):
         elif self.options.tap != "off":
             masked = on and self.options.tap == "outputs"
             self._lib.llama_mtp_set_embeddings_nextn(self.handle, on, masked)
+
+    def set_block(self, block: int) -> None:
+        """Which of several MTP blocks the next decodes run; for a context of these alone."""
+        if block != self._block:
+            self._block = block
+            self._lib.llama_mtp_set_layer_offset(self.handle, block)
 
     def set_snapshots(self, on: bool) -> None:
         """Whether the next decodes leave snapshots of the recurrent state to go back to."""

@@ -13,17 +13,12 @@ from dataclasses import dataclass, field
 
 from pyllama_mtp.errors import ModelFileError, NoMtpHeadError, UnsupportedArchitectureError
 from pyllama_mtp.models import sidecar
+from pyllama_mtp.models.architectures import ARCHITECTURES, NOT_TEXT, Architecture, elsewhere
 from pyllama_mtp.models.ggufheader import ArraySummary, Header, TensorEntry, Value, read_header
 from pyllama_mtp.models.hyperparameters import hyperparameter_problems
 from pyllama_mtp.models.layout import model_tensors
 from pyllama_mtp.models.parts import join_parts
-from pyllama_mtp.models.shapes import (
-    MAX_LAYERS,
-    NOT_TEXT,
-    SUPPORTED_ARCHITECTURES,
-    ModelShape,
-    elsewhere,
-)
+from pyllama_mtp.models.shapes import MAX_LAYERS, ModelShape
 from pyllama_mtp.models.tensortable import has_fused, tensor_problems
 from pyllama_mtp.models.tokenizertable import tokenizer_problems
 from pyllama_mtp.models.trimmedhead import trimmed_head_problems
@@ -79,13 +74,29 @@ class GGUFInfo:
     @property
     def supported(self) -> bool:
         """Whether this package drives the architecture's MTP head."""
-        return self.architecture in SUPPORTED_ARCHITECTURES
+        return self.architecture in ARCHITECTURES
+
+    @property
+    def abilities(self) -> Architecture:
+        """What can be done with the architecture, a supported one."""
+        return ARCHITECTURES[self.architecture]
+
+    @property
+    def in_trunk(self) -> bool:
+        """Whether the MTP head lives in the trunk's context; see :class:`.Architecture`."""
+        return self.supported and self.abilities.in_trunk
 
     @property
     def validated(self) -> bool:
         """Whether files of the architecture are checked in depth, so that none ends the process;
         others are tried in a process of their own (:mod:`pyllama_mtp.llama.trial`)."""
-        return self.architecture in SUPPORTED_ARCHITECTURES
+        return self.in_trunk
+
+    @property
+    def most_drafts(self) -> int | None:
+        """Drafts that a round can have at most; None: as many as anybody asks for."""
+        several = self.supported and self.abilities.several_heads and self.n_mtp_layers > 1
+        return self.n_mtp_layers if several else None
 
     @property
     def n_params(self) -> int:
@@ -144,11 +155,13 @@ class GGUFInfo:
         if self.n_mtp_layers < 1:
             return (f"metadata key {self.architecture}.nextn_predict_layers",)
         names = {t.name for t in self.tensors}
-        wanted = [
-            s.name
-            for s in model_tensors(self.to_shape(), self.recurrent_layers)
-            if s.required and s.name.startswith(self._mtp_prefixes)
-        ]
+        if self.in_trunk:
+            specs = model_tensors(self.to_shape(), self.recurrent_layers)
+            required = [s.name for s in specs if s.required]
+        else:
+            parts = ("eh_proj", "enorm", "hnorm")
+            required = [f"{p}nextn.{part}.weight" for p in self._mtp_prefixes for part in parts]
+        wanted = [name for name in required if name.startswith(self._mtp_prefixes)]
         return tuple(n for n in wanted if n not in names and not has_fused(n, names))
 
     @property
@@ -320,6 +333,10 @@ def validate_model_file(
     if info.validated and not problems:
         in_use = require_mtp is not False and info.has_mtp
         problems = tensor_problems(info, in_use) or trimmed_head_problems(info)
+    elif not problems and require_mtp is not False and info.supported:
+        n = info.n_mtp_layers
+        if n > 1 and not info.abilities.several_heads:
+            problems = [f"{n} MTP blocks; {arch} has one in llama.cpp (mtp=False: none is used)"]
     if problems:
         shown = "; ".join(problems[:4])
         more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
@@ -381,10 +398,22 @@ def _recurrent(header: Header, arch: str, n_layer: int) -> tuple[int, ...]:
         if len(flags) < n_layer:
             raise _bad(header, f"{len(flags)} recurrent-layer flags for {n_layer} layers")
         return tuple(i for i in range(n_layer) if flags[i])
-    if arch not in SUPPORTED_ARCHITECTURES:
-        return ()
+    if arch not in ("qwen35", "qwen35moe", "qwen3next"):
+        return _without_heads(header, arch, n_layer)
     interval = _number(header, f"{arch}.full_attention_interval", 4)
     return tuple(i for i in range(n_layer) if interval and (i + 1) % interval)
+
+
+def _without_heads(header: Header, arch: str, n_layer: int) -> tuple[int, ...]:
+    """Trunk layers that have neither K/V heads nor, where it is said per layer, a wide part."""
+    keys = (f"{arch}.attention.head_count_kv", f"{arch}.feed_forward_length")
+    heads, widths = (header.metadata.get(key) for key in keys)
+    if not isinstance(heads, tuple):
+        return ()
+    if not isinstance(widths, tuple):
+        widths = (0,) * n_layer
+    layers = enumerate(zip(heads[:n_layer], widths, strict=False))
+    return tuple(i for i, pair in layers if pair == (0, 0))
 
 
 def _vocab_size(header: Header, arch: str) -> int:

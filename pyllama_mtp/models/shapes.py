@@ -11,61 +11,9 @@ from dataclasses import dataclass, fields, replace
 
 from pyllama_mtp.errors import UsageError
 
-#: Architectures whose MTP graph this package patches and drives.
-SUPPORTED_ARCHITECTURES = ("qwen35", "qwen35moe")
-#: Those whose MTP graph llama.cpp has at the pin, and only llama.cpp's own programs use.
-DRAFTED_UPSTREAM = (
-    *("bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe"),
-    *("hy_v3", "mimo2", "nemotron_h_moe", "qwen3next", "step35"),
-)
-#: Those whose MTP graph came after the pin, and with what.
-DRAFTED_LATER = {
-    "glm5-next": "a llama.cpp with pull request 29928 (October 2026)",
-    "qwen4exp": "llama.cpp b11330 (October 2026, pull request 29761) or later",
-}
-#: Those whose MTP head llama.cpp loads and has no graph for at the pin.
-NEVER_DRAFTED = ("bailingmoe2", "dots3note", "exaone4", "exaone-moe", "glm4")
-
-#: Those that llama.cpp loads and that do not continue text: what they are instead.
-NOT_TEXT = {
-    **dict.fromkeys(
-        (
-            *("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed"),
-            *("modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe", "t5encoder"),
-        ),
-        "an embedding model",
-    ),
-    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "a diffusion model"),
-    **dict.fromkeys(("dflash", "eagle3"), "a draft model for another one"),
-    **dict.fromkeys(("pockettts", "qwen3tts", "wavtokenizer-dec"), "a model of speech"),
-    "clip": "the vision or audio part of a model (mmproj)",
-    "gemma4-assistant": "an MTP head for a Gemma 4 model",
-    "t5": "a model with an encoder",
-}
-
 # Native limits that end the process when exceeded (upstream src/llama-hparams.h).
 MAX_LAYERS = 512
 MAX_EXPERTS = 1024
-
-
-def elsewhere(architecture: str) -> str:
-    """What drafts with the MTP head of an architecture that is not driven here, as a sentence."""
-    draft = "llama-server -m FILE --spec-type draft-mtp"
-    if architecture in DRAFTED_UPSTREAM:
-        return f"llama.cpp's own server drafts with its MTP head: {draft}"
-    if architecture in DRAFTED_LATER:
-        return (
-            "the llama.cpp that is built in here cannot draft with its MTP head yet; the server of "
-            f"{DRAFTED_LATER[architecture]} can: {draft}"
-        )
-    if architecture == "gemma4-assistant":
-        return (
-            "it is an MTP head for a Gemma 4 model, with which llama.cpp's own server drafts: "
-            "llama-server -m MODEL -md FILE --spec-type draft-mtp"
-        )
-    if architecture in NEVER_DRAFTED:
-        return "llama.cpp has no graph for its MTP head"
-    return "no MTP head of it is known"
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,15 @@
-"""Drafting in upstream's way, to compare with: the MTP head in a context of its own.
+"""Drafting in upstream's way: the MTP head in a context of its own.
+
+So it is with the architectures whose graphs are upstream's, and with others to compare with.
 
 Each decode of the target is followed by one of this context, which runs the whole block for the
 same tokens, on hidden states that go over the host: the token at position p pairs with h_{p-1}, at
 position 0 with a zero vector. The state of the last position of a batch, the carry, is kept for the
 first token of the next one. A draft is a decode of one token of each sequence.
+
+Of several MTP blocks each drafts one token: block k the k-th. Blocks share the cache's cells, and
+each has its own K and V there, so every block writes every token. Its draft is a decode of all
+tokens since the newest: its K and V of the drafts before it are not there yet.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from ..contextoptions import ContextOptions
 from ..errors import UsageError
 from ..llama.batch import Batch, Floats, Ints
 from ..llama.context import SEQ, Context
-from .drafter import Drafts, Newest, top_probability
+from .drafter import P_MIN_CANDIDATES, Drafts, Newest, top_probability
 
 #: Tokens per graph on a CPU. The block is one layer: larger graphs cost memory (44 MiB at 512 on
 #: the 0.8B shape) and are no faster.
@@ -65,6 +71,7 @@ class UpstreamDrafter:
     Attributes:
         context: of the MTP head.
         sequences: by sequence number.
+        n_blocks: each drafts one token; 1: one for all of them.
     """
 
     def __init__(self, target: Context, options: ContextOptions) -> None:
@@ -76,7 +83,8 @@ class UpstreamDrafter:
         """
         n_ubatch = options.n_ubatch
         if not target.model.on_gpu:
-            n_ubatch = min(n_ubatch, max(N_UBATCH_CPU, options.n_seq_max))
+            drafts = options.n_seq_max * (target.model.info.most_drafts or 1)
+            n_ubatch = min(n_ubatch, max(N_UBATCH_CPU, drafts))
         own = replace(
             options,
             mtp_head=True,
@@ -88,6 +96,9 @@ class UpstreamDrafter:
             tap="outputs",
         )
         self._target, self.context = target, Context(target.model, own, target=target)
+        self.n_blocks = target.model.info.most_drafts or 1
+        # With prompt_sync "full" nothing but upstream's way is of interest.
+        self._few = not target.model.info.in_trunk and target.library.has_tap
         self._zero = np.zeros((1, target.model.n_embd), dtype=np.float32)
         self.sequences = [InStep(0, self._zero) for _ in range(options.n_seq_max)]
 
@@ -158,7 +169,14 @@ class UpstreamDrafter:
             tokens.append(one.tokens[skip:])
             positions += range(one.start + skip, one.start + n)
             seqs += [one.seq] * (n - skip)
-        self._write(np.concatenate(tokens), positions, seqs, np.concatenate(rows))
+        at, of = np.array(positions, dtype=np.int32), np.array(seqs, dtype=np.int32)
+        ids, before = np.concatenate(tokens), np.concatenate(rows)
+        for block in range(self.n_blocks):
+            if block:
+                for one, skip in zip(passes, skips, strict=True):
+                    self.context.remove(one.start + skip, one.seq)
+            self.context.set_block(block)
+            self._write(ids, at, of, before)
         for one in passes:
             n_past, last = one.start + one.n_keep, one.entry + one.n_keep
             if one.n_keep < len(one.tokens):
@@ -178,9 +196,8 @@ class UpstreamDrafter:
             self.context.remove(own.n_past, one.seq)
         return skip
 
-    def _write(self, ids: Ints, positions: list[int], seqs: list[int], rows: Floats) -> None:
+    def _write(self, ids: Ints, at: Ints, of: Ints, rows: Floats) -> None:
         """One graph at a time: llama.cpp copies the rows of a batch several times."""
-        at, of = np.array(positions, dtype=np.int32), np.array(seqs, dtype=np.int32)
         none, step = np.zeros(len(ids), dtype=np.int8), self.context.n_ubatch
         for begin in range(0, len(ids), step):
             part = slice(begin, begin + step)
@@ -197,38 +214,65 @@ class UpstreamDrafter:
         starts, carries = zip(*[self._begin_draft(one.seq) for one in newest], strict=True)
         entries = [[one.token for one in newest], starts, [one.seq for one in newest]]
         tokens, positions, seqs = np.array(entries, dtype=np.int32)
-        context, hidden = self.context, np.concatenate(carries)
-        context.set_greedy(False)
-        ones, drafts = np.ones(len(seqs), dtype=np.int8), [Drafts() for _ in newest]
+        batch = Batch(tokens, positions, seqs, np.ones_like(seqs, np.int8), np.concatenate(carries))
+        context, drafts = self.context, [Drafts() for _ in newest]
+        few = self._few and not any(one.sampler for one in newest)
+        context.set_greedy(few)
+        context.set_candidates(P_MIN_CANDIDATES if few and p_min > 0 else 0)
         sure = np.ones(len(newest), dtype=bool)
         for step in range(n_max):
-            context.decode_batch(Batch(tokens, positions + step, seqs, ones, hidden))
+            context.set_block(step if self.n_blocks > 1 else 0)
+            context.decode_batch(batch)
+            rows = np.flatnonzero(batch.outputs).tolist()
             # Whether there is a draft depends on the head's logits only, not on what is drawn.
             if p_min > 0:
-                sure &= [top_probability(context.logits(row)) >= p_min for row in range(len(sure))]
+                logits = [context.candidates(i)[1] if few else context.logits(i) for i in rows]
+                sure &= [top_probability(row) >= p_min for row in logits]
             if not sure.any():
                 break
-            for row, (one, made) in enumerate(zip(newest, drafts, strict=True)):
+            for row, one, made in zip(rows, newest, drafts, strict=True):
                 if one.sampler and step < one.n_usable:
                     token, q = one.sampler.propose(context.logits(row), None)
                     made.distributions.append(q)
                 else:
                     token = context.argmax(row)
                 made.tokens.append(token)
-            tokens = np.array([made.tokens[-1] for made in drafts], dtype=np.int32)
             # From here on the block is fed its own states, after its head norm.
-            hidden = context.hidden_rows()
+            own = Batch(
+                np.array([made.tokens[-1] for made in drafts], dtype=np.int32),
+                positions + step + 1,
+                seqs,
+                np.ones_like(seqs, np.int8),
+                context.hidden_rows(),
+            )
+            batch = own if self.n_blocks == 1 else self._longer(batch, own)
         return drafts
+
+    def _longer(self, batch: Batch, more: Batch) -> Batch:
+        """What the next block decodes: `batch`, which makes room for it, and a token more of each
+        sequence."""
+        for position, seq in [*zip(batch.positions, batch.seqs, strict=True)][: len(more.seqs)]:
+            self.context.remove(int(position), int(seq))
+        assert batch.hidden is not None and more.hidden is not None
+        return Batch(
+            np.concatenate([batch.tokens, more.tokens]),
+            np.concatenate([batch.positions, more.positions]),
+            np.concatenate([batch.seqs, more.seqs]),
+            np.concatenate([np.zeros_like(batch.outputs), more.outputs]),
+            np.concatenate([batch.hidden, more.hidden]),
+        )
 
     def _begin_draft(self, seq: int) -> tuple[int, Floats]:
         """Make room for the newest token: its position, and the row that pairs with it.
 
-        Drafting pairs it with the target's own row, so it is in step at once. The drafts after it
-        come from the block's own states, and are written again by :meth:`decoded`.
+        Drafting pairs it with the target's own row, so it is in step at once, unless there are more
+        blocks, which may not write it. The drafts after it come from the block's own states, and
+        are written again by :meth:`decoded`.
         """
         own = self.sequences[seq]
         if own.carry is None:
             raise UsageError("the hidden state of the last position is not known")
         self.context.remove(own.n_past, seq)
-        self.sequences[seq] = InStep(own.n_past + 1, None)
+        if self.n_blocks == 1:
+            self.sequences[seq] = InStep(own.n_past + 1, None)
         return own.n_past, own.carry

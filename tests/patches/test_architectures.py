@@ -1,16 +1,18 @@
-"""What is said of other architectures is so at the pin: whose MTP head llama.cpp can draft with."""
+"""What is said of architectures is so at the pin: whose heads llama.cpp can draft with, and how."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from pyllama_mtp.models.shapes import (
+import pytest
+
+from pyllama_mtp.models.architectures import (
+    ARCHITECTURES,
     DRAFTED_LATER,
-    DRAFTED_UPSTREAM,
     NEVER_DRAFTED,
     NOT_TEXT,
-    SUPPORTED_ARCHITECTURES,
+    Architecture,
 )
 
 
@@ -19,40 +21,56 @@ def plain(name: str) -> str:
     return re.sub("[-_]", "", name)
 
 
-def test_architectures_with_an_mtp_graph(pinned_tree: Path) -> None:
-    sources = {
+@pytest.fixture(scope="module")
+def sources(pinned_tree: Path) -> dict[str, str]:
+    """The files of upstream's src/models, by plain name."""
+    return {
         plain(file.stem): file.read_text(encoding="utf-8")
         for file in (pinned_tree / "src/models").glob("*.cpp")
     }
+
+
+def test_architectures_with_an_mtp_graph(pinned_tree: Path, sources: dict[str, str]) -> None:
     drafted = {
         name
         for name, text in sources.items()
         if "LLM_GRAPH_TYPE_DECODER_MTP" in text and "NextN graph not implemented" not in text
     }
-    assert {plain(name) for name in (*SUPPORTED_ARCHITECTURES, *DRAFTED_UPSTREAM)} == drafted
+    assert {plain(name) for name in ARCHITECTURES} == drafted
     loaded = {name for name, text in sources.items() if "LLM_TENSOR_NEXTN_EH_PROJ" in text}
     of_others = {"nemotronh"}  # the file loads the tensors of nemotron_h_moe too
     without = loaded - drafted - of_others - {plain(name) for name in DRAFTED_LATER}
     assert {plain(name) for name in NEVER_DRAFTED} == without
     known = (pinned_tree / "src/llama-arch.cpp").read_text(encoding="utf-8")
-    for name in (*DRAFTED_UPSTREAM, *DRAFTED_LATER, *NEVER_DRAFTED, "gemma4-assistant"):
+    for name in (*ARCHITECTURES, *DRAFTED_LATER, *NEVER_DRAFTED, *NOT_TEXT):
         assert f'"{name}"' in known
 
 
-def test_architectures_that_do_not_continue_text(pinned_tree: Path) -> None:
-    """Without a cache, with an encoder, or with text that does not grow at its end."""
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_what_the_graphs_take(pinned_tree: Path, sources: dict[str, str], name: str) -> None:
+    """One block or several, and where in the trunk the hidden state is taken."""
+    text, one = sources[plain(name)], ARCHITECTURES[name]
+    assert one.several_heads == (not re.search(r"n_layer_nextn == 1\b", text))
+    if name == "nemotron_h_moe":
+        text = sources["nemotronh"]
+    taken = [
+        ("streams" if "hc" in before else "post-norm" if "build_norm" in before else "pre-norm")
+        for before in re.findall(r"((?:.*\n){5}).*cb\(\w+, \"h_nextn\", -1\)", text)
+        if "head_norm" not in before and "mtp_" not in before
+    ]
+    assert one.hidden in taken
 
-    def read(name: str) -> str:
-        return (pinned_tree / "src" / name).read_text(encoding="utf-8")
 
-    archs, model = read("llama-arch.cpp"), read("llama-model.cpp")
-    names = dict(re.findall(r"\{ (LLM_ARCH_\w+), +\"([^\"]+)\" +\}", archs))
-    parts = (
-        r"llama_model::create_memory\(.*?res = nullptr;",
-        r"llama_model_has_encoder\(.*?return true;",
-    )
-    found = [re.search(part, model, re.DOTALL) for part in parts]
-    found.append(re.search(r"llm_arch_is_diffusion\(.*?return true;", archs, re.DOTALL))
-    labels = {label for one in found for label in re.findall(r"LLM_ARCH_\w+", one[0])}  # type: ignore[index]
-    assert len(labels) > 15
-    assert {names[label] for label in labels} <= NOT_TEXT.keys() <= {*names.values()}
+@pytest.mark.parametrize(("name", "one"), ARCHITECTURES.items())
+def test_rollback(pinned_tree: Path, name: str, one: Architecture) -> None:
+    """By upstream's lists of architectures with a recurrent state, and with snapshots of it."""
+    text = (pinned_tree / "src/llama-arch.cpp").read_text(encoding="utf-8")
+    found = re.search(rf'(LLM_ARCH_\w+),\s*"{name}"', text)
+    assert found
+
+    def listed(function: str) -> bool:
+        body = text[text.index(f"bool {function}(") :]
+        return f"case {found[1]}:" in body[: body.index("\n}")]
+
+    recurrent, snapshots = map(listed, ("llm_arch_is_hybrid", "llm_arch_supports_rs_rollback"))
+    assert one.rollback == ("cut" if not recurrent else "snapshot" if snapshots else "replay")
