@@ -64,3 +64,11 @@ def test_the_readme_is_short_and_names_every_page() -> None:
     assert len(text.splitlines()) <= 120
     assert all(f"(docs/{page.name})" in text for page in PAGES[1:])
     assert len(list(commands(PAGES[0]))) >= 5 and len(blocks(PAGES[0], "python")) >= 2
+
+
+def test_the_table_of_architectures() -> None:
+    """It is the code's; `python -c "from pyllama_mtp.models.architectures import table;
+    print(table())"` writes it."""
+    from pyllama_mtp.models.architectures import table
+
+    assert table() in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")

@@ -1,0 +1,216 @@
+"""Models of other architectures, with upstream's way of drafting: text, reuse, drafts, refusals.
+
+The models are small, with random weights, and a head that is right in about half of all cases.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.llama import native
+from pyllama_mtp.measure.peers import find
+from pyllama_mtp.measure.peers.llama_server import Server, completion_request, server_options
+from pyllama_mtp.measure.peers.options import Options
+from pyllama_mtp.models.architectures import ARCHITECTURES
+from pyllama_mtp.speculative.drafter import Drafts
+from pyllama_mtp.speculative.upstream import UpstreamDrafter
+
+from ..architectures import write_model
+from .support import N_BATCH, N_CTX, made_up, settings
+
+OTHERS = [name for name, one in ARCHITECTURES.items() if not one.in_trunk]
+#: MTP blocks of those that have several.
+N_BLOCKS = 3
+N_ANSWER = 40
+
+
+@pytest.fixture(scope="module", params=OTHERS)
+def other(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Model]:
+    """A model of each architecture."""
+    path = tmp_path_factory.mktemp("architectures") / f"{request.param}.gguf"
+    n_blocks = N_BLOCKS if ARCHITECTURES[request.param].several_heads else 1
+    with Model(write_model(request.param, path, n_blocks, noise=0.05)) as model:
+        yield model
+
+
+def answer(model: Model, prompt: Sequence[int], depth: int = 0, n: int = N_ANSWER) -> list[int]:
+    """In a session of its own."""
+    with Session(model, settings(depth)) as session:
+        return session.generate(prompt, max_tokens=n, ignore_eos=True).run().tokens
+
+
+def prompt_of(model: Model, n: int) -> list[int]:
+    return [int(token) for token in made_up(model, n)]
+
+
+def test_text_is_that_without_drafts(other: Model) -> None:
+    """At every depth, after a prompt of several batches; some drafts are accepted, some are not."""
+    prompt, most = prompt_of(other, 2 * N_BATCH + 9), other.info.most_drafts
+    plain = answer(other, prompt)
+    for depth in (1, 2, 3, 4):
+        with Session(other, settings(depth)) as session:
+            run = session.generate(prompt, max_tokens=N_ANSWER, ignore_eos=True).run()
+        assert run.tokens == plain, depth
+        told = run.telemetry
+        assert told.prompt_sync == "full" and len(told.drafted) == min(depth, most or depth)
+        assert 0 < told.accepted[0] < told.drafted[0]
+
+
+def test_prompts_that_share_a_beginning(other: Model) -> None:
+    """The text goes on; then a prompt leaves it in the middle."""
+    prompt = prompt_of(other, N_BATCH + 21)
+    with Session(other, settings(2)) as session:
+        first = session.generate(prompt, max_tokens=12, ignore_eos=True).run()
+        longer = [*prompt, *first.tokens, *prompt[:7]]
+        second = session.generate(longer, max_tokens=12, ignore_eos=True).run()
+        assert second.tokens == answer(other, longer, n=12)
+        assert second.telemetry.n_cached >= len(prompt)
+        parting = [*longer[: N_BATCH + 5], *prompt[3:9]]
+        third = session.generate(parting, max_tokens=12, ignore_eos=True).run()
+        assert third.tokens == answer(other, parting, n=12)
+        if not other.is_recurrent:
+            assert third.telemetry.n_cached >= N_BATCH + 4
+
+
+def test_several_sequences(other: Model) -> None:
+    prompts = [prompt_of(other, n) for n in (N_BATCH + 30, 7, 31)]
+    with BatchSession(other, settings(3), 3) as session:
+        found = session.generate(prompts, max_tokens=16, ignore_eos=True).run().results
+    for prompt, one in zip(prompts, found, strict=True):
+        assert one.tokens == answer(other, prompt, n=16)
+        assert sum(one.telemetry.drafted) > 0
+
+
+def test_a_saved_prompt(other: Model, tmp_path: Path) -> None:
+    prompt = prompt_of(other, 33)
+    with Session(other, settings(2)) as session:
+        first = session.generate(prompt, max_tokens=8, ignore_eos=True).run()
+        session.save(tmp_path / "prompt")
+    longer = [*prompt, *first.tokens, 5, 6, 7]
+    with Session(other, settings(2)) as session:
+        session.restore(tmp_path / "prompt")
+        run = session.generate(longer, max_tokens=8, ignore_eos=True).run()
+        assert run.telemetry.n_cached > 30 and sum(run.telemetry.accepted) > 0
+    assert run.tokens == answer(other, longer, n=8)
+
+
+class Recorded:
+    """The drafts of every round of the sessions that follow, of their first sequence.
+
+    Attributes:
+        rounds: the drafts of each.
+        starts: the position of the newest token, in each.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rounds: list[list[int]] = []
+        self.starts: list[int] = []
+        draft = UpstreamDrafter.draft
+
+        def recording(drafter: UpstreamDrafter, *arguments: object) -> list[Drafts]:
+            self.starts.append(drafter.sequences[0].n_past)
+            made = draft(drafter, *arguments)  # type: ignore[arg-type]
+            self.rounds.append(list(made[0].tokens))
+            return made
+
+        monkeypatch.setattr(UpstreamDrafter, "draft", recording)
+
+
+def test_best_tokens_picked_in_the_graph(other: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the drafts that logits on the host give, with a least probability and without."""
+    prompt = prompt_of(other, 20)
+    for p_min in (0.0, 0.15):
+        recorded = Recorded(monkeypatch)
+        with Session(other, settings(3, p_min=p_min)) as session:
+            session.generate(prompt, max_tokens=24, ignore_eos=True).run()
+            found, recorded.rounds = recorded.rounds, []
+            n_bytes = session._engine.upstream.context.output_bytes  # type: ignore[union-attr]
+        with Session(other, settings(3, p_min=p_min)) as session:
+            assert isinstance(session._engine.drafter, UpstreamDrafter)
+            session._engine.drafter._few = False
+            session.generate(prompt, max_tokens=24, ignore_eos=True).run()
+        lengths = {*map(len, found)}
+        assert found == recorded.rounds and (len(lengths) > 1 if p_min else 3 in lengths)
+        if native.load().has_tap:
+            assert n_bytes <= (4 + 80) * 3 * len(found)
+
+
+def test_drafts_are_llama_servers(other: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round by round; where it goes back to a copy of the state, it has other rounds, too."""
+    folder = os.environ.get(find.VARIABLE) or Path(__file__).parents[2] / "build" / "peers" / "bin"
+    server = Path(folder) / "llama-server"
+    if not os.access(server, os.X_OK):
+        pytest.skip(f"no llama-server in {folder}: python bench/peers.py")
+    recorded = Recorded(monkeypatch)
+    chosen, prompt = settings(3), prompt_of(other, 61)
+    with Session(other, chosen) as session:
+        ours = session.generate(prompt, max_tokens=N_ANSWER, ignore_eos=True).run().tokens
+    given = server_options(Options.of(chosen, str(other.path), 0), N_CTX, 3)
+    with Server(str(server), [*given, "-lv", "5"]) as running:
+        request = completion_request(prompt, N_ANSWER, 1) | {"return_tokens": True}
+        assert running.complete(request)["tokens"] == ours
+        log = running._program.stderr() + running._program.stdout()
+    theirs: dict[int, list[int]] = {len(prompt): []}
+    lines = r"draft candidate +0, pos +\d+: +(\d+)|new n_tokens = (\d+)"
+    for token, position in re.findall(lines, log):
+        if token:
+            theirs[max(theirs)].append(int(token))
+        else:
+            theirs[int(position)] = []
+    found = dict(zip(recorded.starts, recorded.rounds, strict=True))
+    same = [at for at in theirs if at in found]
+    assert [theirs[at] for at in same] == [found[at][: len(theirs[at])] for at in same]
+    n_drafted = sum(len(theirs[at]) for at in same)
+    assert n_drafted >= 12 and (other.is_recurrent or len(same) >= len(theirs) - 1)
+
+
+def test_sampling(other: Model) -> None:
+    """Drawn tokens are those without drafts of the same seed; drawn drafts are accepted too."""
+    sampling, prompt = Sampling(temperature=0.7, seed=3), prompt_of(other, 20)
+    texts = []
+    for depth in (0, 3):
+        with Session(other, settings(depth)) as session:
+            run = session.generate(prompt, max_tokens=16, sampling=sampling, ignore_eos=True).run()
+            texts.append(run.tokens)
+    assert texts[0] == texts[1]
+    with Session(other, settings(3, draft_sampling=True)) as session:
+        run = session.generate(prompt, max_tokens=30, sampling=sampling, ignore_eos=True).run()
+        assert sum(run.telemetry.accepted) > 0
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"prompt_sync": "kv"},
+        {"hidden": "pre-norm"},
+        {"draft_vocab": 512},
+        {"draft_head_type": "q4_0"},
+    ],
+)
+def test_options_that_do_not_apply(other: Model, option: dict[str, object]) -> None:
+    name = next(iter(option))
+    message = f"{name} .* is not there for models of architecture '{other.architecture}'"
+    with pytest.raises(UsageError, match=message):
+        Session(other, settings(2, **option))
+    Session(other, settings(0, **option)).close()
+
+
+def test_depth_is_chosen(other: Model) -> None:
+    """ "auto" drafts no more than there are blocks."""
+    with Session(other, Settings(n_ctx=N_CTX, n_threads=1, ngram=False)) as session:
+        most = session._engine.settings.depth_limit
+        assert most == (other.info.most_drafts or Settings().depth_limit)
+        run = session.generate(prompt_of(other, 20), max_tokens=30, ignore_eos=True).run()
+    assert run.tokens == answer(other, prompt_of(other, 20), n=30)
+    assert len(run.telemetry.drafted) <= most
+    assert np.isfinite(run.telemetry.decode_s)
