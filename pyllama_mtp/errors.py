@@ -76,7 +76,8 @@ class HeadMismatchError(ModelFileError):
 
 
 class UnsupportedArchitectureError(ModelFileError):
-    """The model's architecture is one whose MTP head this package does not drive."""
+    """A model that does not continue text, one whose architecture the library does not know, or one
+    whose MTP head was asked for and is not driven here."""
 
 
 class InsufficientMemoryError(PyllamaMtpError, MemoryError):

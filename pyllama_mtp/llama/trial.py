@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import errors
 from ..errors import InsufficientMemoryError, LibraryError, ModelFileError, PyllamaMtpError
+from ..models.memory import available_memory
 from . import native
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def try_out(info: GGUFInfo, mtp: bool, no_alloc: bool = False) -> None:
     Args:
         info: the file; with the MTP head of another one, if there is one.
         mtp: with its MTP head.
-        no_alloc: without its weights: nothing is decoded.
+        no_alloc: without its weights: nothing is decoded. So where only devices have room for them.
 
     Raises:
         ModelFileError: the child has ended, or hangs; its last words are quoted.
@@ -58,6 +59,7 @@ def try_out(info: GGUFInfo, mtp: bool, no_alloc: bool = False) -> None:
         LibraryError: there can be no child.
     """
     key = _identity(info, mtp)
+    no_alloc = no_alloc or info.weight_bytes > available_memory()
     if _is_child or (*key, False) in _passed or (*key, no_alloc) in _passed:
         return
     request = {

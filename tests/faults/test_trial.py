@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -19,11 +20,11 @@ from ..plain import write_model
 
 @pytest.fixture
 def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """The children that were started; nothing has passed before."""
+    """What children were asked for; nothing has passed before."""
     started, run = list[Any](), subprocess.run
 
     def counted(*arguments: Any, **options: Any) -> Any:
-        started.append(arguments)
+        started.append(json.loads(options["input"])["arguments"])
         return run(*arguments, **options)
 
     monkeypatch.setattr(trial.subprocess, "run", counted)
@@ -55,7 +56,9 @@ def test_a_child_that_hangs(
         Model(llama)
 
 
-def test_a_file_is_tried_once_as_it_is(llama: Path, children: list[Any], demo_file: Path) -> None:
+def test_a_file_is_tried_once_as_it_is(
+    llama: Path, children: list[Any], demo_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(2):
         with Model(llama) as model, model.without_memory():
             pass
@@ -65,9 +68,13 @@ def test_a_file_is_tried_once_as_it_is(llama: Path, children: list[Any], demo_fi
     Model(llama, no_alloc=True).close()
     assert len(children) == 2
     Model(llama).close()  # its weights were not read
-    assert len(children) == 3
+    assert [one["no_alloc"] for one in children] == [False, True, False]
     Model(demo_file).close()  # checked in depth
     assert len(children) == 3
+    monkeypatch.setattr(trial, "available_memory", lambda: 0)
+    os.utime(llama)
+    Model(llama).close()
+    assert children[3]["no_alloc"]
 
 
 def test_errors_of_a_child_are_errors_here(
