@@ -320,11 +320,13 @@ class Context(Owned, OfThisProcess):
 
     def rewind(self, seq: int = SEQ) -> int:
         """How many positions a sequence can go back now. A recurrent state can by its snapshots; a
-        cache by those that it holds, less what a sliding window looks back from there."""
+        cache with a sliding window by those that it holds, less what is looked back at from there;
+        another one all the way."""
         if self.model.is_recurrent and not self.options.mtp_head:
             return self._rewind.get(seq, 0)
-        past, first = self.past(seq), int(self._lib.llama_memory_seq_pos_min(self._memory, seq))
-        return past if first <= 0 else max(0, past - first - self.model.n_swa)
+        past, window = self.past(seq), self.model.n_swa
+        first = int(self._lib.llama_memory_seq_pos_min(self._memory, seq))
+        return past if not window or first <= 0 else max(0, past - first - window)
 
     def draft(
         self,
@@ -709,7 +711,7 @@ class Context(Owned, OfThisProcess):
         :meth:`rewind`."""
         self.handle  # noqa: B018 - raises when closed
         back = self.past(seq) - start
-        if start > 0 and back > self.rewind(seq):
+        if start > 0 and back > self.rewind(seq) and not self.options.mtp_head:
             return False
         removed = bool(self._call(self._lib.pyllama_memory_seq_rm, seq, start, -1))
         if removed and back > 0:

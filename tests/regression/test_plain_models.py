@@ -21,6 +21,8 @@ from pyllama_mtp import (
     stream,
 )
 from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.speculative.choice import DraftChoice
+from pyllama_mtp.speculative.drafter import Drafts
 from pyllama_mtp.speculative.ngram import Match, NgramLookup
 
 from ..plain import ARCHITECTURES, WINDOW, write_model
@@ -209,3 +211,13 @@ def test_memory_is_llama_cpps_own_figure(plain: Model) -> None:
         assert session.memory()["target_context"] > 0
     with Session(plain) as session:  # its length is chosen by what there is
         assert session.n_ctx == plain.n_ctx_train
+
+
+def test_nothing_is_asked_of_a_head_that_is_not_there() -> None:
+    """Not even to try whether drafting pays, which it seems to at first."""
+    choice = DraftChoice(Settings(), 1, head=False)
+    for i in range(40):
+        assert choice.look_up([(0, i)], 6) == []
+        assert choice.depth(1, 6, 6) == 0
+        choice.learn(Drafts(), [(0, 0, [i + 1])], 0.0, 0.01)
+    assert DraftChoice(Settings(draft_n_max=3), 1).depth(1, 6, 3) == 3
