@@ -211,7 +211,9 @@ def _as_json(
     why: str,
     slow: dict[str, float] | None,
 ) -> dict[str, Any]:
-    skipped = ("tensors", "metadata", "head_tensors")
+    skipped = ["tensors", "metadata", "head_tensors"]
+    if not info.validated:  # which layers are of which kind, only the library knows
+        skipped += ["attention_layers", "recurrent_layers", "full_attention_interval"]
     head = trimmed_head(info)
     return {
         **{k: v for k, v in vars(info).items() if k not in skipped},
