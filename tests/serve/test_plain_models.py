@@ -10,7 +10,8 @@ from pyllama_mtp import Model, Session, Settings
 from ..plain import write_model
 from .conftest import NAME, running
 
-PROMPTS = ("the time is", "a b c a b c", "42", "x = y; x = y; x =")
+#: Nowhere in their texts do the two best logits lie within rounding.
+PROMPTS = ("the time is", "42", "x = y; x = y; x =")
 
 
 def test_several_clients(tmp_path: Path) -> None:
