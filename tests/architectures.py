@@ -265,13 +265,20 @@ def _drafting_well(tensors: dict[str, Array], n_layer: int, noise: float, seed: 
 
 
 def write_model(
-    arch: str, path: Path, n_heads: int = 1, *, noise: float | None = None, seed: int = 1
+    arch: str,
+    path: Path,
+    n_heads: int = 1,
+    *,
+    noise: float | None = None,
+    seed: int = 1,
+    changes: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a small model of an architecture, in F32, with the demo model's tokenizer.
 
     Args:
         n_heads: MTP blocks.
         noise: of a head that drafts well otherwise; None: random weights.
+        changes: hyper-parameters that are others in the file, and fit its tensors no longer.
     """
     given = hyperparameters(arch, n_heads)
     header = path.with_suffix(".header")
@@ -299,7 +306,7 @@ def write_model(
             tensors[f"blk.{i}.attn_qkv.weight"] = np.concatenate(parts)
     if noise is not None:
         _drafting_well(tensors, n_layer, noise, seed)
-    _write(path, arch, given, tensors)
+    _write(path, arch, {**given, **(changes or {})}, tensors)
     return path
 
 

@@ -398,22 +398,10 @@ def _recurrent(header: Header, arch: str, n_layer: int) -> tuple[int, ...]:
         if len(flags) < n_layer:
             raise _bad(header, f"{len(flags)} recurrent-layer flags for {n_layer} layers")
         return tuple(i for i in range(n_layer) if flags[i])
-    if arch not in ("qwen35", "qwen35moe", "qwen3next"):
-        return _without_heads(header, arch, n_layer)
+    if arch not in ARCHITECTURES or not ARCHITECTURES[arch].in_trunk:
+        return ()
     interval = _number(header, f"{arch}.full_attention_interval", 4)
     return tuple(i for i in range(n_layer) if interval and (i + 1) % interval)
-
-
-def _without_heads(header: Header, arch: str, n_layer: int) -> tuple[int, ...]:
-    """Trunk layers that have neither K/V heads nor, where it is said per layer, a wide part."""
-    keys = (f"{arch}.attention.head_count_kv", f"{arch}.feed_forward_length")
-    heads, widths = (header.metadata.get(key) for key in keys)
-    if not isinstance(heads, tuple):
-        return ()
-    if not isinstance(widths, tuple):
-        widths = (0,) * n_layer
-    layers = enumerate(zip(heads[:n_layer], widths, strict=False))
-    return tuple(i for i, pair in layers if pair == (0, 0))
 
 
 def _vocab_size(header: Header, arch: str) -> int:

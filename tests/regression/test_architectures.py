@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
-from pyllama_mtp.errors import UsageError
+from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama import native
 from pyllama_mtp.measure.peers import find
 from pyllama_mtp.measure.peers.llama_server import Server, completion_request, server_options
 from pyllama_mtp.measure.peers.options import Options
 from pyllama_mtp.models.architectures import ARCHITECTURES
+from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
 from pyllama_mtp.speculative.drafter import Drafts
 from pyllama_mtp.speculative.upstream import UpstreamDrafter
 
@@ -145,33 +146,50 @@ def test_best_tokens_picked_in_the_graph(other: Model, monkeypatch: pytest.Monke
             assert n_bytes <= (4 + 80) * 3 * len(found)
 
 
-def test_drafts_are_llama_servers(other: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Round by round; where it goes back to a copy of the state, it has other rounds, too."""
+@pytest.mark.parametrize("noise", [None, 0.05])
+def test_drafts_are_llama_servers(
+    other: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: float | None
+) -> None:
+    """Round by round. With random weights all of the head is of consequence, its attention too; a
+    head that drafts well is as good without."""
     folder = os.environ.get(find.VARIABLE) or Path(__file__).parents[2] / "build" / "peers" / "bin"
     server = Path(folder) / "llama-server"
     if not os.access(server, os.X_OK):
         pytest.skip(f"no llama-server in {folder}: python bench/peers.py")
     recorded = Recorded(monkeypatch)
-    chosen, prompt = settings(3), prompt_of(other, 61)
-    with Session(other, chosen) as session:
-        ours = session.generate(prompt, max_tokens=N_ANSWER, ignore_eos=True).run().tokens
-    given = server_options(Options.of(chosen, str(other.path), 0), N_CTX, 3)
+    chosen, prompt, path = settings(3), prompt_of(other, 61), other.path
+    n = 24 if noise is None else N_ANSWER  # random weights of recurrent layers: rounding adds up
+    if noise is None:
+        path = write_model(other.architecture, tmp_path / "m.gguf", other.info.n_mtp_layers)
+    with Model(path, mtp=True) as model, Session(model, chosen) as session:
+        ours = session.generate(prompt, max_tokens=n, ignore_eos=True).run().tokens
+    given = server_options(Options.of(chosen, str(path), 0), N_CTX, 3)
     with Server(str(server), [*given, "-lv", "5"]) as running:
-        request = completion_request(prompt, N_ANSWER, 1) | {"return_tokens": True}
+        request = completion_request(prompt, n, 1) | {"return_tokens": True}
         assert running.complete(request)["tokens"] == ours
         log = running._program.stderr() + running._program.stdout()
-    theirs: dict[int, list[int]] = {len(prompt): []}
+    found = dict(zip(recorded.starts, recorded.rounds, strict=True))
+    theirs = rounds_of(log, len(prompt))
+    # Where the server goes back to a copy of the state, it has rounds of accepted tokens, too.
+    same = [at for at in theirs if at in found]
+    if noise is None and other.info.abilities.rollback == "replay":
+        same = same[:1]  # then its head goes on from the hidden row of a rejected draft
+    assert [theirs[at] for at in same] == [found[at][: len(theirs[at])] for at in same]
+    n_drafted = sum(len(theirs[at]) for at in same)
+    assert n_drafted >= (3 if len(same) == 1 else 12)
+    assert other.is_recurrent or len(same) >= len(theirs) - 1
+
+
+def rounds_of(log: str, start: int) -> dict[int, list[int]]:
+    """Drafts of each round by the position of the newest token, from llama-server's log."""
+    rounds: dict[int, list[int]] = {start: []}
     lines = r"draft candidate +0, pos +\d+: +(\d+)|new n_tokens = (\d+)"
     for token, position in re.findall(lines, log):
         if token:
-            theirs[max(theirs)].append(int(token))
+            rounds[max(rounds)].append(int(token))
         else:
-            theirs[int(position)] = []
-    found = dict(zip(recorded.starts, recorded.rounds, strict=True))
-    same = [at for at in theirs if at in found]
-    assert [theirs[at] for at in same] == [found[at][: len(theirs[at])] for at in same]
-    n_drafted = sum(len(theirs[at]) for at in same)
-    assert n_drafted >= 12 and (other.is_recurrent or len(same) >= len(theirs) - 1)
+            rounds[int(position)] = []
+    return rounds
 
 
 def test_sampling(other: Model) -> None:
@@ -205,6 +223,24 @@ def test_options_that_do_not_apply(other: Model, option: dict[str, object]) -> N
     Session(other, settings(0, **option)).close()
 
 
+def test_a_head_in_a_file_of_its_own(other: Model, tmp_path: Path) -> None:
+    """Beside the trunk, and grafted to it again."""
+    head, trunk, whole = (tmp_path / name for name in ("h.gguf", "t.gguf", "w.gguf"))
+    extract_head(other.path, head)
+    drop_head(other.path, trunk)
+    graft_head(trunk, head, whole)
+    prompt = prompt_of(other, 20)
+
+    def drafts(model: Model) -> tuple[list[int], list[int]]:
+        with Session(model, settings(2)) as session:
+            run = session.generate(prompt, max_tokens=16, ignore_eos=True).run()
+        return run.tokens, run.telemetry.accepted
+
+    wanted = drafts(other)
+    with Model(trunk, head=head, mtp=True) as beside, Model(whole, mtp=True) as grafted:
+        assert drafts(beside) == wanted == drafts(grafted)
+
+
 def test_depth_is_chosen(other: Model) -> None:
     """ "auto" drafts no more than there are blocks."""
     with Session(other, Settings(n_ctx=N_CTX, n_threads=1, ngram=False)) as session:
@@ -214,3 +250,31 @@ def test_depth_is_chosen(other: Model) -> None:
     assert run.tokens == answer(other, prompt_of(other, 20), n=30)
     assert len(run.telemetry.drafted) <= most
     assert np.isfinite(run.telemetry.decode_s)
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "said"),
+    [
+        ("glm4moe", {"nextn_predict_layers": 0}, "incomplete, 1 missing: metadata key"),
+        ("glm4moe", {"block_count": 5, "nextn_predict_layers": 3}, "incomplete, "),
+        ("glm4moe", {"attention.head_count": 0}, "glm4moe.gguf"),
+        ("glm4moe", {"expert_used_count": 9}, "9 of 4 experts"),
+        ("qwen3next", {"ssm.time_step_rank": 0}, "qwen3next.gguf"),
+        ("qwen3next", {"full_attention_interval": 0}, "was ended"),
+        ("bailingmoe3", {"kda.safe_gate": False}, "kda_safe_gate"),
+        ("deepseek2", {"attention.key_length_mla": 32}, "deepseek2.gguf"),
+    ],
+)
+def test_damaged_files(tmp_path: Path, arch: str, changes: dict[str, object], said: str) -> None:
+    """An error that names the file, where some of these would end the process."""
+    path = write_model(arch, tmp_path / f"{arch}.gguf", changes=changes)
+    with pytest.raises(ModelFileError, match=said) as raised:
+        Model(path, mtp=True)
+    assert f"{arch}.gguf" in str(raised.value)
+
+
+def test_two_blocks_where_one_is_known(tmp_path: Path) -> None:
+    path = write_model("glm4moe", tmp_path / "two.gguf", 2)
+    with pytest.raises(ModelFileError, match="2 MTP blocks; glm4moe has one"):
+        Model(path)
+    Model(path, mtp=False).close()
