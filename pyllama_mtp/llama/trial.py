@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 #: Seconds that a child may take, and bytes of the file for which it gets a second more.
 LEAST_S, BYTES_PER_S = 120.0, 20e6
-#: Tokens that it decodes, in two graphs and one of a single token.
-N_TOKENS = 33
+#: Tokens of the prompt, in graphs of 16: of the last one's rows one is wanted, which graphs of
+#: cogvlm do not heed.
+N_TOKENS = 40
 #: Ends of the error that are quoted.
 _SAID = 400
 _PR_SET_PDEATHSIG = 1
