@@ -116,8 +116,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Compare, print, and say by the exit code whether something got slower."""
-    from pyllama_mtp.measure.cells import read_cells
     from pyllama_mtp.measure.compare import compare, of_variants
+    from pyllama_mtp.measure.recordfile import read_cells
 
     names: tuple[str, str]
     if args.matrix is not None:
@@ -152,7 +152,7 @@ def _measure(variants: tuple[str, str], options: Sequence[str]) -> tuple[int, li
     stderr, since stdout is for the comparison.
     """
     from pyllama_mtp.cli import build_parser, matrix
-    from pyllama_mtp.measure.cells import read_cells
+    from pyllama_mtp.measure.recordfile import read_cells
 
     words = ["matrix", "--variants", ",".join(variants), *options]
     args = build_parser("matrix").parse_args(words)

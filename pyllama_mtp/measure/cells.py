@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -161,15 +160,3 @@ def sum_positions(counts: Iterable[Sequence[int]]) -> list[int]:
 def pooled_rates(accepted: Sequence[int], drafted: Sequence[int]) -> list[float | None]:
     """accepted[i] / drafted[i]; None where nothing was drafted."""
     return [hits / tries if tries else None for hits, tries in zip(accepted, drafted, strict=True)]
-
-
-def read_cells(path: str | os.PathLike[str]) -> list[Cell]:
-    """Every cell of a file, run by run; an unfinished last line (a run was killed) is left out.
-
-    Raises:
-        UsageError: the file cannot be read, or a line is damaged, of an unknown schema or does not
-            fit; the message begins with "FILE, line N:".
-    """
-    from pyllama_mtp.measure.recordfile import read_file  # which is made of cells
-
-    return read_file(path).cells

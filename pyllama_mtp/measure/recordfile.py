@@ -359,3 +359,13 @@ def _differences(old: Record, new: Record) -> Iterator[tuple[str, Any, Any]]:
         for name in [*was, *(name for name in now if name not in was)]:
             if was.get(name) != now.get(name):
                 yield f"{part}.{name}", was.get(name), now.get(name)
+
+
+def read_cells(path: str | os.PathLike[str]) -> list[Cell]:
+    """Every cell of a file, run by run; an unfinished last line (a run was killed) is left out.
+
+    Raises:
+        UsageError: the file cannot be read, or a line is damaged, of an unknown schema or does not
+            fit; the message begins with "FILE, line N:".
+    """
+    return read_file(path).cells

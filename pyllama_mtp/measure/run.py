@@ -13,6 +13,7 @@ from pyllama_mtp.measure.classprompts import Prompts
 from pyllama_mtp.measure.header import Build, make_header
 from pyllama_mtp.measure.matrix import Event, Matrix
 from pyllama_mtp.measure.peers import PeerError
+from pyllama_mtp.measure.profile import Profile, profile_prompt
 from pyllama_mtp.measure.recordfile import Record, Records, Run, Writer, run_to_resume
 from pyllama_mtp.measure.runner import Runner, SideBySide, open_session
 from pyllama_mtp.measure.worker import Load, WorkerRunner
@@ -87,7 +88,7 @@ def run_matrix(
             settings=request.settings,
             sampling=request.sampling,
             runners={**own, **peers},
-            profilers={name: one.profile for name, one in own.items()} if request.profile else {},
+            profilers=_profilers(own, model) if request.profile else {},
             prompts=Prompts(model, request.texts, request.plan.output_mode),
             run=header["run"],
             budget_s=request.budget_s,
@@ -120,6 +121,16 @@ def _runners(
         worker = stack.enter_context(closing(WorkerRunner(load)))
         runners[label], builds[label] = worker, worker.loaded()
     return runners, builds
+
+
+def _profilers(
+    runners: Mapping[str, Runner | WorkerRunner], model: Model
+) -> dict[str, Callable[[Settings, list[int]], Profile]]:
+    here = partial(profile_prompt, partial(open_session, model))
+    return {
+        name: one.profile if isinstance(one, WorkerRunner) else here
+        for name, one in runners.items()
+    }
 
 
 def _peers(

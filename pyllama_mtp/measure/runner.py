@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         Settings,
     )
     from pyllama_mtp.answer import Answer
-    from pyllama_mtp.measure.profile import Profile
 
 #: Tokens that the warm-up generates.
 WARM_UP_TOKENS = 8
@@ -200,12 +199,6 @@ class Runner:
         del self._runs[number]
         run.session.close()
         return Measured(sample, memory)
-
-    def profile(self, settings: Settings, prompt: list[int]) -> Profile:
-        """Where the time of a prompt goes; see :func:`.profile_prompt`."""
-        from pyllama_mtp.measure.profile import profile_prompt  # which needs this module
-
-        return profile_prompt(self._open, settings, prompt)
 
     def drop(self) -> None:
         """Close whatever is open."""

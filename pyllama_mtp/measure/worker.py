@@ -196,12 +196,14 @@ def serve(pipe: Connection, stderr: str, load: Load) -> None:
 
     from pyllama_mtp import Model
     from pyllama_mtp.measure.header import Build
+    from pyllama_mtp.measure.profile import profile_prompt
     from pyllama_mtp.measure.runner import Runner, open_session
 
     try:
         library = load_library(load.library)
         with Model(load.model, **load.placement, mtp=load.mtp) as model:
-            runner = Runner(partial(open_session, model))
+            opener = partial(open_session, model)
+            runner, others = Runner(opener), {"profile": partial(profile_prompt, opener)}
             n_gpu_layers, workers = load.placement["n_gpu_layers"], model.rpc_servers
             pipe.send(("done", Build.of(library, n_gpu_layers, load.label, workers)))
             while True:
@@ -210,7 +212,7 @@ def serve(pipe: Connection, stderr: str, load: Load) -> None:
                 except EOFError:
                     return runner.close()
                 try:
-                    pipe.send(("done", getattr(runner, method)(*arguments)))
+                    pipe.send(("done", (others.get(method) or getattr(runner, method))(*arguments)))
                 except PyllamaMtpError as error:
                     pipe.send((type(error).__name__, str(error)))
     except PyllamaMtpError as error:

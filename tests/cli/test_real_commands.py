@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.llama import native
-from pyllama_mtp.measure.cells import read_cells
 from pyllama_mtp.measure.ratios import base_of
+from pyllama_mtp.measure.recordfile import read_cells
 from pyllama_mtp.measure.verdict import slow_types, step_shares
 from pyllama_mtp.models import demo
 from pyllama_mtp.models.ggufinfo import read_gguf

@@ -16,11 +16,11 @@ import pytest
 import pyllama_mtp
 from pyllama_mtp import bench
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.cells import Cell, read_cells
+from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.classprompts import TEXTS
 from pyllama_mtp.measure.plan import AXES, SWITCHES
 from pyllama_mtp.measure.promptset import CLASSES
-from pyllama_mtp.measure.recordfile import Writer, read_file
+from pyllama_mtp.measure.recordfile import Writer, read_cells, read_file
 from pyllama_mtp.measure.table import print_matrix
 from pyllama_mtp.settings import Settings
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.measure.cells import Cell, read_cells
+from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.published import read_published
+from pyllama_mtp.measure.recordfile import read_cells
 from pyllama_mtp.measure.report.page import write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
