@@ -256,7 +256,8 @@ class Scripted(DepthController):
     ) -> None:
         assert 0 <= draft_s < total_s
         assert all(0 <= held <= min(usable, n_drafted) for usable, held in outcomes)
-        assert max(n_drafted, *(usable for usable, _ in outcomes)) <= self.asked[-1]
+        asked = self.asked[-1] if self.asked else 0  # without a head nobody asks
+        assert max(n_drafted, *(usable for usable, _ in outcomes)) <= asked
         self.told.append((len(outcomes), n_drafted, sum(held for _, held in outcomes)))
 
     def update_lookup(self, n_drafted: int, n_accepted: int, total_s: float) -> None:
