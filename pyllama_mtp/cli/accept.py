@@ -262,7 +262,7 @@ def make_plan(
     return Plan(
         prompts=prompts,
         source=source,
-        depth=args.draft_n_max,
+        depth=loading.depth_for(model, args.draft_n_max),
         max_tokens=args.max_tokens,
         context_lengths=chosen,
         context_prompts=args.context_prompts,

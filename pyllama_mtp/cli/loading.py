@@ -222,6 +222,15 @@ def open_model(args: argparse.Namespace, *, mtp: bool | None, without: str) -> I
         yield model
 
 
+def depth_for(model: Model, depth: int) -> int:
+    """As many drafts a round as asked for, or as the model can have: then it is said."""
+    most = model.info.most_drafts
+    if most is None or depth <= most:
+        return depth
+    print(f"{PROGRAM}: {model.info.fewer_drafts}", file=sys.stderr)
+    return most
+
+
 @contextmanager
 def _loading_bar() -> Iterator[Callable[[float], None]]:
     """A bar that vanishes when the model is loaded; nothing where stderr is not a terminal."""

@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
     native.load(args.lib)
     with loading.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
+        args.limit = loading.depth_for(model, args.limit)
         needed = args.prompt_size + tokens_needed(args.limit, args.repeat) + 1
         if needed > model.n_ctx_train and not settings.n_ctx:
             raise UsageError(

@@ -93,7 +93,8 @@ def measure_costs(session: Session, prompt: Sequence[int], repeats: int) -> Cost
     Raises:
         UsageError: the session does not draft, or the context is too short.
     """
-    engine, limit = session._engine, session.settings.depth_limit
+    engine = session._engine
+    limit = engine.settings.depth_limit  # a model may have fewer drafts per round
     if limit < 1:
         raise UsageError("costs are measured at depths 0 to draft_n_max; give at least 1")
     n_tokens = tokens_needed(limit, repeats)

@@ -78,6 +78,7 @@ def run_matrix(
     build = Build.of(native.load(), n_gpu_layers, request.plan.libraries[0], model.rpc_servers)
     if not request.plan.libraries[0]:  # one library: what its stamp says
         request = replace(request, plan=replace(request.plan, libraries=(build.variant,)))
+    request = replace(request, plan=_possible(model, request.plan, say))
     with ExitStack() as stack:
         own, builds = _runners(request, model, build, stack)
         peers = _peers(request, model, n_gpu_layers, builds, say)
@@ -107,6 +108,17 @@ def run_matrix(
             for take in keep:
                 take(record)
     return matrix
+
+
+def _possible(model: Model, plan: Plan, say: Callable[[str], None]) -> Plan:
+    """Without depths that the model cannot draft at, which would be measured twice."""
+    info = model.info
+    most = info.most_drafts
+    depths = tuple(min(d, most) if most and isinstance(d, int) else d for d in plan.depths)
+    if depths == plan.depths:
+        return plan
+    say(f"{info.fewer_drafts}: deeper is not measured")
+    return replace(plan, depths=tuple(dict.fromkeys(depths)))
 
 
 def _runners(

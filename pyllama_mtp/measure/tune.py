@@ -151,7 +151,10 @@ def recommendation(costs: Costs, slow: Mapping[str, float] | None = None) -> str
     )
     deeper = ""
     if ranges[-1].depth == costs.limit:
-        deeper = f" Depths above {costs.limit} were not measured; they may be faster still."
+        deeper = (
+            f" Depths above {costs.limit} were not measured; "
+            "where the model can draft so much, they may be faster still."
+        )
     advice = f"use draft_n_max={fixed}" if fixed else "no draft is worth it"
     return (
         f"{why + ' ' if why else ''}Fastest depth by acceptance per draft: {depths}.{deeper} At "

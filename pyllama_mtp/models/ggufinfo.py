@@ -10,6 +10,7 @@ import math
 import os
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pyllama_mtp.errors import ModelFileError, NoMtpHeadError, UnsupportedArchitectureError
 from pyllama_mtp.models import sidecar
@@ -97,6 +98,14 @@ class GGUFInfo:
         """Drafts that a round can have at most; None: as many as anybody asks for."""
         several = self.supported and self.abilities.several_heads and self.n_mtp_layers > 1
         return self.n_mtp_layers if several else None
+
+    @property
+    def fewer_drafts(self) -> str:
+        """Why a round has no more than :attr:`most_drafts`, for people."""
+        return (
+            f"{Path(self.path).name} has {self.n_mtp_layers} MTP blocks, each of which drafts "
+            f"one token: at most {self.most_drafts} a round"
+        )
 
     @property
     def n_params(self) -> int:

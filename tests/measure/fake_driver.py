@@ -157,7 +157,7 @@ class Model:
     same_bits = True
     rpc_servers: tuple[str, ...] = ()
     options = ModelOptions()
-    info = SimpleNamespace(head="", why_no_mtp="the model has no MTP head")
+    info = SimpleNamespace(head="", why_no_mtp="the model has no MTP head", most_drafts=None)
 
     def __init__(
         self,
