@@ -1,7 +1,7 @@
-"""Small models with an MTP head of every architecture that the pinned llama.cpp has a graph for.
+"""Models with an MTP head of every architecture that the pinned llama.cpp has a graph for.
 
-Dimensions are those of upstream's tests/test-llama-archs.cpp, or near them. What tensors a model
-has, and of what shape, says the library itself: its loader makes a model of the metadata alone.
+What tensors a model has, and of what shape, says the library itself: its loader makes a model of
+the metadata alone.
 """
 
 from __future__ import annotations
@@ -17,124 +17,11 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from pyllama_mtp.llama import native
 from pyllama_mtp.models.demo import demo_path
+from pyllama_mtp.models.vocab import CHAT_TEMPLATE, synthetic_vocabulary
+
+from .hyperparameters import N_LAYER_LARGE, N_VOCAB_LARGE, hyperparameters
 
 Array = npt.NDArray[np.float32]
-
-N_LAYER = 2
-#: Hyper-parameters that all have.
-_COMMON: dict[str, Any] = {
-    "context_length": 8192,
-    "embedding_length": 128,
-    "feed_forward_length": 192,
-    "attention.head_count": 2,
-    "attention.head_count_kv": 2,
-    "attention.layer_norm_rms_epsilon": 1e-5,
-    "leading_dense_block_count": 1,
-    "expert_feed_forward_length": 96,
-    "expert_shared_feed_forward_length": 64,
-    "expert_count": 4,
-    "expert_used_count": 2,
-    "expert_shared_count": 1,
-    "expert_gating_func": 2,  # sigmoid
-    "expert_weights_norm": True,
-    "expert_weights_scale": 1.0,
-}
-#: Latent attention: one K/V head; keys are the latent and the rotated part.
-_LATENT: dict[str, Any] = {
-    "attention.head_count_kv": 1,
-    "attention.key_length": 96,
-    "attention.value_length": 64,
-    "attention.key_length_mla": 64,
-    "attention.value_length_mla": 32,
-    "attention.q_lora_rank": 48,
-    "attention.kv_lora_rank": 64,
-    "rope.dimension_count": 32,
-}
-_INDEXER: dict[str, Any] = {
-    "attention.indexer.head_count": 4,
-    "attention.indexer.key_length": 64,
-    "attention.indexer.top_k": 4096,
-}
-_WINDOW: dict[str, Any] = {"attention.sliding_window": 32}
-
-
-def hyperparameters(arch: str, n_heads: int) -> dict[str, Any]:
-    """Of the small model of an architecture with so many MTP blocks, without its name as prefix."""
-    n = N_LAYER + n_heads
-    own: dict[str, dict[str, Any]] = {
-        "bailingmoe3": {
-            **_LATENT,
-            "attention.head_count_kv": [0, *[1] * (n - 1)],
-            "ssm.conv_kernel": 4,
-            "kda.head_dim": 64,
-            "kda.gate_lower_bound": -5.0,
-        },
-        "cohere2moe": {
-            **_WINDOW,
-            "attention.sliding_window_pattern": [True, *[False] * (n - 1)],
-            "attention.layer_norm_epsilon": 1e-5,
-            "logit_scale": 1.0,
-        },
-        "deepseek2": _LATENT,
-        "deepseek32": {**_LATENT, **_INDEXER},
-        "deepseek4": {
-            **_WINDOW,
-            **_INDEXER,
-            "attention.indexer.key_length": 128,  # equal to key_length it ends the process
-            "embedding_length": 256,
-            "feed_forward_length": 256,
-            "attention.head_count": 4,
-            "attention.head_count_kv": 1,
-            "attention.key_length": 64,
-            "attention.value_length": 64,
-            "rope.dimension_count": 32,
-            "attention.q_lora_rank": 64,
-            "attention.output_group_count": 4,
-            "attention.output_lora_rank": 32,
-            "attention.compress_ratios": [4, 128, *[0] * n_heads],
-            "attention.compress_rope_freq_base": 160000.0,
-            "hyper_connection.count": 4,
-            "hyper_connection.sinkhorn_iterations": 2,
-            "hyper_connection.epsilon": 1e-6,
-            "hash_layer_count": 0,
-            "swiglu_clamp_exp": 10.0,
-            "expert_gating_func": 4,
-        },
-        "glm-dsa": {**_LATENT, **_INDEXER},
-        "glm4moe": {"attention.key_length": 64, "attention.value_length": 64},
-        "mimo2": {
-            **_WINDOW,
-            "attention.sliding_window_pattern": [1, 0, *[1] * n_heads],
-        },
-        "nemotron_h_moe": {
-            "attention.layer_norm_epsilon": 1e-5,
-            "feed_forward_length": [0, 0, 192, *[0] * n_heads],
-            "attention.head_count_kv": [0, 2, 0, *[2] * n_heads],
-            "ssm.conv_kernel": 4,
-            "ssm.inner_size": 256,
-            "ssm.state_size": 64,
-            "ssm.group_count": 2,
-            "ssm.time_step_rank": 4,
-        },
-        "qwen3next": {
-            "rope.dimension_sections": [4, 4, 4, 4],
-            "full_attention_interval": 2,
-            "ssm.conv_kernel": 4,
-            "ssm.inner_size": 128,
-            "ssm.state_size": 32,
-            "ssm.group_count": 2,
-            "ssm.time_step_rank": 4,
-        },
-        "step35": {
-            **_WINDOW,
-            "embedding_length": 160,
-            "attention.sliding_window_pattern": [1, 0, *[1] * n_heads],
-        },
-    }
-    chosen = {**_COMMON, **own.get(arch, {})}
-    n_layer = 3 if arch == "nemotron_h_moe" else N_LAYER
-    return {**chosen, "block_count": n_layer + n_heads, "nextn_predict_layers": n_heads}
-
 
 # --- what the library makes of them -------------------------------------------------------------
 
@@ -198,8 +85,9 @@ _DENSE = ("ffn_gate.", "ffn_up.", "ffn_down.")
 #: Parts that a well drafting model keeps small: what they add to the residual stream.
 _OUTPUTS = ("attn_output", "ssm_out", "attn_output_b")
 _SMALL = 0.0005
-#: Norm of an embedding, as in pyllama_mtp/models/predictable.py.
-_LENGTH = 0.25
+#: Norm of an embedding, as in pyllama_mtp/models/predictable.py; in a large model, where there are
+#: more and longer outputs.
+_LENGTH, _LENGTH_LARGE = 0.25, 4.0
 
 
 def _wanted(name: str, names: Mapping[str, Any], arch: str, n_layer: int) -> bool:
@@ -242,7 +130,10 @@ def _drafting_well(tensors: dict[str, Array], n_layer: int, noise: float, seed: 
     pyllama_mtp/models/predictable.py."""
     embedding = tensors["token_embd.weight"]
     n_embd = embedding.shape[1]
-    embedding *= _LENGTH / np.linalg.norm(embedding, axis=1, keepdims=True)
+    large = n_layer >= N_LAYER_LARGE
+    length = _LENGTH_LARGE if large else _LENGTH
+    same = ("ffn", "post", "exp_probs") if large else ("ffn", "post")
+    embedding *= length / np.linalg.norm(embedding, axis=1, keepdims=True)
     last = f"blk.{n_layer - 1}."
     for name, data in tensors.items():
         head = name.startswith("blk.") and int(name.split(".")[1]) >= n_layer
@@ -253,15 +144,13 @@ def _drafting_well(tensors: dict[str, Array], n_layer: int, noise: float, seed: 
             data[:, :n_embd] = np.eye(n_embd, dtype=np.float32)
             data[:, n_embd:] = np.random.default_rng(seed).standard_normal((n_embd, n_embd))
         elif name.endswith("nextn.enorm.weight"):
-            data[:] = _LENGTH / np.sqrt(n_embd)
+            data[:] = length / np.sqrt(n_embd)
         elif name.endswith("nextn.hnorm.weight"):
-            data[:] = noise * _LENGTH / n_embd
+            data[:] = noise * length / n_embd
         elif name.endswith("shared_head_norm.weight"):
             data[:] = tensors["output_norm.weight"]
-        elif (
-            head and (last + name.split(".", 2)[2]) in tensors and ("ffn" in name or "post" in name)
-        ):
-            data[:] = tensors[last + name.split(".", 2)[2]]
+        elif head and any(part in name for part in same):
+            data[:] = tensors.get(last + name.split(".", 2)[2], data)
 
 
 def write_model(
@@ -271,18 +160,21 @@ def write_model(
     *,
     noise: float | None = None,
     seed: int = 1,
+    large: bool = False,
     changes: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a small model of an architecture, in F32, with the demo model's tokenizer.
+    """Write a model of an architecture, in F32.
 
     Args:
         n_heads: MTP blocks.
         noise: of a head that drafts well otherwise; None: random weights.
+        large: a model to measure with, of one of LARGE; else it is small, and has the demo
+            model's tokenizer.
         changes: hyper-parameters that are others in the file, and fit its tensors no longer.
     """
-    given = hyperparameters(arch, n_heads)
+    given = hyperparameters(arch, n_heads, large)
     header = path.with_suffix(".header")
-    _write(header, arch, given, {})
+    _write(header, arch, given, {}, large)
     shapes = tensor_shapes(header)
     header.unlink()
     n_layer = given["block_count"] - n_heads
@@ -306,11 +198,17 @@ def write_model(
             tensors[f"blk.{i}.attn_qkv.weight"] = np.concatenate(parts)
     if noise is not None:
         _drafting_well(tensors, n_layer, noise, seed)
-    _write(path, arch, {**given, **(changes or {})}, tensors)
+    _write(path, arch, {**given, **(changes or {})}, tensors, large)
     return path
 
 
-def _write(path: Path, arch: str, given: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
+def _write(
+    path: Path,
+    arch: str,
+    given: Mapping[str, Any],
+    tensors: Mapping[str, Array],
+    large: bool,
+) -> None:
     writer = GGUFWriter(path, arch)
     writer.add_name(f"{arch}, random weights")
     for key, value in given.items():
@@ -323,14 +221,29 @@ def _write(path: Path, arch: str, given: Mapping[str, Any], tensors: Mapping[str
             writer.add_array(name, value)
         else:
             writer.add_uint32(name, value)
-    for key, field in GGUFReader(demo_path()).fields.items():
-        if key.startswith("tokenizer."):
-            kind = field.types[0]
-            sub = field.types[-1] if kind == GGUFValueType.ARRAY else None
-            writer.add_key_value(key, field.contents(), kind, sub)
+    (_synthetic_tokenizer if large else _demo_tokenizer)(writer)
     for name, data in tensors.items():
         writer.add_tensor(name, data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _demo_tokenizer(writer: GGUFWriter) -> None:
+    for key, field in GGUFReader(demo_path()).fields.items():
+        if key.startswith("tokenizer."):
+            kind = field.types[0]
+            sub = field.types[-1] if kind == GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), kind, sub)
+
+
+def _synthetic_tokenizer(writer: GGUFWriter) -> None:
+    vocab = synthetic_vocabulary(N_VOCAB_LARGE)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(vocab.tokens)
+    writer.add_token_types(vocab.types)
+    writer.add_token_merges(vocab.merges)
+    writer.add_eos_token_id(vocab.im_end)
+    writer.add_chat_template(CHAT_TEMPLATE)
