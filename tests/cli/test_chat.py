@@ -41,10 +41,10 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def wait_for(self, words: str) -> str:
+    def wait_for(self, words: str, seconds: float = 20) -> str:
         """What is shown until `words` are, and with them."""
         while words not in self.text:
-            ready, _, _ = select.select([self._master], [], [], 20)
+            ready, _, _ = select.select([self._master], [], [], seconds)
             assert ready, f"{words!r} does not come: {self.text!r}"
             try:
                 self.text += os.read(self._master, 4096).decode(errors="replace")
@@ -116,8 +116,11 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(open_chat: Callable[..., Ter
     terminal.type("/set ignored\x15")  # typed ahead, and taken back
     terminal.type("\x03")
     terminal.wait_for("> ")
-    terminal.type("\x03")
-    terminal.wait_for("> ")
+    for seconds in (5, 5, 20):  # before the prompt that is shown is read, it ends nothing
+        terminal.type("\x03")
+        with contextlib.suppress(AssertionError) if seconds == 5 else contextlib.nullcontext():
+            terminal.wait_for("> ", seconds)
+            break
     terminal.type("/set max_tokens 5\n/retry\n/stats\n")
     assert "answer     5 tokens" in terminal.wait_for("tokens written")
     terminal.type("/exit\n")

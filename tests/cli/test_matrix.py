@@ -16,11 +16,10 @@ import pytest
 from pyllama_mtp.cli.matrix import DEMO_REPEAT, REPEAT
 from pyllama_mtp.cli.matrix_progress import short_label
 from pyllama_mtp.errors import DiskFullError, FatalDecodeError
-from pyllama_mtp.measure.cells import read_cells
 from pyllama_mtp.measure.matrix import Event
 from pyllama_mtp.measure.plan import Group, Plan
 from pyllama_mtp.measure.ratios import base_of
-from pyllama_mtp.measure.recordfile import Writer, read_file
+from pyllama_mtp.measure.recordfile import Writer, read_cells, read_file
 from pyllama_mtp.models import synth
 
 Cli = Callable[..., SimpleNamespace]

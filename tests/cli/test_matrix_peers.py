@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 import pyllama_mtp
-from pyllama_mtp.measure.cells import read_cells
-from pyllama_mtp.measure.recordfile import read_file
+from pyllama_mtp.measure.recordfile import read_cells, read_file
 
 Cli = Callable[..., SimpleNamespace]
 SMALL = (

@@ -17,10 +17,11 @@ import pytest
 
 from pyllama_mtp.errors import DiskFullError, UsageError
 from pyllama_mtp.measure import acceptance_record
-from pyllama_mtp.measure.cells import Cell, Sample, read_cells
+from pyllama_mtp.measure.cells import Cell, Sample
 from pyllama_mtp.measure.recordfile import (
     Writer,
     check_output,
+    read_cells,
     read_file,
     run_to_resume,
     to_line,
