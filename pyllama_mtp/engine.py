@@ -113,8 +113,7 @@ class Engine:
         self._outputs_before = 0
         depth = settings.depth_limit
         self.choice = DraftChoice(settings, n_sequences, model.has_mtp)
-        head = depth > 0 and model.has_mtp
-        self.prompt_sync = prompt_sync(model, settings) if head else ""
+        self.prompt_sync = prompt_sync(model, settings) if depth and model.has_mtp else ""
         options = replace(self._options(), times=times)
         self.heads: Heads | None = None
         self.target = Context(model, options)
@@ -122,9 +121,9 @@ class Engine:
         self.drafter: Drafter | UpstreamDrafter | None = None
         self.upstream: UpstreamDrafter | None = None
         try:
-            if head and self.prompt_sync == "full":
+            if self.prompt_sync == "full":
                 self.drafter = self.upstream = UpstreamDrafter(self.target, options)
-            elif head:
+            elif self.prompt_sync:
                 self.drafter = Drafter(self.target)
                 self.heads = Heads(self.target, model, settings)
                 if self.heads:
@@ -140,7 +139,6 @@ class Engine:
         """Those of the target."""
         model, settings, n_sequences = self.model, self.settings, self.n_sequences
         depth = settings.depth_limit
-        head = depth > 0 and model.has_mtp
         # llama.cpp keeps a sequence's last depth + 1 tokens in one graph, and asserts room for one.
         least = max(depth + 2 if depth else 1, n_sequences * (depth + 1))
         if min(settings.n_batch, settings.n_ubatch) < least:
@@ -163,9 +161,9 @@ class Engine:
             type_v=settings.cache_type_v,
             flash_attn=settings.flash_attn,
             rope=settings.rope,
-            with_mtp=head and self.prompt_sync == "kv",
+            with_mtp=self.prompt_sync == "kv",
             hidden=settings.hidden,
-            tap="all" if head and self.prompt_sync == "full" else "off",
+            tap="all" if self.prompt_sync == "full" else "off",
             n_outputs_max=n_outputs(settings, n_sequences, n_batch),
             n_rs_seq=depth if settings.rollback != "replay" else 0,
             n_seq_max=n_sequences,

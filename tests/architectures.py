@@ -17,7 +17,8 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from pyllama_mtp.llama import native
 from pyllama_mtp.models.demo import demo_path
-from pyllama_mtp.models.vocab import CHAT_TEMPLATE, synthetic_vocabulary
+from pyllama_mtp.models.synth import add_tokens
+from pyllama_mtp.models.vocab import CHAT_TEMPLATE
 
 from .hyperparameters import N_LAYER_LARGE, N_VOCAB_LARGE, hyperparameters
 
@@ -239,11 +240,5 @@ def _demo_tokenizer(writer: GGUFWriter) -> None:
 
 
 def _synthetic_tokenizer(writer: GGUFWriter) -> None:
-    vocab = synthetic_vocabulary(N_VOCAB_LARGE)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(vocab.tokens)
-    writer.add_token_types(vocab.types)
-    writer.add_token_merges(vocab.merges)
-    writer.add_eos_token_id(vocab.im_end)
+    add_tokens(writer, N_VOCAB_LARGE, "qwen2")
     writer.add_chat_template(CHAT_TEMPLATE)

@@ -10,7 +10,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from pyllama_mtp.models.vocab import CHAT_TEMPLATE, synthetic_vocabulary
+from pyllama_mtp.models.synth import add_tokens
+from pyllama_mtp.models.vocab import CHAT_TEMPLATE
 
 #: Attention only; with a sliding window; with tokenizers of both kinds; a recurrent state without
 #: snapshots.
@@ -125,13 +126,7 @@ def _mamba(n_layer: int) -> Shapes:
 
 
 def _bpe(writer: gguf.GGUFWriter) -> None:
-    vocab = synthetic_vocabulary(N_VOCAB)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(vocab.tokens)
-    writer.add_token_types(vocab.types)
-    writer.add_token_merges(vocab.merges)
-    writer.add_eos_token_id(vocab.im_end)
+    vocab = add_tokens(writer, N_VOCAB, "qwen2")
     writer.add_bos_token_id(vocab.endoftext)
     writer.add_add_bos_token(False)
 

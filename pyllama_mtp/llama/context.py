@@ -321,12 +321,14 @@ class Context(Owned, OfThisProcess):
     def rewind(self, seq: int = SEQ) -> int:
         """How many positions a sequence can go back now. A recurrent state can by its snapshots; a
         cache with a sliding window by those that it holds, less what is looked back at from there;
-        another one all the way."""
+        another one, and that of a head alone, all the way."""
         if self.model.is_recurrent and not self.options.mtp_head:
             return self._rewind.get(seq, 0)
         past, window = self.past(seq), self.model.n_swa
+        if not window or self.options.mtp_head:
+            return past
         first = int(self._lib.llama_memory_seq_pos_min(self._memory, seq))
-        return past if not window or first <= 0 else max(0, past - first - window)
+        return past if first <= 0 else max(0, past - first - window)
 
     def draft(
         self,
@@ -711,7 +713,7 @@ class Context(Owned, OfThisProcess):
         :meth:`rewind`."""
         self.handle  # noqa: B018 - raises when closed
         back = self.past(seq) - start
-        if start > 0 and back > self.rewind(seq) and not self.options.mtp_head:
+        if start > 0 and back > self.rewind(seq):
             return False
         removed = bool(self._call(self._lib.pyllama_memory_seq_rm, seq, start, -1))
         if removed and back > 0:

@@ -31,7 +31,7 @@ from pyllama_mtp.models.quantize import (
 )
 from pyllama_mtp.models.randomweights import BLOCK, BLOCK_BYTES, TENSOR_TYPES, tensor_chunks
 from pyllama_mtp.models.shapes import ModelShape, check_shape, get_shape
-from pyllama_mtp.models.vocab import CHAT_TEMPLATE, synthetic_vocabulary
+from pyllama_mtp.models.vocab import CHAT_TEMPLATE, Vocabulary, synthetic_vocabulary
 
 #: Called with (bytes written, bytes in all) after every chunk.
 Progress = Callable[[int, int], None]
@@ -314,14 +314,20 @@ def _add_dimensions(writer: GGUFWriter, shape: ModelShape) -> None:
     writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)
 
 
-def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
+def add_tokens(writer: GGUFWriter, n_vocab: int, pre: str = "qwen35") -> Vocabulary:
+    """The tokens of :func:`.synthetic_vocabulary`, as byte-level BPE that splits text as `pre`."""
     vocab = synthetic_vocabulary(n_vocab)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen35")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(vocab.tokens)
     writer.add_token_types(vocab.types)
     writer.add_token_merges(vocab.merges)
     writer.add_eos_token_id(vocab.im_end)
+    return vocab
+
+
+def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
+    vocab = add_tokens(writer, n_vocab)
     writer.add_pad_token_id(vocab.endoftext)
     writer.add_bos_token_id(vocab.endoftext)
     writer.add_add_bos_token(False)
