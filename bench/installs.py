@@ -4,8 +4,9 @@
     python bench/installs.py --model FILE.gguf --old OLD/bin/python --new NEW/bin/python
 
 Each install has a process of its own, in which a session at every depth waits between turns. In a
-turn one side decodes --tokens tokens after the same prompt, then the other one does; which of them
-is first changes from turn to turn. Ratios are taken within a turn. Texts that differ are reported.
+turn one side decodes --tokens tokens after a prompt, then the other one after the same; which of
+them is first changes from turn to turn, as does the prompt: what one text happens to accept is
+luck. Ratios are taken within a turn. Texts that differ are reported.
 Writes results/NAME.json and .md.
 """
 
@@ -36,10 +37,12 @@ model = Model(plan["model"])
 settings = {"n_ctx": plan["prompt"] + plan["tokens"] + 64, "n_threads": plan["threads"]}
 settings["ngram"] = False
 sessions = {d: Session(model, Settings(draft_n_max=d, **settings)) for d in plan["depths"]}
-prompt = model.tokenize(plan["text"])[: plan["prompt"]]
-print(json.dumps({"stamp": native.load().stamp, "n_prompt": len(prompt)}), flush=True)
+tokens, n = model.tokenize(plan["text"]), plan["prompt"]
+print(json.dumps({"stamp": native.load().stamp, "n_prompt": min(n, len(tokens))}), flush=True)
 for line in sys.stdin:
-    depth = json.loads(line)
+    depth, number = json.loads(line)
+    start = number * n % max(1, len(tokens) - n)
+    prompt = tokens[start : start + n]
     answer = sessions[depth].generate(prompt, max_tokens=plan["tokens"], ignore_eos=True).run()
     t = answer.telemetry
     found = {"decode_tps": t.decode_tps, "passes": (t.rounds or t.n_generated - 1) / t.decode_s}
@@ -116,7 +119,7 @@ def both(args: argparse.Namespace, plan: dict[str, Any]) -> Iterator[dict[str, S
 def turn(sides: dict[str, Side], depth: int | str, number: int) -> dict[str, float]:
     """Tokens per second of both, and passes of the model per second."""
     order = SIDES if number % 2 else SIDES[::-1]
-    answers = {name: sides[name].ask(depth) for name in order}
+    answers = {name: sides[name].ask([depth, number]) for name in order}
     if answers["old"]["tokens"] != answers["new"]["tokens"]:
         print(f"depth {depth}: the texts differ", file=sys.stderr)
     found = {name: answers[name]["decode_tps"] for name in SIDES}
@@ -130,7 +133,7 @@ def markdown(result: dict[str, Any]) -> str:
     lines += [
         f"- Old: patch series {plan['old'][:12]}",
         f"- Model: {plan['model']}; {plan['n_prompt']} tokens of prompt, {plan['tokens']} decoded "
-        f"a turn, {plan['turns']} turns, {plan['threads']} threads",
+        f"a turn, {plan['turns']} turns with a prompt each, {plan['threads']} threads",
         "",
     ]
     rows = []
