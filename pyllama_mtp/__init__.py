@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import errors
     from .answer import Answer
+    from .chats.options import ChatOptions
     from .chats.toolcalls import CallPiece, ToolCall
     from .contextoptions import RopeScaling
     from .errors import PyllamaMtpError
     from .grammar import Grammar
     from .llama import native
-    from .llama.chat import ChatOptions
     from .llama.model import Model
     from .measure import api as bench  # noqa: F401 - lazy, not for import *
     from .scheduler import BatchGeneration, Generation
@@ -56,16 +56,16 @@ __all__ = [
 # Imported when it is used: the command line answers Ctrl-C and `--help` before numpy is there.
 _MODULES = {
     "answer": ("Answer",),
+    "chats.options": ("ChatOptions",),
+    "chats.toolcalls": ("CallPiece", "ToolCall"),
     "contextoptions": ("RopeScaling",),
     "errors": ("PyllamaMtpError",),
     "grammar": ("Grammar",),
-    "llama.chat": ("ChatOptions",),
     "llama.model": ("Model",),
     "scheduler": ("BatchGeneration", "Generation"),
     "session": ("BatchSession", "Session", "stream"),
     "settings": ("Sampling", "Settings"),
     "telemetry": ("Pair", "Telemetry"),
-    "chats.toolcalls": ("CallPiece", "ToolCall"),
 }
 _ROOMS = {"bench": ".measure.api", "errors": ".errors", "native": ".llama.native"}
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}

@@ -28,12 +28,12 @@ from .arguments import (
     token_ids,
     whole,
 )
+from .chats.options import ChatOptions, call_form
 from .chats.thinking import Splitter, opened
 from .chats.tools import Messages, Tools
 from .engine import Engine
 from .errors import UsageError
 from .generate import Limits, OnProgress, Request
-from .llama.chat import ChatOptions, call_form
 from .llama.model import Model
 from .llama.owned import Owned
 from .llama.trace import NodeTimes

@@ -1,1 +1,1 @@
-"""Chats: thinking, tools and calls of them in the text of an answer; no model is needed."""
+"""Chats: how they are put to a model; thought and calls of tools, told apart from its answer."""

@@ -17,7 +17,7 @@ from pyllama_mtp.measure.plan import SWITCHES
 from pyllama_mtp.settings import Sampling, Settings
 
 if TYPE_CHECKING:
-    from pyllama_mtp.llama.chat import ChatOptions
+    from pyllama_mtp.chats.options import ChatOptions
 
 #: What --n-ctx is where it is a session's.
 USUAL_N_CTX = (
@@ -180,7 +180,7 @@ def add_chat_options(parser: argparse.ArgumentParser) -> None:
 
 def chat_options_from(args: argparse.Namespace) -> ChatOptions:
     """The `ChatOptions` of the options."""
-    from pyllama_mtp.llama.chat import ChatOptions
+    from pyllama_mtp.chats.options import ChatOptions
 
     thinking = {"on": True, "off": False, "auto": None}[args.reasoning]
     budget = None if args.reasoning_budget < 0 else args.reasoning_budget

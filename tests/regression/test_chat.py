@@ -70,7 +70,7 @@ def test_a_tool_is_called_and_answers(
 ) -> None:
     if form == "xml":
         monkeypatch.setattr("pyllama_mtp.session.call_form", lambda template: "xml")
-        monkeypatch.setattr("pyllama_mtp.llama.chat.call_form", lambda template: "xml")
+        monkeypatch.setattr("pyllama_mtp.chats.options.call_form", lambda template: "xml")
     options: Any = {"tools": TOOLS, "tool_choice": "add", "max_tokens": 120}
     found = []
     for depth in (0, 3):

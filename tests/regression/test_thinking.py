@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
+from pyllama_mtp.chats.options import ChatOptions
 from pyllama_mtp.chats.thinking import FORCED
-from pyllama_mtp.llama.chat import ChatOptions
 
 from .support import settings
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from pyllama_mtp.chats.options import call_form
 from pyllama_mtp.chats.toolcalls import CallPiece, Form
 from pyllama_mtp.chats.tools import Tools, for_template, in_words
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.grammar import Grammar
-from pyllama_mtp.llama.chat import call_form, render
+from pyllama_mtp.llama.chat import render
 
 PROPERTIES: dict[str, Any] = {
     "path": {"type": "string"},

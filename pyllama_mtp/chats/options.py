@@ -1,0 +1,148 @@
+"""How a conversation is put to a model: thinking, tools, variables of the chat template."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..arguments import flag, refusal, whole
+from ..errors import UsageError
+from ..llama.chat import render
+from ..settings import Sampling
+from .thinking import CLOSE_CALL, OPEN_CALL
+from .toolcalls import Form
+from .tools import Messages, Tools, for_template, in_words
+
+if TYPE_CHECKING:
+    from ..llama.model import Model
+
+#: A conversation with a call, which shows how a template writes one.
+_ASKED = {"role": "user", "content": "?"}
+_CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": "b"}}}
+_CALLED = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_FORMS: dict[Form, str] = {
+    "xml": "<function=f>\n<parameter=a>\nb\n</parameter>\n</function>",
+    "json": '{"name": "f", "arguments": {"a": "b"}}',
+}
+
+
+@functools.lru_cache(maxsize=16)
+def call_form(template: str) -> Form | None:
+    """How a chat template writes calls of tools; None: in no way that is known here."""
+    try:
+        written = render(template, [_ASKED, _CALLED], tools=[])
+    except UsageError:
+        return None
+    calls = {form: f"{OPEN_CALL}\n{call}\n{CLOSE_CALL}" for form, call in _FORMS.items()}
+    return next((form for form, call in calls.items() if call in written), None)
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How a conversation is put to a model. Raises UsageError for a bad value.
+
+    Attributes:
+        thinking: whether the model thinks before it answers: `enable_thinking` of the template.
+            None: as the template has it.
+        budget: most tokens of thought, after which the model must answer; None: any number.
+        reasoning_effort: how much it thinks, where the template asks; "none": not at all.
+        variables: more variables of the template.
+    """
+
+    thinking: bool | None = None
+    budget: int | None = None
+    reasoning_effort: str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.thinking is not None:
+            flag("thinking", self.thinking)
+        if self.budget is not None:
+            whole("budget", self.budget, 0, math.inf, "0 tokens of thought or more, or None")
+        effort: object = self.reasoning_effort
+        if effort is not None and (not isinstance(effort, str) or not effort):
+            raise refusal("reasoning_effort", effort, "a word that the template knows, or None")
+        ours = {"messages", "template", "add_generation_prompt", "tools"} & {*self.variables}
+        if ours:
+            raise UsageError(f"the template's variable {sorted(ours)[0]!r} cannot be set")
+
+    @property
+    def _thinks(self) -> bool | None:
+        """`enable_thinking`; None: nobody says."""
+        if self.thinking is not None:
+            return self.thinking
+        if self.reasoning_effort is not None:
+            return self.reasoning_effort != "none"
+        given = self.variables.get("enable_thinking")
+        return given if isinstance(given, bool) else None
+
+    def prompt(
+        self,
+        model: Model,
+        messages: Messages,
+        tools: Tools | None = None,
+        *,
+        goes_on: bool = False,
+    ) -> list[int]:
+        """Token ids of a conversation, to be answered by the model.
+
+        Args:
+            messages: ``{"role": ..., "content": ...}`` each; see :mod:`pyllama_mtp.chats.tools`.
+            tools: functions that the model may call.
+            goes_on: the model goes on with the last message, which is its own.
+
+        Raises:
+            UsageError: see :meth:`.Model.apply_chat_template`; or there is nothing to go on with.
+        """
+        effort, messages = self.reasoning_effort, for_template(messages)
+        offered = list(tools.offered) if tools else None
+        calls = tools or any(message.get("tool_calls") for message in messages)
+        if calls and call_form(model.chat_template) is None:
+            messages, offered = in_words(messages, tools), None
+        given = {
+            "enable_thinking": self._thinks,
+            "reasoning_effort": None if effort == "none" else effort,
+            "tools": offered,
+        }
+        said = {name: value for name, value in given.items() if value is not None}
+        if goes_on:
+            said["add_generation_prompt"] = False
+        text = model.apply_chat_template(messages, **{**self.variables, **said})
+        if goes_on:
+            text = _until_the_end_of(messages[-1], text)
+        return model.tokenize(text, add_special=False, parse_special=True)
+
+    def sampling(
+        self, sampling: Sampling, model: Model | None = None, tools: Tools | None = None
+    ) -> Sampling:
+        """With the most tokens of thought that these options allow: none for a model that is told
+        not to think and does; and with the grammar of a call, if the answer must be one.
+
+        Raises:
+            UsageError: there is another grammar.
+        """
+        if tools and tools.must and model:
+            if sampling.grammar is not None:
+                raise UsageError("an answer that must be a call cannot follow another grammar, too")
+            grammar = tools.grammar(model, call_form(model.chat_template))
+            sampling = dataclasses.replace(sampling, grammar=grammar)
+        budget = 0 if self._thinks is False else self.budget
+        if budget is None:
+            return sampling
+        return dataclasses.replace(sampling, reasoning_budget=budget)
+
+
+def _until_the_end_of(message: Mapping[str, Any], text: str) -> str:
+    """The rendered `text` up to where this message's content ends in it."""
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, str) or not content.strip():
+        raise UsageError("only a last message of the assistant, with text, can be gone on with")
+    for said in (content, content.strip()):
+        at = text.rfind(said)
+        if at >= 0:
+            return text[: at + len(said)]
+    raise UsageError("the chat template changes the last message: it cannot be gone on with")
