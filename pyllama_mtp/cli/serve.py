@@ -117,8 +117,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         from pyllama_mtp.serve import server
         from pyllama_mtp.serve.app import build_app, log_requests
+        from pyllama_mtp.serve.generator import Generator
         from pyllama_mtp.serve.jobs import Served
-        from pyllama_mtp.serve.worker import Worker
     except ImportError as error:
         raise UsageError(
             f"{error}; the server needs more packages: pip install 'pyllama-mtp[serve]'"
@@ -134,11 +134,11 @@ def run(args: argparse.Namespace) -> int:
     listening = server.listen(args.host, args.port)
     mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
     with listening, loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model:
-        worker = Worker(model, settings, args.n_sequences, args.max_queue)
+        generator = Generator(model, settings, args.n_sequences, args.max_queue)
         served = Served(
             model,
             args.name or model.name,
-            worker.n_ctx,
+            generator.n_ctx,
             args.max_tokens,
             settings.synthetic_acceptance,
             f"fp_{str(library.stamp.get('series', ''))[:12]}",
@@ -160,9 +160,9 @@ def run(args: argparse.Namespace) -> int:
                     host,
                 )
 
-        app = build_app(worker, served, key, args.cors_origins)
+        app = build_app(generator, served, key, args.cors_origins)
         log_requests(args.verbose)
-        ended = server.serve(app, worker, listening, args.grace, say)
+        ended = server.serve(app, generator, listening, args.grace, say)
     if ended == signal.SIGINT:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return INTERRUPTED

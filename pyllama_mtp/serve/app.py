@@ -22,10 +22,10 @@ from pyllama_mtp.errors import UsageError
 
 from .apierror import ApiError, bad_request
 from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
+from .generator import Event, Generator, Job
 from .jobs import Served, make_jobs, tokenize
 from .metrics import registry
 from .replies import DONE, Reply, log, one_line, sse, to_json
-from .worker import Event, Job, Worker
 
 #: Parts of OpenAI's API that there are not here.
 ABSENT = {
@@ -47,13 +47,13 @@ LARGEST_BODY = 32 * 2**20
 class Ticket:
     """What a client waits for: the jobs of its request, and their events."""
 
-    def __init__(self, worker: Worker, jobs: list[Job]) -> None:
-        """Raises ApiError: the worker does not take them."""
-        self.jobs, self._worker, self._n_left = jobs, worker, len(jobs)
+    def __init__(self, generator: Generator, jobs: list[Job]) -> None:
+        """Raises ApiError: the generator does not take them."""
+        self.jobs, self._generator, self._n_left = jobs, generator, len(jobs)
         self._events: asyncio.Queue[tuple[Job, Event]] = asyncio.Queue()
         for job in jobs:
             job.post = self._post
-        worker.submit(jobs)
+        generator.submit(jobs)
 
     def _post(self, job: Job, event: Event) -> None:
         self._events.put_nowait((job, event))
@@ -73,7 +73,7 @@ class Ticket:
             job, event = await self._events.get()
             if event.error:
                 self._n_left = 0
-                self._worker.cancel(self.jobs)
+                self._generator.cancel(self.jobs)
                 raise event.error
             self._n_left -= event.finish_reason is not None
             yield job, event
@@ -82,7 +82,7 @@ class Ticket:
         """Nobody waits any more: give up what is not done."""
         if self._n_left:
             self._n_left = 0
-            self._worker.cancel(self.jobs)
+            self._generator.cancel(self.jobs)
 
 
 class EventStream(StreamingResponse):
@@ -117,9 +117,9 @@ def log_requests(verbose: int) -> None:
 
 
 def build_app(
-    worker: Worker, served: Served, api_key: str | None = None, origins: Sequence[str] = ()
+    generator: Generator, served: Served, api_key: str | None = None, origins: Sequence[str] = ()
 ) -> FastAPI:
-    """The application; the worker must have been started.
+    """The application; the generator must have been started.
 
     Args:
         api_key: what clients must send as ``Authorization: Bearer KEY``; None: nothing.
@@ -128,7 +128,7 @@ def build_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        worker.events = asyncio.get_running_loop()
+        generator.events = asyncio.get_running_loop()
         yield
 
     async def authorized(request: Request) -> None:
@@ -136,7 +136,7 @@ def build_app(
             return
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
-            worker.outcomes.count("unauthorized")
+            generator.outcomes.count("unauthorized")
             raise ApiError(
                 401,
                 "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
@@ -149,15 +149,15 @@ def build_app(
         app.add_middleware(
             CORSMiddleware, allow_origins=[*origins], allow_methods=["*"], allow_headers=["*"]
         )
-    _add_error_handlers(app, worker)
-    figures, closed = registry(worker), [Depends(authorized)]
+    _add_error_handlers(app, generator)
+    figures, closed = registry(generator), [Depends(authorized)]
 
     @app.get("/health")
     async def health() -> Response:
-        if worker.broken or not worker.is_alive():
-            return JSONResponse({"status": "broken", "reason": worker.broken}, 503)
+        if generator.broken or not generator.is_alive():
+            return JSONResponse({"status": "broken", "reason": generator.broken}, 503)
         return JSONResponse(
-            {"status": "ok", "running": worker.n_running, "waiting": worker.n_waiting}
+            {"status": "ok", "running": generator.n_running, "waiting": generator.n_waiting}
         )
 
     @app.get("/metrics", dependencies=closed)
@@ -182,7 +182,7 @@ def build_app(
     async def answer(request: Request, kind: type[Body]) -> Response:
         body = parse(kind, await _read_json(request))
         jobs = await run_in_threadpool(make_jobs, served, body)
-        ticket = Ticket(worker, jobs)
+        ticket = Ticket(generator, jobs)
         reply = Reply(served, body, jobs)
         if log.isEnabledFor(logging.DEBUG):
             asked = body.model_dump(exclude={"prompt", "messages"}, exclude_unset=True)
@@ -240,13 +240,13 @@ def _describe(served: Served) -> dict[str, Any]:
     }
 
 
-def _add_error_handlers(app: FastAPI, worker: Worker) -> None:
+def _add_error_handlers(app: FastAPI, generator: Generator) -> None:
     """Every error in the API's form."""
 
     @app.exception_handler(ApiError)
     async def known(request: Request, error: ApiError) -> Response:
         if error.status in (400, 404, 413, 415):
-            worker.outcomes.count("invalid")
+            generator.outcomes.count("invalid")
         _log_refusal(request, error.status, error.message)
         return JSONResponse(error.body(), error.status, error.headers)
 
@@ -258,7 +258,7 @@ def _add_error_handlers(app: FastAPI, worker: Worker) -> None:
 
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:
-        worker.outcomes.count("error")
+        generator.outcomes.count("error")
         _log_refusal(request, 500, str(error))
         return JSONResponse(ApiError(500, f"a fault in the server: {error}").body(), 500)
 

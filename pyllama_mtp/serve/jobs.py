@@ -1,4 +1,4 @@
-"""From the body of a request to jobs for the worker: template, tokens, sampling, limits."""
+"""From the body of a request to jobs for the generator: template, tokens, sampling, limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyllama_mtp.telemetry import Telemetry
 
 from .apierror import ApiError, bad_request
 from .bodies import Body, ChatBody, CompletionBody, TokenizeBody
-from .worker import Job
+from .generator import Job
 
 #: Tokens of a completion that says nothing about them, as in the API; a chat goes on to the end.
 COMPLETION_TOKENS = 16

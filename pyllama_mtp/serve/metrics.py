@@ -1,4 +1,4 @@
-"""Figures for Prometheus, read from the worker when they are asked for."""
+"""Figures for Prometheus, read from the generator when they are asked for."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .worker import Worker
+from .generator import Generator
 
 PREFIX = "pyllama_mtp_"
 
 
-class WorkerCollector(Collector):
-    """Everything that a worker counts."""
+class GeneratorCollector(Collector):
+    """Everything that a generator counts."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
 
     def collect(self) -> Iterable[Metric]:
         """The figures as they are now."""
-        worker, total = self._worker, self._worker.total
-        prefill_tps, decode_tps = worker.speeds()
+        generator, total = self._generator, self._generator.total
+        prefill_tps, decode_tps = generator.speeds()
         gauges = {
-            "requests_running": ("Requests that are being processed.", worker.n_running),
-            "requests_waiting": ("Requests in the queue.", worker.n_waiting),
+            "requests_running": ("Requests that are being processed.", generator.n_running),
+            "requests_waiting": ("Requests in the queue.", generator.n_waiting),
             "prefill_tokens_per_second": ("Speed of prefill, lately.", prefill_tps),
             "decode_tokens_per_second": (
                 "Speed of decode, lately, of all sequences together.",
@@ -49,13 +49,13 @@ class WorkerCollector(Collector):
         ended = CounterMetricFamily(
             PREFIX + "requests", "Answers that have ended, by how.", labels=["outcome"]
         )
-        for outcome, n in sorted(worker.outcomes.counts.items()):
+        for outcome, n in sorted(generator.outcomes.counts.items()):
             ended.add_metric([outcome], n)
         yield ended
 
     def _drafts(self) -> Iterable[Metric]:
         """By position in the round, 1 being the first draft."""
-        total = self._worker.total
+        total = self._generator.total
         drafted = CounterMetricFamily(
             PREFIX + "drafted_tokens", "Drafts verified, by position.", labels=["position"]
         )
@@ -75,8 +75,8 @@ class WorkerCollector(Collector):
         yield from (drafted, accepted, rate)
 
 
-def registry(worker: Worker) -> CollectorRegistry:
-    """A registry with the worker's figures alone."""
+def registry(generator: Generator) -> CollectorRegistry:
+    """A registry with the generator's figures alone."""
     found = CollectorRegistry()
-    found.register(WorkerCollector(worker))
+    found.register(GeneratorCollector(generator))
     return found

@@ -12,9 +12,9 @@ from typing import Any
 from pyllama_mtp.chats.toolcalls import CallPiece
 
 from .bodies import Body, ChatBody
+from .generator import Event, Job
 from .jobs import Served
 from .logprobs import LogprobStream, for_chat, for_completion
-from .worker import Event, Job
 
 #: Of requests; see :func:`.app.log_requests`.
 log = logging.getLogger("pyllama_mtp.serve.requests")

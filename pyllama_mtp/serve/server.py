@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import native, rpc
 
-from .worker import Worker
+from .generator import Generator
 
 #: Seconds that connections may stay open after the answers have ended.
 CONNECTIONS_S = 5
@@ -31,9 +31,9 @@ class Server(uvicorn.Server):
         signal: the first one that came, or None.
     """
 
-    def __init__(self, config: uvicorn.Config, worker: Worker, grace_s: float = 0.0) -> None:
+    def __init__(self, config: uvicorn.Config, generator: Generator, grace_s: float = 0.0) -> None:
         super().__init__(config)
-        self._worker, self._grace_s = worker, grace_s
+        self._generator, self._grace_s = generator, grace_s
         self.signal: int | None = None
 
     @contextlib.contextmanager
@@ -56,7 +56,7 @@ class Server(uvicorn.Server):
             os._exit(128 + sig)
         self.signal = sig
         self.should_exit = True
-        self._worker.end(self._grace_s)
+        self._generator.end(self._grace_s)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -73,12 +73,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(
     app: FastAPI,
-    worker: Worker,
+    generator: Generator,
     found: socket.socket,
     grace_s: float,
     ready: Callable[[], None] = lambda: None,
 ) -> int | None:
-    """Serve on a socket until a signal comes, and wait for the worker; the signal.
+    """Serve on a socket until a signal comes, and wait for the generator; the signal.
 
     Args:
         grace_s: seconds that running answers may go on after the signal.
@@ -91,15 +91,15 @@ def serve(
         lifespan="on",
         timeout_graceful_shutdown=math.ceil(grace_s) + CONNECTIONS_S,
     )
-    server = Server(config, worker, grace_s)
-    worker.start()
+    server = Server(config, generator, grace_s)
+    generator.start()
     try:
         ready()
         server.run(sockets=[found])
     finally:
-        worker.end(0.0)
+        generator.end(0.0)
         rpc.give_up_waiting(native.PATIENCE_S)
-        worker.join()
+        generator.join()
         rpc.give_up_waiting(math.inf)
         sys.stdout.flush()
     return server.signal

@@ -14,8 +14,8 @@ import uvicorn
 from pyllama_mtp import Model, Settings
 from pyllama_mtp.serve import server
 from pyllama_mtp.serve.app import build_app
+from pyllama_mtp.serve.generator import Generator
 from pyllama_mtp.serve.jobs import Served
-from pyllama_mtp.serve.worker import Worker
 
 NAME = "demo"
 
@@ -23,7 +23,7 @@ NAME = "demo"
 class Running:
     """A server that runs: where it is, and its worker."""
 
-    def __init__(self, worker: Worker, served: Served, port: int, key: str | None) -> None:
+    def __init__(self, worker: Generator, served: Served, port: int, key: str | None) -> None:
         self.worker, self.served = worker, served
         self.url, self.port = f"http://127.0.0.1:{port}", port
         self.client = openai.OpenAI(
@@ -66,7 +66,7 @@ def running(
 ) -> Iterator[Running]:
     chosen = {"n_ctx": 512, "n_batch": 48, "n_ubatch": 32, "n_threads": 1, "draft_n_max": 3}
     settings = Settings(**{**chosen, **options})  # type: ignore[arg-type]
-    worker = Worker(model, settings, n_sequences, max_queue)
+    worker = Generator(model, settings, n_sequences, max_queue)
     served = Served(
         *(model, NAME, worker.n_ctx, max_tokens, settings.synthetic_acceptance),
         *("fp", 1_700_000_000),

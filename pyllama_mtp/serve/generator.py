@@ -100,7 +100,7 @@ class Outcomes:
         self.counts[outcome] = self.counts.get(outcome, 0) + 1
 
 
-class Worker(threading.Thread):
+class Generator(threading.Thread):
     """Generates for several requests at once, until it is told to end.
 
     Attributes:
@@ -118,7 +118,7 @@ class Worker(threading.Thread):
             n_sequences: requests that are decoded together.
             max_queue: further ones that may wait.
         """
-        super().__init__(name="pyllama-mtp worker", daemon=True)
+        super().__init__(name="pyllama-mtp generator", daemon=True)
         self.n_sequences, self.max_queue = n_sequences, max_queue
         self._new_engine = partial(Engine, model, settings, n_sequences, chats=True)
         self._engine = self._new_engine()
@@ -214,7 +214,7 @@ class Worker(threading.Thread):
                     self._work()
         finally:
             if self._end_at is None:  # nobody asked for it
-                self._post(self._break("the server's worker has ended; restart the server"))
+                self._post(self._break("the thread that generates has ended; restart the server"))
             self._admit()
             self._post(self._fail(list(self._jobs), shutting_down(), "shutdown"))
             self._engine.close()
