@@ -1,5 +1,7 @@
 """The command line: ``pyllama-mtp COMMAND``. One module per command, imported when it is used.
 
+A command's module has its help as docstring, ``add_options`` and ``run``.
+
 Exit codes: 0 done; 1 ``doctor`` found something wrong, or ``compare`` something slower; 2 bad input
 or an expected failure, one message on stderr; 130 interrupted with Ctrl-C; 143 and 129 ended by
 SIGTERM and SIGHUP, which clean up as Ctrl-C does; 141 the reader of our output went away. The
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from pyllama_mtp.cli.parsing import HelpFormatter
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 
 if TYPE_CHECKING:
@@ -30,10 +33,10 @@ PROGRAM = "pyllama-mtp"
 FAILED = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
-#: Signals that end a command, and what it says then.
+#: Signals that end a command, and the word for it.
 SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 
-#: Command -> what the list of commands says about it.
+#: Commands, and their lines in `pyllama-mtp --help`.
 COMMANDS = {
     "generate": "continue a prompt, streaming the text as it comes",
     "chat": "talk with a model: questions and answers, in the terminal",
@@ -114,7 +117,7 @@ def build_parser(command: str | None) -> Parser:
         prog=PROGRAM,
         description="Multi-token prediction (MTP) with llama.cpp: generate and measure.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     parser.add_argument(
@@ -122,16 +125,24 @@ def build_parser(command: str | None) -> Parser:
         "--verbose",
         action="count",
         default=0,
-        help="log to stderr: -v llama.cpp's warnings, -vv all it says; goes before the command",
+        help="log to stderr: -v llama.cpp's warnings, -vv everything; goes before the command",
     )
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands", dest="command")
     for name, summary in COMMANDS.items():
-        if name == command:
-            importlib.import_module(f"pyllama_mtp.cli.{name.replace('-', '_')}").add_parser(
-                subparsers
-            )
-        else:
+        if name != command:
             subparsers.add_parser(name, help=summary)
+            continue
+        module = importlib.import_module(f"pyllama_mtp.cli.{name.replace('-', '_')}")
+        description, _, epilog = (module.__doc__ or "").partition("\n\n")
+        chosen = subparsers.add_parser(
+            name,
+            help=summary,
+            description=" ".join(description.split()),
+            epilog=epilog,
+            formatter_class=HelpFormatter,
+        )
+        chosen.set_defaults(run=module.run)
+        module.add_options(chosen)
     return parser
 
 
@@ -155,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except (PyllamaMtpError, OSError, MemoryError) as error:
         if _stopped_by is not None:
-            return interrupted()  # it stopped something that then failed
+            return interrupted()  # the signal made something fail
         if isinstance(error, BrokenPipeError):
             return _reader_is_gone()
         logging.getLogger(__name__).debug("traceback", exc_info=True)
@@ -165,14 +176,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return interrupted()
 
 
-#: The signal that came; None: no one did.
+#: The signal that is stopping the command, if one came.
 _stopped_by: int | None = None
 
 
 def entry() -> int:
-    """:func:`main` as a program of its own: signals that end it are answered in every state."""
+    """Run :func:`main` as the program: a signal ends it cleanly in every state."""
     for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and shells leave it
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup has SIGHUP ignored
             signal.signal(number, on_signal)
     sys.unraisablehook = _on_unraisable
     try:
@@ -183,15 +194,18 @@ def entry() -> int:
         code = interrupted()
     finally:
         for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # nothing is left to be stopped
+            signal.signal(number, signal.SIG_IGN)  # nothing is left to stop
     if _stopped_by is not None:
         _leave(code)
     return code
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process with this code. Python would end it by SIGINT when a KeyboardInterrupt has
-    passed through certain code of C libraries, whatever became of it."""
+    """End the process with this exit code.
+
+    A KeyboardInterrupt that passed through some C libraries makes Python end by SIGINT instead,
+    even after it was caught.
+    """
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -199,18 +213,18 @@ def _leave(code: int) -> NoReturn:
 
 
 def on_signal(number: int, frame: FrameType | None) -> NoReturn:
-    """A signal handler: as Ctrl-C, and the exit code will say which signal it was."""
+    """Handle a signal as Ctrl-C is handled; the exit code will say which signal it was."""
     note_signal(number)
     raise KeyboardInterrupt
 
 
 def stopped() -> bool:
-    """Whether a signal is stopping the command: a failure then is what it did to something else."""
+    """Whether a signal is stopping the command; failures are then its consequences."""
     return _stopped_by is not None
 
 
 def go_on() -> bool:
-    """Ctrl-C ended a part of the command, which goes on; False: a signal ends all of it."""
+    """Forget a Ctrl-C that ended only a part of the command. False: another signal ends it all."""
     if _stopped_by not in (None, signal.SIGINT):
         return False
     note_signal(None)
@@ -218,16 +232,16 @@ def go_on() -> bool:
 
 
 def note_signal(number: int | None) -> None:
-    """The command is being stopped by this signal."""
+    """Remember the signal that is stopping the command."""
     global _stopped_by
     _stopped_by = number
 
 
 def _on_unraisable(what: UnraisableHookArgs) -> None:
-    """A signal that came where no exception can leave, such as a destructor, comes once more."""
+    """Send a signal again that came where no exception can leave, such as in a destructor."""
     if issubclass(what.exc_type, KeyboardInterrupt):
         again = (os.getpid(), _stopped_by or signal.SIGINT)
-        threading.Timer(0.01, os.kill, again).start()  # not in here, where it would be lost too
+        threading.Timer(0.01, os.kill, again).start()  # raised in here, it would be lost too
     else:
         sys.__unraisablehook__(what)
 
@@ -257,7 +271,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _hint(command: str | None, arguments: list[str], message: str) -> str:
-    """What was meant, after a refusal; "" where that is not known."""
+    """A guess of what was meant, for the end of an error message; "": no guess."""
     words = [word.partition("=")[0] for word in arguments]
     if command and (known := build_parser(command).options_of(command)):
         for word in words:
@@ -273,7 +287,7 @@ def _hint(command: str | None, arguments: list[str], message: str) -> str:
 
 
 def _set_log_levels(verbose: int) -> None:
-    """Ours from warnings up, llama.cpp's from errors up; -v: its warnings; -vv: all."""
+    """Log our warnings and llama.cpp's errors; -v: its warnings, too; -vv: everything."""
     levels = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
     logging.basicConfig(stream=sys.stderr, format="%(name)s: %(levelname)s: %(message)s")
     logging.getLogger("pyllama_mtp").setLevel(levels[min(verbose + 1, 3)])
@@ -282,6 +296,6 @@ def _set_log_levels(verbose: int) -> None:
 
 
 def _reader_is_gone() -> int:
-    """Leave quietly: what is still buffered goes nowhere (see SIGPIPE in Python's manual)."""
+    """Leave quietly; buffered output goes to /dev/null (see SIGPIPE in Python's manual)."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return BROKEN_PIPE

@@ -1,51 +1,28 @@
-"""``pyllama-mtp accept``: how often drafts are accepted, by class of prompt, and what follows."""
+"""Measure how often the MTP head's drafts are accepted, per draft position, for
+several classes of prompts and context lengths; and what that is worth on this
+machine.
 
-from __future__ import annotations
-
-import argparse
-import contextlib
-import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from pyllama_mtp.cli import FAILED, PROGRAM, interrupted, loading, options, parsing, stopped
-from pyllama_mtp.cli.accept_progress import Progress, progress
-from pyllama_mtp.errors import PyllamaMtpError, UsageError
-
-if TYPE_CHECKING:
-    from pyllama_mtp import Model
-    from pyllama_mtp.measure.accept import Measurement, Plan
-    from pyllama_mtp.measure.acceptance_record import Lines, Run
-    from pyllama_mtp.measure.promptset import Prompt
-    from pyllama_mtp.settings import Sampling, Settings
-
-#: Context lengths where none are asked for, as far as the model has them.
-LENGTHS, DEMO_LENGTHS = (1024, 4096, 16384), (512, 2048)
-
-_EPILOG = """\
-Every prompt is answered at a fixed number of drafts per round, and every draft
-compared with what the model chose. Conditional acceptance at position i: how
-often draft i was right when all before it were. Unconditional: how often drafts
-1 to i were all right. What a round of every depth costs, and a step without
-MTP, is measured too; from both follows the speed to expect, and the best depth.
+Every prompt is answered with a fixed number of drafts per round, and every
+draft is compared with the model's own token. Conditional acceptance at position
+i: how often draft i was right when all before it were. Unconditional: how often
+drafts 1 to i were all right. The costs of a round of every depth, and of a step
+without MTP, are measured too. Acceptance and costs give the speed to expect,
+and the best depth.
 
 Prompts: 24 of each class (factual, thinking, code, instruction) come with the
-package; the bundled demo model, which knows no others, gets its own. Your own
-go into a file of JSON lines, in which only "prompt" is needed:
+package; the bundled demo model, which knows no others, has its own. Put your
+own into a file of JSON lines, in which only "prompt" is needed:
 
   {"class": "mine", "prompt": "Why?", "chat": true, "thinking": false}
 
-"chat" puts it into the model's chat template, "thinking" is the template's
-enable_thinking. Long contexts: text is put before the prompts; give your own
-with --context-file.
+"chat" puts the prompt into the model's chat template, "thinking" is the
+template's enable_thinking. For long contexts, text is put before the prompts;
+give your own with --context-file.
 
 Tables go to stdout, progress to stderr. --output gets a header, then one JSON
 object per generation and table of costs, as they come; --read shows such a file
-again. Ctrl-C keeps what was measured, the generation it cut short included, and
-exits with 130.
+again. Ctrl-C keeps all results, that of the interrupted generation included,
+and exits with 130.
 
 examples:
   pyllama-mtp accept
@@ -57,73 +34,80 @@ examples:
   pyllama-mtp accept --read acceptance.jsonl --format markdown
 """
 
+from __future__ import annotations
 
-def length(text: str) -> int:
-    """An argparse type: tokens, with k for 1024."""
-    number = text[:-1] if text[-1:] in "kK" else text
-    if not number.isdecimal() or int(number) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a length in tokens, as in 4096 or 4k")
-    return int(number) * (1 if number == text else 1024)
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyllama_mtp.cli import (
+    FAILED,
+    PROGRAM,
+    interrupted,
+    loading,
+    options,
+    parsing,
+    progress,
+    stopped,
+)
+from pyllama_mtp.errors import PyllamaMtpError, UsageError
+
+if TYPE_CHECKING:
+    from pyllama_mtp import Model
+    from pyllama_mtp.cli.progress import Ended
+    from pyllama_mtp.measure.accept import Measurement, Plan
+    from pyllama_mtp.measure.acceptance_record import Lines, Run
+    from pyllama_mtp.measure.promptset import Prompt
+    from pyllama_mtp.settings import Sampling, Settings
+
+#: Context lengths where none are asked for, as far as the model has them.
+LENGTHS, DEMO_LENGTHS = (1024, 4096, 16384), (512, 2048)
 
 
 def lengths(text: str) -> tuple[int, ...]:
-    """An argparse type: lengths separated by commas, or the word none."""
-    return () if text == "none" else parsing.comma_list(length)(text)
+    """An argparse type: lengths in tokens separated by commas, or the word none."""
+    return () if text == "none" else parsing.comma_list(parsing.tokens)(text)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the ``accept`` command."""
-    parser = subparsers.add_parser(
-        "accept",
-        help="measure how often drafts are accepted, by class of prompt and context length",
-        description="Measure how often the MTP head's drafts are accepted, per draft position, for "
-        "several classes of prompts and context lengths; and what that is worth on this machine.",
-        epilog=_EPILOG,
-        formatter_class=parsing.HelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     _add_prompt_options(parser)
-    parser.add_argument(
-        "--draft-n-max", type=parsing.whole(1), default=4, metavar="K", help="drafts per round"
-    )
-    parser.add_argument(
-        *("-n", "--max-tokens"),
-        type=parsing.whole(1),
-        default=256,
-        metavar="N",
-        help="most tokens generated per prompt",
+    parsing.add_whole(parser, "--draft-n-max", default=4, metavar="K", help="drafts per round")
+    parsing.add_whole(
+        parser, "-n", "--max-tokens", default=256, help="most tokens generated per prompt"
     )
     parser.add_argument(
         "--context-lengths",
         type=lengths,
         metavar="TOKENS,...|none",
-        help="measure the first prompts of every class again with text before them, up to these "
-        "many tokens in all (default: 1k,4k,16k, as far as the model has them; 512,2k for the demo "
-        "model)",
+        help="measure the first prompts of every class again with text before them, so many tokens "
+        "in all (default: 1k,4k,16k, up to the model's context length; 512,2k for the demo model)",
     )
-    parser.add_argument(
+    parsing.add_whole(
+        parser,
         "--context-prompts",
-        type=parsing.whole(1),
         default=2,
-        metavar="N",
-        help="how many prompts of every class at each of these lengths",
+        help="prompts of every class at each of these lengths",
     )
     parser.add_argument(
         "--context-file",
         metavar="FILE",
-        help="UTF-8 text to put there (default: sources of Python's standard library)",
+        help="UTF-8 text to put before them (default: sources of Python's standard library)",
     )
-    parser.add_argument(
+    parsing.add_whole(
+        parser,
         "--cost-repeats",
-        type=parsing.whole(0),
         default=9,
+        least=0,
         metavar="R",
-        help="rounds per depth when costs are measured; 0: no costs, no break-even",
+        help="rounds per depth to measure costs; 0: no costs, no break-even",
     )
     _add_output_options(parser)
     loading.add_model_options(parser)
     options.add_settings_options(parser)
     options.add_sampling_options(parser)
-    parser.set_defaults(run=run)
 
 
 def _add_prompt_options(parser: argparse.ArgumentParser) -> None:
@@ -138,14 +122,10 @@ def _add_prompt_options(parser: argparse.ArgumentParser) -> None:
         "--classes",
         type=parsing.comma_list(str),
         metavar="NAME,...",
-        help="classes of the package's prompts to measure (default: all four; with prompts of your "
-        "own: none)",
+        help="classes of the package's prompts (default: all four; none beside your own prompts)",
     )
-    group.add_argument(
-        "--prompts-per-class",
-        type=parsing.whole(1),
-        metavar="N",
-        help="only the first N prompts of every class (default: all)",
+    parsing.add_whole(
+        group, "--prompts-per-class", help="only the first N prompts of every class (default: all)"
     )
 
 
@@ -157,22 +137,13 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--pairs",
         metavar="FILE.jsonl",
-        help="write every miss here: class, prompt, position, the drafted and the model's token as "
-        "ids and text, and the text before it; the file must not exist",
+        help="write every rejected draft here: class, prompt, position, the drafted and the "
+        "model's token as ids and text, and the text before it; the file must not exist",
     )
-    group.add_argument(
-        "--misses",
-        type=parsing.whole(0),
-        default=0,
-        metavar="N",
-        help="list the N commonest misses",
+    parsing.add_whole(
+        group, "--misses", default=0, least=0, help="list the N commonest rejected drafts"
     )
-    group.add_argument(
-        "--format",
-        default="table",
-        choices=("table", "markdown", "json"),
-        help="what to print at the end",
-    )
+    parsing.add_format_option(group)
     group.add_argument(
         "--read", metavar="FILE.jsonl", help="measure nothing; show what --output wrote"
     )
@@ -180,34 +151,21 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, keep every finished result, print the tables."""
-    if args.read is not None:
-        return _show_again(args)
     from pyllama_mtp.measure.accept import refuse_meaningless
+    from pyllama_mtp.measure.acceptance_record import read_run
 
+    if args.read is not None:
+        if args.output or args.pairs or args.misses:
+            raise UsageError(
+                "--read measures nothing: --output, --pairs and --misses do not go with it"
+            )
+        show(read_run(args.read), args.format, 0)
+        return 0
     settings, sampling = options.settings_from(args, args.draft_n_max), options.sampling_from(args)
     refuse_meaningless(settings)
     prompts, source = choose_prompts(args)
-    with _new_file(args.output) as output, _new_file(args.pairs) as pairs:
+    with parsing.new_file(args.output) as output, parsing.new_file(args.pairs) as pairs:
         return _run(args, prompts, source, settings, sampling, output, pairs)
-
-
-def _show_again(args: argparse.Namespace) -> int:
-    from pyllama_mtp.measure.acceptance_record import read_run
-
-    if args.output or args.pairs or args.misses:
-        raise UsageError(
-            "--read measures nothing: --output, --pairs and --misses do not go with it"
-        )
-    show(read_run(args.read), args.format, 0)
-    return 0
-
-
-@contextmanager
-def _new_file(name: str | None) -> Iterator[Lines | None]:
-    from pyllama_mtp.measure.acceptance_record import Lines
-
-    with contextlib.nullcontext() if name is None else Lines(name) as lines:
-        yield lines
 
 
 def is_demo(args: argparse.Namespace) -> bool:
@@ -251,7 +209,7 @@ def choose_prompts(args: argparse.Namespace) -> tuple[tuple[Prompt, ...], str]:
 def make_plan(
     args: argparse.Namespace, model: Model, prompts: tuple[Prompt, ...], source: str
 ) -> Plan:
-    """The plan of the options; default context lengths are those that the model has."""
+    """The plan of the options; default context lengths fit the model's."""
     from pyllama_mtp.measure.accept import Plan
 
     chosen = args.context_lengths
@@ -292,7 +250,7 @@ def _run(
         plan = make_plan(args, model, prompts, source)
         build = Build.of(library, args.n_gpu_layers, workers=args.rpc)
         found = Run(header(model, plan, settings, sampling, build))
-        with progress(plan) as bar:
+        with progress.acceptance(plan) as (begins, ended):
             measurement = Measurement(
                 model,
                 plan,
@@ -300,11 +258,11 @@ def _run(
                 sampling,
                 lambda settings: Session(model, settings),
                 Workload(model, texts),
-                on_prompt=bar.begins,
+                on_prompt=begins,
             )
             if output:
                 output.write(record(found.header))
-            code = _collect(measurement, found, output, pairs, bar)
+            code = _collect(measurement, found, output, pairs, ended)
     if found.results or not code:
         show(found, args.format, args.misses)
     for name, lines in ((args.output, output), (args.pairs, pairs)):
@@ -314,9 +272,9 @@ def _run(
 
 
 def _collect(
-    measurement: Measurement, found: Run, output: Lines | None, pairs: Lines | None, bar: Progress
+    measurement: Measurement, found: Run, output: Lines | None, pairs: Lines | None, ended: Ended
 ) -> int:
-    """Take results until the end, Ctrl-C, or a failure; the exit code."""
+    """Take results until the end, Ctrl-C, or a failure; return the exit code."""
     from pyllama_mtp.measure.acceptance_record import PromptResult, miss_record, record
 
     try:
@@ -327,14 +285,14 @@ def _collect(
             if isinstance(result, PromptResult):
                 if pairs:
                     pairs.write(*(miss_record(result, miss) for miss in result.misses))
-                bar.ended(result)
+                ended(result)
         if measurement.interrupted:
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         return interrupted()
     except PyllamaMtpError as error:
         if stopped():
-            return interrupted()  # a process of ours that got the signal too
+            return interrupted()  # a worker process failed: it got the signal, too
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return FAILED
     return 0

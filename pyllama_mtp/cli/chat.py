@@ -1,4 +1,17 @@
-"""``pyllama-mtp chat``: a conversation in the terminal."""
+"""Talk with a model, by the chat template of its file. The model's thought is
+shown dimmed. Tokens are sampled as the model file says, where the options do
+not. Each turn processes only what is new. /help lists what can be typed instead
+of a question.
+
+Ctrl-C ends an answer, Ctrl-D the conversation. A line that ends with a
+backslash goes on in the next line. A file or a pipe can ask, too: one question
+per line.
+
+examples:
+  pyllama-mtp chat --model Qwen3.5-4B-Q8_0.gguf
+  pyllama-mtp chat --no-think --system "Answer in one sentence."
+  pyllama-mtp chat --reasoning-budget 200 --stats
+"""
 
 from __future__ import annotations
 
@@ -13,24 +26,17 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from pyllama_mtp.cli import go_on, interrupted, loading, note_signal, options, parsing
+from pyllama_mtp.cli import go_on, interrupted, loading, note_signal, options, parsing, progress
 from pyllama_mtp.errors import DecodeAborted, PyllamaMtpError, UsageError
 
 if TYPE_CHECKING:
     from pyllama_mtp import ChatOptions, Generation, Sampling, Session
 
-#: Questions that are remembered from one conversation to the next.
+#: Questions that are remembered across conversations.
 HISTORY = 1000
 
-_EPILOG = """\
-Ctrl-C ends an answer, Ctrl-D the conversation. A line that ends with a backslash
-goes on in the next one. Questions may come from a file or a pipe, one a line.
-
-examples:
-  pyllama-mtp chat --model Qwen3.5-4B-Q8_0.gguf
-  pyllama-mtp chat --no-think --system "Answer in one sentence."
-  pyllama-mtp chat --reasoning-budget 200 --stats
-"""
+#: Attributes of `ChatOptions` that /set changes.
+_CHAT = ("thinking", "budget", "reasoning_effort")
 
 _HELP = """\
 /help               this list
@@ -40,36 +46,25 @@ _HELP = """\
 /set                show the settings
 /set NAME VALUE     change one: temperature 0.7, thinking off, budget 200, ...
 /stats              figures of the last answer
-/exit               end; as Ctrl-D"""
+/exit               end, as Ctrl-D does"""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the ``chat`` command."""
-    parser = subparsers.add_parser(
-        "chat",
-        help="talk with a model: questions and answers, in the terminal",
-        description="Talk with a model, by the chat template of its file. The model's thought is "
-        "shown dimmed. Tokens are sampled as the model file says, where the options do not. Of "
-        "each turn, only what is new is processed. /help lists what can be typed instead of a "
-        "question.",
-        epilog=_EPILOG,
-        formatter_class=parsing.HelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
-    parser.add_argument(
-        *("-n", "--max-tokens"),
-        type=parsing.whole(1),
-        metavar="N",
+    parsing.add_whole(
+        parser,
+        "-n",
+        "--max-tokens",
         help="most tokens of an answer (default: what the context has room for)",
     )
     parser.add_argument("--stats", action="store_true", help="show figures after each answer")
     options.add_chat_options(parser)
-    options.add_depth_options(parser)
+    options.add_parts(parser, "depth", "ngram")
     loading.add_model_options(parser)
     options.add_settings_options(parser, n_ctx=f"of the conversation: {options.USUAL_N_CTX}")
     options.add_sampling_options(parser)
     options.leave_sampling_to_the_model(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Conversation:
-    """What was said so far, and how the next answer is made."""
+    """The messages so far, and the settings of the next answer."""
 
     def __init__(
         self,
@@ -142,7 +137,7 @@ class Conversation:
                 print(f"error: {error}", file=sys.stderr)
 
     def _read(self) -> str:
-        """The next question; a backslash at its end joins the next line to it."""
+        """The next question: a line, joined with the next one after a backslash."""
         lines, prompt = [input("> " if self._terminal else "")], ". " if self._terminal else ""
         while lines[-1].endswith("\\"):
             lines[-1] = lines[-1][:-1]
@@ -158,10 +153,10 @@ class Conversation:
     # -- turns ---------------------------------------------------------------------------------
 
     def _say(self, text: str) -> None:
-        """Ask, show the answer, and remember both; a question without answer is forgotten."""
+        """Ask, show the answer, and remember both; forget a question without an answer."""
         asked: list[dict[str, str]] = [*self._messages, {"role": "user", "content": text}]
         first = [{"role": "system", "content": self._system}] if self._system else []
-        with loading.prompt_bar() as tell:
+        with progress.prompt() as tell:
             self._last = self._session.chat(
                 [*first, *asked],
                 options=self._chat,
@@ -204,6 +199,8 @@ class Conversation:
 
     def _set(self, rest: str) -> None:
         """Show the settings, or change one."""
+        from pyllama_mtp.generate import Limits
+
         if not rest:
             print("\n".join(f"{name:18} {value}" for name, value in self._settings().items()))
             return
@@ -214,8 +211,8 @@ class Conversation:
         if name == "stats":
             self._stats = bool(value)
         elif name == "max_tokens":
-            self._max_tokens = None if value is None else _at_least_one(name, value)
-        elif name in ("thinking", "budget", "reasoning_effort"):
+            self._max_tokens = None if value is None else Limits(value).max_tokens
+        elif name in _CHAT:
             self._chat = dataclasses.replace(self._chat, **{name: value})
         else:
             self._sampling = dataclasses.replace(self._sampling, **{name: value})
@@ -224,18 +221,12 @@ class Conversation:
         sampling = dataclasses.asdict(self._sampling)
         for other in ("grammar", "logit_bias", "logits_processors", "reasoning_budget"):
             del sampling[other]
-        return {
-            "thinking": self._chat.thinking,
-            "budget": self._chat.budget,
-            "reasoning_effort": self._chat.reasoning_effort,
-            "max_tokens": self._max_tokens,
-            "stats": self._stats,
-            **sampling,
-        }
+        chat = {name: getattr(self._chat, name) for name in _CHAT}
+        return {**chat, "max_tokens": self._max_tokens, "stats": self._stats, **sampling}
 
 
 def _value(text: str) -> Any:
-    """A word of /set as a value; "auto" is None."""
+    """The value that a word of /set means; "auto" is None."""
     words = {"on": True, "off": False, "true": True, "false": False, "auto": None, "none": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -245,19 +236,13 @@ def _value(text: str) -> Any:
     return text
 
 
-def _at_least_one(name: str, value: Any) -> int:
-    from pyllama_mtp.generate import Limits
-
-    return Limits(value).max_tokens
-
-
 # -- the terminal ----------------------------------------------------------------------------------
 
 
 def _show(generation: Generation) -> None:
-    """Write an answer as it comes, thought dimmed; Ctrl-C ends it and keeps what there is.
+    """Write an answer as it comes, its thought dimmed, or left out if stdout is not a terminal.
 
-    Where stdout is no terminal thought is left out.
+    Ctrl-C ends the answer and keeps its text.
     """
     terminal = sys.stdout.isatty()
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
@@ -282,8 +267,8 @@ def _show(generation: Generation) -> None:
 
 @contextlib.contextmanager
 def _stopped_softly(generation: Generation) -> Iterator[list[int]]:
-    """Ctrl-C between pieces fills the list, so that the next piece can be the last one; before the
-    first piece, or pressed twice, it interrupts what is computed."""
+    """A list that Ctrl-C fills, so that the answer can end after its next piece. Before the first
+    piece, or pressed twice, Ctrl-C interrupts the computation."""
     stopped: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -301,17 +286,16 @@ def _stopped_softly(generation: Generation) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _line_editing() -> Iterator[None]:
-    """Editing of questions, and those of earlier conversations, where Python has readline."""
+    """Editing of questions, and a history across conversations, where Python has readline."""
     try:
         import readline
     except ImportError:
+        readline = None  # type: ignore[assignment]
+    if readline is None or not sys.stdin.isatty():
         yield
         return
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     file = Path(state) / "pyllama-mtp" / "chat-history"
-    if not sys.stdin.isatty():
-        yield
-        return
     with contextlib.suppress(OSError):
         readline.read_history_file(file)
     readline.set_history_length(HISTORY)

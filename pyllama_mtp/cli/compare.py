@@ -1,4 +1,29 @@
-"""``pyllama-mtp compare``: what got slower between two measurements; if something did, exit 1."""
+"""Compare two files of 'pyllama-mtp matrix', or two library variants in one file,
+cell by cell. Exit with 1 if something got slower than the threshold allows.
+
+The same measurement on both sides is compared repeat by repeat. 'ratio' is the
+median of NEW / OLD; above 1 is faster. The intervals are wide enough that
+comparing a thing with itself reports a difference at most once in 20 times,
+however many cells there are. A line is 'slower' if its ratio is at or past the
+threshold and its whole interval lies below 1. It is 'unclear' if the ratio is
+past the threshold, but noise can be the reason: measure with more repeats. To
+find a slow-down of 5 %, leave the threshold at 3 % and take 7 repeats or more.
+
+Two files are from different times, so their speeds also depend on how busy the
+machine was. --ratios compares the ratios to no MTP, in which that cancels out.
+It also cancels out if both library variants are measured in one interleaved
+run: give its file and --variants, or --variants and --matrix, which measures
+first (and keeps the samples, in matrix.jsonl or the --output of the matrix).
+
+Exit codes: 0 nothing is slower, 1 something is, 2 the comparison failed.
+
+examples:
+  pyllama-mtp compare before.jsonl after.jsonl
+  pyllama-mtp compare before.jsonl after.jsonl --ratios --figure decode
+  pyllama-mtp compare matrix.jsonl --variants upstream,patched
+  pyllama-mtp compare main.jsonl branch.jsonl --threshold 2% --format markdown
+  pyllama-mtp compare --variants upstream,patched --matrix --depths 0,3
+"""
 
 from __future__ import annotations
 
@@ -15,39 +40,12 @@ from pyllama_mtp.errors import UsageError
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.cells import Cell
-    from pyllama_mtp.measure.compare import Comparison
 
 SLOWER = 1
 
-_EPILOG = """\
-Cells that are the same measurement on both sides are compared repeat by repeat;
-'ratio' is the median of NEW / OLD, and above 1 is faster. The interval is wide
-enough that a comparison of a thing with itself finds something at most once in
-20 times, however many cells there are. A line is 'slower' if its ratio is at or
-past the threshold and its whole interval lies below 1; 'unclear' if the ratio
-is past the threshold, but noise may have done it: measure with more repeats.
-To find a slow-down of 5 %, leave the threshold at 3 %, and take 7 repeats or
-more.
-
-Two files are from different times, so their speeds also say how fast the
-machine was. --ratios compares the ratios to no MTP, in which that cancels out.
-So it does where both library variants are measured in one interleaved run:
-give its file and --variants, or --variants and --matrix, which measures first
-(and keeps the samples, in matrix.jsonl or the --output of the matrix).
-
-Exit codes: 0 nothing is slower, 1 something is, 2 it could not be compared.
-
-examples:
-  pyllama-mtp compare before.jsonl after.jsonl
-  pyllama-mtp compare before.jsonl after.jsonl --ratios --figure decode
-  pyllama-mtp compare matrix.jsonl --variants upstream,patched
-  pyllama-mtp compare main.jsonl branch.jsonl --threshold 2% --format markdown
-  pyllama-mtp compare --variants upstream,patched --matrix --depths 0,3
-"""
-
 
 def percent(text: str) -> float:
-    """An argparse type: "3%" or "0.03", as a part of 1."""
+    """An argparse type: "3%" or "0.03", both as 0.03."""
     number, sign, rest = text.strip().partition("%")
     try:
         value = float(number) / 100 if sign else float(number)
@@ -55,7 +53,7 @@ def percent(text: str) -> float:
         value = -1.0
     if rest or not 0 <= value < 1:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a part of a speed; give it as 3% or 0.03, from 0% to below 100%"
+            f"{text!r} is not a share of a speed; give it as 3% or 0.03, from 0% to below 100%"
         )
     return value
 
@@ -68,18 +66,8 @@ def variant_pair(text: str) -> tuple[str, str]:
     return names[0], names[1]
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the ``compare`` command."""
-    from pyllama_mtp.cli import COMMANDS
-
-    parser = subparsers.add_parser(
-        "compare",
-        help=COMMANDS["compare"],
-        description="Compare two files of 'pyllama-mtp matrix', or two library variants in one "
-        "file, cell by cell. Exit with 1 if something got slower than the threshold allows.",
-        epilog=_EPILOG,
-        formatter_class=parsing.HelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     parser.add_argument(
         "files", nargs="*", metavar="FILE.jsonl", help="OLD and NEW; or one, with --variants"
     )
@@ -102,20 +90,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--ratios", action="store_true", help="compare ratios to no MTP instead of speeds"
     )
-    parser.add_argument(
-        "--format", default="table", choices=("table", "markdown", "json"), help="what to print"
-    )
+    parsing.add_format_option(parser)
     parser.add_argument(
         "--matrix",
         nargs=argparse.REMAINDER,
         metavar="OPTION",
-        help="measure the --variants first; all that follows are options of 'pyllama-mtp matrix'",
+        help="measure the --variants first; whatever follows are options of 'pyllama-mtp matrix'",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compare, print, and say by the exit code whether something got slower."""
+    from pyllama_mtp.measure import comparetable
     from pyllama_mtp.measure.compare import compare, of_variants
     from pyllama_mtp.measure.recordfile import read_cells
 
@@ -143,14 +129,18 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("give two files, or one file and --variants OLD,NEW")
     figures = ("prefill", "decode") if args.figure == "both" else (args.figure,)
     found = compare(old, new, threshold=args.threshold, figures=figures, ratios=args.ratios)
-    show(found, names, args.format)
+    if args.format == "json":
+        print(json.dumps({"old": names[0], "new": names[1], **found.to_dict()}, indent=1))
+    elif args.format == "markdown":
+        print(comparetable.markdown(found, names))
+    else:
+        comparetable.print_comparison(found, names, sys.stdout)
     return SLOWER if found.slower else 0
 
 
 def _measure(variants: tuple[str, str], options: Sequence[str]) -> tuple[int, list[Cell]]:
-    """Run a matrix of both variants: its exit code, and the cells of that run. Its table goes to
-    stderr, since stdout is for the comparison.
-    """
+    """Run a matrix of both variants; return its exit code and its cells. Its table goes to stderr,
+    since stdout is for the comparison."""
     from pyllama_mtp.cli import build_parser, matrix
     from pyllama_mtp.measure.recordfile import read_cells
 
@@ -163,15 +153,3 @@ def _measure(variants: tuple[str, str], options: Sequence[str]) -> tuple[int, li
     with contextlib.redirect_stdout(sys.stderr):
         code = matrix.run(args)
     return code, [] if code else [cell for cell in read_cells(output) if cell.run not in earlier]
-
-
-def show(found: Comparison, names: tuple[str, str], how: str) -> None:
-    """Print to stdout as a table, as Markdown, or as one JSON object."""
-    from pyllama_mtp.measure import comparetable
-
-    if how == "json":
-        print(json.dumps({"old": names[0], "new": names[1], **found.to_dict()}, indent=1))
-    elif how == "markdown":
-        print(comparetable.markdown(found, names))
-    else:
-        comparetable.print_comparison(found, names, sys.stdout)

@@ -1,7 +1,14 @@
-"""``pyllama-mtp doctor``: what was built, what this machine has, what is wrong, how to mend it.
+"""Check the installation: build variant, upstream commit and patches, devices, CPU
+features, GPU, demo model, and a short generation. Says what is wrong and how to
+mend it.
 
-Every check stands alone and reports instead of raising, so that the ones that do work still say
-what they found when the native library cannot be loaded at all.
+Exit code: 0 everything is in order, 1 something is wrong. Lines marked 'note'
+are not faults.
+
+examples:
+  pyllama-mtp doctor
+  pyllama-mtp doctor --lib upstream
+  pyllama-mtp doctor --json > report.json    (has folder names of this machine)
 """
 
 from __future__ import annotations
@@ -16,21 +23,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pyllama_mtp.cli import parsing
 from pyllama_mtp.errors import PyllamaMtpError
 
-_EPILOG = """\
-Exit code: 0 everything is in order, 1 something is wrong. Lines marked 'note'
-are not faults.
-
-examples:
-  pyllama-mtp doctor
-  pyllama-mtp doctor --lib upstream
-  pyllama-mtp doctor --json > report.json    (has folder names of this machine)
-"""
 _REBUILD = "build it on this machine: pip install --force-reinstall --no-cache-dir ."
 _WITH_CUDA = "pip install --force-reinstall --no-cache-dir . -C cmake.define.GGML_CUDA=ON"
-#: A device may compile its kernels first: a minute on a CPU that stands in for a GPU.
+_BY_HAND = "run it by hand: pyllama-mtp -vv generate hello"
+#: Long enough for a device that compiles its kernels first (a minute on a software GPU).
 _SELF_TEST_SECONDS = 300
+
+
+State = Literal["ok", "note", "wrong"]
 
 
 @dataclass
@@ -38,37 +41,20 @@ class Finding:
     """One line of the report; `remedy` says what to do, unless `detail` does already."""
 
     name: str
-    state: Literal["ok", "note", "wrong"]
+    state: State
     detail: str
     remedy: str = ""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the ``doctor`` command."""
-    from pyllama_mtp.cli import parsing
-
-    parser = subparsers.add_parser(
-        "doctor",
-        help="check build, backend, CPU, GPU and demo model; say what is wrong",
-        description="Check the installation: build variant, upstream commit and patches, devices, "
-        "CPU features, GPU, demo model, and a short generation. Says what is wrong and how to mend "
-        "it.",
-        epilog=_EPILOG,
-        formatter_class=parsing.HelpFormatter,
-    )
-    parser.add_argument(
-        "--lib",
-        metavar="upstream|patched|DIR",
-        help="native library to check (default: PYLLAMA_MTP_LIB from the environment, else "
-        "patched)",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parsing.add_lib_option(parser)
     parser.add_argument(
         "--no-self-test",
         action="store_true",
         help="leave out the short generation with the demo model (a few seconds)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON array of findings")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,7 +79,8 @@ def _print(finding: Finding) -> None:
 
 
 def check(lib: str | None, *, self_test: bool) -> Iterator[Finding]:
-    """Every check in turn; one that fails unexpectedly becomes a finding of its own."""
+    """Make every check in turn. A check that fails becomes a finding, and the others go on, even
+    where the native library does not load."""
     yield from _guarded("machine", check_machine)
     yield from _guarded("libraries", check_libraries)
     library: Any = None
@@ -122,7 +109,7 @@ def _guarded(name: str, checks: Callable[[], Iterator[Finding]]) -> Iterator[Fin
 
 
 def _failure(name: str, error: Exception) -> Finding:
-    """Our own errors say what to do; of any other the type is worth knowing."""
+    """The finding for an exception. Our own errors say what to do; others show their type."""
     if isinstance(error, PyllamaMtpError):
         return Finding(name, "wrong", str(error))
     return Finding(name, "wrong", f"{type(error).__name__}: {error}", _REBUILD)
@@ -137,43 +124,38 @@ def check_machine() -> Iterator[Finding]:
     memory = machine["memory_bytes"]
     gibibytes = f", {memory / 2**30:.1f} GiB" if memory else ""
     yield Finding("package", "ok", f"pyllama-mtp {version()}, Python {machine['python']}")
-    yield Finding(
-        "machine",
-        "ok",
-        f"{machine['cpu']}, {machine['cores']} cores{gibibytes}, {machine['os']} {machine['arch']}",
-    )
+    system = f"{machine['os']} {machine['arch']}"
+    detail = f"{machine['cpu']}, {machine['cores']} cores{gibibytes}, {system}"
+    yield Finding("machine", "ok", detail)
 
 
 def check_libraries() -> Iterator[Finding]:
-    """Where libraries were looked for."""
+    """The places of native libraries, and whether each holds one."""
     from pyllama_mtp.llama import native
 
     for label, path, status in native.find_libraries():
-        state: Literal["ok", "note"] = "ok" if status == "ok" else "note"
-        yield Finding(
-            "found", state, f"{label}: {path}" + ("" if status == "ok" else f" ({status})")
-        )
+        state: State = "ok" if status == "ok" else "note"
+        why = "" if state == "ok" else f" ({status})"
+        yield Finding("found", state, f"{label}: {path}{why}")
 
 
 def check_library(library: Any) -> Iterator[Finding]:
-    """What the loaded library was built from; that it belongs to the package is checked."""
+    """What the loaded library was built from."""
     stamp = library.stamp
     yield Finding("library", "ok", f"{library.variant}, loaded from {library.folder}")
     yield Finding("upstream", "ok", f"llama.cpp {stamp.get('upstream_commit')}")
     yield Finding("patches", "ok", f"series {str(stamp.get('series'))[:12]}")
     cuda = stamp.get("cuda")
-    yield Finding(
-        "build", "ok", f"{stamp.get('compiler')}; CUDA {'no' if not is_on(cuda) else cuda}"
-    )
+    yield Finding("build", "ok", f"{stamp.get('compiler')}; CUDA {cuda if is_on(cuda) else 'no'}")
 
 
 def is_on(switch: Any) -> bool:
-    """A switch as CMake or JSON writes it."""
+    """Whether a switch is on, as CMake or JSON writes it."""
     return str(switch).strip().lower() not in ("", "none", "null", "off", "no", "false", "0")
 
 
 def check_cpu_features(library: Any) -> Iterator[Finding]:
-    """What the build needs of the CPU, against what the CPU has."""
+    """Whether the CPU has the features that the build needs."""
     from pyllama_mtp.llama.native import cpu_flags
 
     listed = library.stamp.get("cpu_features") or ""
@@ -193,24 +175,20 @@ def check_cpu_features(library: Any) -> Iterator[Finding]:
 
 
 def check_devices(library: Any) -> Iterator[Finding]:
-    """What llama.cpp can compute on."""
+    """The devices that llama.cpp can compute on."""
     devices = library.devices()
     for device in devices:
-        memory = f", {device.free / 2**30:.1f} of {device.total / 2**30:.1f} GiB free"
-        yield Finding(
-            "device",
-            "ok",
-            f"{device.name} ({device.kind}): {device.description}"
-            + (memory if device.total else ""),
-        )
+        detail = f"{device.name} ({device.kind}): {device.description}"
+        if device.total:
+            detail += f", {device.free / 2**30:.1f} of {device.total / 2**30:.1f} GiB free"
+        yield Finding("device", "ok", detail)
     if not devices:
         yield Finding("device", "wrong", "no backend could be loaded", _REBUILD)
     yield Finding("llama.cpp", "ok", library.system_info())
 
 
 def check_gpu(library: Any) -> Iterator[Finding]:
-    """What computes, and whether an NVIDIA GPU stands idle. `library`: None if none could be
-    loaded."""
+    """What computes, and whether an NVIDIA GPU stands idle. `library`: None if it did not load."""
     folder = Path("/proc/driver/nvidia/gpus")
     present = Path("/dev/nvidia0").exists() or (folder.is_dir() and any(folder.iterdir()))
     gpus = [] if library is None else [d.name for d in library.devices() if "gpu" in d.kind]
@@ -221,7 +199,7 @@ def check_gpu(library: Any) -> Iterator[Finding]:
     elif not present:
         yield Finding("GPU", "ok", f"no NVIDIA GPU here; {computes}")
     elif library is None:
-        yield Finding("GPU", "note", "an NVIDIA GPU is here", "see to the library first")
+        yield Finding("GPU", "note", "an NVIDIA GPU is here", "make the library load first")
     elif not is_on(library.stamp.get("cuda")):
         detail = f"an NVIDIA GPU is here, but this build has no CUDA; {computes}"
         yield Finding("GPU", "note", detail, f"with nvcc installed: {_WITH_CUDA}")
@@ -238,45 +216,31 @@ def check_demo() -> Iterator[Finding]:
         remedy = "install the package again: the model comes with it"
         yield Finding("demo model", "wrong", f"{path} is missing", remedy)
         return
-    with path.open("rb") as file:
-        magic = file.read(4)
-    size = path.stat().st_size
-    if magic == b"GGUF":
-        yield Finding("demo model", "ok", f"{path.name}, {size / 2**20:.1f} MiB")
+    data = path.read_bytes()
+    if data.startswith(b"GGUF"):
+        yield Finding("demo model", "ok", f"{path.name}, {len(data) / 2**20:.1f} MiB")
     else:
-        yield Finding("demo model", "wrong", f"{path} is not a GGUF file ({size} bytes)", _REBUILD)
+        detail = f"{path} is not a GGUF file ({len(data)} bytes)"
+        yield Finding("demo model", "wrong", detail, _REBUILD)
 
 
 def check_generation(lib: str | None) -> Iterator[Finding]:
     """A short generation with MTP, in a process of its own: a native crash must not end ours."""
     command = [sys.executable, "-m", "pyllama_mtp", "generate", "--json", "--max-tokens", "16"]
-    if lib is not None:
-        command += ["--lib", lib]
+    command += [*([] if lib is None else ["--lib", lib]), "def add(a, b):"]
+    name, seconds = "self-test", _SELF_TEST_SECONDS
     try:
-        done = subprocess.run(
-            [*command, "def add(a, b):"],
-            capture_output=True,
-            text=True,
-            timeout=_SELF_TEST_SECONDS,
-            check=False,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        detail = f"no end after {_SELF_TEST_SECONDS} s"
-        yield Finding(
-            "self-test", "wrong", detail, "run it by hand: pyllama-mtp -vv generate hello"
-        )
+        yield Finding(name, "wrong", f"no end after {seconds} s", _BY_HAND)
         return
     if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        yield Finding("self-test", "wrong", f"the native library ended with {name}", _REBUILD)
+        ended = signal.Signals(-done.returncode).name
+        yield Finding(name, "wrong", f"the native library ended with {ended}", _REBUILD)
     elif done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        yield Finding("self-test", "wrong", last, "run it by hand: pyllama-mtp -vv generate hello")
+        yield Finding(name, "wrong", last, _BY_HAND)
     else:
-        telemetry = json.loads(done.stdout)["telemetry"]
-        yield Finding(
-            "self-test",
-            "ok",
-            f"{telemetry['n_generated']} tokens with MTP, "
-            f"{sum(telemetry['accepted'])} of {sum(telemetry['drafted'])} drafts accepted",
-        )
+        told = json.loads(done.stdout)["telemetry"]
+        drafts = f"{sum(told['accepted'])} of {sum(told['drafted'])} drafts accepted"
+        yield Finding(name, "ok", f"{told['n_generated']} tokens with MTP, {drafts}")

@@ -1,28 +1,8 @@
-"""``pyllama-mtp generate``: continue a prompt, streaming the text as it comes."""
+"""Continue a prompt. With a draft depth above 0 the model's MTP head drafts tokens
+that the model then verifies in one pass; the text is the model's own either way.
 
-from __future__ import annotations
-
-import argparse
-import dataclasses
-import json
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
-
-from pyllama_mtp.cli import interrupted, loading, options, parsing
-from pyllama_mtp.errors import DecodeAborted, UsageError
-from pyllama_mtp.files import append
-from pyllama_mtp.settings import AUTO_DEPTH, Settings
-
-if TYPE_CHECKING:
-    from pyllama_mtp import Generation, Model
-
-_EPILOG = """\
 The text goes to stdout, everything else to stderr. Ctrl-C keeps the text so
-far, prints the statistics that were asked for, and exits with 130.
+far, prints the figures of --stats if they were asked for, and exits with 130.
 
 examples:
   pyllama-mtp generate --chat "What does str.split() do?"
@@ -32,17 +12,26 @@ examples:
   git diff | pyllama-mtp generate --model FILE --chat --system "Review this." -
 """
 
+from __future__ import annotations
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the ``generate`` command."""
-    parser = subparsers.add_parser(
-        "generate",
-        help="continue a prompt, streaming the text as it comes",
-        description="Continue a prompt. With a draft depth above 0 the model's MTP head drafts "
-        "tokens that the model then verifies in one pass; the text is the model's own either way.",
-        epilog=_EPILOG,
-        formatter_class=parsing.HelpFormatter,
-    )
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyllama_mtp.cli import interrupted, loading, options, parsing, progress
+from pyllama_mtp.errors import DecodeAborted, UsageError
+from pyllama_mtp.settings import AUTO_DEPTH, Settings
+
+if TYPE_CHECKING:
+    from pyllama_mtp import Generation, Model, Pair
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text; '-' reads stdin")
     source.add_argument("-p", "--prompt", dest="text", metavar="TEXT", help="the same as PROMPT")
@@ -51,47 +40,39 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--chat", action="store_true", help="put the prompt into the model's chat template"
     )
     parser.add_argument("--system", metavar="TEXT", help="system message; needs --chat")
-    parser.add_argument(
-        *("-n", "--max-tokens"),
-        type=parsing.whole(1),
-        default=256,
-        metavar="N",
-        help="tokens to generate",
-    )
-    options.add_depth_options(parser)
+    parsing.add_whole(parser, "-n", "--max-tokens", default=256, help="tokens to generate")
+    options.add_parts(parser, "depth", "ngram")
     parser.add_argument(
         "--stop",
         action="append",
         default=[],
         metavar="TEXT",
-        help="end before this text appears; may be repeated",
+        help="end before this text appears; may be given several times",
     )
     parser.add_argument(
-        "--ignore-eos", action="store_true", help="go on after the model says it is done"
+        "--ignore-eos", action="store_true", help="go on after the model's end-of-text token"
     )
     output = parser.add_argument_group("output")
     output.add_argument(
         "--stats",
         action="store_true",
         help="print to stderr: tokens, seconds, tokens per second, how many drafts were accepted, "
-        "how much faster than without MTP that was",
+        "and the speed-up over no MTP",
     )
     output.add_argument(
         "--json",
         action="store_true",
-        help="print one JSON object at the end instead of the text (times in seconds, memory in "
-        "bytes)",
+        help="print one JSON object at the end instead of the text (seconds, bytes)",
     )
     output.add_argument(
         "--log-pairs",
         metavar="FILE.jsonl",
-        help="write each drafted token with the token the model chose, one JSON object per line; "
-        "the file must not exist",
+        help="write each draft with the token that the model chose, one JSON object per line; the "
+        "file must not exist",
     )
     loading.add_model_options(parser)
     options.add_settings_options(parser, n_ctx=options.USUAL_N_CTX)
     options.add_sampling_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     text = read_prompt(args)
     _check(args)
     settings, sampling = options.settings_from(args, args.draft_n_max), options.sampling_from(args)
-    with _new_file(args.log_pairs) as pairs_file:
+    with parsing.new_file(args.log_pairs) as pairs:
         from pyllama_mtp import Session
         from pyllama_mtp.llama import native
         from pyllama_mtp.sizing import room_for
@@ -109,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         with loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model:
             prompt = tokenize(model, text, args)
             settings = room_for(model, settings, len(prompt), args.max_tokens)
-            with Session(model, settings) as session, loading.prompt_bar() as tell:
+            with Session(model, settings) as session, progress.prompt() as tell:
                 generation = session.generate(
                     prompt,
                     max_tokens=args.max_tokens,
@@ -122,8 +103,8 @@ def run(args: argparse.Namespace) -> int:
                 )
                 stopped = stream(generation, show=not args.json)
                 report = _report(generation, settings, session.memory(), library, model)
-        if pairs_file:
-            append(pairs_file.fileno(), _pairs(generation).encode(), args.log_pairs)
+        if pairs:
+            pairs.write(*map(_record, generation.telemetry.pairs or ()))
         if args.json:
             print(json.dumps(report, ensure_ascii=False))
         _say(args, generation)
@@ -160,7 +141,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def tokenize(model: Model, text: str, args: argparse.Namespace) -> list[int]:
-    """The prompt's tokens; a chat template's own special tokens become special tokens."""
+    """The prompt's token ids, with --chat after the chat template."""
     if not args.chat:
         return model.tokenize(text)
     messages = [{"role": "user", "content": text}]
@@ -171,10 +152,7 @@ def tokenize(model: Model, text: str, args: argparse.Namespace) -> list[int]:
 
 
 def stream(generation: Generation, *, show: bool) -> bool:
-    """Write the pieces to stdout as they come; True if the user interrupted.
-
-    The loop ends in the same way whether the driver raises or stops by itself.
-    """
+    """Write the text to stdout as it comes; True if the user interrupted."""
     try:
         for piece in generation:
             if show:
@@ -209,7 +187,7 @@ def _report(
 
 
 def _say(args: argparse.Namespace, generation: Generation) -> None:
-    """What goes to stderr after the text."""
+    """Print to stderr what follows the text: a warning about imposed acceptance, and figures."""
     from pyllama_mtp.measure.table import synthetic_warning
     from pyllama_mtp.measure.telemetrylines import telemetry_lines
 
@@ -220,34 +198,6 @@ def _say(args: argparse.Namespace, generation: Generation) -> None:
         print("\n".join(telemetry_lines(generation.telemetry)), file=sys.stderr)
 
 
-def _pairs(generation: Generation) -> str:
-    lines = []
-    for pair in generation.telemetry.pairs or ():
-        record = {
-            "position": pair.position,
-            "drafted": pair.drafted,
-            "actual": pair.actual,
-            "accepted": pair.drafted == pair.actual,
-            "drafted_text": pair.drafted_text,
-            "actual_text": pair.actual_text,
-        }
-        lines.append(json.dumps(record, ensure_ascii=False) + "\n")
-    return "".join(lines)
-
-
-@contextmanager
-def _new_file(name: str | None) -> Iterator[TextIO | None]:
-    """Create a file that must not exist yet; a failure before anything is written removes it."""
-    if name is None:
-        yield None
-        return
-    try:
-        file = Path(name).open("x", encoding="utf-8")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise UsageError(f"cannot create {name}: {error.strerror}; name another file") from None
-    try:
-        with file:
-            yield file
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+def _record(pair: Pair) -> dict[str, Any]:
+    """A line of --log-pairs."""
+    return {**dataclasses.asdict(pair), "accepted": pair.drafted == pair.actual}

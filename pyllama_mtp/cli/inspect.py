@@ -1,12 +1,19 @@
-"""``pyllama-mtp inspect``: what a model file is and what memory it needs."""
+"""Describe a GGUF model file without loading it: architecture, layers, MTP head,
+tensor types, and the memory it needs for a context, against what is available.
+
+examples:
+  pyllama-mtp inspect model.gguf
+  pyllama-mtp inspect hf:OWNER/REPO:Q4_K_M --n-ctx 32768 --cache-type-k q8_0
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from pyllama_mtp.cli import options
 from pyllama_mtp.errors import LibraryError, PyllamaMtpError
 from pyllama_mtp.measure.verdict import slow_types, step_shares, verdict
 from pyllama_mtp.models.architectures import used
@@ -14,7 +21,7 @@ from pyllama_mtp.models.ggufinfo import GGUFInfo, read_gguf
 from pyllama_mtp.models.hub import local_file
 from pyllama_mtp.models.sidecar import NO_HEAD, is_head
 from pyllama_mtp.models.trimmedhead import n_rows, trimmed_head, trimmed_head_problems
-from pyllama_mtp.settings import CACHE_TYPES, Settings
+from pyllama_mtp.settings import Settings
 
 if TYPE_CHECKING:
     from pyllama_mtp.sizing import DeviceMemory
@@ -30,40 +37,30 @@ _PARTS = {
 }
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the ``inspect`` command."""
-    parser = subparsers.add_parser(
-        "inspect",
-        help="show a model's architecture, layers, MTP head, tensor types and memory need",
-        description="Describe a GGUF model file without loading it: architecture, layers, MTP "
-        "head, tensor types, and the memory it needs for a context, against what is available.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     parser.add_argument("model", metavar="FILE", help="a .gguf file, or hf:OWNER/REPO[:QUANT]")
     parser.add_argument(
         "--head", metavar="FILE|none", help="a .gguf file with the MTP head; see 'generate --help'"
     )
     parser.add_argument(
-        "--n-ctx", type=int, default=8192, help="context length in tokens (default: %(default)s)"
+        "--n-ctx", type=int, default=8192, metavar="N", help="context length in tokens"
     )
-    for which in ("k", "v"):
-        parser.add_argument(
-            f"--cache-type-{which}",
-            default="f16",
-            metavar="TYPE",
-            help=f"{which.upper()} cache: {', '.join(CACHE_TYPES)} (default: %(default)s)",
-        )
+    for field in fields(Settings):
+        if field.name in ("cache_type_k", "cache_type_v"):
+            options.add_field(parser, field)
     parser.add_argument(
         "--depth",
         type=int,
         default=3,
-        help="draft depth; a rollback state is kept per drafted token (default: %(default)s)",
+        metavar="K",
+        help="drafts per round; each needs a rollback state",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the header, print the description."""
+    """Read the header and print the description."""
     info = read_gguf(local_file(args.model), args.head)
     types = (args.cache_type_k, args.cache_type_v)
     slow = _slow_types(info)
@@ -75,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     )
     try:
         needed, why = _needed(info, settings), ""
-    except PyllamaMtpError as error:  # it can be described, and not be loaded
+    except PyllamaMtpError as error:  # a model that cannot be loaded can still be described
         needed, why = {}, str(error)
     if args.json:
         print(json.dumps(_as_json(info, args, needed, why, slow), indent=2))
@@ -91,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _needed(info: GGUFInfo, settings: Settings) -> dict[str, list[DeviceMemory]]:
-    """What llama.cpp would allocate, by memory, without MTP and with it."""
+    """What llama.cpp would allocate in each memory, without MTP and with it."""
     from pyllama_mtp import Model
     from pyllama_mtp.sizing import simulate
 
@@ -127,7 +124,8 @@ def _print_memory(needed: dict[str, list[DeviceMemory]]) -> None:
 
 
 def _slow_types(info: GGUFInfo) -> dict[str, float] | None:
-    """Shares of a step's bytes in types without a fast path here; None without the library."""
+    """Types without a fast path on this CPU, and their shares of a decode step's bytes; None if the
+    native library cannot be loaded."""
     from pyllama_mtp.llama import native
 
     try:
@@ -137,7 +135,7 @@ def _slow_types(info: GGUFInfo) -> dict[str, float] | None:
 
 
 def _print_step(info: GGUFInfo, slow: dict[str, float] | None) -> None:
-    """Which types a decode step reads, and what that means for MTP on this CPU."""
+    """Print which types a decode step reads, and what that means for MTP on this CPU."""
     active = f", {info.n_expert_used} of {info.n_expert} experts" if info.n_expert else ""
     print(f"a decode step reads (matrices{active}):{'':8}a few rows on this CPU")
     for kind, share in step_shares(info).items():
@@ -154,7 +152,7 @@ def _mtp_text(info: GGUFInfo) -> str:
     if not info.supported:
         return info.why_no_mtp
     if is_head(info):
-        return "the file is an MTP head alone, to be given as --head with its model"
+        return "the file is an MTP head alone; give it as --head with its model"
     problems = trimmed_head_problems(info)
     if problems:
         return f"MALFORMED, {problems[0]}"
@@ -168,7 +166,7 @@ def _mtp_text(info: GGUFInfo) -> str:
 
 
 def _drafting_rows(info: GGUFInfo) -> dict[str, str]:
-    """How it is drafted, where the head cannot live in the trunk's context."""
+    """How drafts are made, if the head cannot live in the trunk's context."""
     if info.in_trunk or not info.mtp_complete:
         return {}
     most = f", {info.most_drafts} drafts per round at most" if info.most_drafts else ""
@@ -212,7 +210,7 @@ def _as_json(
     slow: dict[str, float] | None,
 ) -> dict[str, Any]:
     skipped = ["tensors", "metadata", "head_tensors"]
-    if not info.validated:  # which layers are of which kind, only the library knows
+    if not info.validated:  # only the native library knows the kinds of the layers
         skipped += ["attention_layers", "recurrent_layers", "full_attention_interval"]
     head = trimmed_head(info)
     return {

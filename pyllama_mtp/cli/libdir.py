@@ -1,15 +1,7 @@
-"""``pyllama-mtp libdir``: where the libraries are, for programs that load llama.cpp themselves."""
+"""Print the folder of libllama.so and libllama.so.0, for programs that load
+llama.cpp themselves. The ggml libraries and backends lie one folder up, where
+libllama finds them.
 
-from __future__ import annotations
-
-import argparse
-
-from pyllama_mtp.errors import LibraryError
-
-#: What such programs load; see ``bindings/shim/dropin.cpp``.
-LIBRARY = "libllama.so"
-
-_EPILOG = """\
 llama-cpp-python of the same release as this package's llama.cpp runs on these
 libraries unchanged, and needs no build of its own:
   CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install llama-cpp-python==0.3.36
@@ -21,34 +13,28 @@ faster:
   export LD_LIBRARY_PATH=$(pyllama-mtp libdir)
   llama-server -m FILE --spec-type draft-mtp
 
-Images and sound (libmtmd) stay with the program's own library; of
-llama-cpp-python, MTMD_CPP_LIB names its folder.
+Images and sound need the program's own libmtmd; for llama-cpp-python,
+MTMD_CPP_LIB names its folder.
 
 examples:
   pyllama-mtp libdir
   pyllama-mtp libdir --lib upstream
 """
 
+from __future__ import annotations
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the ``libdir`` command."""
-    from pyllama_mtp.cli import parsing
+import argparse
 
-    parser = subparsers.add_parser(
-        "libdir",
-        help="print the folder of the libraries, for llama-cpp-python and llama-server",
-        description="Print the folder that holds libllama.so and libllama.so.0, for programs that "
-        "load llama.cpp themselves. The ggml libraries and backends lie one folder up, where the "
-        "libraries find them.",
-        epilog=_EPILOG,
-        formatter_class=parsing.HelpFormatter,
-    )
-    parser.add_argument(
-        "--lib",
-        metavar="upstream|patched|DIR",
-        help="which variant (default: PYLLAMA_MTP_LIB from the environment, else patched)",
-    )
-    parser.set_defaults(run=run)
+from pyllama_mtp.cli import parsing
+from pyllama_mtp.errors import LibraryError
+
+#: The library that such programs load; see ``bindings/shim/dropin.cpp``.
+LIBRARY = "libllama.so"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parsing.add_lib_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

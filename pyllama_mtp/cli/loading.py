@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pyllama_mtp.cli import PROGRAM
-from pyllama_mtp.cli.parsing import assignment, comma_list, real, scaled, whole, worker
+from pyllama_mtp.cli import PROGRAM, parsing, progress
 from pyllama_mtp.errors import NoMtpHeadError, UnsupportedArchitectureError
 from pyllama_mtp.llama.modeloptions import SPLIT_MODES, ModelOptions
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """--model, --lib, and how it is loaded: what :func:`open_model` and `placement` read.
+    """Add --model, --lib, and how the model is loaded, for :func:`open_model` and `placement`.
 
     Args:
         several: --model may be given several times; `args.model` is then a list.
@@ -32,50 +30,45 @@ def add_model_options(parser: argparse.ArgumentParser, *, several: bool = False)
     group.add_argument(
         "--head",
         metavar="FILE|none",
-        help="a .gguf file with the MTP head (default: the model's own; else mtp-NAME*.gguf beside "
-        "it, if there is one; 'none': not even that one)",
+        help="a .gguf file with the MTP head; 'none' takes only a head in the model's own file "
+        "(default: the model's own head, else that of a file mtp-NAME*.gguf beside the model)",
     )
-    group.add_argument(
-        "--lib",
-        metavar="upstream|patched|DIR",
-        help="native library: llama.cpp as it is, with our patches, or a folder that holds one "
-        "(default: PYLLAMA_MTP_LIB from the environment, else patched)",
-    )
-    group.add_argument(
-        *("-ngl", "--n-gpu-layers"),
-        type=whole(-1),
+    parsing.add_lib_option(group)
+    parsing.add_whole(
+        group,
+        "-ngl",
+        "--n-gpu-layers",
         default=-1,
-        metavar="N",
-        help="layers to put on the GPU; -1 is all, 0 is none; without a GPU or a worker it has no "
-        "effect",
+        least=-1,
+        help="layers to put on the GPU or on workers; -1 is all, 0 is none",
     )
     group.add_argument(
         "--rpc",
-        type=comma_list(worker),
+        type=parsing.comma_list(parsing.worker),
         default=(),
         metavar="HOST:PORT,...",
-        help="spread the layers over these workers ('pyllama-mtp rpc-worker' starts one), and over "
-        "the GPUs of this machine after them. Neither authentication nor encryption: trusted "
+        help="spread the layers over these workers ('pyllama-mtp rpc-worker' starts one), then "
+        "over the GPUs of this machine. There is no authentication and no encryption: trusted "
         "networks only",
     )
-    group.add_argument(
+    parsing.add_whole(
+        group,
         "--rpc-timeout",
-        type=whole(0),
+        least=0,
         metavar="SECONDS",
-        help="give a worker up that is silent for so long; it must have computed --n-batch tokens "
-        "by then; 0 is never (default: 600)",
+        help="give a silent worker up after so many seconds, which must suffice for --n-batch "
+        "tokens; 0 is never (default: 600)",
     )
     group.add_argument(
         "--tensor-split",
-        type=comma_list(real(0)),
+        type=parsing.comma_list(parsing.real(0)),
         metavar="N,...",
         help="shares of the layers: of the workers in their order, then of this machine's GPUs "
-        "(default: by their free memory)",
+        "(default: by free memory)",
     )
-
     group.add_argument(
         "--device",
-        type=comma_list(str),
+        type=parsing.comma_list(str),
         metavar="NAME,...",
         help="devices that may hold layers, in this order; 'none' is the CPU only; 'pyllama-mtp "
         "doctor' lists them (default: workers, then GPUs)",
@@ -83,48 +76,47 @@ def add_model_options(parser: argparse.ArgumentParser, *, several: bool = False)
     group.add_argument(
         "--split-mode",
         choices=SPLIT_MODES,
-        help="how several devices share the model: layer by layer, matrices by rows where a device "
-        "can, or one of them (--main-gpu) has all (default: layer)",
+        help="how several devices share the model. 'layer': each has some layers; 'row': matrices "
+        "are split by rows, where a device can; 'none': --main-gpu has all (default: layer)",
     )
-    group.add_argument(
+    parsing.add_whole(
+        group,
         "--main-gpu",
-        type=whole(0),
+        least=0,
         metavar="INDEX",
-        help="the device for --split-mode none, or for what 'row' does not split (default: 0)",
+        help="the device for --split-mode none, and for tensors that 'row' does not split "
+        "(default: 0)",
     )
     _add_memory_options(parser)
 
 
 def add_model_option(parser: argparse._ActionsContainer, several: bool = False) -> None:
-    """--model: what :func:`model_path` reads."""
+    """Add --model, for :func:`model_path`."""
     parser.add_argument(
         *("-m", "--model"),
         metavar="FILE",
         action="append" if several else "store",
         help="a .gguf file, or hf:OWNER/REPO[:QUANT] of the Hugging Face hub, which is downloaded "
-        "once (default: bundled demo model)"
-        + (". May be given several times: one is measured after the other" if several else ""),
+        "once (default: the bundled demo model)"
+        + (". May be given several times, to measure one after the other" if several else ""),
     )
 
 
 def _add_memory_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("big models, adapters")
-    group.add_argument(
-        "--n-cpu-moe",
-        type=whole(0),
-        metavar="N",
-        help="the experts of the first N layers stay on the CPU, the rest goes to the GPU",
+    parsing.add_whole(
+        group, "--n-cpu-moe", least=0, help="keep the experts of the first N layers on the CPU"
     )
     group.add_argument(
-        "--cpu-moe", action="store_true", default=None, help="all experts stay on the CPU"
+        "--cpu-moe", action="store_true", default=None, help="keep all experts on the CPU"
     )
     group.add_argument(
         "--override-tensor",
-        type=comma_list(assignment),
+        type=parsing.comma_list(parsing.assignment),
         action="extend",
         metavar="PATTERN=DEVICE,...",
-        help="tensors whose name this regular expression finds go to this device, or to CPU; the "
-        "first that fits counts",
+        help="put the tensors whose names match this regular expression on this device, or on CPU; "
+        "the first match counts",
     )
     group.add_argument(
         "--no-mmap",
@@ -142,29 +134,29 @@ def _add_memory_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--lora",
-        type=comma_list(str),
+        type=parsing.comma_list(str),
         action="extend",
         metavar="FILE,...",
-        help="LoRA adapters (.gguf) that apply to the model; drafts follow them",
+        help="apply these LoRA adapters (.gguf) to the model; drafts follow them",
     )
     group.add_argument(
         "--lora-scaled",
-        type=comma_list(scaled),
+        type=parsing.comma_list(parsing.scaled),
         action="extend",
         dest="lora",
         metavar="FILE:SCALE,...",
-        help="the same, with a factor for what each changes",
+        help="the same, each with a scale",
     )
 
 
 _DEMO = (
     "no model was named, so this is the demo model: 3.9 million parameters that imitate Python "
-    "code and its manual. What it says is not to be believed. -m FILE.gguf takes yours"
+    "code and its manual. Do not believe what it says. -m FILE.gguf takes your own model"
 )
 
 
 def model_path(args: argparse.Namespace) -> str | Path:
-    """The file of --model, downloaded first if it is a hub's, or the bundled demo model."""
+    """The file of --model, downloaded first if need be; without --model the bundled demo model."""
     if args.model is not None:
         from pyllama_mtp.models.hub import local_file
 
@@ -180,7 +172,8 @@ _OPTIONS = {"rpc_servers": "rpc"}
 
 
 def placement(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `Model` that say how it is loaded; what was not given is left out."""
+    """The options about loading, as arguments of `Model`; options that were not given are left
+    out."""
     names = (field.name for field in dataclasses.fields(ModelOptions))
     found = {name: getattr(args, _OPTIONS.get(name, name), None) for name in names}
     return {name: value for name, value in found.items() if value not in (None, ())}
@@ -188,22 +181,20 @@ def placement(args: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def open_model(args: argparse.Namespace, *, mtp: bool | None, without: str) -> Iterator[Model]:
-    """The model of the options, with a progress bar on stderr while a big one loads.
+    """The model of the options, with a progress bar on stderr while it loads.
 
     Args:
-        mtp: whether the MTP head is wanted; None: if there is one that can be used; it is said if
-            not.
-        without: the option that does without MTP, to be named when the file has no head.
+        mtp: whether to load the MTP head. None: if there is a usable one; says so on stderr if not.
+        without: the option that turns MTP off, for the error when the file has no head.
     """
     from pyllama_mtp import Model
 
     path = model_path(args)
     if args.model is None:
         print(f"{PROGRAM}: {_DEMO}", file=sys.stderr)
-    with _loading_bar() as progress:
-        load = partial(Model, path, **placement(args), progress=progress)
+    with progress.loading() as tell:
         try:
-            model = load(mtp=mtp)
+            model = Model(path, mtp=mtp, progress=tell, **placement(args))
         except (NoMtpHeadError, UnsupportedArchitectureError) as error:
             if isinstance(error, UnsupportedArchitectureError) and mtp is not True:
                 raise
@@ -212,10 +203,9 @@ def open_model(args: argparse.Namespace, *, mtp: bool | None, without: str) -> I
             ) from None
     if mtp is None and not model.has_mtp:
         ngram = getattr(args, "ngram", True)
-        drafts = (
-            "drafts come from the text itself where that pays" if ngram else "nothing is drafted"
-        )
-        print(f"{PROGRAM}: {model.info.why_no_mtp}; {drafts}", file=sys.stderr)
+        drafts = "drafts come from the text itself where that pays"
+        then = drafts if ngram else "nothing is drafted"
+        print(f"{PROGRAM}: {model.info.why_no_mtp}; {then}", file=sys.stderr)
     if model.info.head and args.head is None:
         print(f"{PROGRAM}: the MTP head is in {model.info.head}", file=sys.stderr)
     with model:
@@ -223,63 +213,9 @@ def open_model(args: argparse.Namespace, *, mtp: bool | None, without: str) -> I
 
 
 def depth_for(model: Model, depth: int) -> int:
-    """As many drafts a round as asked for, or as the model can have: then it is said."""
+    """The drafts per round: `depth`, or the most of the model; says so on stderr."""
     most = model.info.most_drafts
     if most is None or depth <= most:
         return depth
     print(f"{PROGRAM}: {model.info.fewer_drafts}", file=sys.stderr)
     return most
-
-
-@contextmanager
-def _loading_bar() -> Iterator[Callable[[float], None]]:
-    """A bar that vanishes when the model is loaded; nothing where stderr is not a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda fraction: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading the model", total=1.0)
-        yield lambda fraction: bar.update(task, completed=fraction)
-
-
-#: A prompt with fewer tokens to be processed has no bar.
-LONG_PROMPT = 512
-
-
-@contextmanager
-def prompt_bar() -> Iterator[Callable[[int, int], None] | None]:
-    """What to tell (tokens done, tokens in all) while a long prompt is processed: a bar on stderr
-    that vanishes when it is done; None where stderr is not a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich import progress as bars
-    from rich.console import Console
-
-    columns = (
-        bars.TextColumn("reading the prompt"),
-        bars.BarColumn(),
-        bars.TextColumn("{task.completed:.0f} of {task.total:.0f} tokens"),
-        bars.TimeRemainingColumn(),
-    )
-    bar = bars.Progress(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task("")
-
-    def tell(done: int, total: int) -> None:
-        if not bar.live.is_started and total - done >= LONG_PROMPT:
-            bar.start()
-        bar.update(task, completed=done, total=total)
-        if done >= total:
-            close()
-
-    def close() -> None:
-        if bar.live.is_started:
-            bar.stop()
-
-    try:
-        yield tell
-    finally:
-        close()

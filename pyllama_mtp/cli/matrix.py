@@ -1,4 +1,50 @@
-"""``pyllama-mtp matrix``: measure speed over prompt sizes and draft depths."""
+"""Measure prefill and decode speed without MTP and with MTP at several draft
+depths, over several prompt sizes.
+
+Every sample is a fresh session: a warm-up as long as the prompt (at most one
+--n-batch), then one prompt (prefill) and --max-tokens tokens of continuation
+(decode), the end-of-text token ignored. Nothing comes from a cache. A repeat
+measures all variants side by side on one text: their prompts one after the
+other, then their tokens by turns, in another order in every repeat. A machine
+that grows slower therefore slows all variants alike. Each repeat has a text of
+its own. Speeds are medians over the repeats; a ratio is taken within each
+repeat. Times are in seconds, speeds in tokens per second. Depth 0 is measured
+with the defaults of --rows, --sync and the like; each of these that varies has
+a column.
+
+The table goes to stdout, progress to stderr, and every finished sample as one
+line of JSON to --output, which is appended to, never overwritten. Ctrl-C keeps
+the finished samples and exits with 130; --resume goes on from there, also after
+a crash. recordtypes.py in the package's folder "measure" describes the lines.
+
+Without --model, --prompt-sizes and --depths, the command is a first look of two
+minutes. It measures a model of the Qwen3.5-0.8B shape in Q4_K_M, with random
+weights and a head that drafts well, written once to ~/.cache (XDG_CACHE_HOME;
+half a gigabyte). Then it measures the demo model, which writes real text but is
+too small to gain much.
+
+Without --threads, cores that other programs keep busy are left to them: a
+thread that shares its core makes all other threads wait.
+
+--peers measures other programs beside this one, in every repeat, with the same
+file, sizes, prompts and settings: llama-server at every depth, with its timings
+of a completion at temperature 0; llama-bench (random tokens) and
+llama-cpp-python without MTP. Each program is started for one sample, warmed up,
+and ended after it, also when the run is interrupted; the server listens at a
+free port of the loopback interface. Meanwhile the model is loaded once more. A
+program that is not installed, or fails, is reported, and the rest goes on.
+
+examples:
+  pyllama-mtp matrix --report page
+  pyllama-mtp matrix --depths 0,2,3,4,auto --report page
+  pyllama-mtp matrix --model Qwen3.5-4B-Q8_0.gguf --prompt-sizes 1k,8k,192k
+  pyllama-mtp matrix --depths 0,3 --repeat 9 --budget 10m --format markdown
+  pyllama-mtp matrix --depths 0,3 --rows all,last --sync full,kv
+  pyllama-mtp matrix --variants upstream,patched --output libraries.jsonl
+  pyllama-mtp matrix --depths 0,3 --peers llama-server,llama-bench
+  pyllama-mtp matrix --output-mode code --max-tokens 16384 --depths 0,3,4
+  pyllama-mtp matrix --model random.gguf --synthetic-acceptance 0.8,0.7,0.6
+"""
 
 from __future__ import annotations
 
@@ -20,135 +66,77 @@ SIZES = (512, 1024, 2048)
 REPEAT = 7
 #: The demo model's samples are short, so their noise is large and repeats cost little.
 DEMO_REPEAT, DEMO_BUDGET = 15, "270s"
-#: Where nobody says what to measure: see `first_look`.
+#: Without --model, --prompt-sizes and --depths: see `first_look`.
 FIRST_SIZES, FIRST_TOKENS, FIRST_BUDGET = (512,), 128, "75s"
 #: Tokens generated per sample, by output mode.
 MAX_TOKENS = {"text": 256, "code": 2048}
 
-_EPILOG = """\
-Every sample is a fresh session: a warm-up as long as the prompt (at most one
---n-batch), then one prompt (prefill) and --max-tokens tokens of continuation
-(decode), the end-of-text token ignored. Nothing comes from a cache. A repeat
-measures everything side by side on one text: prompts one right after the
-other, then tokens by turns, the first one another in every repeat. So a
-machine that grows slower slows all alike. Each repeat has a text of its own.
-Speeds are medians over the repeats; ratios are made of the ratios within
-each repeat. Times are in seconds, speeds in tokens per second. Depth 0 is
-measured with the defaults of --rows, --sync and the like; what they vary has a
-column of its own.
 
-The table goes to stdout, progress to stderr, and every finished sample as one
-line of JSON to --output, which is appended to, never overwritten. Ctrl-C keeps
-what was measured and exits with 130; --resume goes on from there, also after a
-crash. What the lines hold: recordtypes.py in the package's folder "measure".
-
-Without --model, --prompt-sizes and --depths it is a first look of two minutes:
-a model of the Qwen3.5-0.8B shape in Q4_K_M, with random weights and a head that
-drafts well, written once to ~/.cache (XDG_CACHE_HOME; half a gigabyte), and the
-demo model, which writes real text but is too small to gain much.
-
-Without --threads, cores that other programs keep busy are left to them: a
-thread that has to share its core makes all the others wait.
-
---peers measures other programs beside this one, in every repeat, with the same
-file, sizes, prompts and settings: llama-server at every depth, with its timings
-of a completion at temperature 0; llama-bench (random tokens) and
-llama-cpp-python without MTP. Each is started for one sample, the server on a
-free port of the loopback interface, warmed up, and ended after it, also when
-the run is interrupted; it loads the model once more meanwhile. One that is not
-installed, or fails, is reported, and the rest goes on.
-
-examples:
-  pyllama-mtp matrix --report page
-  pyllama-mtp matrix --depths 0,2,3,4,auto --report page
-  pyllama-mtp matrix --model Qwen3.5-4B-Q8_0.gguf --prompt-sizes 1k,8k,192k
-  pyllama-mtp matrix --depths 0,3 --repeat 9 --budget 10m --format markdown
-  pyllama-mtp matrix --depths 0,3 --rows all,last --sync full,kv
-  pyllama-mtp matrix --variants upstream,patched --output libraries.jsonl
-  pyllama-mtp matrix --depths 0,3 --peers llama-server,llama-bench
-  pyllama-mtp matrix --output-mode code --max-tokens 16384 --depths 0,3,4
-  pyllama-mtp matrix --model random.gguf --synthetic-acceptance 0.8,0.7,0.6
-"""
-
-
-def size(text: str) -> int:
-    """An argparse type: tokens, "2048" or "2k"."""
-    thousands = text[:-1] if text[-1:] in ("k", "K") else ""
-    return 1024 * parsing.whole(1)(thousands) if thousands.isdigit() else parsing.whole(1)(text)
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the ``matrix`` command."""
-    parser = subparsers.add_parser(
-        "matrix",
-        help="measure speed: prompt sizes x draft depths, with and without MTP",
-        description="Measure prefill and decode speed without MTP and with MTP at several draft "
-        "depths, over several prompt sizes.",
-        epilog=_EPILOG,
-        formatter_class=parsing.HelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     parser.add_argument(
         "--depths",
         type=parsing.comma_list(parsing.whole_or_auto(0)),
         metavar="N|auto,...",
-        help="drafts per round; 0 is no MTP, against which the others are compared; 'auto' is the "
-        "driver's default, as many as pay, which every sample learns anew (default: "
+        help="drafts per round. 0 is no MTP, with which the others are compared; 'auto' is the "
+        "driver's default: as many as pay, learned anew in every sample (default: "
         f"{','.join(map(str, DEPTHS))}, as far as --synthetic-acceptance has rates for them)",
     )
-    options.add_ngram_option(parser)
+    options.add_parts(parser, "ngram")
     parser.add_argument(
         *("-p", "--prompt-sizes"),
-        type=parsing.comma_list(size),
+        type=parsing.comma_list(parsing.tokens),
         metavar="TOKENS,...",
         help=f"prompt sizes in tokens; 1k is 1024 (default: {','.join(map(str, SIZES))})",
     )
-    parser.add_argument(
+    parsing.add_whole(
+        parser,
         "--prompt-step",
-        type=parsing.whole(0),
         default=0,
+        least=0,
         metavar="TOKENS",
-        help="process prompts by turns, too, of so many tokens (a multiple of --n-ubatch): for "
-        "small differences of prefill speed; 0: one prompt after the other",
+        help="process prompts by turns, too, in steps of so many tokens (a multiple of "
+        "--n-ubatch), to see small differences of prefill speed; 0: one prompt after the other",
     )
-    parser.add_argument(
-        *("-n", "--max-tokens"),
-        type=parsing.whole(1),
-        metavar="N",
+    parsing.add_whole(
+        parser,
+        "-n",
+        "--max-tokens",
         help="tokens generated per sample (default: "
         f"{MAX_TOKENS['text']}; {MAX_TOKENS['code']} with --output-mode code)",
     )
-    parser.add_argument(
+    parsing.add_whole(
+        parser,
         "--repeat",
-        type=parsing.whole(1),
         metavar="R",
-        help=f"samples per cell (default: {REPEAT}; for the demo model as many of {DEMO_REPEAT} "
-        "as fit into 4 min 30 s; in a first look into 75 s)",
+        help=f"samples per cell (default: {REPEAT}; for the demo model up to {DEMO_REPEAT}, as "
+        "many as fit into 4 min 30 s; in a first look into 75 s)",
     )
     parser.add_argument(
         "--budget",
         metavar="TIME",
-        help="most time to measure for, as in 90s, 10m, 1h: the least useful repeats are left out, "
-        "which is said, and recorded; every cell is measured once if that is possible",
+        help="the most time to take, as in 90s, 10m, 1h. The least useful repeats are left out, "
+        "and reported; every cell is measured once if possible",
     )
     parser.add_argument(
         "--classes",
         type=parsing.comma_list(str),
         default="text",
         metavar="CLASS,...",
-        help="kinds of prompts: text (documentation, which is continued), source (of programs); "
-        "questions in a chat, after text of the size: factual, thinking, code, instruction",
+        help="kinds of prompts: text (documentation to continue), source (programs to continue); "
+        "questions in a chat, after a text of the size: factual, thinking, code, instruction",
     )
     parser.add_argument(
         "--prompt-file",
         metavar="FILE",
-        help="UTF-8 text to cut prompts from (default: that of Python's standard library)",
+        help="UTF-8 text to cut prompts from (default: text of Python's standard library)",
     )
     parser.add_argument(
         "--output-mode",
         default="text",
         choices=("text", "code"),
-        help="what the model is made to write: a continuation of the text, or, in a chat that "
-        "shows the text, long code",
+        help="what the model writes: a continuation of the text, or long code, in a chat that "
+        "begins with the text",
     )
     options.add_profile_option(parser)
     output = parser.add_argument_group("output")
@@ -160,28 +148,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     output.add_argument(
         "--report",
         metavar="DIR",
-        help="write a page with plots, and tables, of this run into this folder at the end, as "
-        "'pyllama-mtp report' does (pip install 'pyllama-mtp[report]')",
+        help="at the end, write a page with plots, and tables, into this folder, as 'pyllama-mtp "
+        "report' does (pip install 'pyllama-mtp[report]')",
     )
     output.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the last run in --output: measure what it lacks. Refused if it measured "
-        "something else",
+        help="go on with the last run in --output: measure its missing samples. Refused if that "
+        "run has another plan",
     )
-    output.add_argument(
-        "--format",
-        default="table",
-        choices=("table", "markdown", "json"),
-        help="what to print at the end",
-    )
+    parsing.add_format_option(output)
     loading.add_model_options(parser, several=True)
     parser.add_argument(
         "--variants",
         type=parsing.comma_list(str),
         metavar="upstream|patched|DIR[:NAME=VALUE...],...",
-        help="native libraries to compare, in place of --lib; each but the first has a process of "
-        "its own, which loads the model as well, and may be given variables of the environment "
+        help="native libraries to compare, in place of --lib. Each but the first runs in a process "
+        "of its own, which loads the model as well; it can have environment variables "
         "(patched,patched:GOMP_SPINCOUNT=300000) and switches of the CPU patches (small_batch, "
         "large_batch, direct_states, few_rows_attention: patched:small_batch=off)",
     )
@@ -194,38 +177,37 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="NAME=VALUE,...",
         help="measure with each of these values of a field of Settings, as in ngram=on,off or "
         "cache-type-k=f16,q8_0; may be given several times, for every combination. "
-        "n-sequences=1,2,4,8: so many at once. synthetic-acceptance=0.5^6,0.8/0.7/0.6,none: 0.5 to "
-        "the power of the position, for 6; these rates; the model's own. What only drafts depend "
-        "on is varied at depths above 0, ngram at 'auto'",
+        "n-sequences=1,2,4,8: so many sequences at once. synthetic-acceptance=0.5^6,0.8/0.7/0.6,"
+        "none: 0.5 to the power of the position, for 6 positions; these rates; no imposed rates. "
+        "Fields that concern only drafts vary at depths above 0, ngram at 'auto'",
     )
     parser.add_argument(
         "--peers",
         type=parsing.comma_list(parsing.one_of(tuple(PEERS))),
         default=(),
         metavar="PROGRAM,...",
-        help=f"other programs to measure beside: {', '.join(PEERS)}",
+        help=f"other programs to measure beside this one: {', '.join(PEERS)}",
     )
     parser.add_argument(
         "--peer-dir",
         metavar="DIR",
         help="folder of llama-server and llama-bench (default: PYLLAMA_MTP_PEERS from the "
-        "environment, then what bench/peers.py of the checkout has built, then PATH)",
+        "environment, then the build of bench/peers.py, then PATH)",
     )
     parser.add_argument(
         "--peer-python",
         metavar="PYTHON",
-        help="the Python that llama-cpp-python is installed for (default: PYLLAMA_MTP_PEER_PYTHON "
-        "from the environment, else the one that runs this)",
+        help="the Python that has llama-cpp-python (default: PYLLAMA_MTP_PEER_PYTHON from the "
+        "environment, else this Python)",
     )
     options.add_settings_options(parser, compare=True)
     options.add_sampling_options(parser)
     output.add_argument(
         "--per-round",
         action="store_true",
-        help="more columns: drafts, and milliseconds to draft, per round; the part of the tokens "
-        "that were drafted from earlier in the text",
+        help="more columns: drafts, and milliseconds to draft, per round; the share of tokens from "
+        "n-gram drafts",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -264,7 +246,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace, first: bool) -> Request:
-    """Check every option before anything is loaded; `first`: it is a first look."""
+    """Check every option before anything is loaded; `first`: this is a first look."""
     from pyllama_mtp.measure.budget import parse_duration
     from pyllama_mtp.measure.classprompts import check_class
     from pyllama_mtp.measure.peers.find import check_folder, check_python
@@ -383,7 +365,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
 
 
 def _label(library: str) -> str:
-    """What a library of --variants is called: a folder by its name."""
+    """The name of a library of --variants; a folder loses the path to it."""
     name, colon, given = library.partition(":")
     if name not in ("", "upstream", "patched"):
         name = Path(name).resolve().name

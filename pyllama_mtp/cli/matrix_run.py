@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from pyllama_mtp.cli import PROGRAM, SIGNALS, loading, note_signal, on_signal
+from pyllama_mtp.cli import PROGRAM, SIGNALS, loading, note_signal, on_signal, progress
 from pyllama_mtp.errors import DiskFullError, UsageError
 from pyllama_mtp.measure.recordfile import last_run
 
@@ -23,43 +23,41 @@ if TYPE_CHECKING:
     from pyllama_mtp.measure.run import Request
 
 
-#: Memory that the synthetic model of the first look needs, with its sessions side by side.
+#: Memory, in bytes, that the synthetic model of a first look needs with its sessions side by side.
 EXAMPLE_MEMORY = 2 * 2**30
-#: Its part of the time.
+#: Its share of the time.
 EXAMPLE_SHARE = 0.8
 
 
 def first_look(args: argparse.Namespace, request: Request) -> Iterator[tuple[Any, Request]]:
-    """What is measured where nobody named a model: one of the size that people use, with a head
-    that drafts well, then real text on the demo model; the options and request of each.
-
-    Where disk or memory is short, the demo model alone.
-    """
+    """The options and requests of a first look: a synthetic model of a usual size, unless disk or
+    memory is short, then real text on the demo model."""
     from pyllama_mtp.models.demo import demo_path
 
     budget_s = request.budget_s
     if example := _example(request):
         share = EXAMPLE_SHARE
-        named = argparse.Namespace(**{**vars(args), "model": str(example)})
-        yield named, replace(request, budget_s=budget_s and share * budget_s)
+        yield _named(args, str(example)), replace(request, budget_s=budget_s and share * budget_s)
         budget_s = budget_s and (1 - share) * budget_s
     resume = request.resume
     if resume and request.output:
         run = last_run(request.output, demo_path().name)
         resume = run is not None and run.header["model"]["name"] == demo_path().name
-    named = argparse.Namespace(**{**vars(args), "model": str(demo_path())})
-    yield named, replace(request, budget_s=budget_s, resume=resume)
+    yield _named(args, str(demo_path())), replace(request, budget_s=budget_s, resume=resume)
 
 
 def each_model(args: argparse.Namespace, request: Request) -> Iterator[tuple[Any, Request]]:
     """The options and request of each model, one after the other."""
     for model in args.model or (None,):
-        yield argparse.Namespace(**{**vars(args), "model": model}), replace(request)
+        yield _named(args, model), replace(request)
+
+
+def _named(args: argparse.Namespace, model: str | None) -> argparse.Namespace:
+    return argparse.Namespace(**{**vars(args), "model": model})
 
 
 def _example(request: Request) -> Path | None:
-    """The synthetic model, written if it is not there; None: said why it is not measured."""
-    from pyllama_mtp.cli.synth import writing
+    """The synthetic model, written if it is not there; None: it cannot be, and the user is told."""
     from pyllama_mtp.llama import native
     from pyllama_mtp.models import synth
     from pyllama_mtp.models.memory import available_memory, gigabytes
@@ -70,14 +68,14 @@ def _example(request: Request) -> Path | None:
     elif synth.example_is_there():
         why = ""
     else:
-        native.load(request.libraries[0] or None)  # it knows the mixtures of types
+        native.load(request.libraries[0] or None)  # which chooses the types of a mixture
         say(
             "no --model given: writing one of the Qwen3.5-0.8B shape, once: random weights, a head "
             f"that drafts well, 0.5 GB; {path}"
         )
         try:
-            with writing(path.name) as progress:
-                synth.write_example(progress)
+            with progress.file(path.name) as tell:
+                synth.write_example(tell)
             why = ""
         except (DiskFullError, UsageError) as error:
             why = str(error)
@@ -96,13 +94,12 @@ def measure(args: argparse.Namespace, request: Request, found: Records) -> None:
     Raises:
         KeyboardInterrupt: at the end, if the user interrupted.
     """
-    from pyllama_mtp.cli.matrix_progress import progress
     from pyllama_mtp.llama import native
     from pyllama_mtp.measure.run import run_matrix
 
     @contextmanager
     def watch(matrix: Matrix) -> Iterator[Callable[[Event], None]]:
-        with progress(matrix) as on_event, finished_samples_first(matrix):
+        with progress.matrix(matrix) as on_event, finished_samples_first(matrix):
             yield on_event
 
     native.load(request.libraries[0] or None)
@@ -116,7 +113,7 @@ def measure(args: argparse.Namespace, request: Request, found: Records) -> None:
 
 
 def say(text: str) -> None:
-    """Tell the user."""
+    """Tell the user, on stderr."""
     print(f"{PROGRAM}: {text}", file=sys.stderr)
 
 
@@ -143,7 +140,7 @@ def choose_threads(args: argparse.Namespace, request: Request) -> None:
 
 
 def report(directory: str, found: Records) -> None:
-    """Write the page of this run, and say where it is."""
+    """Write the page of these results, and say where it is."""
     from pyllama_mtp.measure.records import run_commands
     from pyllama_mtp.measure.report.page import write_report
 
@@ -167,7 +164,7 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False) -> None:
 
 
 def _say_what_was_dropped(matrix: Matrix, request: Request) -> None:
-    """What the time budget left out: repeats per size, and sizes that were not measured at all."""
+    """Tell the user which repeats the time budget left out, by prompt size."""
     from pyllama_mtp.measure.budget import duration
 
     if not matrix.dropped or request.budget_s is None:
@@ -187,13 +184,10 @@ def _say_what_was_dropped(matrix: Matrix, request: Request) -> None:
 
 @contextmanager
 def finished_samples_first(matrix: Matrix) -> Iterator[None]:
-    """Let Ctrl-C cut a sample short, but never the writing of one that is finished.
-
-    So do the other signals that end a command, as otherwise nothing that was started would be
-    ended.
-    """
+    """Let a signal that ends the command cut a sample short, but not the writing of a finished one.
+    Processes that were started are ended after it."""
     usual = {number: signal.getsignal(number) for number in SIGNALS}
-    # Others are ignored, or somebody else's.
+    # Ignored signals and other handlers stay.
     known = (on_signal, signal.default_int_handler, signal.SIG_DFL)
     ours = [number for number, handler in usual.items() if handler in known]
 

@@ -1,4 +1,4 @@
-"""Options for `Settings` and `Sampling`, which several commands share, and what becomes of them."""
+"""Options that several commands share: those of `Settings`, `Sampling` and `ChatOptions`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.arguments import Kind
-from pyllama_mtp.cli import grammars
-from pyllama_mtp.cli.parsing import bias, comma_list, json_object, real, whole
+from pyllama_mtp.cli import parsing
 from pyllama_mtp.contextoptions import RopeScaling
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.plan import SWITCHES
@@ -18,11 +17,12 @@ from pyllama_mtp.settings import Sampling, Settings
 
 if TYPE_CHECKING:
     from pyllama_mtp.chats.options import ChatOptions
+    from pyllama_mtp.grammar import Grammar
 
-#: What --n-ctx is where it is a session's.
+#: Help of --n-ctx where the default depends on prompt and memory.
 USUAL_N_CTX = (
-    "context in tokens, prompt and answer; 0 is 8192, more where they need it, at most the model's "
-    "training length, and less where memory is short"
+    "context in tokens, for prompt and answer; 0 is 8192, or more if they need it, up to the "
+    "model's training length, or less if memory is short"
 )
 
 
@@ -32,11 +32,11 @@ def add_field(
     text: str | None = None,
     several: bool = False,
 ) -> None:
-    """The option of a field.
+    """Add the option of a field.
 
     Args:
-        text: of its help, if another than the field's.
-        several: it takes several values, to be compared.
+        text: help, if not the field's own.
+        several: the option takes several values, to be compared.
     """
     about = one.metadata
     kind, names = about["kind"], [word for word in about["usage"] if word.startswith("-")]
@@ -47,7 +47,7 @@ def add_field(
         how["action"] = "store_false" if one.default else "store_true"
         dashed = dashed.replace("--", "--no-") if one.default else dashed
     elif several:
-        how["type"] = comma_list(checked(one))
+        how["type"] = parsing.comma_list(checked(one))
         how["metavar"] = f"{metavar or '|'.join(kind.choices)},..."
     elif metavar:
         how["type"], how["metavar"] = checked(one), metavar
@@ -57,7 +57,7 @@ def add_field(
 
 
 def checked(one: Field[Any]) -> Callable[[str], Any]:
-    """An argparse type: a value that the field takes."""
+    """An argparse type: a value of the field."""
 
     def parse(text: str) -> Any:
         kind: Kind = one.metadata["kind"]
@@ -73,50 +73,48 @@ def checked(one: Field[Any]) -> Callable[[str], Any]:
 
 
 def _of(kind: type, *parts: str) -> list[Field[Any]]:
-    """Fields whose options are among these."""
+    """The fields whose options belong to these parts."""
     return [one for one in fields(kind) if one.metadata["part"] in parts]
 
 
 def add_settings_options(
     parser: argparse.ArgumentParser, *, compare: bool = False, n_ctx: str | None = None
 ) -> None:
-    """Every switch of `Settings` but the draft depth, which each command names its own way.
+    """Add the options of `Settings`, without the draft depth.
 
     Args:
-        n_ctx: what --n-ctx is, if not as usual.
-        compare: --rows, --sync, --hidden and --draft-vocab take several values each, to
-            be compared.
+        n_ctx: help of --n-ctx, if not the field's own.
+        compare: --rows, --sync, --hidden and --draft-vocab take several values, to be compared.
     """
     group = parser.add_argument_group("context and speed")
     for one in _of(Settings, "speed"):
         add_field(group, one, text=n_ctx if one.name == "n_ctx" else None)
-    about = "the defaults are the fast ones; the others are for before-and-after measurements"
+    about = "the defaults are the fast ones; the others are for comparisons"
     if compare:
         about += (
-            ". They take several values (full,kv): every depth above 0 is then measured with each "
-            "combination"
+            ". With several values (full,kv), every depth above 0 is measured with each combination"
         )
     group = parser.add_argument_group("what MTP costs", about)
     for one in _of(Settings, "cost"):
         add_field(group, one, several=compare and one.name in SWITCHES)
     group = parser.add_argument_group(
         "RoPE scaling",
-        "for texts longer than the model was trained for; what is not given is as in the file",
+        "for texts longer than the model was trained for; the defaults are in the model file",
     )
     for one in _of(RopeScaling, "rope"):
         if one.name == "rope_freq_scale":
             group.add_argument(
                 "--rope-scale",
                 dest=one.name,
-                type=lambda text: 1 / real(1)(text),
+                type=lambda text: 1 / parsing.real(1)(text),
                 metavar="N",
-                help="N times the text that it was trained for",
+                help="texts N times as long as the model was trained for",
             )
         add_field(group, one)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Every switch of `Sampling`."""
+    """Add the options of `Sampling`."""
     group = parser.add_argument_group("sampling")
     for one in _of(Sampling, "sampling"):
         add_field(group, one)
@@ -125,30 +123,52 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         dest="dry_sequence_breakers",
         action="append",
         metavar="TEXT",
-        help="no repetition goes across it; may be given several times (default: newline, colon, "
-        "double quote and star)",
+        help="DRY: repetitions end at this text; may be given several times (default: newline, "
+        "colon, double quote and star)",
     )
-    grammars.add_options(group)
+    _add_grammar_options(group)
     group.add_argument(
         "--logit-bias",
-        type=bias,
+        type=parsing.bias,
         action="append",
         metavar="ID=BIAS",
-        help="added to the logit of a token id; -inf excludes it; may be given several times",
+        help="add BIAS to the logit of the token ID; -inf excludes it; may be given several times",
     )
     for one in (*_of(Settings, "sampling"), *_of(Sampling, "seed")):
         add_field(group, one)
 
 
+def _add_grammar_options(group: argparse._ArgumentGroup) -> None:
+    """Add the options, of which one may be given (argparse cannot wrap so large a group)."""
+    group.add_argument(
+        "--grammar", metavar="FILE", help="the answer follows this GBNF, with a rule `root`"
+    )
+    group.add_argument(
+        "-j",
+        "--json-schema",
+        metavar="SCHEMA",
+        help="the answer is JSON that fits this schema: JSON text that begins with {, or a file",
+    )
+    group.add_argument("--json-object", action="store_true", help="the answer is a JSON object")
+    group.add_argument(
+        "--regex", metavar="PATTERN", help="the whole answer matches a regular expression"
+    )
+    group.add_argument(
+        "--lark",
+        metavar="FILE",
+        help="the answer follows llguidance's Lark grammar, with a rule `start`",
+    )
+
+
 def add_chat_options(parser: argparse.ArgumentParser) -> None:
-    """Every switch of `ChatOptions`."""
+    """Add the options of `ChatOptions`."""
     group = parser.add_argument_group("chat")
     thinks = group.add_mutually_exclusive_group()
     thinks.add_argument(
         "--reasoning",
         choices=("on", "off", "auto"),
         default="auto",
-        help="whether the model thinks before it answers; 'auto' is as its template has it",
+        help="whether the model thinks before it answers; 'auto' leaves it to the template",
     )
     thinks.add_argument(
         "--no-think",
@@ -157,21 +177,22 @@ def add_chat_options(parser: argparse.ArgumentParser) -> None:
         const="off",
         help="the same as --reasoning off",
     )
-    group.add_argument(
+    parsing.add_whole(
+        group,
         "--reasoning-budget",
-        type=whole(-1),
         default=-1,
+        least=-1,
         metavar="TOKENS",
-        help="most tokens of a thought, after which the model must answer; -1 is no limit",
+        help="most tokens of a thought; then the model must answer; -1 is no limit",
     )
     group.add_argument(
         "--reasoning-effort",
         metavar="LEVEL",
-        help="how much the model thinks, where its template asks: low, medium, high; none is off",
+        help="how much the model thinks, if its template asks: low, medium, high; none is off",
     )
     group.add_argument(
         "--chat-template-kwargs",
-        type=json_object,
+        type=parsing.json_object,
         default={},
         metavar="JSON",
         help="""more variables of the chat template, as '{"name": "value"}'""",
@@ -188,36 +209,30 @@ def chat_options_from(args: argparse.Namespace) -> ChatOptions:
 
 
 def leave_sampling_to_the_model(parser: argparse.ArgumentParser) -> None:
-    """What is not given is as the model file says, not as the options do."""
-    names = {one.name for one in fields(Sampling)} - {"reasoning_budget"}  # of the chat options
+    """Take the defaults of the sampling options from the model file."""
+    names = {one.name for one in fields(Sampling)} - {"reasoning_budget"}  # of ChatOptions
     parser.set_defaults(**dict.fromkeys(names))
 
 
-def add_depth_options(parser: argparse.ArgumentParser) -> None:
-    """The draft depth, of commands that have one."""
-    for one in _of(Settings, "depth", "ngram"):
-        add_field(parser, one)
-
-
-def add_ngram_option(parser: argparse.ArgumentParser) -> None:
-    """Whether "auto" may look drafts up in the text."""
-    for one in _of(Settings, "ngram"):
+def add_parts(parser: argparse.ArgumentParser, *parts: str) -> None:
+    """Add the options of `Settings` that belong to these parts: "depth", "ngram"."""
+    for one in _of(Settings, *parts):
         add_field(parser, one)
 
 
 def add_profile_option(parser: argparse.ArgumentParser) -> None:
-    """Whether the time of a prompt is taken apart."""
+    """Add --profile."""
     parser.add_argument(
         "--profile",
         action="store_true",
         help="at the end, show where a prompt's time goes, by kind of operation, without MTP and "
-        "with it: one more prompt, in a session of its own, is computed node by node, which makes "
-        "the sum somewhat longer than the prompt itself; both are shown",
+        "with it. One more prompt is computed node by node, which takes somewhat longer than the "
+        "prompt at once; both times are shown",
     )
 
 
 def settings_from(args: argparse.Namespace, draft_n_max: int | str, **switches: str) -> Settings:
-    """The `Settings` of the options; `switches` replace those of the same name."""
+    """The `Settings` of the options; `switches` replace fields by name."""
     given = {one.name: getattr(args, one.name) for one in fields(Settings) if one.name in args}
     given["rope"] = RopeScaling(
         **{one.name: getattr(args, one.name) for one in fields(RopeScaling)}
@@ -233,10 +248,31 @@ def sampling_from(args: argparse.Namespace) -> Sampling:
 
 
 def sampling_given(args: argparse.Namespace) -> dict[str, Any]:
-    """What the options say about `Sampling`: its attributes; those that were not given are left
-    out."""
+    """The options of `Sampling` that were given, by attribute."""
     given = {one.name: getattr(args, one.name, None) for one in fields(Sampling)}
     given["logit_bias"] = dict(args.logit_bias) if args.logit_bias else None
-    given["grammar"] = grammars.grammar_from(args)
-    del given["reasoning_budget"]  # of the chat options
+    given["grammar"] = _grammar_from(args)
+    del given["reasoning_budget"]  # an option of ChatOptions
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _grammar_from(args: argparse.Namespace) -> Grammar | str | None:
+    """The grammar of the options; GBNF as its text. Raises UsageError for more than one."""
+    from pyllama_mtp.grammar import Grammar
+    from pyllama_mtp.measure.workload import read_text
+
+    names = ("grammar", "json_schema", "json_object", "regex", "lark")
+    given = ["--" + name.replace("_", "-") for name in names if getattr(args, name)]
+    if len(given) > 1:
+        raise UsageError(f"an answer follows one grammar: use one of {', '.join(given)}")
+    if args.json_object:
+        return Grammar.json_object()
+    if args.regex:
+        return Grammar.regex(args.regex)
+    if args.json_schema:
+        schema: str = args.json_schema
+        text = schema if schema.lstrip()[:1] == "{" else read_text(schema, "JSON schema")
+        return Grammar.json_schema(text)
+    if args.lark:
+        return Grammar.lark(read_text(args.lark, "Lark grammar"))
+    return read_text(args.grammar, "grammar") if args.grammar else None

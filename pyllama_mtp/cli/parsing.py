@@ -6,28 +6,61 @@ import argparse
 import json
 import math
 import textwrap
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyllama_mtp.measure.acceptance_record import Lines
+
+
+def add_force_option(parser: argparse.ArgumentParser) -> None:
+    """Add --force, for commands that write a file."""
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
+
+
+def add_format_option(parser: argparse._ActionsContainer) -> None:
+    """Add --format, for commands that print tables."""
+    choices = ("table", "markdown", "json")
+    parser.add_argument("--format", default="table", choices=choices, help="how to print results")
+
+
+def add_lib_option(parser: argparse._ActionsContainer) -> None:
+    """Add --lib: the native library."""
+    parser.add_argument(
+        "--lib",
+        metavar="upstream|patched|DIR",
+        help="native library: llama.cpp as it is, with our patches, or a folder that holds one "
+        "(default: PYLLAMA_MTP_LIB from the environment, else patched)",
+    )
+
+
+@contextmanager
+def new_file(name: str | None) -> Iterator[Lines | None]:
+    """A new file of JSON lines for an option, if the option was given. Raises UsageError."""
+    from pyllama_mtp.measure.acceptance_record import Lines
+
+    with nullcontext() if name is None else Lines(name) as lines:
+        yield lines
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Adds the default to every option that has one, and keeps the line breaks of the epilog."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Wrap a description; keep an epilog, which has lines of its own, as it is."""
+        """Wrap a description, which is one line; keep an epilog as it is."""
         if "\n" in text:
             return super()._fill_text(text, width, indent)
         return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
-        silent = any(action.default is value for value in (None, False, argparse.SUPPRESS))
-        silent = silent or action.nargs == 0  # a switch: what it turns off is on
-        if not silent and action.default not in ([], ()) and "default" not in text:
-            text += " (default: %(default)s)"
-        return text
+        empty = any(action.default is value for value in (None, False, argparse.SUPPRESS))
+        if empty or action.nargs == 0 or action.default in ([], (), {}) or "default" in text:
+            return text
+        return f"{text} (default: %(default)s)"
 
 
 def whole(least: int) -> Callable[[str], int]:
@@ -59,6 +92,24 @@ def real(least: float, most: float = math.inf) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+def tokens(text: str) -> int:
+    """An argparse type: a number of tokens, "2048" or "2k"."""
+    thousands = text[:-1] if text[-1:] in ("k", "K") else ""
+    return 1024 * whole(1)(thousands) if thousands.isdigit() else whole(1)(text)
+
+
+def add_whole(
+    parser: argparse._ActionsContainer,
+    *names: str,
+    help: str,
+    default: int | None = None,
+    least: int = 1,
+    metavar: str = "N",
+) -> None:
+    """Add an option that takes a whole number of at least `least`."""
+    parser.add_argument(*names, type=whole(least), default=default, metavar=metavar, help=help)
 
 
 def whole_or_auto(least: int) -> Callable[[str], int | str]:
@@ -113,7 +164,6 @@ def scaled(text: str) -> tuple[str, float]:
 
 def worker(text: str) -> str:
     """An argparse type: HOST:PORT of a worker."""
-    from pyllama_mtp.errors import UsageError
     from pyllama_mtp.llama.rpc import parse_address
 
     try:
@@ -135,7 +185,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
-    """An argparse type: one of these words. For items of a list, which `choices` cannot check."""
+    """An argparse type: one of these words, for an item of a list: `choices` cannot check it."""
 
     def parse(text: str) -> str:
         if text not in choices:

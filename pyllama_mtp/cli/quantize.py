@@ -1,33 +1,25 @@
-"""``pyllama-mtp quantize``: make a smaller model file of an F16 one."""
+"""Quantize a GGUF model, MTP head included, with llama.cpp's own quantizer.
 
-from __future__ import annotations
-
-import argparse
-
-from pyllama_mtp.cli import parsing
-from pyllama_mtp.models.ggufinfo import read_gguf
-from pyllama_mtp.models.hub import local_file
-from pyllama_mtp.models.quantize import FILE_TYPES, WEIGHT_TYPES, quantize_model
-
-_EPILOG = """\
 A type such as q4_k_m is a mixture: llama.cpp chooses a type for each tensor, as
-its llama-quantize does. What it chose is shown at the end.
+its llama-quantize does. The chosen types are shown at the end.
 
 examples:
   pyllama-mtp quantize Qwen3.5-4B-F16.gguf Qwen3.5-4B-Q4_K_M.gguf --type q4_k_m
   pyllama-mtp quantize IN.gguf OUT.gguf --type iq4_xs --head-type q8_0
 """
 
+from __future__ import annotations
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the ``quantize`` command."""
-    parser = subparsers.add_parser(
-        "quantize",
-        help="make a smaller model file of an F16 one, as llama-quantize does",
-        description="Quantize a GGUF model, MTP head included, with llama.cpp's own quantizer.",
-        epilog=_EPILOG,
-        formatter_class=parsing.HelpFormatter,
-    )
+import argparse
+
+from pyllama_mtp.cli import parsing, progress
+from pyllama_mtp.models.ggufinfo import read_gguf
+from pyllama_mtp.models.hub import local_file
+from pyllama_mtp.models.quantize import FILE_TYPES, WEIGHT_TYPES, quantize_model
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the files and options."""
     parser.add_argument(
         "input",
         metavar="IN.gguf",
@@ -40,41 +32,29 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--head-type",
         metavar="TYPE",
-        help="type of the MTP block's matrices, instead of what --type makes of them: "
-        + ", ".join(WEIGHT_TYPES),
+        help="another type for the MTP block's matrices: " + ", ".join(WEIGHT_TYPES),
     )
     parser.add_argument(
         "--requantize",
         action="store_true",
-        help="also take a model that is quantized already; it loses more than by quantizing once",
+        help="also take a model that is quantized already; quantizing twice loses more",
     )
-    parser.add_argument(
-        "--threads", type=parsing.whole(1), default=0, metavar="N", help="default: all cores"
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
-    parser.set_defaults(run=run)
+    parsing.add_whole(parser, "--threads", default=0, help="default: all cores")
+    parsing.add_force_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the file and say what its tensors became."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(args.type.lower(), total=None)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
+    kind, head = args.type.lower(), args.head_type and args.head_type.lower()
+    with progress.file(kind) as tell:
         path = quantize_model(
             local_file(args.input),
             args.output,
-            args.type.lower(),
-            head_type=args.head_type and args.head_type.lower(),
+            kind,
+            head_type=head,
             requantize=args.requantize,
             n_threads=args.threads,
-            progress=progress,
+            progress=tell,
             force=args.force,
         )
     info = read_gguf(path)

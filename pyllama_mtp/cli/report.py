@@ -1,20 +1,11 @@
-"""``pyllama-mtp report``: a page with plots, and tables, of what was measured."""
+"""Make a self-contained HTML page with plots, and tables, of files that
+'pyllama-mtp matrix' wrote.
 
-from __future__ import annotations
-
-import argparse
-import shlex
-import sys
-
-from pyllama_mtp.cli import PROGRAM, parsing
-from pyllama_mtp.errors import UsageError
-
-_EPILOG = """\
 Writes index.html, one page that needs no network and no other file; every plot
 as SVG and PNG (prefill and decode against prompt size, their ratios to no MTP,
-acceptance by draft position); tables.md and tables.csv. There is a section per
-model, machine and class of prompts. Of a cell that was measured more than once
-the last counts.
+acceptance by draft position); tables.md and tables.csv. Each model, machine and
+class of prompts has a section. If a cell was measured more than once, the last
+measurement counts.
 
 The plots need matplotlib: pip install 'pyllama-mtp[report]'
 
@@ -24,19 +15,18 @@ examples:
   pyllama-mtp report matrix.jsonl --published
 """
 
+from __future__ import annotations
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the ``report`` command."""
-    from pyllama_mtp.cli import COMMANDS
+import argparse
+import shlex
+import sys
 
-    parser = subparsers.add_parser(
-        "report",
-        help=COMMANDS["report"],
-        description="Make a self-contained HTML page with plots, and tables, of files that "
-        "'pyllama-mtp matrix' wrote.",
-        epilog=_EPILOG,
-        formatter_class=parsing.HelpFormatter,
-    )
+from pyllama_mtp.cli import PROGRAM
+from pyllama_mtp.errors import UsageError
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     parser.add_argument("files", nargs="+", metavar="FILE.jsonl", help="cells to report together")
     parser.add_argument(
         "-o", "--output", default="report", metavar="DIR", help="folder to write to"
@@ -46,9 +36,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         nargs="?",
         const="",
         metavar="FILE.csv",
-        help="draw published figures behind: of this file, or those that come with the package",
+        help="draw published figures behind, from this file or else those of the package",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,17 +52,15 @@ def run(args: argparse.Namespace) -> int:
     commands = {run: words for file in found for run, words in run_commands(file).items()}
     if not cells:
         raise UsageError(f"no cell in {', '.join(args.files)}; nothing to report")
-    published = [] if args.published is None else read_published(args.published or None)
+    words = [PROGRAM, "report", *args.files, "-o", args.output]
+    if args.published is None:
+        published = []
+    else:
+        published = read_published(args.published or None)
+        words += ["--published", *filter(None, [args.published])]
     files = write_report(
-        cells, args.output, published=published, command=_command(args), commands=commands
+        cells, args.output, published=published, command=shlex.join(words), commands=commands
     )
     print(files[0])
     print(f"and beside it: {', '.join(path.name for path in files[1:])}", file=sys.stderr)
     return 0
-
-
-def _command(args: argparse.Namespace) -> str:
-    words = [PROGRAM, "report", *args.files, "-o", args.output]
-    if args.published is not None:
-        words += ["--published", *([args.published] if args.published else [])]
-    return shlex.join(words)

@@ -1,7 +1,17 @@
-"""``pyllama-mtp rpc-worker``: lend this machine's devices to models in other processes.
+"""Lend the devices of this machine, its GPUs or else its CPU, to models in other
+processes, here or on other machines. Print the address, and serve until Ctrl-C
+or SIGTERM.
 
-A process of its own serves. What ends it (a client's rubbish that ggml aborts on, a fault in a
-driver) costs its clients their models, but the command starts it again, at the same address.
+There is no authentication and no encryption: whoever reaches the port can run
+native code here. Loopback and trusted networks only.
+
+examples:
+  pyllama-mtp rpc-worker
+  pyllama-mtp rpc-worker --host 192.168.0.7 --port 50052
+On the machine that has the model file:
+  pyllama-mtp generate --rpc 192.168.0.7:50052 --model FILE "Once upon a time"
+  Model(path, rpc_servers=("192.168.0.7:50052",))     # in Python
+The first line on stdout is "listening on HOST:PORT", with the numbers in use.
 """
 
 from __future__ import annotations
@@ -19,58 +29,33 @@ from pyllama_mtp.cli import FAILED, INTERRUPTED, PROGRAM, parsing
 log = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: Pause before a process that has died is started again.
+#: Seconds before a process that died is started again.
 PAUSE_S = 0.2
 _PR_SET_PDEATHSIG = 1
 
-_EPILOG = """\
-There is no authentication and no encryption: whoever reaches the port can run
-native code here. Loopback and trusted networks only.
 
-examples:
-  pyllama-mtp rpc-worker
-  pyllama-mtp rpc-worker --host 192.168.0.7 --port 50052
-On the machine that has the model file:
-  pyllama-mtp generate --rpc 192.168.0.7:50052 --model FILE "Once upon a time"
-  Model(path, rpc_servers=("192.168.0.7:50052",))     # in Python
-The first line on stdout is "listening on HOST:PORT", with the numbers in use.
-"""
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the ``rpc-worker`` command."""
-    parser = subparsers.add_parser(
-        "rpc-worker",
-        help="lend this machine's devices to models in other processes, over TCP",
-        description="Lend the devices of this machine, its GPUs or else its CPU, to models in "
-        "other processes, here or on other machines. Says where it listens, and serves until "
-        "Ctrl-C or SIGTERM.",
-        epilog=_EPILOG,
-        formatter_class=parsing.HelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     parser.add_argument("--host", default="127.0.0.1", help="name or IPv4 address to listen at")
-    parser.add_argument(
-        "--port",
-        type=parsing.whole(0),
-        default=0,
-        metavar="N",
-        help="port to listen at; 0 is a free one (default: 0)",
+    parsing.add_whole(
+        parser, "--port", default=0, least=0, help="port to listen at; 0 is a free one (default: 0)"
     )
-    parser.add_argument(
-        "--threads", type=parsing.whole(1), metavar="N", help="CPU threads (default: all cores)"
-    )
-    parser.set_defaults(run=run)
+    parsing.add_whole(parser, "--threads", help="CPU threads (default: all cores)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal comes: in a process of its own, again and again if it has to be."""
+    """Serve until a signal comes, in a child process.
+
+    Garbage from a client, on which ggml aborts, or a fault in a driver ends the child. Its clients
+    lose their models, but a new child serves at the same address.
+    """
     port, address = args.port, ""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGCHLD})
     while True:
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # never without us
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ends with its parent
             os.close(reader)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             _serve(args, port, writer, quiet=bool(address))
@@ -88,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ended(pid: int) -> int:
-    """Wait for the end of the process, and pass signals on to it; its status."""
+    """Pass signals on to the process until it ends; return its status."""
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
@@ -102,13 +87,13 @@ def _serve(args: argparse.Namespace, port: int, pipe: int, *, quiet: bool) -> No
     """Serve until a signal comes, then end the process: see :class:`pyllama_mtp.llama.rpc.Worker`.
 
     Args:
-        pipe: gets the address when it listens.
-        quiet: it has been said where it listens.
+        pipe: gets the address when the server listens.
+        quiet: do not print the address.
     """
     from pyllama_mtp.llama import rpc
     from pyllama_mtp.settings import available_threads
 
-    # Our one line goes out; ggml's printing, about each connection, does not.
+    # ggml prints about each connection; stdout is for our one line.
     sys.stdout.flush()
     out = os.fdopen(os.dup(1), "w")
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -122,7 +107,7 @@ def _serve(args: argparse.Namespace, port: int, pipe: int, *, quiet: bool) -> No
         raise
     if not worker.loopback and not quiet:
         log.warning(
-            "%s can be reached from other machines, and nobody is asked who they are: whoever "
+            "%s can be reached from other machines, and there is no authentication: whoever "
             "reaches it can run native code here",
             worker.address,
         )

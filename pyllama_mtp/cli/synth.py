@@ -1,14 +1,16 @@
-"""``pyllama-mtp synth``: write a model of a published shape with random weights."""
+"""Write a GGUF model of a published shape with random weights, MTP head included.
+Nothing is downloaded. Its speed is the real model's, its text is nonsense.
+
+examples:
+  pyllama-mtp synth --list
+  pyllama-mtp synth --shape qwen3.5-0.8b --type q4_k_m --head-noise 0.05 m.gguf
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
+from pyllama_mtp.cli import parsing, progress
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.models.quantize import FILE_TYPES, WEIGHT_TYPES
 from pyllama_mtp.models.randomweights import TENSOR_TYPES
@@ -16,28 +18,20 @@ from pyllama_mtp.models.shapes import SHAPES, get_shape
 from pyllama_mtp.models.synth import synthetic_size, write_synthetic
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the ``synth`` command."""
-    parser = subparsers.add_parser(
-        "synth",
-        help="write a model of a published shape with random weights, for measuring speed",
-        description="Write a GGUF model of a published shape with random weights, MTP head "
-        "included. Nothing is downloaded. Its speed is the real model's, its text is nonsense.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     parser.add_argument("output", nargs="?", metavar="OUT.gguf", help="file to write")
     parser.add_argument(
         "--shape",
         default="qwen3.5-0.8b",
         metavar="NAME",
-        help="one of: " + ", ".join(SHAPES) + " (default: %(default)s)",
+        help="one of: " + ", ".join(SHAPES),
     )
     parser.add_argument(
         "--type",
         default="q8_0",
         metavar="TYPE",
-        help="file type, the same mixture of tensor types as llama.cpp's: "
-        + ", ".join(FILE_TYPES)
-        + " (default: %(default)s)",
+        help="file type, the same mixture of tensor types as llama.cpp's: " + ", ".join(FILE_TYPES),
     )
     parser.add_argument(
         "--head-type",
@@ -49,30 +43,29 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="all matrices in one type, without a mixture's exceptions: " + ", ".join(TENSOR_TYPES),
     )
-    parser.add_argument("--seed", type=int, default=0, help="same seed, same file (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same file")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change a dimension, e.g. --set n_layer=4; may be repeated",
+        help="change a dimension, as in --set n_layer=4; may be given several times",
     )
     parser.add_argument(
         "--head-noise",
         type=float,
         metavar="X",
-        help="make the MTP head draft well: 0: nearly always right; more noise, less so "
+        help="make the MTP head draft well: 0 is nearly always right, more noise less often "
         "(default: random weights, whose drafts are never accepted)",
     )
     parser.add_argument(
         "--empty",
         action="store_true",
-        help="a hole in the place of the weights, which takes no room: for 'inspect', which says "
-        "what memory such a model needs",
+        help="leave the weights out, as a hole in the file that takes no room: for 'inspect', "
+        "which says what memory such a model needs",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
+    parsing.add_force_option(parser)
     parser.add_argument("--list", action="store_true", help="list the shapes and exit")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,15 +76,15 @@ def run(args: argparse.Namespace) -> int:
             print(f"{shape.name:17} {shape.architecture:10} {size:7.2f} GB as q8_0  {shape.source}")
         return 0
     if args.output is None:
-        raise UsageError("give the file to write, e.g. pyllama-mtp synth model.gguf")
+        raise UsageError("give the file to write, as in pyllama-mtp synth model.gguf")
     shape = get_shape(args.shape, **dict(_assignment(text) for text in args.set))
-    with writing(shape.name) as progress:
+    with progress.file(shape.name) as tell:
         path = write_synthetic(
             args.output,
             shape,
             args.type.lower(),
             args.seed,
-            progress=progress,
+            progress=tell,
             force=args.force,
             head_noise=args.head_noise,
             head_type=args.head_type and args.head_type.lower(),
@@ -102,17 +95,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-@contextmanager
-def writing(name: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr while a model of this name is written: what to tell (bytes done, in all)."""
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
 def _assignment(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
-        raise UsageError(f"--set {text!r}: expected KEY=VALUE, e.g. n_layer=4")
+        raise UsageError(f"--set {text!r}: expected KEY=VALUE, as in n_layer=4")
     return key.strip().replace("-", "_"), value

@@ -1,4 +1,18 @@
-"""``pyllama-mtp tune``: what each draft depth costs on this machine, and which one to use."""
+"""Measure what drafting and verifying cost for a model on this machine; print the
+acceptance from which each draft depth pays, and recommend a depth and an
+n_ubatch.
+
+The model itself is measured: after a prompt, rounds of every depth from 0 to
+--limit take turns, and medians are kept. Which depth is the fastest depends on
+how often drafts are accepted; see 'pyllama-mtp matrix'. Then a prompt of up to
+2048 tokens, as many as --n-ctx allows and a minute is enough for, shows which
+--n-ubatch is the fastest.
+
+examples:
+  pyllama-mtp tune
+  pyllama-mtp tune --model Qwen3.5-4B-Q8_0.gguf --prompt-size 4096
+  pyllama-mtp tune --model FILE --draft-vocab full --limit 4
+"""
 
 from __future__ import annotations
 
@@ -10,54 +24,26 @@ from functools import partial
 from pyllama_mtp.cli import loading, options, parsing
 from pyllama_mtp.errors import UsageError
 
-_EPILOG = """\
-Measured on the model itself: after a prompt, rounds of every depth from 0 to
---limit take turns, and medians are kept. Which depth is the fastest then
-depends on how often drafts are accepted; see 'pyllama-mtp matrix'. Then a
-prompt of up to 2048 tokens, as many as --n-ctx allows and a minute is enough
-for, says which --n-ubatch is the fastest.
 
-examples:
-  pyllama-mtp tune
-  pyllama-mtp tune --model Qwen3.5-4B-Q8_0.gguf --prompt-size 4096
-  pyllama-mtp tune --model FILE --draft-vocab full --limit 4
-"""
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the ``tune`` command."""
-    parser = subparsers.add_parser(
-        "tune",
-        help="measure what drafting costs here, and recommend a draft depth and n_ubatch",
-        description="Measure what drafting and verifying cost for a model on this machine; print "
-        "the acceptance from which each draft depth pays, and recommend a depth and an n_ubatch.",
-        epilog=_EPILOG,
-        formatter_class=parsing.HelpFormatter,
-    )
-    parser.add_argument(
-        "--limit", type=parsing.whole(1), default=6, metavar="N", help="greatest depth to measure"
-    )
-    parser.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parsing.add_whole(parser, "--limit", default=6, help="greatest depth to measure")
+    parsing.add_whole(
+        parser,
         "--prompt-size",
-        type=parsing.whole(1),
         default=512,
         metavar="TOKENS",
         help="tokens in the context when the measurement begins",
     )
-    parser.add_argument(
-        "--repeat", type=parsing.whole(1), default=5, metavar="R", help="rounds per depth"
-    )
+    parsing.add_whole(parser, "--repeat", default=5, metavar="R", help="rounds per depth")
     parser.add_argument("--json", action="store_true", help="print the costs in seconds, as JSON")
     options.add_profile_option(parser)
     loading.add_model_options(parser)
     options.add_settings_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    settings = options.settings_from(args, args.limit)
-
     from pyllama_mtp import Session
     from pyllama_mtp.llama import native
     from pyllama_mtp.measure.costs import (
@@ -71,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from pyllama_mtp.measure.verdict import slow_types_of
     from pyllama_mtp.measure.workload import Workload
 
+    settings = options.settings_from(args, args.limit)
     native.load(args.lib)
     with loading.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
         args.limit = loading.depth_for(model, args.limit)

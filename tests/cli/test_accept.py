@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.cli.accept import length, lengths
+from pyllama_mtp.cli.accept import lengths
 from pyllama_mtp.measure.acceptance_record import read_run
 from pyllama_mtp.measure.promptset import demo_prompts
 
@@ -161,7 +161,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         (("--p-min", "0.5"), "leave --p-min out"),
         (("--draft-n-max", "0"), "0 is not allowed; give 1 or more"),
         (("--classes", "code,cod"), "no prompts of class 'cod'"),
-        (("--context-lengths", "4q"), "'4q' is not a length in tokens"),
+        (("--context-lengths", "4q"), "'4q' is not a whole number"),
         (("--chat",), "--chat is for --prompt-file"),
         (("--prompts", "a.jsonl", "--prompt-file", "b"), "not allowed with"),
         (("--prompts", "nowhere.jsonl"), "cannot read the prompts file nowhere.jsonl"),
@@ -193,4 +193,3 @@ def test_a_refusal_leaves_no_file(fake: ModuleType, cli: Cli) -> None:
 def test_lengths() -> None:
     assert lengths("1k,512,2K") == (1024, 512, 2048)
     assert lengths("none") == ()
-    assert length("64k") == 65536

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.cli import loading
+from pyllama_mtp.cli import progress
 from pyllama_mtp.errors import DecodeAborted, FatalDecodeError
 
 Cli = Callable[..., SimpleNamespace]
@@ -265,7 +265,7 @@ def test_a_long_prompt_has_a_bar_that_vanishes(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with loading.prompt_bar() as tell:
+    with progress.prompt() as tell:
         assert tell
         for done in (0, 100):
             tell(done, 100)
@@ -274,5 +274,5 @@ def test_a_long_prompt_has_a_bar_that_vanishes(monkeypatch: pytest.MonkeyPatch) 
             tell(done, 4096)
     assert "reading the prompt" in terminal.getvalue() and "of 4096 tokens" in terminal.getvalue()
     monkeypatch.setattr(terminal, "isatty", lambda: False, raising=False)
-    with loading.prompt_bar() as tell:
+    with progress.prompt() as tell:
         assert tell is None

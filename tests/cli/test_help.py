@@ -14,20 +14,6 @@ import pytest
 
 from pyllama_mtp.cli import COMMANDS, build_parser, version
 
-OWN = (
-    "generate",
-    "serve",
-    "matrix",
-    "accept",
-    "draft-vocab",
-    "rpc-worker",
-    "doctor",
-    "compare",
-    "report",
-    "libdir",
-    "quantize",
-)
-
 
 def options_of(command: str) -> argparse.ArgumentParser:
     for action in build_parser(command)._actions:
@@ -55,7 +41,7 @@ def test_no_default_is_shown_as_python(
     assert not re.search(r"default: (\(|\[|None|True|False|\w+\()", text)
 
 
-@pytest.mark.parametrize("command", OWN)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_examples_and_fits_eighty_columns(
     program: Callable[..., subprocess.CompletedProcess[bytes]], command: str
 ) -> None:
@@ -64,7 +50,7 @@ def test_help_has_examples_and_fits_eighty_columns(
     assert not [line for line in text.splitlines() if len(line) > 80]
 
 
-@pytest.mark.parametrize("command", OWN)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_explains_itself_with_its_default(command: str) -> None:
     parser = options_of(command)
     for action in parser._actions:
@@ -95,7 +81,7 @@ def test_without_a_command_the_help_comes(cli: Callable[..., SimpleNamespace]) -
     assert result.code == 0 and "pyllama-mtp doctor" in result.out
 
 
-@pytest.mark.parametrize("command", OWN)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_loads_nothing_heavy(command: str, tmp_path: Path) -> None:
     """That is what makes it quick."""
     code = (

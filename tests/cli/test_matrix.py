@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.cli.matrix import DEMO_REPEAT, REPEAT
-from pyllama_mtp.cli.matrix_progress import short_label
+from pyllama_mtp.cli.progress import short_label
 from pyllama_mtp.errors import DiskFullError, FatalDecodeError
 from pyllama_mtp.measure.matrix import Event
 from pyllama_mtp.measure.plan import Group, Plan

@@ -134,4 +134,4 @@ def test_a_moved_copy_works(demo_file: Path, tmp_path: Path) -> None:
 def test_the_help_names_the_release_that_is_pinned(cli: Cli) -> None:
     pin = (Path(__file__).resolve().parents[2] / "vendor" / "llama-cpp.pin").read_text()
     requirement = re.search(r"^llama-cpp-python==\S+", pin, re.MULTILINE)
-    assert requirement and requirement[0] in libdir._EPILOG
+    assert requirement and requirement[0] in (libdir.__doc__ or "")

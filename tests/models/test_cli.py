@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import pytest
 
 from pyllama_mtp import Model, Settings
-from pyllama_mtp.cli import inspect, synth
+from pyllama_mtp.cli import build_parser
 from pyllama_mtp.errors import LibraryError, PyllamaMtpError, UsageError
 from pyllama_mtp.llama.native import Library
 from pyllama_mtp.sizing import simulate
 
 
 def call(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    subparsers = parser.add_subparsers()
-    for command in (synth, inspect):
-        command.add_parser(subparsers)
-    args = parser.parse_args(words)
+    args = build_parser(words[0]).parse_args(words)
     code: int = args.run(args)
     return code
 

@@ -1,0 +1,159 @@
+"""How far a command is, on stderr: a bar on a terminal, a line per result in a log."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from pyllama_mtp.measure.accept import Plan as AcceptPlan
+    from pyllama_mtp.measure.acceptance_record import PromptResult
+    from pyllama_mtp.measure.matrix import Event, Matrix
+    from pyllama_mtp.measure.plan import Plan
+
+    Begins = Callable[[str, int, int | None], None]
+    Ended = Callable[[PromptResult], None]
+
+#: Prompts with fewer tokens left to process get no bar.
+LONG_PROMPT = 512
+
+
+def _bar(*columns: str, **options: Any) -> Progress:
+    """A progress bar of rich. A column is the name of one of rich's classes, or a text to format.
+
+    rich is imported here, because `--help` must come at once.
+    """
+    from rich import progress
+    from rich.console import Console
+
+    made = (getattr(progress, c)() if c.endswith("Column") else c for c in columns)
+    return progress.Progress(*made, console=Console(stderr=True), **options)
+
+
+@contextmanager
+def loading() -> Iterator[Callable[[float], None]]:
+    """A bar until the model is loaded; give it the fraction. Without a terminal: nothing."""
+    if not sys.stderr.isatty():
+        yield lambda fraction: None
+        return
+    columns = ("BarColumn", "TaskProgressColumn", "TimeRemainingColumn")
+    with _bar("loading the model", *columns, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda fraction: bar.update(task, completed=fraction)
+
+
+@contextmanager
+def prompt() -> Iterator[Callable[[int, int], None] | None]:
+    """A bar while a long prompt is processed; give it (tokens done, tokens in all).
+
+    None where stderr is not a terminal.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    counted = "{task.completed:.0f} of {task.total:.0f} tokens"
+    bar = _bar("reading the prompt", "BarColumn", counted, "TimeRemainingColumn", transient=True)
+    task = bar.add_task("")
+
+    def tell(done: int, total: int) -> None:
+        if not bar.live.is_started and total - done >= LONG_PROMPT:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+        if done >= total:
+            bar.live.stop()
+
+    try:
+        yield tell
+    finally:
+        bar.live.stop()
+
+
+@contextmanager
+def file(name: str, **options: Any) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar while a file is written or read; give it (bytes done, bytes in all)."""
+    columns = ("{task.description}", "BarColumn", "DownloadColumn", "TimeRemainingColumn")
+    with _bar(*columns, **options) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+# -- measurements ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def acceptance(plan: AcceptPlan) -> Iterator[tuple[Begins, Ended]]:
+    """Progress of ``accept``: two functions, for the start and the end of a generation."""
+
+    def label(kind: str, number: int, context_length: int | None) -> str:
+        return f"{kind} {number}" + (f", context {context_length}" if context_length else "")
+
+    columns = ("{task.description}", "BarColumn", "MofNCompleteColumn", "TimeElapsedColumn")
+    terminal = sys.stderr.isatty()
+    with _bar(*columns, transient=True, disable=not terminal) as bar:
+        task = bar.add_task("", total=plan.size)
+
+        def ended(result: PromptResult) -> None:
+            bar.advance(task)
+            if terminal:
+                return
+            rounds, hits = len(result.accepted), sum(n > 0 for n in result.accepted)
+            said = f"first draft accepted in {hits} of {rounds} rounds" if rounds else "no rounds"
+            where = label(result.kind, result.prompt, result.context_length)
+            done = int(bar.tasks[0].completed)
+            print(f"[{done}/{plan.size}] {where}: {said}", file=sys.stderr, flush=True)
+
+        yield lambda *begun: bar.update(task, description=label(*begun)), ended
+
+
+@contextmanager
+def matrix(matrix: Matrix) -> Iterator[Callable[[Event], None]]:
+    """Progress of ``matrix``: a function that takes its events."""
+    plan = matrix.plan
+    if not sys.stderr.isatty():
+        yield lambda event: _print_event(matrix, event)
+        return
+    counted = "sample {task.completed}/{task.total}"
+    columns = ("{task.description}", "BarColumn", counted, "TimeElapsedColumn")
+    with _bar(*columns, "{task.fields[left]}", transient=True) as bar:
+        done = plan.n_samples - matrix.n_to_do
+        task = bar.add_task("", total=plan.n_samples, completed=done, left="")
+
+        def on_event(event: Event) -> None:
+            doing = "decoding" if event.kind == "prefilled" else short_label(event, plan)
+            done = plan.n_samples - matrix.n_to_do
+            bar.update(task, description=doing, completed=done, left=_left(event.left_s))
+
+        yield on_event
+
+
+def _print_event(matrix: Matrix, event: Event) -> None:
+    """One line per finished sample and per skipped cell."""
+    plan, group = matrix.plan, event.group
+    if event.kind == "skipped":
+        result = "skipped"
+    elif event.measured is not None:
+        sample = event.measured.sample
+        result = f"prefill {sample.prefill_tps:.1f} tok/s, decode {sample.decode_tps:.1f} tok/s"
+    else:
+        return
+    prompt = f"prompt {group.size}" + (f" {group.prompt_class}" if len(plan.classes) > 1 else "")
+    where = f"{prompt}, {plan.label(event.variant)}, repeat {group.repeat + 1}"
+    done, left = plan.n_samples - matrix.n_to_do, _left(event.left_s)
+    line = f"[{done}/{plan.n_samples}] {where}: {result}{left and '; ' + left}"
+    print(line, file=sys.stderr, flush=True)
+
+
+def _left(seconds: float | None) -> str:
+    """ "about 2 min 05 s left"; "" while the time is unknown, and at the end."""
+    from pyllama_mtp.measure.budget import duration
+
+    return f"about {duration(seconds)} left" if seconds else ""
+
+
+def short_label(event: Event, plan: Plan) -> str:
+    """The label of a sample beside a bar."""
+    return f"{event.group.size} tokens, {plan.label(event.variant, short=True)}"
