@@ -1,4 +1,4 @@
-"""JSON schemas of parameters, as far as text must be turned into values by them."""
+"""Types of parameters in JSON schemas, and text turned into values of these types."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-#: What a schema that says nothing allows.
+#: All types of JSON, which a schema without a type allows.
 ANY = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
-#: How templates write what Python has for JSON's words.
+#: Python's words for values, as templates write them.
 _WORDS = {"True": True, "False": False, "None": None}
-#: References within a schema, one to the other.
+#: Most references to follow, one after the other.
 _DEEPEST = 16
 
 
 def types_of(schema: Mapping[str, Any], key: str) -> frozenset[str]:
-    """Types that the property `key` of an object's schema may have."""
+    """The types that an object's schema allows for the property `key`."""
     found = resolved(schema, schema)
     properties = found.get("properties") if isinstance(found, Mapping) else None
     one = properties.get(key) if isinstance(properties, Mapping) else None
@@ -23,8 +23,7 @@ def types_of(schema: Mapping[str, Any], key: str) -> frozenset[str]:
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """What a schema's `$ref` refers to within `root`; a schema without one, or with one that leads
-    nowhere, is itself."""
+    """The schema that `$ref` refers to within `root`; `schema` itself without a usable `$ref`."""
     for _ in range(_DEEPEST):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str) or not reference.startswith("#/"):
@@ -71,9 +70,9 @@ def type_of(value: Any) -> str:
 
 
 def typed(text: str, types: frozenset[str]) -> Any:
-    """The value that a parameter's text is, where it may have these types; as a last resort, text.
+    """The value of a parameter's text as one of these types; else the text itself.
 
-    Text that may be a string and is another value that it may be is that value: "null", say.
+    Another type that fits goes before "string": "null" becomes None if the types include null.
     """
     if types == {"string"}:
         return text

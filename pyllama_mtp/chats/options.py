@@ -20,7 +20,7 @@ from .tools import Messages, Tools, for_template, in_words
 if TYPE_CHECKING:
     from ..llama.model import Model
 
-#: A conversation with a call, which shows how a template writes one.
+#: A conversation with a call, to see how a template writes calls.
 _ASKED = {"role": "user", "content": "?"}
 _CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": "b"}}}
 _CALLED = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
@@ -32,7 +32,7 @@ _FORMS: dict[Form, str] = {
 
 @functools.lru_cache(maxsize=16)
 def call_form(template: str) -> Form | None:
-    """How a chat template writes calls of tools; None: in no way that is known here."""
+    """The form in which a chat template writes calls of tools; None: an unknown form, or none."""
     try:
         written = render(template, [_ASKED, _CALLED], tools=[])
     except UsageError:
@@ -46,10 +46,10 @@ class ChatOptions:
     """How a conversation is put to a model. Raises UsageError for a bad value.
 
     Attributes:
-        thinking: whether the model thinks before it answers: `enable_thinking` of the template.
-            None: as the template has it.
-        budget: most tokens of thought, after which the model must answer; None: any number.
-        reasoning_effort: how much it thinks, where the template asks; "none": not at all.
+        thinking: whether the model thinks before it answers: the template's `enable_thinking`.
+            None: the template decides.
+        budget: most tokens of thought; then the model must answer. None: no limit.
+        reasoning_effort: how much the model thinks, if the template asks; "none": not at all.
         variables: more variables of the template.
     """
 
@@ -72,7 +72,7 @@ class ChatOptions:
 
     @property
     def _thinks(self) -> bool | None:
-        """`enable_thinking`; None: nobody says."""
+        """`enable_thinking`; None: the template decides."""
         if self.thinking is not None:
             return self.thinking
         if self.reasoning_effort is not None:
@@ -88,15 +88,16 @@ class ChatOptions:
         *,
         goes_on: bool = False,
     ) -> list[int]:
-        """Token ids of a conversation, to be answered by the model.
+        """Token ids of a conversation that the model is to answer.
 
         Args:
             messages: ``{"role": ..., "content": ...}`` each; see :mod:`pyllama_mtp.chats.tools`.
             tools: functions that the model may call.
-            goes_on: the model goes on with the last message, which is its own.
+            goes_on: continue the last message, the assistant's, instead of a new one.
 
         Raises:
-            UsageError: see :meth:`.Model.apply_chat_template`; or there is nothing to go on with.
+            UsageError: see :meth:`.Model.apply_chat_template`; or the last message cannot be
+                continued.
         """
         effort, messages = self.reasoning_effort, for_template(messages)
         offered = list(tools.offered) if tools else None
@@ -119,11 +120,11 @@ class ChatOptions:
     def sampling(
         self, sampling: Sampling, model: Model | None = None, tools: Tools | None = None
     ) -> Sampling:
-        """With the most tokens of thought that these options allow: none for a model that is told
-        not to think and does; and with the grammar of a call, if the answer must be one.
+        """`sampling` with the budget of thought, and with the grammar of a call if the answer must
+        be a call. The budget is 0 if the model is told not to think, as some think all the same.
 
         Raises:
-            UsageError: there is another grammar.
+            UsageError: `sampling` has another grammar.
         """
         if tools and tools.must and model:
             if sampling.grammar is not None:
@@ -137,12 +138,12 @@ class ChatOptions:
 
 
 def _until_the_end_of(message: Mapping[str, Any], text: str) -> str:
-    """The rendered `text` up to where this message's content ends in it."""
+    """The rendered `text` up to the end of this message's content."""
     content = message.get("content")
     if message.get("role") != "assistant" or not isinstance(content, str) or not content.strip():
-        raise UsageError("only a last message of the assistant, with text, can be gone on with")
+        raise UsageError("only a last message of the assistant, with text, can be continued")
     for said in (content, content.strip()):
         at = text.rfind(said)
         if at >= 0:
             return text[: at + len(said)]
-    raise UsageError("the chat template changes the last message: it cannot be gone on with")
+    raise UsageError("the chat template changes the last message: it cannot be continued")

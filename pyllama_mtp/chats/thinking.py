@@ -1,4 +1,4 @@
-"""A model's thought, told apart from its answer, and ended after so many tokens."""
+"""A model's thought: told apart from its answer, and ended after a number of tokens."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..llama.model import Model
 
-#: What a thought is between.
+#: The tags around a thought.
 OPEN, CLOSE = "<think>", "</think>"
-#: What is before and after a call of a tool.
+#: The tags around a call of a tool.
 OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
 TAGS = (OPEN, CLOSE, OPEN_CALL, CLOSE_CALL)
-#: What ends a thought that has become too long; a template without thought writes the same.
+#: The end of a thought that is too long; templates write the same after an empty thought.
 GAP = "\n\n"
 FORCED = f"\n{CLOSE}{GAP}"
 
 
 class Piece(str):
-    """Some text of a generation.
+    """Text of a generation.
 
     Attributes:
-        thought: True: the model's thought. False: its answer.
+        thought: True: part of the model's thought. False: part of its answer.
     """
 
     __slots__ = ("thought",)
     thought: bool
 
     def __new__(cls, text: str, thought: bool = False) -> Piece:
-        """Text, and which of both it is."""
+        """Text of an answer or of a thought."""
         piece = super().__new__(cls, text)
         piece.thought = thought
         return piece
 
 
 def overlap(text: str, marks: Iterable[str]) -> int:
-    """Length of the longest end of `text` that a mark begins with, without being all of it."""
+    """Length of the longest end of `text` that is an incomplete mark."""
     lengths = (
         n
         for mark in marks
@@ -48,12 +48,12 @@ def overlap(text: str, marks: Iterable[str]) -> int:
 
 
 def opened(model: Model, prompt: Sequence[int]) -> bool:
-    """Whether what follows a prompt, token ids, is a thought: the template has opened it."""
+    """Whether a prompt, token ids, ends with an opened thought, as templates write it."""
     return model.detokenize(prompt[-8:], special=True).rstrip().endswith(OPEN)
 
 
 def text_of(model: Model, token: int) -> bytes:
-    """The bytes of a token; of control tokens, which have none, only a tag's."""
+    """The bytes of a token's text; a control token has none, unless it is a tag."""
     data = model.piece(token)
     if not data:
         tag = model.piece(token, special=True)
@@ -64,12 +64,12 @@ def text_of(model: Model, token: int) -> bytes:
 class Splitter:
     """Tells thought from answer, as text comes.
 
-    The prompt opens a thought, or the first thing that the model says. The tags, and white space
-    around a thought, belong to neither. Later tags are the answer's own text.
+    The prompt or the start of the model's text opens a thought. The tags, and white space around a
+    thought, belong to neither. Later tags are text of the answer.
 
     Attributes:
         thinking: whether a thought is open.
-        answering: whether all that follows is answer.
+        answering: whether the rest of the text is answer.
         n_taken: characters of the text that are no longer held back, tags included.
     """
 
@@ -80,7 +80,7 @@ class Splitter:
         self._skip_space = thinking
 
     def feed(self, text: str, final: bool = False) -> list[Piece]:
-        """Pieces of what is sure by now; `final`: nothing follows."""
+        """Add text; return the pieces that are certain by now. `final`: the text is complete."""
         length = len(self._held) + len(text)
         self._held += text
         if not self.thinking and not self.answering:
@@ -94,7 +94,7 @@ class Splitter:
         return [piece for piece in pieces if piece]
 
     def _begin(self, final: bool) -> None:
-        """A thought or an answer, once that is sure."""
+        """Decide between thought and answer, as soon as that is certain."""
         text = self._held.lstrip()
         if text.startswith(OPEN):
             self._held, self.thinking, self._skip_space = text[len(OPEN) :], True, True
@@ -102,7 +102,7 @@ class Splitter:
             self.answering = final or not OPEN.startswith(text)
 
     def _thought(self, final: bool) -> str:
-        """What is sure to be thought."""
+        """The text that is certainly thought."""
         self._strip()
         end = self._held.find(CLOSE)
         if end >= 0:
@@ -121,15 +121,14 @@ class Splitter:
 
 
 class Thought:
-    """The thought at the beginning of a text: whether it is over, and what the model's next token
-    must be where it ends."""
+    """The thought at the start of a text: whether it is over, and which tokens must end it."""
 
     def __init__(
         self, model: Model, budget: int | None, prompt: Sequence[int], gap: bool = False
     ) -> None:
         """Args:
-        budget: most tokens of thought, 0 or above; then it is ended. None: any number.
-        prompt: token ids; it may open a thought.
+        budget: most tokens of thought, 0 or more; None: no limit.
+        prompt: token ids, which may open a thought.
         gap: an empty line must follow the closing tag.
         """
         self._model, self._left, self._gap = model, math.inf if budget is None else budget, gap
@@ -145,7 +144,7 @@ class Thought:
 
     @property
     def over(self) -> bool:
-        """Whether all that follows is answer."""
+        """Whether the rest of the text is answer."""
         return not self._due if self._due is not None else self._splitter.answering
 
     def add(self, token: int) -> None:
@@ -154,7 +153,7 @@ class Thought:
             del self._due[:1]
         elif not self._splitter.answering:
             self._left -= self._splitter.thinking
-            # Half a character is no part of a tag.
+            # An incomplete character is no part of a tag.
             text = text_of(self._model, token).decode("utf-8", "replace")
             self._splitter.feed(text)
             if self._gap and self._splitter.answering and text.endswith(CLOSE[-1]):

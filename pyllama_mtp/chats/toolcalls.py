@@ -1,6 +1,6 @@
 """Calls of tools, read from a model's answer as it comes.
 
-Two forms are known; a template says which is its model's (see :mod:`.tools`)::
+There are two forms; the chat template shows which one a model writes (see :mod:`.tools`)::
 
     <tool_call>                                   <tool_call>
     <function=NAME>                               {"name": "NAME", "arguments": {"KEY": VALUE}}
@@ -25,21 +25,21 @@ from .thinking import CLOSE_CALL, OPEN_CALL, Piece, overlap
 
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
-#: How a call begins in JSON when it is written by our grammar: its arguments can then be streamed.
+#: The start of a call in JSON as our grammar has it; its arguments can be streamed.
 _HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
 
 Form: TypeAlias = Literal["xml", "json"]
-#: The name of a function, then its arguments as JSON, in parts. None: more text is needed.
+#: Yields the name of a function, then its arguments as JSON, in parts. None: needs more text.
 _Parts: TypeAlias = Generator[str | None, None, None]
 
 
 @dataclass
 class ToolCall:
-    """A function that the model calls.
+    """A call of a function.
 
     Attributes:
-        id: names the call, for its result.
-        arguments: JSON, an object; what has come of it if the answer was cut off.
+        id: identifies the call, for its result.
+        arguments: a JSON object, incomplete if the answer was cut off.
     """
 
     id: str
@@ -47,17 +47,17 @@ class ToolCall:
     arguments: str = ""
 
     def to_message(self) -> dict[str, Any]:
-        """As OpenAI's messages have it in `tool_calls`."""
+        """The call as an item of `tool_calls` in OpenAI's messages."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
 class CallPiece(Piece):
-    """A part of a call; as text it is empty.
+    """A part of a call; its text is empty.
 
     Attributes:
-        number: of the call in its answer, from 0.
-        id, name: in its first part; then None.
+        number: index of the call in its answer, from 0.
+        id, name: those of the call in its first part, then None.
         arguments: more of the arguments' JSON.
     """
 
@@ -78,17 +78,17 @@ class CallPiece(Piece):
 
 
 class _Broken(Exception):
-    """What comes is no call."""
+    """The text is not a call."""
 
 
 class _Source:
-    """The text of a call, and how far it is read: what has come, and whether more will."""
+    """The text of a call so far, and how far it is read. `final`: the text is complete."""
 
     def __init__(self) -> None:
         self.text, self.at, self.final = "", 0, False
 
     def mark(self, *marks: str, needed: bool = True) -> Generator[None, None, str]:
-        """The next of these marks, after white space; one that is not `needed` may be cut off."""
+        """Read white space and one of these marks. Unless `needed`, the text may end before it."""
         while True:
             rest = self.text[self.at :].lstrip()
             for mark in marks:
@@ -103,7 +103,7 @@ class _Source:
             yield
 
     def until(self, mark: str) -> Generator[None, None, str]:
-        """What is before the mark, in the same line."""
+        """Read up to the mark, which must be in the same line; return the text before it."""
         while (end := self.text.find(mark, self.at)) < 0:
             self.check("\n" not in self.text[self.at :])
             yield
@@ -114,12 +114,12 @@ class _Source:
         return found.strip()
 
     def check(self, ok: bool) -> None:
-        """Raise unless more text may make a call of it."""
+        """Raise unless more text can still make a call."""
         if self.final or not ok:
             raise _Broken
 
     def object(self) -> _Parts:
-        """A JSON object, after white space, as it comes; only its brackets are looked at."""
+        """Read white space and a JSON object, as it comes; only its brackets are checked."""
         while not (rest := self.text[self.at :].lstrip()):
             self.check(True)
             yield None
@@ -146,7 +146,7 @@ class _Source:
             yield None
 
     def take(self, end: int) -> str:
-        """The text up to `end`."""
+        """Read up to the index `end`."""
         found, self.at = self.text[self.at : end], end
         return found
 
@@ -188,9 +188,9 @@ class _Source:
 class CallReader:
     """Tells calls from text.
 
-    A call is given out when it is complete. What is no call after all, or calls a function that is
-    not there, is text. Where calls are `sure`, because a grammar enforces them, they are given out
-    as they come, and there is no text.
+    A complete call becomes pieces. A broken call, or a call of an unknown function, is text. If
+    calls are `sure`, because a grammar enforces them, their parts come at once, and there is no
+    text.
     """
 
     def __init__(
@@ -201,11 +201,10 @@ class CallReader:
         sure: bool = False,
         parallel: bool = True,
     ) -> None:
-        """`functions`: names, and the JSON schemas of their parameters. `parallel`: more than one
-        call may be made."""
+        """`functions`: the JSON schemas of parameters, by name. `parallel`: allow several calls."""
         self._functions, self._sure, self._parallel = functions, sure, parallel
         self._steps: Callable[[_Source], _Parts] = self._xml if form == "xml" else self._json
-        # Models that write XML leave the first tag out at times.
+        # Models that write XML sometimes leave the first tag out.
         bare = [f"{FUNCTION}{name}>" for name in functions] if form == "xml" else []
         self._openings = [OPEN_CALL, *bare]
         self._held = ""
@@ -213,16 +212,16 @@ class CallReader:
         self._before = ""  # white space before the call, and its tag
         self._parts: _Parts
         self._kept: list[str] = []
-        self._named = False  # its first part was given out
+        self._named = False  # the first part of the call is out
         self.n_calls = 0
 
     @property
     def done(self) -> bool:
-        """Whether nothing may follow: a call is complete, and there may be no other."""
+        """Whether the answer is complete: it has a call, and may have only one."""
         return self.n_calls > 0 and not self._parallel
 
     def feed(self, text: str, final: bool = False) -> list[Piece]:
-        """Pieces of what is sure by now; `final`: nothing follows."""
+        """Add text; return the pieces that are certain by now. `final`: the text is complete."""
         self._held += text
         pieces: list[Piece] = []
         while not self.done and (self._source or self._begin(pieces, final)):
@@ -231,7 +230,7 @@ class CallReader:
         return pieces
 
     def _begin(self, pieces: list[Piece], final: bool) -> bool:
-        """Text up to the next call; False: there is none yet."""
+        """Give out the text up to the next call; False: no call has begun."""
         starts = [(at, mark) for mark in self._openings if (at := self._held.find(mark)) >= 0]
         if not starts:
             self._give_text(pieces, final)
@@ -247,7 +246,7 @@ class CallReader:
         return True
 
     def _give_text(self, pieces: list[Piece], final: bool) -> None:
-        """What is sure to be text: not white space before a call, nor that after the last one."""
+        """Give out what is certainly text: no white space before a call or after the last call."""
         sure = len(self._held)
         if not final:
             sure -= overlap(self._held, self._openings)
@@ -257,7 +256,7 @@ class CallReader:
             pieces.append(Piece(text))
 
     def _go_on(self, pieces: list[Piece], final: bool) -> bool:
-        """Read the open call; False: the rest of it has not come."""
+        """Read on in the open call; False: its text is not complete."""
         source = self._source
         assert source
         source.text, source.final, self._held = source.text + self._held, final, ""
@@ -272,14 +271,14 @@ class CallReader:
             if not self._sure:
                 self._give_up(pieces, source)
                 return True
-            self._source = None  # it was cut off
+            self._source = None  # the answer was cut off
         if self._sure or not self._source:
             self._give_call(pieces)
         self.n_calls += self._named and not self._source
         return not self._source
 
     def _give_call(self, pieces: list[Piece]) -> None:
-        """What is known of the call, and was not given out."""
+        """Give out the new parts of the call."""
         if not self._named and any(self._kept):
             name, self._named = self._kept.pop(0), True
             pieces.append(CallPiece(self.n_calls, f"call_{secrets.token_hex(12)}", name))
@@ -289,7 +288,7 @@ class CallReader:
         self._kept = []
 
     def _give_up(self, pieces: list[Piece], source: _Source) -> None:
-        """It is no call: what opened it is text."""
+        """Give out the opening of a broken call as text."""
         bare = 0 if self._before.endswith(OPEN_CALL) else 1
         pieces.append(Piece(self._before + source.text[:bare]))
         self._source, self._held = None, source.text[bare:]
@@ -297,7 +296,7 @@ class CallReader:
     # -- the two forms -------------------------------------------------------------------------
 
     def _schema(self, name: str) -> Mapping[str, Any]:
-        """Of a function's parameters."""
+        """The schema of a function's parameters."""
         if name not in self._functions:
             raise _Broken
         return self._functions[name]
@@ -352,7 +351,7 @@ class CallReader:
         yield from source.mark(CLOSE_CALL, needed=False)
 
     def _whole(self, text: str) -> Iterator[str]:
-        """The name and the arguments of a call in JSON."""
+        """The name and the arguments of a complete call in JSON."""
         try:
             call = json.loads(text)
             name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
@@ -372,7 +371,7 @@ def _json(value: Any) -> str:
 
 
 def _collected(parts: _Parts, into: list[str]) -> Iterator[None]:
-    """Waits for all parts."""
+    """Collect the parts; yield None whenever more text is needed."""
     for part in parts:
         if part is None:
             yield None

@@ -1,8 +1,7 @@
-"""Functions that a model may call: how it is told of them, and made to call one.
+"""Functions that a model may call: how a prompt offers them, and the grammar that enforces a call.
 
-They go through the chat template of the model's file, as calls and their results do. Where the
-template writes calls in neither of the forms of :mod:`.toolcalls`, the system message tells of
-them.
+Functions, calls and results go through the model's chat template. If the template writes calls in
+neither form of :mod:`.toolcalls`, the system message describes the functions instead.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 Messages = Sequence[Mapping[str, Any]]
 
-#: What a model is told whose template does not know tools.
+#: The system message for templates that do not know tools.
 IN_WORDS = """\
 You may call these functions to help the user:
 <tools>
@@ -36,7 +35,7 @@ To call one, answer with its name and its arguments as JSON within tags:
 {{"name": "NAME", "arguments": {{"KEY": "VALUE"}}}}
 </tool_call>"""
 _NAME = re.compile(r"[\w.:/-]{1,128}")
-#: JSON as templates write it; what llguidance does not know of a schema is left to the client.
+#: JSON as templates write it. llguidance ignores the keywords of a schema that it does not know.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _JSON = {"x-guidance": {**_LAYOUT, "lenient": True}}
 _CHOICES = "'none', 'auto', 'required', or a function's name"
@@ -47,11 +46,11 @@ class Tools:
     """Functions that a model may call; make them with :meth:`of`.
 
     Attributes:
-        offered: in OpenAI's form, for templates.
-        functions: the JSON schema of each one's parameters, by name.
+        offered: the functions in OpenAI's form, for templates.
+        functions: the JSON schemas of the functions' parameters, by name.
         must: whether the answer must be a call.
-        name: of the function that it must call; None: any.
-        parallel: whether it may make several calls.
+        name: the function that must be called; None: any of them.
+        parallel: whether an answer may have several calls.
     """
 
     offered: tuple[Mapping[str, Any], ...]
@@ -66,13 +65,13 @@ class Tools:
 
         Args:
             tools: ``{"type": "function", "function": {"name": ..., "parameters": ...}}`` each.
-            choice: None or "auto": the model may call them; "required": it must; "none": it is not
-                told of them; a name, or ``{"type": "function", "function": {"name": ...}}``: it
-                must call this one.
-            parallel: whether it may make several calls.
+            choice: None or "auto": the model decides; "required": it must call a function; "none":
+                the functions are left out; a name, or ``{"type": "function", "function": {"name":
+                ...}}``: it must call this function.
+            parallel: whether an answer may have several calls.
 
         Returns:
-            None where there are none, or none may be called.
+            None if there are no functions, or `choice` is "none".
 
         Raises:
             UsageError: a bad argument.
@@ -93,17 +92,17 @@ class Tools:
         return cls(tuple(given), functions, must, only, several)
 
     def reader(self, form: Form | None) -> CallReader:
-        """What reads calls in an answer."""
+        """A reader of the calls in an answer."""
         usable = {self.name: self.functions[self.name]} if self.name else self.functions
         return CallReader(usable, form or "json", sure=self.must, parallel=self.parallel)
 
     def grammar(self, model: Model, form: Form | None) -> Grammar:
-        """What an answer follows that must be a call. Raises UsageError: a schema is of no use."""
+        """The grammar of an answer that must be a call. Raises UsageError: an unusable schema."""
         lark = self.lark(form or "json", *(_tag(model, tag) for tag in (OPEN_CALL, CLOSE_CALL)))
         return Grammar.lark(lark)
 
     def lark(self, form: Form, opening: str, closing: str) -> str:
-        """The grammar; what opens and closes a call is a token or a text, as Lark writes it."""
+        """The grammar's Lark source; `opening` and `closing` are tokens or texts in Lark."""
         names = [self.name] if self.name else list(self.functions)
         more = ' ("\\n" call)*' if self.parallel else ""
         each = " | ".join(f"f{number}" for number in range(len(names)))
@@ -178,7 +177,7 @@ def _json_rules(rule: str, name: str, schema: Mapping[str, Any]) -> list[str]:
 
 
 def _xml_rules(rule: str, name: str, schema: Mapping[str, Any]) -> list[str]:
-    """A call with a tag for each parameter: in the schema's order."""
+    """A call with a tag for each parameter, in the schema's order."""
     own = resolved(schema, schema)
     own = own if isinstance(own, Mapping) else {}
     properties, required = own.get("properties"), listed(own.get("required")) or []
@@ -198,7 +197,7 @@ def _xml_rules(rule: str, name: str, schema: Mapping[str, Any]) -> list[str]:
 
 
 def _value(schema: Any, root: Mapping[str, Any], types: frozenset[str]) -> str:
-    """A parameter's value, and what ends it."""
+    """A parameter's value and its closing tag."""
     end = _quoted("\n</parameter>\n")
     said = schema if isinstance(schema, Mapping) else {}
     values = listed(said.get("enum", [said["const"]] if "const" in said else None))
@@ -218,7 +217,7 @@ def _value(schema: Any, root: Mapping[str, Any], types: frozenset[str]) -> str:
 
 def for_template(messages: Messages) -> list[dict[str, Any]]:
     """Messages in OpenAI's form as templates want them: text in place of None, and arguments as an
-    object. Raises UsageError: arguments are no JSON object."""
+    object. Raises UsageError: arguments that are not a JSON object."""
     found = []
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping):
@@ -253,7 +252,7 @@ def _with_object(where: str, call: object) -> dict[str, Any]:
 
 def in_words(messages: Messages, tools: Tools | None) -> list[dict[str, Any]]:
     """Messages of :func:`for_template` for a template that does not know tools: the system message
-    tells of them, calls are text, and their results are the user's."""
+    describes the tools, calls are text, and results are messages of the user."""
     found: list[dict[str, Any]] = []
     answered = False
     for message in messages:

@@ -19,7 +19,7 @@ from ..errors import UsageError
 from ..settings import Sampling
 from .templates import Environment
 
-#: What a model file says under ``general.sampling``, and the attribute that takes it.
+#: Keys of a model file under ``general.sampling``, and the attributes of `Sampling`.
 FILE_KEYS = {
     "temp": "temperature",
     "penalty_repeat": "repeat_penalty",
@@ -31,8 +31,8 @@ log = logging.getLogger("pyllama_mtp")
 
 
 def usual_sampling(metadata: Mapping[str, Any]) -> Sampling:
-    """How a model is sampled in chats, and by the server: as its file says, and as llama.cpp where
-    the file does not. A value that cannot be used is left out, with a warning."""
+    """The default sampling in chats and of the server: the model file's, else llama.cpp's. Bad
+    values are left out, with a warning."""
     found = Sampling(temperature=0.8)
     for key, name in FILE_KEYS.items():
         value: Any = metadata.get(f"general.sampling.{key}")
@@ -54,7 +54,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As Hugging Face's templates have it: Jinja's own escapes what HTML must, and sorts keys."""
+    """The filter `tojson` of Hugging Face: Jinja's own escapes HTML and sorts keys."""
     layout: Any = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
     return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
 
@@ -73,14 +73,14 @@ def render(
     """The prompt text of a conversation.
 
     Args:
-        template: Jinja source, from the key ``tokenizer.chat_template`` of the file.
+        template: Jinja source, from the file's key ``tokenizer.chat_template``.
         messages: ``{"role": ..., "content": ...}`` each.
         add_generation_prompt: end with the opening of the assistant's turn.
         variables: more template variables, such as ``bos_token`` or ``enable_thinking``.
 
     Raises:
-        UsageError: the template refuses the messages, is not valid Jinja, takes too long or makes
-            something too large; says why.
+        UsageError: the template refuses the messages, is not valid Jinja, takes too long, or makes
+            something too large.
     """
     environment = Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
@@ -88,16 +88,10 @@ def render(
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda text: datetime.now().strftime(text)
+    given = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
     try:
-        return environment.render(
-            template,
-            {
-                "messages": list(messages),
-                "add_generation_prompt": add_generation_prompt,
-                **variables,
-            },
-        )
-    except Exception as reason:  # a template is a program: it may fail in any way
+        return environment.render(template, {**given, **variables})
+    except Exception as reason:  # a template is a program and can fail in any way
         raise UsageError(
             f"the model's chat template cannot render these messages: {reason}"
         ) from None

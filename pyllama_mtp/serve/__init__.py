@@ -1,6 +1,6 @@
 """An OpenAI-compatible HTTP server on one model; ``pyllama-mtp serve``. Needs the extra ``serve``.
 
-``server`` runs it; ``app`` has the routes; ``bodies`` what a request may say; ``jobs`` makes
-requests of it for the driver; ``generator`` is the one thread that calls the native library;
-``replies`` and ``logprobs`` are what goes back; ``metrics`` is for Prometheus.
+``server`` runs it; ``app`` has the routes; ``bodies`` checks requests; ``jobs`` turns them into
+requests of the driver; ``generator`` is the one thread that calls the native library; ``replies``
+and ``logprobs`` write the responses; ``metrics`` is for Prometheus.
 """

@@ -6,12 +6,12 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """What a client is told when it does not get an answer.
+    """An error response.
 
     Attributes:
-        status: of HTTP.
-        param: the parameter that is to blame, or None.
-        code: a word for programs, or None.
+        status: the HTTP status.
+        param: the parameter at fault, or None.
+        code: the error's name for programs, or None.
         headers: more headers of the response.
     """
 
@@ -30,31 +30,19 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """The response's JSON."""
-        if self.status >= 500:
-            kind = "server_error"
-        elif self.status == 401:
-            kind = "authentication_error"
-        elif self.status == 429:
-            kind = "rate_limit_error"
-        else:
-            kind = "invalid_request_error"
-        return {
-            "error": {
-                "message": self.message,
-                "type": kind,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        other = "server_error" if self.status >= 500 else "invalid_request_error"
+        about = {"param": self.param, "code": self.code}
+        kind = kinds.get(self.status, other)
+        return {"error": {"message": self.message, "type": kind, **about}}
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """400: the client must change its request."""
+    """400: the request is at fault."""
     return ApiError(400, message, param=param, code=code)
 
 
 def shutting_down() -> ApiError:
-    """503: the server ends."""
-    return ApiError(
-        503, "the server is shutting down; try again later", code="server_shutting_down"
-    )
+    """503: the server is ending."""
+    why = "the server is shutting down; try again later"
+    return ApiError(503, why, code="server_shutting_down")

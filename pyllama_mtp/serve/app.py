@@ -1,4 +1,4 @@
-"""The routes: OpenAI's three, /health and /metrics."""
+"""The routes: OpenAI's completions and models, /tokenize, /detokenize, /health and /metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .jobs import Served, make_jobs, tokenize
 from .metrics import registry
 from .replies import DONE, Reply, log, one_line, sse, to_json
 
-#: Parts of OpenAI's API that there are not here.
+#: Parts of OpenAI's API that this server lacks, by path, and their names in the error.
 ABSENT = {
     "embeddings": "embeddings",
     "images": "images",
@@ -38,17 +38,17 @@ ABSENT = {
     "batches": "batches",
     "fine_tuning": "fine-tuning",
 }
-#: The status, nginx's, of a request whose client went away.
+#: nginx's status for a request whose client went away.
 GONE = 499
-#: Largest body of a request, in bytes: some million tokens.
+#: Most bytes in the body of a request: some million tokens.
 LARGEST_BODY = 32 * 2**20
 
 
 class Ticket:
-    """What a client waits for: the jobs of its request, and their events."""
+    """The jobs of a client's request, and their events."""
 
     def __init__(self, generator: Generator, jobs: list[Job]) -> None:
-        """Raises ApiError: the generator does not take them."""
+        """Submit the jobs. Raises ApiError: the generator does not take them."""
         self.jobs, self._generator, self._n_left = jobs, generator, len(jobs)
         self._events: asyncio.Queue[tuple[Job, Event]] = asyncio.Queue()
         for job in jobs:
@@ -60,7 +60,7 @@ class Ticket:
 
     @property
     def waits(self) -> bool:
-        """Whether something is still to come."""
+        """Whether a job is still running."""
         return self._n_left > 0
 
     async def events(self) -> AsyncGenerator[tuple[Job, Event], None]:
@@ -72,21 +72,20 @@ class Ticket:
         while self._n_left:
             job, event = await self._events.get()
             if event.error:
-                self._n_left = 0
-                self._generator.cancel(self.jobs)
+                self.close()
                 raise event.error
             self._n_left -= event.finish_reason is not None
             yield job, event
 
     def close(self) -> None:
-        """Nobody waits any more: give up what is not done."""
+        """Cancel the jobs that are not done."""
         if self._n_left:
             self._n_left = 0
             self._generator.cancel(self.jobs)
 
 
 class EventStream(StreamingResponse):
-    """An answer as server-sent events, given up when the client goes away, at whatever moment."""
+    """An answer as server-sent events; its jobs are cancelled when the client goes away."""
 
     def __init__(self, ticket: Ticket, reply: Reply) -> None:
         super().__init__(
@@ -108,7 +107,7 @@ class EventStream(StreamingResponse):
 
 
 def log_requests(verbose: int) -> None:
-    """A line on stderr for each request; `verbose`: what it asks for as well."""
+    """Log each request in one line on stderr; `verbose`: its parameters, too."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     log.addHandler(handler)
@@ -122,8 +121,8 @@ def build_app(
     """The application; the generator must have been started.
 
     Args:
-        api_key: what clients must send as ``Authorization: Bearer KEY``; None: nothing.
-        origins: of pages that may use the server from a browser; "*" is all.
+        api_key: the KEY that clients must send as ``Authorization: Bearer KEY``; None: none.
+        origins: origins whose pages may use the server from a browser; "*" is all.
     """
 
     @contextlib.asynccontextmanager
@@ -136,7 +135,7 @@ def build_app(
             return
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
-            generator.outcomes.count("unauthorized")
+            generator.outcomes["unauthorized"] += 1
             raise ApiError(
                 401,
                 "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
@@ -170,13 +169,7 @@ def build_app(
 
     @app.get("/v1/models/{name:path}", dependencies=closed)
     async def model(name: str) -> Response:
-        if name != served.name:
-            raise ApiError(
-                404,
-                f"the model {name!r} is not served here; use {served.name!r}",
-                param="model",
-                code="model_not_found",
-            )
+        served.check_name(name)
         return JSONResponse(_describe(served))
 
     async def answer(request: Request, kind: type[Body]) -> Response:
@@ -241,12 +234,12 @@ def _describe(served: Served) -> dict[str, Any]:
 
 
 def _add_error_handlers(app: FastAPI, generator: Generator) -> None:
-    """Every error in the API's form."""
+    """Answer every error in the API's form."""
 
     @app.exception_handler(ApiError)
     async def known(request: Request, error: ApiError) -> Response:
         if error.status in (400, 404, 413, 415):
-            generator.outcomes.count("invalid")
+            generator.outcomes["invalid"] += 1
         _log_refusal(request, error.status, error.message)
         return JSONResponse(error.body(), error.status, error.headers)
 
@@ -258,7 +251,7 @@ def _add_error_handlers(app: FastAPI, generator: Generator) -> None:
 
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:
-        generator.outcomes.count("error")
+        generator.outcomes["error"] += 1
         _log_refusal(request, 500, str(error))
         return JSONResponse(ApiError(500, f"a fault in the server: {error}").body(), 500)
 
@@ -268,7 +261,8 @@ def _log_refusal(request: Request, status: int, why: str) -> None:
 
 
 async def _read_json(request: Request) -> Any:
-    """The body. Only as application/json: a page in a browser cannot send that elsewhere unasked.
+    """The body of a request. Its type must be application/json, which a page in a browser cannot
+    send to another origin without permission.
 
     Raises:
         ApiError: 413, 415 or 400.
@@ -288,7 +282,7 @@ async def _read_json(request: Request) -> Any:
 
 
 async def _stream(ticket: Ticket, reply: Reply) -> AsyncIterator[bytes]:
-    """Chunks as they come; an error is the last one."""
+    """The chunks of a stream; an error is the last one."""
     try:
         async for job, event in ticket.events():
             chunk = reply.chunk(job, event)

@@ -1,4 +1,4 @@
-"""What the body of a request may say; anything else is refused by name."""
+"""The parameters of requests; all others are refused by name."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from pyllama_mtp.settings import Sampling
 
 from .apierror import ApiError, bad_request
 
-#: Most stop strings, and characters of each.
+#: Most stop strings, and most characters of a stop string.
 MOST_STOPS, LONGEST_STOP = 16, 1000
-#: Parameters of the API that would change the answer and are not supported, with the values that
-#: ask for nothing.
+#: Parameters of the API that would change the answer and are not supported, with their values that
+#: change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "best_of": (None, 1),
@@ -41,7 +41,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
-#: These say something about the request, and do not change the answer.
+#: Parameters that do not change the answer.
 ABOUT = ("metadata", "prompt_cache_key", "safety_identifier", "user")
 
 Text = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
@@ -57,18 +57,20 @@ def _some_or_all(n: int) -> int:
 MaxTokens = Annotated[int, AfterValidator(_some_or_all)]
 
 
-class StreamOptions(BaseModel):
-    """How a stream is to be sent."""
+class Strict(BaseModel):
+    """A part of a request that refuses unknown parameters."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class StreamOptions(Strict):
+    """Options of a stream."""
 
     include_usage: bool = False
 
 
-class JsonSchema(BaseModel):
-    """A schema in OpenAI's form; it is followed to the letter, `strict` or not."""
-
-    model_config = ConfigDict(extra="forbid")
+class JsonSchema(Strict):
+    """A schema in OpenAI's form; it is enforced whether it is `strict` or not."""
 
     content: dict[str, Any] = Field(alias="schema")
     name: str | None = None
@@ -76,10 +78,8 @@ class JsonSchema(BaseModel):
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
-    """What an answer is: `schema` beside json_object is llama-server's."""
-
-    model_config = ConfigDict(extra="forbid")
+class ResponseFormat(Strict):
+    """The form of an answer; `schema` beside json_object is llama-server's."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -87,7 +87,7 @@ class ResponseFormat(BaseModel):
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the answer must follow. Raises UsageError: no schema, or one that is refused."""
+        """The grammar of the answer. Raises UsageError: no schema, or one that is refused."""
         if self.type == "text":
             return None
         found = self.json_schema.content if self.json_schema else self.content
@@ -96,14 +96,12 @@ class ResponseFormat(BaseModel):
         return Grammar.json_object() if found is None else Grammar.json_schema(found)
 
 
-class Body(BaseModel):
-    """What both kinds of completion share.
+class Body(Strict):
+    """The parameters that both kinds of completion share.
 
-    Most of what is about sampling is not OpenAI's, but llama-server's; see :class:`.Sampling`. What
-    is not given is as the model file has it.
+    Most sampling parameters are not OpenAI's, but llama-server's; see :class:`.Sampling`. Their
+    defaults come from the model file.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
     stream: bool = False
@@ -145,7 +143,7 @@ class Body(BaseModel):
 
     @property
     def constraint(self) -> Grammar | str | None:
-        """What the answer must follow. Raises UsageError: several things, or a bad one."""
+        """The grammar of the answer. Raises UsageError: several grammars, or a bad one."""
         schema, form = self.json_schema, self.response_format
         asked = [self.grammar, None if schema is None else Grammar.json_schema(schema)]
         given = [one for one in (*asked, form.grammar if form else None) if one is not None]
@@ -155,7 +153,7 @@ class Body(BaseModel):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """What it says about sampling, as attributes of `Sampling`; -1 is off, as 0 is.
+        """The sampling parameters as attributes of `Sampling`; -1 is off, as 0 is.
 
         Raises UsageError: see :attr:`constraint`.
         """
@@ -176,7 +174,7 @@ class Body(BaseModel):
 
 
 class CompletionBody(Body):
-    """Of /v1/completions."""
+    """Parameters of /v1/completions."""
 
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -193,23 +191,19 @@ class CompletionBody(Body):
 
     @property
     def n_logprobs(self) -> int | None:
-        """How many of the best tokens' log probabilities are asked for; None: not even one's."""
+        """How many of the best tokens to give log probabilities of; None: no log probabilities."""
         return self.logprobs
 
 
-class TextPart(BaseModel):
-    """A part of a message."""
-
-    model_config = ConfigDict(extra="forbid")
+class TextPart(Strict):
+    """A part of a message's content."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(BaseModel):
+class Message(Strict):
     """One message of a chat."""
-
-    model_config = ConfigDict(extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] = ""
@@ -226,7 +220,7 @@ class Message(BaseModel):
         return self
 
     def to_template(self) -> dict[str, Any]:
-        """What a chat template is given."""
+        """The message as chat templates take it."""
         content = self.content
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
@@ -241,11 +235,11 @@ class Message(BaseModel):
 
 
 class ChatBody(Body):
-    """Of /v1/chat/completions.
+    """Parameters of /v1/chat/completions.
 
-    `chat_template_kwargs`: more variables of the template. `enable_thinking` and `thinking_budget`
-    (in tokens) are not OpenAI's; see :class:`.ChatOptions`. Nor is `continue_final_message`: the
-    model goes on with the last message, its own (`add_generation_prompt` is then false, as vLLM's).
+    Not OpenAI's are `chat_template_kwargs` (more variables of the template), `enable_thinking` and
+    `thinking_budget` (in tokens; see :class:`.ChatOptions`), and vLLM's `continue_final_message`:
+    the model goes on with the last message, its own (`add_generation_prompt` is then false).
     """
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -271,10 +265,8 @@ class ChatBody(Body):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class TokenizeBody(BaseModel):
-    """Of /tokenize: llama-server's `content`, or vLLM's `prompt` or `messages`."""
-
-    model_config = ConfigDict(extra="forbid")
+class TokenizeBody(Strict):
+    """Parameters of /tokenize: llama-server's `content`, or vLLM's `prompt` or `messages`."""
 
     model: str | None = None
     content: Annotated[str | None, Field(validation_alias=AliasChoices("content", "prompt"))] = None
@@ -283,16 +275,14 @@ class TokenizeBody(BaseModel):
     parse_special: bool = True
 
 
-class DetokenizeBody(BaseModel):
-    """Of /detokenize."""
-
-    model_config = ConfigDict(extra="forbid")
+class DetokenizeBody(Strict):
+    """Parameters of /detokenize."""
 
     model: str | None = None
     tokens: list[int]
 
 
-AnyBody = TypeVar("AnyBody", bound=BaseModel)
+AnyBody = TypeVar("AnyBody", bound=Strict)
 
 
 def parse(kind: type[AnyBody], data: Any) -> AnyBody:
@@ -326,14 +316,14 @@ def parse(kind: type[AnyBody], data: Any) -> AnyBody:
 
 
 def _without_nothing(message: Any) -> Any:
-    """A message without what clients send back of an answer and says nothing."""
+    """A message without the empty values that clients send back with an answer."""
     if not isinstance(message, Mapping):
         return message
     return {key: value for key, value in message.items() if value not in (None, [])}
 
 
 def _refuse_media(messages: list[Any]) -> None:
-    """Images and the like, by name."""
+    """Refuse content other than text, by its type."""
     for number, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
         for part in content if isinstance(content, list) else ():
@@ -361,11 +351,11 @@ def _check_chat(body: ChatBody) -> None:
 
 
 def _explained(error: ValidationError) -> ApiError:
-    """What is wrong, in words: one thing."""
+    """The error response for the first thing that is wrong."""
     found = error.errors(include_url=False, include_context=False)
-    first = max(found, key=lambda one: len(one["loc"]))  # of alternatives, the one that came far
+    first = max(found, key=lambda one: len(one["loc"]))  # of a union, the closest alternative
     words = [str(word) for word in first["loc"]]
-    # Alternatives of a union are named in the path; the parameter is what counts.
+    # The path also names alternatives of a union; only the parameter is told.
     name = words[0] if words else None
     where = ".".join(words) if name == "messages" else name
     if first["type"] == "extra_forbidden":

@@ -1,18 +1,19 @@
 """The thread that generates: the only one that calls the native library's contexts.
 
-Requests come from the event loop and go back to it as events, all events of a round in one call, so
-that between two decodes next to nothing is done here.
+Jobs come from the event loop. Their events go back to it, all events of a round in one call, so
+that next to nothing happens between two decodes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from pyllama_mtp.chats.toolcalls import CallPiece
@@ -29,25 +30,26 @@ from .apierror import ApiError, bad_request, shutting_down
 
 log = logging.getLogger(__name__)
 
-#: A client whose request finds the queue full is asked to come back after so many seconds.
+#: Seconds after which a client may try again when the queue is full.
 RETRY_AFTER_S = 2
-#: Speeds are those of the last so many seconds in which something was computed.
+#: Speeds are means over so many seconds of computing.
 SPEED_WINDOW_S = 60
 
 
 @dataclass(frozen=True)
 class Event:
-    """What has become of a job. The last one of a job has a finish_reason or an error.
+    """News of a job. Its last event has a finish_reason or an error.
 
-    Those with `progress` come first. The next one comes with the first token, and may have no text.
+    Events with `progress` come first. The next event comes with the first token; its text may be
+    empty.
 
     Attributes:
-        text, reasoning: to be emitted, answer and thought; may be empty.
+        text, reasoning: new text of the answer, and of its thought.
         calls: parts of calls of tools.
-        n_taken: characters of both so far, tags included.
-        logprobs: of the tokens that came, if they are kept.
+        n_taken: characters of text and reasoning so far, tags included.
+        logprobs: those of the new tokens, if they are kept.
         finish_reason: "eos", "stop" or "length".
-        progress: of the prompt, as llama-server says it.
+        progress: how far the prompt is processed, in llama-server's form.
     """
 
     text: str = ""
@@ -62,12 +64,12 @@ class Event:
 
 @dataclass(eq=False)
 class Job:
-    """One answer that is wanted: a choice of a client's request.
+    """One answer to generate: a choice of a client's request.
 
     Attributes:
-        index: of the choice.
+        index: number of the choice.
         post: takes an event; called on the event loop.
-        progress: tell how far the prompt is.
+        progress: send events with `progress`.
     """
 
     index: int
@@ -77,36 +79,13 @@ class Job:
     progress: bool = False
 
 
-@dataclass(frozen=True)
-class Speeds:
-    """Tokens and seconds so far, of prefill and decode."""
-
-    prefill_tokens: int = 0
-    prefill_s: float = 0.0
-    decode_tokens: int = 0
-    decode_s: float = 0.0
-
-
-@dataclass
-class Outcomes:
-    """How many jobs have ended in which way."""
-
-    counts: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("stop", "length", "cancelled", "error"), 0)
-    )
-
-    def count(self, outcome: str) -> None:
-        """One more."""
-        self.counts[outcome] = self.counts.get(outcome, 0) + 1
-
-
 class Generator(threading.Thread):
-    """Generates for several requests at once, until it is told to end.
+    """Generates for several requests at once, until :meth:`end`.
 
     Attributes:
-        total: figures of all requests.
-        outcomes: how they have ended.
-        n_ctx: tokens that each sequence has room for.
+        total: telemetry of all requests.
+        outcomes: numbers of ended requests, by "stop", "length", "cancelled", "error" and others.
+        n_ctx: most tokens of each sequence.
         broken: why nothing can be generated any more, or None.
     """
 
@@ -116,7 +95,7 @@ class Generator(threading.Thread):
         Args:
             settings: `n_ctx` is the length of each sequence, `checkpoints` how many each keeps.
             n_sequences: requests that are decoded together.
-            max_queue: further ones that may wait.
+            max_queue: further requests that may wait.
         """
         super().__init__(name="pyllama-mtp generator", daemon=True)
         self.n_sequences, self.max_queue = n_sequences, max_queue
@@ -124,7 +103,7 @@ class Generator(threading.Thread):
         self._engine = self._new_engine()
         self.n_ctx = self._engine.n_ctx
         self.total = BatchTelemetry(synthetic_acceptance=settings.synthetic_acceptance)
-        self.outcomes = Outcomes()
+        self.outcomes = Counter(stop=0, length=0, cancelled=0, error=0)
         self.broken: str | None = None
         self._loop = Scheduler(self._engine, self.total, take_turns=True)
         self._changed = threading.Condition()
@@ -133,7 +112,7 @@ class Generator(threading.Thread):
         self._jobs: dict[Request, Job] = {}  # of this thread
         self._n_open = 0
         self._end_at: float | None = None
-        self._marks: deque[tuple[float, Speeds]] = deque([(time.monotonic(), Speeds())])
+        self._marks = deque([(time.monotonic(), self._sums())], SPEED_WINDOW_S)
         self.events: asyncio.AbstractEventLoop | None = None
 
     # -- for the event loop --------------------------------------------------------------------
@@ -155,7 +134,7 @@ class Generator(threading.Thread):
             if self._end_at is not None:
                 raise shutting_down()
             if self._n_open + len(jobs) > room:
-                self.outcomes.count("rejected")
+                self.outcomes["rejected"] += 1
                 raise ApiError(
                     429,
                     f"the queue is full: {self.n_sequences} requests are running and "
@@ -168,13 +147,13 @@ class Generator(threading.Thread):
             self._changed.notify()
 
     def cancel(self, jobs: Sequence[Job]) -> None:
-        """Nobody waits for these jobs any more; those that are done are left alone."""
+        """Cancel these jobs, if they are not done."""
         with self._changed:
             self._drops += jobs
             self._changed.notify()
 
     def end(self, grace_s: float) -> None:
-        """Take nothing more, drop what waits, and end `grace_s` seconds later at the latest."""
+        """Take no more jobs, drop the waiting ones, and end in `grace_s` seconds or earlier."""
         with self._changed:
             if self._end_at is None:
                 self._end_at = time.monotonic() + grace_s
@@ -191,18 +170,10 @@ class Generator(threading.Thread):
         return max(0, self._n_open - self.n_running)
 
     def speeds(self) -> tuple[float, float]:
-        """Tokens per second of prefill and of decode, of all sequences together, lately."""
-        before, now = self._marks[0][1], self._speeds()
-
-        def per_second(tokens: int, seconds: float) -> float:
-            return tokens / seconds if seconds > 0 else 0.0
-
-        return (
-            per_second(
-                now.prefill_tokens - before.prefill_tokens, now.prefill_s - before.prefill_s
-            ),
-            per_second(now.decode_tokens - before.decode_tokens, now.decode_s - before.decode_s),
-        )
+        """Recent tokens per second of prefill and of decode, of all sequences together."""
+        ends = zip(self._marks[0][1], self._sums(), strict=True)
+        prefill, prefill_s, decode, decode_s = (end - begin for begin, end in ends)
+        return prefill / (prefill_s or math.inf), decode / (decode_s or math.inf)
 
     # -- this thread ---------------------------------------------------------------------------
 
@@ -213,14 +184,14 @@ class Generator(threading.Thread):
                 if self._loop.busy:
                     self._work()
         finally:
-            if self._end_at is None:  # nobody asked for it
+            if self._end_at is None:  # :meth:`end` was not called
                 self._post(self._break("the thread that generates has ended; restart the server"))
             self._admit()
             self._post(self._fail(list(self._jobs), shutting_down(), "shutdown"))
             self._engine.close()
 
     def _wait(self) -> bool:
-        """Take what has come; block while there is nothing to do. False: it is time to end."""
+        """Take new jobs and cancellations; block while there is nothing to do. False: end now."""
         with self._changed:
             while not (self._inbox or self._drops or self._loop.busy or self._end_at is not None):
                 self._changed.wait()
@@ -236,7 +207,7 @@ class Generator(threading.Thread):
         return self._loop.busy and time.monotonic() < end_at
 
     def _admit(self) -> None:
-        """Give the loop what has come."""
+        """Hand new jobs to the scheduler."""
         with self._changed:
             jobs, self._inbox = self._inbox, []
         for job in jobs:
@@ -246,7 +217,7 @@ class Generator(threading.Thread):
             self._loop.add(job.request)
 
     def _tell_progress(self, job: Job, began: float, done: int, total: int) -> None:
-        """A part of a prompt is processed."""
+        """Tell a client how far its prompt is processed."""
         figures: dict[str, float] = {
             "total": total,
             "cache": job.request.answer.telemetry.n_cached,
@@ -256,7 +227,7 @@ class Generator(threading.Thread):
         self._post([(job, Event(progress=figures))])
 
     def _work(self) -> None:
-        """One step of the loop; a failure ends the requests that have a place."""
+        """Make one step of the scheduler; a failure ends the requests that have a place."""
         try:
             found = self._loop.step()
         except Exception as error:
@@ -280,10 +251,10 @@ class Generator(threading.Thread):
         return job, Event(text, thought, calls, request.answer.n_taken, kept, reason)
 
     def _recover(self, error: Exception) -> None:
-        """The contexts' contents are in doubt: start from empty ones, with what still waits.
+        """After a failed decode: fail the running requests, and go on with empty contexts.
 
-        A lost worker of ggml's takes part of the model with it: nothing can be generated then.
-        Clients are told last: who asks again at once meets the state that follows.
+        A lost RPC worker takes part of the model with it, so nothing can be generated any more.
+        Clients are told last, so that a client that tries again at once meets the new state.
         """
         failure = ApiError(500, f"the computation failed: {error}", code="decode_failed")
         waiting = set(self._loop.waiting())
@@ -299,14 +270,14 @@ class Generator(threading.Thread):
             self._post(failed)
 
     def _break(self, why: str) -> list[tuple[Job, Event]]:
-        """Take nothing more; what is here or has just come fails with `why`."""
+        """Take no more jobs, and fail all jobs with `why`."""
         with self._changed:
             self.broken = why
         self._admit()
         return self._fail(list(self._jobs), ApiError(503, why, code="broken"), "error")
 
     def _start_anew(self) -> None:
-        """Empty the contexts, or make new ones where the failure has cost them."""
+        """Empty the contexts, or make new ones if the failure has closed them."""
         try:
             self._loop.restart()
         except ContextClosedError:
@@ -320,7 +291,7 @@ class Generator(threading.Thread):
     def _fail(
         self, requests: Sequence[Request], error: ApiError, outcome: str
     ) -> list[tuple[Job, Event]]:
-        """End these requests: what is to be posted."""
+        """End these requests; return their last events."""
         failed = []
         for request in requests:
             self._loop.drop(request)
@@ -332,35 +303,33 @@ class Generator(threading.Thread):
     def _close(self, job: Job, outcome: str) -> None:
         job.done = True
         del self._jobs[job.request]
-        self.outcomes.count(outcome)
+        self.outcomes[outcome] += 1
         with self._changed:
             self._n_open -= 1
 
     def _post(self, found: list[tuple[Job, Event]]) -> None:
-        """Hand events over to the event loop, in one call."""
+        """Hand events to the event loop, in one call."""
         if found and self.events:
             try:
                 self.events.call_soon_threadsafe(_deliver, found)
-            except RuntimeError:  # it is closed: nobody waits any more
+            except RuntimeError:  # the event loop is closed: nobody waits any more
                 log.debug("%d events have come too late", len(found))
 
-    def _speeds(self) -> Speeds:
+    def _sums(self) -> tuple[float, ...]:
+        """Tokens and seconds of prefill, tokens and seconds of decode."""
         total = self.total
         n_prefill = total.n_prompt - total.n_cached
-        n_decode = total.n_generated - total.n_started
-        return Speeds(n_prefill, total.prefill_s, n_decode, total.decode_s)
+        return n_prefill, total.prefill_s, total.n_generated - total.n_started, total.decode_s
 
     def _mark(self) -> None:
-        """Remember once a second how much was done."""
+        """Remember the sums once a second."""
         now = time.monotonic()
         if now - self._marks[-1][0] >= 1.0:
-            self._marks.append((now, self._speeds()))
-            if len(self._marks) > SPEED_WINDOW_S:
-                self._marks.popleft()
+            self._marks.append((now, self._sums()))
 
 
 def _tells(progress: Progress) -> bool:
-    """Whether there is anything in it for the client."""
+    """Whether the client gets an event of this progress."""
     answer = progress.request.answer
     first = len(answer.tokens) == len(progress.tokens)
     wanted = answer.n_logprobs is not None

@@ -1,4 +1,4 @@
-"""From the body of a request to jobs for the generator: template, tokens, sampling, limits."""
+"""Requests of clients as jobs for the generator: chat template, tokens, sampling, limits."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .apierror import ApiError, bad_request
 from .bodies import Body, ChatBody, CompletionBody, TokenizeBody
 from .generator import Job
 
-#: Tokens of a completion that says nothing about them, as in the API; a chat goes on to the end.
+#: The API's default of max_tokens for completions; a chat goes on to its end.
 COMPLETION_TOKENS = 16
-#: max_tokens of a client that wants what there is room for.
+#: The value of max_tokens that means: as many as fit.
 AS_MUCH_AS_FITS = -1
 #: Seeds of a sampler are below this.
 SEEDS = 2**32 - 1
@@ -29,15 +29,16 @@ SEEDS = 2**32 - 1
 
 @dataclass(frozen=True)
 class Served:
-    """What is served.
+    """The model that is served, and the server's defaults.
 
     Attributes:
-        name: of the model, for clients.
-        n_ctx: tokens that prompt and answer may have together.
-        max_tokens: most that a request gets; None: as many as there is room for.
-        synthetic_acceptance: imposed rates, for measurements.
-        fingerprint: of the build.
-        chat: how chats are put to the model, where a request does not say.
+        name: the model's name for clients.
+        n_ctx: most tokens of prompt and answer together.
+        max_tokens: most tokens of an answer; None: as many as fit.
+        synthetic_acceptance: imposed acceptance rates, for measurements.
+        fingerprint: the build.
+        created: when the server started, in seconds since 1970.
+        chat: defaults for chats.
         strict_model: refuse requests that name another model.
     """
 
@@ -51,20 +52,21 @@ class Served:
     chat: ChatOptions = ChatOptions()  # noqa: RUF009 - it is frozen
     strict_model: bool = False
 
+    def check_name(self, name: str) -> None:
+        """Raise ApiError: 404 unless this is the model's name."""
+        if name != self.name:
+            why = f"the model {name!r} is not served here; use {self.name!r}"
+            raise ApiError(404, why, param="model", code="model_not_found")
+
 
 def make_jobs(served: Served, body: Body) -> list[Job]:
     """Jobs for all choices: `n` for each prompt, those of the first prompt first.
 
     Raises:
-        ApiError: 400 or 404: too long, empty, a bad value, another model.
+        ApiError: 400 or 404: the prompt is too long or empty, a bad value, another model.
     """
-    if served.strict_model and body.model not in (None, served.name):
-        raise ApiError(
-            404,
-            f"the model {body.model!r} is not served here; use {served.name!r}",
-            param="model",
-            code="model_not_found",
-        )
+    if served.strict_model and body.model is not None:
+        served.check_name(body.model)
     prompts = _prompts(served, body)
     jobs: list[Job] = []
     try:
@@ -115,7 +117,7 @@ def tokenize(served: Served, body: TokenizeBody) -> list[int]:
 
 
 def _chat_options(served: Served, body: ChatBody) -> ChatOptions:
-    """How this chat is put to the model. Raises ApiError: 400: a variable that cannot be set."""
+    """The options of a chat. Raises ApiError: 400: a template variable that cannot be set."""
     usual, variables = served.chat, body.chat_template_kwargs
     try:
         found = replace(usual, variables={**usual.variables, **variables})
@@ -142,10 +144,10 @@ def _tokens(model: Model, prompt: str | Sequence[int]) -> list[int]:
 
 
 def _max_tokens(served: Served, body: Body, n_prompt: int) -> int:
-    """Tokens to generate at most, after a prompt of so many: what is asked for, or what fits.
+    """Most tokens of an answer to a prompt of so many tokens.
 
     Raises:
-        ApiError: 400: there is no room for one.
+        ApiError: 400: there is no room for an answer.
     """
     asked, room = body.max_tokens, served.n_ctx - n_prompt
     if isinstance(body, ChatBody) and body.max_completion_tokens is not None:

@@ -1,4 +1,4 @@
-"""Log probabilities of the tokens of one answer, in step with its text."""
+"""Log probabilities of an answer's tokens, sent together with their text."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 from pyllama_mtp.llama.model import Model
 from pyllama_mtp.llama.toplogprobs import TopLogprobs
 
-#: JSON has no minus infinity; the API gives this.
+#: The API's value for minus infinity, which JSON lacks.
 LEAST = -9999.0
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A token's: `offset` is where its text begins in the answer, in characters."""
+    """The log probabilities of a token; its text begins `offset` characters into the answer."""
 
     found: TopLogprobs
     offset: int
 
 
 class LogprobStream:
-    """Holds entries back until their text is emitted; what the text does not have is dropped."""
+    """Holds entries back until their text is emitted; entries without text are dropped."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -32,13 +32,13 @@ class LogprobStream:
         self._held: list[Entry] = []
 
     def feed(self, found: Sequence[TopLogprobs]) -> None:
-        """The next tokens'."""
+        """Add those of the next tokens."""
         for one in found:
             self._held.append(Entry(one, self._length))
             self._length += len(self._decoder.decode(self._model.piece(one.token)))
 
     def release(self, n_emitted: int) -> list[Entry]:
-        """Those whose text begins within the first `n_emitted` characters of the answer."""
+        """The entries whose text begins within the first `n_emitted` characters of the answer."""
         ready = [entry for entry in self._held if entry.offset < n_emitted]
         self._held = self._held[len(ready) :]
         return ready

@@ -1,4 +1,4 @@
-"""Figures for Prometheus, read from the generator when they are asked for."""
+"""Metrics for Prometheus, read from the generator at each request."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PREFIX = "pyllama_mtp_"
 
 
 class GeneratorCollector(Collector):
-    """Everything that a generator counts."""
+    """All metrics of a generator."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
 
     def collect(self) -> Iterable[Metric]:
-        """The figures as they are now."""
+        """The metrics as they are now."""
         generator, total = self._generator, self._generator.total
         prefill_tps, decode_tps = generator.speeds()
         gauges = {
@@ -49,25 +49,19 @@ class GeneratorCollector(Collector):
         ended = CounterMetricFamily(
             PREFIX + "requests", "Answers that have ended, by how.", labels=["outcome"]
         )
-        for outcome, n in sorted(generator.outcomes.counts.items()):
+        for outcome, n in sorted(generator.outcomes.items()):
             ended.add_metric([outcome], n)
         yield ended
 
     def _drafts(self) -> Iterable[Metric]:
         """By position in the round, 1 being the first draft."""
-        total = self._generator.total
-        drafted = CounterMetricFamily(
-            PREFIX + "drafted_tokens", "Drafts verified, by position.", labels=["position"]
-        )
-        accepted = CounterMetricFamily(
-            PREFIX + "accepted_tokens", "Drafts accepted, by position.", labels=["position"]
-        )
-        rate = GaugeMetricFamily(
-            PREFIX + "acceptance",
-            "Share of the drafts that were accepted, by position.",
-            labels=["position"],
-        )
-        counts = list(zip(total.drafted, total.accepted, strict=False))
+        total, labels = self._generator.total, ["position"]
+        texts = ("Drafts verified, by position.", "Drafts accepted, by position.")
+        drafted = CounterMetricFamily(PREFIX + "drafted_tokens", texts[0], labels=labels)
+        accepted = CounterMetricFamily(PREFIX + "accepted_tokens", texts[1], labels=labels)
+        share = "Share of the drafts that were accepted, by position."
+        rate = GaugeMetricFamily(PREFIX + "acceptance", share, labels=labels)
+        counts = zip(total.drafted, total.accepted, strict=False)
         for position, (n_drafted, n_accepted) in enumerate(counts, start=1):
             drafted.add_metric([str(position)], n_drafted)
             accepted.add_metric([str(position)], n_accepted)
@@ -76,7 +70,7 @@ class GeneratorCollector(Collector):
 
 
 def registry(generator: Generator) -> CollectorRegistry:
-    """A registry with the generator's figures alone."""
+    """A registry with the metrics of this generator only."""
     found = CollectorRegistry()
     found.register(GeneratorCollector(generator))
     return found

@@ -1,4 +1,4 @@
-"""What goes back to the client: whole answers, chunks of a stream, usage."""
+"""Responses: whole answers, chunks of a stream, usage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .generator import Event, Job
 from .jobs import Served
 from .logprobs import LogprobStream, for_chat, for_completion
 
-#: Of requests; see :func:`.app.log_requests`.
+#: The log of requests; see :func:`.app.log_requests`.
 log = logging.getLogger("pyllama_mtp.serve.requests")
 
 #: The API's words for why an answer has ended.
@@ -32,17 +32,17 @@ DONE = sse("[DONE]")
 
 
 def to_json(value: Any) -> str:
-    """As short as JSON can be."""
+    """A value as compact JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def one_line(text: str) -> str:
-    """Text of a client's, as a part of a line."""
+    """A client's text as a part of a line."""
     return " ".join(text.split())[:300]
 
 
 def usage(jobs: Sequence[Job], n: int) -> dict[str, Any]:
-    """Tokens of all choices; a prompt that has `n` of them counts once."""
+    """The usage of all choices; a prompt with `n` choices counts once."""
     telemetries = [job.request.answer.telemetry for job in jobs]
     n_prompt = sum(len(job.request.prompt) for job in jobs[::n])
     n_generated = sum(len(job.request.answer.tokens) for job in jobs)
@@ -63,12 +63,12 @@ def usage(jobs: Sequence[Job], n: int) -> dict[str, Any]:
 
 
 def _thought(text: str) -> dict[str, str]:
-    """By the name that most clients know, and by the newer one."""
+    """Thought, by the name that most clients know and by the newer name."""
     return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
 def _calls(pieces: Sequence[CallPiece]) -> dict[str, Any]:
-    """Parts of calls, as streams have them: of each call one part in a chunk."""
+    """Parts of calls, as a chunk of a stream has them: one part of each call."""
     found: dict[int, dict[str, Any]] = {}
     for piece in pieces:
         begin = {"index": piece.number, "function": {"arguments": ""}}
@@ -92,7 +92,7 @@ class Choice:
         self.begun = False  # a part was sent
 
     def take(self, event: Event) -> None:
-        """What has come."""
+        """Add an event."""
         self.text += event.text
         self.reasoning += event.reasoning
         self._n_taken = event.n_taken
@@ -104,7 +104,7 @@ class Choice:
             self._logprobs.feed(event.logprobs)
 
     def _taken_logprobs(self) -> dict[str, Any] | None:
-        """Of the text so far, each once."""
+        """The log probabilities of the text since the last call."""
         if not self._logprobs:
             return None
         entries = self._logprobs.release(self._n_taken)
@@ -112,7 +112,7 @@ class Choice:
         return make(self._served.model, entries)
 
     def whole(self) -> dict[str, Any]:
-        """The choice of an answer that does not come as a stream."""
+        """The choice of a complete answer."""
         content: dict[str, Any] = {"text": self.text}
         if self._chat:
             message: dict[str, Any] = {"role": "assistant", "content": self.text, "refusal": None}
@@ -128,7 +128,7 @@ class Choice:
         }
 
     def part(self, event: Event) -> dict[str, Any]:
-        """The choice of a chunk with an event's text, the last one when the answer has ended."""
+        """The choice of a chunk with an event's text."""
         content: dict[str, Any] = {"text": event.text}
         if self._chat:
             delta: dict[str, Any] = {} if self.begun else {"role": "assistant", "content": ""}
@@ -144,7 +144,7 @@ class Choice:
 
 
 class Reply:
-    """The answer to one request: what all its chunks share."""
+    """The response to one request."""
 
     def __init__(self, served: Served, body: Body, jobs: Sequence[Job]) -> None:
         chat = isinstance(body, ChatBody)
@@ -165,7 +165,7 @@ class Reply:
         return str(self._head["id"])
 
     def log(self, status: int, why: str = "") -> None:
-        """A line about the request: how it ended, and what it took."""
+        """Log a line about the request: how it ended, tokens, speed, drafts, seconds."""
         counts = usage(self._jobs, self._body.n)
         details = counts["completion_tokens_details"]
         accepted = details["accepted_prediction_tokens"]
@@ -183,7 +183,7 @@ class Reply:
         )
 
     def take(self, job: Job, event: Event) -> None:
-        """For an answer that is sent when it is complete."""
+        """Add an event, for an answer that is sent when it is complete."""
         self._choices[job.index].take(event)
 
     def whole(self) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class Reply:
         return {**self._head, "choices": choices, "usage": usage(self._jobs, self._body.n)}
 
     def chunk(self, job: Job, event: Event) -> bytes:
-        """For a stream; empty when there is nothing to send."""
+        """The chunk of a stream with this event; empty: nothing to send."""
         choice = self._choices[job.index]
         choice.take(event)
         says = event.text or event.reasoning or event.calls or event.finish_reason

@@ -1,4 +1,4 @@
-"""Runs the application until a signal comes."""
+"""Runs the application until a signal ends it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ CONNECTIONS_S = 5
 
 
 class Server(uvicorn.Server):
-    """Ends in order at the first SIGINT or SIGTERM, and at once at the second.
+    """Ends in order at the first SIGINT or SIGTERM, and at once at the second signal.
 
     Attributes:
-        signal: the first one that came, or None.
+        signal: the first signal that came, or None.
     """
 
     def __init__(self, config: uvicorn.Config, generator: Generator, grace_s: float = 0.0) -> None:
@@ -38,7 +38,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handlers of our own while it runs: uvicorn's would raise the signal again at the end."""
+        """Install our own signal handlers: uvicorn's raise the signal again at the end."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -51,7 +51,7 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal: no more requests, and an end of those that run. The second: now."""
+        """First signal: take no more requests, and end the running ones. Second signal: exit."""
         if self.signal is not None:
             os._exit(128 + sig)
         self.signal = sig
@@ -60,7 +60,7 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 is a free one. Raises UsageError: the address cannot be had."""
+    """A listening socket; port 0 is a free port. Raises UsageError: the address cannot be used."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=128)
@@ -78,7 +78,7 @@ def serve(
     grace_s: float,
     ready: Callable[[], None] = lambda: None,
 ) -> int | None:
-    """Serve on a socket until a signal comes, and wait for the generator; the signal.
+    """Serve on a socket until a signal comes, wait for the generator, and return the signal.
 
     Args:
         grace_s: seconds that running answers may go on after the signal.

@@ -164,7 +164,7 @@ def test_api_key(start: Start) -> None:
         assert httpx.get(server.url + path).status_code == 401
     assert post(server, "completions", TEXT).status_code == 401
     assert httpx.get(f"{server.url}/health").status_code == 200
-    assert server.worker.outcomes.counts["unauthorized"] == 4
+    assert server.worker.outcomes["unauthorized"] == 4
 
 
 def test_a_full_queue(start: Start) -> None:
@@ -183,7 +183,7 @@ def test_a_full_queue(start: Start) -> None:
         stream.close()
     server.wait_until_idle()
     assert server.client.completions.create(model=NAME, prompt="x", max_tokens=2).choices
-    assert server.worker.outcomes.counts["rejected"] == 1
+    assert server.worker.outcomes["rejected"] == 1
 
 
 def figures(server: Running) -> dict[str, float]:

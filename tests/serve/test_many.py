@@ -70,7 +70,7 @@ def test_32_streams_of_which_some_hang_up(
         assert text == wanted or is_near_tie(demo, prompt, text, wanted)
     assert n_equal >= len(survivors) * 7 // 8
     assert len(set(survivors.values())) > len(survivors) // 2, "too much alike to be mixed up"
-    counts = server.worker.outcomes.counts
+    counts = server.worker.outcomes
     assert counts["length"] == len(survivors) and counts["cancelled"] == n_gone
     assert max(server.worker.total.passes) == 6, "they were not decoded together"
     # It serves, and says that it is idle.
@@ -109,7 +109,7 @@ def test_hanging_up_stops_the_generation(start: Start, stream: bool) -> None:
     assert 0 < n < 3500
     time.sleep(0.2)
     assert server.worker.total.n_generated == n
-    assert server.worker.outcomes.counts["cancelled"] == 2
+    assert server.worker.outcomes["cancelled"] == 2
 
 
 @pytest.mark.parametrize("cost", ["the contents", "the context"])
