@@ -1,7 +1,7 @@
-"""Recipes: short programs, each of which shows one thing, on the demo model unless told otherwise.
+"""Recipes: short programs to read and copy. Each shows one thing, by default on the demo model.
 
-``python -m pyllama_mtp.examples`` lists them; ``python -m pyllama_mtp.examples.NAME --help`` says
-what one takes. They are meant to be read and copied.
+``python -m pyllama_mtp.examples`` lists them; ``python -m pyllama_mtp.examples.NAME --help`` shows
+the options of one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def recipes() -> dict[str, str]:
-    """Name of each example, and the first line of its docstring. Nothing is imported."""
+    """The first line of each example's docstring, by name. Nothing is imported."""
     found = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
         if not path.stem.startswith("_"):

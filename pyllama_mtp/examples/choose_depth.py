@@ -2,14 +2,12 @@
 
     python -m pyllama_mtp.examples.choose_depth [--model FILE] [--limit 4]
 
-Then: does the advice hold for this prompt? It is compared with no MTP and with "auto", which
-decides while it generates.
+Then it compares the recommended depth with no MTP, and with "auto", which decides as it goes.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
 from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.measure.costs import measure_costs, tokens_needed
@@ -19,31 +17,23 @@ from pyllama_mtp.speculative.costs import best_depth
 
 REPEAT = 3
 
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--model", default=demo_path(), metavar="FILE")
+parser.add_argument("--prompt", default="import os\n\n\ndef main")
+parser.add_argument("--limit", type=int, default=4, help="greatest depth")
+args = parser.parse_args()
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what drafts cost, and try the depth that is recommended."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default=demo_path(), metavar="FILE")
-    parser.add_argument("--prompt", default="import os\n\n\ndef main")
-    parser.add_argument("--limit", type=int, default=4, help="greatest depth")
-    args = parser.parse_args(argv)
+with Model(args.model) as model:
+    prompt = model.tokenize(args.prompt)
+    n_ctx = len(prompt) + tokens_needed(args.limit, REPEAT) + 1
+    with Session(model, Settings(n_ctx=n_ctx, draft_n_max=args.limit)) as session:
+        costs = measure_costs(session, prompt, REPEAT)
+    print(tune_markdown(costs))
+    depth = best_depth(costs, [TYPICAL_ACCEPTANCE] * args.limit)
 
-    with Model(args.model) as model:
-        prompt = model.tokenize(args.prompt)
-        n_ctx = len(prompt) + tokens_needed(args.limit, REPEAT) + 1
-        with Session(model, Settings(n_ctx=n_ctx, draft_n_max=args.limit)) as session:
-            costs = measure_costs(session, prompt, REPEAT)
-        print(tune_markdown(costs))
-        depth = best_depth(costs, [TYPICAL_ACCEPTANCE] * args.limit)
-
-        print("\non this prompt:")
-        for draft_n_max in (0, depth, "auto"):
-            settings = Settings(n_ctx=512, draft_n_max=draft_n_max)
-            with Session(model, settings) as session:
-                t = session.generate(prompt, max_tokens=96).run().telemetry
-                print(f"  draft_n_max={draft_n_max!r}: decode {t.decode_tps:.0f} tok/s")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    print("\non this prompt:")
+    for draft_n_max in (0, depth, "auto"):
+        settings = Settings(n_ctx=512, draft_n_max=draft_n_max)
+        with Session(model, settings) as session:
+            t = session.generate(prompt, max_tokens=96).run().telemetry
+            print(f"  draft_n_max={draft_n_max!r}: decode {t.decode_tps:.0f} tok/s")

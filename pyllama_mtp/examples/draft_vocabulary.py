@@ -1,10 +1,10 @@
-"""Draft from the tokens that my own text uses: cheaper drafts, the same text.
+"""Draft only tokens that your own text uses: cheaper drafts, the same answers.
 
     python -m pyllama_mtp.examples.draft_vocabulary [--model FILE] [--text FILE ...] [--size 512]
 
-A draft of a token outside the vocabulary is never made, so where the text needs such tokens fewer
-drafts are accepted; the model itself always chooses from all of them. ``pyllama-mtp draft-vocab``
-writes such a file for ``--draft-vocab FILE``.
+Tokens outside the draft vocabulary are never drafted, so fewer drafts are accepted where the answer
+needs them; the model itself always chooses from all tokens. ``pyllama-mtp draft-vocab`` writes such
+a file for ``--draft-vocab FILE``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import heapq
 import tempfile
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,41 +23,33 @@ from pyllama_mtp.models.demo import demo_path
 
 PROMPT = "import heapq\n\n\ndef main"
 
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--model", default=demo_path(), metavar="FILE")
+parser.add_argument("--text", nargs="+", default=[textwrap.__file__, heapq.__file__])
+parser.add_argument("--size", type=int, default=512, help="tokens that may be drafted")
+args = parser.parse_args()
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Rank, write the file, generate with all tokens and with the best ones."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default=demo_path(), metavar="FILE")
-    parser.add_argument("--text", nargs="+", default=[textwrap.__file__, heapq.__file__])
-    parser.add_argument("--size", type=int, default=512, help="tokens that may be drafted")
-    args = parser.parse_args(argv)
+tokenizer = draftvocab.read_tokenizer(args.model)
+with Model(args.model) as model, tempfile.TemporaryDirectory() as folder:
+    texts = [Path(name).read_text(encoding="utf-8") for name in args.text]
+    ids = [model.tokenize(text, add_special=False) for text in texts]
+    ranking = draftvocab.measure_ranking(ids, draftvocab.default_ranking(tokenizer))
+    ids_kept = draftvocab.best(ranking.ids, args.size, tokenizer)  # special tokens stay
+    best = set(ids_kept.tolist())
+    seen = [token for text in ids for token in text]
+    share = sum(token in best for token in seen) / len(seen)
+    print(f"the best {args.size} of {tokenizer.n_vocab} tokens are {share:.1%} of the text")
 
-    tokenizer = draftvocab.read_tokenizer(args.model)
-    with Model(args.model) as model, tempfile.TemporaryDirectory() as folder:
-        texts = [Path(name).read_text(encoding="utf-8") for name in args.text]
-        ids = [model.tokenize(text, add_special=False) for text in texts]
-        ranking = draftvocab.measure_ranking(ids, draftvocab.default_ranking(tokenizer))
-        ids_kept = draftvocab.best(ranking.ids, args.size, tokenizer)  # special tokens stay
-        best = set(ids_kept.tolist())
-        seen = [token for text in ids for token in text]
-        share = sum(token in best for token in seen) / len(seen)
-        print(f"the best {args.size} of {tokenizer.n_vocab} tokens are {share:.1%} of the text")
-
-        file = Path(folder) / "mine.json"
-        counts = dict(zip(ranking.ids.tolist(), ranking.counts.tolist(), strict=True))
-        kept = draftvocab.Ranking(ids_kept, np.array([counts[i] for i in ids_kept.tolist()]))
-        draftvocab.save(file, kept, tokenizer, f"{len(texts)} files")
-        answers = []
-        for name, choice in (("all", "full"), (str(args.size), str(file))):
-            settings = Settings(n_ctx=512, draft_n_max=3, draft_vocab=choice)
-            with Session(model, settings) as session:
-                answer = session.generate(PROMPT, max_tokens=64).run()
-                t = answer.telemetry
-                print(f"drafts from {name} tokens: {t.tokens_per_round:.2f} tokens per round")
-                answers.append(answer.text)
-    print("the same text" if answers[0] == answers[1] else "another text")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    file = Path(folder) / "mine.json"
+    counts = dict(zip(ranking.ids.tolist(), ranking.counts.tolist(), strict=True))
+    kept = draftvocab.Ranking(ids_kept, np.array([counts[i] for i in ids_kept.tolist()]))
+    draftvocab.save(file, kept, tokenizer, f"{len(texts)} files")
+    answers = []
+    for name, choice in (("all", "full"), (str(args.size), str(file))):
+        settings = Settings(n_ctx=512, draft_n_max=3, draft_vocab=choice)
+        with Session(model, settings) as session:
+            answer = session.generate(PROMPT, max_tokens=64).run()
+            t = answer.telemetry
+            print(f"drafts from {name} tokens: {t.tokens_per_round:.2f} tokens per round")
+            answers.append(answer.text)
+print("the same text" if answers[0] == answers[1] else "another text")

@@ -2,10 +2,9 @@
 
     python -m pyllama_mtp.examples.drop_in [--model FILE] [--python PYTHON] [--lib VARIANT]
 
-In a shell that is: LLAMA_CPP_LIB_PATH=$(pyllama-mtp libdir) python your_script.py. It needs
-llama-cpp-python of the same release, which then needs no build of its own:
-CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install llama-cpp-python==0.3.36, in this environment or in that of
---python.
+In a shell: LLAMA_CPP_LIB_PATH=$(pyllama-mtp libdir) python your_script.py. llama-cpp-python must be
+of the same release, and needs no build of its own: CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install
+llama-cpp-python==0.3.36, in this environment or in that of --python.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 
 from pyllama_mtp.llama import native
 from pyllama_mtp.models.demo import demo_path
@@ -30,21 +28,14 @@ answer = llama.create_completion(sys.argv[2], max_tokens=32, temperature=0.0)
 print(sys.argv[2] + answer["choices"][0]["text"])
 """
 
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--model", default=demo_path(), metavar="FILE")
+parser.add_argument("--prompt", default="def main")
+parser.add_argument("--python", default=sys.executable, help="one that has llama-cpp-python")
+parser.add_argument("--lib", default="patched", help="upstream, patched, or a folder")
+args = parser.parse_args()
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the script with our libraries; returns its exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default=demo_path(), metavar="FILE")
-    parser.add_argument("--prompt", default="def main")
-    parser.add_argument("--python", default=sys.executable, help="that has llama-cpp-python")
-    parser.add_argument("--lib", default="patched", help="upstream, patched, or a folder")
-    args = parser.parse_args(argv)
-
-    folder, _ = native.locate(args.lib)
-    environment = {**os.environ, "LLAMA_CPP_LIB_PATH": str(folder)}
-    command = [args.python, "-c", SCRIPT, str(args.model), args.prompt]
-    return subprocess.run(command, env=environment).returncode
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+folder, _ = native.locate(args.lib)
+environment = {**os.environ, "LLAMA_CPP_LIB_PATH": str(folder)}
+command = [args.python, "-c", SCRIPT, str(args.model), args.prompt]
+raise SystemExit(subprocess.run(command, env=environment).returncode)

@@ -3,8 +3,7 @@
 
     python -m pyllama_mtp.examples.notebook [--model FILE] [--output speed.png]
 
-``# %%`` begins a cell where an editor or Jupyter (with jupytext) runs this file in cells. Needs
-pandas and matplotlib.
+``# %%`` begins a cell, for editors and Jupyter (with jupytext). Needs pandas and matplotlib.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """A model spread over two workers, MTP included.
 
-The workers run on this machine here, started by the example itself. In real use each runs on a
-machine of its own (``pyllama-mtp rpc-worker --host ADDRESS --port 50052``) and holds the part of
-the model that it was given; the machine that generates needs room for the file's token embeddings
-only, and the file itself.
-
     python -m pyllama_mtp.examples.rpc [--model FILE]
+
+This example starts the workers itself, on this machine. In real use each runs on a machine of its
+own (``pyllama-mtp rpc-worker --host ADDRESS --port 50052``) and holds its part of the model. The
+machine that generates has the file, and needs memory only for the token embeddings.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -46,29 +45,21 @@ def generate(model: Model, prompt: str) -> str:
     return run.text
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Generate with the model here, and spread over two workers; the texts should be the same."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, default=demo_path(), metavar="FILE")
-    parser.add_argument("--prompt", default='def greet(name):\n    """Say hello."""\n')
-    args = parser.parse_args(argv)
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--model", type=Path, default=demo_path(), metavar="FILE")
+parser.add_argument("--prompt", default='def greet(name):\n    """Say hello."""\n')
+args = parser.parse_args()
 
-    print("here:")
-    with Model(args.model) as model:
-        here = generate(model, args.prompt)
-    with ExitStack() as stack:
-        workers = [stack.enter_context(worker()) for _ in range(2)]
-        print(f"on {' and '.join(workers)}:")
-        try:
-            # Shares of the layers; without them they go by the workers' free memory.
-            with Model(args.model, rpc_servers=workers, tensor_split=(1, 1)) as model:
-                there = generate(model, args.prompt)
-        except WorkerLostError as error:  # it died, or was silent for rpc_timeout seconds
-            print(error, file=sys.stderr)
-            return 1
-    print(f"{'the same text' if here == there else 'another text (rounding)'}:\n{there}")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+print("here:")
+with Model(args.model) as model:
+    here = generate(model, args.prompt)
+with ExitStack() as stack:
+    workers = [stack.enter_context(worker()) for _ in range(2)]
+    print(f"on {' and '.join(workers)}:")
+    try:
+        # Shares of the layers; without them they go by the workers' free memory.
+        with Model(args.model, rpc_servers=workers, tensor_split=(1, 1)) as model:
+            there = generate(model, args.prompt)
+    except WorkerLostError as error:  # it died, or was silent for rpc_timeout seconds
+        raise SystemExit(str(error)) from None
+print(f"{'the same text' if here == there else 'another text (rounding)'}:\n{there}")

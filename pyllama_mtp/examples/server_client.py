@@ -2,8 +2,8 @@
 
     python -m pyllama_mtp.examples.server_client [--model FILE] [--prompt TEXT] [--max-tokens N]
 
-The server runs on a free port of this machine, started and ended by the example itself; in real use
-it is ``pyllama-mtp serve --model FILE``. Needs the `openai` package (pip install openai).
+This example starts the server itself, on a free port; in real use run ``pyllama-mtp serve --model
+FILE``. Needs the `openai` package (pip install openai).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from openai import OpenAI
@@ -34,43 +34,36 @@ def serving(model: str) -> Iterator[str]:
             process.terminate()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Stream a completion, then ask a question as chat clients do."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default=str(demo_path()), metavar="FILE")
-    parser.add_argument("--prompt", default="def main")
-    parser.add_argument("--max-tokens", type=int, default=48)
-    args = parser.parse_args(argv)
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--model", default=str(demo_path()), metavar="FILE")
+parser.add_argument("--prompt", default="def main")
+parser.add_argument("--max-tokens", type=int, default=48)
+args = parser.parse_args()
 
-    with serving(args.model) as address, OpenAI(base_url=address, api_key="any") as client:
-        name = client.models.list().data[0].id
-        print(f"{name} at {address}\n{args.prompt}", end="")
-        chunks = client.completions.create(
-            model=name,
-            prompt=args.prompt,
-            max_tokens=args.max_tokens,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        for chunk in chunks:
-            if chunk.choices:
-                print(chunk.choices[0].text, end="", flush=True)
-            if chunk.usage and (details := chunk.usage.completion_tokens_details):
-                accepted = details.accepted_prediction_tokens or 0
-                drafted = accepted + (details.rejected_prediction_tokens or 0)
-                tokens = chunk.usage.completion_tokens
-                print(f"\n{tokens} tokens, {drafted} drafted, {accepted} accepted\n")
+with serving(args.model) as address, OpenAI(base_url=address, api_key="any") as client:
+    name = client.models.list().data[0].id
+    print(f"{name} at {address}\n{args.prompt}", end="")
+    chunks = client.completions.create(
+        model=name,
+        prompt=args.prompt,
+        max_tokens=args.max_tokens,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    for chunk in chunks:
+        if chunk.choices:
+            print(chunk.choices[0].text, end="", flush=True)
+        if chunk.usage and (details := chunk.usage.completion_tokens_details):
+            accepted = details.accepted_prediction_tokens or 0
+            drafted = accepted + (details.rejected_prediction_tokens or 0)
+            tokens = chunk.usage.completion_tokens
+            print(f"\n{tokens} tokens, {drafted} drafted, {accepted} accepted\n")
 
-        answer = client.chat.completions.create(
-            model=name,
-            messages=[{"role": "user", "content": "What does str.split() do?"}],
-            max_tokens=args.max_tokens,
-            temperature=0,
-        )
-        print(answer.choices[0].message.content)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    answer = client.chat.completions.create(
+        model=name,
+        messages=[{"role": "user", "content": "What does str.split() do?"}],
+        max_tokens=args.max_tokens,
+        temperature=0,
+    )
+    print(answer.choices[0].message.content)
