@@ -25,11 +25,12 @@ Item = TypeVar("Item")
 @dataclass(frozen=True)
 class Progress:
     """What a step has made of a request: text that can be emitted, tokens that came with it. The
-    last one has the answer's finish_reason."""
+    last one has the answer's finish_reason. `error`: why the request has failed."""
 
     request: Request
     pieces: list[Piece]
     tokens: list[int]
+    error: UsageError | None = None
 
 
 class Scheduler:
@@ -191,6 +192,10 @@ class Scheduler:
     def _hand_over(self, live: Live, outcome: Outcome) -> Progress:
         """Give tokens to the answer; retire what is done."""
         answer, pieces = live.request.answer, list[Piece]()
+        if error := live.request.sampler.error:
+            answer.finish_reason = "interrupted"
+            self._retire(live)
+            return Progress(live.request, [], [], error)
         n_before = len(answer.tokens)
         for token in outcome.tokens:
             pieces += answer.take(token)
@@ -264,6 +269,8 @@ def run_all(
             # Nothing is left to do when the consumer has the pieces: another generation may have
             # the places by the time it comes back.
             for progress in scheduler.step():
+                if progress.error:
+                    raise progress.error
                 number = index[progress.request]
                 yield from ((number, piece) for piece in progress.pieces)
     finally:

@@ -240,6 +240,9 @@ class Generator(threading.Thread):
     def _event(self, progress: Progress) -> tuple[Job, Event]:
         request = progress.request
         job, reason = self._jobs[request], request.answer.finish_reason
+        if progress.error:
+            self._close(job, "error")
+            return job, Event(error=bad_request(str(progress.error)))
         kept = request.answer.logprobs[-len(progress.tokens) :] if progress.tokens else []
         if reason:
             self._close(job, "length" if reason == "length" else "stop")

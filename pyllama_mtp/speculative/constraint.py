@@ -69,17 +69,20 @@ class Constraint:
         self._matcher = with_room(lambda: make(known, grammar.compiled(), log_level=0))
         self._words = np.zeros(-(-model.n_vocab // 32), dtype="<u4")
         self._known = False  # whether the words are of the next token
-        self._check()
+        if self.error:
+            raise self.error
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise self._grammar.refused(self._matcher.get_error())
+    @property
+    def error(self) -> UsageError | None:
+        """Why the grammar cannot go on, if so: it can become too complex in mid-answer, and then
+        allows only the end token."""
+        failed = self._matcher.is_error()
+        return self._grammar.refused(self._matcher.get_error()) if failed else None
 
     def _compute(self) -> None:
         if not self._known:
             self._model.handle  # noqa: B018 - raises when closed: the vocabulary is gone
             self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
-            self._check()
             self._known = True
 
     def allowed(self) -> Flags:
@@ -102,7 +105,6 @@ class Constraint:
         if not self._matcher.is_stopped():
             self._matcher.consume_token(token)
             self._known = False
-            self._check()
 
     def n_valid(self, tokens: Sequence[int]) -> int:
         """How many of these may follow, one after the other; none after the end."""
@@ -124,5 +126,4 @@ class Constraint:
         if found:
             matcher.rollback(len(found))
             self._known = False
-        self._check()
         return found

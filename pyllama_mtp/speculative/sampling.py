@@ -196,6 +196,11 @@ class Sampler:
             return self._thought.forced
         return self._constraint.only if self._constraint and self._answers else None
 
+    @property
+    def error(self) -> UsageError | None:
+        """Why the grammar cannot go on, if so: the answer must then end."""
+        return self._constraint.error if self._constraint else None
+
     def forced(self, most: int) -> list[int]:
         """Tokens that the grammar makes certain, up to `most`: rows before the one that follows
         them are sampled without logits."""

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
+import numpy as np
 import openai
 import pytest
+
+from pyllama_mtp.speculative.constraint import Constraint
 
 from .conftest import NAME, Running
 from .support import QUESTIONS, chat
@@ -66,3 +71,29 @@ def test_any_object_and_gbnf(shared: Running) -> None:
 def test_bad_schemas(shared: Running, given: dict[str, Any], reason: str) -> None:
     with pytest.raises(openai.BadRequestError, match=reason):
         shared.client.completions.create(model=NAME, prompt="x", extra_body=given)
+
+
+def test_a_grammar_that_fails_in_mid_answer_ends_only_its_request(
+    shared: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may become too complex: its parser is then in an error state, as after a wrong token."""
+    usual = Constraint.add
+
+    def add(self: Constraint, token: int) -> None:
+        usual(self, token)
+        if shared.worker.n_running > 1:
+            self._matcher.consume_token(int(np.flatnonzero(~self.allowed())[0]))
+        else:
+            time.sleep(0.01)  # the other request is on its way
+
+    monkeypatch.setattr(Constraint, "add", add)
+    failing = {"json_schema": {"type": "string", "minLength": 400}}
+    with ThreadPoolExecutor(1) as pool:
+        create: Any = shared.client.completions.create
+        first = pool.submit(create, model=NAME, prompt="x", max_tokens=300, extra_body=failing)
+        while not shared.worker.n_running and not first.done():
+            time.sleep(0.001)
+        text = shared.text("def", 100)
+        with pytest.raises(openai.BadRequestError, match="JSON schema cannot be used"):
+            first.result()
+    assert text == shared.text("def", 100)
