@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+import pyllama_mtp
 from pyllama_mtp.cli.parsing import HelpFormatter
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 
@@ -146,16 +147,6 @@ def build_parser(command: str | None) -> Parser:
     return parser
 
 
-def version() -> str:
-    """The installed package's version."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("pyllama-mtp")
-    except metadata.PackageNotFoundError:
-        return "unknown (not installed)"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code; see the module for what each code means."""
     note_signal(None)
@@ -262,7 +253,7 @@ def _run(arguments: list[str]) -> int:
         raise UsageError(f"{error}{_hint(command, arguments, str(error))}") from None
     _set_log_levels(args.verbose)
     if args.version:
-        print(f"{PROGRAM} {version()}")
+        print(f"{PROGRAM} {pyllama_mtp.__version__}")
         return 0
     if args.command is None:
         parser.print_help()

@@ -38,7 +38,7 @@ State = Literal["ok", "note", "wrong"]
 
 @dataclass
 class Finding:
-    """One line of the report; `remedy` says what to do, unless `detail` does already."""
+    """A line of the report; `remedy` says what to do, unless `detail` says so."""
 
     name: str
     state: State
@@ -117,13 +117,13 @@ def _failure(name: str, error: Exception) -> Finding:
 
 def check_machine() -> Iterator[Finding]:
     """Package, Python, CPU, memory."""
-    from pyllama_mtp.cli import version
+    from pyllama_mtp import __version__
     from pyllama_mtp.measure.machine import describe_machine
 
     machine = describe_machine()
     memory = machine["memory_bytes"]
     gibibytes = f", {memory / 2**30:.1f} GiB" if memory else ""
-    yield Finding("package", "ok", f"pyllama-mtp {version()}, Python {machine['python']}")
+    yield Finding("package", "ok", f"pyllama-mtp {__version__}, Python {machine['python']}")
     system = f"{machine['os']} {machine['arch']}"
     detail = f"{machine['cpu']}, {machine['cores']} cores{gibibytes}, {system}"
     yield Finding("machine", "ok", detail)

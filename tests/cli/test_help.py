@@ -12,7 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pyllama_mtp.cli import COMMANDS, build_parser, version
+import pyllama_mtp
+from pyllama_mtp.cli import COMMANDS, build_parser
 
 
 def options_of(command: str) -> argparse.ArgumentParser:
@@ -59,7 +60,7 @@ def test_every_option_explains_itself_with_its_default(command: str) -> None:
         text = parser._get_formatter()._expand_help(action)
         assert len(text) > 10, action.option_strings
         takes_a_value = action.nargs != 0
-        if takes_a_value and action.default not in (None, [], ()):
+        if takes_a_value and action.default not in (None, [], (), {}):
             assert "default" in text, action.option_strings
 
 
@@ -73,7 +74,7 @@ def test_the_list_of_commands_says_what_each_command_says() -> None:
 
 def test_version(cli: Callable[..., SimpleNamespace]) -> None:
     result = cli("--version")
-    assert (result.code, result.out) == (0, f"pyllama-mtp {version()}\n")
+    assert (result.code, result.out) == (0, f"pyllama-mtp {pyllama_mtp.__version__}\n")
 
 
 def test_without_a_command_the_help_comes(cli: Callable[..., SimpleNamespace]) -> None:

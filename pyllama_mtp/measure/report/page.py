@@ -114,7 +114,7 @@ def _page(
 ) -> str:
     import jinja2
 
-    from pyllama_mtp.cli import version
+    from pyllama_mtp import __version__
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -125,7 +125,7 @@ def _page(
     return environment.get_template("page.html.j2").render(
         title=TITLE,
         date=tables.time_words(datetime.now(timezone.utc).isoformat()),
-        version=version(),
+        version=__version__,
         command=command,
         light=_colors({}),
         dark=_colors(style.DARK),
