@@ -151,10 +151,10 @@ class _Source:
         return found
 
     def value(self, sure: bool) -> _Parts:
-        """A parameter's text, as it comes, without the line ends around it.
+        """Read a parameter's text, as it comes, without the line ends around it.
 
-        It ends where the next parameter, or the end of the call, follows: it may have such tags.
-        In a `sure` one it ends with the first closing tag that is a line.
+        The text may contain closing tags. It ends at the closing tag before the next parameter or
+        the end of the call; in a `sure` call, at the first closing tag with a line of its own.
         """
         after = ("\n",) if sure else (PARAMETER, END_FUNCTION, CLOSE_CALL)
         closing = f"\n{END_PARAMETER}" if sure else END_PARAMETER

@@ -39,6 +39,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,9 +61,8 @@ if TYPE_CHECKING:
     from pyllama_mtp.measure.accept import Measurement, Plan
     from pyllama_mtp.measure.acceptance_record import Lines, Run
     from pyllama_mtp.measure.promptset import Prompt
-    from pyllama_mtp.settings import Sampling, Settings
 
-#: Context lengths where none are asked for, as far as the model has them.
+#: The default context lengths, up to the model's own.
 LENGTHS, DEMO_LENGTHS = (1024, 4096, 16384), (512, 2048)
 
 
@@ -151,8 +151,12 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, keep every finished result, print the tables."""
-    from pyllama_mtp.measure.accept import refuse_meaningless
-    from pyllama_mtp.measure.acceptance_record import read_run
+    from pyllama_mtp import Session
+    from pyllama_mtp.llama import native
+    from pyllama_mtp.measure.accept import Measurement, header, refuse_meaningless
+    from pyllama_mtp.measure.acceptance_record import Run, read_run, record
+    from pyllama_mtp.measure.header import Build
+    from pyllama_mtp.measure.workload import Workload, read_text
 
     if args.read is not None:
         if args.output or args.pairs or args.misses:
@@ -165,7 +169,26 @@ def run(args: argparse.Namespace) -> int:
     refuse_meaningless(settings)
     prompts, source = choose_prompts(args)
     with parsing.new_file(args.output) as output, parsing.new_file(args.pairs) as pairs:
-        return _run(args, prompts, source, settings, sampling, output, pairs)
+        texts = None if args.context_file is None else [read_text(args.context_file, "context")]
+        library = native.load(args.lib)
+        with loading.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
+            plan = make_plan(args, model, prompts, source)
+            build = Build.of(library, args.n_gpu_layers, workers=args.rpc)
+            found = Run(header(model, plan, settings, sampling, build))
+            with progress.acceptance(plan) as (begins, ended):
+                session, workload = partial(Session, model), Workload(model, texts)
+                measurement = Measurement(
+                    model, plan, settings, sampling, session, workload, on_prompt=begins
+                )
+                if output:
+                    output.write(record(found.header))
+                code = _collect(measurement, found, output, pairs, ended)
+        if found.results or not code:
+            show(found, args.format, args.misses)
+        for name, lines in ((args.output, output), (args.pairs, pairs)):
+            if lines:
+                print(f"written to {name}", file=sys.stderr)
+        return code
 
 
 def is_demo(args: argparse.Namespace) -> bool:
@@ -176,10 +199,10 @@ def is_demo(args: argparse.Namespace) -> bool:
 
 
 def choose_prompts(args: argparse.Namespace) -> tuple[tuple[Prompt, ...], str]:
-    """The prompts of the options, and where they come from.
+    """The prompts of the options, and their source in words.
 
     Raises:
-        UsageError: a file that does not hold prompts, or a class that there is none of.
+        UsageError: a file that does not hold prompts, or an unknown class.
     """
     from pyllama_mtp.measure import promptset
     from pyllama_mtp.measure.accept import limited
@@ -226,49 +249,6 @@ def make_plan(
         context_prompts=args.context_prompts,
         cost_repeats=args.cost_repeats,
     )
-
-
-def _run(
-    args: argparse.Namespace,
-    prompts: tuple[Prompt, ...],
-    source: str,
-    settings: Settings,
-    sampling: Sampling,
-    output: Lines | None,
-    pairs: Lines | None,
-) -> int:
-    from pyllama_mtp import Session
-    from pyllama_mtp.llama import native
-    from pyllama_mtp.measure.accept import Measurement, header
-    from pyllama_mtp.measure.acceptance_record import Run, record
-    from pyllama_mtp.measure.header import Build
-    from pyllama_mtp.measure.workload import Workload, read_text
-
-    texts = None if args.context_file is None else [read_text(args.context_file, "context")]
-    library = native.load(args.lib)
-    with loading.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
-        plan = make_plan(args, model, prompts, source)
-        build = Build.of(library, args.n_gpu_layers, workers=args.rpc)
-        found = Run(header(model, plan, settings, sampling, build))
-        with progress.acceptance(plan) as (begins, ended):
-            measurement = Measurement(
-                model,
-                plan,
-                settings,
-                sampling,
-                lambda settings: Session(model, settings),
-                Workload(model, texts),
-                on_prompt=begins,
-            )
-            if output:
-                output.write(record(found.header))
-            code = _collect(measurement, found, output, pairs, ended)
-    if found.results or not code:
-        show(found, args.format, args.misses)
-    for name, lines in ((args.output, output), (args.pairs, pairs)):
-        if lines:
-            print(f"written to {name}", file=sys.stderr)
-    return code
 
 
 def _collect(

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     path = loading.model_path(args)
     info = read_gguf(path)
     if not info.supported:
-        raise NoMtpHeadError(f"{path}: {info.why_no_mtp}; a draft vocabulary is for one", path)
+        raise NoMtpHeadError(f"{path}: {info.why_no_mtp}; only a head has a draft vocabulary", path)
     tokenizer = draftvocab.read_tokenizer(path)
     default = draftvocab.default_ranking(tokenizer)
     if not args.text:

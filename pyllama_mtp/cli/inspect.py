@@ -26,6 +26,10 @@ from pyllama_mtp.settings import Settings
 if TYPE_CHECKING:
     from pyllama_mtp.sizing import DeviceMemory
 
+_PROPERTIES = (
+    *("supported", "has_mtp", "mtp_complete", "mtp_missing", "most_drafts"),
+    *("tensor_types", "n_params", "step_types"),
+)
 _PARTS = {
     "weights": "weights",
     "target_context": "caches and states",
@@ -215,17 +219,10 @@ def _as_json(
     head = trimmed_head(info)
     return {
         **{k: v for k, v in vars(info).items() if k not in skipped},
-        "supported": info.supported,
-        "has_mtp": info.has_mtp,
-        "mtp_complete": info.mtp_complete,
+        **{name: getattr(info, name) for name in _PROPERTIES},
         "mtp_in_trunk": info.in_trunk,
-        "most_drafts": info.most_drafts,
-        "mtp_missing": info.mtp_missing,
         "mtp_trimmed_to": n_rows(head) if head else None,
         "n_tensors": len(info.tensors),
-        "tensor_types": info.tensor_types,
-        "n_params": info.n_params,
-        "step_types": info.step_types,
         "slow_types": slow,
         "memory": {
             "n_ctx": args.n_ctx,

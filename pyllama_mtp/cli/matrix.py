@@ -294,7 +294,7 @@ def _check(args: argparse.Namespace, first: bool) -> Request:
             "--peers measures at temperature 0, by the model's best token; leave the sampling "
             "options out"
         )
-    if args.report:  # last: it makes the folder
+    if args.report:  # last, because it makes the folder
         check_report(args.report)
     return Request(
         plan,

@@ -1,4 +1,4 @@
-"""What ``pyllama-mtp matrix`` does once its options are checked: load, measure, keep, show."""
+"""The work of ``pyllama-mtp matrix`` after its options are checked: load, measure, keep, show."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def choose_threads(args: argparse.Namespace, request: Request) -> None:
         return
     name = Path(loading.model_path(args)).name
     if request.resume and request.output and (run := last_run(request.output, name)):
-        threads = run.header["settings"].get("n_threads")  # chosen when it began
+        threads = run.header["settings"].get("n_threads")  # chosen when the run began
         request.settings = replace(request.settings, n_threads=threads)
         return
     free = max(1, cores - round(machine.busy_cores()))

@@ -7,7 +7,7 @@ import json
 import math
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.errors import UsageError
@@ -40,9 +40,12 @@ def add_lib_option(parser: argparse._ActionsContainer) -> None:
 @contextmanager
 def new_file(name: str | None) -> Iterator[Lines | None]:
     """A new file of JSON lines for an option, if the option was given. Raises UsageError."""
+    if name is None:
+        yield None
+        return
     from pyllama_mtp.measure.acceptance_record import Lines
 
-    with nullcontext() if name is None else Lines(name) as lines:
+    with Lines(name) as lines:
         yield lines
 
 
@@ -136,30 +139,26 @@ def comma_list(item: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     return parse
 
 
-def bias(text: str) -> tuple[int, float]:
-    """An argparse type: ID=BIAS."""
-    token, _, value = text.partition("=")
-    try:
-        return int(token), float(value)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not ID=BIAS, as in 42=-2.5") from None
+def pair(
+    first: Callable[[str], Any], mark: str, second: Callable[[str], Any], form: str
+) -> Callable[[str], tuple[Any, Any]]:
+    """An argparse type: two values with a mark between them; `form` describes them in the error."""
+
+    def parse(text: str) -> tuple[Any, Any]:
+        left, _, right = text.rpartition(mark)
+        try:
+            if left and right:
+                return first(left), second(right)
+        except ValueError:
+            pass
+        raise argparse.ArgumentTypeError(f"{text!r} is not {form}")
+
+    return parse
 
 
-def assignment(text: str) -> tuple[str, str]:
-    """An argparse type: PATTERN=DEVICE."""
-    pattern, _, device = text.rpartition("=")
-    if not pattern or not device:
-        raise argparse.ArgumentTypeError(f"{text!r} is not PATTERN=DEVICE, as in exps=CPU")
-    return pattern, device
-
-
-def scaled(text: str) -> tuple[str, float]:
-    """An argparse type: FILE:SCALE."""
-    file, _, scale = text.rpartition(":")
-    try:
-        return file, float(scale)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not FILE:SCALE, as in a.gguf:0.5") from None
+bias = pair(int, "=", float, "ID=BIAS, as in 42=-2.5")
+assignment = pair(str, "=", str, "PATTERN=DEVICE, as in exps=CPU")
+scaled = pair(str, ":", float, "FILE:SCALE, as in a.gguf:0.5")
 
 
 def worker(text: str) -> str:

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
             _serve(args, port, writer, quiet=bool(address))
         os.close(writer)
         with os.fdopen(reader) as pipe:
-            address = pipe.readline()  # nothing if it ends before it listens
+            address = pipe.readline()  # "" if the process ends before it listens
         status = _ended(pid)
         if not address or os.WIFEXITED(status):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

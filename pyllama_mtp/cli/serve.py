@@ -119,22 +119,15 @@ def run(args: argparse.Namespace) -> int:
     mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
     with listening, loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model:
         generator = Generator(model, settings, args.n_sequences, args.max_queue)
-        served = Served(
-            model,
-            args.name or model.name,
-            generator.n_ctx,
-            args.max_tokens,
-            settings.synthetic_acceptance,
-            f"fp_{str(library.stamp.get('series', ''))[:12]}",
-            int(time.time()),
-            chat,
-            args.strict_model,
-        )
+        limits = (generator.n_ctx, args.max_tokens, settings.synthetic_acceptance)
+        fingerprint, now = f"fp_{str(library.stamp.get('series', ''))[:12]}", int(time.time())
+        name = args.name or model.name
+        served = Served(model, name, *limits, fingerprint, now, chat, args.strict_model)
         host, port = listening.getsockname()[:2]
 
         def say() -> None:
             address = f"[{host}]" if ":" in host else host
-            print(f"serving {served.name} at http://{address}:{port}/v1", flush=True)
+            print(f"serving {name} at http://{address}:{port}/v1", flush=True)
             if settings.synthetic_acceptance:
                 print("acceptance is imposed: the texts are not the model's", flush=True)
             if not key and not ipaddress.ip_address(host).is_loopback:

@@ -49,7 +49,7 @@ class Served:
     synthetic_acceptance: tuple[float, ...] | None
     fingerprint: str
     created: int
-    chat: ChatOptions = ChatOptions()  # noqa: RUF009 - it is frozen
+    chat: ChatOptions = ChatOptions()  # noqa: RUF009 - frozen
     strict_model: bool = False
 
     def check_name(self, name: str) -> None:

@@ -103,13 +103,14 @@ class Choice:
         if self._logprobs:
             self._logprobs.feed(event.logprobs)
 
-    def _taken_logprobs(self) -> dict[str, Any] | None:
-        """The log probabilities of the text since the last call."""
-        if not self._logprobs:
-            return None
-        entries = self._logprobs.release(self._n_taken)
-        make = for_chat if self._chat else for_completion
-        return make(self._served.model, entries)
+    def _with_the_rest(self, content: dict[str, Any]) -> dict[str, Any]:
+        """A choice, with the log probabilities of the text since the last call."""
+        logprobs = None
+        if self._logprobs:
+            make = for_chat if self._chat else for_completion
+            logprobs = make(self._served.model, self._logprobs.release(self._n_taken))
+        about = {"logprobs": logprobs, "finish_reason": self.finish_reason or None}
+        return {"index": self.job.index, **content, **about}
 
     def whole(self) -> dict[str, Any]:
         """The choice of a complete answer."""
@@ -120,12 +121,7 @@ class Choice:
             if calls:
                 message |= {"content": self.text or None, "tool_calls": calls}
             content = {"message": message | _thought(self.reasoning)}
-        return {
-            "index": self.job.index,
-            **content,
-            "logprobs": self._taken_logprobs(),
-            "finish_reason": self.finish_reason,
-        }
+        return self._with_the_rest(content)
 
     def part(self, event: Event) -> dict[str, Any]:
         """The choice of a chunk with an event's text."""
@@ -135,12 +131,7 @@ class Choice:
             text = {"content": event.text} if event.text else {}
             content = {"delta": delta | _thought(event.reasoning) | text | _calls(event.calls)}
         self.begun = True
-        return {
-            "index": self.job.index,
-            **content,
-            "logprobs": self._taken_logprobs(),
-            "finish_reason": self.finish_reason or None,
-        }
+        return self._with_the_rest(content)
 
 
 class Reply:
