@@ -280,13 +280,12 @@ def _collect(
 
 def show(found: Run, how: str, misses: int) -> None:
     """Print the run's report to stdout: tables, Markdown, or one JSON object."""
-    from pyllama_mtp.measure import acceptance_table
-    from pyllama_mtp.measure.acceptance_report import Report
+    from pyllama_mtp.measure import acceptance_report
 
-    report = Report.of(found)
+    report = acceptance_report.Report.of(found)
     if how == "json":
-        print(json.dumps(acceptance_table.json_report(found, report, misses), ensure_ascii=False))
+        print(json.dumps(acceptance_report.json_report(found, report, misses), ensure_ascii=False))
     elif how == "markdown":
-        print(acceptance_table.markdown_report(found, report, misses))
+        print(acceptance_report.markdown_report(found, report, misses))
     else:
-        acceptance_table.print_report(found, report, sys.stdout, misses)
+        acceptance_report.print_report(found, report, sys.stdout, misses)

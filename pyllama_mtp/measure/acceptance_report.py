@@ -1,4 +1,5 @@
-"""What an acceptance run says: per class and length, and what it is worth at its costs. Pure."""
+"""The report of an acceptance run: acceptance by class, context length and position, and the speed
+that it brings at the measured costs. For JSON, as Markdown, and for a terminal (rich)."""
 
 from __future__ import annotations
 
@@ -7,12 +8,21 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
-from pyllama_mtp.measure.acceptance_rates import Acceptance, Verdict, by_position, verdict
+from pyllama_mtp.measure.acceptance_rates import (
+    BROKEN_BELOW,
+    PAYS_FROM,
+    Acceptance,
+    Rate,
+    Verdict,
+    by_position,
+    verdict,
+)
 from pyllama_mtp.measure.acceptance_record import PromptResult, Run
+from pyllama_mtp.measure.text import NONE, console, print_whole, terminal_table, to_markdown
 from pyllama_mtp.speculative.costs import Costs, best_depth, break_even, round_time, speed
 
 #: Version of the report as JSON.
@@ -20,6 +30,7 @@ SCHEMA = 1
 ALL = "all"
 #: Name of the prompts without anything before them, among the context lengths.
 AS_IS = "as is"
+_WIDEST_TEXT = 24
 
 
 @dataclass(frozen=True)
@@ -27,7 +38,7 @@ class Group:
     """Acceptance of a group of prompts, and what it is worth.
 
     Attributes:
-        name: the class, or what they have in common.
+        name: the class, or the context length.
         n_prompt: tokens of a prompt, the median.
         speed_up: expected decode speed against no MTP at depth 1, 2, ..., as far as acceptance was
             measured; empty without costs. Computed, not measured: see
@@ -41,10 +52,26 @@ class Group:
     speed_up: list[float]
     best_depth: int | None
 
+    @classmethod
+    def of(
+        cls, name: str, results: Sequence[PromptResult], depth: int, costs: Costs | None
+    ) -> Group:
+        """The group of these results."""
+        found = Acceptance.of([result.rounds(depth).tally() for result in results], depth)
+        rates = found.rates()
+        depths = range(1, len(rates) + 1) if costs else ()
+        return cls(
+            name=name,
+            n_prompt=median(result.n_prompt for result in results),
+            acceptance=found,
+            speed_up=[speed(costs, rates, each) * costs.plain for each in depths] if costs else [],
+            best_depth=best_depth(costs, rates, len(rates)) if costs and rates else None,
+        )
+
 
 @dataclass(frozen=True)
 class Depth:
-    """What a depth costs here.
+    """The costs of a depth.
 
     Attributes:
         round: drafting and verifying, in plain decode steps.
@@ -70,12 +97,12 @@ class Report:
     """A run in figures.
 
     Attributes:
-        classes: in the order of the run, then all of them together if they are several.
+        classes: in the order of the run; if there are several, all of them together come last.
         verdict: on the head, from `classes`; None without a judged draft.
-        depths: without costs, empty.
-        lengths: by context length, the same prompts in each, first as they are. Empty if only that
-            was measured.
-        positions: by how much had been generated, prompts as they are.
+        depths: empty without costs.
+        lengths: by context length, the same prompts in each, first as they are. Empty if there are
+            no context lengths.
+        positions: by tokens generated before the round, prompts as they are.
         measured, planned: generations.
     """
 
@@ -94,11 +121,11 @@ class Report:
         names = list(dict.fromkeys(result.kind for result in plain))
         costs = run.costs_at(None)
         groups = [
-            _group(name, [r for r in plain if r.kind == name], depth, costs) for name in names
+            Group.of(name, [r for r in plain if r.kind == name], depth, costs) for name in names
         ]
         first = {group.name: rates[0] for group in groups if (rates := group.acceptance.rates())}
         if len(groups) > 1:
-            groups.append(_group(ALL, plain, depth, costs))
+            groups.append(Group.of(ALL, plain, depth, costs))
         buckets = by_position([result.rounds(depth) for result in plain], depth)
         return cls(
             classes=groups,
@@ -109,24 +136,6 @@ class Report:
             measured=len(run.results),
             planned=run.header.planned,
         )
-
-    def to_record(self, run: Run) -> dict[str, Any]:
-        """One object for JSON, the run's header included."""
-        about = {"schema": SCHEMA, "kind": "acceptance-report"}
-        return {**about, "run": msgspec.structs.asdict(run.header), **dataclasses.asdict(self)}
-
-
-def _group(name: str, results: Sequence[PromptResult], depth: int, costs: Costs | None) -> Group:
-    found = Acceptance.of([result.rounds(depth).tally() for result in results], depth)
-    rates = found.rates()
-    depths = range(1, len(rates) + 1) if costs else ()
-    return Group(
-        name=name,
-        n_prompt=median(result.n_prompt for result in results),
-        acceptance=found,
-        speed_up=[speed(costs, rates, each) * costs.plain for each in depths] if costs else [],
-        best_depth=best_depth(costs, rates, len(rates)) if costs and rates else None,
-    )
 
 
 def _depths(costs: Costs) -> list[Depth]:
@@ -145,7 +154,7 @@ def _lengths(run: Run) -> list[Group]:
     for length in (None, *lengths):
         own = [r for r in run.results if r.context_length == length and (r.kind, r.prompt) in used]
         name = AS_IS if length is None else str(length)
-        groups.append(_group(name, own, run.header.depth, run.costs_at(length)))
+        groups.append(Group.of(name, own, run.header.depth, run.costs_at(length)))
     return groups
 
 
@@ -162,3 +171,215 @@ def frequent_misses(
             counts[key] += 1
             classes.setdefault(key, {})[result.kind] = None
     return [(n, *key, list(classes[key])) for key, n in counts.most_common(most)]
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One table. The first `words` columns hold words, the others figures."""
+
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+    words: int = 1
+
+    @property
+    def alignment(self) -> list[bool]:
+        """For each column, whether it holds words."""
+        return [number < self.words for number in range(len(self.headings))]
+
+
+def _grids(run: Run, report: Report, misses: int) -> list[Grid]:
+    """All tables that have a row, in the order in which they are read."""
+    depth = run.header.depth
+    drafts = [f"draft {position + 1}" for position in range(depth)]
+    found = [
+        Grid(
+            "Conditional acceptance %: of drafts judged, all before them accepted",
+            ["class", "prompts", "rounds", *drafts],
+            [[g.name, str(g.acceptance.prompts), *_rates(g.acceptance)] for g in report.classes],
+        ),
+        Grid(
+            "Unconditional acceptance %: of rounds, this draft and all before it accepted",
+            ["class", *drafts, "accepted/round"],
+            [
+                [g.name, *map(_rate, g.acceptance.unconditional), _mean(g.acceptance)]
+                for g in report.classes
+            ],
+        ),
+    ]
+    if report.depths:
+        found.append(_worth(report, depth))
+    if report.lengths:
+        names = (
+            f"{g.name}, {g.n_prompt:.0f}" if g.name == AS_IS else g.name for g in report.lengths
+        )
+        rows = [
+            [name, *_rates(group.acceptance), _best(group)]
+            for name, group in zip(names, report.lengths, strict=True)
+        ]
+        title = "Conditional acceptance % by tokens in the context, the same prompts"
+        found.append(Grid(title, ["context", "rounds", *drafts, "best depth"], rows))
+    if len(report.positions) > 1:
+        rows = [[f"{b.first}-{b.last}", *_rates(b.acceptance)] for b in report.positions]
+        title = "Conditional acceptance % by tokens generated before the round"
+        found.append(Grid(title, ["generated", "rounds", *drafts], rows))
+    if misses and any(result.misses for result in run.results):
+        rows = [
+            [str(n), _quoted(drafted), _quoted(actual), ", ".join(classes)]
+            for n, drafted, actual, classes in frequent_misses(run.results, misses)
+        ]
+        headings = ["times", "drafted", "the model chose", "classes"]
+        found.append(Grid("Most frequent misses", headings, rows, words=4))
+    return found
+
+
+def _worth(report: Report, depth: int) -> Grid:
+    """Expected speed per class, and below it what each depth costs."""
+    headings = ["class", *(f"depth {each + 1}" for each in range(depth)), "best depth"]
+    rows = [
+        [
+            group.name,
+            *(f"{ratio:.2f}x" for ratio in group.speed_up),
+            *[NONE] * (depth - len(group.speed_up)),
+            _best(group),
+        ]
+        for group in report.classes
+    ]
+    needed = [each.break_even for each in report.depths]
+    rows += [
+        ["round, in plain steps", *(f"{each.round:.2f}" for each in report.depths), ""],
+        [
+            "break-even acceptance %",
+            *(NONE if rate is None else f"{100 * rate:.0f}" for rate in needed),
+            "",
+        ],
+    ]
+    return Grid("Expected decode speed against no MTP, at the costs measured here", headings, rows)
+
+
+def _rates(acceptance: Acceptance) -> list[str]:
+    """Rounds, and conditional acceptance at each position."""
+    return [str(acceptance.rounds), *map(_rate, acceptance.conditional)]
+
+
+def _rate(rate: Rate | None) -> str:
+    if rate is None:
+        return NONE
+    return f"{100 * rate.rate:.0f} ({100 * rate.low:.0f}-{100 * rate.high:.0f})"
+
+
+def _mean(acceptance: Acceptance) -> str:
+    return NONE if acceptance.mean_accepted is None else f"{acceptance.mean_accepted:.2f}"
+
+
+def _best(group: Group) -> str:
+    return NONE if group.best_depth is None else str(group.best_depth or "no MTP")
+
+
+def _quoted(text: str) -> str:
+    """One line of visible text."""
+    shown = repr(text)
+    return shown if len(shown) <= _WIDEST_TEXT else shown[: _WIDEST_TEXT - 3] + "..."
+
+
+def _notes(run: Run, report: Report) -> list[str]:
+    """The verdict first, then what the figures are."""
+    head = run.header
+    found = []
+    if report.verdict:
+        found.append(f"verdict: {report.verdict.outcome}. {report.verdict.reason}")
+        found += [*_unsure(report), *_at_these_costs(report)]
+    if not report.classes:
+        found.append("nothing was measured")
+    if report.measured < report.planned:
+        found.append(f"not complete: {report.measured} of {report.planned} generations")
+    heat = head.settings.get("sampling", {}).get("temperature", 0)
+    found += [
+        f"prompts: {head.prompts}; at most {head.max_tokens} tokens each, "
+        f"{f'temperature {heat:g}' if heat else 'greedy'}; {head.depth} drafts a round",
+        "in brackets the 95 % interval: the wider at each end of Wilson's, which takes rounds as "
+        "independent, and one by drawing whole prompts (bootstrap)",
+    ]
+    if report.classes and min(group.acceptance.prompts for group in report.classes) < 2:
+        found.append("with a single prompt the interval does not know how much prompts differ")
+    if report.depths:
+        found.append(
+            "expected speed is computed, not measured: tokens per round at the acceptance above, "
+            "over the time of a round, measured after a prompt of median length; a plain step is "
+            "one without MTP. With every draft accepted as often as break-even says, a depth is "
+            "as fast as no MTP"
+        )
+    elif report.classes:
+        found.append("costs were not measured: no break-even")
+    found.append(
+        f"model {head.model}; {head.variant} build of llama.cpp {head.upstream_commit[:9]}, "
+        f"patches {head.series[:12] or NONE}, {head.backend}; {head.machine.get('cpu')}, "
+        f"{head.machine.get('cores')} cores"
+    )
+    return found
+
+
+def _unsure(report: Report) -> list[str]:
+    """A note where an interval reaches over a bar of the rule."""
+
+    def straddles(group: Group) -> bool:
+        rate = group.acceptance.conditional[0]
+        return rate is not None and any(
+            rate.low < bar <= rate.high for bar in (PAYS_FROM, BROKEN_BELOW)
+        )
+
+    names = [group.name for group in report.classes if straddles(group)]
+    own = [name for name in names if name != ALL or len(report.classes) == 1]
+    if not own:
+        return []
+    return [
+        f"not sure for {', '.join(own)}: the interval holds a bar of the rule "
+        f"({PAYS_FROM:.0%} or {BROKEN_BELOW:.0%}); more prompts or --max-tokens would tell"
+    ]
+
+
+def _at_these_costs(report: Report) -> list[str]:
+    """The best depth of all prompts together: the verdict's rule knows no costs."""
+    group = report.classes[-1]
+    if group.best_depth is None:
+        return []
+    if not group.best_depth:
+        return ["at the costs measured here no depth is faster than no MTP"]
+    gain = group.speed_up[group.best_depth - 1]
+    return [f"at the costs measured here depth {group.best_depth} is the best: {gain:.2f}x"]
+
+
+def markdown_report(run: Run, report: Report, misses: int = 0) -> str:
+    """Tables and notes as Markdown. `misses`: how many of the most frequent misses to list."""
+    parts = [
+        f"### {grid.title}\n\n{to_markdown(grid.headings, grid.rows, grid.alignment)}"
+        for grid in _grids(run, report, misses)
+    ]
+    return "\n\n".join([*parts, "\n".join(f"- {note}" for note in _notes(run, report))])
+
+
+def print_report(run: Run, report: Report, file: IO[str], misses: int = 0) -> None:
+    """Tables and notes for a terminal. Nothing is cut: long lines run over the edge."""
+    output = console(file)
+    look: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "padding": (0, 1, 0, 0)}
+    for grid in _grids(run, report, misses):
+        table = terminal_table(grid.headings, grid.alignment, title=grid.title, **look)
+        for row in grid.rows:
+            table.add_row(*row)
+        print_whole(output, table)
+    for note in _notes(run, report):
+        output.print(note)
+
+
+def json_report(run: Run, report: Report, misses: int = 0) -> dict[str, object]:
+    """One object for JSON, the run's header included; with misses, the most frequent of them."""
+    found: dict[str, object] = {"schema": SCHEMA, "kind": "acceptance-report"}
+    found |= {"run": msgspec.structs.asdict(run.header), **dataclasses.asdict(report)}
+    if misses:
+        names = ("times", "drafted", "actual", "classes")
+        common = frequent_misses(run.results, misses)
+        found["misses"] = [dict(zip(names, each, strict=True)) for each in common]
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import median
@@ -21,18 +22,24 @@ if TYPE_CHECKING:
 SCHEMA = 2
 NO_MTP = "no-mtp"
 DRAFT_MTP = "draft-mtp"
+#: The `program` of this project's own measurements.
+OURS = "pyllama-mtp"
 
 
 @dataclass
 class Sample:
     """One generation as it was measured: seconds, tokens per second, tokens.
 
-    `drafted` and `accepted` hold one count per draft position 1..n_max. `time_s` has the seconds of
-    each phase, "prompt_sync" among them. `prompt_sync` is what was used.
-    `waited_s` are seconds that the threads, added up, waited for a core that others had, in
-    "prefill" and in "decode"; `cpu_s` those of CPU time that the thread which drives the model
-    spent in each, which is all there is with one thread on a CPU. `looked_up` counts drafts that
-    came from earlier in the text, which are not among `drafted`. Empty: not known.
+    An empty field is not known.
+
+    Attributes:
+        drafted, accepted: one count per draft position 1..n_max, without n-gram drafts.
+        time_s: seconds of each phase, "prompt_sync" among them.
+        prompt_sync: how the prompt was synced: "kv" or "full".
+        waited_s: seconds that all threads together waited for a core, in "prefill" and "decode".
+        cpu_s: CPU seconds of the thread that drives the model, in "prefill" and "decode"; with one
+            thread on a CPU there is no other.
+        looked_up: counts of n-gram drafts.
     """
 
     n_prompt: int
@@ -54,40 +61,38 @@ class Sample:
 
     @classmethod
     def from_telemetry(cls, telemetry: Telemetry) -> Sample:
-        """Take from the driver's telemetry what a cell keeps."""
-        return cls(
-            n_prompt=telemetry.n_prompt,
-            n_generated=telemetry.n_generated,
-            prefill_s=telemetry.prefill_s,
-            decode_s=telemetry.decode_s,
-            elapsed_s=telemetry.elapsed_s,
-            prefill_tps=telemetry.prefill_tps,
-            decode_tps=telemetry.decode_tps,
-            drafted=list(telemetry.drafted),
-            accepted=list(telemetry.accepted),
-            rounds=telemetry.rounds,
-            tokens_per_round=telemetry.tokens_per_round,
-            time_s=dict(telemetry.time_s),
-            prompt_sync=telemetry.prompt_sync,
-            looked_up=dict(telemetry.looked_up),
-        )
+        """The driver's telemetry, as far as a sample keeps it."""
+        taken = {
+            field.name: copy(getattr(telemetry, field.name))
+            for field in dataclasses.fields(cls)
+            if field.name not in ("waited_s", "cpu_s")
+        }
+        return cls(**taken)
 
 
 @dataclass
 class Cell:
     """One cell of a matrix; the fields are the keys of its JSON object.
 
-    Rates and times are None when nothing was measured (`skipped` then says why). `series` is the
-    hash of the patch series; `repeat` is how many samples were planned, so an interrupted cell has
-    fewer in `samples`; `memory` is in bytes, by use; `model` is a file name without its folder.
-    `prompt_sync_share` is the part of the prefill's time that the MTP block took; None without MTP.
-    `adaptive` says that the draft depth was chosen while generating, from 0 to `n_max`.
-    `prompt_class` is the kind of text of the prompts, `program` what measured it. `repeats` says of
-    each sample which repeat it is, so that it can be paired with that of another cell; `run` is the
-    id of the run. `slow_types` is what a plain step reads that has
-    no fast path for a few rows on the CPU: shares by tensor type, where they were looked at.
-    `profile` is where the time of a prompt goes, see :meth:`.Profile.to_dict`; empty: not measured.
-    `axes` are the settings that the plan varies, by name: what this cell has of each.
+    Rates and times are None where nothing was measured.
+
+    Attributes:
+        model: file name without its folder.
+        series: hash of the patch series.
+        n_max: drafts per round, of adaptive depth the most; 0 is no MTP.
+        adaptive: the depth was chosen while generating, from 0 to `n_max`.
+        repeat: samples that were planned; an interrupted cell has fewer.
+        repeats: the number of each sample's repeat; samples of the same repeat are paired.
+        prompt_sync_share: part of the prefill's time that the MTP block took; None without MTP.
+        memory: bytes by use.
+        skipped: why nothing was measured.
+        prompt_class: kind of text of the prompts.
+        program: the program that measured.
+        run: id of the run.
+        slow_types: tensor types without a fast path for a few rows on the CPU, and their shares of
+            what a plain step reads; empty: not looked at.
+        profile: see :meth:`.Profile.to_dict`; empty: not measured.
+        axes: the cell's values of the settings that the plan varies, by name.
     """
 
     model: str
@@ -118,7 +123,7 @@ class Cell:
     time: str = ""
     skipped: str | None = None
     prompt_class: str = "text"
-    program: str = "pyllama-mtp"
+    program: str = OURS
     repeats: list[int] = field(default_factory=list)
     run: str = ""
     adaptive: bool = False
@@ -139,7 +144,7 @@ class Cell:
         self.rounds = sum(sample.rounds for sample in self.samples)
         self.acceptance_per_position = pooled_rates(self.accepted, self.drafted)
         prefill_s = sum(sample.prefill_s for sample in self.samples)
-        if self.n_max and prefill_s > 0 and self.program == "pyllama-mtp":
+        if self.n_max and prefill_s > 0 and self.program == OURS:
             synced = sum(sample.time_s.get("prompt_sync", 0.0) for sample in self.samples)
             self.prompt_sync_share = synced / prefill_s
         if self.rounds:

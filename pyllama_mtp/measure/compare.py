@@ -1,9 +1,9 @@
 """Two measurements cell by cell: what got slower, beyond noise and beyond a threshold.
 
-Sample r of a cell is compared with sample r of the same cell on the other side: they have the same
-text, and in one interleaved run they stand next to each other in time. The figure is the median of
-these ratios, NEW / OLD. Two files are from different times, and how fast the machine was then is in
-every speed; `ratios=True` compares the ratios to no MTP instead, in which it is not.
+Sample r of a cell is compared with sample r of the same cell on the other side: both have the same
+text, and in one interleaved run they are measured next to each other. The figure is the median of
+these ratios, NEW / OLD. Two files are from different times, so their speeds depend on how fast the
+machine was then; ratios to no MTP do not: `ratios=True` compares these.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from pyllama_mtp.measure import series
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.joint import Interval, joint_intervals
 from pyllama_mtp.measure.ratios import Figure, base_of, paired_ratios
+from pyllama_mtp.measure.text import counted
 
-#: A median that is this part slower counts, if noise does not explain it.
+#: The least change of a median that counts, if noise does not explain it.
 THRESHOLD = 0.03
 
 Verdict = Literal["slower", "faster", "unclear", "same"]
 FIGURES: dict[str, Figure] = {"prefill": "prefill_tps", "decode": "decode_tps"}
 _ROUNDING = 1e-9
-#: Dimensions that are usually what is compared: before and after.
+#: Dimensions in which OLD and NEW usually differ.
 _MAY_DIFFER = ("machine", "variant", "upstream", "patches", "backend")
-#: What describes a cell besides its series; a difference is worth a note.
 _BUILD = ("variant", "upstream_commit", "series", "backend")
-_FOLLOWS = {"n_ctx", "draft_n_max", "synthetic_acceptance", "sampling"}  # from what is compared
+#: Settings that are no note of their own: the series or its size decides them.
+_FOLLOWS = {"n_ctx", "draft_n_max", "synthetic_acceptance", "sampling"}
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What :func:`compare` found.
+    """The result of :func:`compare`.
 
     Attributes:
         changes: lines in the order of the old cells, per figure.
-        only_old, only_new: cells that have no partner, in words.
-        notes: what else differs: machine, build, settings, and what was left out.
+        only_old, only_new: cells without a partner, in words.
+        notes: other differences (machine, build, settings), and cells that were measured twice.
         threshold: part of the speed, 0 to 1.
-        ratios: whether ratios to no MTP were compared, not speeds.
+        ratios: ratios to no MTP were compared, not speeds.
     """
 
     changes: list[Change]
@@ -98,7 +99,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Line:
-    """A line before it is judged: its cells' logarithms of paired ratios are rows of a matrix."""
+    """A line without its verdict; `rows`: of the matrix of logarithms of paired ratios."""
 
     figure: str
     name: str
@@ -118,11 +119,11 @@ def compare(
 ) -> Comparison:
     """Compare the cells that both sides have.
 
-    Something is slower if its median ratio is at or past the threshold, and its interval says that
-    it is slower at all. The intervals hold together, so a comparison of a thing with itself finds
-    something at most once in 20 times, however many cells there are; how rarely it does, and how
-    surely 5 % are found, is checked on simulated noise in ``tests/measure/test_compare_rates.py``.
-    Choose a threshold well below what has to be found: noise takes the median either way.
+    A line is slower if its median ratio is at or past the threshold, and its whole interval below
+    1. The intervals hold together, so a comparison of a build with itself finds a change at most
+    once in 20 times, however many cells there are; ``tests/report/test_compare_rates.py`` checks
+    that, and how surely a change of 5 % is found, on simulated noise. Choose a threshold well below
+    the changes to be found: noise moves the median either way.
 
     Args:
         old, new: cells, in any order. Of a cell that was measured more than once the last counts.
@@ -137,7 +138,7 @@ def compare(
         raise UsageError(f"the threshold must be at least 0 and below 1 (100 %), not {threshold}")
     if not figures or set(figures) - set(FIGURES):
         raise UsageError(f"figures must be some of {', '.join(FIGURES)}, not {figures!r}")
-    matched = _Matched.of(old, new)
+    matched = _Matched(old, new)
     lines, rows = _lines(matched, figures, ratios)
     intervals = joint_intervals(
         rows, [_pool(lines, row) for row in range(len(rows))], [line.rows for line in lines]
@@ -169,8 +170,7 @@ def of_variants(cells: Iterable[Cell], old: str, new: str) -> tuple[list[Cell], 
 
 def _tells_apart(name: str, old: Sequence[Cell], new: Sequence[Cell]) -> bool:
     """Whether cells match only if they are equal in this dimension: a side has several values, and
-    some of them are on both sides. Else it is what was changed between the sides.
-    """
+    both sides share some. Otherwise the dimension is what changed between the sides."""
     if not any(name in series.varying(side) for side in (old, new)):
         return False
     value = next(dimension.value for dimension in series.DIMENSIONS if dimension.name == name)
@@ -178,35 +178,23 @@ def _tells_apart(name: str, old: Sequence[Cell], new: Sequence[Cell]) -> bool:
 
 
 class _Matched:
-    """The cells of both sides that are the same measurement."""
+    """The cells that are the same measurement on both sides. Raises UsageError without any."""
 
-    def __init__(self) -> None:
-        self.pairs: list[tuple[Cell, Cell]] = []
-        self.everything: tuple[Sequence[Cell], Sequence[Cell]] = ((), ())
-        self.only_old: list[str] = []
-        self.only_new: list[str] = []
+    def __init__(self, old: Sequence[Cell], new: Sequence[Cell]) -> None:
+        self.everything = (old, new)
         self.notes: list[str] = []
-        self.label = series.Labels(())
-
-    @classmethod
-    def of(cls, old: Sequence[Cell], new: Sequence[Cell]) -> _Matched:
-        """Raises UsageError if there are none."""
-        made = cls()
-        made.everything = (old, new)
         ignored = {name for name in _MAY_DIFFER if not _tells_apart(name, old, new)}
-        found = [made._by_key(side, ignored, name) for side, name in ((old, "OLD"), (new, "NEW"))]
-        ours, theirs = found
-        made.label = series.Labels([*old, *new], ignored)
-        made.pairs = [(ours[key], theirs[key]) for key in ours if key in theirs]
-        made.only_old = [made.words(ours[key]) for key in ours if key not in theirs]
-        made.only_new = [made.words(theirs[key]) for key in theirs if key not in ours]
-        if not made.pairs:
+        before, after = self._by_key(old, ignored, "OLD"), self._by_key(new, ignored, "NEW")
+        self.label = series.Labels([*old, *new], ignored)
+        self.pairs = [(before[key], after[key]) for key in before if key in after]
+        self.only_old = [self._words(before[key]) for key in before if key not in after]
+        self.only_new = [self._words(after[key]) for key in after if key not in before]
+        if not self.pairs:
             raise UsageError(
                 "no cell was measured on both sides; only in OLD: "
-                f"{'; '.join(made.only_old) or 'nothing'}; only in NEW: "
-                f"{'; '.join(made.only_new) or 'nothing'}"
+                f"{'; '.join(self.only_old) or 'nothing'}; only in NEW: "
+                f"{'; '.join(self.only_new) or 'nothing'}"
             )
-        return made
 
     def _by_key(self, side: Sequence[Cell], ignored: set[str], name: str) -> dict[Any, Cell]:
         found: dict[Any, Cell] = {}
@@ -221,12 +209,11 @@ class _Matched:
             again += key in found
             found[key] = cell
         if again:
-            cells = "1 cell" if again == 1 else f"{again} cells"
+            cells = counted(again, "cell")
             self.notes.append(f"measured more than once in {name}, the last counts: {cells}")
         return found
 
-    def words(self, cell: Cell) -> str:
-        """A cell in words."""
+    def _words(self, cell: Cell) -> str:
         return f"{self.label(cell)}, prompt {cell.n_prompt}"
 
 
@@ -257,9 +244,8 @@ def _lines(
 
 
 def _summaries(figure: str, cells: Sequence[tuple[str, int]], *, everything: bool) -> list[_Line]:
-    """All sizes of each series, and all cells. The latter not of ratios to no MTP: those of one
-    size share the samples without MTP, so their noise does not average out.
-    """
+    """Lines of all sizes of each series, and of all cells. Ratios to no MTP have no line of all
+    cells: those of one size share the samples without MTP, so their noise does not average out."""
     names = list(dict.fromkeys(name for name, _ in cells))
     by_name = {name: tuple(row for other, row in cells if other == name) for name in names}
     found = [
@@ -303,7 +289,7 @@ def _against_no_mtp(old: Cell, new: Cell, figure: Figure, sides: _Sides) -> _Fou
 
 
 def _pool(lines: Sequence[_Line], row: int) -> str:
-    """Prefill and decode have noise of their own."""
+    """The pool of a row: prefill and decode have noise of their own."""
     return next(line.figure for line in lines if row in line.rows)
 
 
@@ -325,7 +311,7 @@ def _judge(
 
 
 def _differences(pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
-    """What differs between the sides though it is not what was asked about."""
+    """Notes on other differences between the sides."""
     kinds: dict[str, Callable[[Cell], dict[str, Any]]] = {
         "machine": lambda cell: cell.machine,
         "build": lambda cell: {name: getattr(cell, name)[:12] for name in _BUILD},
@@ -341,7 +327,7 @@ def _differences(pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
             ours, theirs = fields(old), fields(new)
             for name in [*ours, *(name for name in theirs if name not in ours)]:
                 if name not in ours or name not in theirs:
-                    continue  # a field that the older file does not know
+                    continue  # a field that the older file lacks
                 if ours[name] != theirs[name]:
                     found[f"{name} {ours[name]} -> {theirs[name]}"] = None
         if found:

@@ -6,16 +6,22 @@ from typing import IO
 
 from pyllama_mtp.measure.compare import Change, Comparison
 from pyllama_mtp.measure.joint import CONFIDENCE
-from pyllama_mtp.measure.markdown import to_markdown
+from pyllama_mtp.measure.text import (
+    NONE,
+    UNLIMITED,
+    console,
+    print_whole,
+    terminal_table,
+    to_markdown,
+)
 
-_NONE = "-"
-_UNLIMITED = 1000
 _VERDICTS = {"slower": "SLOWER", "faster": "faster", "unclear": "unclear", "same": ""}
 _STYLES = {"slower": "bold red", "faster": "green", "unclear": "yellow", "same": ""}
+#: Which columns hold words.
+_WORDS = (True, False, True, False, False, False, False, False, True)
 
 
-def headings(found: Comparison) -> list[str]:
-    """One per column."""
+def _headings(found: Comparison) -> list[str]:
     unit = "to no-MTP" if found.ratios else "tok/s"
     return [
         *("figure", "prompt", "mode", f"OLD {unit}", f"NEW {unit}"),
@@ -23,17 +29,12 @@ def headings(found: Comparison) -> list[str]:
     ]
 
 
-#: Which columns are words.
-_WORDS = (True, False, True, False, False, False, False, False, True)
-
-
-def row(change: Change, *, ratios: bool) -> list[str]:
-    """The text of a line."""
+def _row(change: Change, ratios: bool) -> list[str]:
     digits = 3 if ratios else 1
-    sides = [_NONE if v is None else f"{v:,.{digits}f}" for v in (change.old, change.new)]
+    sides = [NONE if v is None else f"{v:,.{digits}f}" for v in (change.old, change.new)]
     return [
         change.figure,
-        _NONE if change.n_prompt is None else str(change.n_prompt),
+        NONE if change.n_prompt is None else str(change.n_prompt),
         change.name,
         *sides,
         f"{change.ratio:.3f}",
@@ -43,23 +44,21 @@ def row(change: Change, *, ratios: bool) -> list[str]:
     ]
 
 
-def summary(found: Comparison) -> str:
-    """What came out, in a sentence."""
+def _summary(found: Comparison) -> str:
+    """The outcome in a sentence."""
     part = f"{100 * found.threshold:g} %"
-    if not found.slower:
-        text = f"nothing got slower by {part} or more"
-    else:
+    text = f"nothing got slower by {part} or more"
+    if found.slower:
         text = f"SLOWER by {part} or more: {len(found.slower)} of {len(found.changes)} lines"
     if found.faster:
         text += f"; faster: {len(found.faster)}"
-    unclear = sum(change.verdict == "unclear" for change in found.changes)
-    if unclear:
+    if unclear := sum(change.verdict == "unclear" for change in found.changes):
         text += f"; unclear: {unclear} (past {part}, but within the noise: take more repeats)"
     return text
 
 
-def notes(found: Comparison, names: tuple[str, str]) -> list[str]:
-    """What the numbers are, what differs besides, and what could not be compared."""
+def _notes(found: Comparison, names: tuple[str, str]) -> list[str]:
+    """What the figures are, what else differs, and which cells have no partner."""
     what = "ratios to no MTP" if found.ratios else "speeds"
     return [
         f"OLD is {names[0]}, NEW is {names[1]}; medians of paired {what}, above 1 is faster; the "
@@ -71,37 +70,26 @@ def notes(found: Comparison, names: tuple[str, str]) -> list[str]:
 
 
 def markdown(found: Comparison, names: tuple[str, str]) -> str:
-    """The table with its notes below, and the outcome at the end."""
-    rows = [row(change, ratios=found.ratios) for change in found.changes]
-    table = to_markdown(headings(found), rows, _WORDS)
-    below = [f"- {note}" for note in notes(found, names)]
-    return "\n".join([table, "", *below, "", f"**{summary(found)}**"])
+    """The table, its notes and the outcome. `names`: of the two sides."""
+    rows = [_row(change, found.ratios) for change in found.changes]
+    table = to_markdown(_headings(found), rows, _WORDS)
+    below = [f"- {note}" for note in _notes(found, names)]
+    return "\n".join([table, "", *below, "", f"**{_summary(found)}**"])
 
 
 def print_comparison(found: Comparison, names: tuple[str, str], file: IO[str]) -> None:
-    """Print table, notes and outcome; nothing is cut, what is too long runs over the edge."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 0), show_edge=False)
-    for heading, words in zip(headings(found), _WORDS, strict=True):
-        table.add_column(
-            heading.replace(" ", "\n", 1), justify="left" if words else "right", no_wrap=True
-        )
+    """Print the same for a terminal. Nothing is cut: long lines run over the edge."""
+    headings = [heading.replace(" ", "\n", 1) for heading in _headings(found)]
+    table = terminal_table(headings, _WORDS, padding=(0, 0, 0, 0), show_edge=False)
     following = [*(change.figure for change in found.changes[1:]), None]
     for change, next_figure in zip(found.changes, following, strict=True):
         table.add_row(
-            *row(change, ratios=found.ratios),
+            *_row(change, found.ratios),
             style=_STYLES[change.verdict],
             end_section=next_figure not in (None, change.figure),
         )
-    width = Console(width=_UNLIMITED).measure(table).maximum
-    console = Console(file=file, highlight=False, markup=False)
-    limit = console.width if file.isatty() else _UNLIMITED
-    console = Console(file=file, width=max(limit, width), highlight=False, markup=False)
-    console.print(table)
-    console.print()
-    for note in notes(found, names):
-        console.print(note, soft_wrap=True)
-    console.print(summary(found), soft_wrap=True)
+    output = console(file, None if file.isatty() else UNLIMITED)
+    print_whole(output, table)
+    output.print()
+    for line in (*_notes(found, names), _summary(found)):
+        output.print(line, soft_wrap=True)

@@ -1,8 +1,8 @@
 """Intervals of many medians that hold together, for telling a change from noise.
 
-A comparison looks at dozens of cells at once. Intervals that are right for one cell, 95 times of
-100, would find something in most comparisons of a thing with itself. These are wide enough that in
-95 of 100 such comparisons not one of them misses.
+A comparison looks at dozens of cells at once. With intervals that are right for one cell, 95 times
+of 100, most comparisons of a build with itself would find a change. These intervals are wide enough
+that in 95 of 100 such comparisons none of them misses.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def joint_intervals(
     """One interval per group, around the mean of the medians of its rows.
 
     The half-width is a critical value times the group's standard error. The scale of a row is the
-    root of the mean of two variances: its own, which alone is worth little with 5 values, and the
-    pooled one of all rows of its pool; so a row that is noisier than the others is not trusted as
-    they are, and a lucky one not more. The critical value is the `confidence` point of the largest
-    |mean of medians| / standard error of all groups, drawn 4,000 times from normal noise with the
-    same numbers of values (seeded, so the same input gives the same intervals). Source: the
-    single-step max-T method of P. H. Westfall and S. S. Young, Resampling-Based Multiple Testing
-    (1993), section 2.3, with simulated noise in place of resampled.
+    root of the mean of two variances: its own, which says little with 5 values, and the pooled
+    variance of all rows of its pool. So a noisy row gets a wider interval than the others, and a
+    row with lucky values hardly a narrower one. The critical value is the `confidence` point of the
+    largest |mean of medians| / standard error of all groups, drawn 4,000 times from normal noise
+    with the same numbers of values (seeded, so the same input gives the same intervals). Source:
+    the single-step max-T method of P. H. Westfall and S. S. Young, Resampling-Based Multiple
+    Testing (1993), section 2.3, with simulated noise in place of resampled.
 
     Args:
         values: rows of independent values with the same centre, such as logarithms of ratios.
-        pools: of each row, what it shares the noise with.
+        pools: the pool of each row; rows of a pool share their noise.
         groups: indices of rows.
         confidence: 0 to 1.
 

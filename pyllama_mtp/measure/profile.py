@@ -1,4 +1,4 @@
-"""Where a prompt's time goes, by kind of operation: a prompt whose nodes are timed one by one."""
+"""Where a prompt's time goes, by kind of operation: its nodes are timed one by one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.arguments import whole
 from pyllama_mtp.llama.trace import Cost
-from pyllama_mtp.measure.markdown import to_markdown
 from pyllama_mtp.measure.runner import WARM_UP_TOKENS, InterruptedSample, OpenSession
+from pyllama_mtp.measure.text import NONE, to_markdown
 from pyllama_mtp.settings import MOST_TOKENS
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model, Session, Settings
     from pyllama_mtp.measure.cells import Cell
 
-#: Kinds of operation, and the costs that are of each, as "OPERATION tensor": the first that fits.
+#: Kinds of operation, each with a pattern of "OPERATION tensor"; the first that fits counts.
 _KINDS = {
     "products of weights": r"MUL_MAT \S+\.weight",
     "experts' products": r"(MUL_MAT|ADD)_ID ",
@@ -34,7 +34,7 @@ _KINDS = {
     "rest": "",
 }
 KINDS = (*_KINDS,)
-#: Tokens that are decoded to see what Python takes.
+#: Tokens that are decoded to measure Python's share.
 DECODED = 64
 
 EXPLANATION = (
@@ -46,22 +46,22 @@ EXPLANATION = (
 
 
 def kind_of(cost: Cost) -> str:
-    """Which of KINDS it belongs to."""
+    """The kind of operation, one of KINDS."""
     text = f"{cost.op} {cost.tensor}"
     return next(kind for kind, pattern in _KINDS.items() if re.match(pattern, text))
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What the nodes of one prompt took.
+    """The times of the nodes of one prompt.
 
     Attributes:
-        n_prompt: tokens of the prompt; its last one has a row of logits.
-        prompt_s: seconds that it takes when it is computed whole.
-        costs: by operation and tensor; the seconds of all add up to the prompt computed node by
-            node, see EXPLANATION.
-        python_share: of the time of decoding after the prompt, the part, 0 to 1, that is not spent
-            inside the native library; None: not measured.
+        n_prompt: tokens of the prompt; the last token has a row of logits.
+        prompt_s: seconds of the prompt when it is computed whole.
+        costs: by operation and tensor; their sum is the prompt computed node by node, see
+            EXPLANATION.
+        python_share: part, 0 to 1, of the time of decoding after the prompt that is spent outside
+            the native library; None: not measured.
     """
 
     n_prompt: int
@@ -104,7 +104,7 @@ def profile_prompt(open_session: OpenSession, settings: Settings, prompt: list[i
     """Process a prompt in a session of its own: whole after a warm-up, then node by node.
 
     Args:
-        settings: of the session; with MTP, what the head takes of the prompt is measured, too.
+        settings: of the session; with MTP, the nodes of the head count, too.
         prompt: token ids.
 
     Raises:
@@ -121,17 +121,15 @@ def profile_prompt(open_session: OpenSession, settings: Settings, prompt: list[i
         times.start()
         process_prompt(session, prompt)
         costs = tuple(times.stop())
-    with open_session(settings) as session:  # nothing of it is timed by node
+    with open_session(settings) as session:  # without timed nodes
         room = session.n_ctx - len(prompt) - session.settings.depth_limit - 1
         share = python_share(session, prompt, min(DECODED, room)) if room > 1 else None
     return Profile(len(prompt), prompt_s, costs, share)
 
 
 def python_share(session: Session, prompt: list[int], max_tokens: int) -> float:
-    """Part of the time of decoding after the prompt that is not spent inside the native library.
-
-    Every native call is timed from Python; what the timing costs counts as Python's.
-    """
+    """Part, 0 to 1, of the time of decoding after the prompt that is spent outside the native
+    library. Every native call is timed from Python; the timing itself counts as Python's."""
     engine = session._engine
     holders: list[Any] = [*engine._contexts(), engine.model]
     timed = TimedLibrary(engine.target._lib)
@@ -180,18 +178,18 @@ def profile(
     settings: Settings | None = None,
     n_gpu_layers: int = -1,
 ) -> Profile:
-    """Where the time of a prompt goes, by kind of operation: each of its nodes is timed.
+    """Time each node of a prompt.
 
     Args:
         model: as of :func:`pyllama_mtp.bench.matrix`.
         size: tokens of the prompt, which is text of Python's standard library.
-        settings: of the session; None: the default ones, so with MTP if the model has a head.
-            Without it: ``Settings(draft_n_max=0)``. `n_ctx` 0 is what the prompt needs.
+        settings: of the session; None: the defaults, with MTP if the model has a head;
+            ``Settings(draft_n_max=0)``: without MTP. `n_ctx` 0 is what the prompt needs.
         n_gpu_layers: as of :func:`pyllama_mtp.bench.matrix`.
 
     Returns:
-        seconds by kind in `kinds`, and what they are made of. Nodes are computed one by one, which
-        takes somewhat longer than the prompt itself: see `sum_s` and `prompt_s`.
+        seconds by kind of operation in `kinds`, and their parts. Nodes are computed one by one,
+        which takes somewhat longer than the prompt itself: compare `sum_s` and `prompt_s`.
 
     Raises:
         UsageError: a bad size, or settings that this library or model cannot do.
@@ -212,7 +210,7 @@ def profile(
 
 
 def process_prompt(session: Session, prompt: list[int], max_tokens: int = 1) -> float:
-    """Seconds of the prompt, from nothing, the first token included."""
+    """Seconds of the prompt in an empty context, the first generated token included."""
     session.reset()
     done = session.generate(prompt, max_tokens=max_tokens, ignore_eos=True).run()
     if done.finish_reason == "interrupted":
@@ -237,12 +235,12 @@ def profile_markdown(profiles: Mapping[str, Profile]) -> str:
         lines.append(["decoding after it: Python's part"])
         for one in profiles.values():
             share = one.python_share
-            lines[-1] += ["-" if share is None else f"{100 * share:.1f}", ""]
+            lines[-1] += [NONE if share is None else f"{100 * share:.1f}", ""]
     return to_markdown(head, lines, [True, *[False] * (len(head) - 1)])
 
 
 def cell_profiles(cells: Iterable[Cell]) -> str:
-    """A table for each size and class of prompts that has profiles; "" without any."""
+    """A table for each size and class of prompts that has profiles; "" without profiles."""
     from pyllama_mtp.measure.series import Labels
 
     found: dict[str, dict[str, Profile]] = {}

@@ -1,7 +1,8 @@
-"""Published speeds of others, as reference curves; ``published.csv`` is beside this file.
+"""Speeds that others have published, as reference curves.
 
-Its columns: `source`, `model`, `hardware`, `n_prompt` in tokens, `mode` ("no-mtp" or
-"draft-mtp-N"), `prefill_tps` and `decode_tps` in tokens per second, `elapsed_s` in seconds.
+The columns of ``published.csv``, beside this file, are `source`, `model`, `hardware`, `n_prompt` in
+tokens, `mode` ("no-mtp" or "draft-mtp-N"), `prefill_tps` and `decode_tps` in tokens per second, and
+`elapsed_s` in seconds.
 """
 
 from __future__ import annotations
@@ -31,18 +32,13 @@ class Published:
     decode_tps: float
 
 
-def bundled_path() -> Path:
-    """The file that the package ships."""
-    return Path(__file__).with_name("published.csv")
-
-
 def read_published(path: str | os.PathLike[str] | None = None) -> list[Published]:
-    """Read figures; None: those that the package ships.
+    """Read the figures of a file; None: of the file that the package ships.
 
     Raises:
         UsageError: the file cannot be read, lacks a column, or has a line that is no figure.
     """
-    path = bundled_path() if path is None else Path(path)
+    path = Path(__file__).with_name("published.csv") if path is None else Path(path)
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
@@ -74,7 +70,7 @@ def _figure(path: Path, number: int, line: dict[str, str]) -> Published:
 
 
 def by_source(figures: Iterable[Published]) -> dict[str, list[Published]]:
-    """The figures of every source, in their order."""
+    """The figures of each source, in their order."""
     found: dict[str, list[Published]] = {}
     for figure in figures:
         found.setdefault(figure.source, []).append(figure)

@@ -1,10 +1,10 @@
 """Ratios between two cells, from paired samples, and how far to trust them.
 
-What is measured in one repeat stands next to each other in time, so sample r of one cell is
-compared with sample r of the other: what slows the machine for a while slows both, and is gone from
-their ratio. The figure to quote is the Hodges-Lehmann estimate of these ratios, not the ratio of
-two medians: ratios of decode speeds differ from text to text by more than the noise, so that their
-own median rests on one or two of them; this takes all, and a stray one moves it as little.
+Samples of one repeat are measured next to each other in time, so sample r of one cell is compared
+with sample r of the other: a machine that is slow for a while slows both, and their ratio stays.
+The figure to quote is the Hodges-Lehmann estimate of these ratios. Ratios of decode speeds differ
+from text to text by more than the noise, so that their median rests on one or two of them; the
+estimate takes all, and a stray ratio moves it as little.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyllama_mtp.measure.plan import PLAIN_AXES
 if TYPE_CHECKING:
     from pyllama_mtp.measure.cells import Cell, Sample
 
-#: What of a sample can be compared: speeds in tokens per second, the whole time in seconds.
+#: The fields of a sample that are compared: tokens per second, and the whole time in seconds.
 Figure = Literal["prefill_tps", "decode_tps", "elapsed_s"]
 
 #: Least probability, 0 to 1, with which an interval holds the true ratio, where n allows it.
@@ -30,14 +30,14 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Ratio:
-    """What n paired ratios say, and an interval that holds the true ratio.
+    """An estimate from n paired ratios, and an interval that holds the true ratio.
 
     Attributes:
         value: the figure to quote.
         low, high: bounds of the interval.
         n: number of pairs.
         confidence: probability, 0 to 1, that the interval holds the true ratio. Below 0.95 with
-            less than 6 pairs, whose whole range is the widest interval there is (0.75 with 3).
+            fewer than 6 pairs, whose whole range is the widest interval there is (0.75 with 3).
     """
 
     value: float
@@ -58,9 +58,9 @@ def paired_ratios(cell: Cell, base: Cell, figure: Figure) -> list[float]:
     For `elapsed_s` this is a ratio of times: below 1 is faster. Samples without a rate (0: nothing
     was decoded) are left out.
 
-    With one thread on a CPU, speeds are taken by its CPU time, if both cells know it: that leaves
-    out what other programs and other guests of the machine took of the core. (Several threads wait
-    for each other, at work or spinning; their CPU time says little.)
+    With one thread on a CPU, speeds are by its CPU time, if both cells know it; what other programs
+    and other guests of the machine took of the core does not count then. (Several threads wait for
+    each other, at work or spinning, so their CPU time says little.)
     """
     by_cpu = by_cpu_time(cell) and by_cpu_time(base)
     ours, theirs = _by_repeat(cell, figure, by_cpu), _by_repeat(base, figure, by_cpu)
@@ -68,7 +68,7 @@ def paired_ratios(cell: Cell, base: Cell, figure: Figure) -> list[float]:
 
 
 def by_cpu_time(cell: Cell) -> bool:
-    """Whether ratios of this cell can be made by CPU time: one thread, on a CPU, and known."""
+    """Whether ratios of this cell can use CPU time: it is known, of one thread, on a CPU."""
     threads = cell.settings.get("n_threads") or cell.machine.get("cores")
     return threads == 1 and cell.backend == "CPU" and all(one.cpu_s for one in cell.samples)
 
@@ -79,7 +79,7 @@ def _by_repeat(cell: Cell, figure: Figure, by_cpu: bool) -> dict[int, float]:
 
 
 def _figure(sample: Sample, figure: Figure, by_cpu: bool) -> float:
-    """The figure; `by_cpu`: with CPU time in place of what passed on the clock."""
+    """The figure; `by_cpu`: with CPU time in place of wall clock."""
     value = float(getattr(sample, figure))
     if not by_cpu:
         return value
@@ -122,11 +122,14 @@ def typical_ratio(ratios: Sequence[float], confidence: float = CONFIDENCE) -> Ra
 
 
 def ratio_to(cell: Cell, base: Cell | None, figure: Figure) -> Ratio | None:
-    """What the paired ratios come to; None where nothing was measured on both sides."""
-    try:
-        return typical_ratio(paired_ratios(cell, base, figure)) if base else None
-    except UsageError:
-        return None
+    """The typical ratio of a cell to `base`; None where no repeat was measured in both."""
+    paired = paired_ratios(cell, base, figure) if base else []
+    return typical_ratio(paired) if paired else None
+
+
+def ratio_to_plain(cell: Cell, cells: Sequence[Cell], figure: Figure) -> Ratio | None:
+    """The typical ratio of a cell with MTP to its cell without; None where there is none."""
+    return ratio_to(cell, base_of(cell, cells), figure) if cell.n_max else None
 
 
 def _coverages(n: int) -> dict[int, float]:
@@ -148,9 +151,9 @@ def _coverages(n: int) -> dict[int, float]:
 def base_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
     """The cell without MTP that `cell` is compared with; None if none was measured.
 
-    It has the same model, program, library variant, prompt size, class and number of generated
-    tokens, the same values on axes that matter without MTP, and the same run. Where several fit,
-    the closest in `cells` is taken.
+    Both have the same run, model, program, library variant, prompt size and class, number of
+    generated tokens, and values on the axes that matter without MTP. Where several cells fit, the
+    closest in `cells` is taken.
     """
     fitting = [
         number

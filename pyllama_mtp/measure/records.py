@@ -11,19 +11,19 @@ from typing import Any
 from pyllama_mtp.measure import series
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.plan import SWITCHES
-from pyllama_mtp.measure.ratios import Figure, base_of, paired_ratios, typical_ratio
+from pyllama_mtp.measure.ratios import Figure, ratio_to_plain
 from pyllama_mtp.measure.recordfile import Records
 
 _FIGURES: tuple[Figure, ...] = ("prefill_tps", "decode_tps")
 
 
 def records(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """One flat dict per cell, all with the same keys.
+    """One flat dict per cell, all with the same keys. None: not measured.
 
     Speeds (`prefill_tps`, `decode_tps`) are medians in tokens per second, with `_low` and `_high`
-    of the samples; `prefill_ratio` and `decode_ratio` are what the paired ratios to no MTP come to,
-    with the bounds of their interval; `elapsed_s` is in seconds. `acceptance_1`, ... are accepted /
-    drafted per position. `synthetic` says that the acceptance was imposed. None: nothing measured.
+    of the samples; `prefill_ratio` and `decode_ratio` are estimates from the paired ratios to no
+    MTP, with the bounds of their interval; `elapsed_s` is in seconds. `acceptance_1`, ... are
+    accepted / drafted per position. `synthetic`: the acceptance was imposed.
     """
     depth = max((len(cell.acceptance_per_position) for cell in cells), default=0)
     axes = list(dict.fromkeys(name for cell in cells for name in cell.axes))
@@ -50,10 +50,11 @@ def _record(cell: Cell, cells: Sequence[Cell], depth: int, axes: Sequence[str]) 
         "synthetic": bool(cell.synthetic_acceptance),
         "n_samples": len(cell.samples),
     }
-    base = base_of(cell, cells) if cell.n_max else None
     for figure in _FIGURES:
-        found |= _speed(cell, figure)
-        found |= _ratio(cell, base, figure)
+        ratio = ratio_to_plain(cell, cells, figure)
+        bounds = (ratio.value, ratio.low, ratio.high) if ratio else None
+        found |= _spread(figure, spread_of(cell, figure))
+        found |= _spread(figure.replace("_tps", "_ratio"), bounds)
     rates = [*cell.acceptance_per_position, *[None] * depth][:depth]
     return {
         **found,
@@ -67,9 +68,9 @@ def _record(cell: Cell, cells: Sequence[Cell], depth: int, axes: Sequence[str]) 
     }
 
 
-def _speed(cell: Cell, figure: Figure) -> dict[str, float | None]:
-    spread = spread_of(cell, figure) or (None, None, None)
-    return dict(zip((figure, f"{figure}_low", f"{figure}_high"), spread, strict=True))
+def _spread(name: str, spread: tuple[float, float, float] | None) -> dict[str, float | None]:
+    names = (name, f"{name}_low", f"{name}_high")
+    return dict(zip(names, spread or (None, None, None), strict=True))
 
 
 def spread_of(cell: Cell, figure: Figure) -> tuple[float, float, float] | None:
@@ -77,15 +78,6 @@ def spread_of(cell: Cell, figure: Figure) -> tuple[float, float, float] | None:
     speeds = [value for sample in cell.samples if (value := getattr(sample, figure)) > 0]
     middle = getattr(cell, figure)
     return (middle, min(speeds), max(speeds)) if speeds and middle else None
-
-
-def _ratio(cell: Cell, base: Cell | None, figure: Figure) -> dict[str, float | None]:
-    name = figure.replace("_tps", "_ratio")
-    paired = paired_ratios(cell, base, figure) if base else []
-    if not paired:
-        return {name: None, f"{name}_low": None, f"{name}_high": None}
-    ratio = typical_ratio(paired)
-    return {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
 
 
 def run_commands(found: Records) -> dict[str, str]:

@@ -10,26 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from pyllama_mtp.measure.cells import Cell
-from pyllama_mtp.measure.columns import mode_label
-from pyllama_mtp.measure.plan import AXES, PLAIN_AXES, SWITCHES, axis_name, axis_words
-
-#: What all the cells of this project's own measurements have as their `program`.
-OURS = "pyllama-mtp"
-
-
-def mode_words(cell: Cell) -> str:
-    """ "no-MTP" or "MTP 3": the mode without the mark of imposed acceptance."""
-    return mode_label(cell).removesuffix(" SYNTHETIC")
+from pyllama_mtp.measure.cells import OURS, Cell
+from pyllama_mtp.measure.columns import axis_of, mode_words
+from pyllama_mtp.measure.plan import AXES, PLAIN_AXES, SWITCHES, axis_name
+from pyllama_mtp.measure.text import counted
 
 
 def machine_words(cell: Cell) -> str:
     """ "AMD EPYC, 2 cores": processor, cores and accelerators."""
     machine = cell.machine
-    cores = machine.get("cores")
     words = [str(machine.get("cpu") or "unknown machine"), *machine.get("devices", ())]
-    if cores:
-        words.append(f"{cores} core{'' if cores == 1 else 's'}")
+    if cores := machine.get("cores"):
+        words.append(counted(cores, "core"))
     return ", ".join(words)
 
 
@@ -44,18 +36,15 @@ def build_words(cell: Cell) -> str:
 
 
 def switch_of(cell: Cell, name: str) -> str:
-    """The value of a switch as it was asked for; "" without MTP, which has none.
-
-    Files from before a switch existed have its default.
-    """
+    """The value of a switch that was asked for; "" without MTP. Older files lack newer switches:
+    these have their default."""
     return str(cell.settings.get(name, SWITCHES[name])) if cell.n_max else ""
 
 
 def imposed_words(cell: Cell) -> str:
     """The imposed acceptance rates, "0.84 0.76"; "" where the model's own counted."""
-    if "synthetic_acceptance" in cell.axes:
-        return axis_words(cell.axes["synthetic_acceptance"])
-    return " ".join(f"{rate:g}" for rate in cell.synthetic_acceptance or ())
+    rates = cell.synthetic_acceptance or ()
+    return axis_of(cell, "synthetic_acceptance") or " ".join(f"{rate:g}" for rate in rates)
 
 
 @dataclass(frozen=True)
@@ -63,36 +52,26 @@ class Dimension:
     """Something that tells series apart.
 
     Attributes:
-        name: what it is called.
         value: what a cell has there.
-        within: it is worth a word in a label only if it varies among cells that are equal in
-            these dimensions: a peer has a build of its own, which its program's name says already.
-        words: a value as part of a label; None: the value itself.
+        within: a label names the value only if it varies among cells that are equal in these
+            dimensions: a peer has a build of its own, which its program's name says already.
+        words: a value as part of a label.
     """
 
     name: str
     value: Callable[[Cell], str]
     within: tuple[str, ...] = ()
-    words: str | None = None
-
-    def say(self, value: str) -> str:
-        """The value as part of a label."""
-        return value if self.words is None else self.words.format(value)
+    words: str = "{}"
 
 
 def _switch(name: str) -> Dimension:
-    title = name.removeprefix("prompt_").replace("_", " ")
-    return Dimension(
-        name, lambda cell: switch_of(cell, name), within=("mode",), words=title + " {}"
-    )
+    words = axis_name(name) + " {}"
+    return Dimension(name, lambda cell: switch_of(cell, name), within=("mode",), words=words)
 
 
 def _axis(name: str) -> Dimension:
-    def value(cell: Cell) -> str:
-        return axis_words(cell.axes[name]) if name in cell.axes else ""
-
     within = () if name in PLAIN_AXES else ("mode",)
-    return Dimension(name, value, within, words=axis_name(name) + " {}")
+    return Dimension(name, lambda cell: axis_of(cell, name), within, axis_name(name) + " {}")
 
 
 MODE = Dimension("mode", mode_words)
@@ -120,14 +99,13 @@ SeriesKey = tuple[str, ...]
 
 
 def series_key(cell: Cell) -> SeriesKey:
-    """What the cell has in every dimension; equal for the cells of a series."""
+    """The values of a cell in all dimensions; equal for the cells of a series."""
     return tuple(dimension.value(cell) for dimension in DIMENSIONS)
 
 
 def varying(cells: Iterable[Cell]) -> dict[str, set[tuple[str, ...]]]:
-    """The dimensions that tell series of these cells apart, by name, and where they do: the values
-    of the dimensions `within` which there are several.
-    """
+    """The names of the dimensions that tell series of these cells apart, each with the values of
+    its `within` dimensions where it has several values."""
     names = [dimension.name for dimension in DIMENSIONS]
     keys = {series_key(cell) for cell in cells}
     found = {}
@@ -146,8 +124,7 @@ class Labels:
     """Words for the series of some cells: the mode, and what else tells them apart.
 
     Args:
-        cells: all that are to be told apart.
-        ignored: names of dimensions that are not to be named.
+        ignored: names of dimensions to leave out.
     """
 
     def __init__(self, cells: Iterable[Cell], ignored: Collection[str] = ()) -> None:
@@ -165,18 +142,15 @@ class Labels:
             if dimension is MODE or not value or group not in self._named.get(dimension.name, ()):
                 continue
             if dimension.name != "program":
-                words.append(dimension.say(value))
+                words.append(dimension.words.format(value))
             elif value != OURS:
                 mode = f"{value} {mode}"
         return ", ".join([mode, *words])
 
 
 def latest(cells: Iterable[Cell]) -> list[Cell]:
-    """One cell per series and prompt size: the last one that has samples, if any has.
-
-    A file is appended to, so it may hold the same cell twice. The order is that of first
-    appearance.
-    """
+    """One cell per series and prompt size, in the order of first appearance: the last cell with
+    samples, if any has some. A file is appended to, so it may hold the same cell twice."""
     kept: dict[tuple[SeriesKey, int], Cell] = {}
     for cell in cells:
         place = (series_key(cell), cell.n_prompt)
@@ -187,7 +161,7 @@ def latest(cells: Iterable[Cell]) -> list[Cell]:
 
 @dataclass(frozen=True)
 class Section:
-    """Cells that may share a plot: of one model, one machine and one class of prompts."""
+    """Cells of one model, machine and class of prompts; they may share a plot."""
 
     model: str
     machine: str
@@ -196,7 +170,7 @@ class Section:
 
 
 def sections(cells: Iterable[Cell]) -> list[Section]:
-    """The cells by model, machine and class of prompts, in order of appearance."""
+    """The cells by section, in order of appearance."""
     found: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
         place = (cell.model, machine_words(cell), cell.prompt_class)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING
 
-from pyllama_mtp.measure.cells import Cell, sum_positions
+from pyllama_mtp.measure.cells import OURS, Cell, sum_positions
 from pyllama_mtp.measure.columns import (
     AXIS_COLUMNS,
     LEAST_DRAFTS,
-    NONE,
-    SWITCH_COLUMNS,
     SYNC,
     Column,
     axis_column,
@@ -21,26 +19,34 @@ from pyllama_mtp.measure.columns import (
     switch_values,
     varied_axes,
 )
-from pyllama_mtp.measure.markdown import to_markdown
-from pyllama_mtp.measure.peers.notes import OURS, peer_notes
-from pyllama_mtp.measure.ratios import Figure, Ratio, base_of, by_cpu_time, ratio_to
+from pyllama_mtp.measure.peers.notes import peer_notes
+from pyllama_mtp.measure.plan import SWITCHES, axis_name
+from pyllama_mtp.measure.ratios import Figure, Ratio, by_cpu_time, ratio_to_plain
+from pyllama_mtp.measure.text import (
+    NONE,
+    UNLIMITED,
+    console,
+    counted,
+    print_whole,
+    terminal_table,
+    to_markdown,
+    width_of,
+)
 from pyllama_mtp.measure.verdict import matrix_verdicts, summaries
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_UNLIMITED = 1000
 _WAITED_MUCH = 0.03
 
 
 def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None) -> list[str]:
-    """What the numbers are, below the table: build, machine, how measured, what was skipped."""
+    """Lines below the table: the build, the machine, how it was measured, what was skipped."""
     columns = matrix_columns(cells) if columns is None else columns
     if not cells:
         return ["nothing was measured"]
     first = cells[0]
-    cores = first.machine.get("cores")
     threads = first.settings.get("n_threads")
     builds = {
         f"{cell.variant} build of llama.cpp {cell.upstream_commit[:9]}, patches "
@@ -48,12 +54,14 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
         for cell in cells
         if cell.program == OURS
     }
+    numbers = sorted({len(cell.samples) for cell in cells if cell.samples}) or [0]
+    samples = " or ".join(map(str, numbers)) + (" sample" if numbers[-1] < 2 else " samples")
     notes = [
         f"model {first.model}; {'; '.join(builds)}",
         f"{', '.join([str(first.machine.get('cpu')), *first.machine.get('devices', ())])}, "
-        f"{cores} core{'' if cores == 1 else 's'}"
+        f"{counted(first.machine.get('cores'), 'core')}"
         f"{f', {threads} used' if threads else ''}; "
-        f"{first.max_tokens} tokens generated; medians of {_counts(cells)}, interleaved; "
+        f"{first.max_tokens} tokens generated; medians of {samples}, interleaved; "
         "acceptance and tokens per round are totals over totals",
         *example_note(cells),
         *_ratio_note(cells),
@@ -62,10 +70,10 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
         *few_drafts_note(cells),
         *matrix_verdicts(cells),
     ]
-    settled = [(heading, switch_values(cells, name)) for heading, name in SWITCH_COLUMNS]
+    settled = [(name, switch_values(cells, name)) for name in SWITCHES]
     alike = [
-        f"{heading} {values[0]}"
-        for heading, values in settled
+        f"{axis_name(name)} {values[0]}"
+        for name, values in settled
         if len(values) == 1 and values[0] not in (NONE, "auto")
     ]
     if alike:
@@ -86,7 +94,7 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
 
 
 def example_note(cells: Sequence[Cell]) -> list[str]:
-    """What the synthetic model of a first look is, if it is among them."""
+    """A note on the synthetic model of a first look, if it is among them."""
     from pyllama_mtp.models.synth import EXAMPLE_NAME
 
     if all(cell.model != EXAMPLE_NAME for cell in cells):
@@ -98,12 +106,12 @@ def example_note(cells: Sequence[Cell]) -> list[str]:
 
 
 def _ratio_note(cells: Sequence[Cell]) -> list[str]:
-    """What the ratios are, and how far to trust them."""
+    """A note on the ratios and their intervals."""
     worst: dict[Figure, Ratio] = {}
     figures: tuple[Figure, ...] = ("prefill_tps", "decode_tps")
     for cell in cells:
         for figure in figures:
-            ratio = ratio_to(cell, base_of(cell, cells), figure) if cell.n_max else None
+            ratio = ratio_to_plain(cell, cells, figure)
             if ratio and (figure not in worst or ratio.scatter > worst[figure].scatter):
                 worst[figure] = ratio
     if not worst:
@@ -122,7 +130,7 @@ def _ratio_note(cells: Sequence[Cell]) -> list[str]:
 
 
 def waiting_note(cells: Sequence[Cell]) -> list[str]:
-    """That other programs kept the machine busy, if they did."""
+    """A note that other programs kept the machine busy, if they did."""
     waited = [
         (
             sum(sample.waited_s.values()),
@@ -143,7 +151,7 @@ def waiting_note(cells: Sequence[Cell]) -> list[str]:
 
 
 def _adaptive_note(cells: Sequence[Cell]) -> list[str]:
-    """What adaptive depth did."""
+    """A note on how much the adaptive depth drafted."""
     samples = [sample for cell in cells if cell.adaptive for sample in cell.samples]
     rounds = sum(sample.rounds for sample in samples)
     if not rounds:
@@ -160,7 +168,7 @@ def _adaptive_note(cells: Sequence[Cell]) -> list[str]:
 
 
 def few_drafts_note(cells: Iterable[Cell]) -> list[str]:
-    """That positions have no rate for too few drafts, if some have none."""
+    """A note on dashes where there are too few drafts for a rate, if there are any."""
     few = (n < LEAST_DRAFTS for cell in cells if cell.adaptive for n in cell.drafted)
     if not any(few):
         return []
@@ -168,13 +176,11 @@ def few_drafts_note(cells: Iterable[Cell]) -> list[str]:
 
 
 def _row_label(cell: Cell, cells: Sequence[Cell]) -> str:
-    """The mode, and those switches of the cell that vary."""
-    varied = [
-        name for _, name in SWITCH_COLUMNS if cell.n_max and len(switch_values(cells, name)) > 1
-    ]
+    """The mode of a cell, and its values of what varies."""
+    names = [name for name in SWITCHES if cell.n_max and len(switch_values(cells, name)) > 1]
     axes = [axis.text(cell, None) for axis in AXIS_COLUMNS if axis in matrix_columns(cells)]
     more = [axis_column(name).text(cell, None) for name in varied_axes(cells)]
-    switches = [switch_value(cell, name) for name in varied]
+    switches = [switch_value(cell, name) for name in names]
     return " ".join([*axes, mode_label(cell), *switches, *more])
 
 
@@ -186,36 +192,12 @@ def imposed(cells: Iterable[Cell]) -> list[Sequence[float]]:
 
 
 def synthetic_warning(rates: Sequence[float]) -> str:
-    """The sentence that goes with every output made under imposed acceptance."""
+    """The warning that goes with every output made under imposed acceptance."""
     values = ", ".join(f"{rate:g}" for rate in rates)
     return (
         f"SYNTHETIC ACCEPTANCE {values}: the driver accepted drafts at these rates whatever the "
         "model said; speed is meaningful, text and acceptance are not"
     )
-
-
-def _counts(cells: Iterable[Cell]) -> str:
-    numbers = sorted({len(cell.samples) for cell in cells if cell.samples})
-    many = numbers and numbers[-1] != 1
-    return " or ".join(map(str, numbers or [0])) + (" samples" if many else " sample")
-
-
-def matrix_table(
-    cells: Sequence[Cell], columns: Sequence[Column] | None = None, *, tight: bool = False
-) -> Table:
-    """The matrix for a terminal; a line between prompt sizes. `tight`: little space between."""
-    from rich import box
-    from rich.table import Table
-
-    columns = matrix_columns(cells) if columns is None else columns
-    padding = (0, 0, 0, 0 if tight else 1)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=padding, show_edge=not tight)
-    for column in columns:
-        table.add_column(column.heading, justify="left" if column.words else "right", no_wrap=True)
-    rows = matrix_rows(cells, columns)
-    for row, following in zip(rows, [*rows[1:], None], strict=True):
-        table.add_row(*row, end_section=following is not None and following[0] != row[0])
-    return table
 
 
 def print_matrix(
@@ -227,30 +209,62 @@ def print_matrix(
     complete: str = "--format markdown",
     per_round: bool = False,
 ) -> None:
-    """Print a table of each model with its notes, then what MTP gains. In a narrow terminal the
-    columns that can be spared are left out, and named; nothing is cut, what is still too long runs
-    over the edge.
+    """Print a table of each model with its notes, then what MTP gains.
+
+    A narrow terminal gets fewer columns, and the names of those that are left out. Nothing is cut:
+    what is still too long runs over the edge.
 
     Args:
-        cells: what to show.
         file: where to; colours and lines are used when it is a terminal.
         width: in characters; None is the terminal's, or no limit where `file` is none.
         plain: no colours, whatever the environment says.
-        complete: what has all columns, in words.
+        complete: where to find all columns, in words.
         per_round: see :func:`matrix_columns`.
     """
-    if width is None and not file.isatty():
-        width = _UNLIMITED
-    console = _console(file, width, plain)
-    for part in by_model(cells):
+    output = console(file, UNLIMITED if width is None and not file.isatty() else width, plain)
+    for part in _by_model(cells):
         columns = matrix_columns(part, per_round=per_round)
-        _print_table(part, columns, file, console, plain, complete)
+        if part:
+            _print_table(part, columns, output, complete)
+        for note in matrix_notes(part, columns):
+            output.print(note)
     for text in summaries(cells):
-        console.print(f"\n{text}", style="bold")
+        output.print(f"\n{text}", style="bold")
 
 
-def by_model(cells: Sequence[Cell]) -> list[Sequence[Cell]]:
-    """The cells of each model, in their order; all of none is one part."""
+def _print_table(
+    cells: Sequence[Cell], columns: list[Column], output: Console, complete: str
+) -> None:
+    """Print a table that fits, as far as `columns` can be spared; these are removed."""
+    spared = []
+    table = _terminal_table(cells, columns, tight=False)
+    if tight := width_of(table) > output.width:
+        while width_of(table := _terminal_table(cells, columns, tight=True)) > output.width:
+            least = max(columns, key=lambda column: column.spare)
+            if not least.spare:
+                break
+            columns.remove(least)
+            spared.append(least.name)
+    print_whole(output, table)
+    if tight:  # without an edge
+        output.print()
+    if spared:
+        output.print(f"left out in this narrow terminal: {', '.join(spared)}; {complete} has all")
+
+
+def _terminal_table(cells: Sequence[Cell], columns: Sequence[Column], *, tight: bool) -> Table:
+    """The matrix with a line between prompt sizes. `tight`: little space between columns."""
+    padding = (0, 0, 0, 0 if tight else 1)
+    headings, words = [one.heading for one in columns], [one.words for one in columns]
+    table = terminal_table(headings, words, padding=padding, show_edge=not tight)
+    rows = matrix_rows(cells, columns)
+    for row, following in zip(rows, [*rows[1:], None], strict=True):
+        table.add_row(*row, end_section=following is not None and following[0] != row[0])
+    return table
+
+
+def _by_model(cells: Sequence[Cell]) -> list[Sequence[Cell]]:
+    """The cells of each model, in their order; without cells one empty part."""
     models = dict.fromkeys(cell.model for cell in cells)
     return [_ordered([cell for cell in cells if cell.model == model]) for model in models] or [
         cells
@@ -258,16 +272,11 @@ def by_model(cells: Sequence[Cell]) -> list[Sequence[Cell]]:
 
 
 def _ordered(cells: Sequence[Cell]) -> Sequence[Cell]:
-    """Where axes vary: by depth, then by their values. Cells come as their samples are finished."""
+    """The cells in order of depth and axes where axes vary; else as their samples were finished."""
     if not varied_axes(cells):
         return cells
-    groups, programs = (
-        list(dict.fromkeys(names))
-        for names in (
-            [(cell.prompt_class, cell.n_prompt) for cell in cells],
-            [(cell.program, cell.variant) for cell in cells],
-        )
-    )
+    groups = list(dict.fromkeys((cell.prompt_class, cell.n_prompt) for cell in cells))
+    programs = list(dict.fromkeys((cell.program, cell.variant) for cell in cells))
     return sorted(
         cells,
         key=lambda cell: (
@@ -279,57 +288,9 @@ def _ordered(cells: Sequence[Cell]) -> Sequence[Cell]:
     )
 
 
-def _print_table(
-    cells: Sequence[Cell],
-    columns: list[Column],
-    file: IO[str],
-    console: Console,
-    plain: bool,
-    complete: str,
-) -> None:
-    if cells:
-        spared = []
-        tight = _width(cells, columns, tight=False) > console.width
-        while (needed := _width(cells, columns, tight=tight)) > console.width:
-            least = max(columns, key=lambda column: column.spare)
-            if not least.spare:
-                break
-            columns.remove(least)
-            spared.append(least.name)
-        table = matrix_table(cells, columns, tight=tight)
-        _console(file, max(console.width, needed), plain).print(table)
-        if tight:  # without an edge
-            console.print()
-        if spared:
-            console.print(
-                f"left out in this narrow terminal: {', '.join(spared)}; {complete} has all"
-            )
-    for note in matrix_notes(cells, columns):
-        console.print(note)
-
-
-def _width(cells: Sequence[Cell], columns: Sequence[Column], *, tight: bool) -> int:
-    table = matrix_table(cells, columns, tight=tight)
-    return _console(None, _UNLIMITED).measure(table).maximum
-
-
-def _console(file: IO[str] | None, width: int | None, plain: bool = False) -> Console:
-    """To print to a file; in a notebook rich would show it there, and leave the file empty."""
-    from rich.console import Console
-
-    return Console(
-        file=file,
-        width=width,
-        highlight=False,
-        markup=False,
-        force_jupyter=False,
-        force_terminal=False if plain else None,
-    )
-
-
 def markdown_table(cells: Sequence[Cell], *, per_round: bool = False) -> str:
     """What MTP gains, then the matrix as a Markdown table of each model with its notes below."""
-    tables = [_markdown_table(part, per_round) for part in by_model(cells)]
+    tables = [_markdown_table(part, per_round) for part in _by_model(cells)]
     return "\n\n".join([*summaries(cells), *tables])
 
 

@@ -1,7 +1,5 @@
-"""From measured costs to advice: what each draft depth costs here, when it pays, and which n_ubatch
-is the fastest. No library.
-
-Everything is computed from the costs (:mod:`pyllama_mtp.speculative.costs`); nothing is measured.
+"""From measured costs to advice: which draft depth pays at which acceptance, and which n_ubatch is
+the fastest. Computed from the costs (:mod:`pyllama_mtp.speculative.costs`); nothing is measured.
 """
 
 from __future__ import annotations
@@ -12,8 +10,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.markdown import to_markdown
-from pyllama_mtp.measure.verdict import Round, percent, verdict
+from pyllama_mtp.measure.text import NONE, percent, to_markdown
+from pyllama_mtp.measure.verdict import Round, verdict
 from pyllama_mtp.speculative.costs import Costs, best_depth, break_even, round_time, speed
 
 if TYPE_CHECKING:
@@ -21,101 +19,13 @@ if TYPE_CHECKING:
 
 #: Acceptance per draft for which the speed is forecast.
 ACCEPTANCE = (0.5, 0.7, 0.8, 0.9)
-#: The one that the advice is for. Published heads: about 0.73 in long thinking, 0.9 in code.
+#: The advice is for this acceptance. Published heads: about 0.73 in long thinking, 0.9 in code.
 TYPICAL_ACCEPTANCE = 0.8
-#: Acceptance above this is left out of the advice: no published head keeps it up.
+#: No published head keeps up a higher acceptance, so the advice ends here.
 MOST_ACCEPTANCE = 0.95
 #: Another n_ubatch is recommended if it is faster by this factor in every round.
 UBATCH_GAIN = 1.03
 _STEP = 0.01
-_NONE = "-"
-
-
-@dataclass(frozen=True)
-class TuneRow:
-    """One depth. Times in plain decode steps.
-
-    Attributes:
-        depth: drafts per round; 0 is no MTP.
-        draft: drafting them.
-        verify: one pass over depth + 1 rows, caches and sampling included.
-        round: both.
-        break_even: acceptance per draft, the same at every position, from which the depth is
-            faster than no MTP, 0 to 1; None: never, or depth 0.
-        speed_up: against no MTP, at each of ACCEPTANCE.
-    """
-
-    depth: int
-    draft: float
-    verify: float
-    round: float
-    break_even: float | None
-    speed_up: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Range:
-    """From `acceptance` on, up to where the next range begins, `depth` is the fastest."""
-
-    acceptance: float
-    depth: int
-
-
-def tune_rows(costs: Costs, acceptance: Sequence[float] = ACCEPTANCE) -> list[TuneRow]:
-    """One row per depth that has costs, 0 first."""
-    return [_row(costs, depth, acceptance) for depth in range(costs.limit + 1)]
-
-
-def _row(costs: Costs, depth: int, acceptance: Sequence[float]) -> TuneRow:
-    return TuneRow(
-        depth,
-        costs.draft[depth] / costs.plain,
-        costs.verify[depth + 1] / costs.plain,
-        round_time(costs, depth) / costs.plain,
-        break_even(costs, depth) if depth else None,
-        tuple(speed(costs, [rate] * depth, depth) * costs.plain for rate in acceptance),
-    )
-
-
-def best_ranges(costs: Costs) -> list[Range]:
-    """Which depth is the fastest at which acceptance, from 0 to MOST_ACCEPTANCE in steps of 0.01.
-
-    Acceptance is taken to be the same at every position.
-    """
-    ranges: list[Range] = []
-    for step in range(round(MOST_ACCEPTANCE / _STEP) + 1):
-        rate = step * _STEP
-        depth = best_depth(costs, [rate] * costs.limit)
-        if not ranges or ranges[-1].depth != depth:
-            ranges.append(Range(round(rate, 2), depth))
-    return ranges
-
-
-def tune_headings(acceptance: Sequence[float] = ACCEPTANCE) -> list[str]:
-    """The headings of :func:`tune_cells`."""
-    fixed = ["depth", "draft", "verify", "round", "break-even %"]
-    return [*fixed, *(f"at {100 * rate:g} %" for rate in acceptance)]
-
-
-def tune_cells(rows: Sequence[TuneRow]) -> list[list[str]]:
-    """The rows as text."""
-    return [
-        [
-            str(row.depth) if row.depth else "0 (no MTP)",
-            *(f"{steps:.2f}" for steps in (row.draft, row.verify, row.round)),
-            _NONE if row.break_even is None else f"{100 * row.break_even:.0f}",
-            *(f"{ratio:.2f}x" for ratio in row.speed_up),
-        ]
-        for row in rows
-    ]
-
-
-def tune_markdown(costs: Costs, slow: Mapping[str, float] | None = None) -> str:
-    """Table, what its figures are, and the advice; `slow`: see :func:`recommendation`."""
-    headings = tune_headings()
-    table = to_markdown(headings, tune_cells(tune_rows(costs)))
-    return "\n\n".join([table, EXPLANATION, recommendation(costs, slow)])
-
 
 EXPLANATION = (
     "draft, verify, round: in plain decode steps. break-even: the acceptance per draft from which "
@@ -124,33 +34,69 @@ EXPLANATION = (
 )
 
 
+def tune_markdown(costs: Costs, slow: Mapping[str, float] | None = None) -> str:
+    """A table with a row per depth, its explanation, and :func:`recommendation`."""
+    headings = ["depth", "draft", "verify", "round", "break-even %"]
+    headings += [f"at {100 * rate:g} %" for rate in ACCEPTANCE]
+    rows = [_row(costs, depth) for depth in range(costs.limit + 1)]
+    return "\n\n".join([to_markdown(headings, rows), EXPLANATION, recommendation(costs, slow)])
+
+
+def _row(costs: Costs, depth: int) -> list[str]:
+    """Times in plain decode steps; speeds against no MTP, at each of ACCEPTANCE."""
+    seconds = (costs.draft[depth], costs.verify[depth + 1], round_time(costs, depth))
+    needed = break_even(costs, depth) if depth else None
+    speeds = (speed(costs, [rate] * depth, depth) * costs.plain for rate in ACCEPTANCE)
+    return [
+        str(depth) if depth else "0 (no MTP)",
+        *(f"{s / costs.plain:.2f}" for s in seconds),
+        NONE if needed is None else f"{100 * needed:.0f}",
+        *(f"{ratio:.2f}x" for ratio in speeds),
+    ]
+
+
+def _fastest_depths(costs: Costs) -> list[tuple[float, int]]:
+    """(acceptance from which it is the fastest, depth), from 0 to MOST_ACCEPTANCE in steps of 0.01.
+
+    Acceptance is taken to be the same at every position.
+    """
+    found: list[tuple[float, int]] = []
+    for step in range(round(MOST_ACCEPTANCE / _STEP) + 1):
+        rate = step * _STEP
+        depth = best_depth(costs, [rate] * costs.limit)
+        if not found or found[-1][1] != depth:
+            found.append((round(rate, 2), depth))
+    return found
+
+
 def recommendation(costs: Costs, slow: Mapping[str, float] | None = None) -> str:
-    """What to set, and why, in a few sentences.
+    """Which depth to set, and why, in a few sentences.
 
     Args:
-        slow: what of the file has no fast path here, see
-            :func:`pyllama_mtp.measure.verdict.slow_types`.
+        slow: see :func:`pyllama_mtp.measure.verdict.slow_types`.
 
     Raises:
         UsageError: no depth above 0 was measured.
     """
     if costs.limit < 1:
         raise UsageError("nothing to recommend: only depth 0 was measured; measure 1 at least")
-    ranges = best_ranges(costs)
+    ranges = _fastest_depths(costs)
     fixed = best_depth(costs, [TYPICAL_ACCEPTANCE] * costs.limit)
     why = ""
     if not fixed:
-        rounds = [Round(row.depth, row.verify, row.round) for row in tune_rows(costs)[1:]]
+        rounds = [
+            Round(n, costs.verify[n + 1] / costs.plain, round_time(costs, n) / costs.plain)
+            for n in range(1, costs.limit + 1)
+        ]
         typical = f"{percent(TYPICAL_ACCEPTANCE)} are typical"
         why = verdict(rounds, slow or {}, typical) + " Use draft_n_max=0."
-    if not any(one.depth for one in ranges):
+    if not any(depth for _, depth in ranges):
         return why
     depths = ", ".join(
-        f"{one.depth} from {percent(one.acceptance)}" if one.acceptance else f"{one.depth} at 0 %"
-        for one in ranges
+        f"{depth} from {percent(rate)}" if rate else f"{depth} at 0 %" for rate, depth in ranges
     )
     deeper = ""
-    if ranges[-1].depth == costs.limit:
+    if ranges[-1][1] == costs.limit:
         deeper = (
             f" Depths above {costs.limit} were not measured; "
             "where the model can draft so much, they may be faster still."
@@ -164,8 +110,8 @@ def recommendation(costs: Costs, slow: Mapping[str, float] | None = None) -> str
 
 
 def heads_markdown(options: Sequence[HeadOption], chosen: HeadOption | None) -> str:
-    """What the draft head could be, the best one first, and what "auto" has chosen; empty where
-    there is no choice."""
+    """The draft heads to choose from, the best first, and which one "auto" took; "" where there is
+    no choice."""
     if not options or not chosen:
         return ""
     headings = ["draft vocabulary", "type", "MB", "ms per draft", "outside %", "expected speed"]
@@ -186,11 +132,11 @@ def heads_markdown(options: Sequence[HeadOption], chosen: HeadOption | None) -> 
 
 @dataclass(frozen=True)
 class UbatchTimes:
-    """What a prompt takes by n_ubatch.
+    """Times of one prompt by n_ubatch.
 
     Attributes:
         n_prompt: tokens of the prompt.
-        usual: the n_ubatch that is set, which others must beat.
+        usual: the n_ubatch that is set, which the others must beat.
         seconds: of the prompt in each round, by n_ubatch.
     """
 
@@ -204,7 +150,7 @@ class UbatchTimes:
 
     @property
     def best(self) -> int:
-        """The fastest of those that beat `usual` by UBATCH_GAIN in every round; else `usual`."""
+        """The fastest n_ubatch that beats `usual` by UBATCH_GAIN in every round; else `usual`."""
         usual = self.seconds[self.usual]
         better = [
             n_ubatch
@@ -215,7 +161,7 @@ class UbatchTimes:
 
 
 def ubatch_markdown(times: UbatchTimes | None) -> str:
-    """Tokens per second of a prompt by n_ubatch, and which one to use; None: not measured."""
+    """Tokens per second by n_ubatch, and which one to use. None: not measured."""
     if times is None:
         return "Not compared: --n-ubatch, for want of a longer context, memory or a faster machine."
     speeds = ", ".join(

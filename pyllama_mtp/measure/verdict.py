@@ -1,18 +1,18 @@
-"""What MTP gains on a file and machine, or why it does not pay: one wording, for `tune`, `inspect`,
-the matrix and its report."""
+"""What MTP gains on a file and machine, or why it does not pay: the same words in `tune`,
+`inspect`, the matrix and its report."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyllama_mtp.measure.cells import Cell
-from pyllama_mtp.measure.peers.notes import OURS
+from pyllama_mtp.measure.cells import OURS, Cell
 from pyllama_mtp.measure.plan import SWITCHES, axis_name, axis_words
 from pyllama_mtp.measure.ratios import Ratio, base_of, ratio_to
+from pyllama_mtp.measure.text import counted, percent
 from pyllama_mtp.models.quantize import WEIGHT_TYPES
 from pyllama_mtp.speculative.costs import needed_acceptance
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from pyllama_mtp.llama.native import Library
     from pyllama_mtp.models.ggufinfo import GGUFInfo
 
-#: Share of what a step reads, in types without a fast path, from which MTP will hardly pay.
+#: MTP will hardly pay where types without a fast path are this share of what a step reads.
 MUCH = 0.5
 #: Ratios this close to 1 are called equal.
 EQUAL = 0.02
 #: Repeats below which figures are called rough.
 FEW = 3
-#: Seconds of a plain step below which what a pass costs beside the model weighs most.
+#: In a plain step of fewer seconds, the costs beside the model weigh most.
 SHORT_STEP_S = 0.002
 
 
 @dataclass(frozen=True)
 class Round:
-    """A round of `depth` drafts, in plain decode steps: its verification, and all of it."""
+    """The times of a round of `depth` drafts in plain decode steps: verification, and in all."""
 
     depth: int
     verify: float
@@ -41,7 +41,7 @@ class Round:
 
 
 def step_shares(info: GGUFInfo) -> dict[str, float]:
-    """Of what a plain decode step reads: the share in each tensor type, 0 to 1, largest first."""
+    """The share of each tensor type, 0 to 1, in what a plain decode step reads, largest first."""
     total = sum(info.step_types.values()) or 1
     return {kind: n / total for kind, n in info.step_types.items()}
 
@@ -56,56 +56,54 @@ def slow_types(info: GGUFInfo, library: Library) -> dict[str, float]:
 
 
 def slow_types_of(model: Model) -> dict[str, float]:
-    """:func:`slow_types` of a loaded model; {} where it is not computed on this CPU."""
+    """:func:`slow_types` of a loaded model; {} where the model is on a GPU."""
     from pyllama_mtp.llama import native
 
     return {} if model.on_gpu else slow_types(model.info, native.load())
 
 
 def verdict(rounds: Sequence[Round], slow: Mapping[str, float], accepted: str = "") -> str:
-    """Why MTP does not pay, in sentences; "" where nothing says that it does not.
+    """Why MTP does not pay, in sentences; "" where nothing speaks against it.
 
     Args:
         rounds: as measured; empty: not measured.
-        slow: see :func:`slow_types`; what is known of a file that was not measured.
-        accepted: which acceptance there is, in words, to stand beside the one that is needed.
+        slow: see :func:`slow_types`.
+        accepted: the acceptance that there is, in words, to stand beside what is needed.
     """
     part = sum(slow.values())
     if not rounds and part < MUCH:
         return ""
-    sentences = []
+    text = "MTP will hardly pay on this CPU."
     if rounds:
         needed = (needed_acceptance(one.total, one.depth) for one in rounds)
         least = min((rate for rate in needed if rate is not None), default=None)
         wanted = f"only if more than {percent(least or 0)} of the drafts are accepted"
-        sentences += [
-            "MTP cannot pay here"
-            if least is None
-            else f"MTP pays here {wanted}{f' ({accepted})' if accepted else ''}",
-            f": verifying {_listed(str(one.depth + 1) for one in rounds)} rows takes "
-            f"{_listed(f'{one.verify:.2f}' for one in rounds)} plain steps, with the drafts "
-            f"{_listed(f'{one.total:.2f}' for one in rounds)}, for at most as many tokens as rows.",
-        ]
-    else:
-        sentences.append("MTP will hardly pay on this CPU.")
+        pays = f"MTP pays here {wanted}{f' ({accepted})' if accepted else ''}"
+        text = (
+            f"{'MTP cannot pay here' if least is None else pays}: verifying "
+            f"{' / '.join(str(one.depth + 1) for one in rounds)} rows takes "
+            f"{' / '.join(f'{one.verify:.2f}' for one in rounds)} plain steps, with the drafts "
+            f"{' / '.join(f'{one.total:.2f}' for one in rounds)}, for at most as many tokens as "
+            "rows."
+        )
     if part >= MUCH / 5:
         kinds = ", ".join(f"{kind} {percent(share)}" for kind, share in slow.items())
-        sentences.append(
+        text += (
             f" {percent(part)} of what a step reads is in types without a fast path for a few "
             f"rows here, where n rows cost nearly as much as n steps: {kinds}."
         )
-    return "".join(sentences)
+    return text
 
 
 def matrix_verdicts(cells: Sequence[Cell]) -> list[str]:
-    """For every prompt size at which no fixed depth was faster than no MTP: why."""
+    """Why no fixed depth was faster than no MTP, for every prompt size where none was."""
     found: dict[int, dict[int, tuple[Round, Cell]]] = {}
     faster = set()
     for cell in cells:
         base = base_of(cell, cells)
-        if cell.program != OURS or cell.adaptive or not (cell.n_max and cell.rounds and base):
+        if cell.program != OURS or cell.variant == "upstream" or cell.adaptive or not cell.n_max:
             continue
-        if not (base.decode_tps and cell.decode_tps) or cell.variant == "upstream":
+        if not (cell.rounds and base and base.decode_tps and cell.decode_tps):
             continue
         if cell.decode_tps > base.decode_tps:
             faster.add(cell.n_prompt)
@@ -126,7 +124,7 @@ def matrix_verdicts(cells: Sequence[Cell]) -> list[str]:
 
 
 def _round(cell: Cell, plain_tps: float) -> Round:
-    """The mean round of a cell; `plain_tps` plain steps take a second."""
+    """The mean round of a cell, where `plain_tps` plain steps take a second."""
     verify = sum(sample.time_s.get("verify", 0.0) for sample in cell.samples)
     total = sum(sample.decode_s for sample in cell.samples)
     return Round(cell.n_max, *(plain_tps * time / cell.rounds for time in (verify, total)))
@@ -134,7 +132,8 @@ def _round(cell: Cell, plain_tps: float) -> Round:
 
 @dataclass(frozen=True)
 class _Gain:
-    """A way of drafting at every prompt size and class: its cells, ratios and plain cells."""
+    """A way of drafting at all prompt sizes and classes: its cells, their cells without MTP, and
+    the ratios of both."""
 
     cells: list[Cell]
     bases: list[Cell]
@@ -148,6 +147,7 @@ class _Gain:
 
     @property
     def name(self) -> str:
+        """The depth and axes in words."""
         first = self.cells[0]
         depth = "auto" if first.adaptive else f"depth {first.n_max}"
         axes = (f"{axis_name(name)} {axis_words(value)}" for name, value in first.axes.items())
@@ -161,14 +161,13 @@ class _Gain:
 
 
 def _gains(cells: Sequence[Cell]) -> list[_Gain]:
-    """What was measured with MTP and without, the fastest first."""
+    """The ways of drafting that were measured with MTP and without, the fastest first."""
     found: dict[tuple[object, ...], dict[tuple[int, str], Cell]] = {}
     for cell in cells:
         if cell.program == OURS and cell.n_max and cell.rounds:
             switches = (str(cell.settings.get(name, SWITCHES[name])) for name in SWITCHES)
-            axes = json.dumps(cell.axes)
-            way = found.setdefault((cell.variant, cell.adaptive, cell.n_max, *switches, axes), {})
-            way[cell.n_prompt, cell.prompt_class] = cell
+            key = (cell.variant, cell.adaptive, cell.n_max, *switches, json.dumps(cell.axes))
+            found.setdefault(key, {})[cell.n_prompt, cell.prompt_class] = cell
     gains = []
     for way in found.values():
         rows = [
@@ -184,8 +183,7 @@ def _gains(cells: Sequence[Cell]) -> list[_Gain]:
 
 
 def summary(cells: Sequence[Cell]) -> str:
-    """What MTP does here, in plain words, by the fastest way of drafting; "" where no MTP, or
-    nothing else, was measured.
+    """What the fastest way of drafting gains, in plain words; "" where there is nothing to compare.
 
     Args:
         cells: of one model and machine.
@@ -193,11 +191,8 @@ def summary(cells: Sequence[Cell]) -> str:
     if not (gains := _gains(cells)):
         return ""
     fewest = min(ratio.n for ratio in gains[0].decode)
-    return _summary(gains) + (
-        f" From {fewest} repeat{'' if fewest == 1 else 's'}, so figures are rough."
-        if fewest < FEW
-        else ""
-    )
+    rough = f" From {counted(fewest, 'repeat')}, so figures are rough."
+    return _summary(gains) + (rough if fewest < FEW else "")
 
 
 def _summary(gains: Sequence[_Gain]) -> str:
@@ -227,7 +222,7 @@ def _summary(gains: Sequence[_Gain]) -> str:
 
 
 def _tiny(gain: _Gain) -> str:
-    """That a model is too small to judge by, if it is."""
+    """A warning if the model is too small to judge by."""
     step_s = 1 / max(base.decode_tps or math.inf for base in gain.bases)
     if not 0 < step_s < SHORT_STEP_S:
         return ""
@@ -245,7 +240,7 @@ def summaries(cells: Sequence[Cell]) -> list[str]:
 
 
 def _prompt(gain: _Gain) -> str:
-    """How long the prompt takes with MTP."""
+    """How long the prompt takes with MTP, in words."""
     if all(one.low <= 1 <= one.high for one in gain.prefill):
         return "the prompt takes about as long"
     longer = [100 / one.value - 100 for one in gain.prefill]
@@ -267,12 +262,3 @@ def _range(values: Sequence[float]) -> str:
 
 def _times(value: float) -> str:
     return f"{value:.1f}" if value >= 1.095 else f"{value:.2f}"
-
-
-def _listed(words: Iterable[str]) -> str:
-    return " / ".join(words)
-
-
-def percent(share: float) -> str:
-    """A share of 1, in words of a sentence."""
-    return f"{100 * share:.0f} %"

@@ -9,8 +9,13 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from pyllama_mtp.measure.acceptance_report import Report, frequent_misses
-from pyllama_mtp.measure.acceptance_table import json_report, markdown_report, print_report
+from pyllama_mtp.measure.acceptance_report import (
+    Report,
+    frequent_misses,
+    json_report,
+    markdown_report,
+    print_report,
+)
 
 
 def test_classes_and_all_of_them(fakes: ModuleType) -> None:

@@ -1,23 +1,20 @@
-"""What is said below a table about the other programs in it: what they are, how ours compares."""
+"""The notes below a table about other programs: what they are, and how ours compares."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.cells import OURS, Cell
+from pyllama_mtp.measure.columns import mode_words
 from pyllama_mtp.measure.peers import PEERS
 from pyllama_mtp.measure.plan import axis_words
-from pyllama_mtp.measure.ratios import Figure, paired_ratios, typical_ratio
+from pyllama_mtp.measure.ratios import Figure, ratio_to
 
-if TYPE_CHECKING:
-    from pyllama_mtp.measure.cells import Cell
-
-OURS = "pyllama-mtp"
+_FIGURES: tuple[tuple[str, Figure], ...] = (("prefill", "prefill_tps"), ("decode", "decode_tps"))
 
 
 def peer_notes(cells: Sequence[Cell]) -> list[str]:
-    """Lines about every program beside ours; none if there are none."""
+    """Lines about every program beside ours."""
     notes = []
     for name in dict.fromkeys(cell.program for cell in cells if cell.program != OURS):
         own = [cell for cell in cells if cell.program == name and cell.samples]
@@ -42,18 +39,17 @@ def _build(cell: Cell) -> str:
 
 
 def _comparison(name: str, own: Sequence[Cell], cells: Sequence[Cell]) -> list[str]:
-    """Our speed as a multiple of theirs, size by size: from the ratios within a repeat."""
+    """Our speed as a multiple of theirs, size by size, from the ratios within a repeat."""
     parts: dict[str, list[str]] = {}
     for theirs in own:
         ours = next((cell for cell in cells if _comparable(cell, theirs)), None)
         if ours is None:
             continue
-        mode = f"MTP {theirs.n_max}" if theirs.n_max else "no-MTP"
-        mode = " ".join([mode, *map(axis_words, theirs.axes.values())])
+        mode = " ".join([mode_words(theirs), *map(axis_words, theirs.axes.values())])
         speeds = [
-            f"{words} {ratio}"
+            f"{words} {ratio.value:.2f}x"
             for words, figure in _FIGURES
-            if (ratio := _ratio(ours, theirs, figure))
+            if (ratio := ratio_to(ours, theirs, figure))
         ]
         if speeds:
             kind = f"{theirs.n_prompt} {theirs.prompt_class}"
@@ -64,19 +60,9 @@ def _comparison(name: str, own: Sequence[Cell], cells: Sequence[Cell]) -> list[s
     return [f"ours to {name}, from the ratios within a repeat, prompt {' | '.join(sizes)}"]
 
 
-_FIGURES: tuple[tuple[str, Figure], ...] = (("prefill", "prefill_tps"), ("decode", "decode_tps"))
-
-
 def _comparable(ours: Cell, theirs: Cell) -> bool:
-    """Ours with the same work; the first of them, where what varies is ours alone."""
+    """Whether a cell of ours did the same work."""
     same = ("run", "model", "prompt_class", "n_prompt", "max_tokens", "n_max", "adaptive")
     alike = all(getattr(ours, name) == getattr(theirs, name) for name in same)
     alike &= all(ours.axes.get(name) == value for name, value in theirs.axes.items())
     return alike and ours.program == OURS and bool(ours.samples)
-
-
-def _ratio(ours: Cell, theirs: Cell, figure: Figure) -> str:
-    try:
-        return f"{typical_ratio(paired_ratios(ours, theirs, figure)).value:.2f}x"
-    except UsageError:  # nothing was measured on both sides
-        return ""

@@ -9,9 +9,9 @@ from typing import Literal, get_args
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure import series
 from pyllama_mtp.measure.cells import Cell
-from pyllama_mtp.measure.columns import shown_rates
+from pyllama_mtp.measure.columns import mode_words, shown_rates
 from pyllama_mtp.measure.published import Published, by_source
-from pyllama_mtp.measure.ratios import Figure, base_of, paired_ratios, typical_ratio
+from pyllama_mtp.measure.ratios import Figure, ratio_to_plain
 from pyllama_mtp.measure.records import spread_of
 
 Kind = Literal["prefill", "decode", "prefill-ratio", "decode-ratio", "acceptance"]
@@ -37,7 +37,7 @@ class Curve:
         points: by rising x.
         mode: "no-MTP" or "MTP 3"; curves of a mode share a colour.
         rest: what tells curves of a mode apart; they differ in the style of the line.
-        source: of published figures, who published them and on what; else "".
+        source: who published the figures, and on what; "" for measured ones.
     """
 
     label: str
@@ -55,18 +55,17 @@ def check_kind(kind: str) -> Kind:
     raise UsageError(f"there is no plot {kind!r}; there are: {', '.join(KINDS)}")
 
 
-def figure_of(kind: Kind) -> Figure:
-    """The figure of a sample that a kind of plot shows."""
+def _figure_of(kind: Kind) -> Figure:
     return "prefill_tps" if kind.startswith("prefill") else "decode_tps"
 
 
 def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
-    """The curves of a plot, without MTP first, then by depth, the adaptive one last.
+    """The curves of a plot, without MTP first, then by depth, the adaptive depth last.
 
     A speed is the median of the samples, with the lowest and the highest as bounds. A ratio to no
-    MTP is what the paired ratios come to, with its interval (see ``ratios.py``). Acceptance is
-    accepted / drafted at each position, totals over all samples and sizes, without bounds; of
-    adaptive depth only where there are enough drafts for a rate (see `shown_rates`).
+    MTP is the estimate from the paired ratios, with its interval (see ``ratios.py``). Acceptance is
+    accepted / drafted at each position, totals over all samples and sizes, without bounds; see
+    :func:`shown_rates`.
     """
     shown = [cell for cell in series.latest(cells) if cell.samples]
     label = series.Labels(shown)
@@ -76,10 +75,8 @@ def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
     found = []
     for members in by_series.values():
         members.sort(key=lambda cell: cell.n_prompt)
-        points = _points(members, cells, kind)
-        if points:
-            words = label(members[0])
-            mode = series.mode_words(members[0])
+        if points := _points(members, cells, kind):
+            words, mode = label(members[0]), mode_words(members[0])
             place = (members[0].adaptive, members[0].n_max)
             found.append((place, Curve(words, points, mode, words.replace(mode, ""))))
     return [curve for _, curve in sorted(found, key=lambda item: item[0])]
@@ -88,14 +85,10 @@ def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
 def _points(members: Sequence[Cell], cells: Sequence[Cell], kind: Kind) -> tuple[Point, ...]:
     if kind == "acceptance":
         return _acceptance(members)
-    points = []
+    points, figure = [], _figure_of(kind)
     for cell in members:
-        figure = figure_of(kind)
         if kind.endswith("-ratio"):
-            base = base_of(cell, cells) if cell.n_max else None
-            paired = paired_ratios(cell, base, figure) if base else []
-            if paired:
-                ratio = typical_ratio(paired)
+            if ratio := ratio_to_plain(cell, cells, figure):
                 points.append(Point(cell.n_prompt, ratio.value, ratio.low, ratio.high))
         elif spread := spread_of(cell, figure):
             points.append(Point(cell.n_prompt, *spread))
@@ -110,27 +103,20 @@ def _acceptance(members: Iterable[Cell]) -> tuple[Point, ...]:
 def published_curves(
     figures: Sequence[Published], shown: Sequence[Curve], kind: Kind
 ) -> list[Curve]:
-    """Reference curves for a plot: those published figures whose mode the plot shows as well."""
+    """Reference curves for a plot: published figures whose mode the plot shows as well."""
     if kind == "acceptance":
         return []
-    modes = {curve.mode for curve in shown}
-    found = []
+    modes, name, found = {curve.mode for curve in shown}, _figure_of(kind), []
     for source, members in by_source(figures).items():
-        plain = {f.n_prompt: getattr(f, figure_of(kind)) for f in members if not f.n_max}
-        for n_max in sorted({figure.n_max for figure in members}):
+        title = f"{source}: {members[0].model}, {members[0].hardware}"
+        plain = {one.n_prompt: getattr(one, name) for one in members if not one.n_max}
+        members = sorted(members, key=lambda one: one.n_prompt)
+        for n_max in sorted({one.n_max for one in members}):
             mode = f"MTP {n_max}" if n_max else "no-MTP"
-            points = []
-            for figure in sorted(members, key=lambda figure: figure.n_prompt):
-                value = getattr(figure, figure_of(kind))
-                if figure.n_max != n_max or mode not in modes:
-                    continue
-                if kind.endswith("-ratio"):
-                    if not n_max or figure.n_prompt not in plain:
-                        continue
-                    value /= plain[figure.n_prompt]
-                points.append(Point(figure.n_prompt, value, value, value))
-            if points:
-                first = members[0]
-                title = f"{source}: {first.model}, {first.hardware}"
-                found.append(Curve(f"{mode}, {source}", tuple(points), mode, source, title))
+            own = [(one.n_prompt, getattr(one, name)) for one in members if one.n_max == n_max]
+            if kind.endswith("-ratio"):
+                own = [(x, y / plain[x]) for x, y in own if n_max and x in plain]
+            if own and mode in modes:
+                points = tuple(Point(x, y, y, y) for x, y in own)
+                found.append(Curve(f"{mode}, {source}", points, mode, source, title))
     return found

@@ -1,4 +1,4 @@
-"""How the curves of a plot look, and the legend that says so."""
+"""The colours, markers and line styles of a plot's curves, and its legend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROW = 1.55
 
 
 def looks(shown: Sequence[Curve]) -> list[dict[str, Any]]:
-    """Colour and marker by mode; line style and filling of the marker by the rest."""
+    """The looks of each curve: colour and marker by mode, line and filling by the rest."""
     modes = list(dict.fromkeys(curve.mode for curve in shown if curve.mode != "no-MTP"))
     rests = list(dict.fromkeys(curve.rest for curve in shown))
     found = []
@@ -63,7 +63,7 @@ class Legend:
 
 
 def legends(shown: Sequence[Curve], behind: Sequence[Curve], shape: Shape) -> list[Legend]:
-    """One of the measured curves; one of the sources of published figures, if there are any."""
+    """The legend of the measured curves, then of the sources of published figures, if any."""
     own = [(curve.label, look) for curve, look in zip(shown, looks(shown), strict=True)]
     found = [_in_columns(own, shape)]
     if behind:
@@ -86,10 +86,10 @@ def _in_columns(entries: Sequence[tuple[str, dict[str, Any]]], shape: Shape) -> 
 
 
 def draw_legends(axes: Axes, legends: Sequence[Legend], shape: Shape) -> None:
-    """Below the plot and the label of its axis, where they hide nothing."""
+    """Draw them below the plot and the label of its axis, where they hide nothing."""
     down = 4.4 * shape.type_size
     for legend in legends[:-1]:
-        # Axes have one legend; the others stay as any other part of the picture.
+        # Axes keep one legend; the others are added as artists.
         axes.add_artist(_draw_legend(axes, legend, shape, down)).set_clip_on(False)
         down += legend.rows * ROW * shape.type_size
     _draw_legend(axes, legends[-1], shape, down)

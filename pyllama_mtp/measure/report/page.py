@@ -15,7 +15,7 @@ from pyllama_mtp.measure import records, series
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.published import Published
 from pyllama_mtp.measure.report import plots, style, tables
-from pyllama_mtp.measure.report.curves import KINDS, Kind
+from pyllama_mtp.measure.report.curves import KINDS
 from pyllama_mtp.measure.report.plots import Plot
 from pyllama_mtp.measure.series import Section
 from pyllama_mtp.measure.table import waiting_note
@@ -41,9 +41,8 @@ def write_report(
         cells: what was measured; skipped cells are named with their reason.
         directory: made if it is not there.
         published: figures to draw behind, see ``published.py``.
-        command: how the report was made, for the page.
-        commands: how the cells were measured, by their run; where it is not known, a command is put
-            together from what the cells say of themselves.
+        command: the command that makes the report, for the page.
+        commands: the commands that measured the cells, by run, as far as they are known.
 
     Returns:
         the files, ``index.html`` first.
@@ -54,11 +53,15 @@ def write_report(
     if not cells:
         raise UsageError("there are no cells to report")
     check_report(directory)
-    sections = series.sections(cells)
-    drawn = [_plots(section, published) for section in sections]
+    sections, commands = series.sections(cells), commands or {}
+    drawn = [
+        [plot for kind in KINDS if (plot := plots.make_plot(section.cells, kind, published))]
+        for section in sections
+    ]
+    written = (tables.markdown(section, commands) for section in sections)
     files: dict[str, bytes] = {
-        "index.html": _page(sections, drawn, published, command, commands or {}).encode("utf-8"),
-        "tables.md": _markdown(sections, commands or {}).encode("utf-8"),
+        "index.html": _page(sections, drawn, published, command, commands).encode("utf-8"),
+        "tables.md": ("\n\n".join([f"# {TITLE}", *written]) + "\n").encode("utf-8"),
         "tables.csv": records.to_csv(records.records(cells)).encode("utf-8"),
     }
     for number, pictures in enumerate(drawn, start=1):
@@ -86,23 +89,13 @@ def _write(directory: Path, files: dict[str, bytes]) -> list[Path]:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _cannot_write(directory, error.strerror) from None
-    for name, data in reversed(files.items()):  # the page last: it is there when the rest is
+    for name, data in reversed(files.items()):  # the page last, when all it names is there
         write_whole(directory / name, data)
     return [directory / name for name in files]
 
 
 def _cannot_write(directory: str | os.PathLike[str], reason: str | None) -> UsageError:
     return UsageError(f"cannot write the report to {directory}: {reason}; name another folder")
-
-
-def _plots(section: Section, published: Sequence[Published]) -> list[Plot]:
-    made = (plots.make_plot(section.cells, kind, published) for kind in KINDS)
-    return [plot for plot in made if plot is not None]
-
-
-def _markdown(sections: Sequence[Section], commands: Mapping[str, str]) -> str:
-    written = (tables.markdown(section, commands) for section in sections)
-    return "\n\n".join([f"# {TITLE}", *written]) + "\n"
 
 
 def _page(
@@ -137,18 +130,13 @@ def _page(
 
 
 def _colors(replaced: dict[str, str]) -> dict[str, str]:
-    named = {
-        "paper": style.PAPER,
-        "ink": style.INK,
-        "muted": style.MUTED,
-        "grid": style.GRID,
-        "warning": style.WARNING,
-    }
-    return {name: replaced.get(color, color) for name, color in named.items()}
+    names = ("paper", "ink", "muted", "grid", "warning")
+    colors = {name: getattr(style, name.upper()) for name in names}
+    return {name: replaced.get(color, color) for name, color in colors.items()}
 
 
 def _results(sections: Sequence[Section]) -> list[str]:
-    """What MTP gains, section by section, with their names where there are several."""
+    """What MTP gains in each section, with its title where there are several."""
     found = [(tables.title(section), summary(section.cells)) for section in sections]
     return [f"{name}: {text}" if len(found) > 1 else text for name, text in found if text]
 
@@ -156,8 +144,7 @@ def _results(sections: Sequence[Section]) -> list[str]:
 def _section(
     section: Section, drawn: Sequence[Plot], commands: Mapping[str, str]
 ) -> dict[str, Any]:
-    noise = waiting_note(section.cells)
-    missing: list[Kind] = [kind for kind in KINDS if kind not in [plot.kind for plot in drawn]]
+    noise, there = waiting_note(section.cells), {plot.kind for plot in drawn}
     return {
         "title": tables.title(section),
         "noise": " ".join(noise),
@@ -166,7 +153,8 @@ def _section(
         "plots": [_picture(plot) for plot in drawn],
         "missing": [
             f"No plot of {plots.TITLES[kind]}: {plots.why_nothing(section.cells, kind)}."
-            for kind in missing
+            for kind in KINDS
+            if kind not in there
         ],
         "rows": tables.rows(section),
         "notes": [note for note in tables.notes(section) if note not in noise],
@@ -176,10 +164,7 @@ def _section(
 def _picture(plot: Plot) -> dict[str, str]:
     shapes = {}
     for name, svg in plot.svg.items():
-        shapes[name] = _data_uri(svg)
-        shapes[f"{name}_dark"] = _data_uri(style.dark(svg))
+        for shape, picture in ((name, svg), (f"{name}_dark", style.dark(svg))):
+            data = base64.b64encode(picture.encode("utf-8")).decode("ascii")
+            shapes[shape] = f"data:image/svg+xml;base64,{data}"
     return {"kind": plot.kind, "alt": plot.alt, **shapes}
-
-
-def _data_uri(svg: str) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode("utf-8")).decode("ascii")

@@ -60,15 +60,12 @@ class Plot:
     """A finished picture.
 
     Attributes:
-        kind: what it shows.
-        title: its heading.
-        alt: what it shows in words, with every value.
+        alt: all values in words.
         svg: for each shape, by name.
         png: the wide shape, 200 dots per inch.
     """
 
     kind: Kind
-    title: str
     alt: str
     svg: dict[str, str]
     png: bytes
@@ -88,40 +85,33 @@ def make_plot(
     cells: Sequence[Cell], kind: Kind, published: Sequence[Published] = ()
 ) -> Plot | None:
     """Draw a plot in all its shapes; None if these cells have nothing to show in it."""
-    require_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
+
     shown = curves(cells, kind)
     if not shown:
         return None
     svg, png = {}, b""
     for shape in (style.WIDE, style.NARROW):
-        figure = _figure(cells, kind, published, shape)
+        size = figure_size(cells, kind, published, shape)
+        with matplotlib.rc_context({"font.size": shape.type_size, "font.family": "DejaVu Sans"}):
+            figure = Figure(size, layout="constrained", facecolor=style.PAPER)
+            draw(figure.add_subplot(), cells, kind, published, shape)
         svg[shape.name] = _rendered(figure, "svg").decode("utf-8")
         if shape is style.WIDE:
             png = _rendered(figure, "png")
-    return Plot(kind, TITLES[kind], _alt(shown, kind, cells), svg, png)
-
-
-def _figure(
-    cells: Sequence[Cell], kind: Kind, published: Sequence[Published], shape: Shape
-) -> Figure:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    size = figure_size(cells, kind, published, shape)
-    with matplotlib.rc_context({"font.size": shape.type_size, "font.family": "DejaVu Sans"}):
-        figure = Figure(size, layout="constrained", facecolor=style.PAPER)
-        draw(figure.add_subplot(), cells, kind, published, shape)
-    return figure
+    return Plot(kind, _alt(shown, kind, cells), svg, png)
 
 
 def figure_size(
     cells: Sequence[Cell], kind: Kind, published: Sequence[Published], shape: Shape
 ) -> tuple[float, float]:
     """Width and height in inches, with room for title and legend above and below the plot."""
-    shown = curves(cells, kind)
-    behind = published_curves(published, shown, kind)
-    rows = sum(legend.rows for legend in legends(shown, behind, shape)) if shown else 0
-    lines = len(_heading_lines(cells, kind, shape)) if shown else 0
+    rows = lines = 0
+    if shown := curves(cells, kind):
+        behind = published_curves(published, shown, kind)
+        rows = sum(legend.rows for legend in legends(shown, behind, shape))
+        lines = len(_heading_lines(cells, kind, shape))
     points = (rows * ROW + 2 + lines * _LINE) * shape.type_size
     return shape.width, shape.height + points / 72
 
@@ -130,7 +120,7 @@ def _rendered(figure: Figure, form: str) -> bytes:
     import matplotlib
 
     data = io.BytesIO()
-    # Nothing of the moment: the same cells give the same file.
+    # No random ids and no date: the same cells give the same file.
     with matplotlib.rc_context({"svg.hashsalt": "pyllama-mtp", "svg.fonttype": "path"}):
         metadata = {"Date": None} if form == "svg" else {}
         figure.savefig(data, format=form, dpi=200, metadata=metadata)
@@ -178,9 +168,9 @@ def why_nothing(cells: Sequence[Cell], kind: Kind) -> str:
     if kind.endswith("-ratio"):
         return "no cell with MTP has one without beside it"
     if kind == "acceptance":
-        few = any(cell.adaptive and any(cell.drafted) for cell in cells)
-        few_words = f"MTP auto drafted fewer than {LEAST_DRAFTS} times at each position"
-        return few_words if few else "no cell has MTP"
+        if any(cell.adaptive and any(cell.drafted) for cell in cells):
+            return f"MTP auto drafted fewer than {LEAST_DRAFTS} times at each position"
+        return "no cell has MTP"
     return "no cell has a speed"
 
 
@@ -195,7 +185,7 @@ def _frame(axes: Axes) -> None:
 
 
 def _draw_bars(axes: Axes, shown: Sequence[Curve], size: int) -> None:
-    """All of one size: bars side by side, their values above them."""
+    """A single prompt size: bars side by side, their values above them."""
     for number, (curve, look) in enumerate(zip(shown, looks(shown), strict=True)):
         (point,) = curve.points
         axes.bar(
@@ -209,8 +199,7 @@ def _draw_bars(axes: Axes, shown: Sequence[Curve], size: int) -> None:
             zorder=3,
         )
         axes.annotate(
-            style.three_digits(point.y),
-            *((number, point.high), (0, 3)),
+            *(style.three_digits(point.y), (number, point.high), (0, 3)),
             textcoords="offset points",
             ha="center",
             color=style.INK,
@@ -223,16 +212,16 @@ def _draw_bars(axes: Axes, shown: Sequence[Curve], size: int) -> None:
 
 
 def _draw_curves(axes: Axes, shown: Sequence[Curve], kind: Kind, places: Mapping[int, int]) -> None:
-    """`places`: where a prompt size is on the axis; of acceptance a position is its own place."""
+    """`places`: of the prompt sizes on the axis; empty: a draft position is its own place."""
     for number, (curve, look) in enumerate(zip(shown, looks(shown), strict=True)):
         aside = _ASIDE * (number - (len(shown) - 1) / 2)
         x = [places.get(point.x, point.x) + aside for point in curve.points]
-        y = [point.y for point in curve.points]
         below = [point.y - point.low for point in curve.points]
         above = [point.high - point.y for point in curve.points]
-        bars = None if kind == "acceptance" else (below, above)
         axes.errorbar(
-            *(x, y, bars),
+            x,
+            [point.y for point in curve.points],
+            None if kind == "acceptance" else (below, above),
             label=curve.label,
             linewidth=1.8,
             markersize=6,
@@ -263,7 +252,7 @@ def _draw_published(
 
 
 def _size_axis(axes: Axes, sizes: Sequence[int], shape: Shape) -> None:
-    """The sizes, evenly spaced; as many have a label as have room."""
+    """The sizes, evenly spaced, with as many labels as have room."""
     step = -(-len(sizes) // shape.ticks)
     axes.set_xticks(range(0, len(sizes), step), [style.size_words(n) for n in sizes[::step]])
     axes.set_xlim(-0.35, len(sizes) - 0.65)
@@ -299,10 +288,9 @@ def _position_axis(axes: Axes, shown: Sequence[Curve]) -> None:
     axes.set_xlabel("draft position in the round (1 is the first)", color=style.INK)
 
 
-def caption(cells: Sequence[Cell], kind: Kind) -> str:
+def _caption(cells: Sequence[Cell], kind: Kind) -> str:
     """What the points and bars are."""
-    shown = [cell for cell in series.latest(cells) if cell.samples]
-    counts = sorted({len(cell.samples) for cell in shown})
+    counts = sorted({len(cell.samples) for cell in series.latest(cells) if cell.samples})
     many = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
     noun = "sample" if counts[-1] == 1 else "samples"
     if kind == "acceptance":
@@ -313,15 +301,15 @@ def caption(cells: Sequence[Cell], kind: Kind) -> str:
 
 
 def synthetic_words(cells: Sequence[Cell]) -> str:
-    """The warning of imposed acceptance, with the rates; "" if all is the model's own."""
+    """The warning of imposed acceptance, with the rates; "" where the model's own counted."""
     words = [", ".join(f"{rate:g}" for rate in rates) for rates in imposed(cells)]
     return f"SYNTHETIC ACCEPTANCE: imposed at {'; or '.join(words)}" if words else ""
 
 
 def _heading_lines(cells: Sequence[Cell], kind: Kind, shape: Shape) -> list[tuple[str, str, str]]:
-    """What stands below the title: lines with their colour and weight."""
+    """The lines below the title, with their colour and weight."""
     places = list(dict.fromkeys(f"{cell.model}, {series.machine_words(cell)}" for cell in cells))
-    grey = [_EXPLAINED[kind], *(places if len(places) == 1 else []), caption(cells, kind)]
+    grey = [_EXPLAINED[kind], *(places if len(places) == 1 else []), _caption(cells, kind)]
     lines = [
         (line, style.MUTED, "normal")
         for text in grey
@@ -333,13 +321,12 @@ def _heading_lines(cells: Sequence[Cell], kind: Kind, shape: Shape) -> list[tupl
 
 
 def _heading(axes: Axes, cells: Sequence[Cell], kind: Kind, shape: Shape) -> None:
-    """Title; model and machine; what the points are; and the warning of imposed acceptance."""
+    """Draw the title and :func:`_heading_lines` above the plot."""
     lines = _heading_lines(cells, kind, shape)
     step = _LINE * shape.type_size
     for number, (line, color, weight) in enumerate(reversed(lines)):
         axes.annotate(
-            line,
-            *((0, 1), (0, 7 + number * step)),
+            *(line, (0, 1), (0, 7 + number * step)),
             xycoords="axes fraction",
             textcoords="offset points",
             fontsize=shape.type_size - 1.5,

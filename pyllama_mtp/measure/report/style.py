@@ -2,7 +2,7 @@
 
 The colours are those of M. Okabe and K. Ito, "Color Universal Design" (2008), without the yellow,
 which is too light on white: they can be told apart with any kind of colour vision. Markers and
-line styles say the same once more.
+line styles tell the curves apart as well.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ GRID = "#dfe3e8"
 PAPER = "#fefefe"
 WARNING = "#a84301"
 
-#: Modes in their order: no MTP is ink, the depths are these.
+#: Of the depths, in their order; no MTP is drawn in ink.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", (0, (5, 2)), (0, (1, 1.3)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
 
-#: For a dark page: the same picture with these colours in place of those.
+#: For a dark page: each colour and its replacement.
 DARK = {
     INK: "#e8ebee",
     MUTED: "#a3acb6",
@@ -37,8 +37,7 @@ class Shape:
     """Size of a picture in inches, of its type in points, and what fits into it.
 
     Attributes:
-        name: how a rendering is called.
-        height: of the plot with its axes' labels; title and legend come on top.
+        height: of the plot with its axes' labels, without title and legend.
         letters: of small type, per line.
         legend_columns: entries of the legend per line.
         ticks: most labels of the x axis.
@@ -59,7 +58,7 @@ NARROW = Shape("narrow", 3.7, 3.1, 9.5, 47, 2, 6)
 
 
 def dark(svg: str) -> str:
-    """An SVG picture of ours in the colours for a dark page."""
+    """An SVG picture in the colours for a dark page."""
     for light, replacement in DARK.items():
         svg = svg.replace(light, replacement)
     return svg

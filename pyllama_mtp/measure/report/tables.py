@@ -8,16 +8,14 @@ from datetime import datetime, timezone
 from typing import Any
 
 from pyllama_mtp.measure import series, table
-from pyllama_mtp.measure.cells import Cell
-from pyllama_mtp.measure.columns import shown_rates
-from pyllama_mtp.measure.markdown import to_markdown
-from pyllama_mtp.measure.ratios import base_of, by_cpu_time, paired_ratios, typical_ratio
+from pyllama_mtp.measure.cells import OURS, Cell
+from pyllama_mtp.measure.columns import rates_words, synthetic_mark
+from pyllama_mtp.measure.ratios import by_cpu_time, ratio_to_plain
 from pyllama_mtp.measure.records import records
 from pyllama_mtp.measure.report.style import three_digits
-from pyllama_mtp.measure.series import OURS, Section
+from pyllama_mtp.measure.series import Section
+from pyllama_mtp.measure.text import NONE, counted, to_markdown
 from pyllama_mtp.measure.verdict import summary
-
-_NONE = "-"
 
 
 @dataclass(frozen=True)
@@ -49,44 +47,33 @@ def rows(section: Section) -> list[list[str]]:
     """The text of the table, one line per cell, by prompt size and mode."""
     shown = series.latest(section.cells)
     label = series.Labels(shown)
-    order = sorted(
-        range(len(shown)), key=lambda i: (shown[i].n_prompt, shown[i].adaptive, shown[i].n_max)
-    )
-    figures = {
-        id(cell): record for cell, record in zip(shown, _records(section, shown), strict=True)
-    }
-    return [_row(shown[i], label(shown[i]), figures[id(shown[i])]) for i in order]
-
-
-def _records(section: Section, shown: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Of the cells shown; their partners without MTP may be among those that are not."""
-    by_cell = dict(zip(map(id, section.cells), records(section.cells), strict=True))
-    return [by_cell[id(cell)] for cell in shown]
+    # The cell without MTP that a ratio needs may not be shown, so all cells are looked at.
+    figures = dict(zip(map(id, section.cells), records(section.cells), strict=True))
+    in_order = sorted(shown, key=lambda cell: (cell.n_prompt, cell.adaptive, cell.n_max))
+    return [_row(cell, label(cell), figures[id(cell)]) for cell in in_order]
 
 
 def _row(cell: Cell, label: str, record: dict[str, Any]) -> list[str]:
-    mark = " SYNTHETIC" if cell.synthetic_acceptance and cell.n_max else ""
+    beginning = [str(cell.n_prompt), label + synthetic_mark(cell)]
     if not cell.samples:
-        return [str(cell.n_prompt), label + mark, *[_NONE] * 10, "0"]
-    rates = (_NONE if rate is None else f"{100 * rate:.0f}" for rate in shown_rates([cell]))
+        return [*beginning, *[NONE] * 10, "0"]
     rounds = record["tokens_per_round"]
     return [
-        str(cell.n_prompt),
-        label + mark,
+        *beginning,
         *(
             text
             for name in ("prefill_tps", "prefill_ratio", "decode_tps", "decode_ratio")
             for text in _spread(record, name)
         ),
-        f"{rounds:.2f}" if rounds else _NONE,
-        " ".join(rates) or _NONE,
+        f"{rounds:.2f}" if rounds else NONE,
+        rates_words([cell]),
         str(len(cell.samples)),
     ]
 
 
 def _spread(record: dict[str, Any], name: str) -> list[str]:
     if record[name] is None:
-        return [_NONE, _NONE]
+        return [NONE, NONE]
     value, low, high = (three_digits(record[n]) for n in (name, f"{name}_low", f"{name}_high"))
     return [value, f"{low}-{high}"]
 
@@ -98,21 +85,19 @@ def notes(section: Section) -> list[str]:
     label = series.Labels(shown)
     found = [*map(table.synthetic_warning, table.imposed(shown))]
     if measured:
+        by_cpu = " (by the CPU time of the one thread)" if all(map(by_cpu_time, measured)) else ""
         found.append(
             "speeds are medians of the samples; ratios to no-MTP: Hodges-Lehmann, of paired ratios"
-            f"{_taken_by(measured)}, whose interval {_confidence(section.cells)}; acceptance and "
+            f"{by_cpu}, whose interval {_confidence(section.cells)}; acceptance and "
             "tokens per round are totals over totals"
         )
     found += table.few_drafts_note(measured)
     found += table.example_note(measured)
     found += table.waiting_note(measured)
-    plain = {cell.n_max for cell in measured}
-    if plain and 0 not in plain:
+    if measured and all(cell.n_max for cell in measured):
         found.append("there are no ratios: no MTP (depth 0) was not measured")
-    again = len(section.cells) - len(shown)
-    if again:
-        times = "1 cell" if again == 1 else f"{again} cells"
-        found.append(f"measured more than once, the last counts: {times}")
+    if again := len(section.cells) - len(shown):
+        found.append(f"measured more than once, the last counts: {counted(again, 'cell')}")
     found += [
         f"skipped: {label(cell)}, prompt {cell.n_prompt}: {cell.skipped or 'no sample'}"
         for cell in shown
@@ -121,23 +106,13 @@ def notes(section: Section) -> list[str]:
     return found
 
 
-def _taken_by(measured: Sequence[Cell]) -> str:
-    by_cpu = all(map(by_cpu_time, measured))
-    return " (by the CPU time of the one thread)" if by_cpu else ""
-
-
 def _confidence(cells: Sequence[Cell]) -> str:
     """How probably the intervals hold the true ratio; it depends on the number of pairs."""
-    found: dict[int, float] = {}
-    for cell in cells:
-        base = base_of(cell, cells) if cell.n_max and cell.samples else None
-        paired = paired_ratios(cell, base, "prefill_tps") if base else []
-        if paired:
-            found[len(paired)] = typical_ratio(paired).confidence
+    ratios = [ratio_to_plain(cell, cells, "prefill_tps") for cell in cells]
+    found = {ratio.n: ratio.confidence for ratio in ratios if ratio}
     if not found:
         return "needs cells with and without MTP"
-    pairs = sorted(found)
-    said = [f"{100 * found[n]:.3g} % ({n} pair{'' if n == 1 else 's'})" for n in pairs]
+    said = [f"{100 * found[n]:.3g} % ({counted(n, 'pair')})" for n in sorted(found)]
     return f"holds the true ratio with {', '.join(said)}"
 
 
@@ -166,13 +141,11 @@ def title(section: Section) -> str:
 
 
 def about_section(section: Section, commands: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Machine, build, date and command, by name; `commands` are those recorded, by run."""
+    """Machine, build, date and command, by name. `commands`: as recorded, by run."""
     cells = section.cells
-    times = sorted(cell.time for cell in cells if cell.time)
     machine = cells[-1].machine
-    memory = machine.get("memory_bytes")
     details = [str(machine[name]) for name in ("os", "arch") if machine.get(name)]
-    if memory:
+    if memory := machine.get("memory_bytes"):
         details.insert(0, f"{memory / 2**30:.0f} GiB")
     if machine.get("python"):
         details.append(f"Python {machine['python']}")
@@ -185,16 +158,15 @@ def about_section(section: Section, commands: Mapping[str, str]) -> list[tuple[s
         ("build", "; ".join(builds)),
         ("generated", ", ".join(f"{n} tokens" for n in sorted({c.max_tokens for c in cells}))),
     ]
-    if times:
-        days = list(dict.fromkeys(time_words(time) for time in (times[0], times[-1])))
+    if times := sorted(cell.time for cell in cells if cell.time):
+        days = dict.fromkeys(time_words(time) for time in (times[0], times[-1]))
         found.append(("measured", " to ".join(days)))
     recorded = dict.fromkeys(commands[cell.run] for cell in cells if cell.run in commands)
-    found += [("command", command) for command in recorded]
-    return found
+    return [*found, *(("command", command) for command in recorded)]
 
 
 def time_words(time: str) -> str:
-    """2026-11-20T23:31:02+00:00 as 2026-11-20 23:31 UTC; what is no such time as it is."""
+    """2026-11-20T23:31:02+00:00 as 2026-11-20 23:31 UTC; any other text as it is."""
     try:
         moment = datetime.fromisoformat(time)
     except ValueError:
