@@ -1,25 +1,27 @@
 """Runs the generations of an acceptance measurement: fixed draft depth, the model's own text.
 
-Every prompt is generated from with nothing left over from the one before. Where a context length is
-asked for, real text is put before the prompt (in a chat, into the same message) up to that many
-tokens; those prompts share the text, so it is processed once.
+Every generation begins with an empty context. To reach a context length, real text is put before
+the prompt (in a chat, into the same message); these prompts share the text, which is processed
+once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.errors import DecodeAborted, UsageError
-from pyllama_mtp.measure.acceptance_costs import costs_against_no_mtp, tokens_after
 from pyllama_mtp.measure.acceptance_record import CostResult, Header, Miss, PromptResult
 from pyllama_mtp.measure.classprompts import padded_tokens
+from pyllama_mtp.measure.costs import costs_against_no_mtp, tokens_after
+from pyllama_mtp.measure.header import now, sampling_record
+from pyllama_mtp.measure.plan import padded_context
 from pyllama_mtp.measure.promptset import Prompt
 
 if TYPE_CHECKING:
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
 
 #: Tokens before a miss whose text is kept with it.
 MISS_CONTEXT = 8
-_CONTEXT_STEP = 256  # llama.cpp pads contexts to this many tokens
-#: Stands where padding goes while a chat template is rendered.
 
 OpenSession = Callable[["Settings"], "Session"]
 MeasureCosts = Callable[["Session", Sequence[int], int], Any]
@@ -43,12 +43,12 @@ class Plan:
 
     Attributes:
         prompts: in the order of their classes.
-        source: where they come from, in words.
+        source: where the prompts come from, in words.
         depth: drafts per round, 1 or more.
         max_tokens: most tokens generated per prompt.
         context_lengths: tokens, padding included; each with the first `context_prompts` prompts of
-            every class. Empty: prompts as they are, only.
-        cost_repeats: rounds per depth when costs are measured; 0: they are not.
+            every class. Empty: no padded prompts.
+        cost_repeats: rounds per depth when costs are measured; 0: costs are not measured.
 
     Raises:
         UsageError: nothing to measure, or a number out of range.
@@ -74,24 +74,20 @@ class Plan:
         if len(set(lengths)) < len(lengths) or min(lengths, default=1) < 1:
             raise UsageError(f"context lengths {lengths}: give each once, 1 or more")
 
-    @property
-    def numbered(self) -> list[tuple[int, Prompt]]:
-        """(number within its class, prompt), in order."""
-        counts: dict[str, int] = {}
+    def chosen(self, context_length: int | None) -> list[tuple[int, Prompt]]:
+        """(number within its class, prompt) of those that are measured at a context length."""
+        most = math.inf if context_length is None else self.context_prompts
+        counts: Counter[str] = Counter()
         found = []
         for prompt in self.prompts:
-            counts[prompt.kind] = counts.get(prompt.kind, 0) + 1
-            found.append((counts[prompt.kind], prompt))
+            counts[prompt.kind] += 1
+            if counts[prompt.kind] <= most:
+                found.append((counts[prompt.kind], prompt))
         return found
-
-    def chosen(self, context_length: int | None) -> list[tuple[int, Prompt]]:
-        """The prompts that are measured at a context length, numbered."""
-        most = math.inf if context_length is None else self.context_prompts
-        return [(number, prompt) for number, prompt in self.numbered if number <= most]
 
     @property
     def lengths(self) -> tuple[int | None, ...]:
-        """None, for the prompts as they are, then the context lengths in ascending order."""
+        """None for the prompts as they are, then the context lengths in ascending order."""
         return (None, *sorted(self.context_lengths))
 
     @property
@@ -101,7 +97,7 @@ class Plan:
 
 
 def split_rounds(pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """Judged drafts by round: each begins at position 1."""
+    """Judged drafts by round; a round begins at position 1."""
     rounds: list[list[Pair]] = []
     for pair in pairs:
         if pair.position == 1:
@@ -114,14 +110,14 @@ class Measurement:
     """Measures a plan, one result at a time.
 
     Args:
-        settings: of every session but for `n_ctx`, where it is 0, and the draft depth.
-        open_session: opens one; it is closed before the next one is opened.
-        text: padding for context lengths; None: there are none.
-        on_prompt: told of every generation before it begins: its class, number within the class,
-            and context length.
+        settings: of every session; the draft depth, and an `n_ctx` of 0, are replaced.
+        open_session: opens a session, which is closed before the next one is opened.
+        text: padding for context lengths; None where the plan has none.
+        on_prompt: called before every generation with its class, number within the class, and
+            context length.
 
     Attributes:
-        interrupted: the user ended it; what was measured until then has come out.
+        interrupted: the user ended it; the results until then have been yielded.
     """
 
     def __init__(
@@ -141,11 +137,19 @@ class Measurement:
         self._model, self._settings, self._sampling = model, settings, sampling
         self._open, self._on_prompt, self._costs = open_session, on_prompt, costs
         self._tokens = {
-            length: [(number, prompt, self._encode(prompt, length, text)) for number, prompt in own]
-            for length, own in ((each, plan.chosen(each)) for each in plan.lengths)
+            length: [
+                (number, prompt, self._encode(prompt, length, text))
+                for number, prompt in plan.chosen(length)
+            ]
+            for length in plan.lengths
         }
-        for length in plan.lengths:
-            self._check_length(length)
+        allowed = settings.n_ctx or model.n_ctx_train
+        for longest in map(self._longest, plan.lengths):
+            if longest >= allowed:
+                whose = "--n-ctx" if settings.n_ctx else "the model's context"
+                raise UsageError(
+                    f"a prompt of {longest} tokens leaves no room to generate in {whose}, {allowed}"
+                )
 
     def _encode(self, prompt: Prompt, length: int | None, text: Workload | None) -> list[int]:
         if length is None:
@@ -153,14 +157,6 @@ class Measurement:
         if text is None:
             raise UsageError("context lengths need a text to pad prompts with")
         return padded_tokens(self._model, prompt, length, text)
-
-    def _check_length(self, length: int | None) -> None:
-        needed, allowed = self._longest(length) + 1, self._settings.n_ctx or self._model.n_ctx_train
-        if needed > allowed:
-            whose = "--n-ctx" if self._settings.n_ctx else "the model's context"
-            raise UsageError(
-                f"a prompt of {needed - 1} tokens leaves no room to generate in {whose}, {allowed}"
-            )
 
     def _longest(self, length: int | None) -> int:
         return max(len(tokens) for _, _, tokens in self._tokens[length])
@@ -170,15 +166,13 @@ class Measurement:
         plan = self.plan
         after = max(plan.max_tokens, tokens_after(plan.depth, plan.cost_repeats))
         needed = self._longest(length) + after + plan.depth + 1
-        n_ctx = min(-(-needed // _CONTEXT_STEP) * _CONTEXT_STEP, self._model.n_ctx_train)
-        return dataclasses.replace(
-            self._settings, n_ctx=self._settings.n_ctx or n_ctx, draft_n_max=self.plan.depth
-        )
+        n_ctx = self._settings.n_ctx or padded_context(needed, self._model.n_ctx_train)
+        return dataclasses.replace(self._settings, n_ctx=n_ctx, draft_n_max=plan.depth)
 
     def run(self) -> Iterator[PromptResult | CostResult]:
-        """Results as they come: prompts as they are and costs there, then the context lengths.
+        """Results as they come: prompts as they are with their costs, then the context lengths.
 
-        Ctrl-C ends it: the generation it meets comes out with the rounds it has had.
+        Ctrl-C ends it; the generation in progress is the last result, with its whole rounds.
         """
         for length in self.plan.lengths:
             with self._open(self._session_settings(length)) as session:
@@ -195,11 +189,10 @@ class Measurement:
                     yield self._measure_costs(session, length)
 
     def _measure_costs(self, session: Session, length: int | None) -> CostResult:
-        """After the prompt of median length, at every depth."""
+        """The costs of every depth, after the prompt of median length."""
         by_length = sorted((tokens for _, _, tokens in self._tokens[length]), key=len)
         tokens = by_length[len(by_length) // 2]
-        found = self._costs(session, tokens, self.plan.cost_repeats)
-        return CostResult(length, len(tokens), found)
+        return CostResult(length, len(tokens), self._costs(session, tokens, self.plan.cost_repeats))
 
     def _generate(
         self, session: Session, kind: str, number: int, length: int | None, tokens: list[int]
@@ -216,7 +209,7 @@ class Measurement:
         telemetry, depth = generation.telemetry, self.plan.depth
         rounds = split_rounds(telemetry.pairs or ())
         if reason == "interrupted":
-            rounds = rounds[:-1]  # it may not be complete
+            rounds = rounds[:-1]  # the last one may not be complete
         # Rounds with fewer drafts come last, when few tokens are left to generate.
         rounds = rounds[: telemetry.drafted[depth - 1] if len(telemetry.drafted) >= depth else 0]
         accepted = tuple(sum(pair.drafted == pair.actual for pair in own) for own in rounds)
@@ -236,7 +229,7 @@ class Measurement:
     def _misses(
         self, rounds: list[list[Pair]], accepted: Sequence[int], text: list[int], n_prompt: int
     ) -> tuple[Miss, ...]:
-        """The failed draft of every round that has one; `text` is prompt and answer."""
+        """The rejected draft of every round that has one; `text`: tokens of prompt and answer."""
         found, generated = [], 1  # the prefill's token comes before the first round
         for own, n_accepted in zip(rounds, accepted, strict=True):
             pair, before = own[-1], generated + n_accepted
@@ -250,7 +243,7 @@ class Measurement:
 
 
 def refuse_meaningless(settings: Settings) -> None:
-    """Raises UsageError for settings under which acceptance is not the head's."""
+    """Raises UsageError for settings that replace or select the head's acceptance."""
     if settings.synthetic_acceptance is not None:
         raise UsageError(
             "imposed acceptance cannot be measured: leave --synthetic-acceptance out; 'pyllama-mtp "
@@ -266,17 +259,10 @@ def refuse_meaningless(settings: Settings) -> None:
 def header(
     model: Model, plan: Plan, settings: Settings, sampling: Sampling, build: Build
 ) -> Header:
-    """What the run's file begins with; paths are cut down to file names."""
-    options: dict[str, Any] = dataclasses.asdict(
-        dataclasses.replace(settings, draft_n_max=plan.depth)
-    )
+    """The first line of the run's file; paths are cut down to file names."""
+    options = dataclasses.asdict(dataclasses.replace(settings, draft_n_max=plan.depth))
     if isinstance(settings.draft_vocab, str):
         options["draft_vocab"] = Path(settings.draft_vocab).name
-    chosen = dataclasses.asdict(sampling)
-    biases = sampling.logit_bias or {}
-    chosen["logit_bias"] = {  # JSON has no infinity
-        str(token): bias if math.isfinite(bias) else str(bias) for token, bias in biases.items()
-    } or None
     return Header(
         model=Path(model.path).name,
         variant=build.variant,
@@ -287,9 +273,9 @@ def header(
         max_tokens=plan.max_tokens,
         prompts=plan.source,
         planned=plan.size,
-        settings={**options, "sampling": chosen},
+        settings={**options, "sampling": sampling_record(sampling)},
         machine=build.machine,
-        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        time=now(),
     )
 
 

@@ -3,17 +3,17 @@
 A round drafts `depth` tokens. Draft i is *judged* if all before it were accepted; the first that
 the target would not have chosen ends the round.
 
-- Conditional acceptance at position i: accepted there / judged there. What expected speed is
-  computed from.
-- Unconditional: rounds in which drafts 1 to i were all accepted / rounds. The probability that the
-  draft there is used.
+- Conditional acceptance at position i: accepted there / judged there. Expected speed is computed
+  from it.
+- Unconditional acceptance at position i: rounds in which drafts 1 to i were all accepted / rounds,
+  the probability that the draft there is used.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +26,9 @@ Counts = npt.NDArray[np.int64]
 
 #: The standard normal distribution's 97.5 % point.
 Z_95 = 1.959964
-#: Resamples of the bootstrap, and the seed of its draws: same rounds, same interval.
+#: Resamples of the bootstrap, and its seed: the same rounds give the same interval.
 RESAMPLES, SEED = 2000, 1
-#: Where the buckets of generated positions begin.
+#: First positions of the buckets of generated tokens.
 BUCKETS = (0, *(64 * 2**n for n in range(12)))
 
 PAYS_FROM, BROKEN_BELOW, MOST_CLASSES = 0.60, 0.30, 0.75
@@ -40,9 +40,8 @@ class Rounds:
 
     Attributes:
         depth: drafts per round.
-        accepted: of every round, the drafts that the target chose as well, 0 to `depth`.
-        ended: an end token, drafted and accepted, cut the last round: what was drafted after it was
-            not judged.
+        accepted: drafts that the target chose as well in each round, 0 to `depth`.
+        ended: an accepted end token cut the last round; the drafts after it were not judged.
     """
 
     depth: int
@@ -50,34 +49,32 @@ class Rounds:
     ended: bool = False
 
     def starts(self) -> list[int]:
-        """Tokens generated before each round: the first is the prefill's."""
+        """Tokens generated before each round, the prefill's token included."""
         gained = itertools.accumulate((n + 1 for n in self.accepted), initial=1)
         return list(gained)[: len(self.accepted)]
 
     def tally(self, chosen: Iterable[bool] | None = None) -> Tally:
         """Counts of all rounds, or of the chosen ones."""
-        counts = Tally.empty(self.depth)
-        last = len(self.accepted) - 1
-        for number, (n, take) in enumerate(
-            zip(self.accepted, chosen or itertools.repeat(True), strict=False)
-        ):
-            if not take:
-                continue
-            cut = n if self.ended and number == last else self.depth
-            counts.held[:n] += 1
-            counts.judged[: min(n + 1, cut)] += 1
-            counts.known[:cut] += 1
-            counts.rounds += 1
-        return counts
+        held, judged, known = np.zeros((3, self.depth), dtype=np.int64)
+        rounds, last = 0, len(self.accepted) - 1
+        taken = zip(self.accepted, chosen or itertools.repeat(True), strict=False)
+        for number, (n, take) in enumerate(taken):
+            if take:
+                cut = n if self.ended and number == last else self.depth
+                held[:n] += 1
+                judged[: min(n + 1, cut)] += 1
+                known[:cut] += 1
+                rounds += 1
+        return Tally(held, judged, known, rounds)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Tally:
     """Counts per position, arrays of [depth].
 
     Attributes:
-        held: rounds in which the draft there was accepted.
-        judged: rounds in which all drafts before it were, and it was compared.
+        held: rounds in which the draft was accepted.
+        judged: rounds in which all drafts before it were accepted, and it was compared.
         known: rounds of which it is known whether all drafts up to it are accepted.
         rounds: rounds in all.
     """
@@ -85,13 +82,7 @@ class Tally:
     held: Counts
     judged: Counts
     known: Counts
-    rounds: int = 0
-
-    @classmethod
-    def empty(cls, depth: int) -> Tally:
-        """Nothing counted."""
-        held, judged, known = np.zeros((3, depth), dtype=np.int64)
-        return cls(held, judged, known)
+    rounds: int
 
 
 @dataclass(frozen=True)
@@ -107,7 +98,7 @@ class Rate:
 
 def wilson(held: int, tried: int, z: float = Z_95) -> tuple[float, float]:
     """Score interval of a share (Wilson 1927, "Probable inference, the law of succession, and
-    statistical inference"); trials are taken as independent. 0 to 1 where nothing was tried."""
+    statistical inference") of independent trials. (0, 1) where nothing was tried."""
     if not tried:
         return (0.0, 1.0)
     rate = held / tried
@@ -120,8 +111,9 @@ def wilson(held: int, tried: int, z: float = Z_95) -> tuple[float, float]:
 def bootstrap(held: Counts, tried: Counts) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Percentile intervals, 95 %, of pooled shares, by drawing whole prompts with replacement.
 
-    Rounds of one prompt resemble each other, so prompts are what is drawn: the cluster bootstrap
-    (Davison and Hinkley 1997, section 3.8; Field and Welsh 2007). It says nothing with one prompt.
+    Rounds of one prompt resemble each other, so prompts are drawn, not rounds: the cluster
+    bootstrap (Davison and Hinkley 1997, section 3.8; Field and Welsh 2007). With one prompt the
+    interval has no width.
 
     Args:
         held, tried: int64 of [prompts, positions].
@@ -143,9 +135,9 @@ def bootstrap(held: Counts, tried: Counts) -> tuple[npt.NDArray[Any], npt.NDArra
 
 
 def pooled(held: Counts, tried: Counts) -> list[Rate | None]:
-    """The share at each position over all prompts, its interval the wider at each end of
-    :func:`wilson` and :func:`bootstrap`: the first is too narrow where prompts differ, the second
-    where there are few, or where everything was accepted.
+    """The share at each position over all prompts, None where nothing was tried. Each end of its
+    interval is the wider of :func:`wilson`, which is too narrow where prompts differ, and
+    :func:`bootstrap`, which is too narrow with few prompts, or where everything was accepted.
 
     Args:
         held, tried: int64 of [prompts, positions].
@@ -169,7 +161,7 @@ class Acceptance:
     """Acceptance of some prompts: one entry per draft position, None where nothing was judged.
 
     Attributes:
-        prompts, rounds: how many it was measured on.
+        prompts, rounds: their numbers.
         mean_accepted: accepted drafts per round; None without rounds.
     """
 
@@ -181,24 +173,20 @@ class Acceptance:
 
     @classmethod
     def of(cls, tallies: Sequence[Tally], depth: int) -> Acceptance:
-        """Pooled over prompts; those without a round do not count."""
-        tallies = [tally for tally in tallies if tally.rounds]
-
-        def column(get: Callable[[Tally], Counts]) -> Counts:
-            return np.array([get(tally) for tally in tallies], dtype=np.int64).reshape(-1, depth)
-
-        held = column(lambda tally: tally.held)
+        """Pooled over prompts; prompts without a round do not count."""
+        rows = [(one.held, one.judged, one.known) for one in tallies if one.rounds]
+        held, judged, known = np.array(rows, dtype=np.int64).reshape(-1, 3, depth).swapaxes(0, 1)
         rounds = sum(tally.rounds for tally in tallies)
         return cls(
-            prompts=len(tallies),
+            prompts=len(rows),
             rounds=rounds,
-            conditional=pooled(held, column(lambda tally: tally.judged)),
-            unconditional=pooled(held, column(lambda tally: tally.known)),
+            conditional=pooled(held, judged),
+            unconditional=pooled(held, known),
             mean_accepted=float(held.sum() / rounds) if rounds else None,
         )
 
     def rates(self) -> list[float]:
-        """Conditional acceptance, as far as it was measured."""
+        """Conditional acceptance up to the first position where nothing was judged."""
         known = itertools.takewhile(lambda rate: rate is not None, self.conditional)
         return [rate.rate for rate in known if rate]
 
@@ -218,25 +206,19 @@ def by_position(prompts: Sequence[Rounds], depth: int) -> Iterator[tuple[int, in
 
 @dataclass(frozen=True)
 class Verdict:
-    """What acceptance at the first position says.
-
-    Attributes:
-        outcome: "worth it", "broken" or "between".
-        reason: why, in a sentence.
-    """
+    """`outcome`: "worth it", "broken" or "between". `reason`: a sentence."""
 
     outcome: str
     reason: str
 
 
 def verdict(first: Mapping[str, float]) -> Verdict:
-    """Is the head good enough? By a published rule of another engine with such heads.
+    """Judge the head by a rule that another engine with such heads has published.
 
-    At least 60 % at the first position in three of four classes of prompts (factual, long thinking,
-    code, instruction) make batched verification worth it; under 30 % in all of them means that the
-    head, or how it is fed, is broken: greedy text is right either way, so nothing else shows it.
-    The rule leaves out what lies between; there, costs decide. With another number of classes,
-    three quarters of them are asked for.
+    Batched verification is worth it with at least 60 % at the first position in three of four
+    classes of prompts (factual, long thinking, code, instruction), or in three quarters of another
+    number of classes. Under 30 % in all of them the head, or how it is fed, is broken; nothing else
+    shows it, because greedy text is right either way. In between, costs decide.
 
     Args:
         first: acceptance at the first draft position, 0 to 1, by class.

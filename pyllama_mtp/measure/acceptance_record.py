@@ -1,8 +1,8 @@
 """The file of an acceptance run: JSON lines, a header, then one line per prompt and per cost table.
 
-Lines come as they are measured, so a run that is cut short has lost nothing. The first line is a
-`Header`, with "schema": 1 and "kind": "acceptance"; further ones are of the kinds "prompt", a
-`PromptResult` with "class" for `kind` and without misses, and "costs", a `CostResult` with the
+Each line is written as soon as it is measured, so a run that is cut short loses nothing. The first
+line is a `Header`, with "schema": 1 and "kind": "acceptance". The others are of the kinds "prompt",
+a `PromptResult` with "class" for `kind` and without misses, and "costs", a `CostResult` with the
 fields of its `costs` beside the others.
 """
 
@@ -12,7 +12,6 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any
 
 import msgspec
@@ -30,15 +29,14 @@ RUN, PROMPT, COSTS = KINDS = ("acceptance", "prompt", "costs")
 
 
 class Header(Struct, frozen=True, kw_only=True):
-    """What was measured, with what.
+    """The plan of a run, its library and machine.
 
     Attributes:
         model: file name without its folder.
-        variant, upstream_commit, series, backend, machine: library and machine, as in a cell of a
-            matrix.
+        variant, upstream_commit, series, backend, machine: as in a cell of a matrix.
         depth: drafts per round.
         max_tokens: most tokens generated per prompt.
-        prompts: where they come from, in words.
+        prompts: where the prompts come from, in words.
         planned: generations in the whole run.
         settings: fields of `Settings`, those of `Sampling` under "sampling".
         time: when the run began, UTC, ISO 8601.
@@ -83,17 +81,15 @@ class PromptResult(Struct, frozen=True, rename={"kind": "class"}):
     Attributes:
         kind: class of the prompt.
         prompt: its number within its class, from 1.
-        context_length: tokens that the prompt was padded to with other text; None: none were
-            added.
+        context_length: tokens that the prompt was padded to with other text; None: no padding.
         n_prompt, n_generated: tokens, padding included.
         finish_reason: "eos", "length", or "interrupted".
-        accepted: of every round that was offered all drafts, how many the target chose as well.
-            The rounds at the end that were offered fewer, for lack of tokens left to generate, are
-            left out. Round r begins after 1 + the sum of (accepted + 1) over the rounds before it
-            tokens.
+        accepted: accepted drafts of every round that was offered all drafts. The last rounds, which
+            were offered fewer for lack of tokens left to generate, are left out. Before round r,
+            1 + the sum of (accepted + 1) over the rounds before it tokens had been generated.
         ended: see :class:`Rounds`.
-        decode_s: seconds of the rounds, those included that were offered fewer drafts.
-        misses: one for every round in which not all were accepted; not part of the record.
+        decode_s: seconds of all rounds.
+        misses: one for every round with a rejected draft; not part of the record.
     """
 
     kind: str
@@ -108,15 +104,13 @@ class PromptResult(Struct, frozen=True, rename={"kind": "class"}):
     misses: tuple[Miss, ...] = ()
 
     def rounds(self, depth: int) -> Rounds:
-        """What the statistics need."""
+        """The rounds for the statistics."""
         return Rounds(depth, self.accepted, self.ended)
 
 
 class CostResult(Struct, frozen=True):
-    """Measured costs (seconds), with `n_prompt` tokens in the context; a plain step is without MTP.
-
-    `context_length` is None for the prompts as they are.
-    """
+    """Measured costs in seconds after `n_prompt` tokens; a plain step is without MTP.
+    `context_length` is None for the prompts as they are."""
 
     context_length: Positive | None
     n_prompt: Count
@@ -125,14 +119,14 @@ class CostResult(Struct, frozen=True):
 
 @dataclass
 class Run:
-    """A header and what has been measured so far."""
+    """A header and the results so far."""
 
     header: Header
     results: list[PromptResult] = field(default_factory=list)
     costs: list[CostResult] = field(default_factory=list)
 
     def add(self, found: PromptResult | CostResult) -> None:
-        """One more line."""
+        """Take the next result."""
         if isinstance(found, CostResult):
             self.costs.append(found)
         else:
@@ -144,7 +138,7 @@ class Run:
 
 
 def record(item: Header | PromptResult | CostResult) -> dict[str, Any]:
-    """One line's object."""
+    """The object of a line."""
     fields: dict[str, Any] = msgspec.to_builtins(item)
     if isinstance(item, Header):
         return {"schema": SCHEMA, "kind": RUN, **fields}
@@ -156,7 +150,7 @@ def record(item: Header | PromptResult | CostResult) -> dict[str, Any]:
 
 
 def miss_record(result: PromptResult, miss: Miss) -> dict[str, Any]:
-    """One line of the log of misses."""
+    """A line of the log of misses."""
     where = {"class": result.kind, "prompt": result.prompt, "context_length": result.context_length}
     return {**where, **msgspec.structs.asdict(miss)}
 
@@ -185,12 +179,7 @@ class Lines:
     def __enter__(self) -> Lines:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         """Close; a failure before anything was written leaves no file."""
         self._file.close()
         if kind is not None and not self._written:
@@ -208,22 +197,21 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     """
     from pyllama_mtp.measure.workload import read_text
 
-    lines = read_text(path, "acceptance").split("\n")
     run: Run | None = None
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_text(path, "acceptance").split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            try:
-                found = msgspec.json.decode(line)
-            except (msgspec.DecodeError, RecursionError):
-                raise UsageError("damaged, not a whole JSON object; remove it") from None
+            found = msgspec.json.decode(line)
             if run is None:
                 run = Run(_header(found))
             else:
                 run.add(_result(found, run.header.depth))
         except UsageError as error:
             raise UsageError(f"{path}, line {number}: {error}") from None
+        except (msgspec.DecodeError, RecursionError):
+            damaged = "damaged, not a whole JSON object; remove it"
+            raise UsageError(f"{path}, line {number}: {damaged}") from None
     assert run is not None, "read_text refuses an empty file"
     return run
 

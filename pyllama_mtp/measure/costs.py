@@ -1,4 +1,4 @@
-"""What drafting, verifying and prompts by n_ubatch cost on this machine, measured on sessions."""
+"""Costs on this machine, measured on sessions: drafting, verifying, and prompts by n_ubatch."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ if TYPE_CHECKING:
     from pyllama_mtp.measure.runner import OpenSession
     from pyllama_mtp.settings import Settings
 
-#: Sizes of n_ubatch that are compared, beside the one that is set.
+#: Sizes of n_ubatch that are compared with the size that is set.
 UBATCHES = (256, 512, 1024)
 #: Tokens of the prompt that they are compared on, at most.
 UBATCH_PROMPT = 2048
 UBATCH_ROUNDS = 3
-#: Most seconds of a round, which is that prompt in every size: where it would take longer, the
-#: prompt is made shorter.
+#: Most seconds of a round, which is the prompt in every size; a longer prompt is shortened.
 MOST_ROUND_S = 20.0
+#: Plain steps timed for every round that is timed at a depth; half of them before, half after.
+_PLAIN_STEPS = 8
 
 
 class Rotation:
     """Takes every depth in turn, in place of the engine's own choice.
 
-    A depth is used for two rounds, and the second is kept: the first may have to build its graphs.
-    The next turn goes through the depths backwards, so that a machine that grows slower slows all
-    alike.
+    Each depth has two rounds, and the second counts: the first may have to build its graphs. Every
+    other turn goes through the depths backwards, so that a machine that grows slower slows all
+    depths alike.
     """
 
     def __init__(self, limit: int, repeats: int) -> None:
@@ -46,7 +47,7 @@ class Rotation:
 
     @property
     def done(self) -> bool:
-        """Whether every depth was measured as often as asked for."""
+        """Whether every depth has had its rounds."""
         return self._rounds >= len(self._plan)
 
     def choose(self, at_most: int | None = None, n_sequences: int = 1) -> int:
@@ -61,7 +62,7 @@ class Rotation:
         draft_s: float,
         total_s: float,
     ) -> None:
-        """The outcome of a round; one that was cut short does not count."""
+        """Take the times of a round; a round that was cut short does not count."""
         if self.done:
             return
         if self._rounds % 2 and n_drafted == self._plan[self._rounds]:
@@ -79,7 +80,7 @@ class Rotation:
 
 
 def tokens_needed(limit: int, repeats: int) -> int:
-    """Most tokens that the measurement generates."""
+    """Most tokens that :func:`measure_costs` generates."""
     return 1 + repeats * (limit + 1) * (limit + 2)
 
 
@@ -94,7 +95,7 @@ def measure_costs(session: Session, prompt: Sequence[int], repeats: int) -> Cost
         UsageError: the session does not draft, or the context is too short.
     """
     engine = session._engine
-    limit = engine.settings.depth_limit  # a model may have fewer drafts per round
+    limit = engine.settings.depth_limit  # a model may allow fewer drafts than were asked for
     if limit < 1:
         raise UsageError("costs are measured at depths 0 to draft_n_max; give at least 1")
     n_tokens = tokens_needed(limit, repeats)
@@ -109,19 +110,53 @@ def measure_costs(session: Session, prompt: Sequence[int], repeats: int) -> Cost
     return rotation.costs()
 
 
+def tokens_after(depth: int, repeats: int) -> int:
+    """Most tokens that :func:`costs_against_no_mtp` generates; 0 without repeats."""
+    return max(tokens_needed(depth, repeats), _PLAIN_STEPS * repeats) if repeats else 0
+
+
+def costs_against_no_mtp(session: Session, prompt: Sequence[int], repeats: int) -> Costs:
+    """As :func:`measure_costs`, but ``verify[1]`` is a step of the model without MTP.
+
+    In :func:`measure_costs` it is a round without drafts, which also writes the MTP head's keys and
+    values: the alternative of an adaptive depth, and dearer than a model without MTP.
+
+    Raises:
+        UsageError: the session does not draft, or the context is too short.
+    """
+    steps = _plain_steps(session, prompt, _PLAIN_STEPS * repeats // 2)
+    found = measure_costs(session, prompt, repeats)
+    steps += _plain_steps(session, prompt, _PLAIN_STEPS * repeats // 2)
+    return Costs(verify=(0.0, median(steps), *found.verify[2:]), draft=found.draft)
+
+
+def _plain_steps(session: Session, prompt: Sequence[int], n: int) -> list[float]:
+    """Seconds of `n` decode steps without MTP. A step without a piece of text of its own shares the
+    time of the next."""
+    generation = session.generate(prompt, max_tokens=n + 1, ignore_eos=True, draft=False)
+    telemetry = generation.telemetry
+    steps, seen, spent = [], 1, 0.0
+    for _ in generation:
+        new = telemetry.n_generated - seen
+        if new > 0:
+            steps += [(telemetry.decode_s - spent) / new] * new
+            seen, spent = telemetry.n_generated, telemetry.decode_s
+    return steps
+
+
 def measure_ubatches(
     open_session: OpenSession, settings: Settings, prompt: list[int]
 ) -> UbatchTimes | None:
     """Process `prompt`, or its first part, with every size of UBATCHES in turn.
 
     Args:
-        settings: of the sessions; the size that is set in them is measured, too. `n_ctx` must be
-            0 or hold the prompt.
+        settings: of the sessions; their n_ubatch is measured, too. `n_ctx` must be 0 or hold the
+            prompt.
         prompt: token ids.
 
     Returns:
-        None: nothing to compare, as the prompt is too short, memory, too, or a part that would be
-        long enough takes more than MOST_ROUND_S a round.
+        None where there are no two sizes to compare: the prompt is too short, memory too small, or
+        the machine too slow for MOST_ROUND_S.
 
     Raises:
         InterruptedSample: by Ctrl-C.

@@ -1,4 +1,4 @@
-"""The record that begins a run: what is measured, with which build, where."""
+"""The record that begins a run: the plan, the builds, the machine, the settings."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyllama_mtp.measure.cells import OURS
 from pyllama_mtp.measure.machine import describe_machine
 from pyllama_mtp.measure.plan import SWITCHES, Plan
 from pyllama_mtp.measure.recordfile import Record, to_line
@@ -25,29 +26,29 @@ if TYPE_CHECKING:
     from pyllama_mtp.llama.native import Library
 
 _FINGERPRINT = 2**20  # bytes at either end of a model file
-#: The fields of `Settings` that every cell has its own value of.
+#: The fields of `Settings` for which every cell has its own value.
 OWN_SETTINGS = ("n_ctx", "draft_n_max", "synthetic_acceptance", *SWITCHES)
 
 
 @dataclass(frozen=True)
 class Build:
-    """What the records say of a library and the machine it ran on."""
+    """A library or another program, and the machine it ran on, as in the records."""
 
     variant: str
     upstream_commit: str
     series: str
     backend: str
     machine: dict[str, Any]
-    program: str = "pyllama-mtp"
+    program: str = OURS
 
     @classmethod
     def of(
         cls, library: Library, n_gpu_layers: int, label: str = "", workers: Sequence[str] = ()
     ) -> Build:
-        """Read it from the loaded `Library`; without GPU layers the backend is the CPU.
+        """The build of a loaded library; without GPU layers the backend is the CPU.
 
         Args:
-            label: what the variant is called; default: as its stamp says.
+            label: name of the variant; "": as its stamp says.
             workers: addresses of the model's workers; the backend says how many.
         """
         stamp = library.stamp
@@ -63,16 +64,19 @@ class Build:
             machine=describe_machine([device.description for device in accelerators]),
         )
 
-    def to_dict(self) -> Record:
-        """As in the header of a run."""
-        fields = dataclasses.asdict(self)
-        del fields["machine"]
-        return fields
-
 
 def now() -> str:
-    """The time as records give it."""
+    """The time as records give it: UTC, ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def sampling_record(sampling: Sampling) -> Record:
+    """The fields of `Sampling` for JSON, which has no infinity."""
+    drawn = dataclasses.asdict(sampling)
+    if sampling.logit_bias:
+        biases = sampling.logit_bias.items()
+        drawn["logit_bias"] = {str(k): v if math.isfinite(v) else str(v) for k, v in biases}
+    return drawn
 
 
 def make_header(
@@ -87,31 +91,28 @@ def make_header(
     command: Sequence[str],
     version: str,
 ) -> Record:
-    """The record that begins a run.
+    """The record that begins a run. Fields that older files lack are left out where not given.
 
     Args:
         builds: by the plan's names of libraries.
-        prompts: says where the text of the prompts comes from.
+        prompts: where the text of the prompts comes from, in words.
         command: arguments as they were given; paths lose their folders here.
     """
     planned = dataclasses.asdict(plan)
     shared = dataclasses.asdict(settings)
     for name in OWN_SETTINGS:
         shared.pop(name)
-    if not settings.rope.given:  # as in files that are older than it
+    if not settings.rope.given:
         del shared["rope"]
-    for name in ("peers", "prompt_step"):  # as in files that are older than they
+    for name in ("peers", "prompt_step"):
         if not planned[name]:
             del planned[name]
     axes = planned.pop("axes")
     planned |= {name: axes.pop(name, (usual,)) for name, usual in SWITCHES.items()}
     planned["draft_vocab"] = [without_folders(name) for name in planned["draft_vocab"]]
-    if axes:  # as in files that are older than they
+    if axes:
         planned["axes"] = axes
-    drawn = dataclasses.asdict(sampling)
-    if sampling.logit_bias:  # JSON has no infinity
-        biases = sampling.logit_bias.items()
-        drawn["logit_bias"] = {k: v if math.isfinite(v) else str(v) for k, v in biases}
+    named = ("variant", "upstream_commit", "series", "backend", "program")
     header: Record = {
         "kind": "run",
         "run": run,
@@ -119,11 +120,13 @@ def make_header(
         "version": version,
         "command": [without_folders(word) for word in command],
         "model": _describe_model(model.path),
-        "builds": {label: build.to_dict() for label, build in builds.items()},
+        "builds": {
+            label: {name: getattr(build, name) for name in named} for label, build in builds.items()
+        },
         "machine": next(iter(builds.values())).machine,
         "plan": {**planned, "prompts": prompts},
         "settings": shared,
-        "sampling": drawn,
+        "sampling": sampling_record(sampling),
     }
     if slow := slow_types_of(model):
         header["slow_types"] = {kind: round(share, 4) for kind, share in slow.items()}
@@ -149,7 +152,7 @@ def without_folders(word: str) -> str:
 
 
 def brief(reason: str) -> str:
-    """A reason as records give it: of a traceback its last line, of paths their last part."""
+    """A reason for the records: of a traceback the last line, of paths the last part."""
     head, traceback, rest = reason.partition("Traceback (most recent call last):")
     if traceback and rest.strip():
         reason = head + rest.strip().splitlines()[-1]
@@ -157,7 +160,7 @@ def brief(reason: str) -> str:
 
 
 def _describe_model(path: str | os.PathLike[str]) -> Record:
-    """Name, size and a fingerprint; see the schema."""
+    """See :class:`.recordtypes.ModelFile`."""
     path = Path(path)
     try:
         size = path.stat().st_size

@@ -1,14 +1,14 @@
-"""What a matrix measures, and in which order. Pure: nothing is measured here.
+"""The plan of a matrix: its cells, and the order in which they are measured. Pure.
 
-A *group* is what one repeat measures of one prompt size and class: every variant once, on the same
-text, side by side. Groups of the first repeat come first, so that a run that is cut short has
-something of everything.
+A *group* is one repeat of one prompt size and class: every variant once, on the same text, side by
+side. Groups of the first repeat come first, so that a run that is cut short has samples of all
+cells.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -16,16 +16,17 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.peers import PEERS
 from pyllama_mtp.settings import AUTO_DEPTH, Settings
 
-#: The fields of `Settings` that say what MTP costs, with their defaults: options of their own.
+#: The fields of `Settings` on which the cost of MTP depends, with their defaults. They have options
+#: of their own.
 SWITCHES = {
     name: str(getattr(Settings, name))
     for name in ("prompt_rows", "prompt_sync", "hidden", "draft_vocab")
 }
-#: Other programs know these as well.
+#: Axes that other programs have, too.
 SHARED_AXES = ("n_batch", "n_ubatch", "n_threads", "flash_attn", "cache_type_k", "cache_type_v")
-#: What makes a difference without MTP, too. `n_sequences` is no field of `Settings`.
+#: Axes that matter without MTP, too. `n_sequences` is no field of `Settings`.
 PLAIN_AXES = (*SHARED_AXES, "checkpoints", "n_sequences")
-#: What a plan may vary.
+#: All axes of a plan.
 AXES = (
     *SWITCHES,
     *PLAIN_AXES,
@@ -40,12 +41,12 @@ OUTPUT_MODES = ("text", "code")
 
 @dataclass(frozen=True)
 class Variant:
-    """What a cell does at its size.
+    """A cell, but for its prompt size and class.
 
     Attributes:
         depth: drafts per round; 0: no MTP; "auto": adaptive.
-        axes: what it has on the plan's axes that matter to it.
-        library: one of the native libraries of the plan, or one of its peers.
+        axes: its values on those of the plan's axes that matter to it.
+        library: one of the plan's native libraries or peers.
     """
 
     depth: int | str
@@ -59,7 +60,7 @@ class Variant:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Its fields of `Settings`."""
+        """The axes that are fields of `Settings`."""
         return {name: value for name, value in self.axes if name != "n_sequences"}
 
 
@@ -73,21 +74,26 @@ class Group:
 
     @property
     def kind(self) -> tuple[int, str]:
-        """What its repeats have in common."""
+        """The size and the class, which its repeats have in common."""
         return self.size, self.prompt_class
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: prompt sizes and generated tokens in tokens, depths in drafts per round, or
-    "auto" for as many as pay.
+    """What to measure.
 
-    `axes` has the values of fields of `Settings`, and of `n_sequences`, by name. Each depth above 0
-    is measured with every combination of them; depth 0 with those of PLAIN_AXES, and else with the
-    defaults; `ngram` is of depth "auto" alone. `libraries` are labels of native libraries,
-    `classes` kinds of text; everything is measured with each. `peers` are other programs, by their
-    names in `PEERS`: each is measured without MTP, and at the depths that are numbers if it can
-    draft. `prompt_step`: prompts are processed by turns of so many tokens; 0: one after the other.
+    Attributes:
+        sizes: of prompts, in tokens.
+        depths: drafts per round, or "auto".
+        max_tokens: tokens generated per sample.
+        repeat: samples per cell.
+        axes: values of fields of `Settings`, and of `n_sequences`, by name. Every depth above 0 is
+            measured with all their combinations, but only "auto" with those of `ngram`; depth 0
+            with the combinations of PLAIN_AXES.
+        classes, libraries: kinds of text, labels of native libraries; all are combined.
+        peers: other programs, by their names in `PEERS`. Each is measured without MTP; if it can
+            draft, at the depths that are numbers.
+        prompt_step: prompts are processed by turns of so many tokens; 0: one after the other.
     """
 
     sizes: tuple[int, ...]
@@ -108,14 +114,15 @@ class Plan:
         for depth in self.depths:
             if depth != "auto" and not (isinstance(depth, int) and depth >= 0):
                 raise UsageError(f"depths must be 0 or more, or auto, not {depth}")
-        for name, values in (("prompt sizes", self.sizes), ("depths", self.depths)):
+        for name in self.axes:
+            if name not in AXES:
+                raise UsageError(f"there is no axis {name!r}; there are {', '.join(AXES)}")
+        own = {"classes": self.classes, "libraries": self.libraries}
+        given = {"prompt sizes": self.sizes, "depths": self.depths, **self.axes, **own}
+        for name, values in given.items():
             if not values:
                 raise UsageError(f"no {name} given")
             _check_distinct(name, values)
-        for name, given in self._named():
-            if not given:
-                raise UsageError(f"no {name} given")
-            _check_distinct(name, given)
         _check_distinct("peers", self.peers)
         _check_distinct("libraries and peers", (*self.libraries, *self.peers))
         ways = self.axes.get("prompt_sync", ())
@@ -133,18 +140,9 @@ class Plan:
                 f"max_tokens ({self.max_tokens}) and repeat ({self.repeat}) must be 1 or more"
             )
 
-    def _named(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """The axes, classes and libraries by name. Raises UsageError for an unknown axis."""
-        for name, values in self.axes.items():
-            if name not in AXES:
-                raise UsageError(f"there is no axis {name!r}; there are {', '.join(AXES)}")
-            yield name, values
-        yield "classes", self.classes
-        yield "libraries", self.libraries
-
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """The cells of one size and class, in the order in which they are shown."""
+        """The cells of one size and class, in the order of the table."""
         own = [
             Variant(depth, chosen, library)
             for library in self.libraries
@@ -157,17 +155,16 @@ class Plan:
         self, depth: int | str, among: Container[str] = AXES
     ) -> list[tuple[tuple[str, Any], ...]]:
         """Every combination of values on those axes that matter at this depth."""
-        plain = depth == 0
         axes = [
             [(name, value) for value in self.axes[name]]
             for name in sorted(self.axes, key=AXES.index)
-            if name in among and not (plain and name not in PLAIN_AXES)
+            if name in among and (depth != 0 or name in PLAIN_AXES)
             if name != "ngram" or depth == "auto"
         ]
         return [*itertools.product(*axes)]
 
     def _peer_variants(self) -> tuple[Variant, ...]:
-        """The cells of other programs, which have few of our settings."""
+        """The cells of other programs, which have few of the axes."""
         among = (*SHARED_AXES, "synthetic_acceptance")
         return tuple(
             Variant(depth, chosen, name)
@@ -186,12 +183,12 @@ class Plan:
         return [(size, kind) for kind in self.classes for size in self.sizes]
 
     def groups(self) -> list[Group]:
-        """Everything, in the order in which it is measured: all of a repeat, then the next."""
+        """All groups in the order in which they are measured: those of a repeat, then the next."""
         return [Group(*kind, repeat) for repeat in range(self.repeat) for kind in self.kinds()]
 
     def prompts(self, libraries: Container[str]) -> list[tuple[tuple[int, str], Variant]]:
-        """(size, class) of every prompt with each way in which these libraries process it: of the
-        variants that differ in a depth above 0 alone, the first."""
+        """(size, class) of every prompt with each variant of these libraries that processes it in
+        another way: of the variants that differ only in a depth above 0, the first."""
         first: dict[Variant, Variant] = {}
         for variant in self.variants:
             if variant.library in libraries:
@@ -201,10 +198,9 @@ class Plan:
     def order(self, repeat: int) -> tuple[Variant, ...]:
         """The variants of a group in the order in which they take their turns.
 
-        Another one is first in every pair of repeats, and the second of a pair goes backwards, so
-        that being first, or next to a certain other one, is nobody's advantage. Other programs
-        stay together, before ours or after, so that ours are beside each other with them as
-        without.
+        Every pair of repeats begins with another variant, and the second of a pair goes backwards,
+        so that no variant gains by being first or by its neighbours. Other programs stay together,
+        before or after the libraries.
         """
         variants, peers = self.variants, self._peer_variants()
         blocks = []
@@ -220,7 +216,8 @@ class Plan:
         return len(self.kinds()) * len(self.variants) * self.repeat
 
     def label(self, variant: Variant, *, short: bool = False) -> str:
-        """The variant in words, as far as the plan varies it: "depth 3, rows all"; short: "all"."""
+        """The variant in words, as far as the plan varies it: "depth 3, rows all"; short: "depth 3,
+        all"."""
         several = len(self.libraries) > 1 or variant.library in self.peers
         words = [variant.library] if several else []
         words.append(f"depth {variant.depth}" if variant.depth else "no MTP")
@@ -231,7 +228,7 @@ class Plan:
         return ", ".join(words)
 
     def context_needed(self, size: int) -> int:
-        """Tokens of context of the cells of one size; the same for all variants."""
+        """Tokens of context that the cells of one size need; the same for all variants."""
         adaptive = len(self.fixed_depths) < len(self.depths)
         deepest = max(*self.fixed_depths, AUTO_DEPTH if adaptive else 0, 0)
         return size + self.max_tokens + deepest + 1
@@ -242,13 +239,18 @@ class Plan:
         return 2 * size + 10 * self.max_tokens
 
 
+def padded_context(needed: int, limit: int) -> int:
+    """The context for `needed` tokens, at most `limit`: llama.cpp pads contexts to 256 tokens."""
+    return min(-(-needed // 256) * 256, limit)
+
+
 def _check_distinct(name: str, values: Sequence[object]) -> None:
     if len(set(values)) != len(values):
         raise UsageError(f"{name} {', '.join(map(str, values))} name one value twice")
 
 
 def axis_name(name: str) -> str:
-    """What an axis is called in a table."""
+    """The name of an axis in a table."""
     if name == "synthetic_acceptance":
         return "acceptance"
     return name.removeprefix("prompt_").removeprefix("n_").replace("_", " ")
@@ -287,5 +289,5 @@ def axis_value(name: str, word: str) -> Any:
 
 
 def powers(rate: float, n: int) -> list[float]:
-    """Unconditional acceptance of `n` positions, each accepted as often if all before it were."""
+    """Unconditional acceptance of `n` positions, `rate` being the conditional one at each."""
     return [round(rate**position, 4) for position in range(1, n + 1)]

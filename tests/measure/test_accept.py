@@ -268,7 +268,7 @@ def test_the_header_names_no_folder_and_is_json(driver: ModuleType) -> None:
 
 def test_costs_are_against_no_mtp(fakes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain step is taken from generations without drafts, before and after; medians."""
-    from pyllama_mtp.measure import acceptance_costs
+    from pyllama_mtp.measure import costs
 
     steps = iter([1.0, 2.0, 50.0, 2.0, 3.0, 2.0, 4.0, 1.0])
     order: list[Any] = []
@@ -291,9 +291,9 @@ def test_costs_are_against_no_mtp(fakes: ModuleType, monkeypatch: pytest.MonkeyP
             return Plain(max_tokens)
 
     measure: Callable[..., Any] = lambda *_: order.append("rounds") or fakes.COSTS  # noqa: E731
-    monkeypatch.setattr(acceptance_costs, "measure_costs", measure)
+    monkeypatch.setattr(costs, "measure_costs", measure)
     session: Any = Session()
-    found = acceptance_costs.costs_against_no_mtp(session, [1], 1)
+    found = costs.costs_against_no_mtp(session, [1], 1)
     without = (5, {"ignore_eos": True, "draft": False})
     assert order == [without, "rounds", without]
     # 1, 26 twice (no text between them tells 2 from 50), 2; then 3, 3 twice, 1.
