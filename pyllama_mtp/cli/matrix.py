@@ -249,11 +249,11 @@ def _check(args: argparse.Namespace, first: bool) -> Request:
     """Check every option before anything is loaded; `first`: this is a first look."""
     from pyllama_mtp.measure.budget import parse_duration
     from pyllama_mtp.measure.classprompts import check_class
+    from pyllama_mtp.measure.libraryprocess import split_library
     from pyllama_mtp.measure.peers.find import check_folder, check_python
     from pyllama_mtp.measure.plan import SWITCHES
     from pyllama_mtp.measure.report.page import check_report
     from pyllama_mtp.measure.run import Request
-    from pyllama_mtp.measure.worker import split_library
     from pyllama_mtp.measure.workload import read_text, source_of_prompts
 
     if args.lib is not None and args.variants is not None:

@@ -1,5 +1,5 @@
-"""Measuring: what a cell of a speed matrix is, how it is measured, kept and shown.
+"""Measuring: the cells of a speed matrix and the acceptance of drafts, measured, kept and shown.
 
-Nothing here calls the native library; models and sessions come in as the driver's own objects. Only
-`worker` loads one, in a process of its own.
+Models and sessions are the driver's own objects. Only `libraryprocess` loads a native library, in a
+process of its own.
 """

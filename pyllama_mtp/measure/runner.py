@@ -1,8 +1,8 @@
 """Sessions of one library that are measured side by side, each a step at a time.
 
-A run of a session: open it, warm it up, let it forget; process the prompt; generate, some tokens at
-a time, until all are there; take its figures and close it. Between two steps other sessions get
-their turns, here or in another process; their time does not count.
+The steps of a session: open it, warm it up and reset it; process the prompt; generate, some tokens
+at a time; take its figures and close it. Between two steps other sessions get their turns, here or
+in another process; their time does not count.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 #: Tokens that the warm-up generates.
 WARM_UP_TOKENS = 8
 
-#: Opens a session with the settings of one cell, and other arguments of `Session`; with
-#: `n_sequences`, of `BatchSession`.
+#: Opens a session: takes settings and other arguments of `Session`; with `n_sequences`, of
+#: `BatchSession`.
 OpenSession = Callable[..., Any]
 
 
 def open_session(model: Model, settings: Settings, **more: Any) -> Session | BatchSession:
-    """An :data:`OpenSession`, its first argument given."""
+    """An :data:`OpenSession`, once `model` is given."""
     from pyllama_mtp import BatchSession, Session
 
     return (BatchSession if "n_sequences" in more else Session)(model, settings, **more)
 
 
 class InterruptedSample(Exception):
-    """The driver ended a generation because the user asked for it."""
+    """The user interrupted a generation."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Task:
     """One sample to be measured.
 
     Attributes:
-        prompts: token ids of each sequence; all are generated at once.
-        max_tokens: tokens to generate, the first one included.
+        prompts: token ids of each sequence; all sequences are generated at once.
+        max_tokens: tokens to generate, the first token included.
         warm_up: tokens of each prompt that the warm-up processes.
     """
 
@@ -66,7 +66,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Measured:
-    """A finished sample, and the bytes in use by what they are for."""
+    """A finished sample, and the memory in use: bytes by what they are for."""
 
     sample: Sample
     memory: dict[str, int]
@@ -88,7 +88,7 @@ class _Run:
 
     @property
     def answers(self) -> Sequence[Answer]:
-        """Of each sequence."""
+        """One per sequence."""
         return getattr(self.generation, "results", [self.generation])
 
     @property
@@ -98,15 +98,13 @@ class _Run:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user has ended it."""
+        """Whether the user has interrupted it."""
         return any(answer.finish_reason == "interrupted" for answer in self.answers)
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count CPU time of this thread, and what the threads wait for a core, in this block.
-
-        It is one of prefill or decode.
-        """
+        """Add this block's CPU time of this thread, and all threads' waiting for a core, to those
+        of prefill or decode."""
         phase = "decode" if self.n_tokens else "prefill"
         waited, cpu = waited_for_core(), time.thread_time()
         yield
@@ -126,7 +124,7 @@ class SideBySide(Protocol):
 
 
 class Runner:
-    """Runs of one library in this process; each has a number of the caller's choice."""
+    """Sessions of one library in this process, by numbers of the caller's choice."""
 
     def __init__(self, open_session: OpenSession) -> None:
         self._open = open_session
@@ -137,7 +135,7 @@ class Runner:
 
         Raises:
             UsageError: settings that this library or model cannot do.
-            InsufficientMemoryError: it does not fit into memory.
+            InsufficientMemoryError: the session does not fit into memory.
         """
         self._open_for(settings, n_sequences).close()
 
@@ -163,16 +161,14 @@ class Runner:
             raise
 
     def read(self, number: int, end: int) -> None:
-        """Process the prompt up to its token `end`, which is not the last. Of one sequence."""
+        """Process the prompt of a single sequence up to its token `end`, which is not the last."""
         run = self._runs[number]
         with run.counting():  # process() leaves the last token: these are exactly `end`
             run.read_s += run.session.process(run.prompt[: end + 1]).prefill_s
 
     def advance(self, number: int, goal: int) -> int:
-        """Generate until each sequence has `goal` tokens; 1 is the prefill. The number there are.
-
-        The last ones come with the end of the generation. Tokens may come several at a time.
-        """
+        """Generate until each sequence has `goal` tokens (1: the prefill), or a few more. Return
+        how many there are. The last tokens come with the end of the generation."""
         run = self._runs[number]
         with run.counting():
             while not run.ended and run.n_tokens < goal:
@@ -182,7 +178,7 @@ class Runner:
         return run.n_tokens
 
     def finish(self, number: int) -> Measured:
-        """Generate to the end; the session's figures. It is closed."""
+        """Generate to the end, close the session, and return its figures."""
         run = self._runs[number]
         with run.counting():
             for _ in run.pieces:
@@ -201,15 +197,11 @@ class Runner:
         return Measured(sample, memory)
 
     def drop(self) -> None:
-        """Close whatever is open."""
+        """Close all sessions."""
         while self._runs:
             _, run = self._runs.popitem()
-            with suppress(Exception):  # the cause is on its way already
+            with suppress(Exception):  # an earlier error is on its way already
                 run.session.close()
-
-    def close(self) -> None:
-        """Nothing more will be asked for."""
-        self.drop()
 
 
 def _start(

@@ -15,6 +15,7 @@ from pyllama_mtp.errors import InsufficientMemoryError, UsageError
 from pyllama_mtp.llama import native, trace
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.trace import Cost, NodeTimes
+from pyllama_mtp.measure.libraryprocess import LibraryProcess, Load
 from pyllama_mtp.measure.profile import (
     KINDS,
     Profile,
@@ -23,7 +24,6 @@ from pyllama_mtp.measure.profile import (
     profile_prompt,
     python_share,
 )
-from pyllama_mtp.measure.worker import Load, WorkerRunner
 
 #: Of a prompt in two graphs.
 SETTINGS = Settings(n_ctx=256, n_ubatch=64, n_threads=2, checkpoints=0, draft_n_max=2)
@@ -144,7 +144,7 @@ def test_the_table_and_the_record() -> None:
 
 @pytest.mark.parametrize("library", ["patched", "upstream"])
 def test_in_a_process_of_its_own_with_each_library(library: str, demo_file: Path) -> None:
-    worker = WorkerRunner(Load(library, library, str(demo_file), {"n_gpu_layers": 0}, True))
+    worker = LibraryProcess(Load(library, library, str(demo_file), {"n_gpu_layers": 0}, True))
     try:
         worker.loaded()
         found = worker.profile(SETTINGS, PROMPT)

@@ -12,14 +12,14 @@ import pytest
 
 from pyllama_mtp.errors import InsufficientMemoryError, PyllamaMtpError, UsageError
 from pyllama_mtp.llama import native
-from pyllama_mtp.measure.runner import Task
-from pyllama_mtp.measure.worker import (
+from pyllama_mtp.measure.libraryprocess import (
     CPU_SWITCHES,
+    LibraryProcess,
     Load,
-    WorkerRunner,
     load_library,
     split_library,
 )
+from pyllama_mtp.measure.runner import Task
 from pyllama_mtp.settings import Sampling, Settings
 
 SETTINGS = Settings(n_ctx=256, n_threads=2, draft_n_max=2)
@@ -31,8 +31,8 @@ def task(n_prompt: int = 40, settings: Settings = SETTINGS) -> Task:
 
 
 @pytest.fixture(params=["patched", "upstream"])
-def worker(request: pytest.FixtureRequest, demo_file: Path) -> Iterator[WorkerRunner]:
-    made = WorkerRunner(Load(request.param, request.param, str(demo_file), CPU, True))
+def worker(request: pytest.FixtureRequest, demo_file: Path) -> Iterator[LibraryProcess]:
+    made = LibraryProcess(Load(request.param, request.param, str(demo_file), CPU, True))
     try:
         build = made.loaded()
         assert build.variant == request.param and len(build.upstream_commit) == 40
@@ -74,7 +74,7 @@ def cpu_s(process: int) -> float:
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_sessions_side_by_side_and_idle_between(worker: WorkerRunner) -> None:
+def test_sessions_side_by_side_and_idle_between(worker: LibraryProcess) -> None:
     plain = Settings(n_ctx=256, n_threads=2, draft_n_max=0)
     worker.begin(0, task())
     worker.begin(1, task(settings=plain))
@@ -92,7 +92,7 @@ def test_sessions_side_by_side_and_idle_between(worker: WorkerRunner) -> None:
     worker.drop()
 
 
-def test_what_is_refused_there_is_refused_here(worker: WorkerRunner) -> None:
+def test_what_is_refused_there_is_refused_here(worker: LibraryProcess) -> None:
     with pytest.raises(InsufficientMemoryError, match="available"):
         worker.check(Settings(n_ctx=2_000_000_000, draft_n_max=0))
     with pytest.raises(UsageError, match=r"longer|context"):
@@ -100,7 +100,7 @@ def test_what_is_refused_there_is_refused_here(worker: WorkerRunner) -> None:
     worker.check(SETTINGS)
 
 
-def test_a_worker_that_dies_is_an_error_with_its_last_words(worker: WorkerRunner) -> None:
+def test_a_worker_that_dies_is_an_error_with_its_last_words(worker: LibraryProcess) -> None:
     assert worker._process.pid
     os.kill(worker._process.pid, signal.SIGKILL)
     with pytest.raises(PyllamaMtpError, match=r"library has ended \(-9\): it said nothing"):
@@ -108,7 +108,7 @@ def test_a_worker_that_dies_is_an_error_with_its_last_words(worker: WorkerRunner
     worker.drop()
 
 
-def test_what_it_wrote_last_is_in_the_error(worker: WorkerRunner) -> None:
+def test_what_it_wrote_last_is_in_the_error(worker: LibraryProcess) -> None:
     """What a native abort leaves on stderr."""
     with Path(worker._errors.name).open("ab") as file:
         file.write(b"GGML_ASSERT(something) failed\n")
@@ -123,13 +123,13 @@ def test_a_library_or_model_that_cannot_be_loaded(demo_file: Path, tmp_path: Pat
         Load("patched", "patched", str(tmp_path / "nowhere.gguf"), CPU, True),
         Load(str(tmp_path), "mine", str(demo_file), CPU, True),
     ):
-        worker = WorkerRunner(load)
+        worker = LibraryProcess(load)
         with pytest.raises(PyllamaMtpError, match=r"nowhere|no native library|tried"):
             worker.loaded()
         worker.close()
 
 
-def test_it_is_gone_when_it_is_closed_in_the_middle_of_something(worker: WorkerRunner) -> None:
+def test_it_is_gone_when_it_is_closed_in_the_middle_of_something(worker: LibraryProcess) -> None:
     worker._pipe.send(("check", (SETTINGS,)))
     worker._waiting = True
     worker.drop()

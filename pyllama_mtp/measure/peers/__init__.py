@@ -1,7 +1,7 @@
-"""Other programs that are measured beside this one, on the same model file and prompts.
+"""Other programs that are measured beside this project, on the same model file and prompts.
 
-Each is a process of its own, started for one sample and ended after it. What can be measured with
-each, and how to get it, is said here.
+Each sample is a process of its own. :data:`PEERS` says how to get each program, and what it
+measures.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pyllama_mtp.errors import PyllamaMtpError
 
 
 class PeerError(PyllamaMtpError):
-    """A program is not installed, or failed; the message says what to do, or what it said."""
+    """A program is not installed, or failed; the message says what to do, or why."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Peer:
     """A program that can be measured.
 
     Attributes:
-        drafts: it can draft with the MTP head; the others decode plainly.
+        drafts: it can draft with the MTP head.
         obtain: how to get it.
-        note: what to know about its figures.
+        note: how it measures.
     """
 
     name: str
@@ -36,7 +36,7 @@ _BUILD = (
     "--peer-dir DIR or in the folder of PYLLAMA_MTP_PEERS is found too"
 )
 
-#: By name, in the order in which they are shown.
+#: By name, in the order of the table.
 PEERS = {
     peer.name: peer
     for peer in (

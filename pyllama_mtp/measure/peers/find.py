@@ -1,4 +1,4 @@
-"""Which of the other programs are installed, and what they are."""
+"""Finds the other programs, and asks for their versions and devices."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pyllama_mtp.measure.peers.process import Program
 
 #: Upstream's programs.
 PROGRAMS = ("llama-bench", "llama-server")
-#: Names a folder that holds programs.
+#: The environment variable with a folder of programs.
 VARIABLE = "PYLLAMA_MTP_PEERS"
-#: Names the Python that imports llama-cpp-python.
+#: The environment variable with the Python that imports llama-cpp-python.
 PYTHON_VARIABLE = "PYLLAMA_MTP_PEER_PYTHON"
-#: Where ``bench/peers.py`` builds them, in the checkout that this package is imported from.
+#: The build folder of ``bench/peers.py`` in the checkout that this package is imported from.
 BUILD_FOLDER = Path(__file__).resolve().parents[3] / "build" / "peers"
 _ANSWER_S = 60.0
 _WORKER = Path(__file__).resolve().with_name("llama_cpp_worker.py")
@@ -33,8 +33,7 @@ class Peers:
     """A build of upstream's programs.
 
     Attributes:
-        folder: the build folder.
-        programs: those that are built, by name.
+        programs: paths of the programs that are built, by name.
         info: upstream_commit, series, compiler, build_type, cpu_features, ggml (options), defines,
             recipe (see ``bench/peers.py``).
     """
@@ -49,7 +48,7 @@ class Peers:
         return [name for name in PROGRAMS if name not in self.programs]
 
     def program(self, name: str) -> Path:
-        """Path of a program. Raises PeerError when it is not built."""
+        """The path of a program. Raises PeerError when it is not built."""
         if name not in self.programs:
             raise PeerError(
                 f"{name} is not built in {self.folder}: run `python bench/peers.py`; "
@@ -59,7 +58,7 @@ class Peers:
 
 
 def built(folder: Path | None = None) -> Peers:
-    """What ``bench/peers.py`` has built in `folder`, complete or not; None: BUILD_FOLDER."""
+    """The build of ``bench/peers.py`` in `folder`, complete or not; None: BUILD_FOLDER."""
     folder = folder or BUILD_FOLDER
     there = {name: folder / "bin" / name for name in PROGRAMS}
     programs = {name: path for name, path in there.items() if os.access(path, os.X_OK)}
@@ -67,7 +66,7 @@ def built(folder: Path | None = None) -> Peers:
         info = json.loads((folder / "peers.json").read_text())
         info |= json.loads((folder / "request.json").read_text())
     except (OSError, ValueError):
-        programs, info = {}, {}  # half configured: nothing is known about what lies there
+        programs, info = {}, {}  # half configured: nothing is known about the programs there
     return Peers(folder, programs, info)
 
 
@@ -77,10 +76,10 @@ class Installed:
 
     Attributes:
         command: starts it.
-        version: as it says; "upstream" for one built by ``bench/peers.py``.
-        upstream_commit, series: of llama.cpp and its patches; "" where it does not say.
+        version: its own; "upstream" for a build of ``bench/peers.py``.
+        upstream_commit, series: of llama.cpp and its patches; "" where unknown.
         backend: "CPU", "CUDA", ...
-        devices: what it computes on beside the CPU, in words.
+        devices: the accelerators that it uses, in words.
     """
 
     name: str
@@ -110,21 +109,21 @@ def check_python(python: str | None) -> None:
 def find(
     name: str, folder: str | None = None, python: str | None = None, *, gpu: bool = True
 ) -> Installed:
-    """A program of `PEERS`, started once to see that it runs.
+    """Find a program of `PEERS`, and start it once to see that it runs.
 
-    Upstream's programs are looked for in `folder`, in that of the environment variable
-    PYLLAMA_MTP_PEERS, where ``bench/peers.py`` builds them, and on PATH; llama-cpp-python is the
-    one that `python` imports, or the Python of the environment variable PYLLAMA_MTP_PEER_PYTHON, or
-    this one. Which libllama that loads is its own affair; LLAMA_CPP_LIB_PATH chooses it.
+    Upstream's programs are looked for in `folder`, in the folder of the environment variable
+    PYLLAMA_MTP_PEERS, in the build folder of ``bench/peers.py``, and on PATH. llama-cpp-python is
+    imported by `python`, or the Python of the environment variable PYLLAMA_MTP_PEER_PYTHON, or this
+    one; LLAMA_CPP_LIB_PATH chooses the libllama that it loads.
 
     Args:
-        gpu: whether it may use a GPU.
+        gpu: whether the program may use a GPU.
 
     Raises:
-        PeerError: it is not installed, or does not run; the message says what to do.
+        PeerError: the program is not installed, or does not run; the message says what to do.
     """
     if name == "llama-cpp-python":
-        return _find_llama_cpp_python(python or os.environ.get(PYTHON_VARIABLE), gpu)
+        return _find_llama_cpp_python(name, python or os.environ.get(PYTHON_VARIABLE), gpu)
     path = next(_candidates(name, folder), None)
     if path is None:
         raise PeerError(f"{name} is not installed: {PEERS[name].obtain}")
@@ -153,13 +152,13 @@ def _candidates(name: str, folder: str | None) -> Iterator[Path]:
 
 
 def _ask(name: str, *command: str) -> str:
-    """What a program says to a question that it answers at once."""
+    """The output of a program that ends at once."""
     with Program(name, command) as program:
         return program.wait(_ANSWER_S) + program.stderr()
 
 
 def _version(name: str, path: Path) -> tuple[str, str]:
-    """Version and commit, of ``version: 6789 (0c1e570)``."""
+    """Version and commit, from ``version: 6789 (0c1e570)``."""
     said = _ask(name, str(path), "--version")
     found = re.search(r"version: (\S+)(?: \((\w+)\))?", said)
     if not found:
@@ -168,17 +167,17 @@ def _version(name: str, path: Path) -> tuple[str, str]:
 
 
 def _devices(name: str, path: Path) -> list[tuple[str, str]]:
-    """(name, words) of each, of lines like ``  CUDA0: NVIDIA H100 (80000 MiB, 79000 MiB free)``."""
+    """(name, words) of each line like ``  CUDA0: NVIDIA H100 (80000 MiB, 79000 MiB free)``."""
     said = _ask(name, str(path), "--list-devices")
     found = re.findall(r"^  (\w+): (.*?)(?: \(\d+ MiB.*)?$", said, re.MULTILINE)
     return [(device, words) for device, words in found if not device.startswith(("CPU", "BLAS"))]
 
 
-def _find_llama_cpp_python(python: str | None, gpu: bool) -> Installed:
-    name = "llama-cpp-python"
+def _find_llama_cpp_python(name: str, python: str | None, gpu: bool) -> Installed:
     command = (python or sys.executable, str(_WORKER))
     try:
-        said = json.loads(_ask_worker(name, command))
+        with Program(name, [*command, "--probe"]) as program:
+            said = json.loads(program.wait(_ANSWER_S))
         missing, version, has_gpu = said["missing"], str(said["version"]), bool(said["gpu"])
         stamp = said["stamp"]  # of a libllama that this package has built; else there is none
         commit, series = str(stamp.get("upstream_commit", "")), str(stamp.get("series", ""))
@@ -188,8 +187,3 @@ def _find_llama_cpp_python(python: str | None, gpu: bool) -> Installed:
         where = f" for {python}" if python else ""
         raise PeerError(f"{name} is not installed{where}: {PEERS[name].obtain}")
     return Installed(name, command, version, commit, series, "GPU" if gpu and has_gpu else "CPU")
-
-
-def _ask_worker(name: str, command: tuple[str, ...]) -> str:
-    with Program(name, [*command, "--probe"]) as program:
-        return program.wait(_ANSWER_S)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pyllama_mtp.measure.peers.options import Options
 from pyllama_mtp.measure.peers.output import Figures, OutputError, parse_llama_bench
 from pyllama_mtp.measure.peers.process import Program
@@ -10,19 +12,16 @@ TIMEOUT_S = 3600.0
 
 
 def prefill(program: str, options: Options, n_prompt: int, *more: str) -> Figures:
-    """`pp`: a prompt of random tokens in one go, one row of logits per batch.
-
-    Args:
-        more: options of its own.
+    """`pp`: a prompt of random tokens, with one row of logits per batch. `more`: further options.
 
     Raises:
-        PeerError: it failed, or printed nothing that can be read; so for :func:`decode`.
+        PeerError: llama-bench failed, or its output cannot be read; as :func:`decode`.
     """
     return _run(program, options, ["-p", str(n_prompt), "-n", "0", *more])
 
 
 def decode(program: str, options: Options, n_prompt: int, n_decode: int) -> Figures:
-    """`tg` at depth: decode steps after n_prompt tokens; the tokens are random, none is sampled."""
+    """`tg` at depth: decode steps of random tokens after n_prompt tokens, without sampling."""
     return _run(program, options, ["-p", "0", "-n", str(n_decode), "-d", str(n_prompt)])
 
 
@@ -37,12 +36,9 @@ def _run(path: str, options: Options, test: list[str]) -> Figures:
 
 
 def measure(program: str, options: Options, n_prompt: int, n_decode: int) -> Figures:
-    """Prefill, then decode, in two processes; decode 0 tokens: the prefill only."""
+    """Prefill, then decode, in two processes; `n_decode` 0: prefill only."""
     first = prefill(program, options, n_prompt)
-    second = decode(program, options, n_prompt, n_decode) if n_decode else None
-    return Figures(
-        prefill_tps=first.prefill_tps,
-        decode_tps=second.decode_tps if second else None,
-        n_prompt=first.n_prompt,
-        n_decoded=second.n_decoded if second else 0,
-    )
+    if not n_decode:
+        return first
+    second = decode(program, options, n_prompt, n_decode)
+    return replace(second, prefill_tps=first.prefill_tps, n_prompt=first.n_prompt)

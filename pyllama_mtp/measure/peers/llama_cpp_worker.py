@@ -1,7 +1,8 @@
-"""Measures llama-cpp-python. Run as a program, by its path: it imports nothing of this package.
+"""Measures llama-cpp-python. A program that imports nothing of this package.
 
-``--probe``: prints whether it can be imported, and what it is. Otherwise a request as JSON on
-stdin: keyword arguments of ``llama_cpp.Llama``, a prompt in token ids, how many tokens to generate.
+With ``--probe`` it prints whether llama-cpp-python can be imported, and its version. Otherwise it
+takes a request as JSON on stdin: keyword arguments of ``llama_cpp.Llama``, a prompt in token ids,
+the number of tokens to generate.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _GPU_TYPES = (1, 2)
 
 
 def main() -> None:
-    """Answer with one JSON object on stdout; whatever the libraries print there goes to stderr."""
+    """Answer with one JSON object on stdout; the libraries' own output there goes to stderr."""
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     del sys.path[0]  # this folder
@@ -30,22 +31,19 @@ def main() -> None:
 
 
 def probe() -> dict[str, Any]:
-    """Whether it is missing, its version, whether it can use a GPU, and what its libllama says it
-    was built from (nothing, unless it is one of pyllama-mtp's)."""
+    """Whether llama-cpp-python is missing, its version, whether it can use a GPU, and the stamp of
+    its libllama (empty, unless pyllama-mtp has built that)."""
     if importlib.util.find_spec("llama_cpp") is None:
         return {"missing": True, "version": "", "gpu": False, "stamp": {}}
     llama_cpp: Any = importlib.import_module("llama_cpp")
-    return {
-        "missing": False,
-        "version": llama_cpp.__version__,
-        "gpu": has_gpu(llama_cpp),
-        "stamp": stamp(llama_cpp),
-    }
+    found = {"gpu": has_gpu(llama_cpp), "stamp": stamp(llama_cpp)}
+    return {"missing": False, "version": llama_cpp.__version__, **found}
 
 
 def has_gpu(llama_cpp: Any) -> bool:
-    """Whether there is a device to offload to. llama_supports_gpu_offload() is true as soon as the
-    RPC backend is there, whether anybody serves or not, so ggml is asked where that is possible."""
+    """Whether there is a device to offload to: from ggml where that is possible, because
+    llama_supports_gpu_offload() is true as soon as the RPC backend is there, even without servers.
+    """
     try:
         by_type = llama_cpp.llama_cpp._lib.ggml_backend_dev_by_type
     except AttributeError:
@@ -55,7 +53,7 @@ def has_gpu(llama_cpp: Any) -> bool:
 
 
 def stamp(llama_cpp: Any) -> dict[str, Any]:
-    """What the loaded libllama says about itself."""
+    """The upstream commit and patches of the loaded libllama."""
     try:
         function = llama_cpp.llama_cpp._lib.pyllama_stamp
     except AttributeError:
@@ -66,7 +64,7 @@ def stamp(llama_cpp: Any) -> dict[str, Any]:
 
 
 def measure(request: dict[str, Any]) -> dict[str, Any]:
-    """Load, warm up, forget, generate once: seconds until the first token, and from there on."""
+    """Load, warm up, reset, generate once: seconds until the first token, and after it."""
     llama_cpp: Any = importlib.import_module("llama_cpp")
     types = {
         name: getattr(llama_cpp, f"GGML_TYPE_{value.upper()}")
@@ -86,7 +84,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def generate(llama: Any, prompt: list[int], n_tokens: int) -> tuple[float, float]:
-    """Greedy, end tokens ignored."""
+    """Seconds until the first token and after it; greedy, end tokens ignored."""
     began = time.perf_counter()
     tokens = llama.generate(prompt, temp=0.0, top_k=1)
     next(tokens)

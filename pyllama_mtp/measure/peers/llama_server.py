@@ -1,4 +1,4 @@
-"""A completion of llama-server: start, warm up, measure, stop. Plain, or with draft-MTP."""
+"""A completion by llama-server, with or without MTP: start, warm up, measure, stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPException
-from types import TracebackType
 from typing import Any
 
 from pyllama_mtp.measure.peers import PeerError
@@ -22,10 +21,10 @@ from pyllama_mtp.measure.peers.process import Program
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 600.0
 ANSWER_TIMEOUT_S = 3600.0
-_PORTS = 5  # how many are tried
+_PORTS = 5  # ports that are tried
 _POLL_S = 0.05
 _NAME = "llama-server"
-#: A proxy set for this machine is not meant for the loopback interface.
+#: Without the machine's proxy, which is not meant for the loopback interface.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -37,10 +36,11 @@ def server_options(
     p_min: float = 0.0,
     rates: Sequence[float] | None = None,
 ) -> list[str]:
-    """Options for one slot, equal to ours; what costs upstream time and is not measured is off.
+    """Options for one slot, equal to ours.
 
-    Off are the prompt cache in RAM, context checkpoints and the adjustment of sizes to memory.
-    Drafts are sampled in the graph (`--spec-draft-backend-sampling`), upstream's default.
+    Upstream's extra work is off: the prompt cache in RAM, context checkpoints, the adjustment of
+    sizes to memory. Drafts are sampled in the graph (`--spec-draft-backend-sampling`), upstream's
+    default.
 
     Args:
         depth: drafts per round; 0: no MTP.
@@ -74,10 +74,10 @@ def server_options(
 
 
 def completion_request(prompt: Sequence[int], n_predict: int, seed: int) -> dict[str, Any]:
-    """Greedy by the cheapest sampler chain that upstream has: the best candidate and nothing else.
+    """A greedy completion by upstream's cheapest sampler chain: the best candidate only.
 
     Args:
-        seed: of the draw that imposes acceptance.
+        seed: of the draws that impose acceptance.
     """
     return {
         "prompt": list(prompt),
@@ -104,7 +104,7 @@ class Server:
     def __init__(
         self, program: str, options: Sequence[str], start_timeout_s: float | None = None
     ) -> None:
-        # Whoever answers at the port must know this name: it may be another program's by now.
+        # Another program may take the port; only our server answers with this name.
         self._alias = f"peer-{secrets.token_hex(8)}"
         self._command = [program, *options, "--host", HOST, "--alias", self._alias]
         self._start_timeout_s = start_timeout_s or START_TIMEOUT_S
@@ -123,16 +123,11 @@ class Server:
             self._program.stop()
         raise AssertionError("the last attempt succeeds or raises")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._program.stop()
 
     def _wait_until_ready(self, may_retry: bool) -> bool:
-        """Wait until it answers. False: its port was taken in the meantime."""
+        """Wait until the server answers. False: another program took its port."""
         deadline = time.monotonic() + self._start_timeout_s
         while time.monotonic() < deadline:
             if (code := self._program.exit_code) is not None:
@@ -140,7 +135,7 @@ class Server:
                 if may_retry and "couldn't bind" in said:
                     return False
                 raise PeerError(f"{_NAME} ended at its start ({code}): {said}")
-            # 503 while it loads, refused before it listens
+            # 503 while the server loads, refused before it listens
             with suppress(OSError, HTTPException, ValueError):
                 if self._get("/health").get("status") == "ok" and self._is_ours():
                     return True
@@ -159,10 +154,8 @@ class Server:
         return response if isinstance(response, dict) else {}
 
     def complete(self, request: Mapping[str, Any]) -> Any:
-        """The response to a completion; of one with `stream` the last event.
-
-        Raises PeerError when the server refuses or dies.
-        """
+        """The response to a completion; with `stream` the last event. Raises PeerError when the
+        server refuses or dies."""
         data = json.dumps(request).encode()
         headers = {"Content-Type": "application/json"}
         call = urllib.request.Request(f"{self._url}/completion", data, headers)
@@ -182,7 +175,7 @@ class Server:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
+    """A port of the loopback interface on which nobody listens now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
@@ -204,7 +197,7 @@ def measure(
         warm_up: tokens of the prompt that the warm-up processes, and tokens that it generates.
 
     Raises:
-        PeerError: it failed, or answered nothing that can be read.
+        PeerError: the server failed, or its answer cannot be read.
     """
     n_warm, n_first = warm_up
     with Server(program, options) as server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pyllama_mtp.settings import Settings
 
@@ -11,11 +12,11 @@ _ALL_LAYERS = 999
 
 @dataclass(frozen=True)
 class Options:
-    """What all programs are given alike; fields as those of `Settings`.
+    """The settings that all programs share, with the names of `Settings`.
 
     Attributes:
-        n_gpu_layers: None: not given, the program decides; -1: all.
-        head: the file of the MTP head, where it is another one than `model`.
+        n_gpu_layers: -1: all; None: the program decides.
+        head: the file of the MTP head, if it is not `model`.
     """
 
     model: str
@@ -30,21 +31,13 @@ class Options:
 
     @classmethod
     def of(cls, settings: Settings, model: str, n_gpu_layers: int, head: str = "") -> Options:
-        """Those of a cell."""
-        return cls(
-            model=model,
-            n_batch=settings.n_batch,
-            n_ubatch=settings.n_ubatch,
-            threads=settings.threads,
-            flash_attn=settings.flash_attn,
-            cache_type_k=settings.cache_type_k,
-            cache_type_v=settings.cache_type_v,
-            n_gpu_layers=n_gpu_layers,
-            head=head,
-        )
+        """The options of a cell."""
+        names = ("n_batch", "n_ubatch", "threads", "flash_attn", "cache_type_k", "cache_type_v")
+        shared: dict[str, Any] = {name: getattr(settings, name) for name in names}
+        return cls(model=model, n_gpu_layers=n_gpu_layers, head=head, **shared)
 
     def arguments(self) -> list[str]:
-        """As llama-bench and llama-server spell them, alike."""
+        """Arguments of llama-bench and llama-server."""
         layers = self.n_gpu_layers
         return [
             *("-m", self.model),

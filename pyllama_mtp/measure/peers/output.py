@@ -1,4 +1,4 @@
-"""Reading what other programs print: llama-bench's JSON, llama-server's responses. Pure."""
+"""Reads the output of other programs: llama-bench's JSON, llama-server's responses. Pure."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pyllama_mtp.measure.peers import PeerError
 
 
 class OutputError(PeerError, ValueError):
-    """The output is not what this version of the program is known to print."""
+    """The output is not as known from this version of the program."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What one process measured. Rates are per second; None where it was not measured.
+    """The figures of one process; None: not measured.
 
     Attributes:
         prefill_tps: prompt tokens per second.
-        decode_tps: decoded tokens per second. The first token, which comes from the prompt's
-            logits, counts neither as a token nor in the time.
+        decode_tps: decoded tokens per second, without the first token, which comes from the
+            prompt's logits, and its time.
         n_prompt: prompt tokens.
-        n_decoded: tokens in `decode_tps`, that is without the first one.
+        n_decoded: tokens in `decode_tps`, without the first.
         drafted, accepted: draft tokens.
-        rounds: verification passes; 0 without drafting. Every one gains a token beside the accepted
-            drafts, so it is ``n_decoded - accepted``.
+        rounds: verification passes; 0 without drafting. Each gains a token beside the accepted
+            drafts, so there are ``n_decoded - accepted``.
     """
 
     prefill_tps: float | None
@@ -51,14 +51,11 @@ class Figures:
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON, derived figures included."""
-        derived = {
-            "tokens_per_round": self.tokens_per_round,
-            "rounds_per_second": self.rounds_per_second,
-        }
-        return {**asdict(self), **derived}
+        derived = ("tokens_per_round", "rounds_per_second")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
     def sample(self) -> Sample:
-        """As a sample of a matrix. Drafts per position are not known, so there are none."""
+        """The sample of a matrix; without drafts per position, which are not known."""
         prefill, decode = self.prefill_tps or 0.0, self.decode_tps or 0.0
         prefill_s = self.n_prompt / prefill if prefill else 0.0
         decode_s = self.n_decoded / decode if decode else 0.0
@@ -91,7 +88,7 @@ def parse_llama_bench(text: str) -> Figures:
             )
         test = tests[0]
         rate, n_prompt, n_gen = _rate(test["samples_ts"][0]), test["n_prompt"], test["n_gen"]
-        depth = int(test.get("n_depth", 0))  # ik_llama.cpp has none
+        depth = int(test.get("n_depth", 0))  # ik_llama.cpp does not print it
     except OutputError:
         raise
     except (KeyError, TypeError, ValueError) as error:
@@ -108,8 +105,7 @@ def parse_llama_bench(text: str) -> Figures:
 def parse_timings(response: Any) -> Figures:
     """The figures in the `timings` of llama-server's response to a completion.
 
-    `predicted_n` counts the first token, `predicted_per_second` does not (it divides the tokens
-    after it by the time after it), so the rate is comparable with ours as it stands.
+    `predicted_n` counts the first token; `predicted_per_second`, like our speeds, does not.
 
     Raises:
         OutputError: no timings, or a prompt that was partly taken from the server's cache.
@@ -143,11 +139,7 @@ def parse_timings(response: Any) -> Figures:
 
 
 def check_lengths(name: str, figures: Figures, n_prompt: int, max_tokens: int) -> Figures:
-    """The figures, if they are of what was asked for.
-
-    Raises:
-        OutputError: another number of tokens.
-    """
+    """The figures, if the numbers of tokens are as asked for; else raises OutputError."""
     measured = (figures.n_prompt, figures.n_decoded + 1)
     if measured != (n_prompt, max_tokens):
         raise OutputError(
@@ -158,7 +150,7 @@ def check_lengths(name: str, figures: Figures, n_prompt: int, max_tokens: int) -
 
 
 def _rate(value: Any) -> float:
-    """Tokens per second. Raises TypeError or ValueError for what is none."""
+    """Tokens per second. Raises OutputError, TypeError or ValueError for anything else."""
     rate = float(value)
     if not (math.isfinite(rate) and rate > 0):
         raise OutputError(f"a speed of {rate} tokens per second is none")
@@ -166,7 +158,6 @@ def _rate(value: Any) -> float:
 
 
 def parse_system_info(text: str) -> dict[str, str]:
-    """llama.cpp's line about the CPU backend as {feature: value}; empty where there is none."""
+    """llama.cpp's line about the CPU backend as {feature: value}; {} without the line."""
     found = re.search(r"CPU : (.*)", text)
-    pairs = re.findall(r"(\w+) = (\S+)", found.group(1)) if found else []
-    return dict(pairs)
+    return dict(re.findall(r"(\w+) = (\S+)", found.group(1) if found else ""))

@@ -1,7 +1,7 @@
 """A program that is measured, as a process: it is ended in every case, and never has to wait.
 
-It leads a process group of its own, so that Ctrl-C reaches it through us only, and what it has
-started ends with it. Its output goes to files, which take everything at once.
+It leads a process group of its own: Ctrl-C in the terminal does not reach it, and the processes
+that it has started end with it. Its output goes to files, so that it never waits for a reader.
 """
 
 from __future__ import annotations
@@ -13,33 +13,41 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from types import TracebackType
 from typing import IO
 
 from pyllama_mtp.measure.peers import PeerError
 
-_STOP_S = 3.0  # a server in the middle of an answer does not go by itself
-_SAID = 2000  # characters of its last words
+_STOP_S = 3.0  # a server in the middle of an answer does not end by itself
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a measured process: this one's, without settings of either side in it."""
+    """This process's environment without the variables that are settings of either side."""
     prefixes = ("LLAMA_ARG_", "PYLLAMA_MTP_")
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+
+
+def end_with_parent() -> None:
+    """Have the system end this process when the process that started it is killed."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def last_words(said: str) -> str:
+    """The end of a process's output, for a message."""
+    return said.strip()[-2000:] or "it said nothing"
 
 
 class Program:
     """A running program. A context manager that ends it.
 
     Args:
-        name: what messages call it.
+        name: for messages.
         command: the program and its arguments.
-        stdin: text that it is given.
+        stdin: the text of its standard input.
 
     Raises:
-        PeerError: it cannot be started.
+        PeerError: the program cannot be started.
     """
 
     def __init__(self, name: str, command: Sequence[str], stdin: str = "") -> None:
@@ -58,7 +66,7 @@ class Program:
                     stderr=self._stderr,
                     env=child_environment(),
                     start_new_session=True,
-                    preexec_fn=_end_with_parent,
+                    preexec_fn=end_with_parent,
                 )
             except OSError as error:
                 raise PeerError(f"{name} cannot be started: {error}") from None
@@ -68,12 +76,7 @@ class Program:
     def __enter__(self) -> Program:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     @property
@@ -82,10 +85,10 @@ class Program:
         return self._process.poll()
 
     def wait(self, timeout_s: float) -> str:
-        """Wait for its end: what it has written to stdout.
+        """Wait for the end of the program, and return what it has written to stdout.
 
         Raises:
-            PeerError: it failed, or took longer.
+            PeerError: the program failed, or took longer.
         """
         try:
             code = self._process.wait(timeout_s)
@@ -106,18 +109,17 @@ class Program:
         return _read(self._stderr)
 
     def last_words(self) -> str:
-        """The end of what it has said, for a message."""
-        said = self.stderr().strip() or self.stdout().strip()
-        return said[-_SAID:] or "it said nothing"
+        """The end of its output, for a message."""
+        return last_words(self.stderr().strip() or self.stdout())
 
     def stop(self) -> None:
-        """End it and all that it has started; at once, if it does not go by itself."""
+        """End the program and all that it has started, by force if it does not end by itself."""
         try:
             if self._process.poll() is None:
                 self._signal(signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(_STOP_S)
-        finally:  # also when Ctrl-C comes while it ends
+        finally:  # also after Ctrl-C in the meantime
             self._signal(signal.SIGKILL)
             self._process.wait()
             self._files.close()
@@ -128,10 +130,5 @@ class Program:
 
 
 def _read(file: IO[bytes]) -> str:
-    # Not by its position, which the process writes at.
+    # pread leaves the file's position alone, where the process writes.
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
-
-
-def _end_with_parent() -> None:
-    """In the new process: end when the one that started it has been killed."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,29 +1,33 @@
-"""Measures with another program as with a library of ours: see `measure.runner.Runner`.
+"""Measures with another program, with the methods of `measure.runner.Runner`.
 
-The whole sample is measured at once, when its turn comes; nothing is left running after it.
+The first turn of a sample measures all of it; no process is left running after it.
 """
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-from pyllama_mtp.measure.peers import PeerError, llama_bench, llama_cpp_python, llama_server
+from pyllama_mtp.measure.peers import PeerError, llama_bench, llama_server
 from pyllama_mtp.measure.peers.find import Installed
 from pyllama_mtp.measure.peers.options import Options
-from pyllama_mtp.measure.peers.output import Figures, check_lengths
+from pyllama_mtp.measure.peers.output import Figures, OutputError, check_lengths
+from pyllama_mtp.measure.peers.process import Program
 from pyllama_mtp.measure.runner import WARM_UP_TOKENS, Measured, Task
 from pyllama_mtp.settings import Settings
+
+TIMEOUT_S = 3600.0
 
 
 class PeerRunner:
     """Samples of one program.
 
     Args:
-        peer: the program; or why there is none, which is raised by :meth:`begin`.
+        peer: the program, or the error for which there is none.
         model: path of the model file.
         n_gpu_layers: as in `Model`.
-        head: path of the file with the MTP head, where it is another one.
+        head: path of the file with the MTP head, if it is not `model`.
     """
 
     def __init__(
@@ -34,26 +38,22 @@ class PeerRunner:
         self._measured: dict[int, Measured] = {}
 
     def check(self, settings: Settings, n_sequences: int = 1) -> None:
-        """Whether there is one is known already, and it refuses settings when it is started."""
+        """Do nothing: the program refuses settings when it is started."""
 
     def begin(self, number: int, task: Task) -> None:
-        """Take a sample to be measured.
-
-        Raises:
-            PeerError: the program is not installed, or does not run.
-        """
+        """Take a sample to be measured. Raises PeerError where there is no program."""
         if isinstance(self._peer, PeerError):
             raise self._peer
         self._tasks[number] = task
 
     def read(self, number: int, end: int) -> None:
-        """The prompt is a part of the sample, which is measured at once."""
+        """Do nothing: :meth:`advance` measures the prompt, too."""
 
     def advance(self, number: int, goal: int) -> int:
-        """Measure the whole sample, whatever the goal; the number of tokens it has generated.
+        """Measure the whole sample, whatever the goal; return the number of generated tokens.
 
         Raises:
-            PeerError: the program failed, or what it printed cannot be read.
+            PeerError: the program failed, or its output cannot be read.
         """
         if number not in self._measured:
             assert isinstance(self._peer, Installed)
@@ -65,32 +65,24 @@ class PeerRunner:
         return self._tasks[number].max_tokens
 
     def finish(self, number: int) -> Measured:
-        """The figures."""
+        """Return the figures, and forget the sample."""
         del self._tasks[number]
         return self._measured.pop(number)
 
     def drop(self) -> None:
-        """Forget what was not finished."""
+        """Forget the samples that were not finished."""
         self._tasks.clear()
         self._measured.clear()
 
-    def close(self) -> None:
-        """Nothing more will be asked for."""
-        self.drop()
-
 
 def measure(peer: Installed, options: Options, task: Task) -> Figures:
-    """One sample by the program of that name. Raises PeerError."""
-    settings = task.settings
+    """Measure one sample with a program. Raises PeerError."""
+    settings, prompt = task.settings, task.prompts[0]
     warm_up = (task.warm_up, min(WARM_UP_TOKENS, task.max_tokens))
     if peer.name == "llama-bench":
-        n_prompt, n_decode = len(task.prompts[0]), task.max_tokens - 1
-        return llama_bench.measure(peer.command[0], options, n_prompt, n_decode)
+        return llama_bench.measure(peer.command[0], options, len(prompt), task.max_tokens - 1)
     if peer.name == "llama-cpp-python":
-        return llama_cpp_python.measure(
-            *(peer.command, options, settings.n_ctx, task.prompts[0], task.max_tokens),
-            warm_up=warm_up,
-        )
+        return _by_llama_cpp_python(peer, options, task, warm_up)
     given = llama_server.server_options(
         options,
         settings.n_ctx,
@@ -98,13 +90,49 @@ def measure(peer: Installed, options: Options, task: Task) -> Figures:
         p_min=settings.p_min,
         rates=settings.synthetic_acceptance,
     )
+    seed = zlib.crc32(repr(prompt).encode()) % 2**31  # imposes acceptance; differs by text
     return llama_server.measure(
-        *(peer.command[0], given, task.prompts[0], task.max_tokens),
-        warm_up=warm_up,
-        seed=_seed(task.prompts[0]),
+        *(peer.command[0], given, prompt, task.max_tokens), warm_up=warm_up, seed=seed
     )
 
 
-def _seed(prompt: Sequence[int]) -> int:
-    """Of the draw that imposes acceptance: another one in each repeat, whose texts differ."""
-    return zlib.crc32(repr(list(prompt)).encode()) % 2**31
+def _by_llama_cpp_python(
+    peer: Installed, options: Options, task: Task, warm_up: tuple[int, int]
+) -> Figures:
+    """Plain generation after a warm-up, in a process of its own: see ``llama_cpp_worker.py``."""
+    request = {
+        "llama": {
+            "model_path": options.model,
+            "n_gpu_layers": options.n_gpu_layers or 0,
+            "n_ctx": task.settings.n_ctx,
+            "n_batch": options.n_batch,
+            "n_ubatch": options.n_ubatch,
+            "n_threads": options.threads,
+            "n_threads_batch": options.threads,
+            "flash_attn": options.flash_attn != "off",  # there is no "auto"
+            "verbose": False,
+        },
+        "cache_types": {"type_k": options.cache_type_k, "type_v": options.cache_type_v},
+        "prompt": task.prompts[0],
+        "max_tokens": task.max_tokens,
+        "warm_up": warm_up,
+    }
+    with Program(peer.name, peer.command, json.dumps(request)) as program:
+        printed = program.wait(TIMEOUT_S)
+        try:
+            return _figures(json.loads(printed))
+        except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+            raise OutputError(
+                f"{peer.name}'s worker printed {printed[:200]!r} ({error!r}); "
+                f"{program.last_words()}"
+            ) from error
+
+
+def _figures(answer: Mapping[str, float]) -> Figures:
+    n_prompt, n_decoded = int(answer["n_prompt"]), int(answer["n_generated"]) - 1
+    return Figures(
+        prefill_tps=n_prompt / answer["prefill_s"],
+        decode_tps=n_decoded / answer["decode_s"] if n_decoded else None,
+        n_prompt=n_prompt,
+        n_decoded=n_decoded,
+    )

@@ -110,7 +110,7 @@ def test_one_that_is_not_installed_refuses_samples() -> None:
     runner.check(SETTINGS)
     with pytest.raises(PeerError, match="not installed"):
         runner.begin(0, TASK)
-    runner.close()
+    runner.drop()
 
 
 @pytest.fixture

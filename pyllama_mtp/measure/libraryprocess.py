@@ -1,13 +1,12 @@
-"""A process that holds another library of the same model, and measures with it when it is asked.
+"""A process that loads another library and the same model, and measures on request.
 
-One process can load one variant. Samples of further variants come from such processes; between two
-requests they wait at a pipe and compute nothing. A worker ends with the process that started it.
+A process can load one library only. Between two requests the process waits at a pipe and computes
+nothing. It ends with the process that started it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -19,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from pyllama_mtp import errors
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
+from pyllama_mtp.measure.peers.process import end_with_parent, last_words
 
 if TYPE_CHECKING:
     from pyllama_mtp.llama.native import Library
@@ -28,20 +28,17 @@ if TYPE_CHECKING:
     from pyllama_mtp.settings import Settings
 
 _CLOSING_S = 3.0
-_SAID = 2000  # characters of its last words
-_PR_SET_PDEATHSIG = 1
-
 
 #: Switches of the CPU patches, for a whole process: `set_NAME` of :class:`.Library`.
 CPU_SWITCHES = ("small_batch", "large_batch", "direct_states", "few_rows_attention")
 
 
 def split_library(text: str) -> tuple[str, dict[str, str]]:
-    """ "patched:small_batch=off:GOMP_SPINCOUNT=9": the library, and what its process is given:
-    CPU_SWITCHES, and variables of the environment, in capitals.
+    """Split "patched:small_batch=off:GOMP_SPINCOUNT=9" into the library and what its process is
+    given: CPU_SWITCHES, and environment variables in capitals.
 
     Raises:
-        UsageError: neither of them.
+        UsageError: a part that is neither.
     """
     library, *words = text.split(":")
     given = {}
@@ -57,7 +54,7 @@ def split_library(text: str) -> tuple[str, dict[str, str]]:
 
 
 def load_library(text: str) -> Library:
-    """Load a library into this process, and give the process what comes with it."""
+    """Load a library into this process, with its switches and environment variables."""
     from pyllama_mtp.llama import native
 
     name, given = split_library(text)
@@ -72,13 +69,12 @@ def load_library(text: str) -> Library:
 
 @dataclass(frozen=True)
 class Load:
-    """What a worker loads first.
+    """The library and the model that a process loads.
 
     Attributes:
-        library: "upstream", "patched" or a folder, and what its process is given: see
-            :func:`split_library`.
-        label: what messages and records call it.
-        placement: arguments of `Model` that say where it goes.
+        library: "upstream", "patched" or a folder, with switches: see :func:`split_library`.
+        label: name of the library in messages and records.
+        placement: arguments of `Model`: n_gpu_layers, RPC workers and the like.
         mtp: load the MTP head.
     """
 
@@ -89,11 +85,12 @@ class Load:
     mtp: bool
 
 
-class WorkerRunner:
-    """As :class:`~pyllama_mtp.measure.runner.Runner`, in a process of its own.
+class LibraryProcess:
+    """A :class:`~pyllama_mtp.measure.runner.Runner` in a process of its own; `profile` is
+    :func:`.profile_prompt` there.
 
-    Every method raises what the runner raises there, and PyllamaMtpError with the last lines that
-    the process wrote to stderr when it has died.
+    Every method raises what the runner raises, and PyllamaMtpError if the process has died, with
+    the last lines that it wrote to stderr.
     """
 
     def __init__(self, load: Load) -> None:
@@ -107,45 +104,39 @@ class WorkerRunner:
         self._waiting = True  # for the answer to the loading
 
     def loaded(self) -> Build:
-        """Wait until library and model are loaded: what they are."""
+        """Wait until library and model are loaded: the build of the library."""
         build: Build = self._answer()
         return build
 
     def check(self, settings: Settings, n_sequences: int = 1) -> None:
-        """See :class:`Runner`; so for the others."""
         self._ask("check", settings, n_sequences)
 
     def begin(self, number: int, task: Task) -> None:
-        """See :class:`Runner`."""
         self._ask("begin", number, task)
 
     def read(self, number: int, end: int) -> None:
-        """See :class:`Runner`."""
         self._ask("read", number, end)
 
     def advance(self, number: int, goal: int) -> int:
-        """See :class:`Runner`."""
         return int(self._ask("advance", number, goal))
 
     def finish(self, number: int) -> Measured:
-        """See :class:`Runner`."""
         measured: Measured = self._ask("finish", number)
         return measured
 
     def profile(self, settings: Settings, prompt: list[int]) -> Profile:
-        """See :class:`Runner`."""
         found: Profile = self._ask("profile", settings, prompt)
         return found
 
     def drop(self) -> None:
-        """See :class:`Runner`. A process that was cut short in the middle of something ends."""
+        """Close the open sessions; a process that was interrupted in a request is ended."""
         if self._waiting or not self._process.is_alive():
             self._process.kill()
         else:
             self._ask("drop")
 
     def close(self) -> None:
-        """End the process, at once if it is in the middle of something."""
+        """End the process, at once if it has not answered the last request."""
         self._pipe.close()
         if self._waiting:
             self._process.kill()
@@ -157,7 +148,7 @@ class WorkerRunner:
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         self._waiting = True
-        with contextlib.suppress(BrokenPipeError):  # the answer will be that it has died
+        with contextlib.suppress(BrokenPipeError):  # _answer() will raise
             self._pipe.send((method, arguments))
         return self._answer()
 
@@ -166,30 +157,27 @@ class WorkerRunner:
             kind, value = self._pipe.recv()
         except (EOFError, ConnectionError):
             self._process.join(_CLOSING_S)
+            with open(self._errors.name, "rb") as file:  # noqa: PTH123 - it has a name of its own
+                said = last_words(file.read().decode(errors="replace"))
             raise PyllamaMtpError(
                 f"the process with the {self._label} library has ended "
-                f"({self._process.exitcode}): {self._last_words()}"
+                f"({self._process.exitcode}): {said}"
             ) from None
         self._waiting = False
         if kind == "done":
             return value
-        # A class that takes more than a message is said by its base class.
+        # An error that takes more than a message becomes its base class.
         found = {one.__name__: one for one in (errors.UsageError, errors.InsufficientMemoryError)}
         raise found.get(kind, PyllamaMtpError)(f"{self._label}: {value}")
-
-    def _last_words(self) -> str:
-        with open(self._errors.name, "rb") as file:  # noqa: PTH123 - it has a name of its own
-            said = file.read().decode(errors="replace").strip()
-        return said[-_SAID:] or "it said nothing"
 
 
 # -- the process itself ----------------------------------------------------------------------------
 
 
 def serve(pipe: Connection, stderr: str, load: Load) -> None:
-    """Load, then answer requests until there are no more. The target of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who ends us
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """The target of the process: load, then answer requests until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent takes Ctrl-C, and ends this process
+    end_with_parent()
     with open(stderr, "ab", buffering=0) as file:  # noqa: PTH123
         os.dup2(file.fileno(), 2)
         os.dup2(file.fileno(), 1)
@@ -210,7 +198,7 @@ def serve(pipe: Connection, stderr: str, load: Load) -> None:
                 try:
                     method, arguments = pipe.recv()
                 except EOFError:
-                    return runner.close()
+                    return runner.drop()
                 try:
                     pipe.send(("done", (others.get(method) or getattr(runner, method))(*arguments)))
                 except PyllamaMtpError as error:
