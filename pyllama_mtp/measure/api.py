@@ -34,6 +34,7 @@ from pyllama_mtp.measure.planargs import make_plan
 from pyllama_mtp.measure.profile import Profile, profile
 from pyllama_mtp.measure.published import Published, read_published
 from pyllama_mtp.measure.recordfile import Records, check_output, read_file
+from pyllama_mtp.measure.text import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -60,11 +61,11 @@ _ADVICE = "name another file"
 
 @dataclass(frozen=True)
 class Results:
-    """Cells of speed matrices, and what can be made of them.
+    """Cells of speed matrices, as tables, plots, reports and comparisons.
 
     Attributes:
         cells: as measured, with every sample; see ``measure/cells.py`` for fields and units.
-        commands: how they were measured, by their `run`, where that was recorded.
+        commands: the commands that measured the cells, by their `run`, as far as recorded.
     """
 
     cells: list[Cell] = field(default_factory=list)
@@ -79,19 +80,21 @@ class Results:
         return iter(self.cells)
 
     def __repr__(self) -> str:
-        """One line: how many cells, of what."""
+        """One line: the number of cells, their models and depths."""
         if not self.cells:
             return "<Results: no cells>"
         models = ", ".join(dict.fromkeys(cell.model for cell in self.cells))
         depths: list[int | str] = [*sorted({c.n_max for c in self.cells if not c.adaptive})]
         if any(cell.adaptive for cell in self.cells):
             depths.append("auto")
-        cells = "1 cell" if len(self) == 1 else f"{len(self)} cells"
         several = "depth" if len(depths) == 1 else "depths"
-        return f"<Results: {cells} of {models}, {several} {', '.join(map(str, depths))}>"
+        return (
+            f"<Results: {counted(len(self), 'cell')} of {models}, {several} "
+            f"{', '.join(map(str, depths))}>"
+        )
 
     def __str__(self) -> str:
-        """The table that ``pyllama-mtp matrix`` prints; in a terminal as wide as that."""
+        """The table that ``pyllama-mtp matrix`` prints, as wide as the terminal."""
         from pyllama_mtp.measure.table import print_matrix
 
         terminal = sys.stdout is not None and sys.stdout.isatty()
@@ -101,13 +104,13 @@ class Results:
         return "\n".join(map(str.rstrip, file.getvalue().split("\n"))).strip("\n")
 
     def _repr_markdown_(self) -> str:
-        """What a notebook shows."""
+        """The tables, for a notebook."""
         return self.markdown() or "no cells"
 
     def select(self, **fields: Any) -> Results:
         """The cells whose attributes have these values: ``select(n_max=3, variant="patched")``.
 
-        Ratios to no MTP need the cells without MTP as well, so select these along.
+        Ratios to no MTP need the cells without MTP as well, so select them, too.
 
         Raises:
             UsageError: cells have no such attribute.
@@ -117,19 +120,16 @@ class Results:
                 raise UsageError(
                     f"cells have no {name!r}; they have: {', '.join(Cell.__dataclass_fields__)}"
                 )
-        chosen = [
-            cell
-            for cell in self.cells
-            if all(getattr(cell, name) == value for name, value in fields.items())
-        ]
+        wanted = fields.items()
+        chosen = [c for c in self.cells if all(getattr(c, name) == value for name, value in wanted)]
         return Results(chosen, self.commands)
 
     def records(self) -> list[dict[str, Any]]:
         """One flat dict per cell, all with the same keys; speeds in tokens per second.
 
         `prefill_tps` and `decode_tps` are medians, with `_low` and `_high` of the samples;
-        `prefill_ratio` and `decode_ratio` are what paired ratios to no MTP come to, with the bounds
-        of their interval. None: not measured.
+        `prefill_ratio` and `decode_ratio` are estimates from the paired ratios to no MTP, with the
+        bounds of their interval. None: not measured.
         """
         return flat.records(self.cells)
 
@@ -193,11 +193,10 @@ class Results:
         """
         from pyllama_mtp.measure.report.page import write_report
 
-        options: dict[str, Any] = {"published": published, "commands": self.commands}
-        return write_report(self.cells, directory, **options)[0]
+        return write_report(self.cells, directory, published=published, commands=self.commands)[0]
 
     def markdown(self) -> str:
-        """The tables of the report as Markdown, one section per model, machine and prompt class."""
+        """The tables of the report in Markdown, one section per model, machine and prompt class."""
         from pyllama_mtp.measure.report import tables
 
         sections = series.sections(self.cells)
@@ -237,7 +236,7 @@ def compare(
     figures: Sequence[str] = ("prefill", "decode"),
     ratios: bool = False,
 ) -> Comparison:
-    """What got slower from `old` to `new`, cell by cell.
+    """Compare `old` and `new` cell by cell.
 
     Args:
         old, new: results, or files of them.
@@ -282,25 +281,25 @@ def matrix(
         model: an open model, or a .gguf file, which is loaded and closed again. None: the demo
             model that comes with the package.
         sizes: prompt sizes in tokens.
-        depths: drafts per round; 0 is no MTP, against which the others are compared; "auto": as
-            many as pay, which every sample learns anew.
+        depths: drafts per round; 0 is no MTP, with which the others are compared; "auto" is a depth
+            that every sample learns anew.
         max_tokens: tokens generated per sample.
         repeat: samples per cell.
-        settings: of every cell; draft depth and `axes` replace its own.
+        settings: of every cell; `depths` and `axes` replace its fields.
         sampling: of every cell; None is greedy.
         text: to cut prompts from; None takes that of Python's standard library.
         classes: kinds of prompts: "text" and "source" are continued; "factual", "thinking", "code"
-            and "instruction" are questions in a chat, after as much text as makes them long enough.
+            and "instruction" are questions in a chat, with text before them to reach the size.
         budget_s: most seconds to measure for, above 0; the least useful repeats are left out.
-            None: all.
-        n_gpu_layers: layers on the GPU, -1 is all; for an open model, what it was opened with.
+            None: no limit.
+        n_gpu_layers: layers on the GPU, -1 is all; of an open model, as it was opened.
         output: a file to which every finished sample is appended.
-        on_event: told of every step; must not raise.
+        on_event: called at every step; must not raise.
         axes: values of fields of :class:`Settings` to measure with, by name:
-            ``cache_type_k=("f16", "q8_0")``; and `n_sequences`, so many at once. What only drafts
-            depend on, as `prompt_rows`, `prompt_sync`, `hidden` and `draft_vocab`, is varied at
-            depths above 0; `synthetic_acceptance` has the rates of each position, ``((0.8, 0.6),
-            (0.5, 0.3))``.
+            ``cache_type_k=("f16", "q8_0")``; and `n_sequences`, generated at once. Fields that
+            matter only to drafts (`prompt_rows`, `prompt_sync`, `hidden`, `draft_vocab`, ...) vary
+            at depths above 0. `synthetic_acceptance` takes the rates of each position:
+            ``((0.8, 0.6), (0.5, 0.3))``.
 
     A single size, depth, class or value of an axis needs no sequence around it.
 
@@ -309,8 +308,8 @@ def matrix(
         if there are none.
 
     Raises:
-        UsageError: an argument that there is not or that is out of range, a plan that measures
-            nothing or a cell twice, or settings that this library or model cannot do.
+        UsageError: an unknown argument or a value out of range, a plan that measures nothing or a
+            cell twice, or settings that this library or model cannot do.
     """
     from pyllama_mtp import Model, Sampling, Settings
     from pyllama_mtp.llama import native

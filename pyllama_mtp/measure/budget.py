@@ -1,7 +1,7 @@
 """How long the rest of a matrix takes, and what to leave out when time is short. Pure functions.
 
-The time of a group is the median of those measured at its size and class; before there is one it
-is scaled from the others by their rough work.
+The time of a group is the median of the times measured at its size and class; before there are any,
+it is scaled from other groups by their rough work.
 """
 
 from __future__ import annotations
@@ -65,14 +65,13 @@ def to_drop(
     """The groups to leave out so that the others fit into `left_s` seconds.
 
     The n-th repeat of a cell lowers the variance of its figures from 1 / (n - 1) to 1 / n, by
-    1 / (n (n - 1)). Left out first is the last repeat that brings the least of that per second. The
-    only repeat of a size goes last of all, and then the one that takes the longest.
+    1 / (n (n - 1)). The last repeat that lowers it the least per second is left out first. The only
+    repeat of a size is left out last, the longest first.
 
     Args:
-        pending: what has not been measured yet.
-        done: repeats that have been, by size and class.
+        pending: groups that are not measured yet.
+        done: finished repeats, by size and class.
         cost: seconds of a group.
-        left_s: seconds that are left.
     """
     kept: dict[Kind, list[Group]] = {}
     for group in sorted(pending, key=lambda group: group.repeat):

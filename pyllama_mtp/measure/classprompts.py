@@ -1,22 +1,20 @@
-"""Prompts of an exact length, by class: text, a question after text, a call for long code."""
+"""Prompts of an exact length, by class: text, a question after text, a request for long code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.promptset import CLASSES, Prompt, prompts_for
-from pyllama_mtp.measure.workload import Workload, docstrings, stdlib_texts
+from pyllama_mtp.measure.workload import Workload, docstrings, special_prefix, stdlib_texts
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model
 
-#: Classes of nothing but text, which the model continues, and where it comes from.
-TEXTS: dict[str, Callable[[], Iterable[str]]] = {"text": docstrings, "source": stdlib_texts}
-#: Of a prompt given with a file, whatever is in it.
-DEFAULT_CLASS = "text"
-#: What the chat of a code prompt asks for after the text.
+#: Classes of plain text, which the model continues.
+TEXTS = ("text", "source")
+#: The request after the text in the chat of output mode "code".
 CODE_REQUEST = (
     "\n\nThe text above is the context. Now write a long, complete program that builds on it: many "
     "functions and classes, with all of their code, docstrings and tests. Write code only, and "
@@ -40,14 +38,14 @@ def padded_tokens(
     In a chat the text is the beginning of what the user says, and the question follows it.
 
     Args:
-        repeat: takes another piece of `text` for every number.
+        repeat: every number takes another piece of `text`.
 
     Raises:
         UsageError: the prompt alone has as many tokens, or more.
     """
     rendered = prompt.render(model, before=_PLACE)
     head, found, tail = rendered.partition(_PLACE)
-    if not found:  # a template that changes what it is given: padding goes before all of it
+    if not found:  # the template changes the text: padding goes before all of it
         head, tail = "", prompt.render(model)
     before = model.tokenize(head, add_special=True, parse_special=True)
     after = model.tokenize("\n\n" + tail, add_special=False, parse_special=True)
@@ -57,16 +55,16 @@ def padded_tokens(
             f"{n_tokens} tokens are too few for a {prompt.kind} prompt, which has "
             f"{len(before) + len(after)} itself; ask for longer ones"
         )
-    special = len(model.tokenize("a", add_special=True)) - len(model.tokenize("a", False))
+    special = len(special_prefix(model))
     return before + text.prompt(room + special, repeat)[special:] + after
 
 
 class Prompts:
     """The prompts of a matrix, by class.
 
-    Those of "text" and "source" are text, which the model continues; those of the classes of
-    :mod:`.promptset` are its questions, in a chat, after as much text as makes them long enough.
-    The demo model is asked its own questions: it knows no others.
+    Prompts of the classes "text" and "source" are text, which the model continues. The other
+    classes ask the questions of :mod:`.promptset` in a chat, with text before them to reach the
+    length; the demo model has questions of its own.
 
     Args:
         model: tokenizes the text.
@@ -83,7 +81,7 @@ class Prompts:
         self._questions: dict[str, list[Prompt]] = {}
 
     def prompt(self, prompt_class: str, n_tokens: int, repeat: int) -> list[int]:
-        """Exactly `n_tokens` token ids; another text, and question, for every repeat.
+        """Exactly `n_tokens` token ids; every repeat has another text, and another question.
 
         Raises:
             UsageError: no such class, no text, too few tokens, or no chat template.
@@ -98,28 +96,23 @@ class Prompts:
 
     def _open(self, prompt_class: str) -> None:
         check_class(prompt_class)
-        asked = prompt_class in CLASSES and self._mode != "code"
-        texts: Iterable[str] | None = self._texts
-        if texts is None:
-            texts = TEXTS.get(
-                prompt_class, stdlib_texts if prompt_class == "code" else docstrings
-            )()
-        around = self._chat() if self._mode == "code" else ([], [])
-        questions = prompts_for(self._model.path, [prompt_class]) if asked else []
+        usual = stdlib_texts if prompt_class in ("code", "source") else docstrings
+        texts = usual() if self._texts is None else self._texts
+        before, after, questions = list[int](), list[int](), list[Prompt]()
+        if self._mode == "code":
+            before, after = self._chat()
+        elif prompt_class in CLASSES:
+            questions = prompts_for(self._model.path, [prompt_class])
         self._questions[prompt_class] = questions
-        self._workloads[prompt_class] = Workload(
-            self._model, texts, before=around[0], after=around[1]
-        )
+        self._workloads[prompt_class] = Workload(self._model, texts, before=before, after=after)
 
     def _chat(self) -> tuple[list[int], list[int]]:
-        """What the chat template puts before and after the text."""
+        """The tokens that the chat template puts before and after the text."""
         message = {"role": "user", "content": _PLACE + CODE_REQUEST}
         before, place, after = self._model.apply_chat_template([message]).partition(_PLACE)
         if not place:
             raise UsageError(
                 "the chat template of this model changes the text; use --output-mode text"
             )
-        return self._tokens(before), self._tokens(after)
-
-    def _tokens(self, text: str) -> list[int]:
-        return self._model.tokenize(text, add_special=False, parse_special=True)
+        tokenize = partial(self._model.tokenize, add_special=False, parse_special=True)
+        return tokenize(before), tokenize(after)

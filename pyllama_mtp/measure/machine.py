@@ -1,4 +1,4 @@
-"""What a measurement says about the machine: enough to compare, nothing that identifies it.
+"""The machine in a measurement: enough to compare, nothing that identifies it.
 
 No host name, user name or path is ever read.
 """
@@ -29,28 +29,18 @@ def _first_match(path: Path, pattern: str) -> str | None:
     return found.group(1).strip() if found else None
 
 
-def cpu_model() -> str:
-    """The CPU's name as the system gives it."""
-    name = _first_match(_CPUINFO, r"^(?:model name|Model|Hardware)\s*:\s*(.+)$")
-    return name or platform.processor() or platform.machine()
-
-
-def memory_bytes() -> int | None:
-    """Physical memory in bytes."""
-    kibibytes = _first_match(_MEMINFO, r"^MemTotal:\s*(\d+) kB")
-    return int(kibibytes) * 1024 if kibibytes else None
-
-
 def describe_machine(devices: list[str] | None = None) -> dict[str, Any]:
     """The `machine` field of a cell.
 
     Args:
         devices: descriptions of the accelerators in use, as the driver lists them.
     """
+    name = _first_match(_CPUINFO, r"^(?:model name|Model|Hardware)\s*:\s*(.+)$")
+    kibibytes = _first_match(_MEMINFO, r"^MemTotal:\s*(\d+) kB")
     return {
-        "cpu": cpu_model(),
+        "cpu": name or platform.processor() or platform.machine(),
         "cores": available_threads(),
-        "memory_bytes": memory_bytes(),
+        "memory_bytes": int(kibibytes) * 1024 if kibibytes else None,
         "devices": list(devices or ()),
         "os": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         "arch": platform.machine(),
@@ -67,15 +57,15 @@ def waited_for_core() -> float:
     """
     waited = 0
     for task in _TASKS.glob("*/schedstat"):
-        with suppress(OSError, ValueError):  # the thread has ended meanwhile
+        with suppress(OSError, ValueError):  # the thread may have ended
             waited += int(task.read_text().split()[1])
     return waited / 1e9
 
 
 def busy_cores(seconds: float = 0.5) -> float:
-    """How many of the cores that this process may run on other programs use; it sleeps meanwhile.
+    """Cores of this process's affinity that other programs keep busy, measured while it sleeps.
 
-    0 where /proc/stat cannot be read. Time that is stolen from a virtual machine counts as used.
+    0 where /proc/stat cannot be read. Time that is stolen from a virtual machine counts as busy.
     """
     before = _idle_ticks()
     began = time.perf_counter()

@@ -1,12 +1,10 @@
 """The speed matrix: prompt sizes x classes x variants, interleaved, a fresh session per sample.
 
-A variant is no MTP, or a draft depth ("auto": one that the session learns) with the switches that a
-prompt's cost depends on, with one of the native libraries. All variants of a repeat get the same
-text and are measured side by side: their sessions are open together, process the prompt one right
-after the other, and decode by turns, some tokens each. So a machine that grows slower or busier in
-the meantime slows all of them alike, which leaves their ratios as they are. Where memory does not
-hold all of them, as many as it holds. Other programs get the same text before them or after, one at
-a time.
+A variant is no MTP or a draft depth, with its values on the plan's axes, on one of the native
+libraries. All variants of a repeat get the same text and are measured side by side: their sessions
+are open together, as many as memory holds, process the prompt one after the other, and decode by
+turns, some tokens each. So a machine that grows slower or busier slows all of them alike, and their
+ratios stay. Other programs get the same text before or after, one at a time.
 """
 
 from __future__ import annotations
@@ -14,17 +12,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
 from pyllama_mtp.measure import budget
 from pyllama_mtp.measure.classprompts import Prompts
 from pyllama_mtp.measure.header import OWN_SETTINGS, brief, now, without_folders
 from pyllama_mtp.measure.peers import PeerError
-from pyllama_mtp.measure.plan import SWITCHES, Group, Plan, Variant
+from pyllama_mtp.measure.plan import SWITCHES, Group, Plan, Variant, padded_context
 from pyllama_mtp.measure.recordfile import Record, cell_key
 from pyllama_mtp.measure.runner import InterruptedSample, Measured, SideBySide, Task
 from pyllama_mtp.settings import Settings
@@ -33,21 +32,20 @@ if TYPE_CHECKING:
     from pyllama_mtp import Model, Sampling
     from pyllama_mtp.measure.profile import Profile
 
-#: Tokens of a turn. After each, the CPU's caches hold what the others left: with turns of 4 tokens
-#: the ratios of the demo model were 0.1 higher than with 16, which favours long turns; noise of the
-#: machine favours short ones.
+#: Tokens of a turn. A turn begins with the CPU's caches full of the other sessions' data, so short
+#: turns change the ratios (the demo model's by 0.1 with 4 tokens against 16); in long turns, noise
+#: of the machine does not slow all variants alike.
 TURN_TOKENS = 32
 #: Rest before another process gets its turn: OpenMP's threads spin that long after their last work.
 SETTLE_S = 0.02
-_CONTEXT_STEP = 256  # llama.cpp pads contexts to this many tokens
 
 
 @dataclass(frozen=True)
 class Event:
-    """Progress. A sample begins; its prompt is processed; it is done; or its cell is skipped.
+    """Progress: a sample begins, its prompt is processed, it is done, or its cell is skipped.
 
     Attributes:
-        left_s: about how many seconds the rest takes; None: not known yet.
+        left_s: estimated seconds for the rest of the run; None: not known yet.
     """
 
     kind: Literal["start", "prefilled", "done", "skipped"]
@@ -61,21 +59,18 @@ class Matrix:
     """Runs a plan.
 
     Args:
-        model: the model; it is only named, and its context length asked for.
-        plan: what to measure.
+        model: only for its context length.
         settings: settings of every cell; `draft_n_max` and the switches are set to the variant's,
             `n_ctx` 0 to what the cells of a size need, and synthetic rates are cut to the depth.
         sampling: sampling of every cell.
-        runners: what measures, by the plan's names of libraries and peers.
-        profilers: by the plan's names of libraries: what says where the time of a prompt goes, once
-            everything is measured; none: nothing does.
-        prompts: where prompts come from.
+        runners: by the plan's names of libraries and peers.
+        profilers: by the plan's names of libraries; they time the nodes of each prompt in the end.
         run: id of the run, for its records.
         budget_s: seconds after which nothing further begins; None: no limit.
-        measured: samples that are there already: key of the cell and repeat.
+        measured: (key of the cell, repeat) of samples that an earlier run has measured.
         skipped: keys of the cells that cannot be measured.
         profiled: keys of the cells that have a profile.
-        on_event: told of every step; must not raise.
+        on_event: called at every step; must not raise.
     """
 
     def __init__(
@@ -98,7 +93,7 @@ class Matrix:
         self.plan = plan
         #: True once the run is interrupted, here or by the caller; it then ends.
         self.interrupted = False
-        #: True while a KeyboardInterrupt costs samples that are not finished and no more.
+        #: True while a KeyboardInterrupt loses only samples that are not finished.
         self.measuring = False
         #: Groups that the time budget left out.
         self.dropped: list[Group] = []
@@ -117,8 +112,8 @@ class Matrix:
         self._keys = {name: cell_key(record) for name, record in self._identities.items()}
 
     def check(self) -> None:
-        """Make the shortest prompts and open a session of every variant, so that no run fails
-        half-way for what it could know.
+        """Make the shortest prompts and open a session of every variant, so that a run fails before
+        it begins, not half-way.
 
         Raises:
             UsageError: settings that this library or model cannot do; the message names them. A
@@ -136,12 +131,12 @@ class Matrix:
             except InsufficientMemoryError:
                 pass  # the cell says so, and the others are measured
 
-    # -- what is done next -------------------------------------------------------------------------
+    # -- order -------------------------------------------------------------------------------------
 
     def run(self) -> Iterator[Record]:
         """Yield a record of every sample as soon as it is finished, and of every skipped cell.
 
-        After an interruption (Ctrl-C) the run ends and `interrupted` is true.
+        Ctrl-C ends the run, and sets `interrupted`.
         """
         began = time.monotonic()
         try:
@@ -161,32 +156,35 @@ class Matrix:
         finally:
             self.measuring = False
         if self.dropped and not self.interrupted:
-            yield self._drop_record()
+            groups = [
+                {"n_prompt": one.size, "prompt_class": one.prompt_class, "repeat": one.repeat}
+                for one in self.dropped
+            ]
+            yield self._record("dropped", {}, budget_s=self._budget_s, groups=groups)
 
     def _profiles(self) -> Iterator[Record]:
-        """A record of every prompt, for each way to process it, that has none yet."""
+        """A profile of every prompt, for each way to process it, that has none yet."""
         for kind, variant in self.plan.prompts(self._profilers):
-            identity, key = self._identities[kind, variant], self._keys[kind, variant]
+            group, key = Group(*kind, 0), self._keys[kind, variant]
             if self.interrupted or key in self._skipped or key in self._profiled:
                 continue
-            size, group = kind[0], Group(*kind, 0)
             self.measuring = True
             self.on_event(Event("start", group, variant))
-            prompt = self._prompts.prompt(group.prompt_class, size, 0)
+            prompt = self._prompts.prompt(group.prompt_class, group.size, 0)
             measure = self._profilers[variant.library]
-            found = measure(self._cell_settings(size, variant), prompt).to_dict()
+            found = measure(self._cell_settings(group.size, variant), prompt).to_dict()
             self.measuring = False
-            head = {"kind": "profile", "run": self._run, **identity, "time": now()}
-            yield {**head, "profile": found}
+            yield self._record("profile", self._identities[kind, variant], profile=found)
 
     def _next_group(self, began: float) -> Group | None:
-        """The next one that has samples to measure and for which there is time."""
-        pending = [group for group in self.plan.groups() if self._to_do(group)]
+        """The next group that has samples to measure, and for which there is time."""
+        groups = self.plan.groups()
+        pending = [group for group in groups if self._to_do(group)]
         cost = budget.estimate(self._times, self.plan.work)
         dropped: set[Group] = set()
         if self._budget_s is not None and cost is not None:
             left_s = self._budget_s - (time.monotonic() - began)
-            done = {kind: self._repeats_done(*kind) for kind in self.plan.kinds()}
+            done = Counter(group.kind for group in groups if group not in pending)
             dropped = budget.to_drop(pending, done, cost, left_s)
         self.dropped = [group for group in pending if group in dropped]
         return next((group for group in pending if group not in dropped), None)
@@ -200,17 +198,13 @@ class Matrix:
             if key not in self._skipped and (key, group.repeat) not in self._measured
         ]
 
-    def _repeats_done(self, size: int, prompt_class: str) -> int:
-        groups = (Group(size, prompt_class, repeat) for repeat in range(self.plan.repeat))
-        return sum(not self._to_do(group) for group in groups)
-
     @property
     def n_to_do(self) -> int:
         """Samples that are still to be measured, those that the budget leaves out included."""
         return sum(len(self._to_do(group)) for group in self.plan.groups())
 
     def left_s(self) -> float | None:
-        """About how many seconds the rest takes; None before anything was measured."""
+        """Estimated seconds for the rest of the run; None before anything was measured."""
         cost = budget.estimate(self._times, self.plan.work)
         if cost is None:
             return None
@@ -224,14 +218,6 @@ class Matrix:
     def _n_measurable(self, group: Group) -> int:
         """Variants that are not skipped."""
         return sum(self._key(group, one) not in self._skipped for one in self.plan.variants)
-
-    def _drop_record(self) -> Record:
-        groups = [
-            {"n_prompt": group.size, "prompt_class": group.prompt_class, "repeat": group.repeat}
-            for group in self.dropped
-        ]
-        head = {"kind": "dropped", "run": self._run, "time": now()}
-        return {**head, "budget_s": self._budget_s, "groups": groups}
 
     # -- measuring a group -------------------------------------------------------------------------
 
@@ -268,7 +254,7 @@ class Matrix:
     def _begin(
         self, group: Group, variants: list[Variant], prompts: list[list[int]]
     ) -> tuple[list[Variant], dict[Variant, str]]:
-        """Open and warm up sessions, the first of `variants` first, until memory is full: those
+        """Open and warm up sessions in the order of `variants` until memory is full. The variants
         that are open, and those that do not fit by themselves, with the reason."""
         together: list[Variant] = []
         refused: dict[Variant, str] = {}
@@ -283,15 +269,15 @@ class Matrix:
                 self._runners[variant.library].begin(self._number(variant), task)
             except (InsufficientMemoryError, PeerError) as error:
                 if together:
-                    break  # it may fit when the others are closed
+                    break  # the variant may fit when the others are closed
                 refused[variant] = str(error)
             else:
                 together.append(variant)
         return together, refused
 
     def _finish(self, group: Group, variants: list[Variant]) -> Iterator[Record]:
-        """Prompts one after the other, or by turns, then tokens by turns; records as generations
-        end."""
+        """Process the prompts one after the other, or by turns, then decode by turns; yield records
+        as generations end."""
         last = ""
 
         def runner(variant: Variant) -> SideBySide:
@@ -306,7 +292,7 @@ class Matrix:
 
         step = self.plan.prompt_step or group.size
         for number, end in enumerate(range(step, group.size, step)):
-            first = number % len(variants)  # another one in every step
+            first = number % len(variants)  # another variant in every step
             for variant in [*variants[first:], *variants[:first]]:
                 runner(variant).read(self._number(variant), end)
         tokens = {}
@@ -325,14 +311,16 @@ class Matrix:
                 del tokens[variant]
                 measured = self._runners[variant.library].finish(self._number(variant))
                 self._measured.add((self._key(group, variant), group.repeat))
-                yield self._sample(group, variant, measured)
+                identity = {**self._identities[group.kind, variant], "repeat": group.repeat}
+                sample = dataclasses.asdict(measured.sample)
+                yield self._record("sample", identity, memory=measured.memory, sample=sample)
                 self.on_event(Event("done", group, variant, measured, self.left_s()))
 
     def _number(self, variant: Variant) -> int:
         return self.plan.variants.index(variant)
 
     def _too_long(self, size: int) -> str | None:
-        """Why a prompt of this size cannot be measured at all, if so."""
+        """Why a prompt of this size cannot be measured; None: it can."""
         needed = size + self.plan.max_tokens
         limit, whose = self._model.n_ctx_train, "the model's context"
         if 0 < self._settings.n_ctx < limit:
@@ -346,23 +334,13 @@ class Matrix:
 
     # -- records -----------------------------------------------------------------------------------
 
-    def _sample(self, group: Group, variant: Variant, measured: Measured) -> Record:
-        return {
-            "kind": "sample",
-            "run": self._run,
-            **self._identities[group.kind, variant],
-            "repeat": group.repeat,
-            "time": now(),
-            "memory": measured.memory,
-            "sample": dataclasses.asdict(measured.sample),
-        }
+    def _record(self, kind: str, identity: Record, **more: Any) -> Record:
+        return {"kind": kind, "run": self._run, **identity, "time": now(), **more}
 
     def _skip(self, group: Group, variant: Variant, reason: str) -> Record:
         self._skipped.add(self._key(group, variant))
         self.on_event(Event("skipped", group, variant, left_s=self.left_s()))
-        identity = self._identities[group.kind, variant]
-        found = {"kind": "skipped", "run": self._run, **identity, "time": now()}
-        return {**found, "reason": brief(reason)}
+        return self._record("skipped", self._identities[group.kind, variant], reason=brief(reason))
 
     def _key(self, group: Group, variant: Variant) -> str:
         return self._keys[group.kind, variant]
@@ -389,15 +367,14 @@ class Matrix:
         return {"cell": cell, "settings": own}
 
     def _cell_settings(self, size: int, variant: Variant) -> Settings:
-        """The settings of one cell; see the class for what is changed."""
-        needed = -(-self.plan.context_needed(size) // _CONTEXT_STEP) * _CONTEXT_STEP
-        depth = variant.depth
+        """The settings of one cell; see the class for the fields that are replaced."""
+        needed, depth = self.plan.context_needed(size), variant.depth
         given = {"synthetic_acceptance": self._settings.synthetic_acceptance, **variant.settings}
         if given["synthetic_acceptance"] and isinstance(depth, int):
             given["synthetic_acceptance"] = given["synthetic_acceptance"][:depth] or None
         return dataclasses.replace(
             self._settings,
-            n_ctx=self._settings.n_ctx or min(needed, self._model.n_ctx_train),
+            n_ctx=self._settings.n_ctx or padded_context(needed, self._model.n_ctx_train),
             draft_n_max=depth,
             **{**SWITCHES, **given},
         )

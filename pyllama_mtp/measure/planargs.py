@@ -1,4 +1,4 @@
-"""The arguments of :func:`pyllama_mtp.bench.matrix` as a plan: one of a kind, or several of it."""
+"""The plan of :func:`pyllama_mtp.bench.matrix`, whose arguments take one value or several."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyllama_mtp.measure.classprompts import check_class
 from pyllama_mtp.measure.plan import AXES, SWITCHES, Plan
 from pyllama_mtp.settings import MOST_TOKENS, Sampling, Settings
 
-#: Arguments of the function by what the command or `Settings` calls them.
+#: Arguments of the function by their names in the command or in `Settings`.
 _CALLED = {
     "prompt_sizes": "sizes",
     "draft_n_max": "depths",
@@ -25,7 +25,8 @@ _CALLED = {
 def make_plan(
     sizes: Any, depths: Any, max_tokens: Any, repeat: Any, classes: Any, axes: Mapping[str, Any]
 ) -> Plan:
-    """The plan of these arguments. Raises UsageError for one that is none, or out of range."""
+    """The plan of these arguments. Raises UsageError for an unknown name or a value out of range,
+    naming the argument."""
     for name in axes:
         if name not in AXES:
             raise UsageError(_unknown(name))
@@ -44,8 +45,8 @@ def make_plan(
 
 
 def axis_values(name: str, given: Any) -> tuple[Any, ...]:
-    """The values of an axis; one that stands alone is one of them. Raises UsageError for a value
-    that is none, by the name."""
+    """The values of an axis, given as a sequence or as one value. Raises UsageError for a value
+    that the axis does not take."""
     if name == "synthetic_acceptance":
         several = any(rates is None or listed(rates) for rates in listed(given) or ())
         values = tuple(given) if several else (given,)
@@ -62,12 +63,12 @@ def axis_values(name: str, given: Any) -> tuple[Any, ...]:
         if name in SWITCHES and not isinstance(value, str | int):
             raise UsageError(f"{name} has {value!r}, which is not a word")
         field_of_settings: dict[str, Any] = {name: value}
-        checked.append(getattr(Settings(**field_of_settings), name))  # refuses it by the name
+        checked.append(getattr(Settings(**field_of_settings), name))  # raises UsageError
     return tuple(map(str, checked)) if name in SWITCHES else tuple(checked)
 
 
 def _unknown(name: str) -> str:
-    """That there is no such argument, what there is, and where this may belong."""
+    """The message for an unknown argument: the axes, and where the name may belong."""
     hint = (
         "fields of Settings go into settings=, those of Sampling into sampling=; prompt_sizes is "
         "called sizes"
@@ -82,7 +83,7 @@ def _unknown(name: str) -> str:
 
 
 def _several(name: str, given: Any, example: str) -> tuple[Any, ...]:
-    """The values of an axis; a word or a number is one of them."""
+    """The values of a sequence; a word or a number is the only value."""
     if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
         return tuple(given)
     if isinstance(given, str) or as_index(given) is not None:

@@ -1,12 +1,12 @@
-"""Sets of prompts by class: the package's own, the demo model's, and files of the user's.
+"""Sets of prompts by class: the package's own, the demo model's, and the user's files.
 
 A set is a file of JSON lines, one prompt each:
 
     {"class": "code", "prompt": "Write a function that ...", "chat": true, "thinking": false}
 
-Only `prompt` is needed. `chat`: put into the model's chat template; false or left out: continued as
-it is. `thinking`: passed to the template as ``enable_thinking``, which lets Qwen3 and later reason
-before they answer, or not; left out, the template decides.
+Only `prompt` is needed. `chat`: put the prompt into the model's chat template; otherwise the model
+continues it. `thinking`: the template's ``enable_thinking``, which lets Qwen3 and later reason
+before they answer; left out, the template decides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: The classes for which acceptance is usually published.
 CLASSES = ("factual", "thinking", "code", "instruction")
-#: The class of prompts that name none.
+#: The class of prompts without a class.
 OWN_CLASS = "own"
 _KINDS: dict[str, type] = {"class": str, "prompt": str, "chat": bool, "thinking": bool}
 
@@ -38,9 +38,9 @@ class Prompt:
 
     Attributes:
         kind: its class.
-        text: what the user says, or the text to continue.
-        chat: whether it goes into the model's chat template.
-        thinking: ``enable_thinking`` for the template; None leaves it to the template.
+        text: the user's message, or the text to continue.
+        chat: put it into the model's chat template.
+        thinking: ``enable_thinking`` for the template; None: the template decides.
     """
 
     kind: str
@@ -49,13 +49,13 @@ class Prompt:
     thinking: bool | None = None
 
     def render(self, model: Model, before: str = "") -> str:
-        """The text that the model is given, control tokens spelled out.
+        """The text for the model, control tokens spelled out.
 
         Args:
-            before: put in front of the prompt; in a chat it is part of what the user says.
+            before: text before the prompt; in a chat it is part of the user's message.
 
         Raises:
-            UsageError: a chat prompt, but the model has no chat template, or it refuses.
+            UsageError: a chat prompt, but the model has no chat template, or the template refuses.
         """
         if not self.chat:
             return before + self.text
@@ -72,8 +72,8 @@ def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
     """The prompts of a file of JSON lines; empty lines are skipped.
 
     Raises:
-        UsageError: the file cannot be read or holds no prompt; a line is not such an object. The
-            message names file and line.
+        UsageError: the file cannot be read or holds no prompt; a line is not a prompt. The message
+            names file and line.
     """
     found = []
     for number, line in enumerate(read_text(path, "prompts").split("\n"), start=1):
@@ -96,15 +96,15 @@ def _prompt(record: Any) -> Prompt:
         if not isinstance(value, _KINDS[name]):
             kind = "text" if _KINDS[name] is str else "true or false"
             raise UsageError(f"{name!r} is {value!r}; it must be {kind}")
+    record = {"class": OWN_CLASS, "prompt": "", "chat": False, "thinking": None, **record}
     for name in ("prompt", "class"):
-        if not record.get(name, "x" if name == "class" else "").strip():
+        if not record[name].strip():
             raise UsageError(f"{name!r} is missing or empty")
-    kind = record.get("class", OWN_CLASS)
-    return Prompt(kind, record["prompt"], record.get("chat", False), record.get("thinking"))
+    return Prompt(*(record[name] for name in ("class", "prompt", "chat", "thinking")))
 
 
 def check_class(name: str) -> None:
-    """Raises UsageError for a class that there is no set of."""
+    """Raises UsageError for a class without prompts."""
     if name not in CLASSES:
         raise UsageError(f"no prompts of class {name!r}; there are {', '.join(CLASSES)}")
 
@@ -113,7 +113,7 @@ def package_prompts(classes: Sequence[str] = CLASSES) -> list[Prompt]:
     """The package's own prompts of these classes, 24 each, written for this project.
 
     Raises:
-        UsageError: a class that there is no set of.
+        UsageError: a class without prompts.
     """
     for name in classes:
         check_class(name)
@@ -125,7 +125,7 @@ def prompts_for(model_path: str | os.PathLike[str], classes: Sequence[str]) -> l
     """The prompts of these classes that fit a model: the package's, or the demo model's own.
 
     Raises:
-        UsageError: a class that there is no set of.
+        UsageError: a class without prompts.
     """
     if not is_demo(model_path):
         return package_prompts(classes)
@@ -136,5 +136,5 @@ def prompts_for(model_path: str | os.PathLike[str], classes: Sequence[str]) -> l
 
 
 def demo_prompts() -> list[Prompt]:
-    """The demo model's own prompts, held out of its training: it knows no others."""
+    """The demo model's own prompts, held out of its training."""
     return read_prompts(demo_path().with_name("prompts.jsonl"))

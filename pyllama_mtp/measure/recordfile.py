@@ -1,6 +1,6 @@
 """Files of measurements: reading them into cells, and appending to them so that nothing is lost.
 
-What a line holds is described in recordtypes.py.
+recordtypes.py describes the lines.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from pyllama_mtp.measure import acceptance_record, recordtypes
 from pyllama_mtp.measure.cells import DRAFT_MTP, NO_MTP, SCHEMA, Cell
 from pyllama_mtp.measure.recordtypes import checked
 
-#: What a line begins with; only such a line can be an unfinished one of ours.
+#: The beginning of every line; a last line that begins otherwise is not an unfinished one of ours.
 _BEGINNING = b'{"schema": 2, "kind": "'
 Record = dict[str, Any]
 
@@ -43,10 +42,10 @@ def cell_key(record: Record) -> str:
 
 @dataclass
 class Run:
-    """One run: its header, its cells in the order in which they came, and what it left out.
+    """One run: its header, its cells by key in the order of the file, and what it left out.
 
     Attributes:
-        measured: key of a cell and number of the repeat, of every sample.
+        measured: (key of the cell, number of the repeat) of every sample.
         dropped: groups that a time budget left out, as in the file.
     """
 
@@ -57,7 +56,7 @@ class Run:
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """The id of the run."""
         return str(self.header["run"])
 
     @property
@@ -83,7 +82,7 @@ class Run:
             if (key, line.repeat) in self.measured:
                 raise UsageError(f"repeat {line.repeat} of this cell is there already")
             self.measured.add((key, line.repeat))
-            cell.skipped = None  # it could be measured after all
+            cell.skipped = None  # a resumed run could measure the cell
             cell.samples.append(line.sample)
             cell.repeats.append(line.repeat)
             cell.memory = line.memory
@@ -120,10 +119,11 @@ class Run:
 
 @dataclass
 class Records:
-    """What a file holds, or what a run has measured so far.
+    """The runs of a file, or the results of a run so far.
 
-    `end` is the length in bytes up to the last whole line; `unclosed` says that this line is whole
-    but has no line break.
+    Attributes:
+        end: bytes up to the end of the last whole line.
+        unclosed: that line has no line break.
     """
 
     runs: dict[str, Run] = field(default_factory=dict)
@@ -164,8 +164,7 @@ class Records:
 
 
 def read_file(path: str | os.PathLike[str]) -> Records:
-    """Everything in a file. A last line that was being written when its program was killed is left
-    out, unless it is whole.
+    """Read a file. An unfinished last line, from a program that was killed, is left out.
 
     Raises:
         UsageError: the file cannot be read, or a line is damaged, of an unknown schema or does not
@@ -212,20 +211,22 @@ def _take(found: Records, line: bytes) -> None:
 
 
 def _may_be_unfinished(line: bytes) -> bool:
-    """Whether a line is the beginning of one of ours; nothing else is ever cut off."""
+    """Whether a line is the beginning of a record; nothing else is ever cut off."""
     return line[: len(_BEGINNING)] == _BEGINNING[: len(line)]
 
 
 # -- writing ---------------------------------------------------------------------------------------
 
 
-#: What to do about a file that cannot be appended to, on the command line.
+#: The command line's advice where a file cannot be appended to.
 _NAME_ANOTHER = "name another file with --output"
 
 
 def check_output(path: str | os.PathLike[str], advice: str = _NAME_ANOTHER) -> None:
-    """Refuse, before anything is measured, a file that records cannot be appended to; `advice` is
-    what the message says to do.
+    """Refuse, before anything is measured, a file that records cannot be appended to.
+
+    Args:
+        advice: what the message says to do.
 
     Raises:
         UsageError: the file cannot be written, or it exists and holds something else.
@@ -250,11 +251,11 @@ def check_output(path: str | os.PathLike[str], advice: str = _NAME_ANOTHER) -> N
 
 
 class Writer:
-    """Appends records to a file, each in a single write that is on the disk when it returns.
+    """Appends records to a file; each is on the disk when :meth:`write` returns.
 
-    The file is made with the first record, before which the header is written, if one is given. A
-    line that an earlier run left unfinished is cut off. A context manager; while it is open no
-    other one can write to the file. `advice` is as of :func:`check_output`.
+    A context manager. The first record makes the file, with the header, if there is one, before it.
+    A line that an earlier run left unfinished is cut off. From then on no other writer can open the
+    file. `advice`: as of :func:`check_output`.
     """
 
     def __init__(
@@ -268,7 +269,7 @@ class Writer:
 
         Raises:
             UsageError: another process is writing to this file, or it was damaged meanwhile.
-            DiskFullError: there is no room for it; what was in the file is unharmed.
+            DiskFullError: there is no room for the record; the file is as it was.
         """
         if self._file is None:
             self._file = self._open()
@@ -306,12 +307,7 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -319,23 +315,24 @@ class Writer:
 
 # -- going on with a run ---------------------------------------------------------------------------
 
-#: Parts of a header that must be the same; of the machine, what figures depend on.
-_COMPARED = ("model", "builds", "plan", "settings", "sampling")
-_MACHINE = ("cpu", "cores", "devices", "arch")
-#: Where the model was, if not here; headers have these only if they were given.
-_ELSEWHERE = ("workers", "tensor_split", "options")
+#: Parts of a header that must be the same, and the keys that count of others; None: all keys.
+_COMPARED: dict[str, tuple[str, ...] | None] = {
+    **dict.fromkeys(("model", "builds", "plan", "settings", "sampling")),
+    "machine": ("cpu", "cores", "devices", "arch"),
+}
+#: Keys of a header that must be the same; it has them only if they were given.
+_GIVEN = ("workers", "tensor_split", "options")
 
 
 def last_run(path: str | os.PathLike[str], model: str) -> Run | None:
     """The last run of a file with a model of this name, or else the last one; None: no run yet."""
     runs = [*read_file(path).runs.values()] if Path(path).exists() else []
-    return next((run for run in reversed(runs) if run.header["model"]["name"] == model), None) or (
-        runs[-1] if runs else None
-    )
+    own = [run for run in runs if run.header["model"]["name"] == model]
+    return next(reversed(own or runs), None)
 
 
 def run_to_resume(path: str | os.PathLike[str], header: Record) -> Run | None:
-    """The last run of a file with the model, which is to go on; None: there is none yet.
+    """The last run of a file with the model, to go on with; None: no run yet.
 
     Raises:
         UsageError: it measured something else; the message names the first field that differs.
@@ -352,20 +349,14 @@ def run_to_resume(path: str | os.PathLike[str], header: Record) -> Run | None:
 
 
 def _differences(old: Record, new: Record) -> Iterator[tuple[str, Any, Any]]:
-    was_on, now_on = ({name: h["machine"].get(name) for name in _MACHINE} for h in (old, new))
-    was_at, now_at = ({name: h.get(name) for name in _ELSEWHERE} for h in (old, new))
-    parts = [(part, old[part], new[part]) for part in _COMPARED]
-    for part, was, now in [*parts, ("machine", was_on, now_on), ("run", was_at, now_at)]:
-        for name in [*was, *(name for name in now if name not in was)]:
+    """(field, old value, new value) of every difference that counts."""
+    parts = [(part, old[part], new[part], keys) for part, keys in _COMPARED.items()]
+    for part, was, now, keys in [*parts, ("run", old, new, _GIVEN)]:
+        for name in keys or dict.fromkeys((*was, *now)):
             if was.get(name) != now.get(name):
                 yield f"{part}.{name}", was.get(name), now.get(name)
 
 
 def read_cells(path: str | os.PathLike[str]) -> list[Cell]:
-    """Every cell of a file, run by run; an unfinished last line (a run was killed) is left out.
-
-    Raises:
-        UsageError: the file cannot be read, or a line is damaged, of an unknown schema or does not
-            fit; the message begins with "FILE, line N:".
-    """
+    """The cells of :func:`read_file`, run by run."""
     return read_file(path).cells

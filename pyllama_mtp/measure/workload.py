@@ -1,8 +1,8 @@
 """Prompts of an exact number of tokens, cut from real text, another text for every repeat.
 
-Random tokens would do for prefill, but acceptance of drafts means nothing on them. The text is a
-file of the user's or, by default, that of Python's standard library, read through the running
-interpreter: it is always there, and it is the same on every machine with the same Python.
+On random tokens the acceptance of drafts would mean nothing. The text is a file of the user's or,
+by default, that of the interpreter's standard library, which is always there and the same on every
+machine with the same Python.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import importlib.util
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from pyllama_mtp.errors import UsageError
 if TYPE_CHECKING:
     from pyllama_mtp import Model
 
-#: Where the default text comes from, in this order: much prose in docstrings, no tables of data.
+#: Sources of the default text, in this order: much prose in docstrings, no tables of data.
 STDLIB_MODULES = (
     "argparse", "dataclasses", "contextlib", "pathlib", "statistics", "logging", "tempfile",
     "subprocess", "textwrap", "json.decoder", "json.encoder", "collections", "functools", "shutil",
@@ -45,27 +46,20 @@ _LEAST_DOCSTRING = 80  # characters; shorter ones are hardly sentences
 def stdlib_texts() -> Iterator[str]:
     """The sources of :data:`STDLIB_MODULES` that this interpreter has, in order."""
     for name in STDLIB_MODULES:
-        try:
+        with suppress(ImportError, OSError):  # modules come and go between Python versions
             spec = importlib.util.find_spec(name)
-        except ImportError:
-            continue  # modules come and go between Python versions
-        get_source: Callable[[str], str | None] | None = getattr(
-            spec.loader if spec else None, "get_source", None
-        )
-        try:
-            source = get_source(name) if get_source else None
-        except (ImportError, OSError):
-            continue
-        if source:
-            yield source
+            get_source = getattr(spec.loader if spec else None, "get_source", None)
+            source: str | None = get_source(name) if get_source else None
+            if source:
+                yield source
 
 
 def docstrings() -> Iterator[str]:
-    """The documentation in those modules, module by module; then the sources, so that long prompts
-    do not run out of text."""
+    """The docstrings of :data:`STDLIB_MODULES`, module by module; then the sources, so that long
+    prompts do not run out of text."""
     for source in stdlib_texts():
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what another Python version deprecates
+            warnings.simplefilter("ignore")  # other Python versions deprecate other syntax
             nodes = ast.walk(ast.parse(source))
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         texts = [ast.get_docstring(node) for node in nodes if isinstance(node, documented)]
@@ -76,7 +70,7 @@ def docstrings() -> Iterator[str]:
 
 
 def read_text(path: str | os.PathLike[str], what: str = "prompt") -> str:
-    """A file as text; `what` it is goes into the error.
+    """A file as text; `what` names it in the error.
 
     Raises:
         UsageError: no such file, not UTF-8 (the message gives the byte offset), or empty.
@@ -109,13 +103,13 @@ def decode_text(data: bytes, source: str) -> str:
 class Workload:
     """Cuts prompts out of one long, endless stream of tokens.
 
-    Repeat r of an n-token prompt is what follows repeat r - 1, so that texts do not overlap as
-    long as there is enough text; then the stream begins anew, never at the same token.
+    Repeat r of an n-token prompt follows repeat r - 1 in the stream, so that texts overlap only
+    where there is too little text; no two repeats begin at the same token.
 
     Args:
         model: tokenizes the text.
         texts: the text, document by document; None takes the standard library's sources.
-        before, after: tokens that stand around the text of every prompt and count as part of it.
+        before, after: tokens around the text of every prompt, which count as part of it.
     """
 
     def __init__(
@@ -130,7 +124,7 @@ class Workload:
         self._texts = iter(stdlib_texts() if texts is None else texts)
         self._tokens: list[int] = []
         self._exhausted = False
-        self._prefix = _special_prefix(model) + (before or [])
+        self._prefix = special_prefix(model) + (before or [])
         self._suffix = after or []
 
     def prompt(self, n_tokens: int, repeat: int = 0) -> list[int]:
@@ -152,7 +146,7 @@ class Workload:
         return self._prefix + text + self._suffix
 
     def _start(self, n_text: int, repeat: int) -> int:
-        """Where repeat number `repeat` begins; no two repeats at the same token of the text."""
+        """The place in the stream at which a repeat begins."""
         taken: set[int] = set()
         start = 0
         for number in range(repeat + 1):
@@ -177,14 +171,14 @@ class Workload:
 
 
 def source_of_prompts(file: str | None, text: str | None) -> str:
-    """What a record says about where prompts come from; equal only for equal text."""
+    """The source of the prompts for the records; equal only for equal text."""
     if file is None or text is None:
         return f"standard library of Python {platform.python_version()}"
     return f"{Path(file).name}, SHA-256 {hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _special_prefix(model: Model) -> list[int]:
-    """The tokens the model wants before any text (BOS), usually none for Qwen."""
+def special_prefix(model: Model) -> list[int]:
+    """The tokens that the model wants before any text (BOS); usually none for Qwen."""
     plain = model.tokenize("a", add_special=False)
     full = model.tokenize("a", add_special=True)
     return full[: len(full) - len(plain)] if full[-len(plain) :] == plain else []
