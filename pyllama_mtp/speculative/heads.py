@@ -294,11 +294,13 @@ class Heads:
 
     def _use(self, spec: str | int, kind: str) -> None:
         head = self._model.draft_head(spec, kind)
-        if not head:
+        rows = head.rows() if head else None
+        unread = rows is None and self._model.options.no_alloc  # a trimmed head of the file
+        if not head or unread:
             self._context.use_own_head()
             self._following = None
             return
-        self._context.set_draft_head(head.rows(), head.ids)
+        self._context.set_draft_head(rows, head.ids)
         followed = follows(self._settings, head)
         self._following = Following(self._context, head) if followed else None
 

@@ -24,12 +24,13 @@ from pyllama_mtp.models.draftvocab import Ranking, read_tokenizer, save
 from pyllama_mtp.models.ggufinfo import GGUFInfo, read_gguf
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.models.trimmedhead import trimmed_head_ids
+from pyllama_mtp.sizing import simulate
 
 from ..models.test_trimmed_head import MALFORMED
 from ..processes import RunPython
 from ..trimmed import rewrite, tensors_of, write_trimmed
 from .draftheads import NEWEST, context, logits_of, set_head, tokens_of
-from .support import greedy, made_up, scaled, settings
+from .support import N_CTX, engine_of, greedy, made_up, scaled, settings
 from .twocontexts import context as context_of
 from .twocontexts import every
 
@@ -131,6 +132,16 @@ def test_for_who_does_not_know_of_it(trimmed: Model, demo: Model, ids: Ints) -> 
         assert np.isneginf(logits[:, others]).all()
         assert tokens_of(found, True) == tokens_of(found, False) == tokens_of(wanted, True)
         assert candidates_of(found, 7) == candidates_of(wanted, 7)
+
+
+def test_memory_is_known_beforehand(trimmed: Model) -> None:
+    """Of a model without weights the ids of the head are not read."""
+    with trimmed.without_memory() as twin:
+        (host,) = simulate(twin, settings(3), 1, N_CTX)
+    with Session(trimmed, settings(3)) as session:
+        taken = engine_of(session).memory()
+    for part in ("weights", "target_context"):
+        assert host.parts[part] == pytest.approx(taken[part], rel=0.05), part
 
 
 def test_one_head_after_another(trimmed: Model, demo: Model, ids: Ints) -> None:
