@@ -1,4 +1,5 @@
-"""What is said of architectures is so at the pin: whose heads llama.cpp can draft with, and how."""
+"""What is said of architectures is so at the pin, and with our patches: whose heads llama.cpp can
+draft with, and how."""
 
 from __future__ import annotations
 
@@ -63,8 +64,11 @@ def test_what_the_graphs_take(pinned_tree: Path, sources: dict[str, str], name: 
 
 @pytest.mark.parametrize(("name", "one"), ARCHITECTURES.items())
 def test_rollback(pinned_tree: Path, name: str, one: Architecture) -> None:
-    """By upstream's lists of architectures with a recurrent state, and with snapshots of it."""
+    """By llama.cpp's lists of architectures with a recurrent state, and with snapshots of it, which
+    a patch makes longer."""
     text = (pinned_tree / "src/llama-arch.cpp").read_text(encoding="utf-8")
+    (patch,) = (Path(__file__).parents[2] / "patches").glob("0008-*.patch")
+    added = {line[1:].strip() for line in patch.read_text().splitlines() if line[:1] == "+"}
     found = re.search(rf'(LLM_ARCH_\w+),\s*"{name}"', text)
     assert found
 
@@ -72,5 +76,6 @@ def test_rollback(pinned_tree: Path, name: str, one: Architecture) -> None:
         body = text[text.index(f"bool {function}(") :]
         return f"case {found[1]}:" in body[: body.index("\n}")]
 
-    recurrent, snapshots = map(listed, ("llm_arch_is_hybrid", "llm_arch_supports_rs_rollback"))
-    assert one.rollback == ("cut" if not recurrent else "snapshot" if snapshots else "replay")
+    recurrent = listed("llm_arch_is_hybrid")
+    snapshots = listed("llm_arch_supports_rs_rollback") or f"case {found[1]}:" in added
+    assert recurrent == snapshots == (one.rollback == "snapshot")

@@ -15,6 +15,8 @@ EXPLAINED = runner.Case(
     "test-b", "test-b", fails_because="the demo model has no such token", fails_with="no token 7"
 )
 
+GAINING = runner.Case("test-c", "test-c", checks=runner.CHECKS, gained=2)
+
 
 def outcome(status: str = "pass", reason: str = "", **counts: int) -> Any:
     return runner.Outcome(status, counts, 1.25, reason)
@@ -67,6 +69,8 @@ def test_last_lines_name_no_folder_of_this_machine() -> None:
         (CASE, outcome(PASS=3), outcome("exit 1", PASS=3), "differ"),
         (CASE, outcome("exit 1"), outcome(), "differ"),
         (CASE, outcome(PASS=3), outcome(PASS=2, SKIP=1), "differ"),
+        (GAINING, outcome(PASS=3, SKIP=4), outcome(PASS=5, SKIP=2), ""),
+        (GAINING, outcome(PASS=3, SKIP=4), outcome(PASS=3, SKIP=4), "differ"),
         (EXPLAINED, outcome("exit 1"), outcome("signal SIGABRT"), "differ"),
         (EXPLAINED, outcome("exit 1", "no token 7"), outcome("exit 1", "no token 7"), ""),
         (EXPLAINED, outcome("exit 1", "no token 7"), outcome("exit 1", "no state"), "not for"),
