@@ -175,9 +175,26 @@ def gap(demo: Model, text: list[int]) -> float:
     return rounding(demo, text[:97])
 
 
-@pytest.fixture(params=["demo", "moe"])
+@pytest.fixture(scope="session")
+def next_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of architecture qwen3next with random weights."""
+    from .architectures import write_model
+
+    return write_model("qwen3next", tmp_path_factory.mktemp("next") / "next.gguf")
+
+
+@pytest.fixture(scope="session")
+def qwen3next(next_file: Path, n_gpu_layers: int) -> Iterator[Model]:
+    """The model of architecture qwen3next, loaded once."""
+    from pyllama_mtp import Model
+
+    with Model(next_file, n_gpu_layers=n_gpu_layers) as model:
+        yield model
+
+
+@pytest.fixture(params=["demo", "moe", "qwen3next"])
 def model(request: pytest.FixtureRequest) -> Model:
-    """A dense model and a mixture of experts."""
+    """A dense model, a mixture of experts, and another architecture."""
     found: Model = request.getfixturevalue(request.param)
     return found
 

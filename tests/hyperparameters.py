@@ -137,7 +137,7 @@ def hyperparameters(arch: str, n_heads: int, large: bool = False) -> dict[str, A
             "ssm.time_step_rank": 4,
         },
         "qwen3next": {
-            "rope.dimension_sections": [4, 4, 4, 4],
+            "rope.dimension_count": 16,
             "full_attention_interval": 2,
             "ssm.conv_kernel": 4,
             "ssm.inner_size": 128,

@@ -17,18 +17,20 @@ class Architecture:
     Attributes:
         models: that are published, for people.
         in_trunk: the head is in the trunk's context: its K and V only for a prompt, all drafts in
-            one graph, over a part of the vocabulary. False: upstream's way.
+            one graph, over a part of the vocabulary. False: upstream's way, for reasons that are in
+            docs/models.md.
+        validated: files are checked in depth, so that none ends the process.
         several_heads: the graph takes one of several MTP blocks; block k drafts the k-th token, so
             that a round has no more drafts than blocks. False: exactly one block, for all drafts.
         hidden: what the first draft is given of the trunk: "post-norm" (after the final norm),
             "pre-norm", or "streams": all residual streams, side by side.
-        rollback: how rejected drafts leave the caches: "cut" (attention only), "snapshot" (of the
-            recurrent state, after each token), or "replay" (a copy from before the round, after
-            which accepted tokens are decoded again).
+        rollback: how rejected drafts leave the caches: "cut" (attention only) or "snapshot" (of the
+            recurrent state, after each token).
     """
 
     models: str
     in_trunk: bool = False
+    validated: bool = False
     several_heads: bool = False
     hidden: str = "post-norm"
     rollback: str = "cut"
@@ -36,8 +38,11 @@ class Architecture:
 
 #: By ``general.architecture``: all whose MTP graph is in the pin.
 ARCHITECTURES = {
-    "qwen35": Architecture("Qwen3.5, 3.6, 3.8", in_trunk=True, rollback="snapshot"),
-    "qwen35moe": Architecture("Qwen3.5, 3.6 with experts", in_trunk=True, rollback="snapshot"),
+    "qwen35": Architecture("Qwen3.5, 3.6, 3.8", in_trunk=True, validated=True, rollback="snapshot"),
+    "qwen35moe": Architecture(
+        "Qwen3.5, 3.6 with experts", in_trunk=True, validated=True, rollback="snapshot"
+    ),
+    "qwen3next": Architecture("Qwen3-Next", in_trunk=True, rollback="snapshot"),
     "bailingmoe3": Architecture("Ling 3.0", rollback="snapshot"),
     "cohere2moe": Architecture("Command with experts"),
     "deepseek2": Architecture("GLM-4.7-Flash"),
@@ -48,7 +53,6 @@ ARCHITECTURES = {
     "hy_v3": Architecture("Hunyuan 3", several_heads=True),
     "mimo2": Architecture("MiMo-V2", several_heads=True, hidden="pre-norm"),
     "nemotron_h_moe": Architecture("Nemotron 3", rollback="snapshot"),
-    "qwen3next": Architecture("Qwen3-Next", rollback="replay"),
     "step35": Architecture("Step-3.5", several_heads=True, hidden="pre-norm"),
 }
 #: Those whose MTP graph came after the pin, and with what.
@@ -88,7 +92,6 @@ PATCHES = {
 _ROLLBACK = {
     "cut": "their cells are dropped",
     "snapshot": "back to a snapshot of the state",
-    "replay": "back to a copy, accepted tokens again",
 }
 
 

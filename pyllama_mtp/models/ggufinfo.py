@@ -91,7 +91,7 @@ class GGUFInfo:
     def validated(self) -> bool:
         """Whether files of the architecture are checked in depth, so that none ends the process;
         others are tried in a process of their own (:mod:`pyllama_mtp.llama.trial`)."""
-        return self.in_trunk
+        return self.supported and self.abilities.validated
 
     @property
     def most_drafts(self) -> int | None:
@@ -164,7 +164,7 @@ class GGUFInfo:
         if self.n_mtp_layers < 1:
             return (f"metadata key {self.architecture}.nextn_predict_layers",)
         names = {t.name for t in self.tensors}
-        if self.in_trunk:
+        if self.validated:
             specs = model_tensors(self.to_shape(), self.recurrent_layers)
             required = [s.name for s in specs if s.required]
         else:
@@ -341,11 +341,13 @@ def validate_model_file(
         raise NoMtpHeadError(f"{path}: {_mtp_complaint(info)}", path, partial=info.has_mtp)
     if info.validated and not problems:
         in_use = require_mtp is not False and info.has_mtp
-        problems = tensor_problems(info, in_use) or trimmed_head_problems(info)
+        problems = tensor_problems(info, in_use)
     elif not problems and require_mtp is not False and info.supported:
         n = info.n_mtp_layers
         if n > 1 and not info.abilities.several_heads:
             problems = [f"{n} MTP blocks; {arch} has one in llama.cpp (mtp=False: none is used)"]
+    if info.in_trunk and not problems:
+        problems = trimmed_head_problems(info)
     if problems:
         shown = "; ".join(problems[:4])
         more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""

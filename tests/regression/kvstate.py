@@ -44,7 +44,7 @@ class KVState:
 
     Attributes:
         positions: [n] positions.
-        tokens: [n] the token of each cell.
+        tokens: [n] the token of each cell; with M-RoPE only, else 0.
         k, v: [n_layer, n, n_embd] float32; the MTP block's is the last one.
         recurrent: [n] the recurrent states, one after the other, as they are.
         carry: [n_embd] float32, empty where there is none.
@@ -107,18 +107,19 @@ def _recurrent(reader: _Reader, n_past: int) -> tuple[bytes, Floats]:
     return b"".join(states), carry
 
 
-def parse(data: bytes | bytearray) -> KVState:
-    """Parse the state of one sequence; a model with M-RoPE.
+def parse(data: bytes | bytearray, mrope: bool = True) -> KVState:
+    """Parse the state of one sequence.
 
     Args:
         data: from ``Context.save_state()``.
+        mrope: the model's positions have several sections.
 
     Raises:
         AssertionError: the bytes are not of this form, or some are left over.
     """
     reader = _Reader(bytes(data))
     _magic, seq, n_stream = reader.take("IiI")
-    sizes = [size for _ in range(n_stream) for size in _attention(reader, seq)]
+    sizes = [size for _ in range(n_stream) for size in _attention(reader, seq, mrope)]
     if not sizes:
         assert n_stream > 1 or reader.ended
         nothing = np.zeros(0, dtype=np.int32)
@@ -130,14 +131,15 @@ def parse(data: bytes | bytearray) -> KVState:
     return KVState(found.positions, found.tokens, found.k, found.v, recurrent, carry)
 
 
-def _attention(reader: _Reader, seq: int) -> list[KVState]:
+def _attention(reader: _Reader, seq: int, mrope: bool) -> list[KVState]:
     """The cells of one stream, or nothing."""
     (n_cells,) = reader.take("I")
     if n_cells == 0:
         return []
     cells = []
     for _ in range(n_cells):
-        position, n_seq_id, _x, _y, token = reader.take("iIiii")
+        position, n_seq_id = reader.take("iI")
+        _x, _y, token = reader.take("iii") if mrope else (0, 0, 0)
         assert reader.take("i" * n_seq_id) == (seq,)
         cells.append((position, token))
     transposed, n_layer = reader.take("II")

@@ -1,4 +1,4 @@
-"""Models of other architectures, with upstream's way of drafting: text, reuse, drafts, refusals.
+"""Models of other architectures, most drafted for in upstream's way: text, reuse, drafts, refusals.
 
 The models are small, with random weights, and a head that is right in about half of all cases.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,18 +16,19 @@ import pytest
 from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama import native
+from pyllama_mtp.llama.context import Context
 from pyllama_mtp.measure.peers import find
 from pyllama_mtp.measure.peers.llama_server import Server, completion_request, server_options
 from pyllama_mtp.measure.peers.options import Options
 from pyllama_mtp.models.architectures import ARCHITECTURES
 from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
-from pyllama_mtp.speculative.drafter import Drafts
+from pyllama_mtp.speculative.drafter import Drafter, Drafts
 from pyllama_mtp.speculative.upstream import UpstreamDrafter
 
 from ..architectures import write_model
-from .support import N_BATCH, N_CTX, made_up, settings
+from .support import N_BATCH, N_CTX, draft_ids, made_up, settings
 
-OTHERS = [name for name, one in ARCHITECTURES.items() if not one.in_trunk]
+OTHERS = [name for name, one in ARCHITECTURES.items() if not one.validated]
 #: MTP blocks of those that have several.
 N_BLOCKS = 3
 N_ANSWER = 40
@@ -42,6 +43,11 @@ def other(
     n_blocks = N_BLOCKS if ARCHITECTURES[request.param].several_heads else 1
     with Model(write_model(request.param, path, n_blocks, noise=0.05)) as model:
         yield model
+
+
+in_upstreams_way = pytest.mark.parametrize(
+    "other", [name for name in OTHERS if not ARCHITECTURES[name].in_trunk], indirect=True
+)
 
 
 def answer(model: Model, prompt: Sequence[int], depth: int = 0, n: int = N_ANSWER) -> list[int]:
@@ -63,7 +69,8 @@ def test_text_is_that_without_drafts(other: Model) -> None:
             run = session.generate(prompt, max_tokens=N_ANSWER, ignore_eos=True).run()
         assert run.tokens == plain, depth
         told = run.telemetry
-        assert told.prompt_sync == "full" and len(told.drafted) == min(depth, most or depth)
+        assert told.prompt_sync == ("kv" if other.info.in_trunk else "full")
+        assert len(told.drafted) == min(depth, most or depth)
         assert 0 < told.accepted[0] < told.drafted[0]
 
 
@@ -105,6 +112,10 @@ def test_a_saved_prompt(other: Model, tmp_path: Path) -> None:
     assert run.tokens == answer(other, longer, n=8)
 
 
+def target_of(drafter: Drafter | UpstreamDrafter) -> Context:
+    return drafter.context if isinstance(drafter, Drafter) else drafter._target
+
+
 class Recorded:
     """The drafts of every round of the sessions that follow, of their first sequence.
 
@@ -116,17 +127,20 @@ class Recorded:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rounds: list[list[int]] = []
         self.starts: list[int] = []
-        draft = UpstreamDrafter.draft
+        for kind in (Drafter, UpstreamDrafter):
+            monkeypatch.setattr(kind, "draft", self._recording(kind.draft))
 
-        def recording(drafter: UpstreamDrafter, *arguments: object) -> list[Drafts]:
-            self.starts.append(drafter.sequences[0].n_past)
-            made = draft(drafter, *arguments)  # type: ignore[arg-type]
+    def _recording(self, draft: Callable[..., list[Drafts]]) -> Callable[..., list[Drafts]]:
+        def recording(drafter: Drafter | UpstreamDrafter, *arguments: object) -> list[Drafts]:
+            self.starts.append(target_of(drafter).n_past)
+            made = draft(drafter, *arguments)
             self.rounds.append(list(made[0].tokens))
             return made
 
-        monkeypatch.setattr(UpstreamDrafter, "draft", recording)
+        return recording
 
 
+@in_upstreams_way
 def test_best_tokens_picked_in_the_graph(other: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are the drafts that logits on the host give, with a least probability and without."""
     prompt = prompt_of(other, 20)
@@ -172,12 +186,38 @@ def test_drafts_are_llama_servers(
     theirs = rounds_of(log, len(prompt))
     # Where the server goes back to a copy of the state, it has rounds of accepted tokens, too.
     same = [at for at in theirs if at in found]
-    if noise is None and other.info.abilities.rollback == "replay":
+    if noise is None and other.architecture == "qwen3next":  # of which upstream has no snapshots
         same = same[:1]  # then its head goes on from the hidden row of a rejected draft
     assert [theirs[at] for at in same] == [found[at][: len(theirs[at])] for at in same]
     n_drafted = sum(len(theirs[at]) for at in same)
     assert n_drafted >= (3 if len(same) == 1 else 12)
     assert other.is_recurrent or len(same) >= len(theirs) - 1
+
+
+@pytest.mark.parametrize("p_min", [0.0, 0.15])
+def test_drafts_in_the_trunk_are_upstreams(
+    qwen3next: Model, monkeypatch: pytest.MonkeyPatch, p_min: float
+) -> None:
+    """Round by round; all of a head of random weights is of consequence."""
+    prompt, found = prompt_of(qwen3next, 2 * N_BATCH + 9), []
+    for sync in ("kv", "full"):
+        recorded = Recorded(monkeypatch)
+        with Session(qwen3next, settings(3, p_min=p_min, prompt_sync=sync)) as session:
+            run = session.generate(prompt, max_tokens=24, ignore_eos=True).run()
+        assert run.telemetry.prompt_sync == sync
+        found.append((run.tokens, recorded.starts, recorded.rounds))
+        monkeypatch.undo()
+    assert found[0] == found[1] and sum(map(len, recorded.rounds)) >= 12
+
+
+@pytest.mark.parametrize("kind", ["file", "q8_0"])
+def test_a_part_of_the_vocabulary(qwen3next: Model, kind: str) -> None:
+    prompt = prompt_of(qwen3next, 30)
+    with Session(qwen3next, settings(3, draft_vocab=512, draft_head_type=kind)) as session:
+        run = session.generate(prompt, max_tokens=N_ANSWER, ignore_eos=True).run()
+        ids = draft_ids(session)
+        assert ids is not None and len(ids) == 512
+    assert run.tokens == answer(qwen3next, prompt) and sum(run.telemetry.drafted) > 0
 
 
 def rounds_of(log: str, start: int) -> dict[int, list[int]]:
@@ -206,6 +246,7 @@ def test_sampling(other: Model) -> None:
         assert sum(run.telemetry.accepted) > 0
 
 
+@in_upstreams_way
 @pytest.mark.parametrize(
     "option",
     [

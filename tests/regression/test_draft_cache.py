@@ -20,7 +20,6 @@ import pytest
 
 from pyllama_mtp import Model, Session
 
-from . import kvstate
 from .kvstate import KVState
 from .support import EDGES, cached, engine_of, made_up, scaled, settings
 from .twocontexts import TwoContexts, none, one_sequence, state
@@ -65,9 +64,9 @@ def check(session: Session, cache: str = "f32") -> None:
     cached = engine.places[0].cached
     if engine.upstream:
         assert engine.upstream.sequences[0].n_past == len(cached) > 0
-        found = kvstate.parse(engine.upstream.context.save_state())
+        found = state(engine.upstream.context)
     else:
-        whole = kvstate.parse(engine.target.save_state())
+        whole = state(engine.target)
         found = replace(whole, k=whole.k[-1:], v=whole.v[-1:])
         assert len(found.positions) == len(cached) > 0, "drafts are left over"
     wanted = position_by_position(session.model, cached, cache, session.settings.flash_attn)
@@ -107,8 +106,8 @@ def test_without_flash_attention(demo: Model, text: list[int]) -> None:
     prefilled(demo, text[:49], flash_attn="off")
 
 
-def test_mixture_of_experts(moe: Model) -> None:
-    prefilled(moe, made_up(moe, 49).tolist())
+def test_other_models(model: Model) -> None:
+    prefilled(model, made_up(model, 49).tolist())
 
 
 @SYNCS

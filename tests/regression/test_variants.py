@@ -42,7 +42,8 @@ with Model(sys.argv[1]) as model:
             for position in range(n, n + 5):  # decode steps
                 context.decode(rows[-1].argmax(keepdims=True), position, np.ones(1, "i1"))
                 rows.append(context.logits(0).copy())
-    for rollback in ("snapshot", "replay"):
+    known = model.architecture != "qwen3next"  # upstream keeps no snapshots of it
+    for rollback in ("snapshot", "replay") if known else ("replay",):
         options = dict(draft_n_max=3, rollback=rollback, checkpoints=0, **small)
         with Session(model, Settings(**options)) as session:
             for n in EDGES:
@@ -68,7 +69,7 @@ def outcome(
     return rows.tobytes(), tokens
 
 
-@pytest.mark.parametrize("name", ["demo_file", "moe_file"])
+@pytest.mark.parametrize("name", ["demo_file", "moe_file", "next_file"])
 def test_same_logits_and_same_tokens(
     run_python: RunPython, tmp_path: Path, name: str, request: pytest.FixtureRequest
 ) -> None:
@@ -108,7 +109,7 @@ print(json.dumps([native.load().variant, found]))
 """
 
 
-@pytest.mark.parametrize("name", ["demo_file", "moe_file"])
+@pytest.mark.parametrize("name", ["demo_file", "moe_file", "next_file"])
 def test_either_sync_gives_what_upstream_gives(
     run_python: RunPython, name: str, request: pytest.FixtureRequest
 ) -> None:

@@ -98,7 +98,8 @@ def drafts_of(found: Context, newest: int, n: int = 5, seq: int = 0) -> list[int
 
 def state(found: Context, seq: int = 0) -> KVState:
     """What the caches of a sequence hold."""
-    return kvstate.parse(found.save_state(seq=seq))
+    mrope = found.model.architecture != "qwen3next"
+    return kvstate.parse(found.save_state(seq=seq), mrope)
 
 
 @dataclass
