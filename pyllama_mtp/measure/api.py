@@ -125,11 +125,12 @@ class Results:
         return Results(chosen, self.commands)
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict per cell, all with the same keys; speeds in tokens per second.
+        """One flat dict per cell, all with the same keys. None: not measured.
 
-        `prefill_tps` and `decode_tps` are medians, with `_low` and `_high` of the samples;
-        `prefill_ratio` and `decode_ratio` are estimates from the paired ratios to no MTP, with the
-        bounds of their interval. None: not measured.
+        `prefill_tps` and `decode_tps` are medians in tokens per second, with `_low` and `_high` of
+        the samples; `prefill_ratio` and `decode_ratio` are estimates from the paired ratios to no
+        MTP, with the bounds of their interval; `elapsed_s` is in seconds; `acceptance_1`, ... are
+        accepted / drafted per position; `synthetic` says that the acceptance was imposed.
         """
         return flat.records(self.cells)
 

@@ -77,8 +77,7 @@ class Prompts:
         self, model: Model, texts: list[str] | None = None, output_mode: str = "text"
     ) -> None:
         self._model, self._texts, self._mode = model, texts, output_mode
-        self._workloads: dict[str, Workload] = {}
-        self._questions: dict[str, list[Prompt]] = {}
+        self._opened: dict[str, tuple[Workload, list[Prompt]]] = {}
 
     def prompt(self, prompt_class: str, n_tokens: int, repeat: int) -> list[int]:
         """Exactly `n_tokens` token ids; every repeat has another text, and another question.
@@ -86,15 +85,16 @@ class Prompts:
         Raises:
             UsageError: no such class, no text, too few tokens, or no chat template.
         """
-        if prompt_class not in self._workloads:
-            self._open(prompt_class)
-        text, questions = self._workloads[prompt_class], self._questions[prompt_class]
+        if prompt_class not in self._opened:
+            self._opened[prompt_class] = self._open(prompt_class)
+        text, questions = self._opened[prompt_class]
         if not questions:
             return text.prompt(n_tokens, repeat)
         question = questions[repeat % len(questions)]
         return padded_tokens(self._model, question, n_tokens, text, repeat)
 
-    def _open(self, prompt_class: str) -> None:
+    def _open(self, prompt_class: str) -> tuple[Workload, list[Prompt]]:
+        """The text and the questions of a class; without questions the text is continued."""
         check_class(prompt_class)
         usual = stdlib_texts if prompt_class in ("code", "source") else docstrings
         texts = usual() if self._texts is None else self._texts
@@ -103,8 +103,7 @@ class Prompts:
             before, after = self._chat()
         elif prompt_class in CLASSES:
             questions = prompts_for(self._model.path, [prompt_class])
-        self._questions[prompt_class] = questions
-        self._workloads[prompt_class] = Workload(self._model, texts, before=before, after=after)
+        return Workload(self._model, texts, before=before, after=after), questions
 
     def _chat(self) -> tuple[list[int], list[int]]:
         """The tokens that the chat template puts before and after the text."""

@@ -127,9 +127,7 @@ def compare(
 
     Args:
         old, new: cells, in any order. Of a cell that was measured more than once the last counts.
-        threshold: part of the speed, at least 0 and below 1; 0.03 is 3 %.
-        figures: "prefill", "decode" or both.
-        ratios: compare the ratios to no MTP.
+        threshold, figures, ratios: as of :func:`pyllama_mtp.bench.compare`.
 
     Raises:
         UsageError: no cell is on both sides, no cell has two samples, or a bad argument.

@@ -112,7 +112,6 @@ def make_header(
     planned["draft_vocab"] = [without_folders(name) for name in planned["draft_vocab"]]
     if axes:
         planned["axes"] = axes
-    named = ("variant", "upstream_commit", "series", "backend", "program")
     header: Record = {
         "kind": "run",
         "run": run,
@@ -121,7 +120,8 @@ def make_header(
         "command": [without_folders(word) for word in command],
         "model": _describe_model(model.path),
         "builds": {
-            label: {name: getattr(build, name) for name in named} for label, build in builds.items()
+            label: {name: value for name, value in vars(build).items() if name != "machine"}
+            for label, build in builds.items()
         },
         "machine": next(iter(builds.values())).machine,
         "plan": {**planned, "prompts": prompts},

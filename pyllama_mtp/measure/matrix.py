@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyllama_mtp.measure.profile import Profile
 
 #: Tokens of a turn. A turn begins with the CPU's caches full of the other sessions' data, so short
-#: turns change the ratios (the demo model's by 0.1 with 4 tokens against 16); in long turns, noise
+#: turns raise the ratios (the demo model's by 0.1 with 4 tokens against 16); in long turns, noise
 #: of the machine does not slow all variants alike.
 TURN_TOKENS = 32
 #: Rest before another process gets its turn: OpenMP's threads spin that long after their last work.

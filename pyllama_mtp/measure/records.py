@@ -18,13 +18,7 @@ _FIGURES: tuple[Figure, ...] = ("prefill_tps", "decode_tps")
 
 
 def records(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """One flat dict per cell, all with the same keys. None: not measured.
-
-    Speeds (`prefill_tps`, `decode_tps`) are medians in tokens per second, with `_low` and `_high`
-    of the samples; `prefill_ratio` and `decode_ratio` are estimates from the paired ratios to no
-    MTP, with the bounds of their interval; `elapsed_s` is in seconds. `acceptance_1`, ... are
-    accepted / drafted per position. `synthetic`: the acceptance was imposed.
-    """
+    """See :meth:`.Results.records`."""
     depth = max((len(cell.acceptance_per_position) for cell in cells), default=0)
     axes = list(dict.fromkeys(name for cell in cells for name in cell.axes))
     return [_record(cell, cells, depth, axes) for cell in cells]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from pyllama_mtp.measure.cells import OURS, Cell, sum_positions
 from pyllama_mtp.measure.columns import (
@@ -47,6 +47,7 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
     if not cells:
         return ["nothing was measured"]
     first = cells[0]
+    cores: Any = first.machine.get("cores")
     threads = first.settings.get("n_threads")
     builds = {
         f"{cell.variant} build of llama.cpp {cell.upstream_commit[:9]}, patches "
@@ -59,7 +60,7 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
     notes = [
         f"model {first.model}; {'; '.join(builds)}",
         f"{', '.join([str(first.machine.get('cpu')), *first.machine.get('devices', ())])}, "
-        f"{counted(first.machine.get('cores'), 'core')}"
+        f"{counted(cores, 'core')}"
         f"{f', {threads} used' if threads else ''}; "
         f"{first.max_tokens} tokens generated; medians of {samples}, interleaved; "
         "acceptance and tokens per round are totals over totals",
