@@ -168,7 +168,7 @@ class Sampling:
         "the tokens beyond the allowed length; 0 is none",
         "X",
     )
-    dry_base: float = _sampling(1.75, between(1, MOST, "1 or above"), "the base", "X")
+    dry_base: float = _sampling(1.75, between(1, MOST, "1 or above"), "base of the penalty", "X")
     dry_allowed_length: int = _sampling(
         2, wholes(0, 2**20, "from 0 to 1048576 tokens"), "tokens that may be repeated", "TOKENS"
     )
