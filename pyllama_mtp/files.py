@@ -18,7 +18,12 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_error(error: OSError, path: str | os.PathLike[str]) -> PyllamaMtpError:
-    """The exception for a file that could not be written; its message names the file."""
+    """The exception for a file that could not be written; its message names the file.
+
+    An error of this package, such as that of :func:`check_room`, stays as it is.
+    """
+    if isinstance(error, PyllamaMtpError):
+        return error
     reason = error.strerror or str(error)
     if error.errno in FULL:
         return DiskFullError(

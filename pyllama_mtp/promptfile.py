@@ -36,8 +36,8 @@ from msgspec import Meta, Struct
 from .errors import InsufficientMemoryError, PromptFileError, UsageError
 from .files import replacing, write_error
 from .models.ggufheader import ArraySummary, Value
-from .models.ggufinfo import GGUFInfo
 from .models.memory import available_memory
+from .models.modelinfo import GGUFInfo
 
 HEADER = "prompt-1.json"
 MAX_HEADER = 1 << 16

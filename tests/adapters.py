@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUFWriter
 
-from pyllama_mtp.models.ggufinfo import GGUFInfo
+from pyllama_mtp.models.modelinfo import GGUFInfo
 
 RANK = 4
 

@@ -19,7 +19,7 @@ from ..models.ggufheader import NOT_WEIGHTS, Header, TensorEntry, read_header
 from . import native
 
 if TYPE_CHECKING:
-    from ..models.ggufinfo import GGUFInfo
+    from ..models.modelinfo import GGUFInfo
 
 EMBEDDING = "token_embd.weight"
 _SUFFIXES = (".lora_a", ".lora_b")

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from ..errors import ModelFileError, UsageError
 from ..models.draftvocab import DEFAULT_SIZE, DraftVocab, Ids, choose
 from ..models.ggufheader import TENSOR_TYPES, TensorEntry
-from ..models.ggufinfo import GGUFInfo, read_gguf
+from ..models.ggufinfo import read_gguf
+from ..models.modelinfo import GGUFInfo
 from ..models.trimmedhead import n_rows, own_head, trimmed_head, trimmed_head_ids
 from ..settings import available_threads
 from . import native

@@ -26,8 +26,9 @@ from ..errors import (
 from ..models import hub
 from ..models.draftvocab import best, default_ranking, read_tokenizer
 from ..models.ggufheader import TENSOR_TYPES
-from ..models.ggufinfo import GGUFInfo, validate_model_file
+from ..models.ggufinfo import validate_model_file
 from ..models.memory import available_memory
+from ..models.modelinfo import GGUFInfo
 from ..models.trimmedhead import trimmed_head
 from ..settings import Sampling
 from . import chat, native, rpc, trial

@@ -14,7 +14,7 @@ from ..models.trimmedhead import n_rows, trimmed_head
 from . import rpc
 
 if TYPE_CHECKING:
-    from ..models.ggufinfo import GGUFInfo
+    from ..models.modelinfo import GGUFInfo
     from .native import Library
 
 SPLIT_MODES = ("none", "layer", "row")

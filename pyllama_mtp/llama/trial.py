@@ -24,7 +24,7 @@ from ..models.memory import available_memory
 from . import native
 
 if TYPE_CHECKING:
-    from ..models.ggufinfo import GGUFInfo
+    from ..models.modelinfo import GGUFInfo
 
 #: Seconds that a child may take, and bytes of the file for which it gets a second more.
 LEAST_S, BYTES_PER_S = 120.0, 20e6

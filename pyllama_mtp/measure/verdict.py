@@ -19,7 +19,7 @@ from pyllama_mtp.speculative.costs import needed_acceptance
 if TYPE_CHECKING:
     from pyllama_mtp import Model
     from pyllama_mtp.llama.native import Library
-    from pyllama_mtp.models.ggufinfo import GGUFInfo
+    from pyllama_mtp.models.modelinfo import GGUFInfo
 
 #: MTP will hardly pay where types without a fast path are this share of what a step reads.
 MUCH = 0.5

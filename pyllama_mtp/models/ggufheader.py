@@ -1,9 +1,9 @@
 """Read the header of a GGUF file: metadata and tensor table, with every number checked.
 
-This is a parser of our own because the two others do not serve here: ``gguf.GGUFReader`` maps the
-whole file, takes seconds over a large vocabulary and answers a damaged file with an IndexError;
-the native loader prints to a log and returns a null pointer, or ends the process. Nothing here is
-allocated from a number in the file: each count is first compared with the bytes that are there.
+The two other parsers do not serve here: ``gguf.GGUFReader`` maps the whole file, takes seconds for
+a large vocabulary and raises an IndexError for a damaged file; the native loader writes to a log
+and returns a null pointer, or ends the process. This parser allocates nothing by a number in the
+file before it has compared that number with the bytes that are there.
 
 Format: ggml's docs/gguf.md; rules and limits as in upstream's ggml/src/gguf.cpp.
 """
@@ -39,20 +39,22 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 }
 _STRING, _ARRAY = 8, 9
 # Tensor types by number: (name, elements per block, bytes per block). Q2_0 is in the pinned tree
-# but not in every release of the gguf package, which takes Q8_1 for 40 bytes.
+# but not in every release of the gguf package; Q8_1 has 40 bytes there, which is wrong.
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {42: ("Q2_0", 64, 18)} | {
     int(t): (t.name, *size) for t, size in GGML_QUANT_SIZES.items()
 }
 TENSOR_TYPES[9] = ("Q8_1", 32, 36)
 
-#: Types that no kernel takes for weights: numbers, and those that activations are quantized to.
+#: Types that no kernel takes for weights: numbers, and the types of quantized activations.
 NOT_WEIGHTS = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
 
 
 @dataclass(frozen=True)
 class ArraySummary:
-    """An array that was walked over, not kept: element type number, length, and of the vocabulary
-    how many distinct strings, and a digest of all."""
+    """An array that was read but not kept: number of its element type, and length.
+
+    Of the vocabulary also the number of distinct strings, and a digest of all strings.
+    """
 
     type: int
     length: int
@@ -75,12 +77,28 @@ class TensorEntry:
     nbytes: int
     file: str = ""
 
+    def read(self, *pieces: tuple[int, int]) -> bytes:
+        """The bytes of these (start, length) pieces, by default of the whole tensor.
+
+        Raises:
+            ModelFileError: the file cannot be read, or has become shorter.
+        """
+        wanted = pieces or ((0, self.nbytes),)
+        try:
+            with Path(self.file).open("rb") as file:
+                found = [os.pread(file.fileno(), n, self.offset + start) for start, n in wanted]
+        except OSError as error:
+            raise ModelFileError(f"cannot read {self.file}: {error}", self.file) from error
+        if any(len(piece) < n for piece, (_, n) in zip(found, wanted, strict=True)):
+            raise ModelFileError(f"{self.file} has become shorter", self.file)
+        return b"".join(found)
+
 
 @dataclass
 class Header:
-    """What stands before the tensor data of a GGUF file; ``size`` is the file's, in bytes.
+    """What stands before the tensor data of a GGUF file.
 
-    ``types`` are the value types of the metadata, by number.
+    ``size`` is that of the file, in bytes; ``types`` are the numbers of the metadata's value types.
     """
 
     path: str
@@ -89,6 +107,10 @@ class Header:
     metadata: dict[str, Value] = field(default_factory=dict)
     types: dict[str, int] = field(default_factory=dict)
     tensors: list[TensorEntry] = field(default_factory=list)
+
+    def error(self, message: str) -> ModelFileError:
+        """The exception for a file whose header is wrong in some way."""
+        return ModelFileError(f"{self.path}: {message}", self.path)
 
 
 _AnyParser = TypeVar("_AnyParser", bound="Parser")
@@ -106,7 +128,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 
 def parse_file(path: str | os.PathLike[str], parser: type[_AnyParser]) -> tuple[_AnyParser, Header]:
-    """:func:`read_header` with a parser that keeps more; that and the header."""
+    """:func:`read_header` with a parser that keeps more; returns the parser and the header."""
     file_path = Path(file_name("path", path, "a .gguf file"))
     if file_path.is_dir():
         raise ModelFileError(f"{path} is a directory; give the .gguf file in it", path)
@@ -124,8 +146,8 @@ def parse_file(path: str | os.PathLike[str], parser: type[_AnyParser]) -> tuple[
 
 
 def _distinct(tokens: list[bytes]) -> int:
-    """How many different tokens the loader sees: it reads each up to a null character, and gives
-    empty ones a name of their own."""
+    """The number of different tokens for the loader, which reads each token up to a null character
+    and gives every empty token a name of its own."""
     distinct = {*tokens}
     if len(distinct) == len(tokens) and not any(b"\0" in text or not text for text in distinct):
         return len(distinct)
@@ -171,20 +193,17 @@ class Parser:
         value: int = struct.unpack_from("<" + code, self.buffer, start)[0]
         return value
 
-    def raw_string(self, what: str) -> bytes:
+    def string(self, what: str) -> str:
         n = self.number("Q", what)
         start = self.need(n, what)
-        return bytes(self.buffer[start : start + n])
-
-    def string(self, what: str) -> str:
         try:
-            return self.raw_string(what).decode()
+            return self.buffer[start : start + n].decode()
         except UnicodeDecodeError:
             raise self.fail(f"{what} is not valid UTF-8; the file is damaged") from None
 
     def name(self, what: str) -> str:
-        """A key or a tensor's name. The native code ends them at a null character, and would find
-        others than were looked at here."""
+        """A key or a tensor's name. The native code ends names at a null character, so it would
+        find others than were checked here."""
         name = self.string(what)
         if "\0" in name:
             raise self.fail(f"{what} {name[:80]!r} holds a null character; the file is damaged")
@@ -217,7 +236,7 @@ class Parser:
         return header
 
     def count(self, code: str, what: str, limit: int, least: int) -> int:
-        """A number of items of at least ``least`` bytes each; refused when it cannot be right."""
+        """A number of items of at least ``least`` bytes each; a number too large is refused."""
         n = self.number(code, what)
         if n > limit:
             raise self.fail(f"{what} is {n}, more than {limit}; the file is damaged")
@@ -249,7 +268,7 @@ class Parser:
         return struct.unpack_from(f"<{n}{_SCALARS[kind]}", self.buffer, start)
 
     def string_array(self, key: str, n: int) -> ArraySummary:
-        """Walk over ``n`` strings; tokens are counted apart, because duplicates abort natively."""
+        """Read ``n`` strings; duplicate tokens are counted, because the loader aborts on them."""
         texts = self.strings(key, n, keep=key == "tokenizer.ggml.tokens")
         if not texts:
             return ArraySummary(_STRING, n)

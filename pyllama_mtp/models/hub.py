@@ -1,9 +1,8 @@
-"""Models of a Hugging Face hub: which files a name means, and the files, in the hub's own cache.
+"""Models of the Hugging Face hub: which files a name stands for, and downloading them.
 
-The cache is that of `huggingface_hub`, so other programs share its files. That package lists
-repositories, knows tokens and mirrors (HF_TOKEN, HF_ENDPOINT) and draws the progress bar. Since its
-version 1.18 it begins an interrupted download anew; here the part that is there stays, and the next
-call goes on behind it.
+Files lie in the cache of `huggingface_hub`, so other programs share them. That package also lists
+repositories, knows tokens and mirrors (HF_TOKEN, HF_ENDPOINT) and draws the progress bar. Its
+version 1.18 and later starts interrupted downloads anew; here the next call continues them.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ from ..files import check_room, write_error
 from .ggufinfo import read_gguf
 from .parts import PART_NAME
 from .sidecar import PREFIX as HEAD_PREFIX
+from .sidecar import fitting_heads
 
-#: What a name begins with that is a repository's, not a file's.
+#: Begins a name that stands for a repository, not for a file.
 PREFIX = "hf:"
 USUAL_QUANT = "Q4_K_M"
 _ETAG = re.compile(r"[\w-]+")  # becomes a file's name
@@ -41,7 +41,7 @@ log = logging.getLogger("pyllama_mtp")
 
 
 def local_file(name: str) -> str:
-    """The name of a file as it is; of "hf:OWNER/REPO[:QUANT]" the file, fetched if need be."""
+    """The file that a name stands for; "hf:OWNER/REPO[:QUANT]" is fetched if it is not there."""
     if not name.startswith(PREFIX):
         return name
     repository, _, quant = name.removeprefix(PREFIX).partition(":")
@@ -49,24 +49,24 @@ def local_file(name: str) -> str:
 
 
 def fetch(repository: str, quant: str | None = None) -> Path:
-    """A model of a repository as a file in the hub's cache; what is not there is downloaded.
+    """Download a model of a repository into the hub's cache, unless it is there already.
 
-    Of a split model all parts are fetched, and an MTP head in a file of its own where the model has
-    none. Without a network the cache alone is looked at.
+    All parts of a split model are fetched; so is an MTP head in a file of its own, if the model has
+    none. Without a network, only the cache is searched.
 
     Args:
         repository: "OWNER/REPO".
-        quant: the end of the model's name, such as "Q8_0", or all of it. None: Q4_K_M, or the only
-            model.
+        quant: the end of the model's name, such as "Q8_0", or the whole name. None: Q4_K_M, or the
+            only model.
 
     Returns:
-        The file to open; of several parts the first.
+        The file to open; of a split model the first.
 
     Raises:
         HubRepositoryError: no such repository. HubQuantError: no such model in it, or several.
         HubTokenError: a token is needed. HubNetworkError: the hub cannot be reached, or fails.
         DiskFullError: no room for the file.
-        UsageError: not such a name, or `huggingface_hub` is not installed.
+        UsageError: `repository` is no such name, or `huggingface_hub` is not installed.
     """
     if not isinstance(repository, str) or not _REPOSITORY.fullmatch(repository):
         raise UsageError(f"{repository!r} is not OWNER/REPO, as in {PREFIX}OWNER/REPO:Q8_0")
@@ -90,10 +90,13 @@ def fetch(repository: str, quant: str | None = None) -> Path:
 
 
 def choose(repository: str, names: Sequence[str], quant: str | None) -> list[str]:
-    """The files of the model that is meant, in order, among these of a repository.
+    """The files of the model that `quant` means, in order.
+
+    Args:
+        names: all files of the repository.
 
     Raises:
-        HubQuantError: none, or several; lists the models that there are.
+        HubQuantError: there is no such model, or several; the message lists the models.
     """
     models, name = _models(names), quant or USUAL_QUANT
     named = _of_quant(models, name)
@@ -111,24 +114,26 @@ def choose(repository: str, names: Sequence[str], quant: str | None) -> list[str
 
 
 def _models(names: Sequence[str]) -> dict[str, list[str]]:
-    """The models among files: their files, in order, by the name without ".gguf" and part."""
+    """The files of each model, in order, by its name without ".gguf" and the part's number."""
     found: dict[str, list[str]] = {}
     for name in sorted(names):
         path = PurePosixPath(name)
         if path.suffix == ".gguf" and not _NO_MODEL.search(path.name):
             part = PART_NAME.fullmatch(name)
             found.setdefault(part[1] if part else name.removesuffix(".gguf"), []).append(name)
-    return {name: files for name, files in found.items() if _is_complete(files)}
 
+    def is_complete(files: list[str]) -> bool:
+        part = PART_NAME.fullmatch(files[0])
+        return len(files) == (int(part[3]) if part else 1)
 
-def _is_complete(files: list[str]) -> bool:
-    part = PART_NAME.fullmatch(files[0])
-    return len(files) == (int(part[3]) if part else 1)
+    return {name: files for name, files in found.items() if is_complete(files)}
 
 
 def _of_quant(models: Iterable[str], quant: str) -> list[str]:
-    """The models whose name ends with this, or is it; where several do, not those of another
-    mixture (UD-Q4_K_M for Q4_K_M)."""
+    """The models whose name is `quant` or ends with it.
+
+    If several do, those of another mixture are left out (UD-Q4_K_M for Q4_K_M).
+    """
     end = re.compile(rf"(^|[-._/]){re.escape(quant.removesuffix('.gguf'))}$", re.I)
     found = [name for name in models if end.search(name)]
     plain = [name for name in found if not name.upper().endswith(f"UD-{quant.upper()}")]
@@ -136,32 +141,24 @@ def _of_quant(models: Iterable[str], quant: str) -> list[str]:
 
 
 def head_of(model: str, names: Sequence[str]) -> str | None:
-    """The file with the MTP head for a model, in its folder, above, or in a folder ``MTP`` there;
-    None: there is none.
+    """The file with the MTP head for a model, by the rule of :func:`.sidecar.fitting_heads`.
 
-    Of several the one whose name has most in common with the model's.
+    It lies in the model's folder, above, or in a folder ``MTP`` there. None: there is none.
     """
-    folder, name = PurePosixPath(model).parent, PurePosixPath(model).name.lower()
-    heads = [
-        head
-        for head in sorted(names)
-        if (path := PurePosixPath(head)).name.lower().startswith(HEAD_PREFIX)
-        and path.suffix == ".gguf"
-        and folder.is_relative_to(path.parents[1] if path.parent.name == "MTP" else path.parent)
-    ]
+    folder, name = PurePosixPath(model).parent, PurePosixPath(model).name
 
-    def alike(head: str) -> int:
-        own = PurePosixPath(head).name.lower().removeprefix(HEAD_PREFIX)
-        return len(os.path.commonprefix([own, name]))  # noqa: RUF071 - of characters
+    def in_reach(head: str) -> bool:
+        place = PurePosixPath(head).parent
+        return folder.is_relative_to(place.parent if place.name == "MTP" else place)
 
-    return max(heads, key=alike, default=None)
+    return next(iter(fitting_heads(name, filter(in_reach, sorted(names)))), None)
 
 
 # -- the cache -------------------------------------------------------------------------------------
 
 
 def _folder(repository: str) -> Path:
-    """Of a repository in the hub's cache."""
+    """The folder of a repository in the hub's cache."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -169,7 +166,7 @@ def _folder(repository: str) -> Path:
 
 
 def _cached(repository: str, quant: str | None, reason: HubNetworkError) -> Path:
-    """The newest in the cache. Raises `reason` where the model is not there."""
+    """The model's newest version in the cache. Raises `reason` if there is none."""
     snapshots = _folder(repository) / "snapshots"
     newest = sorted(snapshots.glob("*"), key=lambda folder: folder.stat().st_mtime, reverse=True)
     for snapshot in newest:
@@ -180,7 +177,7 @@ def _cached(repository: str, quant: str | None, reason: HubNetworkError) -> Path
 
 
 def _download(repository: str, name: str, commit: str) -> Path:
-    """A file of a repository in the cache; the part of it that is there already is kept."""
+    """Download a file into the cache, or what is missing of it; returns its path."""
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.file_download import get_hf_file_metadata, hf_hub_url
 
@@ -196,12 +193,12 @@ def _download(repository: str, name: str, commit: str) -> Path:
             blob.parent.mkdir(parents=True, exist_ok=True)
             if not blob.exists():
                 _resume(url, blob, int(size), name)
-        # It finds the blob, and gives it its name.
+        # This finds the blob, and links the file's name to it.
         return Path(hf_hub_download(repository, name, revision=commit))
 
 
 def _resume(url: str, blob: Path, size: int, name: str) -> None:
-    """Download a file, behind the part of it that is there; one process at a time."""
+    """Continue the download of a file after the bytes that are there; one process at a time."""
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
@@ -224,7 +221,7 @@ def _resume(url: str, blob: Path, size: int, name: str) -> None:
 
 
 def _link_beside(model: Path, head: Path) -> None:
-    """The head in the model's folder, where it is looked for."""
+    """Link the head into the model's folder, where :func:`.sidecar.find_head` looks for it."""
     link = model.with_name(head.name)
     if not link.exists():
         link.symlink_to(os.path.relpath(head, link.parent))
@@ -235,7 +232,7 @@ def _link_beside(model: Path, head: Path) -> None:
 
 @contextmanager
 def _errors_told(repository: str) -> Iterator[None]:
-    """Failures of the hub's package become those of :func:`fetch`."""
+    """Turn errors of the hub's package into those that :func:`fetch` raises."""
     from huggingface_hub import constants, errors
 
     page = f"{constants.ENDPOINT}/{repository}"

@@ -10,13 +10,10 @@ pre-tokenizer.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from pyllama_mtp.models.ggufheader import ArraySummary, Value
+from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.shapes import MAX_EXPERTS, shape_problems
-
-if TYPE_CHECKING:
-    from pyllama_mtp.models.ggufinfo import GGUFInfo
 
 _NEEDED = (
     *("block_count", "context_length", "embedding_length", "attention.head_count"),

@@ -122,3 +122,14 @@ def _experts(shape: ModelShape, prefix: str) -> Iterator[TensorSpec]:
     yield TensorSpec(prefix + "ffn_gate_shexp.weight", (n, shared), "matrix")
     yield TensorSpec(prefix + "ffn_up_shexp.weight", (n, shared), "matrix")
     yield TensorSpec(prefix + "ffn_down_shexp.weight", (shared, n), "matrix")
+
+
+def has_fused(name: str, names: Collection[str]) -> bool:
+    """Whether ``names`` has a fused tensor that the loader takes in the place of ``name``."""
+    for part, fused in (
+        *((f"attn_{x}.weight", "attn_qkv.weight") for x in "qkv"),
+        *((f"ffn_{x}_exps.weight", "ffn_gate_up_exps.weight") for x in ("gate", "up")),
+    ):
+        if name.endswith("." + part):
+            return name[: -len(part)] + fused in names
+    return False

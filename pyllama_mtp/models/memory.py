@@ -1,5 +1,6 @@
-"""What a model needs at most, in a moment and without the library, and how much this process may
-still use. What is exact in everything is :func:`pyllama_mtp.sizing.simulate`.
+"""The memory that a model needs at most, by a quick estimate, and the memory that is available.
+
+:func:`pyllama_mtp.sizing.simulate` is exact, but takes the library.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.models.ggufinfo import GGUFInfo
+from pyllama_mtp.models.modelinfo import GGUFInfo
 
 _CTX_PADDING = 256  # upstream src/llama-context.cpp: cparams.n_ctx = GGML_PAD(cparams.n_ctx, 256)
 _F32 = 4
@@ -34,11 +35,11 @@ def padded(n_ctx: int) -> int:
 
 
 def available_memory() -> int:
-    """Bytes this process may still allocate: the least of machine, control group and RLIMIT_AS.
+    """Bytes that this process may still allocate.
 
-    Reads /proc/meminfo (MemAvailable), the memory limits of the process's control group (version
-    1 or 2) and all its parents, counting reclaimable file cache as free, and the address-space
-    limit less what is mapped.
+    It is the least of: the machine's (MemAvailable of /proc/meminfo); the limits of the process's
+    control group (version 1 or 2) and its parents, less what is used and no file cache; RLIMIT_AS
+    less what is mapped.
     """
     limits = [_machine_memory(), *_cgroup_headroom()]
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -65,12 +66,12 @@ def recurrent_bytes(info: GGUFInfo, n_seq: int, n_rs_seq: int) -> int:
 
 
 def buffer_bytes(info: GGUFInfo, n_batch: int, n_ubatch: int, n_outputs: int, n_cells: int) -> int:
-    """An upper bound of what a context takes beside its caches: the widest intermediate rows of one
-    layer for a whole ubatch (layers share buffers), the attention mask, and, in the graph and on
-    the host, logits of the output rows and a hidden row per token.
+    """An upper bound of the bytes that a context takes beside its caches.
 
-    On a CPU, target contexts of the 0.8B shape and of a tiny MoE model with 64 to 2048 tokens per
-    ubatch and up to 65,536 cells used 0.63 to 0.98 of what it says of graphs.
+    Counted are the widest intermediate rows of one layer for a whole ubatch (layers share buffers),
+    the attention mask, and, in the graph and on the host, the logits of the output rows and a
+    hidden row per token. On a CPU, contexts of the 0.8B shape and of a tiny MoE model with 64 to
+    2048 tokens per ubatch and up to 65,536 cells used 0.63 to 0.98 of this figure.
     """
     experts = info.n_expert_used * info.n_ff_exp + info.n_ff_shexp
     channels = info.ssm_inner_size + 2 * info.ssm_k_heads * info.ssm_state_size
@@ -111,7 +112,7 @@ def _machine_memory() -> int:
 
 
 def _cgroup_headroom() -> Iterator[int]:
-    """Limit less use (file cache not counted) of the process's control groups and their parents."""
+    """Bytes left of each limit of the process's control groups and their parents."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

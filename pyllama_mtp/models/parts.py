@@ -1,7 +1,8 @@
 """Models that are split into several files, NAME-00001-of-00003.gguf and so on.
 
-The first file has the metadata, and each its own tensor table (upstream's tools/gguf-split). The
-loader is given the first and finds the others by their names, as is done here.
+The first file has the metadata; each file has a tensor table of its own (upstream's
+tools/gguf-split). Like the loader, this module is given the first file and finds the others by
+their names.
 """
 
 from __future__ import annotations
@@ -9,19 +10,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pyllama_mtp.errors import ModelFileError
 from pyllama_mtp.models.ggufheader import Header, Value, read_header
 
 #: Name, number and count of a part.
 PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
-_U16 = 2  # the type of split.no; the loader ends the process on another one
+_U16 = 2  # the type of split.no; any other type would end the process in the loader
 _MOST_PARTS = 999
 
 
 def join_parts(header: Header) -> None:
-    """Add the tensors and the sizes of a model's other files to the header of the first.
+    """Add the tensors and the sizes of a model's other files to the header of its first file.
 
-    Does nothing where the model is one file.
+    A model in one file stays as it is.
 
     Raises:
         ModelFileError: not the first file, not named as parts are, or a part that is missing,
@@ -29,45 +29,44 @@ def join_parts(header: Header) -> None:
     """
     count = _number(header.metadata.get("split.count", 1))
     if count is None or count > _MOST_PARTS:
-        raise _bad(header, f"split.count is {header.metadata['split.count']!r}")
+        raise header.error(f"split.count is {header.metadata['split.count']!r}")
     if count < 2:
         return
     first = part_path(header, 1, count)
     if _number(header.metadata.get("split.no")) != 0:
-        raise _bad(header, f"this is one of {count} parts of a model; give the first, {first.name}")
+        raise header.error(f"this is one of {count} parts of a model; give the first, {first.name}")
     if first != Path(header.path):
-        raise _bad(header, f"it is the first of {count} parts, and named as another one")
+        raise header.error(f"it is the first of {count} parts, and named as another one")
     names = {tensor.name for tensor in header.tensors}
     for number in range(2, count + 1):
         path = part_path(header, number, count)
         if not path.exists():
-            raise _bad(
-                header, f"part {number} of {count} is missing: no file {path.name} beside it"
+            raise header.error(
+                f"part {number} of {count} is missing: no file {path.name} beside it"
             )
         part = read_header(path)
         if part.metadata.get("split.no") != number - 1 or part.types["split.no"] != _U16:
-            raise _bad(part, f"it is not part {number} of {header.path}: split.no is another")
+            raise part.error(f"it is not part {number} of {header.path}: split.no is another")
         twice = next((tensor.name for tensor in part.tensors if tensor.name in names), None)
         if twice is not None:
-            raise _bad(part, f"tensor {twice!r} is in an earlier part, too")
+            raise part.error(f"tensor {twice!r} is in an earlier part, too")
         names |= {tensor.name for tensor in part.tensors}
         header.tensors += part.tensors
         header.size += part.size
     total = header.metadata.get("split.tensors.count")
     if total != len(names):
-        raise _bad(header, f"its {count} parts have {len(names)} tensors, not {total!r}")
+        raise header.error(f"its {count} parts have {len(names)} tensors, not {total!r}")
 
 
 def part_path(header: Header, number: int, count: int) -> Path:
-    """Where part ``number``, from 1, lies beside the file of a header.
+    """The path of part ``number``, counted from 1, beside the file of a header.
 
     Raises:
-        ModelFileError: that file is not named as the part of a model that it is.
+        ModelFileError: the header's file is not named as a part of such a model.
     """
     found = PART_NAME.fullmatch(Path(header.path).name)
     if not found or int(found[3]) != count:
-        raise _bad(
-            header,
+        raise header.error(
             f"one of {count} parts of a model, which must be named NAME-00001-of-{count:05}.gguf "
             "and so on; name them so, or join them with 'llama-gguf-split --merge'",
         )
@@ -76,7 +75,3 @@ def part_path(header: Header, number: int, count: int) -> Path:
 
 def _number(value: Value | None) -> int | None:
     return value if type(value) is int and value >= 0 else None
-
-
-def _bad(header: Header, message: str) -> ModelFileError:
-    return ModelFileError(f"{header.path}: {message}", header.path)

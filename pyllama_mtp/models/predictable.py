@@ -1,18 +1,19 @@
 """A synthetic model whose MTP head drafts well, for measuring with real acceptance.
 
-Of random weights alone no head can draft. Here the next token is nearly a function of the last one,
-and the head knows that function, all at the cost of the shape's ordinary computation:
+No head can draft what a model of random weights says. Here the next token is nearly a function of
+the last one, and the head knows that function; the computation costs as much as the shape's always
+does:
 
-- Small norms and outputs make each part of the trunk add little to the residual stream: it stays
-  the last token's embedding, with a trace of what came before. The one exception is the last
-  block's feed-forward part, which is left as it is: its output decides the next token.
-- Rows of rare tokens are shorter. Predicted are the first ids, the most frequent ones of a byte
-  pair encoding, as in text; they are in the usual vocabulary of a draft head.
+- Small norms and outputs make each part of the trunk add little to the residual stream, which
+  stays the last token's embedding with a trace of the tokens before. The exception is the last
+  block's feed-forward part: it is left as it is, and its output decides the next token.
+- Rows of rare tokens are shorter, so the first ids are predicted. As in text, these are the most
+  frequent tokens of a byte pair encoding, and they are in the usual vocabulary of a draft head.
 - The head's block has the weights of that feed-forward part. Its eh_proj passes the embedding on,
-  as an identity, and adds noise from the hidden row: with more of it the head is wrong more often.
+  as an identity, and adds noise from the hidden row: more noise makes the head wrong more often.
 
-Peers that cannot be told to accept, unlike this package's `synthetic_acceptance`, are measured with
-such a file as they are.
+Such a file measures other programs too, on which no acceptance can be imposed as with this
+package's `synthetic_acceptance`.
 """
 
 from __future__ import annotations
@@ -28,15 +29,14 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.models.layout import TensorSpec
 from pyllama_mtp.models.shapes import ModelShape
 
-#: Norm of an embedding. Well below that of the feed-forward part's output, some sqrt(n_embd) / 2:
-#: with tied embeddings a token would be its own successor otherwise.
+#: Norm of an embedding. It is well below that of the feed-forward part's output, some
+#: sqrt(n_embd) / 2: otherwise, with tied embeddings, a token would be its own successor.
 EMBEDDING_NORM = 0.25
-#: Of the residual stream, what all other parts of the trunk may add together.
+#: What all other parts of the trunk may add together, as a share of the residual stream.
 TRACE = 0.05
-#: Tokens that can be predicted, and the length of the other ones' rows.
+#: Number of tokens that can be predicted, and the length of the other tokens' rows.
 COMMON, RARE = 24576, 0.5
-#: On the final norm: the best logit leads by so much more, and probabilities are those of a model
-#: that is sure of most tokens.
+#: Factor on the final norm, which makes the model as sure of most tokens as a trained one.
 SHARPNESS = 16.0
 
 
@@ -45,10 +45,10 @@ class Draw:
     """How a tensor's values are drawn.
 
     Attributes:
-        name: the tensor that it is equal to.
+        name: the tensor whose values it has.
         scale: factor on the usual values.
-        rare: and on those of rare tokens' rows.
-        passes: it is an eh_proj whose half for the embedding is the identity.
+        rare: one more factor on the rows of rare tokens.
+        passes: whether it is an eh_proj whose half for the embedding is the identity.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Draw:
 
 
 def check(shape: ModelShape, noise: float) -> None:
-    """Raise UsageError for what such a file cannot be made of."""
+    """Raise UsageError for a shape without a head, or a noise that is no number from 0."""
     if not (math.isfinite(noise) and noise >= 0):
         raise UsageError(
             f"head noise is {noise}; it is 0 (a head that is nearly always right) or more"
@@ -68,10 +68,10 @@ def check(shape: ModelShape, noise: float) -> None:
 
 
 def draw(spec: TensorSpec, shape: ModelShape, noise: float) -> Draw:
-    """How `spec` is drawn for a head with so much noise, as a share of the embedding's norm."""
+    """How `spec` is drawn; `noise` is a share of the embedding's norm."""
     n, n_parts = shape.n_embd, 2 * (shape.n_layer + 1)
-    # What a part adds comes down by the square: at its norm and again at its output, so that
-    # neither is too small for the scales of quantized blocks (F16).
+    # Applied at a part's norm and again at its output, so that neither gets too small for the
+    # scales of quantized blocks (F16).
     less = math.sqrt(TRACE * EMBEDDING_NORM / math.sqrt(n * n_parts))
     if spec.kind == "embedding":
         return Draw(spec.name, EMBEDDING_NORM, RARE)
@@ -88,7 +88,7 @@ def draw(spec: TensorSpec, shape: ModelShape, noise: float) -> Draw:
         return Draw(spec.name, less)
     if layer < shape.n_layer - 1:
         if name == "post_attention_norm":
-            return Draw(spec.name, math.sqrt(less))  # what follows is a product of two
+            return Draw(spec.name, math.sqrt(less))  # a product of two follows
         if name.startswith("ffn_down"):
             return Draw(spec.name, less)
     if layer >= shape.n_layer:
@@ -111,7 +111,7 @@ def pass_embedding(chunk: bytes, first_row: int, n_embd: int, tensor_type: str) 
 
     Args:
         chunk: whole rows of 2 `n_embd` elements, in f16 or f32.
-        first_row: which of the tensor's rows the chunk begins with.
+        first_row: the number of the chunk's first row in the tensor.
     """
     kind = "<f2" if tensor_type == "f16" else "<f4"
     rows: npt.NDArray[np.floating] = np.frombuffer(chunk, kind).reshape(-1, 2 * n_embd).copy()

@@ -1,9 +1,9 @@
 """Quantize a model file as llama.cpp does: by the library's own ``llama_model_quantize()``.
 
-A file type such as q4_k_m is a mixture: the library chooses a type for each tensor. It is asked
-twice: first for its choice alone (its dry run), which is looked at before anything is written, then
-to write. It works in a process of its own, since it cannot be interrupted, and since an assertion
-that fails on one of its threads ends the process.
+A file type such as q4_k_m is a mixture: the library chooses a type for each tensor. It is called
+twice: first for a dry run, whose choices are checked before anything is written, then to write. It
+runs in a process of its own, because it cannot be interrupted, and because an assertion that fails
+on one of its threads ends the process.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ from gguf import LlamaFileType
 from pyllama_mtp.errors import DiskFullError, PyllamaMtpError, UsageError
 from pyllama_mtp.files import check_room, check_target, write_error
 from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, TENSOR_TYPES, read_header
-from pyllama_mtp.models.ggufinfo import GGUFInfo, validate_model_file
+from pyllama_mtp.models.ggufinfo import validate_model_file
+from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.sidecar import NO_HEAD
 
 #: Called with (bytes read, bytes in all) after every tensor.
 Progress = Callable[[int, int], None]
 
-#: File types by the names that llama-quantize has for them: their numbers. Q2_0 is in the pinned
-#: tree but not in every release of the gguf package; NVFP4 files are not made by quantizing.
+#: Numbers of the file types by llama-quantize's names. Q2_0 is in the pinned tree but not in every
+#: release of the gguf package; NVFP4 files are not made by quantizing.
 FILE_TYPES = {
     kind.name.removeprefix("MOSTLY_").removeprefix("ALL_").lower(): int(kind)
     for kind in LlamaFileType
     if kind.name not in ("GUESSED", "MOSTLY_NVFP4")
 } | {"q2_0": 41}
-#: What matrices can be stored as: the numbers in ggml.
+#: ggml's numbers of the types that matrices can have.
 WEIGHT_TYPES = {
     name.lower(): number
     for number, (name, *_) in sorted(TENSOR_TYPES.items())
     if name not in NOT_WEIGHTS
 }
-#: Types without blocks; anything else has lost precision already.
+#: Types without blocks; any other type has lost precision already.
 FLOATS = ("F32", "F16", "BF16")
 
 _SIZES = {name: (n_elements, n_bytes) for name, n_elements, n_bytes in TENSOR_TYPES.values()}
@@ -82,9 +83,9 @@ def quantize_model(
     Args:
         source: a model in F32, F16 or BF16; of one that is split, the first file.
         file_type: a key of :data:`FILE_TYPES`, e.g. ``q4_k_m``.
-        head_type: a key of :data:`WEIGHT_TYPES`, for the matrices of the MTP block; None: what
-            `file_type` makes of them.
-        requantize: also take tensors that are quantized, which loses more than quantizing once.
+        head_type: a key of :data:`WEIGHT_TYPES`, for the matrices of the MTP block; None: as
+            `file_type` has them.
+        requantize: accept a quantized source, which loses more than quantizing once.
         n_threads: 0: one for each core.
         force: overwrite an existing file.
 
@@ -126,10 +127,10 @@ def quantize_model(
 
 
 def check_types(file_type: str, head_type: str | None) -> None:
-    """Refuse types that are not known, or do not go together.
+    """Refuse unknown types, and types that do not go together.
 
     Raises:
-        UsageError: the message lists the known ones.
+        UsageError: the message lists the known types.
     """
     for what, name, known in (("", file_type, FILE_TYPES), ("head ", head_type, WEIGHT_TYPES)):
         if name is not None and name not in known:
@@ -142,10 +143,10 @@ def check_types(file_type: str, head_type: str | None) -> None:
 
 
 def choose_types(info: GGUFInfo, file_type: str, head_type: str | None) -> dict[str, str]:
-    """What the library would store each tensor as, by its name.
+    """The type that the library would store each tensor in, by the tensor's name.
 
     Raises:
-        UsageError: it refuses, or would without an importance matrix, which it is not given here.
+        UsageError: the library refuses, or needs an importance matrix, which it does not get here.
     """
     request = {**_request(info, file_type, head_type), "target": "", "dry_run": True}
     types, name = {}, ""
@@ -170,7 +171,7 @@ def choose_types(info: GGUFInfo, file_type: str, head_type: str | None) -> dict[
 
 
 def stored_bytes(shape: tuple[int, ...], name: str) -> int:
-    """Bytes of a tensor stored in a type, as GGUF spells it."""
+    """Bytes of a tensor of this shape in a type, which is spelled as in GGUF."""
     n_elements, n_bytes = _SIZES[name]
     return math.prod(shape) // n_elements * n_bytes
 
@@ -209,11 +210,11 @@ def _write(info: GGUFInfo, request: dict[str, Any], progress: Progress | None) -
 
 
 def _library(request: dict[str, Any]) -> Generator[str, None, None]:
-    """Call the library in a new process: the lines of its log, as they come. Closing ends it.
+    """Call the library in a new process, and yield the lines of its log; closing ends the process.
 
     Raises:
-        UsageError: it refused.
-        PyllamaMtpError: its process ended otherwise.
+        UsageError: the library refused.
+        PyllamaMtpError: its process ended in another way.
     """
     command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), json.dumps(request)]
     with subprocess.Popen(
@@ -241,7 +242,7 @@ def _library(request: dict[str, Any]) -> Generator[str, None, None]:
 
 
 def _lines(file: IO[str], said: list[str]) -> Iterator[str]:
-    """The library's lines; its errors, and whatever else there is, go to `said`."""
+    """Yield the library's messages; its errors and other output go to `said`."""
     for line in file:
         level, _, text = line.rstrip("\n").partition("\t")
         if level in ("DEBUG", "WARNING"):
@@ -254,7 +255,7 @@ _REFUSED = 3
 
 
 def serve(request: dict[str, Any]) -> int:
-    """In the new process: call the library. The exit code."""
+    """Call the library in the new process; returns the exit code."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     logging.basicConfig(stream=sys.stdout, format="%(levelname)s\t%(message)s")
 

@@ -5,9 +5,9 @@ keep their size through any depth; decays and time-step biases of the recurrent 
 from the ranges of Mamba's initialisation, so that states neither vanish nor explode. The same
 seed gives the same bytes.
 
-Tensors in q8_0, q4_0 and iq4_nl are not quantized from floats but made of random valid blocks,
-which is faster by far and costs the same to compute with; of other quantized types the library
-quantizes what is drawn.
+Tensors in q8_0, q4_0 and iq4_nl are made of random valid blocks, which is much faster than
+quantizing and costs the same to compute with. For other quantized types the library quantizes
+random floats.
 """
 
 from __future__ import annotations

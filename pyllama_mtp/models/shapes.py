@@ -1,4 +1,4 @@
-"""The dimensions of the models this package can drive, and the published ones among them.
+"""The dimensions of the models this package can drive, and of the published models.
 
 A :class:`ModelShape` is everything that decides tensor names, tensor shapes and cache sizes of a
 Qwen3.5/3.6-style model: a hybrid of Gated DeltaNet (recurrent) and gated full-attention layers,
@@ -83,6 +83,27 @@ class ModelShape:
         step = self.full_attention_interval
         return tuple(i for i in range(self.n_layer) if (i + 1) % step)
 
+
+#: Dimensions that a file has as they are: the key, after the architecture's name and a dot. In the
+#: order in which files are written.
+KEYS = {
+    "n_ctx_train": "context_length",
+    "n_embd": "embedding_length",
+    "n_head": "attention.head_count",
+    "n_head_kv": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "ssm_conv_kernel": "ssm.conv_kernel",
+    "ssm_head_dim": "ssm.state_size",
+    "ssm_k_heads": "ssm.group_count",
+    "ssm_v_heads": "ssm.time_step_rank",
+    "full_attention_interval": "full_attention_interval",
+    "n_mtp": "nextn_predict_layers",
+    "n_expert": "expert_count",
+    "n_expert_used": "expert_used_count",
+    "n_ff_exp": "expert_feed_forward_length",
+    "n_ff_shexp": "expert_shared_feed_forward_length",
+    "n_ff": "feed_forward_length",
+}
 
 # Two sources agree for every figure unless a comment says otherwise:
 #  [card]   the model card on the Hugging Face hub ("Model Overview")
@@ -231,7 +252,7 @@ _POSITIVE_FIELDS = (
     *("n_layer", "n_embd", "n_head", "n_head_kv", "head_dim", "n_vocab", "n_ctx_train"),
     *("ssm_k_heads", "ssm_v_heads", "ssm_head_dim", "full_attention_interval"),
 )
-_MOE_FIELDS = ("n_expert_used", "n_ff_exp", "n_ff_shexp")
+MOE_FIELDS = ("n_expert_used", "n_ff_exp", "n_ff_shexp")
 _FREE_FIELDS = {f.name: f.type for f in fields(ModelShape) if f.name not in ("name", "source")}
 
 
@@ -274,9 +295,9 @@ def _convert(key: str, value: object) -> object:
 
 
 def shape_problems(shape: ModelShape) -> list[str]:
-    """What the native code could not compute with (it would abort); empty when all is well."""
+    """Dimensions with which the native code would abort; [] if there are none."""
     s = shape
-    ffn = _MOE_FIELDS if s.n_expert else ("n_ff",)
+    ffn = MOE_FIELDS if s.n_expert else ("n_ff",)
     problems = [
         f"{key} is {getattr(s, key)}, it must be at least 1"
         for key in (*_POSITIVE_FIELDS, *ffn)

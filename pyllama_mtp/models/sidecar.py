@@ -1,10 +1,10 @@
-"""MTP heads in files of their own, beside a main file without one.
+"""MTP heads in files of their own, for a model whose file has none.
 
 Such a file is what upstream's ``convert_hf_to_gguf.py --mtp`` writes: the model's metadata, the MTP
 block, and an embedding, a final norm and an LM head, so that llama.cpp can load it as a draft
-model. Here its tensors join the model under the names of a file that has all: the block's as they
-are, its embedding and LM head as ``nextn.embed_tokens`` and ``nextn.shared_head_head``, which the
-graph takes before the model's. What is the same as in the model is not loaded a second time.
+model. Here its tensors join the model's: those of the block under their names, its embedding and LM
+head as ``nextn.embed_tokens`` and ``nextn.shared_head_head``, which the graph prefers to the
+model's own. Tensors that equal the model's are left out, so that nothing is loaded twice.
 """
 
 from __future__ import annotations
@@ -12,22 +12,18 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import takewhile
-from pathlib import Path
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePath
 
 import numpy as np
 
-from pyllama_mtp.errors import HeadMismatchError, ModelFileError
+from pyllama_mtp.errors import HeadMismatchError
 from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
+from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.trimmedhead import D2T
 
-if TYPE_CHECKING:
-    from pyllama_mtp.models.ggufinfo import GGUFInfo
-
-#: Instead of a file's name: none, not even one that lies beside the model.
+#: In the place of a file name: no head, not even one beside the model.
 NO_HEAD = "none"
 #: Begins the name of a file that holds an MTP head only.
 PREFIX = "mtp-"
@@ -40,7 +36,8 @@ _SAME = (
     *("recurrent_layers", "tokenizer_model"),
 )
 _TOKENS = "tokenizer.ggml.tokens"
-#: Of the final norm: above this share of its length another model's, below a fine-tune's.
+#: How far apart two final norms may be, as a share of their length: farther is another model, less
+#: a fine-tune.
 _FAR = 0.1
 _SAMPLES, _SAMPLE = 256, 4096
 
@@ -48,28 +45,43 @@ log = logging.getLogger("pyllama_mtp")
 
 
 def find_head(path: str | os.PathLike[str]) -> Path | None:
-    """The MTP head that lies beside a model under a publisher's name, ``mtp-NAME*.gguf`` beside
-    ``NAME-Q4_K_M.gguf`` or in a folder ``MTP`` there; of several the one whose name is most alike,
-    then the smallest. None: there is none."""
-    model = Path(path)
+    """The MTP head that lies beside a model or in a folder ``MTP`` there; None: there is none.
 
-    def fits(head: Path) -> bool:
-        name = _TYPE.sub("", head.stem[len(PREFIX) :])
-        rest = model.stem[len(name) :]
-        same = model.stem[: len(name)].lower() == name.lower()
-        return bool(name) and same and not rest[:1].isalnum()
-
-    def order(head: Path) -> tuple[int, int, str]:
-        pairs = zip(head.stem[len(PREFIX) :].lower(), model.stem.lower(), strict=False)
-        n_alike = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
-        return -n_alike, head.stat().st_size, str(head)
-
+    Which head fits is said in :func:`fitting_heads`; of heads that fit alike the smallest is taken.
+    """
+    folder = Path(path).parent
     try:
-        folders = (model.parent / name for name in _FOLDERS)
-        found = [head for folder in folders for head in folder.glob(f"{PREFIX}*.gguf")]
-        return min((h for h in found if h.is_file() and fits(h)), key=order, default=None)
+        found = [head for name in _FOLDERS for head in (folder / name).glob("*.gguf")]
+        sizes = sorted((head.stat().st_size, str(head)) for head in found if head.is_file())
     except (OSError, ValueError):  # a folder that cannot be read; a null character
         return None
+    return next(map(Path, fitting_heads(Path(path).name, [head for _, head in sizes])), None)
+
+
+def fitting_heads(model: str, heads: Iterable[str]) -> list[str]:
+    """The files that hold an MTP head for a model, by their names, the most alike first.
+
+    The publishers' rule: ``mtp-NAME*.gguf`` is for ``NAME-Q4_K_M.gguf``, whatever its own type.
+
+    Args:
+        model: the name of the model's file, without its folder.
+        heads: paths of any files.
+    """
+    stem = model.lower().removesuffix(".gguf")
+
+    def own_name(head: str) -> str:
+        return PurePath(head).name.lower().removeprefix(PREFIX).removesuffix(".gguf")
+
+    def fits(head: str) -> bool:
+        file, name = PurePath(head).name.lower(), _TYPE.sub("", own_name(head))
+        rest = stem.removeprefix(name)
+        is_one = file.startswith(PREFIX) and file.endswith(".gguf")
+        return bool(is_one and name and stem.startswith(name)) and not rest[:1].isalnum()
+
+    def alike(head: str) -> int:
+        return len(os.path.commonprefix([own_name(head), stem]))  # noqa: RUF071 - of characters
+
+    return sorted(filter(fits, heads), key=alike, reverse=True)
 
 
 def is_head(info: GGUFInfo) -> bool:
@@ -85,10 +97,10 @@ def in_head(name: str, n_layer: int) -> bool:
 
 
 def join_head(model: GGUFInfo, head: GGUFInfo) -> GGUFInfo:
-    """The model with the MTP head of another file, instead of what it has of one.
+    """The model with the MTP head of another file, in the place of its own, if it has one.
 
     Raises:
-        HeadMismatchError: the head is of another model; the message says by what that is known.
+        HeadMismatchError: the head is another model's; the message says what differs.
     """
     _check(model, head)
     arch = model.architecture
@@ -116,7 +128,7 @@ def join_head(model: GGUFInfo, head: GGUFInfo) -> GGUFInfo:
 
 
 def _taken(model: GGUFInfo, head: GGUFInfo) -> Iterator[tuple[str, TensorEntry]]:
-    """Tensors of the head's file, each with its name in the model."""
+    """The tensors that the model gets from the head's file: (name in the model, tensor)."""
     mine = {tensor.name: tensor for tensor in model.tensors}
     there = {tensor.name: tensor for tensor in head.tensors}
     nextn = f"blk.{model.n_layer}.nextn."
@@ -139,7 +151,7 @@ def _taken(model: GGUFInfo, head: GGUFInfo) -> Iterator[tuple[str, TensorEntry]]
 
 
 def _check(model: GGUFInfo, head: GGUFInfo) -> None:
-    """Raise where the head is known to be of another model."""
+    """Raise HeadMismatchError if the head is certainly another model's."""
     if not is_head(head) and not head.mtp_complete:
         raise HeadMismatchError(f"{head.path} has no MTP head (tensors blk.*.nextn.*)", head.path)
     for name in _SAME:
@@ -157,9 +169,9 @@ def _check(model: GGUFInfo, head: GGUFInfo) -> None:
 
 
 def _check_norm(model: GGUFInfo, head: GGUFInfo) -> None:
-    """A head's file has the final norm of the model that it was made of."""
+    """Compare the final norms: a head's file has that of the model that the head was made for."""
     norms = [
-        np.frombuffer(b"".join(_read(tensor, [(0, tensor.nbytes)])), "<f4").astype(float)
+        np.frombuffer(tensor.read(), "<f4").astype(float)
         for info in (model, head)
         for tensor in info.tensors
         if tensor.name == "output_norm.weight" and tensor.type == "F32"
@@ -192,13 +204,4 @@ def same(one: TensorEntry, other: TensorEntry) -> bool:
     step = max(_SAMPLE, one.nbytes // _SAMPLES)
     starts = [*range(0, one.nbytes, step), max(0, one.nbytes - _SAMPLE)]
     pieces = [(start, min(_SAMPLE, one.nbytes - start)) for start in starts]
-    return _read(one, pieces) == _read(other, pieces)
-
-
-def _read(tensor: TensorEntry, pieces: list[tuple[int, int]]) -> list[bytes]:
-    """(start, length) pieces of a tensor's bytes."""
-    try:
-        with Path(tensor.file).open("rb") as file:
-            return [os.pread(file.fileno(), n, tensor.offset + start) for start, n in pieces]
-    except OSError as error:
-        raise ModelFileError(f"cannot read {tensor.file}: {error}", tensor.file) from error
+    return one.read(*pieces) == other.read(*pieces)

@@ -1,8 +1,8 @@
-"""MTP heads taken out of model files, put into others, and left out: without loading anything.
+"""Take the MTP head out of a model file, put one in, or leave it out, without loading the model.
 
-Metadata are copied byte for byte but for the number of blocks, and tensors piece by piece. The file
-of a head is as upstream's ``convert_hf_to_gguf.py --mtp`` writes it: an embedding, a final norm and
-an LM head beside the block, so that llama.cpp loads it as a draft model.
+Metadata are copied byte for byte except for the number of blocks; tensors are copied in pieces. The
+file of a head is as upstream's ``convert_hf_to_gguf.py --mtp`` writes it: an embedding, a final
+norm and an LM head beside the block, so that llama.cpp loads it as a draft model.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pyllama_mtp.errors import ModelFileError, NoMtpHeadError, UsageError
+from pyllama_mtp.errors import NoMtpHeadError, UsageError
 from pyllama_mtp.files import check_room, check_target, replace_whole, write_error
 from pyllama_mtp.models.ggufheader import TENSOR_TYPES, Parser, TensorEntry, Value, parse_file
-from pyllama_mtp.models.ggufinfo import GGUFInfo, validate_model_file
+from pyllama_mtp.models.ggufinfo import validate_model_file
+from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.quantize import FILE_TYPES, WEIGHT_TYPES, stored_bytes
 from pyllama_mtp.models.sidecar import NO_HEAD, in_head, same
 from pyllama_mtp.models.trimmedhead import D2T, own_head
@@ -46,18 +47,17 @@ def extract_head(
 
     Args:
         source: a model with an MTP head; of one that is split, the first file.
-        kind: what its matrices, embedding and LM head become, a key of
-            :data:`.quantize.WEIGHT_TYPES`; those whose rows are no whole number of its blocks stay
-            as they are. None: all do.
-        progress: told how far it is.
+        kind: the type of the new file's matrices, embedding and LM head, a key of
+            :data:`.quantize.WEIGHT_TYPES`; matrices whose rows are no whole number of its blocks
+            keep their type. None: every tensor keeps its type.
         force: overwrite an existing file.
 
     Raises:
-        NoMtpHeadError: the model has none.
-        ModelFileError: it cannot be read, or is damaged.
+        NoMtpHeadError: the model has no head.
+        ModelFileError: the model cannot be read, or is damaged.
         UsageError: an unknown type, or one that needs an importance matrix; a target that exists or
             cannot be written.
-        DiskFullError: no room for it.
+        DiskFullError: no room for the new file.
     """
     if kind is not None and kind not in WEIGHT_TYPES:
         raise UsageError(f"unknown type {kind!r}; allowed: {', '.join(WEIGHT_TYPES)}")
@@ -87,8 +87,8 @@ def graft_head(
     """Write a model with the MTP head of another file inside; returns its path.
 
     Args:
-        trunk: the model; a head that it has is left out.
-        head: a file with its head.
+        trunk: the model; its own head, if it has one, is left out.
+        head: a file with the model's head.
 
     Raises:
         HeadMismatchError: the head is another model's.
@@ -105,7 +105,7 @@ def drop_head(
     """Write a model without its MTP head; returns its path.
 
     Raises:
-        NoMtpHeadError: it has none.
+        NoMtpHeadError: the model has no head.
         ModelFileError, UsageError, DiskFullError: see :func:`extract_head`.
     """
     info = validate_model_file(source, require_mtp=False)
@@ -116,7 +116,7 @@ def drop_head(
 
 
 def _counts(info: GGUFInfo, n_mtp: int) -> dict[str, int | None]:
-    """What the metadata say of the blocks."""
+    """The metadata that count the blocks."""
     arch = info.architecture
     return {
         f"{arch}.block_count": info.n_layer + n_mtp,
@@ -139,8 +139,8 @@ def _write(
     """Write a file with the metadata of `info` and these tensors; it appears when it is complete.
 
     Args:
-        changes: numbers that replace what the metadata say; None: the key goes.
-        kind: the type that matrices become; None: they stay as they are.
+        changes: new numbers by their keys in the metadata; None: the key is left out.
+        kind: the new type of matrices; None: they keep their types.
     """
     path = Path(target)
     check_target(path, force)
@@ -183,7 +183,7 @@ def _stored(tensor: TensorEntry, kind: str | None) -> str:
 
 
 def _pieces(info: GGUFInfo, tensor: TensorEntry, stored: str) -> Iterator[bytes]:
-    """The bytes of a tensor, in the type that it is written in."""
+    """The bytes of a tensor, converted to the type that it is written in."""
     if stored != tensor.type:
         from pyllama_mtp.llama.drafthead import HeadFile
 
@@ -193,19 +193,12 @@ def _pieces(info: GGUFInfo, tensor: TensorEntry, stored: str) -> Iterator[bytes]
             ids = np.arange(row, min(row + step, file.n_rows), dtype=np.int32)
             yield file.rows(ids).data.tobytes()
         return
-    with Path(tensor.file).open("rb") as source:
-        source.seek(tensor.offset)
-        left = tensor.nbytes
-        while left:
-            piece = source.read(min(left, _PIECE))
-            if not piece:
-                raise ModelFileError(f"{tensor.file} has become shorter", tensor.file)
-            yield piece
-            left -= len(piece)
+    for start in range(0, tensor.nbytes, _PIECE):
+        yield tensor.read((start, min(_PIECE, tensor.nbytes - start)))
 
 
 class _Metadata(Parser):
-    """Keeps the bytes of each value."""
+    """A parser that keeps the bytes of each value."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
         super().__init__(file, path)

@@ -1,8 +1,8 @@
 """Write a model of a published shape with random weights straight to GGUF: for measuring speed.
 
 Nothing is downloaded and memory stays bounded: tensors are generated in chunks of a few MB and
-appended to the file one after the other. A file type such as q4_k_m is a mixture of tensor types;
-the library says of which (:mod:`pyllama_mtp.models.quantize`). The same seed gives the same bytes.
+appended to the file one after the other. A file type such as q4_k_m is a mixture of tensor types,
+which the library chooses (:mod:`.quantize`). The same seed gives the same bytes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from gguf import GGUF_DEFAULT_ALIGNMENT as ALIGNMENT
 from gguf import GGUFWriter
 
-from pyllama_mtp.errors import DiskFullError, ModelFileError, UsageError
-from pyllama_mtp.files import FULL, check_room, check_target
+from pyllama_mtp.errors import ModelFileError, UsageError
+from pyllama_mtp.files import check_room, check_target, write_error
 from pyllama_mtp.models import predictable
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
@@ -30,17 +30,17 @@ from pyllama_mtp.models.quantize import (
     stored_bytes,
 )
 from pyllama_mtp.models.randomweights import BLOCK, BLOCK_BYTES, TENSOR_TYPES, tensor_chunks
-from pyllama_mtp.models.shapes import ModelShape, check_shape, get_shape
+from pyllama_mtp.models.shapes import KEYS, MOE_FIELDS, ModelShape, check_shape, get_shape
 from pyllama_mtp.models.vocab import CHAT_TEMPLATE, Vocabulary, synthetic_vocabulary
 
 #: Called with (bytes written, bytes in all) after every chunk.
 Progress = Callable[[int, int], None]
 
-#: File types that have all their matrices in one type.
+#: File types with all matrices in one type.
 _UNIFORM = ("f32", "f16", "q8_0")
 
-#: A model of the size that many use, to show speed with: shape, file type, noise of its head. The
-#: name says that it is synthetic; it is another one whenever the file is made otherwise.
+#: The example model, of a size in common use: shape, file type and head noise. Its name changes
+#: whenever its contents do.
 EXAMPLE = ("qwen3.5-0.8b", "q4_k_m", 0.05)
 EXAMPLE_NAME = "synthetic-qwen3.5-0.8b-q4_k_m-1.gguf"
 
@@ -52,7 +52,7 @@ def example_path() -> Path:
 
 
 def example_is_there() -> bool:
-    """Whether it is written already, and whole."""
+    """Whether the example model is there, and whole."""
     try:
         validate_model_file(example_path())
     except ModelFileError:
@@ -98,20 +98,20 @@ def write_synthetic(
 
     Args:
         path: the file to write.
-        shape: a name from :data:`pyllama_mtp.models.shapes.SHAPES`, or a shape of your own.
-        tensor_type: a file type, a key of :data:`pyllama_mtp.models.quantize.FILE_TYPES`.
+        shape: a name from :data:`.shapes.SHAPES`, or a shape of your own.
+        tensor_type: a file type, a key of :data:`.quantize.FILE_TYPES`.
         seed: any non-negative whole number.
         progress: called with (bytes done, bytes in all).
         force: overwrite an existing file.
-        head_noise: make the head draft well: with 0 it is nearly always right, and the more noise,
-            the less; see :mod:`pyllama_mtp.models.predictable`. None: random weights throughout,
-            whose drafts are never accepted.
-        head_type: of the MTP block's matrices, a key of
-            :data:`pyllama_mtp.models.quantize.WEIGHT_TYPES`; None: what the mixture has there.
-        pure: all matrices and embeddings in `tensor_type`, one of `TENSOR_TYPES`, without the
-            exceptions that a mixture makes.
-        empty: leave a hole in the place of the weights. Such a file takes a few MB on a disk, and
-            says what memory a model of any size needs (``pyllama-mtp inspect``).
+        head_noise: make the head draft well: drafts are nearly always right with 0, and less often
+            with more noise; see :mod:`.predictable`. None: random weights throughout, whose drafts
+            are never accepted.
+        head_type: the type of the MTP block's matrices, a key of :data:`.quantize.WEIGHT_TYPES`;
+            None: as the mixture has them.
+        pure: store all matrices and embeddings in `tensor_type`, one of `TENSOR_TYPES`, without the
+            exceptions of a mixture.
+        empty: leave a hole in the place of the weights. Such a file takes a few MB of disk, and
+            ``pyllama-mtp inspect`` tells the memory that the model would need.
         overrides: dimensions that replace those of a named shape, e.g. ``n_layer=4``.
 
     Raises:
@@ -154,7 +154,7 @@ def write_synthetic(
                 _write_data(file.write, zip(specs, draws, strict=True), types, seed, progress)
         part.replace(target)
     except OSError as exc:
-        raise _explain(exc, target) from exc
+        raise write_error(exc, target) from exc
     finally:
         part.unlink(missing_ok=True)
     return target
@@ -180,9 +180,9 @@ def _stored_type(spec: TensorSpec, tensor_type: str) -> str:
 def _mixture(
     part: Path, specs: Iterable[TensorSpec], file_type: str, head_type: str | None
 ) -> dict[str, str]:
-    """What the library would make of the F16 model with this header: the type of each tensor.
+    """The type that the library would give each tensor of the F16 model with this header.
 
-    It looks at the header alone, but insists on a file of the right length: one that is all hole.
+    The library reads the header only, but the file must have the right length: it gets a hole.
     """
     f16 = sum(
         _padded(stored_bytes(spec.shape, _stored_type(spec, "f16").upper())) for spec in specs
@@ -222,16 +222,6 @@ def _check_rows(specs: list[TensorSpec], tensor_type: str) -> None:
                 f"{spec.name} has rows of {spec.shape[0]} elements, {tensor_type} needs a "
                 f"multiple of {BLOCK}; change the dimension or use f16"
             )
-
-
-def _explain(exc: OSError, target: Path) -> Exception:
-    if isinstance(exc, DiskFullError):
-        return exc
-    if exc.errno in FULL:
-        return DiskFullError(
-            f"writing {target} failed: {exc.strerror}; the partial file was removed"
-        )
-    return UsageError(f"cannot write {target}: {exc.strerror or exc}")
 
 
 # --- header -------------------------------------------------------------------------------------
@@ -283,30 +273,15 @@ def _add_general(writer: GGUFWriter, shape: ModelShape, file_type: str, seed: in
 def _add_dimensions(writer: GGUFWriter, shape: ModelShape) -> None:
     """Hyper-parameters under the keys upstream's load_hparams and load_arch_hparams read."""
     arch = shape.architecture
-    counts = {
-        "block_count": shape.n_layer + shape.n_mtp,
-        "context_length": shape.n_ctx_train,
-        "embedding_length": shape.n_embd,
-        "attention.head_count": shape.n_head,
-        "attention.head_count_kv": shape.n_head_kv,
-        "attention.key_length": shape.head_dim,
-        "attention.value_length": shape.head_dim,
-        "rope.dimension_count": shape.n_rot,
-        "ssm.conv_kernel": shape.ssm_conv_kernel,
-        "ssm.state_size": shape.ssm_head_dim,
-        "ssm.group_count": shape.ssm_k_heads,
-        "ssm.time_step_rank": shape.ssm_v_heads,
-        "ssm.inner_size": shape.ssm_inner,
-        "full_attention_interval": shape.full_attention_interval,
-        "nextn_predict_layers": shape.n_mtp,
+    unused = ("n_ff",) if shape.n_expert else ("n_expert", *MOE_FIELDS)
+    derived = {  # by the dimension that they follow
+        "head_dim": {"attention.value_length": shape.head_dim, "rope.dimension_count": shape.n_rot},
+        "ssm_v_heads": {"ssm.inner_size": shape.ssm_inner},
     }
-    if shape.n_expert:
-        counts["expert_count"] = shape.n_expert
-        counts["expert_used_count"] = shape.n_expert_used
-        counts["expert_feed_forward_length"] = shape.n_ff_exp
-        counts["expert_shared_feed_forward_length"] = shape.n_ff_shexp
-    else:
-        counts["feed_forward_length"] = shape.n_ff
+    counts = {"block_count": shape.n_layer + shape.n_mtp}
+    for name, key in KEYS.items():
+        if name not in unused:
+            counts |= {key: getattr(shape, name), **derived.get(name, {})}
     for key, value in counts.items():
         writer.add_uint32(f"{arch}.{key}", value)
     writer.add_array(f"{arch}.rope.dimension_sections", list(shape.rope_sections))

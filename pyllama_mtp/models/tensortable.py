@@ -1,24 +1,19 @@
-"""What is wrong with a file's tensors, given its hyper-parameters: missing, misshapen, of no use.
+"""Faults of a file's tensors, given its hyper-parameters: missing, of a wrong shape or type.
 
-The loader itself refuses tensors that are missing, of another shape or not known to it. What it
-does not look at are types, on which kernels end the process, and what the graph needs although the
-loader takes files without it.
+The loader itself refuses tensors that are missing, of another shape or unknown. It does not check
+types, with which kernels may end the process, nor tensors that only the graph needs.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, TensorEntry
-from pyllama_mtp.models.layout import model_tensors
+from pyllama_mtp.models.layout import has_fused, model_tensors
+from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.trimmedhead import D2T
-
-if TYPE_CHECKING:
-    from pyllama_mtp.models.ggufinfo import GGUFInfo
 
 
 def tensor_problems(info: GGUFInfo, require_mtp: bool) -> list[str]:
-    """Missing tensors, wrong shapes (by the table the writer uses too), types that fit nowhere."""
+    """Missing tensors, wrong shapes and types; the table of tensors is the writer's."""
     have = {t.name: t for t in info.tensors}
     problems = []
     for spec in model_tensors(info.to_shape(), info.recurrent_layers):
@@ -38,22 +33,11 @@ def tensor_problems(info: GGUFInfo, require_mtp: bool) -> list[str]:
     return problems
 
 
-def has_fused(name: str, names: dict[str, TensorEntry] | set[str]) -> bool:
-    """Whether a file has ``name`` as part of a fused tensor that the loader accepts instead."""
-    for part, fused in (
-        *((f"attn_{x}.weight", "attn_qkv.weight") for x in "qkv"),
-        *((f"ffn_{x}_exps.weight", "ffn_gate_up_exps.weight") for x in ("gate", "up")),
-    ):
-        if name.endswith("." + part):
-            return name[: -len(part)] + fused in names
-    return False
-
-
 def _type_fits(tensor: TensorEntry) -> bool:
-    """llama.cpp's converter keeps vectors and the convolution in F32; its kernels rely on it."""
-    if tensor.name == D2T:  # token ids; looked at with the head that they are for
+    """Kernels expect vectors and the convolution in F32, as llama.cpp's converter writes them."""
+    if tensor.name == D2T:  # token ids, checked with their head
         return True
-    if tensor.name.endswith("ffn_gate_inp_shexp.weight"):  # a vector, but multiplied as a matrix
+    if tensor.name.endswith("ffn_gate_inp_shexp.weight"):  # a vector, multiplied as a matrix
         return tensor.type not in NOT_WEIGHTS
     if len(_trimmed(tensor.shape)) == 1 or tensor.name.endswith("ssm_conv1d.weight"):
         return tensor.type == "F32"
@@ -61,7 +45,7 @@ def _type_fits(tensor: TensorEntry) -> bool:
 
 
 def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Trailing dimensions of 1 say nothing."""
+    """The shape without trailing dimensions of 1."""
     while len(shape) > 1 and shape[-1] == 1:
         shape = shape[:-1]
     return shape

@@ -1,17 +1,13 @@
-"""What is wrong with a file's tokenizer, where the native code would end the process.
+"""Faults of a file's tokenizer that would end the process in the native code.
 
-Tables that are too short, of another type, or missing, and special tokens that are no tokens, it
-answers itself, with an error or by doing without them.
+The native code itself handles tables that are too short, missing or of another type, and special
+tokens that do not exist: it raises an error, or does without them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pyllama_mtp.models.ggufheader import ArraySummary
-
-if TYPE_CHECKING:
-    from pyllama_mtp.models.ggufinfo import GGUFInfo
+from pyllama_mtp.models.modelinfo import GGUFInfo
 
 _STRING = 8  # element type of an array
 #: Pre-tokenizers that leave spaces as they are: the search for merges ends the process on two.
@@ -19,7 +15,7 @@ _NOT_BYTES = ("whitespace",)
 
 
 def tokenizer_problems(info: GGUFInfo) -> list[str]:
-    """Problems of a tokenizer; [] where there are none, or none that can be known beforehand."""
+    """What is wrong with the tokenizer; [] if nothing is known to be wrong."""
     tokens = info.metadata.get("tokenizer.ggml.tokens")
     texts = tokens if isinstance(tokens, ArraySummary) and tokens.type == _STRING else None
     if not info.tokenizer_model or texts is None or not texts.length:

@@ -1,26 +1,22 @@
-"""MTP heads over a part of the vocabulary that model files carry: fewer rows, and a tensor ``d2t``.
+"""Trimmed MTP heads in model files: an LM head over a part of the vocabulary, and its tokens.
 
-Such a file holds an LM head of its own for the MTP block, of [n_embd, n_rows] with fewer rows than
-the vocabulary has tokens, and ``d2t``, [n_rows] I64 or I32: the token that each row belongs to. It
-is the convention of upstream's src/models/eagle3.cpp and dflash.cpp, which llama.cpp's request
-29143 brings to Qwen3.5. Ids are absolute there; the checkpoints that vLLM reads hold id minus row
-number under the same name, which a converter has to undo.
+The MTP block has an LM head of its own there, [n_embd, n_rows] with fewer rows than the vocabulary
+has tokens. The tensor ``d2t``, [n_rows] I64 or I32, holds the token id of each row. This is the
+convention of upstream's src/models/eagle3.cpp and dflash.cpp, which llama.cpp's pull request 29143
+brings to Qwen3.5. Checkpoints that vLLM reads have a tensor of the same name with id minus row
+number; a converter has to add the row number.
 """
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from pyllama_mtp.errors import ModelFileError
 from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, TensorEntry
-
-if TYPE_CHECKING:
-    from pyllama_mtp.models.ggufinfo import GGUFInfo
+from pyllama_mtp.models.modelinfo import GGUFInfo
 
 Ids = npt.NDArray[np.int32]
 
@@ -29,17 +25,17 @@ _DTYPES = {"I32": "<i4", "I64": "<i8"}
 
 
 def own_head(info: GGUFInfo) -> TensorEntry | None:
-    """The LM head that the MTP block has to itself, if it does."""
-    return _tensor(info, f"blk.{info.n_layer}.nextn.shared_head_head.weight")
+    """The MTP block's own LM head, if it has one."""
+    return info.tensor(f"blk.{info.n_layer}.nextn.shared_head_head.weight")
 
 
 def trimmed_head(info: GGUFInfo) -> TensorEntry | None:
     """The MTP block's own LM head, if it is over the tokens of ``d2t``: shape (n_embd, n_rows)."""
-    return own_head(info) if _tensor(info, D2T) else None
+    return own_head(info) if info.tensor(D2T) else None
 
 
 def n_rows(head: TensorEntry) -> int:
-    """How many tokens a head is over."""
+    """The number of tokens that a head can draft."""
     return math.prod(head.shape[1:])
 
 
@@ -49,15 +45,16 @@ def trimmed_head_ids(info: GGUFInfo) -> Ids:
     Raises:
         ModelFileError: there is no trimmed head, or it is malformed; the message says how.
     """
-    problems = trimmed_head_problems(info) if trimmed_head(info) else ["no trimmed MTP head"]
-    if problems:
+    d2t = info.tensor(D2T) if trimmed_head(info) else None
+    problems = trimmed_head_problems(info) if d2t else ["no trimmed MTP head"]
+    if not d2t or problems:
         raise ModelFileError(f"{info.path}: {'; '.join(problems)}", info.path)
-    return _read(info).astype(np.int32)
+    return _ids(d2t).astype(np.int32)
 
 
 def trimmed_head_problems(info: GGUFInfo) -> list[str]:
     """What is wrong with the MTP block's own LM head and with ``d2t``; [] where neither exists."""
-    head, d2t = own_head(info), _tensor(info, D2T)
+    head, d2t = own_head(info), info.tensor(D2T)
     if d2t and not head:
         return [
             f"there is a tensor {D2T}, which says what tokens the rows of an MTP block's LM head "
@@ -72,7 +69,7 @@ def trimmed_head_problems(info: GGUFInfo) -> list[str]:
     if head.type in NOT_WEIGHTS:
         return [f"tensor {head.name} has type {head.type}, which no kernel takes there"]
     if d2t:
-        return _d2t_problems(d2t, head, rows) or _id_problems(_read(info), info.n_vocab)
+        return _d2t_problems(d2t, head, rows) or _id_problems(_ids(d2t), info.n_vocab)
     if rows < info.n_vocab:
         return [
             f"tensor {head.name} has {rows} rows for a vocabulary of {info.n_vocab} tokens, and "
@@ -104,7 +101,7 @@ def _id_problems(ids: npt.NDArray[np.int64], n_vocab: int) -> list[str]:
 
 
 def _faulty_id(ids: npt.NDArray[np.int64], n_vocab: int) -> str:
-    """What is wrong with the first id that is; empty where all are tokens, each once."""
+    """What is wrong with the first faulty id; "" if every id is a token and none comes twice."""
     outside = np.flatnonzero((ids < 0) | (ids >= n_vocab))
     if outside.size:
         row = int(outside[0])
@@ -114,17 +111,5 @@ def _faulty_id(ids: npt.NDArray[np.int64], n_vocab: int) -> str:
     return f"token {tokens[twice[0]]} has {counts[twice[0]]} rows" if twice.size else ""
 
 
-def _read(info: GGUFInfo) -> npt.NDArray[np.int64]:
-    d2t = _tensor(info, D2T)
-    assert d2t  # callers have looked
-    try:
-        with Path(d2t.file).open("rb") as file:
-            file.seek(d2t.offset)
-            data = file.read(d2t.nbytes)
-    except OSError as error:
-        raise ModelFileError(f"cannot read {d2t.file}: {error}", d2t.file) from error
-    return np.frombuffer(data, _DTYPES[d2t.type]).astype(np.int64)
-
-
-def _tensor(info: GGUFInfo, name: str) -> TensorEntry | None:
-    return next((tensor for tensor in info.tensors if tensor.name == name), None)
+def _ids(d2t: TensorEntry) -> npt.NDArray[np.int64]:
+    return np.frombuffer(d2t.read(), _DTYPES[d2t.type]).astype(np.int64)

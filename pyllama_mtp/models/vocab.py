@@ -2,7 +2,7 @@
 
 Every text can be tokenized (all 256 bytes are tokens) and common English and Python words take one
 token each, so that prompts have a realistic length. The rest of the vocabulary is filled with
-pronounceable nonsense words which no merge reaches: only a model with random weights says them.
+nonsense words that no merge makes: only a model with random weights says them.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from ..errors import InsufficientMemoryError
 from ..llama.context import Context
 from ..llama.drafthead import HeadFile, HeadRows, head_tensor
 from ..models.draftvocab import DEFAULT_SIZE, Ids
-from ..models.ggufinfo import GGUFInfo
+from ..models.modelinfo import GGUFInfo
 from ..settings import Settings
 from ..telemetry import Telemetry
 from .costs import Costs, best_depth, speed

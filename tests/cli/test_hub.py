@@ -84,6 +84,7 @@ def test_the_head_that_is_most_like_the_model() -> None:
     for model in ("x.gguf", "BF16/x.gguf", "MTP/x.gguf"):
         assert head_of(model, ["MTP/mtp-x.gguf"]) == "MTP/mtp-x.gguf"
     assert head_of("x.gguf", ["sub/MTP/mtp-x.gguf"]) is None
+    assert head_of("x.gguf", ["mtp-y.gguf"]) is None, "beside the model it would not be found"
 
 
 # -- downloads -------------------------------------------------------------------------------------

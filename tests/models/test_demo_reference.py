@@ -15,7 +15,6 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader
 
 from pyllama_mtp.models.demo import demo_path
-from pyllama_mtp.models.upcast import upcast_gguf
 
 REFERENCE = Path(__file__).parents[1] / "data" / "demo_reference.npz"
 CARD = demo_path().with_name("MODEL_CARD.md")
@@ -134,16 +133,3 @@ def test_prompts_cover_the_four_classes() -> None:
         assert set(record) == {"class", "chat", "prompt"}
         assert record["prompt"].isascii()
         assert "<|" not in record["prompt"]
-
-
-def test_upcast_keeps_every_value_and_key(reader: GGUFReader, tmp_path: Path) -> None:
-    wide = GGUFReader(upcast_gguf(demo_path(), tmp_path / "f32.gguf"))
-    assert list(wide.fields) == list(reader.fields)
-    for key, field in reader.fields.items():
-        if key != "general.file_type" and not key.startswith("GGUF."):
-            assert wide.fields[key].contents() == field.contents(), key
-    for before, after in zip(reader.tensors, wide.tensors, strict=True):
-        assert before.name == after.name
-        assert after.tensor_type == GGMLQuantizationType.F32
-        assert list(before.shape) == list(after.shape)
-        assert np.array_equal(before.data.astype(np.float32), after.data)

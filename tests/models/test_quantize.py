@@ -71,6 +71,19 @@ def test_synth_writes_what_quantizing_gives(
         assert field and field.contents() == FILE_TYPES[file_type]
 
 
+def test_f32_keeps_every_value(demo_file: Path, tmp_path: Path) -> None:
+    """Comparisons with other implementations rest on it."""
+    before = gguf.GGUFReader(demo_file)
+    after = gguf.GGUFReader(quantize_model(demo_file, tmp_path / "f32.gguf", "f32"))
+    wide = {tensor.name: tensor for tensor in after.tensors}
+    assert wide.keys() == {tensor.name for tensor in before.tensors}
+    assert {tensor.tensor_type.name for tensor in after.tensors} == {"F32"}
+    for tensor in before.tensors:
+        assert np.array_equal(tensor.data.astype(np.float32), wide[tensor.name].data), tensor.name
+    for key in before.fields.keys() - {"GGUF.kv_count", "general.file_type"}:
+        assert after.fields[key].contents() == before.fields[key].contents(), key
+
+
 def test_a_head_type_is_for_the_head_only(f16: Path, tmp_path: Path) -> None:
     info = read_gguf(f16)
     plain, own = (choose_types(info, "q4_k_m", kind) for kind in (None, "bf16"))

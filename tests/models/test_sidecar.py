@@ -22,7 +22,8 @@ from pyllama_mtp.errors import (
     PyllamaMtpError,
     UsageError,
 )
-from pyllama_mtp.models.ggufinfo import GGUFInfo, read_gguf, validate_model_file
+from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
+from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.sidecar import NO_HEAD, find_head, is_head
 from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
 from pyllama_mtp.models.synth import write_synthetic

@@ -1,4 +1,4 @@
-"""llama.cpp against an independent PyTorch implementation of the demo model, on an f32 upcast.
+"""llama.cpp against an independent PyTorch implementation of the demo model, in F32.
 
 The reference (``tests/data/demo_reference.npz``) was computed with transformers' Qwen3.5 classes
 for the trunk and a head written out in plain PyTorch; what each array holds is said in
@@ -17,7 +17,7 @@ import pytest
 from pyllama_mtp import Model
 from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.models.demo import demo_path
-from pyllama_mtp.models.upcast import upcast_gguf
+from pyllama_mtp.models.quantize import quantize_model
 
 TOLERANCE = 1e-3  # largest absolute difference of a logit
 REFERENCE = Path(__file__).parents[1] / "data" / "demo_reference.npz"
@@ -33,8 +33,7 @@ def reference() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     path = tmp_path_factory.mktemp("f32") / "demo-f32.gguf"
-    upcast_gguf(demo_path(), path)
-    with Model(path) as model:
+    with Model(quantize_model(demo_path(), path, "f32")) as model:
         yield model
 
 

@@ -21,7 +21,8 @@ from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafthead import head_rows
 from pyllama_mtp.models.draftvocab import Ranking, read_tokenizer, save
-from pyllama_mtp.models.ggufinfo import GGUFInfo, read_gguf
+from pyllama_mtp.models.ggufinfo import read_gguf
+from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.models.trimmedhead import trimmed_head_ids
 from pyllama_mtp.sizing import simulate

@@ -10,7 +10,7 @@ import pytest
 from pyllama_mtp.llama.drafthead import HeadFile
 from pyllama_mtp.measure.tune import heads_markdown
 from pyllama_mtp.models.ggufheader import TensorEntry
-from pyllama_mtp.models.ggufinfo import GGUFInfo
+from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.speculative import heads
 from pyllama_mtp.speculative.costs import Costs
 from pyllama_mtp.speculative.heads import (

@@ -24,7 +24,8 @@ from pyllama_mtp.errors import (
     UsageError,
 )
 from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
-from pyllama_mtp.models.ggufinfo import GGUFInfo, read_gguf
+from pyllama_mtp.models.ggufinfo import read_gguf
+from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.promptfile import ProcessedPrompt, fingerprint, read, write
 
