@@ -3,8 +3,8 @@
 
     python bench/archmodels.py FOLDER      # ARCHITECTURE.gguf, 270 MB each; a minute on two cores
 
-Some 230 million weights each, mixtures of experts, of which a token uses 100 million. Of what they
-are made is in tests/hyperparameters.py.
+They are mixtures of experts of some 230 million weights, of which a token uses 100 million.
+tests/hyperparameters.py has their dimensions.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pyllama_mtp.models.quantize import quantize_model
 from tests.architectures import write_model
 from tests.hyperparameters import LARGE
 
-#: Of the head, as a share of an embedding's norm; nine of ten first drafts are right.
+#: Noise of the head, as a share of an embedding's norm; nine of ten first drafts are right.
 NOISE = 0.02
 
 
 def main() -> None:
-    """Write them."""
+    """Write the models."""
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
     folder = Path(sys.argv[1])

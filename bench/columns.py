@@ -1,30 +1,28 @@
 #!/usr/bin/env python3
-"""What n columns cost in a matrix product on this CPU, by type of the matrix, in products of one.
+"""What n columns cost in a matrix product on this CPU, by type, in products of one column.
 
     python bench/columns.py                       # 2048 x 2048, in cache, one thread, every type
     python bench/columns.py --rows 200000 --threads 2 --types q4_K,q6_K
 
-"before" is what upstream does with such a matrix: repacked where it repacks the type, its gemv and
-gemm; else vec_dot column by column, its tiled kernels, tinyBLAS. "now" is patch 5. The two take
-turns; every figure is the least of many, since whatever else the machine does only adds to it.
+"before" is what upstream does with such a matrix: if it repacks the type, its gemv and gemm; else
+vec_dot column by column, its tiled kernels, tinyBLAS. "now" is patch 5. The two take turns. Every
+figure is the least of many, because other programs can only add to it.
 Writes results/NAME.json and .md.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from benchkit import results
-from benchkit.paths import ensure_driver
 from gguf import GGMLQuantizationType
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "ffi"))  # ggml by its own functions
+from pyllama_mtp.llama import native
+from tests.ffi.ggmlcalls import F32, Ggml
 
 TYPES = "Q8_0 Q4_K Q5_K Q6_K IQ4_XS Q4_0 IQ4_NL Q3_K Q2_K IQ3_S IQ3_XXS IQ2_S IQ2_XS IQ2_XXS "
 TYPES += "Q5_0 MXFP4 NVFP4 F32 F16 BF16"
@@ -48,15 +46,11 @@ const char * ggml_backend_buft_name(void * type);
 
 
 class Products:
-    """A matrix of [m, k] times 1 to 8 columns, as upstream has it or as patch 5 does."""
+    """Products of an [m, k] matrix with 1 to 8 columns, in upstream's way or that of patch 5."""
 
     def __init__(
         self, stack: ExitStack, name: str, shape: tuple[int, int], n_threads: int, now: bool
     ) -> None:
-        from ggmlcalls import F32, Ggml
-
-        from pyllama_mtp.llama import native
-
         self.now, self.library, self.ggml = now, native.load(), Ggml()
         (m, k), kind, g = shape, int(GGMLQuantizationType[name]), self.ggml
         g.ffi.cdef(DECLARATIONS)
@@ -92,7 +86,7 @@ class Products:
         return found
 
     def _layout(self, name: str) -> Any:
-        """The buffer type of repacked weights, if upstream repacks this type on x86."""
+        """The buffer type of repacked weights; None if upstream repacks no such type on x86."""
         g = self.ggml
         cpu = g.ggml_backend_cpu_reg()
         get = g.ggml_backend_reg_get_proc_address(cpu, b"ggml_backend_dev_get_extra_bufts")
@@ -104,7 +98,7 @@ class Products:
         return None
 
     def seconds(self, n: int) -> float:
-        """One product of `n` columns."""
+        """The time of one product with `n` columns."""
         self.library.set_small_batch(self.now)
         start = time.perf_counter()
         self.ggml.ggml_backend_graph_compute(self.backend, self.graphs[n])
@@ -112,7 +106,7 @@ class Products:
 
 
 def measure(name: str, args: argparse.Namespace) -> dict[str, dict[int, float]]:
-    """Seconds by way and number of columns: the least of all."""
+    """The least seconds of a product, by way and number of columns."""
     with ExitStack() as stack:
         shape = (args.rows, args.columns)
         ways = {way: Products(stack, name, shape, args.threads, now) for way, now in WAYS.items()}
@@ -126,7 +120,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, dict[int, float]]:
 
 
 def table(found: dict[str, dict[str, dict[int, float]]]) -> list[str]:
-    """Markdown: for each type a product of one column, and of n columns in such products."""
+    """Markdown: for each type a product of one column, and of n columns in units of that."""
     head = ["type", "", "1, us", *map(str, COLUMNS[1:])]
     rows = []
     for name, ways in found.items():
@@ -161,10 +155,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, write."""
     args = parse_arguments(argv)
-    ensure_driver()
-    from pyllama_mtp.llama import native
-    from pyllama_mtp.measure.machine import describe_machine
-
     found = {}
     try:
         for name in args.types:
@@ -175,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.dry_run:
         return 0
     result: dict[str, Any] = {
-        **results.header(describe_machine(), native.load().stamp),
+        **results.header(native.load().stamp),
         "settings": {k: getattr(args, k) for k in ("rows", "columns", "threads", "seconds")},
         "seconds": found,
     }
@@ -196,4 +186,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Other programs, unchanged, on our libraries: llama-cpp-python's own tests; llama-server.
+"""llama-cpp-python's own tests, unchanged, on both variants of our libraries.
 
     python bench/dropin.py            # makes an environment in build/dropin, then runs all tests
-    python bench/dropin.py llama-server --help        # its text and speed
 
-llama-cpp-python of the pinned release is installed from its source archive without the native
-build, and finds our libraries by LLAMA_CPP_LIB_PATH. Its tests and the vocabulary files they read
-are unpacked from the same archive. What they would download is replaced: the demo model for the
-hybrid ones, tiny models with random weights for the others (benchkit/tinymodels.py), so tests that
-want the text of a particular model cannot pass; they are listed in EXPLAINED.
+The pinned llama-cpp-python is installed from its source archive without the native build, and finds
+our libraries by LLAMA_CPP_LIB_PATH. Its tests, and the vocabulary files that they read, are
+unpacked from the same archive. Models that the tests would download are replaced: by the demo model
+for the hybrid ones, by tiny models with random weights for the others (benchkit/tinymodels.py).
+Tests that want the text of a particular model cannot pass; EXPLAINED lists them.
 
 Exit codes: 0 every test has the same outcome on both variants, and failures are explained; 1 not
 so; 2 the environment cannot be made.
@@ -29,17 +28,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchkit import results, tinymodels
+from benchkit import environment, results, tinymodels
+from benchkit.environment import fetch
 from benchkit.paths import RESULTS, ROOT
-from dropinkit import llama_server
-
-sys.path.insert(0, str(ROOT / "vendor"))
-
-import fetch
 
 from pyllama_mtp.errors import PyllamaMtpError
 from pyllama_mtp.llama import native
-from pyllama_mtp.measure.machine import describe_machine
+from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.models.demo import demo_path
 
 FOLDER = ROOT / "build" / "dropin"
@@ -59,10 +54,6 @@ EXPLAINED = {
 }
 
 
-class SetupError(Exception):
-    """The environment cannot be made; the message says why."""
-
-
 @dataclass(frozen=True)
 class Outcome:
     """How a test ended: "passed", "failed", "error" or "skipped", and what it said then."""
@@ -72,7 +63,7 @@ class Outcome:
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """The tests and the vocabulary files of the archive, laid out as there."""
+    """Unpack the tests and the vocabulary files of the archive."""
     shutil.rmtree(folder, ignore_errors=True)
     with tarfile.open(archive) as source:
         for member in source:
@@ -84,7 +75,7 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 
 def make_models(vocabularies: Path, folder: Path) -> None:
-    """What the tests ask for, by the name of its repository."""
+    """Write the models that the tests ask for, named like their repositories."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("Qwen3.5-0.8B-GGUF", "Falcon-H1-Tiny-90M-Instruct-GGUF"):
         (folder / f"{name}.gguf").unlink(missing_ok=True)
@@ -98,39 +89,17 @@ def make_models(vocabularies: Path, folder: Path) -> None:
     tinymodels.embedding(folder / "bge-small-en-v1.5-gguf.gguf", vocabulary("bert-bge"))
 
 
-def make_environment(archive: Path, folder: Path) -> Path:
-    """A Python with llama-cpp-python and no native library of its own; returns the interpreter."""
-    python = folder / "bin" / "python"
-    if not (folder / "complete").is_file():
-        print("making the environment ...", flush=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        _run([sys.executable, "-m", "venv", str(folder)])
-        without = {"CMAKE_ARGS": "-DLLAMA_BUILD=OFF"}
-        _run([str(python), "-m", "pip", "install", "-q", str(archive), *REQUIREMENTS], without)
-        (folder / "complete").touch()
-    return python
-
-
-def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **(environment or {})}
-    )
-    if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip())[-2000:]
-        raise SetupError(f"{' '.join(command[:4])} ... failed:\n{said}")
-
-
 def test_names(python: Path, place: Path, environment: Mapping[str, str]) -> list[str]:
-    """All tests, as pytest names them. Raises SetupError."""
+    """The names of all tests, as pytest spells them. Raises PeerError."""
     done = _pytest(python, place, environment, "--collect-only", "-q", "tests")
     names = re.findall(r"^tests/\S+::\S+$", done.stdout, re.MULTILINE)
     if done.returncode or not names:
-        raise SetupError(f"the tests cannot be collected:\n{done.stdout[-2000:]}")
+        raise PeerError(f"the tests cannot be collected:\n{done.stdout[-2000:]}")
     return names
 
 
 def run_tests(python: Path, place: Path, models: Path, variant: str) -> dict[str, Outcome]:
-    """Outcome of every test, by name; each in a process of its own, which it may abort."""
+    """The outcome of every test, by name; each runs in a process of its own, which it may abort."""
     environment = {
         **{key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
         "LLAMA_CPP_LIB_PATH": str(native.locate(variant)[0]),
@@ -187,7 +156,7 @@ def _without_addresses(text: str) -> str:
 
 
 def problems(found: Mapping[str, Mapping[str, Outcome]]) -> dict[str, str]:
-    """Tests whose outcome is not as it should be, and why."""
+    """Tests with a wrong outcome, and why it is wrong."""
     upstream, patched = (found[variant] for variant in VARIANTS)
     wrong = {}
     for name in sorted({*upstream, *patched}):
@@ -243,33 +212,26 @@ def render(found: Mapping[str, Mapping[str, Outcome]], header: Sequence[str]) ->
 def header() -> list[str]:
     """Date, command, machine and builds."""
     stamps = {variant: native.locate(variant)[1] for variant in VARIANTS}
-    fields = results.header(describe_machine(), stamps["patched"])
-    lines = results.header_lines(fields)
+    fields = results.header(stamps["patched"])
     series = ", ".join(f"{name} {stamp['series'][:12]}" for name, stamp in stamps.items())
-    pin = fetch.read_pin(fetch.PIN_FILE)
     return [
-        *lines[:-1],
+        *results.header_lines(fields)[:-1],
         f"- Patch series: {series}; commit {fields['project_commit']}",
-        f"- llama-cpp-python {pin.version}",
+        f"- llama-cpp-python {fetch.read_pin(fetch.PIN_FILE).version}",
     ]
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["llama-server"]:
-        return llama_server.main(argv[1:])
-    parser = argparse.ArgumentParser(
-        description="llama-cpp-python's tests on both variants; or, 'llama-server': that on both."
-    )
+    parser = argparse.ArgumentParser(description="llama-cpp-python's tests on both variants.")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="for the environment")
     parser.add_argument("--archive", type=Path, metavar="FILE", help="source archive of the pin")
     parser.add_argument("--output", type=Path, default=RESULTS / "dropin.md")
     args = parser.parse_args(argv)
     folder = args.folder.resolve()
     try:
-        archive = fetch.verified_archive(fetch.read_pin(fetch.PIN_FILE), args.archive)
-        python = make_environment(archive, folder / "venv")
+        archive = environment.source_archive(args.archive)
+        python = environment.make(folder / "venv", archive, REQUIREMENTS)
         place = unpack(archive, folder / "sdist")
         make_models(place / VOCABULARIES, folder / "models")
         found = {}
@@ -277,7 +239,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"running the tests, {variant} ...", flush=True)
             found[variant] = run_tests(python, place, folder / "models", variant)
         text = render(found, header())
-    except (SetupError, PyllamaMtpError, fetch.FetchError, subprocess.TimeoutExpired) as error:
+    except (PyllamaMtpError, fetch.FetchError, subprocess.TimeoutExpired) as error:
         print(f"dropin: {error}", file=sys.stderr)
         return 2
     args.output.write_text(text)

@@ -1,8 +1,8 @@
-"""Faults on a large scale: what comes of too little memory, and of signals at random moments.
+"""Faults on a large scale: too little memory, and signals at random moments.
 
-Plays every scenario of tests/faults/memory.py at many limits of the address space, and sends
-signals to every command of tests/faults/signalled.py. Prints a row as each is done, and writes a
-report. Exit code 1 if anything ended otherwise than it should.
+Runs every scenario of tests/faults/memory.py at many limits of the address space, and sends signals
+to every command of tests/faults/signalled.py. Prints a row when one is done, and writes a report.
+Exit code 1: a scenario or command did not end as it should.
 
     python bench/faults.py --steps 60 --trials 20 --output bench/results/faults.md
 """
@@ -33,7 +33,7 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 def memory_rows(args: argparse.Namespace, model: Path) -> Iterator[tuple[str, list[str]]]:
-    """Rows of the table, each with what went wrong."""
+    """Rows of the table, each with its problems."""
     names = args.scenarios.split(",") if args.scenarios else list(memory.SCENARIOS)
     for sweep in memory.sweeps(model, names, args.threads, args.steps, args.jobs):
         bad = [f"{one.headroom} bytes: {one.kind}: {one.detail[-400:]}" for one in sweep.bad]
@@ -41,7 +41,7 @@ def memory_rows(args: argparse.Namespace, model: Path) -> Iterator[tuple[str, li
 
 
 def signal_rows(args: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
-    """Rows of the table, each with what went wrong."""
+    """Rows of the table, each with its problems."""
     draw = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as name:
         measured = signalled.measure(Path(name))
@@ -66,7 +66,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=60, help="limits per scenario; 0: none")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of computing")
-    parser.add_argument("--scenarios", help="of them only these, separated by commas")
+    parser.add_argument("--scenarios", help="only these, separated by commas")
     parser.add_argument("--trials", type=int, default=20, help="signals per command; 0: none")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once")
     parser.add_argument("--seed", type=int, default=1, help="of the random moments")
@@ -103,7 +103,7 @@ def main() -> int:
         table("Signals", signalled.ABOUT, signalled.HEAD, signal_rows(args))
     if args.output:
         args.output.write_text("\n".join(lines) + "\n")
-    print(f"{wrong} ended otherwise than they should")
+    print(f"{wrong} did not end as they should")
     return 1 if wrong else 0
 
 

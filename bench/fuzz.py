@@ -6,14 +6,14 @@
     python bench/fuzz.py --seed 7 --only model:123      # one case again: its edits and its end
     python bench/fuzz.py --base FILE.gguf --count 2000  # copies of another small model
 
-Copies of the demo model with changes in header, metadata, tensor table, length, single bits, types,
-counts, strings, shapes and weights are loaded, and generate a few tokens with MTP; so are copies
-whose MTP head is in a file of its own, and copies in parts, one of the files changed; and files of
-processed prompts and of draft vocabularies. Worker processes do that, under a limit of address
-space, memory and time for each case. The end of a process, an exception that is none of this
-package's, and a limit that is exceeded are findings: each is printed with what reproduces it, and
-the exit code is 1. Cases depend on the seed only. Writes bench/results/NAME.md with --write; Ctrl-C
-ends it early, with a summary of what was done.
+Worker processes load changed copies of the demo model and generate a few tokens with MTP. The
+changes concern header, metadata, tensor table, length, single bits, types, counts, strings, shapes
+and weights. Other copies have their MTP head in a file of its own, or are split into parts, and one
+of the files is changed. Files of processed prompts and of draft vocabularies are changed, too. Each
+case has limits of address space, memory and time. A finding is the end of a process, an exception
+of another package, or a limit exceeded: it is printed with the options that reproduce it, and the
+exit code is 1. Cases depend on the seed only. --write NAME writes bench/results/NAME.md; Ctrl-C
+ends the run early, with a summary.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from benchkit.paths import RESULTS, ensure_driver
+from benchkit.paths import RESULTS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; the exit code is 1 where something was found."""
+    """Run; the exit code is 1 if there are findings."""
     options = _parser().parse_args(arguments)
-    ensure_driver()
     from fuzzkit import summary
     from fuzzkit.cases import FINDING, KINDS
     from fuzzkit.pool import Case, Limits, Pool

@@ -4,11 +4,11 @@
     python bench/gpu_runbook.py               # what this machine lacks; else the next 9 minutes
     python bench/gpu_runbook.py --dry-run     # all of it on the CPU with tiny models
 
-Call it again as long as its exit code is 3. What is done is remembered in --work; a build or matrix
-that was cut goes on. Each call ends with what was done, the tables, and the archive to send back.
+Run it again as long as its exit code is 3. --work remembers what is done; a build or matrix that
+was cut is continued. Each call ends with what was done, the tables, and the archive to send back.
 
     build      both variants with CUDA for this GPU only, into the Python that runs this
-    doctor     that they use the GPU, and work without it
+    doctor     checks that they use the GPU, and work without it
     model      random weights with a head that drafts well, 35 GB in IQ4_NL
     tests      the regression and device tests on the GPU; fixed tolerances times 10
     matrix     no MTP and depths 2, 3, 4 and auto, 1k to 32k; no MTP and 3, once, 64k to 192k
@@ -16,11 +16,11 @@ that was cut goes on. Each call ends with what was done, the tables, and the arc
     vocabulary 32k drafted tokens and all
     peers      upstream's llama-server and llama-bench beside ours, with the same CUDA backend
 
-No network is needed where vendor/llama.cpp is laid out (vendor/fetch.py) or PYLLAMA_MTP_SDIST names
+No network is needed if vendor/llama.cpp is laid out (vendor/fetch.py) or PYLLAMA_MTP_SDIST names
 the archive, and Python has the modules that the check names. A build takes 40 minutes of one core.
 
-Exit codes: 0 all done, 1 something failed (the rest went on; the next call tries it again), 2
-something is missing or wrong, 3 the time was over: the same command goes on.
+Exit codes: 0 all is done, 1 something failed (the rest went on; the next call tries it again), 2
+something is missing or wrong, 3 the time is over: the same command continues.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = ("qwen3.6-27b", "qwen3.6-35b-a3b")
 SIZES = (1024, 8192, 32768, 65536, 131072, 196608)
-#: From here on a prompt takes so long that little is measured of it, and that once.
+#: Prompts of this size and more take so long that little is measured with them, and only once.
 LONG = 65536
 MODULES = (
     *("pip", "scikit_build_core", "cffi", "cmake", "ninja"),
@@ -54,8 +54,8 @@ MODULES = (
 )
 #: Free disk for two builds with CUDA and both models.
 DISK_BYTES = 45e9
-#: A command that is cut gets so long to write down what it has; a matrix ends so long before the
-#: time is over; nothing begins with less than LEAST_S.
+#: Seconds: that a command which is cut has to write its results; that a matrix ends before the time
+#: is over; with less than LEAST_S left nothing is started.
 GRACE_S, MARGIN_S, LEAST_S = 15.0, 45.0, 60.0
 DONE, FAILED, CUT = "done", "failed", "cut"
 

@@ -3,32 +3,31 @@
 
     python bench/installs.py --model FILE.gguf --old OLD/bin/python --new NEW/bin/python
 
-Each install has a process of its own, in which a session at every depth waits between turns. In a
-turn one side decodes --tokens tokens after a prompt, then the other one after the same; which of
-them is first changes from turn to turn, as does the prompt: what one text happens to accept is
-luck. Ratios are taken within a turn. Texts that differ are reported.
-Writes results/NAME.json and .md.
+Each install has a process of its own, which keeps a session at every depth. In a turn, both sides
+decode --tokens tokens after the same prompt, one after the other. Every turn has another prompt,
+because the acceptance of one text is luck, and another side is first. Ratios are taken within a
+turn. Texts that differ are reported. Writes results/NAME.json and .md.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchkit import results
 from benchkit.model import model_file
-from benchkit.paths import ensure_driver
+
+from pyllama_mtp.measure.ratios import typical_ratio
+from pyllama_mtp.settings import available_threads
 
 SIDES = ("old", "new")
 
-#: What either install runs: the public API alone, so that it need not be of this checkout.
+#: What either install runs: only the public API, so that it may be another version than this one.
 WORKER = """
 import json, sys
 from pyllama_mtp import Model, Session, Settings, native
@@ -52,9 +51,6 @@ for line in sys.stdin:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    ensure_driver()
-    from pyllama_mtp.settings import available_threads
-
     parser = argparse.ArgumentParser(description="Two installs of this package side by side.")
     add = parser.add_argument
     add("--old", required=True, type=Path, metavar="PYTHON", help="the interpreter of one install")
@@ -76,50 +72,29 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-class Side:
-    """The process of one install."""
-
-    def __init__(self, python: Path, plan: dict[str, Any]) -> None:
-        self._process = subprocess.Popen(
-            [python, "-c", WORKER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd="/",  # no sources are imported in the place of what is installed
-        )
-        self.ready: dict[str, Any] = self.ask(plan)
-
-    def ask(self, what: Any) -> Any:
-        """The answer to a line."""
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(json.dumps(what) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise SystemExit("an install has ended; its message is above")
-        return json.loads(answer)
-
-    def close(self) -> None:
-        """End the process."""
-        with self._process:
-            self._process.kill()
+def start(python: Path) -> subprocess.Popen[str]:
+    """The process of an install; it sees no sources in its folder that it could import instead."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen([python, "-c", WORKER], stdin=pipe, stdout=pipe, text=True, cwd="/")
 
 
-@contextlib.contextmanager
-def both(args: argparse.Namespace, plan: dict[str, Any]) -> Iterator[dict[str, Side]]:
-    """Old and new, ready."""
-    with contextlib.ExitStack() as stack:
-        found = {}
-        for name in SIDES:
-            found[name] = Side(getattr(args, name), plan)
-            stack.callback(found[name].close)
-        yield found
+def ask(process: subprocess.Popen[str], what: Any) -> Any:
+    """The answer to a line."""
+    assert process.stdin and process.stdout
+    process.stdin.write(json.dumps(what) + "\n")
+    process.stdin.flush()
+    answer = process.stdout.readline()
+    if not answer:
+        raise SystemExit("an install has ended; its message is above")
+    return json.loads(answer)
 
 
-def turn(sides: dict[str, Side], depth: int | str, number: int) -> dict[str, float]:
-    """Tokens per second of both, and passes of the model per second."""
+def turn(
+    sides: dict[str, subprocess.Popen[str]], depth: int | str, number: int
+) -> dict[str, float]:
+    """Tokens per second of both sides, and passes of the model per second."""
     order = SIDES if number % 2 else SIDES[::-1]
-    answers = {name: sides[name].ask([depth, number]) for name in order}
+    answers = {name: ask(sides[name], [depth, number]) for name in order}
     if answers["old"]["tokens"] != answers["new"]["tokens"]:
         print(f"depth {depth}: the texts differ", file=sys.stderr)
     found = {name: answers[name]["decode_tps"] for name in SIDES}
@@ -138,17 +113,17 @@ def markdown(result: dict[str, Any]) -> str:
     ]
     rows = []
     for depth, samples in result["samples"].items():
-        ratios = [one["new"] / one["old"] for one in samples]
-        passes = median(one["new_passes"] / one["old_passes"] for one in samples)
+        ratio = typical_ratio([one["new"] / one["old"] for one in samples])
+        passes = typical_ratio([one["new_passes"] / one["old_passes"] for one in samples])
         speed = [f"{median(one[name] for one in samples):.1f}" for name in SIDES]
-        turns = f"{min(ratios):.3f} to {max(ratios):.3f}"
-        rows.append([depth, *speed, f"{median(ratios):.3f}", turns, f"{passes:.3f}"])
-    head = ["drafts", "old tok/s", "new tok/s", "new / old", "turns", "passes, new / old"]
+        between = f"{ratio.low:.3f} to {ratio.high:.3f}"
+        rows.append([depth, *speed, f"{ratio.value:.3f}", between, f"{passes.value:.3f}"])
+    head = ["drafts", "old tok/s", "new tok/s", "new / old", "interval", "passes, new / old"]
     lines += results.markdown_table(head, rows)
     lines += [
         "",
-        "`new / old` is the median of the turns' ratios. Where the texts differ, as they may by",
-        "rounding, other drafts are accepted: then passes per second say what a pass takes.",
+        "Ratios are Hodges-Lehmann estimates of those within a turn. Texts may differ by rounding;",
+        "other drafts are accepted then, and passes per second tell the cost of a pass.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -156,27 +131,26 @@ def markdown(result: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, write."""
     args = parse_arguments(argv)
-    from pyllama_mtp.measure.machine import describe_machine
-
     path = model_file(args.model)
     text = Path(argparse.__file__).read_text(encoding="utf-8")
-    plan = {
-        name: getattr(args, name) for name in ("depths", "prompt", "tokens", "turns", "threads")
-    }
+    names = ("depths", "prompt", "tokens", "turns", "threads")
+    plan = {name: getattr(args, name) for name in names}
     samples: dict[str, list[dict[str, float]]] = {str(depth): [] for depth in args.depths}
-    with both(args, {**plan, "model": str(path.resolve()), "text": text}) as sides:
-        for number in range(-1, args.turns):  # the first turn builds what is kept
+    sides = {name: start(getattr(args, name)) for name in SIDES}
+    try:
+        request = {**plan, "model": str(path.resolve()), "text": text}
+        old, new = (ask(process, request) for process in sides.values())
+        for number in range(-1, args.turns):  # the first turn is a warm-up
             for depth in args.depths:
                 found = turn(sides, depth, number)
                 if number >= 0:
                     samples[str(depth)].append(found)
-        old, new = (sides[name].ready["stamp"] for name in SIDES)
-        plan |= {
-            "model": path.name,
-            "old": old["series"],
-            "n_prompt": sides["new"].ready["n_prompt"],
-        }
-    result = {**results.header(describe_machine(), new), "plan": plan, "samples": samples}
+    finally:
+        for process in sides.values():
+            process.kill()
+            process.communicate()
+    plan |= {"model": path.name, "old": old["stamp"]["series"], "n_prompt": new["n_prompt"]}
+    result = {**results.header(new["stamp"]), "plan": plan, "samples": samples}
     results.write(result, markdown(result), args.name)
     print(markdown(result))
     return 0

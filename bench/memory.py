@@ -14,6 +14,7 @@ bench/results/NAME.json and .md. Needs Linux (/proc).
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
@@ -22,15 +23,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import peers as peers_module
-from benchkit import llama_bench, results
-from benchkit.model import Dimensions, dimensions, model_file, synthetic
-from benchkit.ours import Answer, DriverError, Request, measure, parse_status
-from benchkit.paths import ensure_driver
-from benchkit.plan import Plan, random_prompt
+from benchkit import results
+from benchkit.model import model_file, random_prompt, synthetic
+
+from pyllama_mtp.errors import PyllamaMtpError
+from pyllama_mtp.measure.peers import PeerError
+from pyllama_mtp.measure.peers.find import built
+from pyllama_mtp.measure.peers.options import Options
+from pyllama_mtp.measure.peers.process import Program
+from pyllama_mtp.models.ggufinfo import validate_model_file
+from pyllama_mtp.models.modelinfo import GGUFInfo
+from pyllama_mtp.settings import CACHE_TYPES, available_threads
 
 MIB = 2**20
-LOOK_S = 0.02
+LOOK_S, TIMEOUT_S = 0.02, 3600.0
 OFF, ON = "MTP off", "MTP on"
 #: name | is the MTP head loaded | draft depth (None: the --depth option)
 CONFIGURATIONS: dict[str, tuple[bool, int | None]] = {
@@ -70,9 +76,6 @@ DEFINITIONS = """\
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    ensure_driver()
-    from pyllama_mtp.settings import CACHE_TYPES, available_threads
-
     parser = argparse.ArgumentParser(description="Peak memory with MTP off and on.")
     add = parser.add_argument
     add(
@@ -98,34 +101,63 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def request(args: argparse.Namespace, model: Path, n_vocab: int, name: str) -> Request:
-    """What the process of a configuration does."""
-    mtp, depth = CONFIGURATIONS[name]
-    settings = {
-        "n_ctx": args.n_ctx,
-        "n_batch": args.n_batch,
-        "n_ubatch": args.n_ubatch,
+def settings(args: argparse.Namespace, depth: int | None) -> dict[str, Any]:
+    """Fields of `Settings` for so many drafts; None: --depth."""
+    names = ("n_ctx", "n_batch", "n_ubatch", "cache_type_k", "cache_type_v")
+    return {
+        **{name: getattr(args, name) for name in names},
         "n_threads": args.threads,
-        "cache_type_k": args.cache_type_k,
-        "cache_type_v": args.cache_type_v,
         "draft_n_max": args.depth if depth is None else depth,
     }
-    prompt = random_prompt(args.n_prompt, n_vocab)
-    return Request(str(model), args.lib, mtp, settings, prompt, args.n_decode + 1)
 
 
-def figures(answer: Answer) -> dict[str, int]:
-    """Bytes of one process, flat: peak_rss, anonymous, file, and the parts llama.cpp allocated."""
-    end = answer.resident["end"]
-    if not end:
-        raise DriverError("this system has no /proc/self/status; resident memory is unknown")
-    return {
-        "peak_rss": end["VmHWM"],
-        "anonymous": end["RssAnon"],
-        "file": end["RssFile"],
-        "before_the_model": answer.resident["start"]["VmHWM"],
-        **answer.memory,
-    }
+def serve(request: dict[str, Any]) -> dict[str, Any]:
+    """In a fresh process: generate once, and say what memory that took, in bytes.
+
+    Returns:
+        figures: peak_rss, anonymous and file of the whole process, before_the_model, and the parts
+        that llama.cpp allocated; stamp: that of the library.
+    """
+    from pyllama_mtp import Model, Session, Settings
+    from pyllama_mtp.llama import native
+
+    library, own = native.load(request["lib"]), Path("/proc/self/status")
+    before = parse_status(own.read_text().splitlines())["VmHWM"]
+    with (
+        Model(request["model"], mtp=request["mtp"]) as model,
+        Session(model, Settings(**request["settings"])) as session,
+    ):
+        prompt = random_prompt(request["n_prompt"], model.n_vocab)
+        session.generate(prompt, max_tokens=request["n_decode"] + 1, ignore_eos=True).run()
+        end = parse_status(own.read_text().splitlines())
+        whole = {"peak_rss": end["VmHWM"], "anonymous": end["RssAnon"], "file": end["RssFile"]}
+        figures = {**whole, "before_the_model": before, **session.memory()}
+    return {"figures": figures, "stamp": library.stamp}
+
+
+def measure(args: argparse.Namespace, model: Path, name: str) -> dict[str, Any]:
+    """:func:`serve` of a configuration, in a process of its own.
+
+    Raises:
+        PeerError: it failed; the message is what it said.
+    """
+    mtp, depth = CONFIGURATIONS[name]
+    request = {"model": str(model), "lib": args.lib, "mtp": mtp, "settings": settings(args, depth)}
+    request |= {"n_prompt": args.n_prompt, "n_decode": args.n_decode}
+    command = [sys.executable, __file__, "--serve", json.dumps(request)]
+    with Program("the process that is measured", command) as program:
+        found: dict[str, Any] = json.loads(program.wait(TIMEOUT_S).splitlines()[-1])
+        return found
+
+
+def parse_status(lines: list[str]) -> dict[str, int]:
+    """VmHWM, RssAnon and RssFile of a /proc/PID/status, in bytes."""
+    found = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name in ("VmHWM", "RssAnon", "RssFile"):
+            found[name] = int(value.split()[0]) * 1024
+    return found
 
 
 def medians(samples: list[dict[str, int]]) -> dict[str, int]:
@@ -133,7 +165,7 @@ def medians(samples: list[dict[str, int]]) -> dict[str, int]:
     return {key: int(median(sample[key] for sample in samples)) for key in samples[0]}
 
 
-def output_rows(size: Dimensions, n_batch: int, depth: int, apart: bool) -> int:
+def output_rows(size: GGUFInfo, n_batch: int, depth: int, apart: bool) -> int:
     """Bytes of rows that only MTP keeps in output buffers, all float32.
 
     The target's logits for `depth` verified drafts. With the head in a context of its own (`apart`)
@@ -165,27 +197,24 @@ def sample_all(
     args: argparse.Namespace, model: Path, names: Sequence[str]
 ) -> tuple[dict[str, list[dict[str, int]]], dict[str, Any]]:
     """Samples of the configurations, which take turns; and the library's stamp."""
-    n_vocab = dimensions(model).n_vocab
     samples: dict[str, list[dict[str, int]]] = {name: [] for name in names}
-    stamp: dict[str, Any] = {}
     for repeat in range(args.repeat):
         for name in names:
-            answer = measure(request(args, model, n_vocab, name))
-            stamp = answer.stamp
-            samples[name].append(figures(answer))
+            answer = measure(args, model, name)
+            samples[name].append(answer["figures"])
             peak = samples[name][-1]["peak_rss"] / MIB
             label = f"[{repeat + 1}/{args.repeat}] {model.name}, {name}"
             print(f"{label}: peak {peak:.1f} MiB", file=sys.stderr, flush=True)
-    return samples, stamp
+    return samples, answer["stamp"]
 
 
 def peak(command: Sequence[str]) -> int:
-    """Most resident memory of a program, in bytes; looked at again and again while it runs.
+    """Most resident memory of a program, in bytes, by looking again and again while it runs.
 
-    What the system sums up at its end (ru_maxrss) is at least what this process has.
+    The system's own sum at its end (ru_maxrss) would not be less than that of this process.
 
     Raises:
-        DriverError: the program failed.
+        PeerError: the program failed.
     """
     most, away = 0, subprocess.DEVNULL
     with subprocess.Popen(command, stdout=away, stderr=away) as process:
@@ -197,53 +226,45 @@ def peak(command: Sequence[str]) -> int:
             most = max(most, parse_status(lines).get("VmHWM", 0))
             time.sleep(LOOK_S)
     if process.returncode:
-        raise DriverError(f"{Path(command[0]).name} failed ({process.returncode})")
+        raise PeerError(f"{Path(command[0]).name} failed ({process.returncode})")
     return most
 
 
 def bench_peak(args: argparse.Namespace, model: Path) -> int:
     """Peak of llama-bench with a prompt as long as ours."""
-    program = str(peers_module.find(args.peers).program("llama-bench"))
-    plan = Plan(
-        model, n_batch=args.n_batch, n_ubatch=args.n_ubatch, threads=args.threads,
-        cache_type_k=args.cache_type_k, cache_type_v=args.cache_type_v,
-    )  # fmt: skip
+    from pyllama_mtp import Settings
+
+    program = str(built(args.peers).program("llama-bench"))
+    options = Options.of(Settings(**settings(args, 0)), str(model), 0)
     test = ("-p", str(args.n_prompt), "-n", "0", "-r", "1")
-    return peak([program, *llama_bench.options(plan).arguments(), *test])
+    return peak([program, *options.arguments(), *test])
 
 
-def graph_objects(args: argparse.Namespace) -> int:
-    """What MTP costs beyond everything that is known, on a miniature model."""
-    model = synthetic(MINIATURE)
-    samples, _ = sample_all(args, model, (OFF, ON))
-    on, off = medians(samples[ON]), medians(samples[OFF])
-    apart = on["draft_context"] > 0
-    rows = output_rows(dimensions(model), min(args.n_batch, args.n_ctx), args.depth, apart)
-    parts = explain(on, off, rows, 0)
-    return parts["not_explained"]
+def of_mtp(
+    args: argparse.Namespace, model: Path, middle: dict[str, dict[str, int]], fixed: int
+) -> dict[str, int]:
+    """What "MTP on" takes more than "MTP off"; `fixed`: bytes of graph objects."""
+    on, size = middle[ON], validate_model_file(model)
+    rows = output_rows(
+        size, min(args.n_batch, args.n_ctx), args.depth, apart=on["draft_context"] > 0
+    )
+    return explain(on, middle[OFF], rows, fixed)
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
     """Measure everything; the result file's contents."""
-    from pyllama_mtp.measure.machine import describe_machine
-
-    model = model_file(args.model)
-    fixed = graph_objects(args)
+    model, small = model_file(args.model), synthetic(MINIATURE)
+    samples, _ = sample_all(args, small, (OFF, ON))
+    fixed = of_mtp(args, small, {name: medians(samples[name]) for name in samples}, 0)
     samples, stamp = sample_all(args, model, tuple(CONFIGURATIONS))
     middle = {name: medians(given) for name, given in samples.items()}
-    apart = middle[ON]["draft_context"] > 0
-    rows = output_rows(dimensions(model), min(args.n_batch, args.n_ctx), args.depth, apart)
-    names = ["depth", "n_ctx", "n_prompt", "n_decode", "n_batch", "n_ubatch", "threads"]
-    names += ["cache_type_k", "cache_type_v", "repeat"]
+    plan = {"model": model.name, "miniature": MINIATURE, **settings(args, None)}
+    plan |= {name: getattr(args, name) for name in ("depth", "n_prompt", "n_decode", "repeat")}
     return {
-        **results.header(describe_machine(), stamp),
-        "plan": {
-            "model": model.name,
-            "miniature": MINIATURE,
-            **{name: getattr(args, name) for name in names},
-        },
+        **results.header(stamp),
+        "plan": plan,
         "bytes": middle,
-        "difference": explain(middle[ON], middle[OFF], rows, fixed),
+        "difference": of_mtp(args, model, middle, fixed["not_explained"]),
         "samples": samples,
         "llama_bench": bench_peak(args, model) if args.peers else None,
     }
@@ -300,13 +321,11 @@ def render(result: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     args = parse_arguments(argv)
-    from pyllama_mtp import PyllamaMtpError
-
     try:
         if args.peers:
-            peers_module.find(args.peers).program("llama-bench")  # before anything is measured
+            built(args.peers).program("llama-bench")  # before anything is measured
         result = collect(args)
-    except (DriverError, PyllamaMtpError) as error:
+    except PyllamaMtpError as error:
         print(f"memory: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -319,4 +338,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    if sys.argv[1:2] == ["--serve"]:
+        print(json.dumps(serve(json.loads(sys.argv[2]))))
+    else:
+        raise SystemExit(main())

@@ -4,12 +4,12 @@
     python bench/ops.py                      # every graph; writes results/ops.md
     python bench/ops.py --only chain         # cases whose name has the word; writes nothing
 
-Small models of the Qwen3.5 and 3.6 families, with their head sizes and vocabulary, generate with
-every setting that changes a graph. They lie on an RPC worker, so that their graphs are those of a
-device with memory of its own. llama.cpp's evaluation callback sees every node with its sources, and
-asks each backend's `supports_op`, which is cut out of the pinned tree and compiled here: no GPU,
-driver or toolkit is needed. An operation that a device cannot compute goes to the CPU and back, in
-every round. Exit code 1: there is one; what lies in host memory on purpose does not count.
+Small models with the head sizes and vocabulary of Qwen3.5 and 3.6 generate with every setting that
+changes a graph. They lie on an RPC worker, so their graphs are those of a device with memory of its
+own. llama.cpp's evaluation callback sees every node with its sources, and asks each backend's
+`supports_op`, which is cut out of the pinned tree and compiled here: no GPU, driver or toolkit is
+needed. An operation that a device cannot compute would go to the CPU and back in every round. Exit
+code 1: there is such an operation. What lies in host memory on purpose does not count.
 """
 
 from __future__ import annotations
@@ -27,19 +27,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 from benchkit import results
-from benchkit.paths import BENCH, RESULTS, ROOT, ensure_driver
+from benchkit.paths import BENCH, RESULTS, ROOT
+
+import pyllama_mtp.engine as engine
+import pyllama_mtp.llama.context as module
+import pyllama_mtp.speculative.upstream as upstream
+from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
+from pyllama_mtp.llama import native
+from pyllama_mtp.models.synth import write_synthetic
+from tests.trimmed import write_trimmed
+from tests.workers import worker
 
 #: The letters of a verdict, in the order of ops.cpp.
-DEVICES = (
-    *("CUDA 7.5", "CUDA 8.0", "CUDA 8.6", "CUDA 8.9", "CUDA 9.0", "CUDA 12.0"),
-    *("Metal", "Vulkan"),
-)
+CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "9.0", "12.0")
+DEVICES = (*(f"CUDA {number}" for number in CAPABILITIES), "Metal", "Vulkan")
 MEANING = {"y": "yes", "n": "**no**", "!": "**aborts**"}
-#: Elements of a node that are too many to fill with random numbers for every kind of graph.
+#: Nodes with more elements are computed for one kind of graph only: filling them takes long.
 LARGE = 2**21
-#: What the answers are made of: functions, enums and lines (by their beginning) of ggml/src.
+#: The backends' code that answers: functions, enums and lines (by their beginning) of ggml/src.
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "cuda.inc": {
         "ggml-common.h": ("#define QK_K ",),
@@ -84,7 +93,7 @@ class OpsError(Exception):
 
 
 def cut_out(text: str, what: str) -> str:
-    """A function by its name, an enum, or lines by their beginning. Raises OpsError without it."""
+    """A function by its name, an enum, or lines by their beginning. Raises OpsError if missing."""
     if what.startswith(("#", "static ")):
         found = re.findall(rf"^{re.escape(what)}.*$", text, re.M)
     else:
@@ -105,9 +114,7 @@ def tree() -> Path:
 
 
 def build(source: Path, folder: Path) -> ctypes.CDLL:
-    """Compile ops.cpp in `folder` with what is cut out of a tree; load it."""
-    from pyllama_mtp.llama import native
-
+    """Compile ops.cpp in `folder` with the parts that are cut out of a tree, and load it."""
     libraries = Path(native.load().folder)
     for name, files in PARTS.items():
         texts = {file: (source / "ggml" / "src" / file).read_text() for file in files}
@@ -129,8 +136,9 @@ def build(source: Path, folder: Path) -> ctypes.CDLL:
 
 @dataclass(frozen=True)
 class Found:
-    """A node of a graph: its tensors as "type[shape]", an asterisk where it is not contiguous;
-    and the line by which upstream's test-backend-ops computes it again."""
+    """A node of a graph: `tensors` are sources and result as "type[shape]", with an asterisk if not
+    contiguous; `test` is the line by which upstream's test-backend-ops computes it again.
+    """
 
     case: str
     graph: str
@@ -147,14 +155,14 @@ class Found:
 
     @property
     def size(self) -> int:
-        """Elements of all its tensors; 0 where one is empty."""
+        """Elements of all its tensors; 0 if one is empty."""
         shapes = re.findall(r"\[([^\]]*)\]", self.tensors)
         sizes = [math.prod(map(int, shape.split(","))) for shape in shapes]
         return sum(sizes) if all(sizes) else 0
 
     @property
     def refused(self) -> bool:
-        """Whether a device would need the CPU for it."""
+        """Whether a device cannot compute it."""
         return self.place == "device" and set(self.verdict) != {"y"}
 
 
@@ -172,7 +180,7 @@ GRAPHS = {
     **{"P": "prompt batch", "S": "plain step", "V": "verification", "C": "chain of drafts"},
     **{"D": "a draft in upstream's way", "F": "full sync of upstream's draft context"},
 }
-#: What a letter may be followed by.
+#: What may follow the letter.
 MARKS = {"0": "without the MTP head", "c": "with candidates of its output rows"}
 
 
@@ -189,11 +197,7 @@ def graph_of(context: Any, batch: Any) -> str:
 
 @contextlib.contextmanager
 def watched(library: ctypes.CDLL, case: str) -> Iterator[None]:
-    """Every context that is made here asks the backends about every node that it computes."""
-    import pyllama_mtp.engine as engine
-    import pyllama_mtp.llama.context as module
-    import pyllama_mtp.speculative.upstream as upstream
-
+    """Contexts made in this block ask the backends about every node that they compute."""
     address = ctypes.cast(library.ops_node, ctypes.c_void_p).value
 
     class Asking(module.Trace):
@@ -219,12 +223,12 @@ def watched(library: ctypes.CDLL, case: str) -> Iterator[None]:
             library.ops_graph(f"{case}: C{'c' if n_candidates else ''}".encode())
             return super().draft(tokens, seqs, n, n_candidates, *drawn, **named)
 
-    before = module.Trace, engine.Context, upstream.Context
-    module.Trace, engine.Context, upstream.Context = Asking, Watched, Watched  # type: ignore[misc]
-    try:
+    with (
+        mock.patch.object(module, "Trace", Asking),
+        mock.patch.object(engine, "Context", Watched),
+        mock.patch.object(upstream, "Context", Watched),
+    ):
         yield
-    finally:
-        module.Trace, engine.Context, upstream.Context = before  # type: ignore[misc]
 
 
 #: Settings that change a graph, by what the results call them.
@@ -245,20 +249,17 @@ CASES: dict[str, dict[str, Any]] = {
     "replay": {"rollback": "replay"},
     "three sequences": {"n_sequences": 3},
 }
-#: Shapes whose head sizes, vocabulary and kinds of layers stay; what only costs time is cut down.
+ROWS = np.arange(0, 248320, 4)  # tokens of the trimmed head
+#: Shape, file type and smaller dimensions; head sizes, vocabulary and kinds of layers stay.
+SMALL = {"n_layer": 4, "n_embd": 256, "n_ff_exp": 64, "n_ff_shexp": 64}
 MODELS: dict[str, tuple[str, str, dict[str, int]]] = {
     "qwen35": ("qwen3.5-0.8b", "q4_k_m", {"n_layer": 4, "n_embd": 512, "n_ff": 1024}),
-    "qwen35moe": (
-        *("qwen3.6-35b-a3b", "q8_0"),
-        {"n_layer": 4, "n_embd": 256, "n_ff_exp": 64, "n_ff_shexp": 64},
-    ),
+    "qwen35moe": ("qwen3.6-35b-a3b", "q8_0", SMALL),
 }
 
 
 def run_case(path: Path, address: str, chosen: dict[str, Any]) -> None:
-    """Generate with these settings, after prompts of several graphs that share a part."""
-    from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
-
+    """Generate with these settings, after two prompts of several graphs that share a part."""
     options = {"draft_n_max": 3, "draft_vocab": 32768, "n_ctx": 512, "n_ubatch": 64, **chosen}
     sampling = Sampling(temperature=options.pop("temperature", 0.0), seed=1)
     n = options.pop("n_sequences", 1)
@@ -276,36 +277,8 @@ def run_case(path: Path, address: str, chosen: dict[str, Any]) -> None:
                 session.generate(prompt, max_tokens=12, sampling=sampling).run()
 
 
-@contextlib.contextmanager
-def worker() -> Iterator[str]:
-    """The address of an RPC worker that ends with the block."""
-    command = [sys.executable, "-m", "pyllama_mtp", "rpc-worker", "--threads", "2"]
-    elsewhere = tempfile.gettempdir()  # in the checkout, Python would import the sources
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=elsewhere)
-    try:
-        assert process.stdout
-        yield process.stdout.readline().split()[-1]
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def trimmed(path: Path) -> Path:
-    """The same model with an MTP head over every fourth token in the file."""
-    import numpy as np
-
-    sys.path.insert(0, str(ROOT / "tests"))
-    from trimmed import write_trimmed
-
-    rows = np.arange(0, 248320, 4)
-    return write_trimmed(path, path.with_name(f"{path.stem}-trimmed.gguf"), rows, rows)
-
-
 def ask(source: Path, only: str, models: Sequence[str]) -> list[Found]:
-    """Every node of the cases whose name has the word, judged by the backends of a tree."""
-    from pyllama_mtp.models.synth import write_synthetic
-
-    cases = {name: case for name, case in CASES.items() if only in name}
+    """Every node of the cases whose name contains `only`, judged by the backends of a tree."""
     with tempfile.TemporaryDirectory() as temporary, worker() as address:
         folder = Path(temporary)
         library = build(source, folder)
@@ -313,9 +286,13 @@ def ask(source: Path, only: str, models: Sequence[str]) -> list[Found]:
             shape, kind, cut = MODELS[model]
             whole = folder / f"{model}.gguf"
             write_synthetic(whole, shape, kind, head_noise=0.05, **cut)
-            for name, case in cases.items():
+            for name, case in CASES.items():
+                if only not in name:
+                    continue
                 print(f"ops: {model}, {name}", file=sys.stderr, flush=True)
-                path = trimmed(whole) if "trimmed" in name else whole
+                path = whole
+                if "trimmed" in name:
+                    path = write_trimmed(whole, folder / f"{model}-trimmed.gguf", ROWS, ROWS)
                 with watched(library, f"{model}, {name}"):
                     run_case(path, address, case)
             for path in folder.glob("*.gguf"):
@@ -324,20 +301,20 @@ def ask(source: Path, only: str, models: Sequence[str]) -> list[Found]:
 
 
 def verdict(letters: str) -> list[str]:
-    """The cells of a verdict: CUDA's in one where they agree."""
+    """The cells of a verdict; one cell for CUDA if all its capabilities agree."""
     cuda, others = letters[:6], letters[6:]
-    each = [f"{name[5:]} {MEANING[of]}" for name, of in zip(DEVICES, cuda, strict=False)]
+    each = [f"{name} {MEANING[of]}" for name, of in zip(CAPABILITIES, cuda, strict=True)]
     first = MEANING[cuda[0]] if len(set(cuda)) == 1 else ", ".join(each)
     return [first, *(MEANING[of] for of in others)]
 
 
 def worst(letters: Sequence[str]) -> str:
-    """One verdict of several shapes."""
+    """The worst of the verdicts on several shapes."""
     return "".join(max(column, key="yn!".index) for column in zip(*letters, strict=True))
 
 
 def tables(found: Sequence[Found]) -> list[str]:
-    """What is refused, with its graphs; then everything."""
+    """A table of what is refused, and in which graphs; then a table of everything."""
     rows: dict[tuple[str, str, str], list[Found]] = defaultdict(list)
     for node in found:
         rows[node.op, node.types, node.place].append(node)
@@ -363,8 +340,8 @@ def tables(found: Sequence[Found]) -> list[str]:
 
 
 def cases(found: Sequence[Found]) -> list[str]:
-    """Lines for test-backend-ops --test-file: of each row of the table the smallest node of each
-    kind of graph; where that is large, of one kind."""
+    """Lines for test-backend-ops --test-file: the smallest node of each row and kind of graph; of
+    large nodes one per row."""
     best: dict[tuple[str, ...], Found] = {}
     for node in sorted(found, key=lambda node: (node.size, node.graph)):
         if node.test and node.size and node.place == "device":
@@ -374,10 +351,9 @@ def cases(found: Sequence[Found]) -> list[str]:
     return [*dict.fromkeys(node.test for _, node in sorted(best.items()))]
 
 
-def write(found: Sequence[Found]) -> Path:
-    """results/ops.md, and results/ops-cases.txt for test-backend-ops."""
-    letters = ", ".join(f"{letter} {name}" for letter, name in GRAPHS.items())
-    marks = ", ".join(f"{letter} {name}" for letter, name in MARKS.items())
+def write(found: Sequence[Found]) -> None:
+    """Write results/ops.md, and results/ops-cases.txt for test-backend-ops."""
+    letters, marks = (", ".join(map(" ".join, names.items())) for names in (GRAPHS, MARKS))
     page = [
         "# What CUDA, Metal and Vulkan can compute of our graphs",
         "",
@@ -387,7 +363,7 @@ def write(found: Sequence[Found]) -> Path:
         f"{len(CASES)} settings each ({'; '.join(CASES)}).",
         "",
         f"- Graphs: {letters}; then {marks}.",
-        "- CUDA: compute capabilities 7.5, 8.0, 8.6, 8.9, 9.0 and 12.0; one cell where they agree. "
+        f"- CUDA: compute capabilities {', '.join(CAPABILITIES)}; one cell where they agree. "
         "Metal: Apple's own GPUs. Vulkan: a desktop GPU; **aborts**: `supports_op` says yes, and "
         "an assertion fails where the copy's pipeline is chosen.",
         "- What lies on the host is computed there on purpose: embeddings that are in its memory.",
@@ -398,21 +374,16 @@ def write(found: Sequence[Found]) -> Path:
         "",
         *tables(found),
     ]
-    path = RESULTS / "ops.md"
-    path.write_text("\n".join(page) + "\n")
-    path.with_name("ops-cases.txt").write_text("".join(f"{line}\n" for line in cases(found)))
-    return path
+    (RESULTS / "ops.md").write_text("\n".join(page) + "\n")
+    (RESULTS / "ops-cases.txt").write_text("".join(f"{line}\n" for line in cases(found)))
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", metavar="WORD", help="cases whose name has it")
     parser.add_argument("--model", choices=MODELS, help="default: both")
     args = parser.parse_args(argv)
-    ensure_driver()
     try:
         found = ask(tree(), args.only, [args.model] if args.model else [*MODELS])
     except OpsError as error:
@@ -420,7 +391,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     print("\n".join(tables(found)))
     if not (args.only or args.model):
-        print(f"ops: wrote {write(found).relative_to(ROOT)}", file=sys.stderr)
+        write(found)
     return 1 if any(node.refused for node in found) else 0
 
 

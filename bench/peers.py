@@ -8,7 +8,7 @@ The sources are the pinned tree with the `upstream` patches (the AMX fix alone);
 CPU features are chosen by the same CMake modules as for this project's libraries (bindings/cmake),
 and ggml's options are upstream's defaults for its programs. Programs and backends (GGML_BACKEND_DL)
 lie in one folder, where the programs look for them. The server is built without its web interface
-and without TLS.
+and without TLS. Where this build and that of our libraries differ, the report says so.
 
 Exit codes: 0 both programs are there, 1 one is missing, and the message says why.
 """
@@ -27,6 +27,7 @@ from typing import Any
 
 from benchkit.paths import ROOT
 
+from pyllama_mtp.llama import native
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.peers.find import PROGRAMS, Peers, built
 from pyllama_mtp.measure.peers.output import parse_system_info
@@ -39,11 +40,6 @@ BACKEND_OPTIONS = {
     "GGML_OPENMP": "OPENMP",
     "GGML_CPU_REPACK": "REPACK",
 }
-
-
-def find(folder: Path = DEFAULT_FOLDER) -> Peers:
-    """What is built in `folder`, complete or not; changes nothing."""
-    return built(folder)
 
 
 def series_stamp() -> str:
@@ -88,11 +84,11 @@ def build(
     Raises:
         PeerError: CMake is missing, or configuring failed.
     """
-    present = find(folder)
+    present = built(folder)
     if is_current(present, defines):
         return present
     request = {"defines": list(defines), "recipe": recipe()}
-    (folder / "request.json").unlink(missing_ok=True)  # until it is done, nothing is known
+    (folder / "request.json").unlink(missing_ok=True)  # a build under way has no description
     _configure(folder, defines, archive)
     log = folder / "build.log"
     log.write_text("")
@@ -102,7 +98,7 @@ def build(
         if not _run_logged(command, log):
             (folder / "bin" / program).unlink(missing_ok=True)  # an older one would mislead
     (folder / "request.json").write_text(json.dumps(request))
-    return find(folder)
+    return built(folder)
 
 
 def _configure(folder: Path, defines: Sequence[str], archive: Path | None) -> None:
@@ -126,7 +122,7 @@ def _cmake() -> str:
 
 
 def _run_logged(command: list[str], log: Path) -> bool:
-    """Run a build command, its output in `log` and its steps on stderr; whether it succeeded."""
+    """Run a build command, with its output in `log` and its steps on stderr; True: it succeeded."""
     with (
         log.open("a") as file,
         subprocess.Popen(
@@ -144,10 +140,10 @@ def _run_logged(command: list[str], log: Path) -> bool:
 
 
 def differences(peers: Peers, stamp: dict[str, Any], system_info: str) -> list[str]:
-    """Where its build and that of our library differ, and should not.
+    """What differs, and should not, between this build and that of our library.
 
     Args:
-        stamp, system_info: what our library says about its build and backends.
+        stamp, system_info: our library's words about its build and backends.
     """
     notes = []
     for key in ("upstream_commit", "cpu_features", "compiler"):
@@ -168,9 +164,7 @@ def differences(peers: Peers, stamp: dict[str, Any], system_info: str) -> list[s
 
 def report(peers: Peers) -> str:
     """What is built and how, for the screen."""
-    lines = []
-    for name in PROGRAMS:
-        lines.append(f"{name:13} {peers.programs.get(name, 'not built')}")
+    lines = [f"{name:13} {peers.programs.get(name, 'not built')}" for name in PROGRAMS]
     info = peers.info
     if info:
         options = [name for name, on in info["ggml"].items() if on]
@@ -198,13 +192,16 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         if args.check:
-            peers = find(args.folder)
+            peers = built(args.folder)
         else:
             peers = build(args.folder.resolve(), args.jobs, args.define, args.archive)
     except PeerError as error:
         print(f"peers: {error}", file=sys.stderr)
         return 1
     print(report(peers))
+    library = native.load()
+    for note in differences(peers, library.stamp, library.system_info()) if peers.info else ():
+        print(note)
     return 1 if peers.missing else 0
 
 

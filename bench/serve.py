@@ -22,17 +22,22 @@ import argparse
 import contextlib
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchkit import openai_client, results, servers
-from benchkit.model import HEAD_NOISE, dimensions, model_file
-from benchkit.openai_client import Stream
-from benchkit.paths import ensure_driver
-from benchkit.plan import Plan, random_prompt
-from benchkit.statistics import Ratio, expected_tokens_per_round
+from benchkit.model import HEAD_NOISE, model_file, random_prompt
+
+from pyllama_mtp import Model, PyllamaMtpError, Session, Settings
+from pyllama_mtp.cli.parsing import whole_or_auto
+from pyllama_mtp.llama import native
+from pyllama_mtp.measure.ratios import typical_ratio
+from pyllama_mtp.models.ggufinfo import validate_model_file
+from pyllama_mtp.models.memory import padded
+from pyllama_mtp.settings import available_threads
 
 PARTS = ("overhead", "clients", "peer")
 EQUAL = [
@@ -46,10 +51,6 @@ Samples = dict[str, list[dict[str, Any]]]
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    ensure_driver()
-    from pyllama_mtp.cli.parsing import whole_or_auto
-    from pyllama_mtp.settings import available_threads
-
     parser = argparse.ArgumentParser(description="What the server costs, and what it gives.")
     add = parser.add_argument
     add("--model", type=Path, metavar="FILE", help="GGUF with an MTP head (default: synthetic)")
@@ -93,20 +94,20 @@ class Bench:
     """What is measured, and with what."""
 
     def __init__(self, args: argparse.Namespace, path: Path) -> None:
-        self.args = args
-        self.plan = Plan(
-            path,
-            n_prompt=args.n_prompt,
-            n_decode=args.n_decode,
+        self.args, self.path, self.n = args, path, args.n_decode + 1
+        self.settings = Settings(
+            n_ctx=padded(args.n_prompt + self.n),
             n_batch=512,
-            threads=args.threads,
-            rates=args.rates or (),
+            n_threads=args.threads,
+            draft_n_max=args.depth,
+            ngram=False,  # nothing is looked up: the peers cannot
+            synthetic_acceptance=args.rates,
         )
-        self.n_vocab = dimensions(path).n_vocab
+        self.n_vocab = validate_model_file(path).n_vocab
         self.prompt = random_prompt(args.n_prompt, self.n_vocab)  # of this round
         self.options = ["--draft-n-max", str(args.depth), "--no-ngram"]
         if args.rates:
-            self.options += ["--synthetic-acceptance", ",".join(map(str, self.plan.rates))]
+            self.options += ["--synthetic-acceptance", ",".join(map(str, args.rates))]
         self.samples: Samples = {}
 
     def add(self, name: str, sample: dict[str, Any]) -> None:
@@ -114,43 +115,37 @@ class Bench:
         self.samples.setdefault(name, []).append(sample)
 
     @contextlib.contextmanager
-    def driver(self) -> Iterator[Any]:
+    def driver(self) -> Iterator[Session]:
         """A session with the settings that the server has."""
-        from pyllama_mtp import Model, Session, Settings
-
-        usual = self.plan.driver_settings(self.plan.n_prompt + self.plan.n_decode + 1)
-        settings = Settings(
-            **usual,
-            draft_n_max=self.args.depth,
-            ngram=False,  # nothing is looked up: the peers cannot
-            synthetic_acceptance=self.args.rates,
-        )
-        with Model(self.plan.model) as model, Session(model, settings) as session:
+        with Model(self.path) as model, Session(model, self.settings) as session:
+            session.generate(self.prompt, max_tokens=8, ignore_eos=True).run()  # warm-up
             yield session
 
-    def overhead(self, number: int, session: Any, port: int) -> None:
+    @contextlib.contextmanager
+    def server(self, n_sequences: int, *options: str) -> Iterator[int]:
+        """Our server, warm; its port."""
+        given = [*self.options, *options]
+        with servers.ours(self.path, self.settings, n_sequences, given) as port:
+            openai_client.complete(port, self.prompt, 8, ignore_eos=True)
+            yield port
+
+    def overhead(self, number: int, session: Session, port: int) -> None:
         """The driver and the server, one after the other."""
-        sides = [lambda: self._drive(session), lambda: self._ask(port)]
+        sides = [lambda: self._drive(session), lambda: self.ask(port)]
         for side in sides if number % 2 == 0 else reversed(sides):
             side()
 
-    def _drive(self, session: Any) -> None:
-        n = self.plan.n_decode + 1
-        telemetry = session.generate(self.prompt, max_tokens=n, ignore_eos=True).run().telemetry
-        rounds, accepted = telemetry.rounds, sum(telemetry.accepted)
-        found = {"n_generated": n, "decode_s": telemetry.decode_s}
-        found |= {"rounds": rounds, "accepted": accepted}
-        self.add("driver", {**found, "decode_tps": telemetry.decode_tps})
+    def _drive(self, session: Session) -> None:
+        t = session.generate(self.prompt, max_tokens=self.n, ignore_eos=True).run().telemetry
+        found = {"n_generated": self.n, "decode_s": t.decode_s, "rounds": t.rounds}
+        self.add("driver", {**found, "accepted": sum(t.accepted), "decode_tps": t.decode_tps})
 
-    def _ask(self, port: int) -> None:
-        self.add("server", self._complete(port).to_dict())
-
-    def _complete(self, port: int) -> Stream:
-        n = self.plan.n_decode + 1
-        stream = openai_client.complete(port, self.prompt, n, ignore_eos=True)
-        if stream.n_generated != n:
-            raise openai_client.ClientError(f"{stream.n_generated} tokens instead of {n}")
-        return stream
+    def ask(self, port: int) -> None:
+        """One completion by our server."""
+        stream = openai_client.complete(port, self.prompt, self.n, ignore_eos=True)
+        if stream.n_generated != self.n:
+            raise openai_client.ClientError(f"{stream.n_generated} tokens instead of {self.n}")
+        self.add("server", stream.to_dict())
 
     def clients(self, number: int, port: int) -> None:
         """One client, then many; each with a prompt that the server has not seen."""
@@ -170,66 +165,55 @@ class Bench:
 
     def peer(self, peer: servers.Peer, folder: Path) -> None:
         """llama-cpp-python's server: plain, then with draft-mtp at each depth."""
-        n = self.plan.n_decode + 1
         for depth in (0, *self.args.peer_depths):
-            name = f"peer mtp {depth}" if depth else "peer plain"
-            with peer.serve(self.plan, folder, depth) as port:
-                openai_client.complete(port, self.prompt, min(8, n), model="peer")  # warm-up
+            with peer.serve(self.path, self.settings, folder, depth) as port:
+                openai_client.complete(port, self.prompt, min(8, self.n), model="peer")  # warm-up
                 before = servers.peer_rounds(port)
-                stream = openai_client.complete(port, self.prompt, n, model="peer")
+                stream = openai_client.complete(port, self.prompt, self.n, model="peer")
                 rounds, accepted = (
                     now - then for now, then in zip(servers.peer_rounds(port), before, strict=True)
                 )
+            name = f"peer mtp {depth}" if depth else "peer plain"
             self.add(name, {**stream.to_dict(), "rounds": rounds, "accepted": accepted})
 
 
 def run(args: argparse.Namespace) -> int:
     """Round after round; the exit code."""
-    from pyllama_mtp.llama import native
-    from pyllama_mtp.measure.machine import describe_machine
-
     library = native.load()
     bench = Bench(args, model_file(args.model, None if args.rates else HEAD_NOISE))
+    n_sequences = min(args.n_sequences, args.clients)
+    plan = {name: getattr(args, name) for name in ("n_prompt", "n_decode", "threads", "rates")}
+    fixed = {
+        **results.header(library.stamp),
+        "plan": {**plan, "model": bench.path.name, "depth": args.depth},
+        "clients": {"n": args.clients, "tokens": args.client_tokens, "n_sequences": n_sequences},
+    }
     peer = None
     if "peer" in args.parts:
         libraries = args.peer_libraries or library.folder.parent / "upstream"
         peer = servers.make_peer(libraries.resolve(), args.peer_folder.resolve())
     with contextlib.ExitStack() as stack:
-        one = stack.enter_context(servers.ours(bench.plan, 1, bench.options))
-        n_sequences = min(args.n_sequences, args.clients)
-        session = many = None
+        enter, session, many = stack.enter_context, None, None
+        one = enter(bench.server(1))
         if "overhead" in args.parts:
-            session = stack.enter_context(bench.driver())
-            session.generate(bench.prompt, max_tokens=8, ignore_eos=True).run()
+            session = enter(bench.driver())
         if "clients" in args.parts:
-            options = [*bench.options, "--max-queue", str(args.clients)]
-            many = stack.enter_context(servers.ours(bench.plan, n_sequences, options))
-            openai_client.complete(many, bench.prompt, 8, ignore_eos=True)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        openai_client.complete(one, bench.prompt, 8, ignore_eos=True)
+            many = enter(bench.server(n_sequences, "--max-queue", str(args.clients)))
+        folder = Path(enter(tempfile.TemporaryDirectory()))
         for number in range(args.rounds):
             bench.prompt = random_prompt(args.n_prompt, bench.n_vocab, number + 1)  # 0: warm-up
             if session:
                 bench.overhead(number, session, one)
             elif peer:
-                bench._ask(one)
+                bench.ask(one)
             if many:
                 bench.clients(number, many)
             if peer:
                 bench.peer(peer, folder)
             print(f"[{number + 1}/{args.rounds}]", file=sys.stderr)
-            result = {
-                **results.header(describe_machine(), library.stamp),
-                "plan": {**bench.plan.to_dict(), "rates": args.rates, "depth": args.depth},
-                "clients": {
-                    "n": args.clients,
-                    "tokens": args.client_tokens,
-                    "n_sequences": n_sequences,
-                },
-                "rounds": {"done": number + 1, "planned": args.rounds},
-                "samples": bench.samples,
-                "summary": summarize(bench.samples, args.rates),
-            }
+            rounds = {"done": number + 1, "planned": args.rounds}
+            measured = {"samples": bench.samples, "summary": summarize(bench.samples, args.rates)}
+            result = {**fixed, "rounds": rounds, **measured}
             if not args.dry_run:
                 results.write(result, render(result), args.name)
     print("\n".join(tables(result)))
@@ -239,26 +223,30 @@ def run(args: argparse.Namespace) -> int:
 def summarize(samples: Samples, rates: tuple[float, ...] | None) -> dict[str, dict[str, Any]]:
     """Ratios: server over driver, all clients over one, ours over llama-cpp-python."""
 
-    def ratio(a: str, b: str, key: str = "decode_tps") -> dict[str, Any]:
-        return Ratio.of(*([sample[key] for sample in samples[name]] for name in (a, b))).to_dict()
+    def speeds(name: str, key: str = "decode_tps") -> list[float]:
+        return [sample[key] for sample in samples[name]]
+
+    def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+        pairs = zip(ours, theirs, strict=False)  # of the rounds that both have finished
+        return asdict(typical_ratio([a / b for a, b in pairs]))
 
     found: dict[str, dict[str, Any]] = {}
     if "driver" in samples:
-        found["server / driver"] = ratio("server", "driver")
+        found["server / driver"] = ratio(speeds("server"), speeds("driver"))
     if "one" in samples:
-        found["all clients / one"] = ratio("all", "one", "tps")
+        found["all clients / one"] = ratio(speeds("all", "tps"), speeds("one", "tps"))
     if "peer plain" in samples:
-        found["server / llama-cpp-python plain"] = ratio("server", "peer plain")
+        plain = ratio(speeds("server"), speeds("peer plain"))
+        found["server / llama-cpp-python plain"] = plain
     for name in peer_names(samples):
         depth = int(name.split()[-1])
         text = f"server / llama-cpp-python at depth {depth}"
-        found[text] = ratio("server", name)
-        if rates:
-            expected = expected_tokens_per_round(rates[:depth])
+        found[text] = ratio(speeds("server"), speeds(name))
+        if rates:  # a round gains a token, and each draft that is accepted
+            expected = 1 + sum(rates[:depth])
             equal = [s["rounds"] / s["decode_s"] * expected for s in samples[name]]
             if min(equal) > 0:
-                ours = [sample["decode_tps"] for sample in samples["server"]]
-                found[f"{text}, at equal acceptance"] = Ratio.of(ours, equal).to_dict()
+                found[f"{text}, at equal acceptance"] = ratio(speeds("server"), equal)
     return found
 
 
@@ -290,12 +278,10 @@ def tables(result: dict[str, Any]) -> list[str]:
     head = ["tok/s", "median", "range", "tokens per round"]
     lines = results.markdown_table(head, rows)
     rows = [
-        [name, f"{r['of_medians']:.3f}", f"{r['paired']['median']:.3f}",
-         f"{r['paired']['low']:.3f} to {r['paired']['high']:.3f}"]
+        [name, f"{r['value']:.3f}", f"{r['low']:.3f} to {r['high']:.3f}"]
         for name, r in result["summary"].items()
-    ]  # fmt: skip
-    head = ["ratio", "of medians", "paired median", "paired range"]
-    return [*lines, "", *results.markdown_table(head, rows)]
+    ]
+    return [*lines, "", *results.markdown_table(["ratio", "value", "interval"], rows)]
 
 
 def _per_round(samples: list[dict[str, Any]]) -> str:
@@ -326,6 +312,7 @@ def render(result: dict[str, Any]) -> str:
             "of servers from the first chunk to the end of the stream, as the client sees it.",
             "Speeds with prompts included are all tokens over the time until the last client is",
             "done.",
+            "Ratios are Hodges-Lehmann estimates of those within a round.",
             "Tokens per round: by the driver's telemetry and by the peer's counters, 1 of the",
             "verification and the accepted drafts.",
             *(EQUAL if plan["rates"] else []),
@@ -336,11 +323,9 @@ def render(result: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     args = parse_arguments(argv)
-    from pyllama_mtp import PyllamaMtpError
-
     try:
         return run(args)
-    except (PyllamaMtpError, servers.ServerError, openai_client.ClientError) as error:
+    except (PyllamaMtpError, openai_client.ClientError) as error:
         print(f"serve: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

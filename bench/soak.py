@@ -5,11 +5,11 @@
     python bench/soak.py --minutes 1 --seed 7
     python bench/soak.py --steps 40            # as many steps instead of a time, nothing is written
 
-Prompts, depths and other settings, follow-ups, cancellations in the middle, stop strings, saved and
-restored prompts, several prompts at once and bad input take turns at random; which, follows from
-the seed. Every greedy answer is compared with that of a new session without MTP. Resident memory is
-read whenever no session is open. Writes results/NAME.json and .md. Exit codes: 0 all well, 1 an
-answer differed or memory grew. Needs psutil.
+Prompts, settings, follow-ups, cancellations, stop strings, saved and restored prompts, several
+prompts at once and bad input follow each other at random; the seed decides the order. Every greedy
+answer is compared with that of a new session without MTP. Resident memory is read whenever no
+session is open. Writes results/NAME.json and .md. Exit codes: 0 all is well, 1 an answer differed
+or memory grew. Needs psutil.
 """
 
 from __future__ import annotations
@@ -18,20 +18,18 @@ import argparse
 import ctypes
 import gc
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchkit import results
-from benchkit.paths import ensure_driver
 
 if TYPE_CHECKING:
     from benchkit.soaking import Soak
 
 WARM_UP = 0.2  # share of the run whose memory readings do not count
-#: Growth that counts as flat: the allocator's own, over a run of any length.
+#: Growth that still counts as flat, because it is the allocator's, in a run of any length.
 SLACK = 8 * 2**20
 #: (seconds since the start, resident bytes that are not a file's), with no session open.
 Readings = list[tuple[float, int]]
@@ -54,10 +52,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def resident() -> int:
-    """Bytes of this process in memory that are not a file's.
+    """Bytes of this process in memory that do not belong to a file.
 
-    What was freed and the allocator holds back is given to the system first: how much that is
-    depends on the order of sizes, and hides or feigns growth.
+    The allocator first returns freed memory to the system: how much of it the allocator would keep
+    depends on the order of sizes, and would hide or feign growth.
     """
     import psutil
 
@@ -138,7 +136,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     from pyllama_mtp import Model
     from pyllama_mtp.llama import native
-    from pyllama_mtp.measure.machine import describe_machine
     from pyllama_mtp.measure.promptset import CLASSES, prompts_for
     from pyllama_mtp.models.demo import demo_path
 
@@ -156,7 +153,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             work.close()
     tally = work.tally
     return {
-        **results.header(describe_machine(), native.load().stamp),
+        **results.header(native.load().stamp),
         "model": Path(path).name, "seed": args.seed, "threads": args.threads,
         "steps": sum(tally.steps.values()), "by_step": dict(tally.steps), "tokens": tally.tokens,
         "equal": tally.equal, "near_ties": tally.near_ties, "different": int(bool(different)),
@@ -169,13 +166,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     args = parse_arguments(argv)
     os.environ.setdefault("OMP_NUM_THREADS", str(args.threads))
-    ensure_driver()
     result = run(args)
     text = render(result)
     print(text)
     if not args.steps:
-        for path in results.write(result, text, args.name):
-            print(path, file=sys.stderr)
+        results.write(result, text, args.name)
     if result["different"]:
         print(f"\nan answer differs after step {result['steps']}:\n{result['difference']}")
     if result["memory"]["grown"] > SLACK:

@@ -1,10 +1,10 @@
-"""What forced tokens gain: tokens per pass of the model on a JSON task with long keys.
+"""What tokens that a grammar forces gain: tokens per pass of the model, on JSON with long keys.
 
     python bench/structured.py [MODEL.gguf] > bench/results/structured.md
 
-The same answers with the tokens that the grammar forces taken along, and without; at depth 0, 3 and
-"auto"; greedy and drawn. Passes are counted, which is the same on every machine. The demo model is
-the default.
+The same answers with forced tokens appended to a pass, and without; at depth 0, 3 and "auto";
+greedy and drawn. Passes are counted, so the figures are the same on every machine. The demo model
+is the default.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""What the scripts of bench/ share: running both sides, parsing, statistics, writing results."""
+"""What the scripts of bench/ share: models, servers, environments, result files."""
 
-from benchkit.paths import ensure_driver
+import sys
 
-ensure_driver()  # parts of the package are used here, installed or not
+from benchkit.paths import ROOT
+
+sys.path.append(str(ROOT))  # for tests.*; after the installed package

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchkit.paths import ROOT, ensure_driver
+from benchkit.paths import ROOT
+from pyllama_mtp.models.synth import write_synthetic
 
 SHAPE, TYPE = "qwen3.5-0.8b", "q8_0"
 #: Of a synthetic model whose head drafts well: acceptance some 0.85 / 0.70 / 0.59.
@@ -19,35 +20,18 @@ def model_file(given: Path | None, head_noise: float | None = None) -> Path:
     return given.resolve() if given is not None else synthetic(SHAPE, head_noise)
 
 
-def synthetic(
-    shape: str, head_noise: float | None = None, tensor_type: str = TYPE, path: Path | None = None
-) -> Path:
-    """A synthetic model of a shape, the same as `pyllama-mtp synth` writes; made once."""
-    if path is None:
-        noise = f"-noise-{head_noise:g}" if head_noise is not None else ""
-        path = FOLDER / f"synth-{shape}-{tensor_type}{noise}.gguf"
+def synthetic(shape: str, head_noise: float | None = None) -> Path:
+    """A synthetic model of a shape, as `pyllama-mtp synth` writes one; made once."""
+    noise = f"-noise-{head_noise:g}" if head_noise is not None else ""
+    path = FOLDER / f"synth-{shape}-{TYPE}{noise}.gguf"
     if not path.exists():
-        ensure_driver()
-        from pyllama_mtp.models.synth import write_synthetic
-
         print(f"writing the synthetic model {path.name} ...", file=sys.stderr, flush=True)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_synthetic(path, shape, tensor_type, head_noise=head_noise)
+        write_synthetic(path, shape, TYPE, head_noise=head_noise)
     return path
 
 
-@dataclass(frozen=True)
-class Dimensions:
-    """What of a model's shape the measurements need."""
-
-    n_vocab: int
-    n_embd: int
-
-
-def dimensions(path: Path) -> Dimensions:
-    """Read from the file's header. Raises the driver's ModelFileError for a bad file."""
-    ensure_driver()
-    from pyllama_mtp.models.ggufinfo import validate_model_file
-
-    info = validate_model_file(path, require_mtp=True)
-    return Dimensions(int(info.n_vocab), int(info.n_embd))
+def random_prompt(n_tokens: int, n_vocab: int, seed: int = 0) -> list[int]:
+    """Random token ids, as llama-bench takes them; the same for the same arguments."""
+    draw = random.Random(seed)
+    return [draw.randrange(n_vocab) for _ in range(n_tokens)]

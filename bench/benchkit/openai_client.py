@@ -1,4 +1,4 @@
-"""A client of an OpenAI-compatible server that costs next to nothing: the standard library's."""
+"""A client of an OpenAI-compatible server, by the standard library, which costs next to nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _opener = build_opener(ProxyHandler({}))
 
 
 class ClientError(RuntimeError):
-    """The server did not answer as asked."""
+    """The server did not answer as requested."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Stream:
     """One streamed completion, as its client saw it.
 
     Attributes:
-        n_generated: tokens, by the server's usage; without one, as many as were asked for, if that
-            is what has ended the stream. The first one comes with the first chunk.
+        n_generated: tokens, by the server's usage; without usage the number that was requested, if
+            the stream ended for that reason. The first token comes with the first chunk.
         first_s: from the request to the first chunk.
         decode_s: from the first chunk to the end of the stream.
         n_chunks: chunks with a choice.
@@ -99,7 +99,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[str]:
 def all_at_once(
     port: int, prompts: Sequence[Sequence[int]], n: int, **options: Any
 ) -> tuple[list[Stream], float]:
-    """A client for each prompt, all at once: their streams, and the seconds that it took."""
+    """Send all prompts at once, each by a client of its own: the streams, and the seconds taken."""
     began = time.perf_counter()
     with ThreadPoolExecutor(len(prompts)) as pool:
         streams = list(pool.map(lambda prompt: complete(port, prompt, n, **options), prompts))

@@ -1,4 +1,4 @@
-"""Writing results: JSON with every raw sample, Markdown to read; no host or folder is named."""
+"""Result files: JSON with every raw sample, Markdown to read; they name no host and no folder."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from benchkit.paths import RESULTS
+from pyllama_mtp.files import write_whole
+from pyllama_mtp.measure.header import without_folders
+from pyllama_mtp.measure.machine import describe_machine
+from pyllama_mtp.measure.text import to_markdown
 
 
 def command_line(argv: Sequence[str] | None = None) -> str:
-    """The command as typed, every path cut down to its file name."""
-    words = list(sys.argv if argv is None else argv)
-    return " ".join(["python", f"bench/{Path(words[0]).name}", *map(_without_folder, words[1:])])
-
-
-def _without_folder(word: str) -> str:
-    option, equals, value = word.rpartition("=")
-    return f"{option}{equals}{Path(value).name}" if "/" in value else word
+    """The command as typed, without the folders of its paths."""
+    program, *words = sys.argv if argv is None else argv
+    return " ".join(["python", f"bench/{Path(program).name}", *map(without_folders, words)])
 
 
 def project_commit() -> str:
@@ -39,15 +38,14 @@ def project_commit() -> str:
     return f"{commit}{'-dirty' if changes else ''}" if commit else "unknown"
 
 
-def header(machine: dict[str, Any], build: dict[str, Any]) -> dict[str, Any]:
-    """What every result file begins with; `build` is a library's stamp, and what else is known."""
-    now = datetime.now(timezone.utc)
+def header(build: dict[str, Any]) -> dict[str, Any]:
+    """What every result file begins with; `build` is the stamp of a library."""
     return {
         "schema": 1,
-        "date": now.strftime("%Y-%m-%d"),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "command": command_line(),
         "project_commit": project_commit(),
-        "machine": machine,
+        "machine": describe_machine(),
         "build": {key: value for key, value in build.items() if key != "pyllama_stamp"},
     }
 
@@ -61,7 +59,6 @@ def header_lines(result: dict[str, Any]) -> list[str]:
         f"- Date: {result['date']}",
         f"- Command: `{result['command']}`",
         f"- Machine: {machine['cpu']}, {machine['cores']} cores{size}, {machine['os']}",
-        *(f"- Accelerator: {device}" for device in machine["devices"]),
         f"- llama.cpp {build['upstream_commit'][:12]}, compiled by {build['compiler']}; "
         f"CPU features: {build['cpu_features']}",
         f"- Our library: {build['variant']}, patch series {build['series'][:12]}, "
@@ -70,29 +67,11 @@ def header_lines(result: dict[str, Any]) -> list[str]:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns padded so that the source reads as a table too; all but the first right-aligned."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = [
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return "| " + " | ".join(padded) + " |"
-
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    return [line(head), line(rule), *map(line, rows)]
+    """The lines of a table whose first column has words, and the others figures."""
+    return to_markdown(head, rows, [i == 0 for i in range(len(head))]).splitlines()
 
 
-def write(result: dict[str, Any], markdown: str, name: str, folder: Path = RESULTS) -> list[Path]:
-    """Write NAME.json and NAME.md, each in one step; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {".json": json.dumps(result, indent=1) + "\n", ".md": markdown.rstrip() + "\n"}
-    paths = []
-    for suffix, text in texts.items():
-        path = folder / (name + suffix)
-        part = path.with_name(path.name + ".part")
-        part.write_text(text)
-        part.replace(path)
-        paths.append(path)
-    return paths
+def write(result: dict[str, Any], markdown: str, name: str) -> None:
+    """Write NAME.json and NAME.md into bench/results, each as a whole or not at all."""
+    for suffix, text in ((".json", json.dumps(result, indent=1)), (".md", markdown.rstrip())):
+        write_whole(RESULTS / f"{name}{suffix}", f"{text}\n".encode())

@@ -1,7 +1,7 @@
-"""Random use of sessions for a long time: what is asked, and what every greedy answer must equal.
+"""Random use of sessions: draws what to ask, and checks every greedy answer.
 
-Each step draws one thing to do. The sequence of steps depends on the seed alone: nothing is drawn
-from what was generated or from a clock.
+Each step draws one action. The sequence of steps depends on the seed alone, not on generated tokens
+or a clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.context import Context, ContextOptions
 
 N_CTX = 512
-#: What a settings switch draws from. Small batches, so that prompts cross their edges.
+#: Values of settings to draw from. Batches are small, so that prompts cross their edges.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "draft_n_max": (0, 1, 2, 3, 4, 6, "auto"),
     "n_ubatch": (16, 32, 48),
@@ -35,9 +35,9 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "cache_type_k": ("f16", "f16", "f32", "q8_0"),
     "flash_attn": ("auto", "on", "off"),
 }
-#: What a fresh context needs of the settings to compute the same: the rest must not matter.
+#: Settings that a fresh context must share to compute the same; no other setting may matter.
 MATTERS = ("cache_type_k", "cache_type_v", "flash_attn")
-#: How likely a step is; a switch closes the session and opens another one.
+#: Relative probabilities of the steps. A switch closes the session; the next step opens another.
 STEPS = {
     "greedy": 8, "continue": 8, "same again": 2, "shortened": 4, "sampled": 3, "cancel": 5,
     "stop string": 3, "save and restore": 2, "batch": 2, "bad input": 2, "switch": 5,
@@ -45,12 +45,12 @@ STEPS = {
 
 
 class Different(Exception):
-    """A greedy answer that is not the fresh context's; the message says after what."""
+    """A greedy answer differs from the fresh context's; the message has settings and prompt."""
 
 
 @dataclass
 class Tally:
-    """What was done, and how it compared."""
+    """Counts of steps, tokens and comparisons."""
 
     steps: Counter[str] = field(default_factory=Counter)
     equal: int = 0
@@ -60,10 +60,10 @@ class Tally:
 
 
 class Soak:
-    """A session in random use, and fresh ones that say what it should have answered.
+    """A session in random use, checked by fresh sessions.
 
     Args:
-        prompts: token ids of each, to draw from.
+        prompts: token ids of the prompts to draw from.
         folder: for saved prompts.
     """
 
@@ -94,7 +94,7 @@ class Soak:
         }
 
     def step(self) -> str:
-        """Do one thing; returns its name. After "switch" no session is open.
+        """Do one step; returns its name. After "switch" no session is open.
 
         Raises:
             Different: an answer was not the fresh context's.
@@ -122,7 +122,7 @@ class Soak:
         return replace(self._base, **chosen)
 
     def _new(self) -> list[int]:
-        """A prompt of the set, now and then only its beginning."""
+        """One of the prompts, sometimes only its beginning."""
         prompt = self._random.choice(self._prompts)
         whole = self._random.random() < 0.7
         return prompt if whole else prompt[: self._random.randint(1, len(prompt))]
@@ -138,12 +138,12 @@ class Soak:
         self._ask(self._new())
 
     def _continue(self) -> None:
-        """A follow-up: everything so far, and another text."""
+        """A follow-up: everything so far and another prompt."""
         prompt = [*self._last, *self._new()]
         self._ask(prompt if len(prompt) < N_CTX - 64 else self._new())
 
     def _shortened(self) -> None:
-        """Back to some place in what came last, and another way from there."""
+        """Go back to a random place of the last text, and continue in another way."""
         last = self._last or self._new()
         self._ask([*last[: self._random.randint(1, len(last))], *self._new()[:9]])
 
@@ -189,7 +189,7 @@ class Soak:
             raise Different(f"stop {stop!r}: {run.text!r} of {text!r}, {run.finish_reason}")
 
     def _save_and_restore(self) -> None:
-        """Save, go on in another session of the same settings, and in this one."""
+        """Save the prompt; continue in another session with the same settings, then in this one."""
         if not self._last:
             self._ask(self._new())
         path = self._folder / "soak.prompt"
@@ -206,7 +206,7 @@ class Soak:
         self._ask([*saved, *self._new()[:20]])
 
     def _batch(self) -> None:
-        """Several prompts at once, some of them sampled."""
+        """Several prompts at once; some answers are sampled."""
         settings = replace(self._draw_settings(), prompt_rows="last", n_ubatch=48)
         places = self._random.randint(1, 4)
         prompts = [self._new() for _ in range(self._random.randint(1, 6))]
@@ -223,7 +223,7 @@ class Soak:
                 self._compare(prompt, answer.tokens, most, settings)
 
     def _bad_input(self) -> None:
-        """Refusals leave the session as it was."""
+        """Refused input leaves the session as it was."""
         session = self._open()
         for prompt, n in (
             (list(range(5)) * N_CTX, 4),
@@ -239,7 +239,7 @@ class Soak:
         self._ask(self._last[: N_CTX - 60] if self._last else self._new())
 
     def _fresh(self, settings: Settings | None = None) -> Session:
-        """A new session without MTP, all else at its default."""
+        """A new session without MTP; everything but MATTERS has its default."""
         given = settings or self.settings
         matters = {name: getattr(given, name) for name in MATTERS}
         return Session(self.model, replace(self._base, draft_n_max=0, **matters))
@@ -247,8 +247,12 @@ class Soak:
     def _compare(
         self, prompt: list[int], got: list[int], n: int, settings: Settings | None = None
     ) -> bool:
-        """Count an answer that is the fresh context's (True), or parts from it where the two best
-        logits are as close as rounding (False); anything else is an error."""
+        """Compare an answer with the fresh context's. True: equal; False: it differs after a place
+        where the two best logits are within rounding.
+
+        Raises:
+            Different: it differs in another way.
+        """
         self.tally.tokens += len(got)
         parted = self._parts(prompt, got, n, settings)
         self.tally.equal += parted is None
@@ -260,7 +264,7 @@ class Soak:
     def _parts(
         self, prompt: list[int], got: list[int], n: int, settings: Settings | None = None
     ) -> int | None:
-        """Where `got` parts from the fresh answer, at a near tie; None when it does not."""
+        """The index at which `got` leaves the fresh answer, at a near tie; None: they are equal."""
         with self._fresh(settings) as fresh:
             plain = fresh.generate(prompt, max_tokens=n).run().tokens
         if got == plain:

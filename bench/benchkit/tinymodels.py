@@ -1,7 +1,7 @@
-"""Models in place of those that llama-cpp-python's tests download: same kind, random weights, tiny.
+"""Tiny models with random weights, in the place of those that llama-cpp-python's tests download.
 
-Their vocabularies come from the vocabulary files in its source archive; what the text is, nobody
-can say. A test that wants one particular text of one particular model cannot pass with them.
+Their vocabularies come from the vocabulary files in its source archive. Tests that want the text of
+a particular model cannot pass with them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Runs llama-cpp-python's server without libmtmd, which it loads at import and needs for images
-only: ``python without_mtmd.py server.py ARGUMENTS``, in the environment that has llama-cpp-python.
+"""Runs llama-cpp-python's server without libmtmd: ``python without_mtmd.py server.py ARGUMENTS``.
+
+The server loads libmtmd at import, but needs it for images only. Runs in the environment that has
+llama-cpp-python.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import llama_cpp
 
 
 class Absent(ModuleType):
-    """Names of it may be mentioned; a text model calls none of them."""
+    """A module with any name in it; a text model calls none of them."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -23,5 +25,5 @@ class Absent(ModuleType):
 
 if __name__ == "__main__":
     sys.modules["llama_cpp.mtmd_cpp"] = llama_cpp.mtmd_cpp = Absent("llama_cpp.mtmd_cpp")
-    del sys.argv[0], sys.path[0]  # this folder's statistics.py is not the standard library's
+    del sys.argv[0], sys.path[0]
     runpy.run_path(sys.argv[0], run_name="__main__")

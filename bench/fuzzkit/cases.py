@@ -1,7 +1,7 @@
-"""What is done with one damaged file, and what that comes to; runs in a process of its own.
+"""Uses one damaged file, and judges the outcome; runs in a process of its own.
 
-Only expected errors may come back, :class:`PyllamaMtpError`: anything else raised is a finding, as
-is the end of the process, a time limit and a memory limit, which the pool sees to.
+Any exception but a :class:`PyllamaMtpError` is a finding. So are the end of the process and limits
+exceeded, which the pool notices.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.sidecar import NO_HEAD
 from pyllama_mtp.models.surgery import drop_head, extract_head
 
-#: A model; one of several files: a model and its MTP head, the parts of a split model; files of
-#: ours.
+#: Models: in one file, with the MTP head in another file, split into parts. Then files of ours.
 MODELS = ("model", "head", "split")
 KINDS = (*MODELS, "prompt", "draft-vocab")
 REFUSED, NATIVE, ENDED, LATER, WORKS, FINDING = (
@@ -45,7 +44,7 @@ SETTINGS = Settings(n_ctx=128, n_threads=1, n_batch=32, n_ubatch=32, draft_n_max
 PROMPT = "def add(a, b):\n    return"
 N_GENERATED = 4
 N_PARTS = 2
-#: Seconds that a process may take that tries a file of an architecture other than the demo's.
+#: Seconds for the process that first tries a file of another architecture than the demo's.
 TRIAL_S = 15.0
 
 
@@ -69,7 +68,7 @@ class Cases:
         }
 
     def edits(self, kind: str, seed: int) -> list[Edit]:
-        """The edits of a case; of several files the first edit says which one."""
+        """The edits of a case; of several files the first edit tells which one is changed."""
         if kind in MODELS:
             documents = self._documents[kind]
             which = seed % len(documents)

@@ -1,8 +1,8 @@
-"""What can be done to a file, as plain data, so that a case can be written down and done again.
+"""Edits of a file as plain data, so that a case can be recorded and repeated.
 
 An edit is a dictionary with ``op`` and its arguments. Edits of parts come first, then the file is
 written, then edits of single numbers and of bytes. Strings are Latin-1 of the bytes they stand for.
-An edit of a part that is not there (any more) does nothing.
+An edit of a missing part does nothing.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import numpy as np
 
 from fuzzkit.document import ARRAY, STRING, Document, Entry, Scalar, Tensor, Writer, pack, tiled
 from pyllama_mtp.models.layout import model_tensors
-from pyllama_mtp.models.shapes import ModelShape
+from pyllama_mtp.models.shapes import KEYS, ModelShape
 
 Edit = dict[str, Any]
 Buffer = bytes | bytearray
 
-#: A file that edits blow up beyond this is cut: disks are not what is tried here.
+#: Files are cut to this size: full disks are not tested here.
 MOST_BYTES = 64 << 20
 
 
 def apply(base: Document, edits: list[Edit], known: dict[int, bytes] | None = None) -> list[Buffer]:
-    """The file that edits make of a document, which stays as it is; in pieces, to save copies.
+    """The edited file of a document, in pieces to save copies; the document stays as it is.
 
     Args:
         base: the document.
-        edits: what is done to it, in the order given within each of the three steps.
+        edits: applied in the given order within each of the three steps.
         known: :func:`fuzzkit.document.known_arrays` of the base, which makes it faster.
     """
     document = Document([copy.copy(e) for e in base.entries], [copy.copy(t) for t in base.tensors])
@@ -198,7 +198,7 @@ def _weights(document: Document, edit: Edit) -> None:
 
 
 def _conform(document: Document, edit: Edit) -> None:
-    """Give every tensor the shape that the metadata asks for: what is then wrong lies deeper."""
+    """Give every tensor the shape that follows from the metadata, so that faults lie deeper."""
     shape = _shape(document)
     try:
         specs = model_tensors(shape) if shape else []
@@ -235,27 +235,15 @@ def _shape(document: Document) -> ModelShape | None:
     n_layer = number("block_count") - n_mtp
     if not 0 <= n_layer <= 64 or n_mtp > 8 or n_experts > 64:
         return None
-    heads = number("attention.head_count", 1)
+    usual = {"n_head": 1, "n_head_kv": number(KEYS["n_head"], 1), "full_attention_interval": 4}
+    dimensions: Any = {name: number(key, usual.get(name, 0)) for name, key in KEYS.items()}
+    dimensions["full_attention_interval"] = dimensions["full_attention_interval"] or 4
     return ModelShape(
         name="conforming",
         n_layer=n_layer,
-        n_embd=number("embedding_length"),
-        n_head=heads,
-        n_head_kv=number("attention.head_count_kv", heads),
-        head_dim=number("attention.key_length"),
         n_vocab=n_vocab,
-        ssm_k_heads=number("ssm.group_count"),
-        ssm_v_heads=number("ssm.time_step_rank"),
-        n_ff=number("feed_forward_length"),
-        n_expert=n_experts,
-        n_expert_used=number("expert_used_count"),
-        n_ff_exp=number("expert_feed_forward_length"),
-        n_ff_shexp=number("expert_shared_feed_forward_length"),
-        ssm_head_dim=number("ssm.state_size"),
-        ssm_conv_kernel=number("ssm.conv_kernel"),
-        full_attention_interval=number("full_attention_interval", 4) or 4,
-        n_mtp=n_mtp,
         tied_embeddings=document.tensor("output.weight") is None,
+        **dimensions,
     )
 
 

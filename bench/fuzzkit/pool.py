@@ -1,7 +1,7 @@
-"""Runs cases in long-living worker processes, and notices when one dies, hangs or swells.
+"""Runs cases in long-living worker processes, and notices a worker that dies, hangs or swells.
 
-Every case is sent to a worker by itself. A worker that ends, that does not answer in time or that
-took too much memory is a finding, and is replaced.
+A worker gets one case at a time. A worker that ends, does not answer in time or takes too much
+memory is a finding, and is replaced.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 
 import pyllama_mtp
 
-#: A worker is replaced after so many cases, so that what leaks is not blamed on one of them.
+#: Cases after which a worker is replaced, so that no case is blamed for the leaks of others.
 LIFE = 400
 _ROOTS = (Path(__file__).resolve().parents[1], Path(pyllama_mtp.__file__).resolve().parents[1])
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one case: seconds, resident MiB beyond the worker's own, MiB of address space."""
+    """Limits of a case: seconds, resident MiB beyond the worker's own, MiB of address space."""
 
     seconds: float = 30.0
     peak_mib: int = 512
@@ -38,7 +38,7 @@ class Limits:
 
 @dataclass
 class Case:
-    """What is to be done: a seed, or edits, which win."""
+    """A case to run: by its seed, or by its edits, if there are any."""
 
     kind: str
     seed: int
@@ -47,7 +47,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case: one of cases.OUTCOMES with its details."""
+    """How a case ended: one of cases.OUTCOMES with its details."""
 
     case: Case
     outcome: str
@@ -91,10 +91,10 @@ class _Worker:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # it is dead; its output, which ends, says so
+            pass  # it is dead, which the end of its output tells
 
     def lines(self) -> list[bytes] | None:
-        """Whole lines that have come; None: the process has ended."""
+        """The whole lines that have arrived; None: the process has ended."""
         assert self.process.stdout
         data = os.read(self.process.stdout.fileno(), 1 << 20)
         if not data:
@@ -167,7 +167,7 @@ class Pool:
         worker.close()
 
     def _answers(self, busy: list[_Worker]) -> list[tuple[_Worker, Outcome]]:
-        """Who has answered, died or run out of time by now; waits for the first."""
+        """Workers that have answered, died or run out of time; waits for the first."""
         now = time.monotonic()
         # The first case of a process also starts it and loads the library.
         ends = {w: w.began + self.limits.seconds + (30 if not w.done else 0) for w in busy}
@@ -182,7 +182,7 @@ class Pool:
         return [(worker, outcome) for worker, outcome in found if outcome]
 
     def _read(self, worker: _Worker) -> Outcome | None:
-        """What came of the worker's case; None: it is at it."""
+        """The outcome of the worker's case; None: it is still running."""
         lines = worker.lines()
         if lines is None:
             code = worker.process.wait()
@@ -205,7 +205,7 @@ class Pool:
         return None
 
     def _finding(self, worker: _Worker, detail: str, peak_mib: int = 0) -> Outcome:
-        """`worker.case` stays set: such a worker is not used again."""
+        """A finding; `worker.case` stays set, so that the worker is not used again."""
         assert worker.case
         seconds = time.monotonic() - worker.began
         return Outcome(worker.case, "finding", detail, seconds, peak_mib, worker.edits)

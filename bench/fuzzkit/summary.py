@@ -1,4 +1,4 @@
-"""What a run came to: counts by kind and outcome, as a line and as a page."""
+"""The results of a run: counts by kind and outcome, as a line and as a page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from benchkit.results import header, header_lines, markdown_table
 from fuzzkit.cases import LATER, NATIVE, OUTCOMES, REFUSED
 from fuzzkit.pool import Limits, Outcome
 from pyllama_mtp.llama import native
-from pyllama_mtp.measure.machine import describe_machine
 
 _TOP = 15
 
@@ -36,7 +35,7 @@ class Tally:
         self.peak_mib = max(self.peak_mib, outcome.peak_mib)
 
     def line(self) -> str:
-        """How far it is."""
+        """The counts so far."""
         counts = ", ".join(f"{self.total[o]} {o}" for o in OUTCOMES if self.total[o])
         return f"{sum(self.total.values())} cases: {counts}"
 
@@ -47,7 +46,7 @@ class Tally:
             for kind, counts in self.by_kind.items()
         ]
         words = "\n".join(f"- {n} times {text}" for text, n in self.errors.most_common(_TOP))
-        about = header_lines(header(describe_machine(), native.load().stamp))
+        about = header_lines(header(native.load().stamp))
         return "\n".join(
             [
                 "# Damaged and hostile files",
@@ -73,7 +72,7 @@ class Tally:
 
 
 def record(outcome: Outcome) -> dict[str, Any]:
-    """A finding as it is kept: what was done to the file, and what came of it."""
+    """A finding for --findings: the edits of the file, and the outcome."""
     return {
         "kind": outcome.case.kind,
         "seed": outcome.case.seed,
@@ -83,7 +82,7 @@ def record(outcome: Outcome) -> dict[str, Any]:
 
 
 def _words(detail: str) -> str:
-    """An error without what differs from case to case."""
+    """An error without the parts that differ from case to case."""
     text = re.sub(r"\S*/case[-\w]*\.(gguf|bin):? ?", "", detail.splitlines()[0] if detail else "")
     text = re.sub(r"'[^']*'|\"[^\"]*\"|\b[a-z_]+(\.[\w.]+)+", "...", text)
     text = re.sub(r"\(?-?\b\d[\d.e+, ]*\)?", "N ", text)

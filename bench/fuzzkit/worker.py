@@ -1,10 +1,10 @@
-"""A process that runs cases. Started by fuzzkit/pool.py.
+"""A process that runs cases, started by fuzzkit/pool.py.
 
     python -m fuzzkit.worker BASE FOLDER ADDRESS_SPACE_MIB
 
-A line of JSON comes in for each case, two go out: its edits, before they are tried, and what came
-of them. It lives on from case to case, because starting Python and loading the library takes longer
-than most cases.
+It reads a line of JSON for each case and writes two: the case's edits, before they are tried, and
+the outcome. It runs many cases, because starting Python and loading the library takes longer than
+most cases.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Of llama-cpp-python's tests and of llama-server on our libraries: what is made of the runs."""
+"""bench/dropin.py: what is made of a run of llama-cpp-python's tests, and the models for them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 
 import dropin
-import pytest
 from benchkit import tinymodels
 from dropin import Outcome
-from dropinkit import llama_server
 
 from pyllama_mtp.llama import native
 
@@ -96,21 +94,3 @@ def test_the_stand_ins_load_and_generate(tmp_path: Path, llama_cpp_folder: Path)
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["4 False", "4 True"]
-
-
-def test_each_side_must_get_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def loaded(program: Path) -> Path:
-        return Path(os.environ.get("LD_LIBRARY_PATH", tmp_path)) / "libllama.so.0"
-
-    program = Path(sys.executable)
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/elsewhere")
-    patched, upstream = (native.locate(variant)[0] for variant in ("patched", "upstream"))
-    sides = {llama_server.OWN: None, llama_server.OURS: patched}
-    with pytest.raises(llama_server.PeerError, match="not linked against a shared libllama"):
-        llama_server.check_sides(program, sides)
-    monkeypatch.setattr(llama_server, "loaded", loaded)
-    llama_server.check_sides(program, sides)
-    assert os.environ["LD_LIBRARY_PATH"] == "/elsewhere"
-    for side, wrong in ((llama_server.OURS, upstream), (llama_server.OWN, patched)):
-        with pytest.raises(llama_server.PeerError, match="which is not"):
-            llama_server.check_sides(program, {**sides, side: wrong})

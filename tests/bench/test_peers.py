@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_finished_build_is_found(folder: Path) -> None:
-    found = peers.find(folder)
+    found = peers.built(folder)
     assert not found.missing
     assert found.program("llama-bench") == folder / "bin" / "llama-bench"
     assert "GGML_OPENMP=OFF" in peers.report(found)
@@ -34,7 +34,7 @@ def test_a_finished_build_is_found(folder: Path) -> None:
 
 def test_a_program_that_is_not_built_is_reported(folder: Path) -> None:
     (folder / "bin" / "llama-server").unlink()
-    found = peers.find(folder)
+    found = peers.built(folder)
     assert found.missing == ["llama-server"]
     assert "llama-server  not built" in peers.report(found)
     with pytest.raises(peers.PeerError, match=r"run `python bench/peers.py`"):
@@ -43,13 +43,13 @@ def test_a_program_that_is_not_built_is_reported(folder: Path) -> None:
 
 def test_an_unfinished_build_counts_as_none(folder: Path) -> None:
     (folder / "request.json").unlink()
-    assert peers.find(folder).missing == list(peers.PROGRAMS)
+    assert peers.built(folder).missing == list(peers.PROGRAMS)
 
 
 def test_only_a_build_of_this_checkout_is_current(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = peers.find(folder)
+    found = peers.built(folder)
     monkeypatch.setattr(peers, "series_stamp", lambda: "ef")
     assert peers.is_current(found, ["GGML_OPENMP=OFF"])
     assert not peers.is_current(found, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +13,8 @@ import pytest
 import serve
 from benchkit import openai_client, servers
 from benchkit.openai_client import ClientError, Stream
-from benchkit.plan import Plan
+
+from pyllama_mtp import Settings
 
 
 def test_the_speed_is_that_of_the_tokens_after_the_first() -> None:
@@ -32,26 +34,27 @@ def test_ratios_and_equal_acceptance() -> None:
         "peer mtp 2": [drafted] * 2,
     }
     found = serve.summarize(samples, (0.8, 0.7))
-    assert found["server / driver"]["paired"]["low"] == 0.95
-    assert found["all clients / one"]["of_medians"] == 2.5
+    assert found["server / driver"]["low"] == 0.95
+    assert found["all clients / one"]["value"] == 2.5
     two = "server / llama-cpp-python at depth 2"
-    assert found[two]["of_medians"] == pytest.approx(14.45 / 5)
+    typical = math.sqrt(19.0 * 9.9)
+    assert found[two]["value"] == pytest.approx(typical / 5)
     equal = found[f"{two}, at equal acceptance"]
-    assert equal["of_medians"] == pytest.approx(14.45 / (2.0 * 2.5))
+    assert equal["value"] == pytest.approx(typical / (2.0 * 2.5))
     assert len(found) == 7
     real = serve.summarize(samples, None)
     assert len(real) == 5, "real acceptance is nobody's to choose"
     result = {"samples": samples, "summary": found, "clients": {"n": 32}}
     text = "\n".join(serve.tables(result))
-    assert "32 clients" in text and "0.963" in text and "2.50 |" in text and "depth 2" in text
+    assert "32 clients" in text and "0.950 to 0.990" in text and "2.50 |" in text
 
 
 def test_the_peer_gets_the_plan(tmp_path: Path) -> None:
-    plan = Plan(tmp_path / "m.gguf", n_prompt=100, n_decode=100, n_batch=64, threads=3)
-    model = servers.peer_model(plan, 2)
+    settings = Settings(n_ctx=256, n_batch=64, n_ubatch=64, n_threads=3)
+    model = servers.peer_model(tmp_path / "m.gguf", settings, 2)
     assert model["n_ctx"] == 256 and model["n_batch"] == 64 and model["threads"] == 3
     assert (model["draft_model"], model["draft_model_num_pred_tokens"]) == ("draft-mtp", 2)
-    assert "draft_model" not in servers.peer_model(plan, 0)
+    assert "draft_model" not in servers.peer_model(tmp_path / "m.gguf", settings, 0)
 
 
 class Fake(BaseHTTPRequestHandler):

@@ -34,13 +34,15 @@ def option(name: str, default: str) -> str:
 
 def bench() -> None:
     n_prompt, n_gen = int(option("-p", "512")), int(option("-n", "128"))
+    if "-gp" in ARGUMENTS:  # ik_llama.cpp's: decode after a prompt
+        n_prompt, n_gen = map(int, option("-gp", "").split(","))
     if MODE == "garbage":
         print("| model | size |")
         return
     test = {"n_prompt": n_prompt, "n_gen": n_gen}
-    if "-rtr" not in ARGUMENTS:  # ik_llama.cpp's
+    if "-d" in ARGUMENTS:
         test["n_depth"] = int(option("-d", "0"))
-    rate = float("nan") if MODE == "nan" else 500.0 if n_prompt else 50.0
+    rate = float("nan") if MODE == "nan" else 50.0 if n_gen else 500.0
     print(json.dumps([{**test, "samples_ts": [rate]}]))
 
 
