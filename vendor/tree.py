@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -149,15 +151,27 @@ def unpack(archive: Path, dest: Path, pin: Pin) -> Tree:
         tree = _extract(archive, new, pin)
         document = {k: v for k, v in vars(tree).items() if k != "path"} | {"layout": layout()}
         write_file(new / STAMP, (json.dumps(document, indent=1) + "\n").encode())
-        other = read_tree(dest, pin)
-        if other is not None:  # another run was quicker: its tree will do
-            return other
-        if dest.exists():
-            dest.rename(temporary / "old")
-        new.rename(dest)
+        with _alone(dest.parent):
+            other = read_tree(dest, pin)
+            if other is not None:  # another run was quicker: its tree will do
+                return other
+            if dest.exists():
+                dest.rename(temporary / "old")
+            new.rename(dest)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Tree(**(vars(tree) | {"path": dest}))
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one run at a time change what lies in `folder`."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
 
 
 def write_file(path: Path, data: bytes) -> None:

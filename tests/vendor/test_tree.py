@@ -1,4 +1,4 @@
-"""Unpacking: what is taken, that it is complete or absent, and what is refused."""
+"""Unpacking: which files are taken, a tree is complete or absent, bad archives are refused."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import errno
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import fake_sdist
 import fetch
 import pytest
 import tree as tree_module
@@ -60,22 +60,22 @@ def test_commit_behind_a_reference(place, tmp_path, where):
 
 def half_unpack(how: str, dest: Path) -> None:
     """Leave `dest` as an interrupted copy or a careless hand would."""
-    if how == "no stamp":
-        (dest / tree_module.STAMP).unlink()
-    elif how == "file missing":
-        (dest / "src/llama.cpp").unlink()
-    elif how == "file cut short":
-        (dest / "src/llama.cpp").write_text("int")
-    elif how == "extra file":
-        (dest / "src/extra.cpp").write_text("int extra;\n")
-    elif how == "broken stamp":
-        (dest / tree_module.STAMP).write_text('{"commit": ')
-    elif how == "empty folder":
-        for name in names(dest):
+    if how in WRITTEN:
+        name, text = WRITTEN[how]
+        (dest / name).write_text(text)
+    else:
+        for name in REMOVED[how] or names(dest):
             (dest / name).unlink()
 
 
-HALF = ["no stamp", "file missing", "file cut short", "extra file", "broken stamp", "empty folder"]
+WRITTEN = {
+    "file cut short": ("src/llama.cpp", "int"),
+    "extra file": ("src/extra.cpp", "int extra;\n"),
+    "broken stamp": (tree_module.STAMP, '{"commit": '),
+    "edited in place": ("src/llama.cpp", NEEDED["src/llama.cpp"].replace("return 7", "return 8")),
+}
+REMOVED = {"no stamp": [tree_module.STAMP], "file missing": ["src/llama.cpp"], "empty folder": []}
+HALF = [*REMOVED, *WRITTEN][:-1]  # what is edited in place is found by --check alone
 
 
 @pytest.mark.parametrize("how", HALF)
@@ -93,12 +93,10 @@ def test_check_reports_and_changes_nothing(place, how, monkeypatch, capsys):
     monkeypatch.setattr(fetch, "PIN_FILE", place.pin)
     fetch.ensure_tree(place.dest, place.archive, place.pin)
     assert fetch.main(["--check", "--dest", str(place.dest)]) == 0
-    half_unpack(how, place.dest)
-    if how == "edited in place":
-        file = place.dest / "src/llama.cpp"
-        file.write_text(file.read_text().replace("return 7", "return 8"))
     if how == "absent":
         place.dest.rename(place.dest.parent / "elsewhere")
+    else:
+        half_unpack(how, place.dest)
     before = names(place.dest.parent)
     assert fetch.main(["--check", "--dest", str(place.dest)]) == 2
     message = capsys.readouterr().err
@@ -190,6 +188,15 @@ def test_foreign_destination_is_refused(place, kind):
     assert place.dest.exists() and place.leftovers == []
 
 
+BAD = {
+    "link": {"links": {"src/evil.cpp": "/etc/passwd"}},
+    "dotdot": {"files": NEEDED | {"src/../../../evil": "out\n"}},
+    "absolute": {"files": NEEDED | {"src//opt/evil\\x": "out\n"}},
+    "no commit": {"git": {"HEAD": "ref: refs/heads/gone\n"}},
+    "no tree": {"files": {"README.md": "moved\n"}},
+}
+
+
 @pytest.mark.parametrize(
     ("case", "found"),
     [
@@ -204,17 +211,8 @@ def test_foreign_destination_is_refused(place, kind):
 )
 def test_bad_archives_are_refused(place, tmp_path, case, found):
     archive = tmp_path / "bad.tar.gz"
-    if case == "link":
-        make_sdist(archive, links={"src/evil.cpp": "/etc/passwd"})
-    elif case == "dotdot":
-        make_sdist(archive, NEEDED | {"src/../../../evil": "out\n"})
-    elif case == "absolute":
-        make_sdist(archive, NEEDED | {"src//opt/evil\\x": "out\n"})
-    elif case == "no commit":
-        make_sdist(archive, git={"HEAD": "ref: refs/heads/gone\n"})
-    elif case == "no tree":
-        make_sdist(archive, {"README.md": "moved\n"})
-    elif case == "cut short":
+    make_sdist(archive, **BAD.get(case, {}))
+    if case == "cut short":
         archive.write_bytes(place.archive.read_bytes()[:-200])
     elif case == "not gzip":
         archive.write_bytes(b"<html>no such page</html>")
@@ -225,21 +223,30 @@ def test_bad_archives_are_refused(place, tmp_path, case, found):
     assert not (tmp_path / "evil").exists() and not (place.dest.parent / "evil").exists()
 
 
-def test_two_runs_at_once(place):
-    results: list[object] = []
+def test_runs_at_once(place, monkeypatch):
+    """Four runs reach the last step together; three find the tree of the first one, and keep it."""
+    write, read, together = tree_module.write_file, tree_module.read_tree, threading.Barrier(4)
+    found: list[object] = []
 
-    def run() -> None:
-        try:
-            results.append(fetch.ensure_tree(place.dest, place.archive, place.pin))
-        except BaseException as error:
-            results.append(error)
+    def wait_for_the_others(path: Path, data: bytes) -> None:
+        write(path, data)
+        if path.name == tree_module.STAMP:
+            together.wait(60)
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(getattr(r, "commit", r) == COMMIT for r in results)
+    def slow(root: Path, pin: object) -> object:
+        tree = read(root, pin)
+        found.append(tree)
+        time.sleep(0.05)  # for others to put a tree there, after this run has looked
+        return tree
+
+    monkeypatch.setattr(tree_module, "write_file", wait_for_the_others)
+    monkeypatch.setattr(tree_module, "read_tree", slow)
+    with ThreadPoolExecutor(4) as pool:
+        runs = [
+            pool.submit(fetch.ensure_tree, place.dest, place.archive, place.pin) for _ in range(4)
+        ]
+        assert {run.result().commit for run in runs} == {COMMIT}
+    assert found.count(None) == 1
     assert names(place.dest) == set(NEEDED) | {tree_module.STAMP}
     assert place.leftovers == []
 
@@ -260,7 +267,3 @@ def test_a_run_that_was_quicker_wins(place, monkeypatch):
     assert fetch.ensure_tree(place.dest, place.archive, place.pin).commit == COMMIT
     assert [place.dest.stat().st_ino] == quicker
     assert place.leftovers == []
-
-
-def test_fake_archive_is_not_trivial():
-    assert fake_sdist.NOT_NEEDED and not any(map(tree_module.is_needed, fake_sdist.NOT_NEEDED))
