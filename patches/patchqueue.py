@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from pq.apply import apply_series
 from pq.series import PATCHES, VARIANTS, PatchError, read_series
 from pq.worktree import check, edit, export
+from sdist import FetchError  # vendor/, which pq.apply has put on the module path
 
 TREE = PATCHES.parent / "vendor" / "llama.cpp"
 PIN = PATCHES.parent / "vendor" / "llama-cpp.pin"
@@ -35,27 +36,27 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--patches", type=Path, default=PATCHES, help="the queue's folder")
     commands = top.add_subparsers(dest="command", required=True)
 
-    def command(name: str, text: str, *, tree: bool = False) -> argparse.ArgumentParser:
+    def command(name: str, text: str, *, tree: bool = True) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
         if tree:
             sub.add_argument("--tree", type=Path, default=TREE, help="the pristine tree")
         return sub
 
-    sub = command("apply", "copy the pristine tree and apply a variant's patches", tree=True)
+    sub = command("apply", "copy the pristine tree and apply a variant's patches")
     sub.add_argument("--dest", type=Path, required=True, help="the patched copy")
     sub.add_argument("--variant", choices=VARIANTS, default="patched")
-    command("check", "the series applies to the pin and exports to the same bytes", tree=True)
-    sub = command("edit", "make a git repository with one commit per patch", tree=True)
+    command("check", "the series applies to the pin and exports to the same bytes")
+    sub = command("edit", "make a git repository with one commit per patch")
     sub.add_argument("--work", type=Path, required=True, help="an empty or new folder")
-    sub = command("export", "write the patches from the repository that edit made")
+    sub = command("export", "write the patches from the repository that edit made", tree=False)
     sub.add_argument("--work", type=Path, required=True)
-    sub = command("stamp", "print the sha256 of a variant's patches")
+    sub = command("stamp", "print the sha256 of a variant's patches", tree=False)
     sub.add_argument("--variant", choices=VARIANTS, default="patched")
-    sub = command("latest", "try the series on another release, patch by patch", tree=True)
+    sub = command("latest", "try the series on another release, patch by patch")
     given = sub.add_mutually_exclusive_group()
     given.add_argument("--version", help="a release of llama-cpp-python; default: the newest")
     given.add_argument("--archive", type=Path, help="its source archive, already downloaded")
-    sub = command("bump", "move the pin to another release: rebase the queue onto it", tree=True)
+    sub = command("bump", "move the pin to another release: rebase the queue onto it")
     sub.add_argument("version", nargs="?", help="a release of llama-cpp-python")
     sub.add_argument("--continue", dest="resume", action="store_true", help="a conflict is mended")
     sub.add_argument("--archive", type=Path, help="its source archive, already downloaded")
@@ -105,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     try:
         return run(parser().parse_args(argv))
-    except PatchError as error:
+    except (PatchError, FetchError) as error:
         print(f"patches: {error}", file=sys.stderr)
     except OSError as error:
         hint = "next:\n  free some space or mend the permissions, and run the same command again"

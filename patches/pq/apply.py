@@ -27,9 +27,8 @@ STAMP = ".pyllama-mtp-patched.json"
 
 @dataclass(frozen=True)
 class Applied:
-    """What a patched copy is, and what making it did."""
+    """What a patched copy is made of, and what making it did."""
 
-    stamp: str
     commit: str
     patches: int
     written: int
@@ -57,35 +56,43 @@ def apply_series(series: Series, source: Path, dest: Path, variant: str) -> Appl
             f"{dest} and the pristine tree {source} must be apart\nnext:\n  choose --dest"
         )
     patches = series.of(variant)
-    stamp = series.stamp(variant)
     wanted = {"upstream_commit": tree.commit, "content": tree.content, "variant": variant,
-              "series": stamp, "patches": [p.name for p in patches]}  # fmt: skip
+              "series": series.stamp(variant), "patches": [p.name for p in patches]}  # fmt: skip
     if _is_current(dest, wanted):
-        return Applied(stamp, tree.commit, len(patches), 0, 0)
+        return Applied(tree.commit, len(patches), 0, 0)
     _refuse_foreign(dest)
     dest.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{dest.name}.tmp-", dir=dest.parent) as temporary:
         staging = Path(temporary) / "tree"
         stage(patches, source, staging, tree.commit)
-        written, removed = _sync(source, staging, {n for p in patches for n in p.touched()}, dest)
+        written, removed = _sync(source, staging, touched(patches), dest)
     files, size = _size(dest)
     document = wanted | {"files": files, "bytes": size}
     (dest / STAMP).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return Applied(stamp, tree.commit, len(patches), written, removed)
+    return Applied(tree.commit, len(patches), written, removed)
 
 
 def stage(patches: tuple[Patch, ...], source: Path, staging: Path, commit: str) -> None:
     """Copy the files that the patches touch from `source` to `staging` and patch them there."""
-    staging.mkdir(parents=True)
-    for name in sorted({n for patch in patches for n in patch.touched()}):
-        if (source / name).is_file():
-            (staging / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / name, staging / name)
-            shutil.copymode(source / name, staging / name)
+    copy_touched(patches, source, staging)
     for patch in patches:
         result = _apply_one(patch, staging)
         if result.returncode != 0:
-            raise apply_failure(patch, result.stdout, commit)
+            raise _apply_failure(patch, result.stdout, commit)
+
+
+def touched(patches: tuple[Patch, ...]) -> set[str]:
+    """The files that the patches change, add or remove."""
+    return {name for patch in patches for name in patch.touched()}
+
+
+def copy_touched(patches: tuple[Patch, ...], source: Path, dest: Path) -> None:
+    """Copy the files that the patches touch, unpatched, to the new folder `dest`."""
+    dest.mkdir(parents=True)
+    for name in sorted(touched(patches)):
+        if (source / name).is_file():
+            (dest / name).parent.mkdir(parents=True, exist_ok=True)
+            _copy(source / name, dest / name)
 
 
 def _apply_one(patch: Patch, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -101,7 +108,7 @@ def _apply_one(patch: Patch, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def apply_failure(patch: Patch, output: str, commit: str) -> PatchError:
+def _apply_failure(patch: Patch, output: str, commit: str) -> PatchError:
     """The error of a patch that does not apply: which, where, and what to type next."""
     where = "\n".join(f"  {line}" for line in output.strip().splitlines()[-8:])
     return PatchError(
@@ -131,18 +138,16 @@ def _size(dest: Path) -> tuple[int, int]:
 
 
 def _refuse_foreign(dest: Path) -> None:
-    """Never fill or clean a folder that is not a copy made here."""
-    if not dest.exists() or (dest.is_dir() and (not any(dest.iterdir()) or _ours(dest))):
+    """Never fill or clean a folder that is not a copy made here.
+
+    A copy has the stamp, also where the run that made it was interrupted.
+    """
+    if not dest.exists() or (dest / STAMP).is_file() or (dest.is_dir() and not any(dest.iterdir())):
         return
     raise PatchError(
         f"{dest} exists and is not a patched copy made by this tool\n"
         f"next:\n  move it away, or choose another --dest"
     )
-
-
-def _ours(dest: Path) -> bool:
-    """A copy of ours has our stamp, or the marker of a run that was interrupted."""
-    return (dest / STAMP).is_file()
 
 
 def _sync(source: Path, staging: Path, touched: set[str], dest: Path) -> tuple[int, int]:
@@ -162,7 +167,7 @@ def _sync(source: Path, staging: Path, touched: set[str], dest: Path) -> tuple[i
 
 
 def _write_if_changed(origin: Path, target: Path) -> bool:
-    """Copy content and mode unless they are already there; the time becomes the present."""
+    """Copy content and mode unless they are already there."""
     if target.is_symlink() or (target.exists() and not target.is_file()):
         raise PatchError(f"{target} is not a plain file\nnext:\n  rm -rf the copy and apply again")
     try:
@@ -171,6 +176,11 @@ def _write_if_changed(origin: Path, target: Path) -> bool:
             return False
     except FileNotFoundError:
         target.parent.mkdir(parents=True, exist_ok=True)
+    _copy(origin, target)
+    return True
+
+
+def _copy(origin: Path, target: Path) -> None:
+    """Copy content and mode; the time becomes the present."""
     shutil.copyfile(origin, target)
     shutil.copymode(origin, target)
-    return True

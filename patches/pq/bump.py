@@ -1,13 +1,14 @@
 """Move the pin: rebase the queue onto another release, then write queue, pin and tree together.
 
 The rebase happens in a work tree. Until the last conflict is mended nothing outside it changes, so
-that giving up means to remove it. What has to be remembered between the stops lies in the
-work tree's git folder.
+that giving up means to remove it. What has to be remembered between the stops lies in its git
+folder.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass
@@ -20,7 +21,7 @@ from .release import two_trees, unpack_release
 from .series import VARIANTS, PatchError, read_series
 
 # apply has put vendor/ on the module path
-from sdist import FetchError, Pin, cache_dir, read_pin, sha256_of  # isort: skip
+from sdist import Pin, cache_dir, read_pin, sha256_of  # isort: skip
 from tree import unpack  # isort: skip
 
 STATE = "pyllama-bump.json"
@@ -49,7 +50,7 @@ class Project:
 def start(project: Project, version: str, archive: Path | None, work: Path) -> int:
     """Begin to move to `version`; 0 when the pin has been moved, 1 at a conflict to mend."""
     series = read_series(project.patches)
-    pin = _read_pin(project)
+    pin = read_pin(project.pin)
     if pristine(project.tree).sha256 != pin.sha256:
         raise PatchError(f"{project.tree} is not the pin's\nnext:\n  python vendor/fetch.py")
     if pin.version == version:
@@ -66,7 +67,7 @@ def start(project: Project, version: str, archive: Path | None, work: Path) -> i
         release = unpack_release(version, archive, root)
         if release.requirement.rpartition("==")[2] != version:
             raise PatchError(f"{archive} is {release.requirement}, not {version}")
-        kept = _keep_archive(archive or root / "release.tar.gz", version)
+        kept = archive.resolve() if archive else _keep_archive(root / "release.tar.gz", version)
         two_trees(series, project.tree, release.path, work)
     state = State(version, release.sha256, release.commit, str(kept), series.stamp("patched"))
     (work / ".git" / STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
@@ -83,7 +84,7 @@ def resume(project: Project, work: Path) -> int:
         raise PatchError(
             f"no bump is under way in {work}\nnext:\n  python patches/patchqueue.py bump VERSION"
         ) from error
-    if not _rebasing(work):
+    if not git.under_way(work):
         return _finish(project, work, state)
     marked = [name for name in undecided_files(work) if _has_markers(work / name)]
     if marked:
@@ -101,7 +102,7 @@ def _go_on(project: Project, work: Path, state: State, *arguments: str) -> int:
     result = git.run(work, *settings, "rebase", *arguments)
     if result.returncode == 0:
         return _finish(project, work, state)
-    if not _rebasing(work):
+    if not git.under_way(work):
         raise PatchError(f"git rebase failed in {work}:\n{result.stdout}")
     found = conflicts(work, "REBASE_HEAD")
     commits = git.must(work, "rev-list", "--reverse", "pinned..queue").split()
@@ -126,17 +127,14 @@ def _finish(project: Project, work: Path, state: State) -> int:
     if not archive.is_file() or sha256_of(archive) != state.sha256:
         raise PatchError(f"{archive} is gone or changed\nnext:\n  rm -rf {work}, and bump again")
     pin = Pin(state.version, state.sha256, project.pin)
-    if series.stamp("patched") != state.series and _read_pin(project).version != state.version:
+    if series.stamp("patched") != state.series and read_pin(project.pin).version != state.version:
         raise PatchError(
             "the queue in patches/ changed since the bump began\nnext:\n"
             f"  rm -rf {work}, and bump again, or take the changes back"
         )
     print(worktree.export(series, work))
     _write_pin(project.pin, pin, state.commit)
-    try:
-        unpack(archive, project.tree, pin)
-    except (FetchError, OSError) as error:
-        raise PatchError(str(error)) from error
+    unpack(archive, project.tree, pin)
     series = read_series(project.patches)
     print(f"pinned: {pin.requirement}, llama.cpp {state.commit}")
     for variant in VARIANTS:
@@ -151,20 +149,11 @@ def _finish(project: Project, work: Path, state: State) -> int:
 
 
 def _keep_archive(archive: Path, version: str) -> Path:
-    """Keep a downloaded archive where builds look for it; one given by hand stays where it is."""
-    if archive.name != "release.tar.gz":
-        return archive.resolve()
+    """Keep a downloaded archive where builds look for it."""
     target = cache_dir() / Pin(version, "", archive).archive_name
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(archive, target)
     return target
-
-
-def _read_pin(project: Project) -> Pin:
-    try:
-        return read_pin(project.pin)
-    except FetchError as error:
-        raise PatchError(str(error)) from error
 
 
 def _write_pin(path: Path, pin: Pin, commit: str) -> None:
@@ -179,13 +168,7 @@ def _write_pin(path: Path, pin: Pin, commit: str) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _rebasing(work: Path) -> bool:
-    return any((work / ".git" / name).exists() for name in ("rebase-apply", "rebase-merge"))
-
-
 def _has_markers(path: Path) -> bool:
     if not path.is_file():
         return False
-    return any(
-        line.startswith((b"<<<<<<< ", b">>>>>>> ")) for line in path.read_bytes().split(b"\n")
-    )
+    return re.search(rb"^(<<<<<<<|>>>>>>>) ", path.read_bytes(), re.M) is not None

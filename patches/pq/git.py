@@ -21,7 +21,7 @@ def environment(folder: Path) -> dict[str, str]:
     """An environment in which git sees no repository but one in `folder`, and no user settings."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     name, mail = IDENTITY
-    env |= {
+    return env | {
         "GIT_CEILING_DIRECTORIES": os.path.realpath(folder.parent),
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",
@@ -32,7 +32,6 @@ def environment(folder: Path) -> dict[str, str]:
         "GIT_COMMITTER_EMAIL": mail,
         "LC_ALL": "C",
     }
-    return env
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -56,6 +55,11 @@ def must(folder: Path, *arguments: str) -> str:
     if result.returncode != 0:
         raise PatchError(f"git {' '.join(arguments[:2])} failed in {folder}:\n{result.stdout}")
     return result.stdout
+
+
+def under_way(folder: Path) -> bool:
+    """Whether a ``git am`` or a rebase has stopped in `folder`."""
+    return any((folder / ".git" / name).exists() for name in ("rebase-apply", "rebase-merge"))
 
 
 def new_repository(folder: Path, message: str) -> None:

@@ -15,7 +15,7 @@ from .conflicts import conflicts, take_the_patchs_side
 from .series import Patch, PatchError, Series
 
 # apply has put vendor/ on the module path
-from sdist import FetchError, Pin, download_release, sha256_of  # isort: skip
+from sdist import Pin, download_release, sha256_of  # isort: skip
 from tree import Tree, unpack  # isort: skip
 
 
@@ -50,13 +50,10 @@ def latest(series: Series, source: Path, version: str | None, archive: Path | No
 
 def unpack_release(version: str | None, archive: Path | None, root: Path) -> Tree:
     """Get the release's archive, which nothing verifies, and unpack it to ``root/release``."""
-    try:
-        if archive is None:
-            archive = download_release(version, root)
-        pin = Pin(_version_of(archive), sha256_of(archive), archive)
-        return unpack(archive, root / "release", pin)
-    except (FetchError, OSError) as error:
-        raise PatchError(str(error)) from error
+    if archive is None:
+        archive = download_release(version, root)
+    pin = Pin(_version_of(archive), sha256_of(archive), archive)
+    return unpack(archive, root / "release", pin)
 
 
 def _version_of(archive: Path) -> str:
@@ -64,7 +61,7 @@ def _version_of(archive: Path) -> str:
     try:
         with tarfile.open(archive, "r:gz") as tar:
             first = tar.next()
-    except tarfile.TarError as error:
+    except (tarfile.TarError, OSError) as error:
         raise PatchError(f"{archive} is not a source archive: {error}") from error
     top = first.name.split("/")[0] if first else ""
     return top.rpartition("-")[2] or "unknown"

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from . import git
-from .apply import STAMP, pristine, stage
+from .apply import copy_touched, pristine, stage
 from .series import VARIANTS, PatchError, Series, write_series
 
 FIXED_DATE = "Thu, 1 Oct 2026 00:00:00 +0000"
@@ -77,7 +77,7 @@ def export(series: Series, work: Path) -> str:
             f"{work} is not a work tree of the queue\nnext:\n"
             f"  python patches/patchqueue.py edit --work {work}"
         )
-    if any((work / ".git" / name).exists() for name in ("rebase-apply", "rebase-merge")):
+    if git.under_way(work):
         raise PatchError(f"a git am or rebase is under way in {work}\nnext:\n  finish it there")
     if git.must(work, "status", "--porcelain").strip():
         raise PatchError(f"{work} has changes that are not committed\nnext:\n  git commit them")
@@ -106,24 +106,23 @@ def export(series: Series, work: Path) -> str:
 def check(series: Series, source: Path) -> str:
     """Prove that the series applies to the pin and exports to the same bytes, names included."""
     tree = pristine(source)
-    problems: list[str] = []
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         for variant in VARIANTS:
             stage(series.of(variant), source, root / variant, tree.commit)
         work = root / "work"
-        stage_untouched(series, source, work)
+        copy_touched(series.patches, source, work)
         git.new_repository(work, f"llama.cpp {tree.commit}")
         replay(series, work)
         exported = {p.name: p.read_bytes() for p in format_patches(work, root / "out")}
     committed = {patch.name: patch.data for patch in series.patches}
-    problems += [
-        f"{n}: exports to other bytes" for n in committed if exported.get(n, b"") != committed[n]
+    readme = series.folder / "README.md"
+    table = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    problems = [
+        *(f"{n}: exports to other bytes" for n in committed if exported.get(n) != committed[n]),
+        *(f"{n}: the name it exports to is not in the series" for n in exported.keys() - committed),
+        *(f"{n}: not in the table of README.md" for n in committed if n not in table),
     ]
-    problems += [
-        f"{n}: the name it exports to is not in the series" for n in exported.keys() - committed
-    ]
-    problems += _readme_gaps(series)
     if problems:
         raise PatchError(
             "\n  ".join(["the queue is not in its exported form:", *sorted(problems)]) + "\nnext:\n"
@@ -132,21 +131,3 @@ def check(series: Series, source: Path) -> str:
         )
     count, commit = len(committed), tree.commit[:12]
     return f"{count} patches apply to llama.cpp {commit} and export to the same bytes"
-
-
-def stage_untouched(series: Series, source: Path, work: Path) -> None:
-    """Copy only the files that the series touches, unpatched, to `work`."""
-    work.mkdir(parents=True)
-    for name in sorted({n for patch in series.patches for n in patch.touched()}):
-        if (source / name).is_file() and name != STAMP:
-            (work / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source / name, work / name)
-
-
-def _readme_gaps(series: Series) -> list[str]:
-    """Patches that the README table does not mention."""
-    readme = series.folder / "README.md"
-    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
-    return [
-        f"{p.name}: not in the table of README.md" for p in series.patches if p.name not in text
-    ]

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "patches"))
 
 import fake_sdist
 import fetch
+import patchqueue
 from pq import git, worktree
 from pq.series import Series, read_series, write_series
 
@@ -37,6 +38,12 @@ class Queue:
         work = self.root / "work"
         worktree.edit(self.series, self.tree, work)
         return work
+
+    def command(self, name: str, *options: object) -> int:
+        """Run a command on this queue; the exit code."""
+        where = [] if name == "stamp" else ["--tree", str(self.tree)]
+        words = ["--patches", str(self.folder), name, *map(str, options), *where]
+        return patchqueue.main(words)
 
     @staticmethod
     def commit(work: Path, message: str, files: dict[str, str]) -> None:

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import patchqueue
 import pytest
 from pq import git
 from pq.apply import STAMP, apply_series
@@ -50,20 +49,14 @@ def test_variants(queue):
     assert snapshot(queue.tree) == before
 
 
-def test_second_run_writes_nothing(queue):
+def test_second_run_writes_nothing_and_does_not_even_patch(queue, monkeypatch):
     dest = queue.root / "copy"
     apply_series(queue.series, queue.tree, dest, "patched")
     before = snapshot(dest)
+    monkeypatch.setattr("pq.apply.stage", lambda *_: pytest.fail("patched again"))
     done = apply_series(queue.series, queue.tree, dest, "patched")
     assert (done.written, done.removed) == (0, 0)
     assert snapshot(dest) == before
-
-
-def test_second_run_does_not_even_patch(queue, monkeypatch):
-    dest = queue.root / "copy"
-    apply_series(queue.series, queue.tree, dest, "patched")
-    monkeypatch.setattr("pq.apply.stage", lambda *_: pytest.fail("patched again"))
-    apply_series(queue.series, queue.tree, dest, "patched")
 
 
 def test_only_changed_files_get_a_new_time(queue):
@@ -124,14 +117,12 @@ def test_no_disk_space_is_told_and_the_next_run_completes(queue, monkeypatch, ca
     def full(origin, target):
         raise OSError(errno.ENOSPC, "No space left on device", str(target))
 
-    arguments = ["--patches", str(queue.folder), "apply", "--tree", str(queue.tree)]
-    arguments += ["--dest", str(queue.root / "copy")]
     with monkeypatch.context() as patched:
         patched.setattr("pq.apply.shutil.copyfile", full)
-        assert patchqueue.main(arguments) == 2
+        assert queue.command("apply", "--dest", queue.root / "copy") == 2
     message = capsys.readouterr().err
     assert "No space left on device" in message and "next:" in message
-    assert patchqueue.main(arguments) == 0
+    assert queue.command("apply", "--dest", queue.root / "copy") == 0
 
 
 def test_executable_bit_is_kept(queue):
@@ -156,8 +147,7 @@ def test_failure_names_patch_file_and_next_commands(queue, capsys, monkeypatch, 
     apply_series(queue.series, queue.tree, dest, "patched")
     before = snapshot(dest)
     spoil(queue)
-    arguments = ["--patches", str(queue.folder), "apply", "--tree", str(queue.tree)]
-    assert patchqueue.main([*arguments, "--dest", str(dest)]) == 2
+    assert queue.command("apply", "--dest", dest) == 2
     message = capsys.readouterr().err
     assert f"{PATCH_2} does not apply to llama.cpp c0ffee" in message
     assert "src/llama.cpp" in message and PATCH_1 not in message
@@ -244,9 +234,8 @@ def test_stamp_depends_on_bytes_names_and_order(queue):
 
 
 def test_stamp_command(queue, capsys):
-    command = ["--patches", str(queue.folder), "stamp", "--variant"]
     for variant in ("upstream", "patched"):
-        assert patchqueue.main([*command, variant]) == 0
+        assert queue.command("stamp", "--variant", variant) == 0
         assert capsys.readouterr().out == queue.series.stamp(variant) + "\n"
 
 

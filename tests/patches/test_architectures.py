@@ -1,5 +1,4 @@
-"""What is said of architectures is so at the pin, and with our patches: whose heads llama.cpp can
-draft with, and how."""
+"""The tables of architectures fit the pin and our patches: which heads can draft, and how."""
 
 from __future__ import annotations
 

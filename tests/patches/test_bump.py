@@ -1,19 +1,18 @@
-"""Moving the pin: a command and mended conflicts; until the end only the work tree changes."""
+"""Moving the pin: conflicts are mended; until the end only the work tree changes."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import fake_sdist
 import fetch
-import patchqueue
 import pytest
 from pq import git
 from pq.series import read_series, write_series
-from sdist import read_pin
+from sdist import read_pin, sha256_of
 
 PATCH_1 = "0001-ggml-fix-two.patch"
 PATCH_2 = "0002-llama-add-a-file.patch"
@@ -27,13 +26,17 @@ CONFLICT = {"src/llama.cpp": LIBRARY.replace("return 20", "return 21")}
 class Place:
     """A project with a pin, a queue and a tree, and a release to move to."""
 
-    root: Path
+    queue: Any
+
+    @property
+    def root(self) -> Path:
+        """The project's folder."""
+        return self.queue.root
 
     def bump(self, *arguments: str) -> int:
         """Run the command on this project."""
-        where = ["--tree", str(self.root / "tree"), "--pin", str(self.root / "llama-cpp.pin")]
-        command = ["--patches", str(self.root / "patches"), "bump", *arguments, *where]
-        return patchqueue.main([*command, "--work", str(self.work)])
+        where = ("--pin", self.root / "llama-cpp.pin", "--work", self.work)
+        return self.queue.command("bump", *arguments, *where)
 
     @property
     def work(self) -> Path:
@@ -63,21 +66,17 @@ def project(queue, monkeypatch) -> Place:
     text = f"# why it is here\n# llama.cpp commit {stamp['commit']} (a date)\n{line}"
     (queue.root / "llama-cpp.pin").write_text(text)
     monkeypatch.setenv("XDG_CACHE_HOME", str(queue.root / "cache"))
-    return Place(queue.root)
+    return Place(queue)
 
 
 def assert_moved(project: Place, archive: str) -> None:
     """Pin, tree and queue are the release's, and they agree with each other."""
     pin = read_pin(project.root / "llama-cpp.pin")
-    assert (pin.version, pin.sha256) == (
-        NEW,
-        hashlib.sha256(Path(archive).read_bytes()).hexdigest(),
-    )
+    assert (pin.version, pin.sha256) == (NEW, sha256_of(Path(archive)))
     text = pin.path.read_text()
     assert text.startswith(f"# why it is here\n# llama.cpp commit {COMMIT}\nllama-cpp-python==")
     assert fetch.check_tree(project.root / "tree", pin).commit == COMMIT
-    where = ["--patches", str(project.root / "patches"), "check"]
-    assert patchqueue.main([*where, "--tree", str(project.root / "tree")]) == 0
+    assert project.queue.command("check") == 0
 
 
 def test_a_release_that_everything_applies_to(project, capsys):

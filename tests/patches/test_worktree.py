@@ -6,7 +6,6 @@ import json
 import re
 
 import fake_sdist
-import patchqueue
 import pytest
 from pq import git, release, worktree
 from pq.series import PatchError, read_series
@@ -22,10 +21,8 @@ def bytes_of(queue) -> dict[str, bytes]:
 def test_edit_then_export_changes_nothing(queue):
     before = bytes_of(queue)
     work = queue.edit()
-    assert git.must(work, "log", "--format=%s").splitlines()[:2] == [
-        "llama : add a file",
-        "ggml: fix two",
-    ]
+    subjects = git.must(work, "log", "--format=%s").splitlines()
+    assert subjects[:2] == ["llama : add a file", "ggml: fix two"]
     worktree.export(queue.series, work)
     assert bytes_of(queue) == before
 
@@ -72,11 +69,8 @@ def test_new_changed_and_dropped_commits(queue, capsys):
     queue.commit(work, "third thing", {"src/third.cpp": "int third;\n"})
     assert f"added {'0003-third-thing.patch'}" in worktree.export(queue.series, work)
     markers = [(p.name, p.marker) for p in queue.series.patches]
-    assert markers == [
-        (PATCH_1, "both"),
-        (PATCH_2, "patched"),
-        ("0003-third-thing.patch", "patched"),
-    ]
+    assert markers[:2] == [(PATCH_1, "both"), (PATCH_2, "patched")]
+    assert markers[2:] == [("0003-third-thing.patch", "patched")]
     git.must(work, "rebase", "--quiet", "--onto", "HEAD~2", "HEAD~1")
     report = worktree.export(queue.series, work)
     assert f"removed {PATCH_2}" in report and "added 0002-third-thing.patch" in report
@@ -107,7 +101,7 @@ def test_edit_refuses_a_folder_in_use(queue):
 
 
 def test_edit_stops_at_the_patch_that_fails_and_can_be_continued(queue):
-    """What a failed apply tells the maintainer to type, typed."""
+    """The commands that the error of a failed apply names bring the queue in order."""
     path = queue.folder / PATCH_2
     good = path.read_bytes()
     path.write_text(
@@ -128,8 +122,7 @@ def test_edit_stops_at_the_patch_that_fails_and_can_be_continued(queue):
 
 
 def test_check_passes(queue, capsys):
-    arguments = ["--patches", str(queue.folder), "check", "--tree", str(queue.tree)]
-    assert patchqueue.main(arguments) == 0
+    assert queue.command("check") == 0
     assert capsys.readouterr().out.startswith("2 patches apply to llama.cpp c0ffee")
 
 
@@ -159,8 +152,7 @@ def test_check_fails(queue, case, problem, capsys):
         (queue.folder / "README.md").write_text(f"| `{PATCH_1}` |\n")
     elif case == "context":
         two.write_text(two.read_text().replace("return 19", "return 91"))
-    arguments = ["--patches", str(queue.folder), "check", "--tree", str(queue.tree)]
-    assert patchqueue.main(arguments) == 2
+    assert queue.command("check") == 2
     message = capsys.readouterr().err
     assert problem in message and "next:" in message
 
@@ -179,6 +171,9 @@ def newer(queue, changes: dict[str, str | None]):
 
 
 LIBRARY = fake_sdist.NEEDED["src/llama.cpp"]
+TAKEN = LIBRARY.replace("return 20", "return 2020")
+MTP = {"src/mtp.cpp": "int mtp;\n"}
+DROP_IT = "already in this release: drop it"
 CASES = {
     "the same": ({}, 0, "applies\n"),
     "moved": ({"src/llama.cpp": "// new\n" * 9 + LIBRARY}, 0, "applies (1 hunks moved)"),
@@ -194,21 +189,9 @@ CASES = {
     ),
     "file gone": ({"src/llama.cpp": None}, 1, "conflicts in src/llama.cpp"),
     "file there": ({"src/mtp.cpp": "int theirs;\n"}, 1, "conflicts in src/mtp.cpp"),
-    "taken over": (
-        {
-            "src/llama.cpp": LIBRARY.replace("return 20", "return 2020"),
-            "src/mtp.cpp": "int mtp;\n",
-        },
-        1,
-        "already in this release: drop it",
-    ),
+    "taken over": ({"src/llama.cpp": TAKEN, **MTP}, 1, DROP_IT),
     "taken over and moved on": (
-        {
-            "src/llama.cpp": LIBRARY.replace("return 20", "return 2020").replace("f18()", "f(18)"),
-            "src/mtp.cpp": "int mtp;\n",
-        },
-        1,
-        "already in this release: drop it",
+        *({"src/llama.cpp": TAKEN.replace("f18()", "f(18)"), **MTP}, 1, DROP_IT),
     ),
 }
 
@@ -218,8 +201,7 @@ def test_latest(queue, case, capsys):
     changes, code, how = CASES[case]
     archive = newer(queue, changes)
     before = bytes_of(queue)
-    arguments = ["--patches", str(queue.folder), "latest", "--tree", str(queue.tree)]
-    assert patchqueue.main([*arguments, "--archive", str(archive)]) == code
+    assert queue.command("latest", "--archive", archive) == code
     output = capsys.readouterr().out
     assert "llama-cpp-python==9.9.9, llama.cpp c0ffee" in output
     assert f"ok   {PATCH_1}: applies\n" in output
@@ -237,7 +219,7 @@ def test_latest_goes_on_after_a_conflict(queue, capsys):
 
 
 def test_a_later_patch_is_tried_over_an_earlier_one_that_conflicts(queue, capsys):
-    """What it changes is what the earlier one made; left out, that would look like a conflict."""
+    """The later patch changes lines of the earlier one, and would conflict without it."""
     work = queue.edit()
     library = (work / "src/llama.cpp").read_text().replace("return 2020", "return 3030")
     queue.commit(work, "third", {"src/llama.cpp": library, "src/mtp.cpp": "int mtp2;\n"})
@@ -284,8 +266,7 @@ def test_latest_through_pip(queue, monkeypatch, capsys):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     assert release.latest(queue.series, queue.tree, "9.9.9", None) == 0
-    arguments = ["--patches", str(queue.folder), "latest", "--tree", str(queue.tree)]
-    assert patchqueue.main([*arguments, "--version", "1.2.3"]) == 2
+    assert queue.command("latest", "--version", "1.2.3") == 2
     assert "pip could not download" in capsys.readouterr().err
 
 
@@ -294,8 +275,7 @@ def test_latest_with_a_bad_archive(queue, content, capsys):
     archive = queue.root / "bad.tar.gz"
     if content:
         archive.write_bytes(content)
-    arguments = ["--patches", str(queue.folder), "latest", "--tree", str(queue.tree)]
-    assert patchqueue.main([*arguments, "--archive", str(archive)]) == 2
+    assert queue.command("latest", "--archive", archive) == 2
     assert str(archive) in capsys.readouterr().err
 
 
