@@ -13,7 +13,7 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +21,7 @@ import pytest
 if TYPE_CHECKING:
     from pyllama_mtp import Model
 
-    from .processes import RunPython
+    from .processes import Cli, Program, RunPython
 
 
 #: Options of a run on a GPU, as environment variables so that helper modules and processes that
@@ -203,6 +203,39 @@ def model(request: pytest.FixtureRequest) -> Model:
 def prompts(demo: Model, demo_prompts: list[str]) -> list[list[int]]:
     """Token ids of the demo model's prompts."""
     return [demo.tokenize(prompt, parse_special=True) for prompt in demo_prompts]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """`cli("matrix", "--repeat", "1")` -> code, out, err."""
+    from pyllama_mtp.cli import main
+
+    def run(*arguments: object) -> SimpleNamespace:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    """`program("matrix", "--repeat", "1")` -> the finished process; it ran in `tmp_path` and has
+    ended with `code`, never with a traceback."""
+    from .processes import environment
+
+    def run(
+        *arguments: object, code: int = 0, **options: Any
+    ) -> subprocess.CompletedProcess[bytes]:
+        command = [sys.executable, "-m", "pyllama_mtp", *map(str, arguments)]
+        usual = {"cwd": tmp_path, "timeout": 120, "env": environment(COLUMNS="80")}
+        done = subprocess.run(command, capture_output=True, **{**usual, **options})
+        said = done.stderr.decode()
+        assert done.returncode == code and "Traceback" not in said, (done.returncode, said)
+        return done
+
+    return run
 
 
 @pytest.fixture(scope="session")

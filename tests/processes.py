@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyllama_mtp
+
+#: `cli("matrix", "--repeat", "1")` runs a command in this process -> code, out, err.
+Cli = Callable[..., SimpleNamespace]
+#: `program("matrix", "--repeat", "1")` runs it in a process of its own, and waits for it.
+Program = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 #: Runs `code` in a new interpreter: (code, *arguments, env={...}) -> the finished process.
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -17,3 +27,15 @@ def environment(**more: str) -> dict[str, str]:
     """This process's, with the package that is tested here, wherever it was imported from."""
     root = str(Path(pyllama_mtp.__file__).parents[1])
     return {**os.environ, "PYTHONPATH": root, **more}
+
+
+def start(*words: object, **options: Any) -> subprocess.Popen[Any]:
+    """Start a command, which Ctrl-C reaches even where tests run in the background. Not in the
+    checkout, whose sources it would import in place of the installed package."""
+    usual: dict[str, Any] = {
+        **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE},
+        **{"cwd": tempfile.gettempdir(), "env": environment()},
+        "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+    }
+    command = [sys.executable, "-m", "pyllama_mtp", *map(str, words)]
+    return subprocess.Popen(command, **{**usual, **options})

@@ -1,20 +1,16 @@
-"""Running the command line: in this process with the fake driver, or as a process of its own."""
+"""The command line in this process, with the fake driver."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
 import pyllama_mtp
 import pyllama_mtp.llama
-from pyllama_mtp.cli import main
 
 
 @pytest.fixture
@@ -39,30 +35,3 @@ def fake(
     module.native = native
     yield module
     module.reset()
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
-    """`cli("matrix", "--repeat", "1")` -> code, out, err."""
-
-    def run(*arguments: str) -> SimpleNamespace:
-        capsys.readouterr()
-        code = main(arguments)
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=code, out=out, err=err)
-
-    return run
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[bytes]]:
-    """Run ``python -m pyllama_mtp`` and wait for it; not in the checkout, whose sources it would
-    import in place of the installed package."""
-
-    def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
-        command = [sys.executable, "-m", "pyllama_mtp", *arguments]
-        environment = {**os.environ, "COLUMNS": "80"}
-        options = {"cwd": tmp_path, "timeout": 120, **options}
-        return subprocess.run(command, capture_output=True, env=environment, **options)
-
-    return run

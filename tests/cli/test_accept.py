@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,15 +16,15 @@ from pyllama_mtp.cli.accept import lengths
 from pyllama_mtp.measure.acceptance_record import read_run
 from pyllama_mtp.measure.promptset import demo_prompts
 
-Program = Callable[..., "subprocess.CompletedProcess[bytes]"]
-Cli = Callable[..., SimpleNamespace]
+from ..processes import Cli, Program, start
+
 SHORT = ("accept", "--threads", "1", "--draft-n-max", "3", "--max-tokens", "48")
 QUICK = (*SHORT, "--context-lengths", "none", "--cost-repeats", "0")
 
 
 def recount(demo: Model, depth: int, max_tokens: int, each: int) -> dict[str, list[list[int]]]:
-    """Of every class and position: drafts accepted, compared, and rounds; from the pairs that a
-    generation logs, with nothing of what `accept` computes with."""
+    """For every class and position the drafts accepted and compared, and the rounds: from the pairs
+    that a generation logs, without the code of `accept`."""
     counts: dict[str, list[list[int]]] = {}
     taken: Counter[str] = Counter()
     for prompt in demo_prompts():
@@ -61,8 +58,7 @@ def recount(demo: Model, depth: int, max_tokens: int, each: int) -> dict[str, li
 
 def test_rates_are_those_of_the_pairs(program: Program, demo: Model, tmp_path: Path) -> None:
     options = ("--prompts-per-class", "2", "--format", "json", "--pairs", "p.jsonl")
-    done = program(*QUICK, *options, "--misses", "1000", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr.decode()
+    done = program(*QUICK, *options, "--misses", "1000")
     report = json.loads(done.stdout)
     expected = recount(demo, 3, 48, 2)
     assert sorted(group["name"] for group in report["classes"]) == sorted([*expected, "all"])
@@ -85,8 +81,7 @@ def test_rates_are_those_of_the_pairs(program: Program, demo: Model, tmp_path: P
 def test_a_whole_run_is_written_and_shown_again(program: Program, tmp_path: Path) -> None:
     options = ("--prompts-per-class", "1", "--classes", "code,thinking", "--cost-repeats", "2")
     lengths = ("--context-lengths", "300,200", "--output", "run.jsonl")
-    done = program(*SHORT, *options, *lengths, "--format", "markdown", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr.decode()
+    done = program(*SHORT, *options, *lengths, "--format", "markdown")
     run = read_run(tmp_path / "run.jsonl")
     assert [(r.kind, r.context_length) for r in run.results] == [
         (kind, length) for length in (None, 200, 300) for kind in ("code", "thinking")
@@ -97,22 +92,20 @@ def test_a_whole_run_is_written_and_shown_again(program: Program, tmp_path: Path
     out = done.stdout.decode()
     for word in ("break-even", "| 200 |", "| 300 |", "verdict: ", "the demo model's own"):
         assert word in out, word
-    again = program("accept", "--read", "run.jsonl", "--format", "markdown", cwd=tmp_path)
-    assert (again.returncode, again.stdout.decode()) == (0, out)
+    again = program("accept", "--read", "run.jsonl", "--format", "markdown")
+    assert again.stdout.decode() == out
     assert "[6/6] thinking 1, context 300: first draft accepted in" in done.stderr.decode()
 
 
 def test_prompts_of_ones_own(program: Program, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text('{"prompt": "def add(a, b):\\n"}\n')
-    done = program(*QUICK, "--prompts", "mine.jsonl", "--output", "a.jsonl", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr.decode()
+    program(*QUICK, "--prompts", "mine.jsonl", "--output", "a.jsonl")
     assert {r.kind for r in read_run(tmp_path / "a.jsonl").results} == {"own"}
     (tmp_path / "mine.txt").write_text("What is a list?")
     for extra, n_prompt in ((), 5), (("--chat",), 12):
         name = f"b{len(extra)}.jsonl"
         options = ("--prompt-file", "mine.txt", *extra, "--output", name)
-        done = program(*QUICK, *options, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr.decode()
+        done = program(*QUICK, *options)
         (result,) = read_run(tmp_path / name).results
         assert result.n_prompt >= n_prompt, extra
     assert "mine.txt" in done.stdout.decode()
@@ -125,8 +118,7 @@ def test_ones_own_beside_a_class_of_the_package(program: Program, tmp_path: Path
     (tmp_path / "m.gguf").write_bytes(demo_path().read_bytes())
     (tmp_path / "mine.jsonl").write_text('{"class": "mine", "prompt": "import os\\n"}\n')
     options = ("--prompts", "mine.jsonl", "--classes", "factual", "--prompts-per-class", "1")
-    done = program(*QUICK, "--model", "m.gguf", *options, "--format", "json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr.decode()
+    done = program(*QUICK, "--model", "m.gguf", *options, "--format", "json")
     report = json.loads(done.stdout)
     assert report["run"]["prompts"] == "mine.jsonl and the package's own"
     assert [group["name"] for group in report["classes"]] == ["mine", "factual", "all"]
@@ -135,13 +127,7 @@ def test_ones_own_beside_a_class_of_the_package(program: Program, tmp_path: Path
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text('{"prompt": "def add(a, b):\\n"}\n' * 500)
     options = ("--prompts", "mine.jsonl", "--output", "run.jsonl", "--pairs", "p.jsonl")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pyllama_mtp", *QUICK, *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=tmp_path,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
-    )
+    process = start(*QUICK, *options, cwd=tmp_path)
     assert process.stderr
     assert b"no model was named" in process.stderr.readline()
     assert process.stderr.readline().startswith(b"[1/500] own 1: ")

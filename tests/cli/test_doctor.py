@@ -1,10 +1,9 @@
-"""doctor: says what is there and what is wrong, also when nothing can be loaded."""
+"""doctor names what is there and what is wrong, also when nothing can be loaded."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ from pyllama_mtp.cli import doctor
 from pyllama_mtp.llama import native
 from pyllama_mtp.models import demo
 
-Cli = Callable[..., SimpleNamespace]
+from ..processes import Cli
 
 
 @pytest.fixture

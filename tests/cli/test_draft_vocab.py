@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from pyllama_mtp import Model
 from pyllama_mtp.cli import draft_vocab
 from pyllama_mtp.models.draftvocab import best, default_ranking, load, read_tokenizer
 
-Cli = Callable[..., SimpleNamespace]
+from ..processes import Cli
 
 TEXT = (
     "def total(values):\n    return sum(values)\n\n\n"
@@ -65,7 +63,7 @@ def test_the_ranking_holds_the_counts_of_the_text(
 
 
 def test_coverage_is_the_share_of_the_text(cli: Cli, demo: Model, demo_file: Path) -> None:
-    """Of a text with more different tokens than the smallest part has, special ones included."""
+    """The text has more different tokens than the smallest draft vocabulary."""
     text = demo_file.with_name("prompts.jsonl")
     out = cli("draft-vocab", "--model", str(demo_file), "--text", str(text)).out
     tokenizer, counts = read_tokenizer(demo_file), expected_counts(demo, text.read_text())

@@ -7,17 +7,15 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from pyllama_mtp.cli import progress
-from pyllama_mtp.errors import DecodeAborted, FatalDecodeError
 
-Cli = Callable[..., SimpleNamespace]
+from ..processes import Cli
 
 
 def options_of_the_generation(fake: ModuleType) -> tuple[Any, ...]:
@@ -126,7 +124,7 @@ def test_grammars_that_are_refused(fake: ModuleType, cli: Cli) -> None:
 
 
 def test_short_options(fake: ModuleType, cli: Cli) -> None:
-    """Those that people have in their fingers."""
+    """llama.cpp's short options."""
     short = ("-m", "m.gguf", "-n", "3", "-c", "512", "-t", "1", "-ngl", "0", "--temp", "0.5")
     report = json.loads(cli("generate", "--json", *short, "--top-k", "9", "-p", "hello").out)
     assert (report["settings"]["n_ctx"], report["settings"]["n_threads"]) == (512, 1)
@@ -178,17 +176,13 @@ def test_stats_go_to_stderr(fake: ModuleType, cli: Cli) -> None:
     result = cli("generate", "--model", "m.gguf", "--max-tokens", "6", "--stats", "hello")
     assert result.out == "abcabc\n"
     assert "prompt     5 tokens read in 0.005 s, 1,000 per second" in result.err
-    assert (
-        "drafts     4 of 6 accepted (67 %); as first, second, ... of a pass: 2 of 2, 2 of 2, "
-        in (result.err)
-    )
+    drafts = "drafts     4 of 6 accepted (67 %); as first, second, ... of a pass: 2 of 2, 2 of 2, "
+    assert drafts in result.err
     assert "MTP head   kept in step with every decode" in result.err
 
 
 def test_json_is_one_object_instead_of_the_text(fake: ModuleType, cli: Cli) -> None:
-    report = json.loads(
-        cli("generate", "--model", "m.gguf", "--max-tokens", "4", "--json", "x").out
-    )
+    report = json.loads(cli("generate", "--model", "m.gguf", "-n", "4", "--json", "x").out)
     assert report["text"] == "abca" and report["tokens"] == [97, 98, 99, 97]
     assert report["finish_reason"] == "length" and report["model"] == "m.gguf"
     assert report["telemetry"]["n_generated"] == 4
@@ -220,21 +214,9 @@ def test_imposed_acceptance_is_said_aloud(fake: ModuleType, cli: Cli) -> None:
     assert report["synthetic_acceptance"] == [0.8, 0.7, 0.6]
 
 
-def raise_interrupt(generation: Any) -> None:
-    raise KeyboardInterrupt
-
-
-def raise_aborted(generation: Any) -> None:
-    raise DecodeAborted("stopped", 2)
-
-
-def stop_quietly(generation: Any) -> None:
-    generation.finish_reason = "interrupted"
-
-
-@pytest.mark.parametrize("how", [raise_interrupt, raise_aborted, stop_quietly])
-def test_ctrl_c_keeps_the_text_and_the_figures(fake: ModuleType, cli: Cli, how: Any) -> None:
-    fake.script[0] = how
+@pytest.mark.parametrize("how", ["interrupt", "abort", "stop"])
+def test_ctrl_c_keeps_the_text_and_the_figures(fake: ModuleType, cli: Cli, how: str) -> None:
+    fake.script[0] = getattr(fake, how)
     result = cli("generate", "--model", "m.gguf", "--stats", "--log-pairs", "p.jsonl", "x")
     assert (result.code, result.out) == (130, "abc\n")
     assert "answer     3 tokens" in result.err and "Traceback" not in result.err
@@ -243,17 +225,14 @@ def test_ctrl_c_keeps_the_text_and_the_figures(fake: ModuleType, cli: Cli, how: 
 
 
 def test_ctrl_c_with_json(fake: ModuleType, cli: Cli) -> None:
-    fake.script[0] = raise_interrupt
+    fake.script[0] = fake.interrupt
     result = cli("generate", "--model", "m.gguf", "--json", "x")
     report = json.loads(result.out)
     assert (result.code, report["text"], report["finish_reason"]) == (130, "abc", "interrupted")
 
 
 def test_a_failure_while_generating_keeps_the_text(fake: ModuleType, cli: Cli) -> None:
-    def fail(generation: Any) -> None:
-        raise FatalDecodeError("llama_decode failed with -3", -3)
-
-    fake.script[0] = fail
+    fake.script[0] = fake.fail
     result = cli("generate", "--model", "m.gguf", "--log-pairs", "p.jsonl", "x")
     assert (result.code, result.out) == (2, "abc\n")
     assert result.err == "pyllama-mtp: error: llama_decode failed with -3\n"

@@ -1,19 +1,16 @@
-"""--help is enough to use a command: every option, its default, examples; and it comes at once."""
+"""--help names every option with its default, has examples, and loads nothing heavy."""
 
 from __future__ import annotations
 
 import argparse
 import re
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import pyllama_mtp
 from pyllama_mtp.cli import COMMANDS, build_parser
+
+from ..processes import Cli, RunPython
 
 
 def options_of(command: str) -> argparse.ArgumentParser:
@@ -23,32 +20,29 @@ def options_of(command: str) -> argparse.ArgumentParser:
     raise AssertionError
 
 
+#: What makes --help quick: none of these is imported.
+HEAVY = {"pyllama_mtp._native", "rich.progress", "rich.table"}
+HELP = """
+import atexit, sys
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+from pyllama_mtp.cli import entry
+sys.exit(entry())
+"""
+
+
 @pytest.mark.parametrize("command", [None, *COMMANDS])
-def test_help_names_every_option(
-    program: Callable[..., subprocess.CompletedProcess[bytes]], command: str | None
-) -> None:
-    done = program(*([command] if command else []), "--help")
-    assert done.returncode == 0 and not done.stderr
-    text = done.stdout.decode()
+def test_help(run_python: RunPython, command: str | None) -> None:
+    """It names every option, shows no Python syntax, and has examples in eighty columns."""
+    done = run_python(HELP, *([command] if command else []), "--help", env={"COLUMNS": "80"})
+    assert done.returncode == 0
     words = COMMANDS if command is None else options_of(command)._option_string_actions
-    assert not [word for word in words if not re.search(rf"(?<![\w-]){word}\b", text)]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_no_default_is_shown_as_python(
-    program: Callable[..., subprocess.CompletedProcess[bytes]], command: str
-) -> None:
-    text = " ".join(program(command, "--help").stdout.decode().split())
+    assert not [word for word in words if not re.search(rf"(?<![\w-]){word}\b", done.stdout)]
+    text = " ".join(done.stdout.split())
     assert not re.search(r"default: (\(|\[|None|True|False|\w+\()", text)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_examples_and_fits_eighty_columns(
-    program: Callable[..., subprocess.CompletedProcess[bytes]], command: str
-) -> None:
-    text = program(command, "--help").stdout.decode()
-    assert "examples:\n  pyllama-mtp " + command in text
-    assert not [line for line in text.splitlines() if len(line) > 80]
+    if command:
+        assert not HEAVY & set(done.stderr.split())
+        assert f"examples:\n  pyllama-mtp {command}" in done.stdout
+        assert not [line for line in done.stdout.splitlines() if len(line) > 80]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -72,26 +66,11 @@ def test_the_list_of_commands_says_what_each_command_says() -> None:
                 assert helps[command] == summary
 
 
-def test_version(cli: Callable[..., SimpleNamespace]) -> None:
+def test_version(cli: Cli) -> None:
     result = cli("--version")
     assert (result.code, result.out) == (0, f"pyllama-mtp {pyllama_mtp.__version__}\n")
 
 
-def test_without_a_command_the_help_comes(cli: Callable[..., SimpleNamespace]) -> None:
+def test_without_a_command_the_help_comes(cli: Cli) -> None:
     result = cli()
     assert result.code == 0 and "pyllama-mtp doctor" in result.out
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_loads_nothing_heavy(command: str, tmp_path: Path) -> None:
-    """That is what makes it quick."""
-    code = (
-        "import sys\nfrom pyllama_mtp.cli import main\n"
-        f"try: main([{command!r}, '--help'])\nexcept SystemExit: pass\n"
-        "print(*sys.modules, file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    heavy = {"pyllama_mtp._native", "rich.progress", "rich.table"}
-    assert not heavy & set(done.stderr.split())

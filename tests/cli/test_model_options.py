@@ -1,10 +1,9 @@
-"""Options that say how a model is loaded and RoPE scaled: every command has them, and obeys."""
+"""Every command has the options of loading a model and of RoPE scaling, and obeys them."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,59 +14,22 @@ from pyllama_mtp.cli import build_parser, loading, options
 from pyllama_mtp.llama.modeloptions import ModelOptions
 
 from ..adapters import trunk, write_adapter
+from ..processes import Program
 
 COMMANDS = {"generate": ["x"], "matrix": [], "accept": [], "tune": [], "serve": []}
-GIVEN = [
-    *("--head", "mtp-m.gguf"),
-    "--n-gpu-layers",
-    "3",
-    "--device",
-    "A,B",
-    "--split-mode",
-    "none",
-    "--main-gpu",
-    "1",
-    "--tensor-split",
-    "1,2",
-    "--n-cpu-moe",
-    "4",
-    "--cpu-moe",
-    "--override-tensor",
-    "a.*=CPU,b(?=c)=GPU0",
-    "--override-tensor",
-    "d=CPU",
-    "--no-mmap",
-    "--mlock",
-    "--lora",
-    "x.gguf,y.gguf",
-    "--lora-scaled",
-    "z.gguf:0.5",
-    "--rpc",
-    "127.0.0.1:1",
-    "--rpc-timeout",
-    "9",
-]
+GIVEN = shlex.split(
+    "--head mtp-m.gguf --n-gpu-layers 3 --device A,B --split-mode none --main-gpu 1 "
+    "--tensor-split 1,2 --n-cpu-moe 4 --cpu-moe --override-tensor 'a.*=CPU,b(?=c)=GPU0' "
+    "--override-tensor d=CPU --no-mmap --mlock --lora x.gguf,y.gguf --lora-scaled z.gguf:0.5 "
+    "--rpc 127.0.0.1:1 --rpc-timeout 9"
+)
 #: The matrix takes several values of these.
 SWITCHES = {"prompt_rows": "last", "prompt_sync": "kv", "hidden": "post-norm",
             "draft_vocab": "full"}  # fmt: skip
-ROPE = [
-    "--rope-scaling",
-    "yarn",
-    "--rope-scale",
-    "4",
-    "--rope-freq-base",
-    "1e6",
-    "--yarn-orig-ctx",
-    "4096",
-    "--yarn-ext-factor",
-    "0.5",
-    "--yarn-attn-factor",
-    "1.5",
-    "--yarn-beta-fast",
-    "16",
-    "--yarn-beta-slow",
-    "2",
-]
+ROPE = shlex.split(
+    "--rope-scaling yarn --rope-scale 4 --rope-freq-base 1e6 --yarn-orig-ctx 4096 "
+    "--yarn-ext-factor 0.5 --yarn-attn-factor 1.5 --yarn-beta-fast 16 --yarn-beta-slow 2"
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -108,9 +70,6 @@ def test_every_command_has_them(command: str) -> None:
     assert options.settings_from(nothing, 2, **SWITCHES).rope == RopeScaling()
 
 
-Program = Callable[..., "subprocess.CompletedProcess[bytes]"]
-
-
 def test_generate_obeys(program: Program, demo: Model, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "a.gguf", demo.info, trunk(demo.info), strength=3)
 
@@ -118,7 +77,6 @@ def test_generate_obeys(program: Program, demo: Model, tmp_path: Path) -> None:
         done = program(
             "generate", "--json", "-n", "12", "--threads", "1", *map(str, given), "def f"
         )
-        assert done.returncode == 0, done.stderr
         return str(json.loads(done.stdout)["text"])
 
     plain = text()
@@ -126,23 +84,3 @@ def test_generate_obeys(program: Program, demo: Model, tmp_path: Path) -> None:
     adapted = text("--lora", adapter)
     assert adapted != plain and text("--lora", adapter, "--draft-n-max", 0) == adapted
     assert text("--lora-scaled", f"{adapter}:0") == plain
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--device", "CUDA9"], "device 'CUDA9' is not there; there is"),
-        (["--override-tensor", "nothing=CPU"], "no tensor of"),
-        (["--override-tensor", "ffn"], "'ffn' is not PATTERN=DEVICE"),
-        (["--override-tensor", "(=CPU"], "not a regular expression"),
-        (["--lora", "none.gguf"], "no such model file: none.gguf"),
-        (["--lora-scaled", "a.gguf"], "'a.gguf' is not FILE:SCALE"),
-        (["--rope-scale", "0.5"], "0.5 is not allowed"),
-        (["--rope-freq-scale", "0"], "rope_freq_scale is 0.0"),
-        (["--cpu-moe"], "has no experts"),
-    ],
-)
-def test_bad_ones_are_explained(program: Program, arguments: list[str], message: str) -> None:
-    done = program("generate", *arguments, "x")
-    assert done.returncode == 2 and message in done.stderr.decode()
-    assert b"Traceback" not in done.stderr

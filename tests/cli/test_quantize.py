@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.synth import write_synthetic
 
-Program = Callable[..., "subprocess.CompletedProcess[bytes]"]
+from ..processes import Program, start
 
 
 def test_the_types_are_said_at_the_end(program: Program, tmp_path: Path) -> None:
     write_synthetic(tmp_path / "m.gguf", "tiny", "f16")
     words = ("quantize", "m.gguf", "q.gguf", "--type", "Q4_0", "--head-type", "Q5_1")
     done = program(*words)
-    assert done.returncode == 0, done.stderr.decode()
     said = done.stdout.decode()
     assert said.startswith("q.gguf: q4_0, ") and " Q4_0 " in said.replace("(", " ")
     assert "Q5_1" in validate_model_file(tmp_path / "q.gguf").tensor_types
-    again = program(*words)
-    assert again.returncode == 2 and b"q.gguf exists" in again.stderr
+    assert b"q.gguf exists" in program(*words, code=2).stderr
 
 
 def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
-    """While the library works on a large tensor: nothing is left, not even its process."""
+    """Ctrl-C comes while the library works on a large tensor; no file and no process are left."""
     write_synthetic(tmp_path / "m.gguf", "tiny", "f16", n_vocab=60000, n_embd=1024)
-    command = [sys.executable, "-m", "pyllama_mtp", "quantize", "m.gguf", "q.gguf"]
-    with subprocess.Popen([*command, "--type", "iq4_xs"], cwd=tmp_path, stderr=-1) as process:
+    with start("quantize", "m.gguf", "q.gguf", "--type", "iq4_xs", cwd=tmp_path) as process:
         while not list(tmp_path.glob("*.part")) and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)

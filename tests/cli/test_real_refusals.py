@@ -1,11 +1,10 @@
-"""What must be refused, through the installed command: exit code 2 and one line."""
+"""Bad models, options and libraries, through the installed command: exit code 2, one message."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import struct
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,15 +14,23 @@ from pyllama_mtp.llama import native
 from pyllama_mtp.models.demo import demo_path
 from pyllama_mtp.models.synth import write_synthetic
 
-Program = Callable[..., "subprocess.CompletedProcess[bytes]"]
+from ..processes import Program
+
 QWEN = struct.pack("<Q", 6) + b"qwen35"
 
 
-def refused(done: subprocess.CompletedProcess[bytes], message: str) -> None:
-    err = done.stderr.decode()
-    assert done.returncode == 2, (done.returncode, err)
-    assert err.startswith("pyllama-mtp: error: ") and message in err
-    assert "Traceback" not in err
+Refused = Callable[..., None]
+
+
+@pytest.fixture
+def refused(program: Program) -> Refused:
+    """`refused(message, *arguments)`: the command ends with this message."""
+
+    def run(message: str, *arguments: object) -> None:
+        err = program(*arguments, code=2).stderr.decode()
+        assert err.startswith("pyllama-mtp: error: ") and message in err, err
+
+    return run
 
 
 def with_type(data: bytes, name: bytes, number: int) -> bytes:
@@ -37,40 +44,69 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "unknown type": (lambda d: with_type(d, b"output_norm.weight", 99), "unknown type 99"),
     "integer weights": (lambda d: with_type(d, b"output_norm.weight", 26), "type I32"),
     "no tokenizer": (lambda d: d.replace(b"gpt2", b"none", 1), "'none'"),
+    "no model": (lambda d: b"not a model", "not a GGUF"),
+    "cut short": (lambda d: d[:200_000], "truncated"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_model(program: Program, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_model(refused: Refused, tmp_path: Path, damage: str) -> None:
     change, message = DAMAGE[damage]
     data = demo_path().read_bytes()
     assert change(data) != data
     path = tmp_path / "damaged.gguf"
     path.write_bytes(change(data))
-    refused(program("generate", "--model", str(path), "x"), message)
+    refused(message, "generate", "--model", path, "x")
 
 
-def test_a_model_without_a_head(program: Program, tmp_path: Path) -> None:
-    path = str(write_synthetic(tmp_path / "plain.gguf", "tiny", "f16", n_mtp=0))
-    refused(program("generate", "--model", path, "--draft-n-max", "2", "x"), "no MTP head")
+def test_a_model_without_a_head(program: Program, refused: Refused, tmp_path: Path) -> None:
+    path = write_synthetic(tmp_path / "plain.gguf", "tiny", "f16", n_mtp=0)
+    refused("no MTP head", "generate", "--model", path, "--draft-n-max", "2", "x")
     plain = ("--draft-n-max", "0", "--threads", "1", "--max-tokens", "4")
     done = program("generate", "--model", path, *plain, "x")
-    assert done.returncode == 0 and b"MTP" not in done.stderr
+    assert b"MTP" not in done.stderr
     # "auto" drafts what pays, which comes from the text itself, and says so.
     auto = program("generate", "-m", path, "--threads", "1", "-n", "4", "--json", "x")
-    assert auto.returncode == 0 and b"no MTP head (one that is published" in auto.stderr
+    assert b"no MTP head (one that is published" in auto.stderr
     assert b"drafts come from the text itself" in auto.stderr
     assert json.loads(auto.stdout)["text"] == done.stdout.decode().rstrip("\n")
 
 
-def test_a_prompt_longer_than_the_model_was_trained_for(program: Program) -> None:
-    refused(
-        program("tune", "-m", demo_path(), "--prompt-size", "100000"),
-        "the model was trained for 4096",
-    )
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("generate --model none.gguf x", "no such model file"),
+        ("matrix --model none.gguf --no-output", "no such model file"),
+        ("generate --prompt-file long.txt", "and the context"),
+        ("tune --prompt-size 100000", "the model was trained for 4096"),
+        ("generate --n-ctx 2000000000 x", "available"),
+        ("generate --lib empty x", "empty"),
+        ("matrix --lib empty --no-output", "empty"),
+        (
+            "matrix --lib upstream --threads 1 --depths 2 --sync full,kv",
+            "kv: prompt_sync 'kv' is not in up",
+        ),
+        ("generate --device CUDA9 x", "device 'CUDA9' is not there; there is"),
+        ("generate --override-tensor nothing=CPU x", "no tensor of"),
+        ("generate --override-tensor ffn x", "'ffn' is not PATTERN=DEVICE"),
+        ("generate --override-tensor (=CPU x", "not a regular expression"),
+        ("generate --lora none.gguf x", "no such model file: none.gguf"),
+        ("generate --lora-scaled a.gguf x", "'a.gguf' is not FILE:SCALE"),
+        ("generate --rope-scale 0.5 x", "0.5 is not allowed"),
+        ("generate --rope-freq-scale 0 x", "rope_freq_scale is 0.0"),
+        ("generate --cpu-moe x", "has no experts"),
+    ],
+)
+def test_what_cannot_be(refused: Refused, tmp_path: Path, arguments: str, message: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "long.txt").write_text("import os\n" * 20_000)
+    command, *options = arguments.split()
+    model = [] if "--model" in options else ["--model", demo_path()]
+    refused(message, command, *model, *options)
+    assert not (tmp_path / "matrix.jsonl").exists()
 
 
-def test_a_library_for_another_cpu(program: Program, tmp_path: Path) -> None:
+def test_a_library_for_another_cpu(refused: Refused, tmp_path: Path) -> None:
     """Refused by the stamp, before any of its code could raise SIGILL."""
     source = native.load().folder
     shutil.copytree(source.parent, tmp_path / "lib")
@@ -84,4 +120,4 @@ def test_a_library_for_another_cpu(program: Program, tmp_path: Path) -> None:
     assert stamp
     other = stamp[0].replace(features[-1].encode(), b"x" * len(features[-1]))
     library.write_bytes(data.replace(stamp[0], other))
-    refused(program("generate", "--lib", str(folder), "x"), "CPU features that this machine lacks")
+    refused("CPU features that this machine lacks", "generate", "--lib", folder, "x")

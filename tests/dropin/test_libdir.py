@@ -1,21 +1,18 @@
-"""`libdir`, and what lies there: libraries that a program can load which knows nothing of us."""
+"""`libdir`, and its libraries: any program can load them."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from pyllama_mtp.cli import libdir, main
+from pyllama_mtp.cli import libdir
 from pyllama_mtp.llama import native
 
-Cli = Callable[..., SimpleNamespace]
+from ..processes import Cli
 
 #: Loads the model with nothing but ctypes; prints what is there before, and what it has loaded.
 PROGRAM = """
@@ -55,18 +52,6 @@ assert model.value, "the model was not loaded"
 vocabulary = c_void_p(library.llama_model_get_vocab(model))
 print(library.llama_vocab_n_tokens(vocabulary), library.llama_model_n_layer(model))
 """
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """`cli("libdir")` -> code, out, err."""
-
-    def run(*arguments: str) -> SimpleNamespace:
-        code = main(arguments)
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=code, out=out, err=err)
-
-    return run
 
 
 @pytest.mark.parametrize("variant", native.VARIANTS)
@@ -120,15 +105,6 @@ def test_a_program_without_this_package_loads_the_model(
     assert devices == native.load().backend()
     assert re.fullmatch(r"\d{3,} \d+", shape)
     assert not done.stderr, "whoever imports it asked for no log"
-
-
-def test_a_moved_copy_works(demo_file: Path, tmp_path: Path) -> None:
-    folder, _ = native.locate("patched")
-    copy = shutil.copytree(folder.parent, tmp_path / "moved")
-    size = native.load().ffi.sizeof("struct llama_model_params")
-    command = [sys.executable, "-I", "-c", PROGRAM, copy / "patched" / "libllama.so", demo_file]
-    done = subprocess.run([*command, str(size)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_help_names_the_release_that_is_pinned(cli: Cli) -> None:

@@ -1,4 +1,4 @@
-"""llama-cpp-python, unchanged, on our libraries: it says what we say, on both variants."""
+"""llama-cpp-python, unchanged, writes our text with our libraries, on both variants."""
 
 from __future__ import annotations
 

@@ -15,7 +15,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pyllama_mtp.errors import LibraryError, NoMtpHeadError, UsageError
+from pyllama_mtp.errors import (
+    DecodeAborted,
+    FatalDecodeError,
+    LibraryError,
+    NoMtpHeadError,
+    UsageError,
+)
 from pyllama_mtp.llama.modeloptions import ModelOptions
 from pyllama_mtp.settings import Sampling, Settings
 from pyllama_mtp.telemetry import Pair, Telemetry
@@ -48,7 +54,7 @@ def reset() -> None:
 
 
 class Generation:
-    """Emits 'abcabc...', one byte per token; of each round's drafts all but the last are taken."""
+    """Emits 'abcabc...', one byte per token; accepts all but the last draft of each round."""
 
     def __init__(self, session: Session, prompt: Any, max_tokens: int, log_pairs: bool) -> None:
         self._session, self._max_tokens = session, max_tokens
@@ -190,6 +196,26 @@ class Model:
 
     def apply_chat_template(self, messages: list[dict[str, str]], **variables: Any) -> str:
         return "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>"
+
+
+def interrupt(generation: Generation) -> None:
+    """For `script`: Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def abort(generation: Generation) -> None:
+    """For `script`: Ctrl-C that aborts a decode."""
+    raise DecodeAborted("stopped", 2)
+
+
+def stop(generation: Generation) -> None:
+    """For `script`: an interruption that raises nothing."""
+    generation.finish_reason = "interrupted"
+
+
+def fail(generation: Generation) -> None:
+    """For `script`: a decode that fails."""
+    raise FatalDecodeError("llama_decode failed with -3", -3)
 
 
 @dataclass(frozen=True)
