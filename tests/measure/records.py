@@ -56,7 +56,7 @@ def run(name: str = "a", **changes: Any) -> dict[str, Any]:
 
 
 def sample(repeat: int = 0, depth: int = 2, run: str = "a", **figures: Any) -> dict[str, Any]:
-    """A sample of a cell of that depth."""
+    """A sample of the cell of this depth."""
     return {
         "schema": 2,
         "kind": "sample",
@@ -71,13 +71,13 @@ def sample(repeat: int = 0, depth: int = 2, run: str = "a", **figures: Any) -> d
 
 
 def cell(depth: int = 2) -> dict[str, Any]:
-    """What tells a cell apart."""
+    """The key of a cell."""
     name = {"build": "patched", "n_prompt": 10, "prompt_class": "text"}
     return {**name, "n_max": depth, "max_tokens": 8}
 
 
 def skipped(depth: int = 2, run: str = "a") -> dict[str, Any]:
-    """A cell that does not fit."""
+    """A cell that was skipped for lack of memory."""
     made = sample(depth=depth, run=run)
     for name in ("repeat", "memory", "sample"):
         del made[name]
@@ -85,7 +85,7 @@ def skipped(depth: int = 2, run: str = "a") -> dict[str, Any]:
 
 
 def profile(depth: int = 2, run: str = "a") -> dict[str, Any]:
-    """Where the time of the cell's prompt goes."""
+    """A profile of the cell's prompt."""
     cost = {"kind": "norms", "op": "RMS_NORM", "tensor": "norm", "n": 4, "s": 0.5}
     figures = {"n_prompt": 10, "prompt_s": 0.4, "sum_s": 0.5, "kinds": {"norms": 0.5}}
     found = {**skipped(depth, run), "kind": "profile", "profile": {**figures, "costs": [cost]}}
@@ -94,7 +94,7 @@ def profile(depth: int = 2, run: str = "a") -> dict[str, Any]:
 
 
 def dropped(run: str = "a") -> dict[str, Any]:
-    """What a budget left out."""
+    """The groups that a budget left out."""
     groups = [{"n_prompt": 10, "prompt_class": "text", "repeat": 2}]
     head = {"schema": 2, "kind": "dropped", "run": run, "time": "2026-01-01T00:00:00+00:00"}
     return {**head, "budget_s": 60.0, "groups": groups}

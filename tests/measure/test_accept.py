@@ -12,19 +12,15 @@ import msgspec
 import pytest
 
 from pyllama_mtp.errors import DecodeAborted, UsageError
-from pyllama_mtp.measure.accept import (
-    Measurement,
-    Plan,
-    header,
-    limited,
-    refuse_meaningless,
-)
+from pyllama_mtp.measure.accept import Measurement, Plan, header, limited, refuse_meaningless
 from pyllama_mtp.measure.acceptance_record import CostResult, PromptResult, record
 from pyllama_mtp.measure.classprompts import padded_tokens
 from pyllama_mtp.measure.header import Build
 from pyllama_mtp.measure.promptset import Prompt
 from pyllama_mtp.settings import Sampling, Settings
 from pyllama_mtp.telemetry import Pair, Telemetry
+
+from . import acceptance_fakes as fakes
 
 #: What a round is: its drafts, and what the target chose.
 Round = tuple[str, str]
@@ -78,7 +74,7 @@ def driver(fake: ModuleType) -> Iterator[ModuleType]:
 
 
 class Text:
-    """Padding: one letter."""
+    """Padding of one letter."""
 
     def prompt(self, n: int, repeat: int = 0) -> list[int]:
         return [ord("p")] * n
@@ -88,10 +84,10 @@ PROMPTS = (Prompt("code", "def"), Prompt("text", "Why?", chat=True, thinking=Fal
 
 
 def measurement(
-    driver: ModuleType, prompts: tuple[Prompt, ...] = PROMPTS, **options: Any
+    driver: ModuleType, on_prompt: Any = lambda *_: None, **options: Any
 ) -> Measurement:
     settings = options.pop("settings", Settings(n_threads=1))
-    plan = Plan(prompts, "test", 2, 64, **{"cost_repeats": 0, **options})
+    plan = Plan(options.pop("prompts", PROMPTS), "test", 2, 64, **{"cost_repeats": 0, **options})
     model = driver.ScriptedModel("folder/m.gguf")
     return Measurement(
         model,
@@ -100,13 +96,14 @@ def measurement(
         Sampling(),
         lambda settings: driver.ScriptedSession(model, settings),
         Text(),  # type: ignore[arg-type]
+        on_prompt=on_prompt,
         costs=lambda session, tokens, repeats: (len(tokens), repeats),
     )
 
 
 def only(driver: ModuleType, *rounds: Round, failure: BaseException | None = None) -> PromptResult:
     driver.rounds[0], driver.failures[0], driver.done = rounds, failure, 0
-    (result,) = measurement(driver, PROMPTS[:1]).run()
+    (result,) = measurement(driver, prompts=PROMPTS[:1]).run()
     assert isinstance(result, PromptResult)
     return result
 
@@ -155,9 +152,9 @@ def test_ctrl_c_keeps_the_rounds_that_are_complete(
 
 
 def test_order_sessions_and_costs(driver: ModuleType) -> None:
-    run = measurement(driver, cost_repeats=3, context_lengths=(200, 100), context_prompts=1)
-    seen = []
-    run._on_prompt = lambda *what: seen.append(what)
+    seen: list[Any] = []
+    lengths = {"context_lengths": (200, 100), "context_prompts": 1}
+    run = measurement(driver, lambda *what: seen.append(what), cost_repeats=3, **lengths)
     found = list(run.run())
     assert seen == [
         ("code", 1, None), ("text", 1, None), ("code", 1, 100), ("text", 1, 100),
@@ -266,8 +263,8 @@ def test_the_header_names_no_folder_and_is_json(driver: ModuleType) -> None:
     assert found.settings["sampling"]["logit_bias"] == {"3": "-inf", "4": 1.5}
 
 
-def test_costs_are_against_no_mtp(fakes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plain step is taken from generations without drafts, before and after; medians."""
+def test_costs_are_against_no_mtp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cost of a plain step is the median of generations without drafts, before and after."""
     from pyllama_mtp.measure import costs
 
     steps = iter([1.0, 2.0, 50.0, 2.0, 3.0, 2.0, 4.0, 1.0])

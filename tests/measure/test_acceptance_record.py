@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -14,9 +13,11 @@ import pytest
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.acceptance_record import Lines, miss_record, read_run, record
 
+from . import acceptance_fakes as fakes
+
 
 @pytest.fixture
-def lines(fakes: ModuleType) -> list[dict[str, Any]]:
+def lines() -> list[dict[str, Any]]:
     run = fakes.a_run()
     objects = [record(run.header), *map(record, run.results), *map(record, run.costs)]
     return [dict(json.loads(json.dumps(each))) for each in objects]
@@ -38,7 +39,7 @@ def test_a_line_without_a_field_is_refused(tmp_path: Path, lines: list[Any]) -> 
     assert len(read_run(path).results) == 3, "what a later writer adds is left out"
 
 
-def test_what_is_written_is_read(tmp_path: Path, fakes: ModuleType, lines: list[Any]) -> None:
+def test_what_is_written_is_read(tmp_path: Path, lines: list[Any]) -> None:
     path = tmp_path / "run.jsonl"
     with Lines(path) as file:
         for line in lines:
@@ -105,11 +106,7 @@ def damage(number: int, **changes: Any) -> Callable[[list[Any]], None]:
     ],
 )
 def test_damage_is_refused_by_file_and_line(
-    tmp_path: Path,
-    lines: list[Any],
-    change: Callable[[list[Any]], Any],
-    number: int,
-    message: str,
+    tmp_path: Path, lines: list[Any], change: Callable[[list[Any]], Any], number: int, message: str
 ) -> None:
     change(lines)
     with pytest.raises(UsageError) as error:
@@ -124,7 +121,7 @@ def test_a_line_that_was_cut_off(tmp_path: Path, lines: list[Any]) -> None:
         read_run(path)
 
 
-def test_a_miss_says_where_it_was(fakes: ModuleType) -> None:
+def test_a_miss_says_where_it_was() -> None:
     result = fakes.a_run().results[0]
     assert miss_record(result, result.misses[0]) == {
         "class": "code", "prompt": 1, "context_length": None, "generated": 7, "position": 1,

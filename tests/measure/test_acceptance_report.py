@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from types import ModuleType
 
 import msgspec
 import pytest
@@ -17,8 +16,10 @@ from pyllama_mtp.measure.acceptance_report import (
     print_report,
 )
 
+from . import acceptance_fakes as fakes
 
-def test_classes_and_all_of_them(fakes: ModuleType) -> None:
+
+def test_classes_and_all_of_them() -> None:
     report = Report.of(fakes.a_run())
     assert [group.name for group in report.classes] == ["code", "text", "all"]
     rates = [group.acceptance.rates() for group in report.classes]
@@ -26,7 +27,7 @@ def test_classes_and_all_of_them(fakes: ModuleType) -> None:
     assert [group.acceptance.mean_accepted for group in report.classes] == [5 / 4, 3 / 4, 1.0]
 
 
-def test_speed_up_is_tokens_per_round_over_its_time(fakes: ModuleType) -> None:
+def test_speed_up_is_tokens_per_round_over_its_time() -> None:
     """Code: 1.75 tokens in 1.5 steps, 1.75 + 0.5 in 2; text: 1.5 in 1.5, 1.75 in 2."""
     code, text, _ = Report.of(fakes.a_run()).classes
     assert code.speed_up == pytest.approx([1.75 / 1.5, 2.25 / 2])
@@ -34,32 +35,32 @@ def test_speed_up_is_tokens_per_round_over_its_time(fakes: ModuleType) -> None:
     assert (code.best_depth, text.best_depth) == (1, 0)
 
 
-def test_break_even(fakes: ModuleType) -> None:
+def test_break_even() -> None:
     """Depth 1: 1 + a = 1.5. Depth 2: 1 + a + a^2 = 2, the golden ratio."""
     depths = Report.of(fakes.a_run()).depths
     assert [depth.round for depth in depths] == [1.5, 2.0]
     assert [depth.break_even for depth in depths] == pytest.approx([0.5, (5**0.5 - 1) / 2])
 
 
-def test_lengths_are_compared_on_the_same_prompts(fakes: ModuleType) -> None:
+def test_lengths_are_compared_on_the_same_prompts() -> None:
     as_is, longer = Report.of(fakes.a_run()).lengths
     assert (as_is.name, as_is.acceptance.rounds, as_is.n_prompt) == ("as is", 4, 20)
     assert (longer.name, longer.acceptance.rates()) == ("512", [1.0, 0.0])
     assert longer.best_depth is None, "no costs were measured there"
 
 
-def test_the_verdict_is_on_classes_not_on_all(fakes: ModuleType) -> None:
+def test_the_verdict_is_on_classes_not_on_all() -> None:
     found = Report.of(fakes.a_run()).verdict
     assert found and found.outcome == "between" and found.reason.startswith("1 of 2 classes")
 
 
-def test_frequent_misses(fakes: ModuleType) -> None:
+def test_frequent_misses() -> None:
     found = frequent_misses(fakes.a_run().results, 5)
     assert found == [(2, " a", "|b", ["code", "text"]), (1, "x", "y", ["code"])]
     assert len(frequent_misses(fakes.a_run().results, 1)) == 1
 
 
-def test_markdown(fakes: ModuleType) -> None:
+def test_markdown() -> None:
     run = fakes.a_run()
     text = markdown_report(run, Report.of(run), misses=1)
     lines = text.splitlines()
@@ -74,7 +75,7 @@ def test_markdown(fakes: ModuleType) -> None:
     assert "not complete" not in text and "single prompt" in text
 
 
-def test_a_run_without_costs_or_end(fakes: ModuleType) -> None:
+def test_a_run_without_costs_or_end() -> None:
     run = fakes.a_run()
     run.header, run.costs = msgspec.structs.replace(run.header, planned=9), []
     text = markdown_report(run, Report.of(run))
@@ -82,7 +83,7 @@ def test_a_run_without_costs_or_end(fakes: ModuleType) -> None:
     assert "Expected" not in text and "misses" not in text
 
 
-def test_a_run_of_which_nothing_came(fakes: ModuleType) -> None:
+def test_a_run_of_which_nothing_came() -> None:
     run = fakes.a_run()
     run.results, run.costs = [], []
     report = Report.of(run)
@@ -90,7 +91,7 @@ def test_a_run_of_which_nothing_came(fakes: ModuleType) -> None:
     assert "- nothing was measured" in markdown_report(run, report)
 
 
-def test_the_terminal_shows_the_same_and_reads_no_markup(fakes: ModuleType) -> None:
+def test_the_terminal_shows_the_same_and_reads_no_markup() -> None:
     run = fakes.a_run()
     odd = fakes.result("text", 2, 0, misses=(fakes.miss("[red]", ":smile:"),))
     run.results = [odd, *run.results]
@@ -100,7 +101,7 @@ def test_the_terminal_shows_the_same_and_reads_no_markup(fakes: ModuleType) -> N
         assert word in out.getvalue(), word
 
 
-def test_json_has_it_all(fakes: ModuleType) -> None:
+def test_json_has_it_all() -> None:
     run = fakes.a_run()
     found = json.loads(json.dumps(json_report(run, Report.of(run), misses=1), allow_nan=False))
     assert (found["schema"], found["kind"]) == (1, "acceptance-report")

@@ -11,6 +11,9 @@ import pytest
 from pyllama_mtp.measure.cells import Cell, Sample
 from pyllama_mtp.telemetry import Telemetry
 
+from ..cells import made_cell
+from .records import FIGURES
+
 REQUIRED = {
     "model", "variant", "upstream_commit", "backend", "mode", "n_max", "n_prompt", "max_tokens",
     "prefill_tps", "decode_tps", "elapsed_s", "samples", "drafted", "accepted",
@@ -20,38 +23,11 @@ REQUIRED = {
 
 
 def sample(**changes: Any) -> Sample:
-    values: dict[str, Any] = {
-        "n_prompt": 10,
-        "n_generated": 8,
-        "prefill_s": 1.0,
-        "decode_s": 2.0,
-        "elapsed_s": 3.0,
-        "prefill_tps": 10.0,
-        "decode_tps": 4.0,
-        "drafted": [4, 4],
-        "accepted": [3, 1],
-        "rounds": 4,
-        "tokens_per_round": 2.0,
-    }
-    return Sample(**{**values, **changes})
+    return Sample(**{**FIGURES, **changes})
 
 
 def cell(*samples: Sample, **changes: Any) -> Cell:
-    values: dict[str, Any] = {
-        "model": "m.gguf",
-        "variant": "patched",
-        "upstream_commit": "abc",
-        "series": "def",
-        "backend": "CPU",
-        "mode": "draft-mtp",
-        "n_max": 2,
-        "n_prompt": 10,
-        "max_tokens": 8,
-        "repeat": len(samples),
-    }
-    made = Cell(**{**values, **changes}, samples=list(samples))
-    made.summarize()
-    return made
+    return made_cell(2, samples, **changes)
 
 
 def test_times_are_medians_not_means() -> None:

@@ -30,7 +30,7 @@ def test_an_unknown_class_is_refused(fake: ModuleType) -> None:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_questions_after_text(fake: ModuleType, name: str) -> None:
-    """As long as asked for; the question of each repeat comes last, in a chat."""
+    """A prompt has the length asked for and ends, in a chat, with the question of its repeat."""
     prompts = Prompts(fake.Model("m"))
     questions = package_prompts([name])
     texts = set()

@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-import pyllama_mtp
 from pyllama_mtp.measure.recordfile import read_file
 
-SIZES, DEPTHS, REPEAT = (32, 96), (0, 1, 3), 30
-PLAN = (
+from ..processes import start
+
+SIZES, DEPTHS, REPEAT = (32, 96), (0, 1, 3), 20
+COMMAND = (
+    *("matrix", "--resume", "--output", "m.jsonl"),
     *("--prompt-sizes", ",".join(map(str, SIZES)), "--depths", ",".join(map(str, DEPTHS))),
     *("--repeat", str(REPEAT), "--max-tokens", "48", "--threads", "1"),
 )
-KILLS = 10
-
-
-def start(folder: Path) -> subprocess.Popen[bytes]:
-    """The command, as a process that Ctrl-C reaches even where tests run in the background."""
-    root = str(Path(pyllama_mtp.__file__).parents[1])  # the package that is tested here
-    return subprocess.Popen(
-        [sys.executable, "-m", "pyllama_mtp", "matrix", *PLAN, "--resume", "--output", "m.jsonl"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": root},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
-    )
+KILLS = 6
 
 
 def reported(stderr: bytes) -> int:
-    """Samples that the process said were finished."""
+    """How many samples the process reported as finished."""
     return sum(b"prefill" in line for line in stderr.splitlines() if line.startswith(b"["))
 
 
@@ -44,13 +31,13 @@ def whole_lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True) if path.exists() else []
 
 
-def test_killed_at_ten_random_moments(tmp_path: Path) -> None:
+def test_killed_at_random_moments(tmp_path: Path) -> None:
     draw = random.Random(20)
     path = tmp_path / "m.jsonl"
     kept: list[bytes] = []
     kills = 0
     while kills < KILLS:
-        process = start(tmp_path)
+        process = start(*COMMAND, cwd=tmp_path, stdout=subprocess.DEVNULL)
         assert process.stderr
         before = len(kept)
         # Random moments of measuring, not of starting Python.
@@ -75,7 +62,7 @@ def test_killed_at_ten_random_moments(tmp_path: Path) -> None:
         assert new >= reported(said), "a sample that was reported must be in the file"
     assert len(kept) - 1 < len(SIZES) * len(DEPTHS) * REPEAT, "nothing would be left to resume"
 
-    process = start(tmp_path)
+    process = start(*COMMAND, cwd=tmp_path, stdout=subprocess.DEVNULL)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said.decode()
     assert whole_lines(path)[: len(kept)] == kept

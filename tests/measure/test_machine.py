@@ -1,4 +1,4 @@
-"""What is recorded of the machine: something useful, and nothing that identifies it."""
+"""The record of the machine is useful, and nothing in it identifies the machine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import getpass
 import json
 import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import pyllama_mtp
 from pyllama_mtp.measure import machine
 from pyllama_mtp.measure.machine import describe_machine
+
+from ..processes import RunPython
 
 
 def test_the_record_describes_the_machine() -> None:
@@ -24,14 +23,14 @@ def test_the_record_describes_the_machine() -> None:
     assert found["python"] == platform.python_version()
 
 
-def test_the_record_has_no_host_no_user_no_path(monkeypatch: object) -> None:
+def test_the_record_has_no_host_no_user_no_path() -> None:
     text = json.dumps(describe_machine())
     private = {platform.node(), getpass.getuser(), str(Path.home()), str(Path.cwd()), os.sep}
     # A name so short that it may occur by chance proves nothing.
     assert not [word for word in private if len(word) > 3 and word in text]
 
 
-def test_waiting_for_a_core_is_counted() -> None:
+def test_waiting_for_a_core_is_counted(run_python: RunPython) -> None:
     """Two processes on one core: one waits while the other computes."""
     code = (
         "import os, time\n"
@@ -47,15 +46,7 @@ def test_waiting_for_a_core_is_counted() -> None:
         "else:\n"
         "    os._exit(0)\n"
     )
-    root = str(Path(pyllama_mtp.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": root},
-    )
-    assert 0.1 < float(done.stdout) < 0.8
+    assert 0.1 < float(run_python(code).stdout) < 0.8
 
 
 def test_busy_cores_are_those_that_are_not_idle(

@@ -1,4 +1,4 @@
-"""The matrix: side by side, fresh sessions, interruption, going on, cells that are left out."""
+"""The matrix: variants side by side, fresh sessions, interruption, resuming, skipped cells."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
+from pyllama_mtp.errors import InsufficientMemoryError
 from pyllama_mtp.llama.trace import Cost
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.classprompts import Prompts
-from pyllama_mtp.measure.columns import mode_label
 from pyllama_mtp.measure.header import Build, make_header
 from pyllama_mtp.measure.matrix import TURN_TOKENS, Event, Matrix
 from pyllama_mtp.measure.plan import Plan
@@ -23,8 +22,6 @@ from pyllama_mtp.measure.runner import WARM_UP_TOKENS, Runner
 from pyllama_mtp.settings import AUTO_DEPTH, Sampling, Settings
 
 PLAN = Plan(sizes=(100, 200), depths=(0, 2, 3), max_tokens=12, repeat=2)
-WAYS = {"prompt_rows": ("all", "last"), "prompt_sync": ("full", "kv")}
-STATES = Plan((100, 200), (0, 3), 12, 2, WAYS)
 
 
 def make(fake: ModuleType, plan: Plan = PLAN, **changes: Any) -> Matrix:
@@ -56,7 +53,7 @@ def header_of(fake: ModuleType, plan: Plan, settings: Settings | None = None) ->
 
 
 def collect(fake: ModuleType, matrix: Matrix) -> Records:
-    """What a file of this run would hold."""
+    """The records that a file of this run would hold."""
     found = Records()
     found.add(header_of(fake, matrix.plan))
     for record in matrix.run():
@@ -73,7 +70,7 @@ def logged(fake: ModuleType, kind: str) -> list[tuple[Any, ...]]:
 
 
 def prompts_measured(fake: ModuleType, max_tokens: int = 12) -> list[tuple[int, ...]]:
-    """Of every sample, in the order of their groups; warm-ups left out."""
+    """The prompts of all samples in order, without those of warm-ups."""
     return [entry[1] for entry in logged(fake, "generate") if entry[2] == max_tokens]
 
 
@@ -87,71 +84,25 @@ def test_a_repeat_is_finished_before_the_next_and_turns_go_backwards(fake: Modul
     assert [c.repeats for c in cells] == [[0, 1]] * 6
 
 
-def test_sessions_of_a_group_are_open_together_and_closed_after_it(fake: ModuleType) -> None:
-    measure(fake)
-    assert [entry[3] for entry in logged(fake, "open")] == [1, 2, 3] * 4
-    assert fake.state["open_sessions"] == 0
-
-
 def test_tokens_come_by_turns(fake: ModuleType) -> None:
     """No session is more than a turn ahead of another that still generates."""
-    matrix = make(fake, Plan((10,), (0, 2), 5 * TURN_TOKENS, 1))
     reached: list[dict[int, int]] = [{}]
-    runner = matrix._runners[""]
-    advance = runner.advance
 
-    def watched(number: int, goal: int) -> int:
-        tokens = advance(number, goal)
-        reached.append({**reached[-1], number: tokens})
-        return tokens
+    class Watched(Runner):
+        def advance(self, number: int, goal: int) -> int:
+            tokens = super().advance(number, goal)
+            reached.append({**reached[-1], number: tokens})
+            return tokens
 
-    runner.advance = watched  # type: ignore[method-assign]
-    list(matrix.run())
+    runner = Watched(partial(fake.Session, fake.Model("m.gguf")))
+    measure(fake, Plan((10,), (0, 2), 5 * TURN_TOKENS, 1), runners={"": runner})
     assert reached[2] == {0: 1, 1: 1}, "both prompts come before the first turn"
     assert all(abs(at[0] - at[1]) <= TURN_TOKENS + 2 for at in reached[2:])
     assert reached[-1] == {0: 5 * TURN_TOKENS, 1: 5 * TURN_TOKENS}
 
 
-def switches(settings: Any) -> tuple[Any, ...]:
-    return settings.draft_n_max, settings.prompt_rows, settings.prompt_sync, settings.hidden
-
-
-def test_switches_are_axes(fake: ModuleType) -> None:
-    opened: list[Any] = []
-
-    def open_session(settings: Any) -> Any:
-        opened.append(settings)
-        return fake.Session(model, settings)
-
-    model = fake.Model("m.gguf")
-    cells = measure(fake, STATES, runners={"": Runner(open_session)})
-    turn = [
-        (0, "last", "auto", "post-norm"),
-        (3, "all", "full", "post-norm"),
-        (3, "all", "kv", "post-norm"),
-        (3, "last", "full", "post-norm"),
-        (3, "last", "kv", "post-norm"),
-    ]
-    assert [switches(settings) for settings in opened] == turn * 2 + turn[::-1] * 2
-    assert [c.settings["prompt_sync"] for c in cells[:5]] == ["auto", "full", "kv", "full", "kv"]
-    assert [len(c.samples) for c in cells] == [2] * 10
-
-
-def test_cells_hold_what_the_prompt_cost(fake: ModuleType) -> None:
-    plain, all_full, all_kv, last_full, last_kv = measure(fake, STATES)[:5]
-    assert [c.prefill_tps for c in (plain, all_full, all_kv, last_full, last_kv)] == pytest.approx(
-        [1000, 1000 / 2.25, 500, 800, 1000]
-    )
-    assert plain.prompt_sync_share is None
-    assert all_full.prompt_sync_share == pytest.approx(0.25 / 2.25)
-    assert last_kv.prompt_sync_share == pytest.approx(0.1)
-    sample = last_full.samples[0]
-    assert sample.prompt_sync == "full"
-    assert sample.time_s["prompt_sync"] == pytest.approx(0.025)
-
-
 def test_every_sequence_has_a_text_of_its_own(fake: ModuleType) -> None:
-    """The first one's is that of the cells with one sequence."""
+    """The first sequence has the text of the cells with one sequence."""
     model, seen = fake.Model("m.gguf"), []
 
     class Watched(Runner):
@@ -179,13 +130,6 @@ def test_libraries_and_classes_are_axes(fake: ModuleType) -> None:
     ]
     prompts = prompts_measured(fake)
     assert len(set(prompts[:4])) == 1 and prompts[0] != prompts[4]
-
-
-def test_what_the_library_cannot_do_is_refused_beforehand(fake: ModuleType) -> None:
-    fake.state["has_tap"] = False
-    with pytest.raises(UsageError, match=r"^depth 3, rows all, sync kv: prompt_sync 'kv' is not"):
-        make(fake, STATES).check()
-    assert not logged(fake, "generate") and fake.state["open_sessions"] == 0
 
 
 def test_the_check_opens_every_variant_and_leaves_memory_to_the_run(fake: ModuleType) -> None:
@@ -248,25 +192,7 @@ def test_an_explicit_context_is_kept(fake: ModuleType) -> None:
     assert {entry[2] for entry in logged(fake, "open")} == {2048}
 
 
-def test_synthetic_rates_are_cut_to_the_depth(fake: ModuleType) -> None:
-    settings = Settings(synthetic_acceptance=(0.8, 0.7, 0.6))
-    cells = measure(fake, settings=settings)
-    assert [c.synthetic_acceptance for c in cells[:3]] == [None, [0.8, 0.7], [0.8, 0.7, 0.6]]
-
-
-def interrupt_by_raising(generation: Any) -> None:
-    raise KeyboardInterrupt
-
-
-def interrupt_by_abort(generation: Any) -> None:
-    raise DecodeAborted("stopped", 2)
-
-
-def interrupt_quietly(generation: Any) -> None:
-    generation.finish_reason = "interrupted"
-
-
-@pytest.mark.parametrize("how", [interrupt_by_raising, interrupt_by_abort, interrupt_quietly])
+@pytest.mark.parametrize("how", ["interrupt", "abort", "stop"])
 @pytest.mark.parametrize(
     ("generation", "expected"),
     [
@@ -278,9 +204,9 @@ def interrupt_quietly(generation: Any) -> None:
     ],
 )
 def test_an_interruption_keeps_every_finished_sample(
-    fake: ModuleType, how: Any, generation: int, expected: list[tuple[int, int, int]]
+    fake: ModuleType, how: str, generation: int, expected: list[tuple[int, int, int]]
 ) -> None:
-    fake.script[generation] = how
+    fake.script[generation] = getattr(fake, how)
     matrix = make(fake)
     cells = collect(fake, matrix).cells
     assert matrix.interrupted and not matrix.measuring
@@ -299,18 +225,19 @@ def test_a_consumer_that_stops_leaves_nothing_open(fake: ModuleType) -> None:
 
 
 def test_a_run_goes_on_with_what_is_missing(fake: ModuleType) -> None:
-    """Interrupted in the middle of a group: what was finished of it is not measured again."""
-    first = collect(fake, make(fake))
+    """The run was interrupted within a group: samples finished there are not measured again."""
+    plan = dataclasses.replace(PLAN, depths=(0, AUTO_DEPTH, "auto"))
+    first = collect(fake, make(fake, plan))
     whole = next(iter(first.runs.values()))
     kept = {(key, repeat) for key, repeat in whole.measured if repeat == 0}
-    some = min(set(whole.measured) - kept)
+    some = min(set(whole.measured) - kept, key=str)
     fake.reset()
-    matrix = make(fake, measured=kept | {some})
+    matrix = make(fake, plan, measured=kept | {some})
     assert matrix.n_to_do == 5
     records = list(matrix.run())
     assert [record["repeat"] for record in records] == [1] * 5
     found = Records()
-    found.add(header_of(fake, PLAN))
+    found.add(header_of(fake, plan))
     for record in records:
         found.add(record)
     assert next(iter(found.runs.values())).measured == whole.measured - kept - {some}
@@ -365,16 +292,6 @@ def test_progress_tells_of_every_sample(fake: ModuleType) -> None:
     assert events[-1].left_s == 0
 
 
-class Clock:
-    """Time that passes only while a prompt is processed: a second per 100 tokens."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.mark.parametrize(
     ("budget_s", "expected", "left_out"),
     [
@@ -391,14 +308,15 @@ def test_a_budget_leaves_out_the_least_useful_repeats(
     expected: dict[int, int],
     left_out: int,
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr("pyllama_mtp.measure.matrix.time.monotonic", clock)
+    """Time passes only while a prompt is processed: a second per 100 tokens."""
+    clock = [0.0]
+    monkeypatch.setattr("pyllama_mtp.measure.matrix.time.monotonic", lambda: clock[0])
     model = fake.Model("m.gguf")
 
     class Slow(Runner):
         def advance(self, number: int, goal: int) -> int:
             if goal == 1:
-                clock.now += self.size / 100
+                clock[0] += self.size / 100
             return super().advance(number, goal)
 
         def begin(self, number: int, task: Any) -> None:
@@ -414,7 +332,7 @@ def test_a_budget_leaves_out_the_least_useful_repeats(
     counts.update({cell.n_prompt: len(cell.samples) for cell in found.cells})
     assert counts == expected
     assert len(matrix.dropped) == len(run.dropped) == left_out
-    assert clock.now <= max(budget_s, 2)
+    assert clock[0] <= max(budget_s, 2)
 
 
 def test_the_backend_is_what_computes(fake: ModuleType) -> None:
@@ -426,44 +344,8 @@ def test_the_backend_is_what_computes(fake: ModuleType) -> None:
     assert Build.of(library, 0).machine["devices"] == []
 
 
-def test_adaptive_depth_is_no_fixed_depth(fake: ModuleType) -> None:
-    """Not even the one that is its most."""
-    plan = Plan((100,), (0, AUTO_DEPTH, "auto"), 12, 2)
-    cells = measure(fake, plan)
-    assert {entry[1] for entry in logged(fake, "open")} == {0, AUTO_DEPTH, "auto"}
-    told = [(c.n_max, c.adaptive, mode_label(c), len(c.samples)) for c in cells]
-    assert told == [
-        (0, False, "no-MTP", 2),
-        (AUTO_DEPTH, False, f"MTP {AUTO_DEPTH}", 2),
-        (AUTO_DEPTH, True, "MTP auto", 2),
-    ]
-    assert [c.mode for c in cells] == ["no-mtp", "draft-mtp", "draft-mtp"]
-    assert [len(c.drafted) for c in cells] == [0, AUTO_DEPTH, fake.AUTO_CHOICE]
-
-
-def test_imposed_rates_are_all_for_adaptive_depth(fake: ModuleType) -> None:
-    plan, rates = Plan((100,), (0, 1, "auto"), 12, 1), (0.9, 0.8, 0.7)
-    cells = measure(fake, plan, settings=Settings(draft_n_max=1, synthetic_acceptance=rates))
-    imposed = [(c.n_max, c.synthetic_acceptance) for c in cells]
-    assert imposed == [(0, None), (1, [0.9]), (3, [0.9, 0.8, 0.7])]
-
-
-def test_a_run_with_adaptive_depth_goes_on(fake: ModuleType) -> None:
-    plan = Plan((100,), (0, "auto"), 12, 2)
-    done = [record for record, _ in zip(make(fake, plan).run(), range(3), strict=False)]
-    found = Records()
-    found.add(header_of(fake, plan))
-    for record in done:
-        found.add(record)
-    before = found.runs["r"]
-    rest = [*make(fake, plan, measured=before.measured).run()]
-    assert len(rest) == 1
-    found.add(rest[0])
-    assert [len(cell.samples) for cell in found.cells] == [2, 2]
-
-
 def test_a_prompt_is_profiled_once_for_each_way_to_process_it(fake: ModuleType) -> None:
-    """After everything else: without MTP, and at the first depth; not what has a profile."""
+    """Profiles come last: one without MTP, one at the first depth, none that is there already."""
     asked = []
 
     def profiler(settings: Settings, prompt: list[int]) -> Profile:

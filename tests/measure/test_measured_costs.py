@@ -15,7 +15,7 @@ from pyllama_mtp.measure.tune import UbatchTimes, ubatch_markdown
 
 
 def run(rotation: Rotation, draft_s: float, rest_s: float) -> list[int]:
-    """Rounds until done; the first of each two is ten times slower."""
+    """Play rounds until the rotation is done; the first of each two is ten times slower."""
     chosen: list[int] = []
     while not rotation.done:
         depth = rotation.choose()

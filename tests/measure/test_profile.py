@@ -1,4 +1,4 @@
-"""Where a prompt's time goes: every node once, known kinds, MTP and mixtures of experts."""
+"""Profiles of a prompt: every node counted once, known kinds, MTP and mixtures of experts."""
 
 from __future__ import annotations
 
@@ -29,12 +29,6 @@ from pyllama_mtp.measure.profile import (
 SETTINGS = Settings(n_ctx=256, n_ubatch=64, n_threads=2, checkpoints=0, draft_n_max=2)
 PROMPT = list(range(300, 400))
 VIEWS = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")
-
-
-@pytest.fixture(params=["demo", "moe"])
-def model(request: pytest.FixtureRequest) -> Model:
-    found: Model = request.getfixturevalue(request.param)
-    return found
 
 
 @pytest.mark.parametrize("depth", [0, 2])

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+import pyllama_mtp
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure import promptset
 from pyllama_mtp.measure.promptset import Prompt, read_prompts
+
+from ..fakes import same_methods
 
 
 def test_the_package_has_twenty_different_prompts_of_each_class() -> None:
@@ -75,13 +78,16 @@ def test_no_file_and_an_empty_one(tmp_path: Path) -> None:
 
 
 class Model:
-    """Renders what it is given, visibly."""
+    """Renders its arguments as text."""
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         return f"{messages[0]['role']}:{messages[0]['content']}:{variables}"
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> Any:
         return (text, add_special, parse_special)
+
+
+same_methods(Model, pyllama_mtp.Model)
 
 
 def test_rendering() -> None:

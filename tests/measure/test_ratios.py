@@ -1,4 +1,4 @@
-"""Paired ratios: which samples belong together, what they come to, and its interval."""
+"""Paired ratios: which samples are paired, the estimate, and its interval."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.cells import Cell, Sample
 from pyllama_mtp.measure.ratios import Ratio, base_of, paired_ratios, typical_ratio
 
+from ..cells import made_cell
+
 
 def cell(depth: int, speeds: dict[int, float], **changes: Any) -> Cell:
     """A cell with these decode speeds, by repeat; prefill is ten times as fast."""
@@ -20,20 +22,7 @@ def cell(depth: int, speeds: dict[int, float], **changes: Any) -> Cell:
         Sample(9, 8, 1.0, 1.0, 60 / v if v else 1.0, 10 * v, v, [], [], 0, 1.0)
         for v in speeds.values()
     ]
-    values: dict[str, Any] = {"n_prompt": 512, "max_tokens": 8, **changes}
-    return Cell(
-        model="m.gguf",
-        variant=values.pop("variant", "patched"),
-        upstream_commit="c",
-        series="s",
-        backend=values.pop("backend", "CPU"),
-        mode="draft-mtp" if depth else "no-mtp",
-        n_max=depth,
-        repeat=len(samples),
-        samples=samples,
-        repeats=list(speeds),
-        **values,
-    )
+    return made_cell(depth, samples, repeats=list(speeds), **changes)
 
 
 def test_ratios_are_of_the_same_repeat() -> None:
@@ -50,7 +39,7 @@ def test_a_sample_without_a_rate_has_no_ratio() -> None:
 
 
 def spending(made: Cell, prefill_s: float, decode_s: float) -> Cell:
-    """The cell, whose thread spent that much CPU time in every sample."""
+    """The cell with this CPU time of its thread in every sample."""
     for sample in made.samples:
         sample.cpu_s = {"prefill": prefill_s, "decode": decode_s}
     return made
@@ -76,7 +65,7 @@ def test_a_sample_without_decoding_has_no_ratio_by_cpu_time_either() -> None:
     "change", [{"settings": {"n_threads": 2}}, {"machine": {"cores": 2}}, {"backend": "CUDA"}, {}]
 )
 def test_cpu_time_that_says_little_is_left_out(change: dict[str, Any]) -> None:
-    """Of several threads, of a device, or known of one side only."""
+    """CPU time of several threads, beside a device, or of one side only is not used."""
     changes: dict[str, Any] = {"settings": {"n_threads": 1}, **change}
     if "machine" in change:
         del changes["settings"]

@@ -1,21 +1,16 @@
-"""Files of measurements: read back, refused by line, never half-written, gone on with."""
+"""Files of measurements: reading, refusing bad lines, writing whole lines, resuming."""
 
 from __future__ import annotations
 
 import copy
-import errno
-import importlib.util
 import json
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from pyllama_mtp.errors import DiskFullError, UsageError
+from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure import acceptance_record
 from pyllama_mtp.measure.cells import Cell, Sample
 from pyllama_mtp.measure.recordfile import (
@@ -27,20 +22,9 @@ from pyllama_mtp.measure.recordfile import (
     to_line,
 )
 
+from . import acceptance_fakes as fakes
+from . import records
 
-def _load(name: str) -> ModuleType:
-    """A module beside this one."""
-    spec = importlib.util.spec_from_file_location(
-        f"measure_{name}", Path(__file__).parent / f"{name}.py"
-    )
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-records = _load("records")
 DATA = Path(__file__).parents[1] / "data"
 #: Of the checkout; an installation has none.
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
@@ -168,7 +152,7 @@ def damaged(record: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def test_a_line_that_does_not_fit_is_refused_by_file_and_number(
     path: Path, line: Any, message: str
 ) -> None:
-    """In the middle of a file, and as its last line."""
+    """The bad line stands in the middle of a file, and at its end."""
     data = line if isinstance(line, bytes) else json.dumps(line).encode()
     for after in ([], [records.sample(2)]):
         write(path, records.run(), records.sample(0))
@@ -178,7 +162,7 @@ def test_a_line_that_does_not_fit_is_refused_by_file_and_number(
 
 
 def places(value: Any, *before: Any) -> Iterator[tuple[Any, ...]]:
-    """Every place in a record, from the record's keys on."""
+    """The path of every value in a record."""
     for key, part in value.items() if isinstance(value, dict) else enumerate(value):
         yield (*before, key)
         if isinstance(part, dict | list):
@@ -196,7 +180,7 @@ FREE = {"machine", "settings", "sampling", *OPTIONAL, "kinds", "builds"}
     ids=lambda record: record["kind"],
 )
 def test_every_place_of_a_record_is_checked(record: dict[str, Any], path: Path) -> None:
-    """Without it, and with a value of no type that any place has."""
+    """Each value in turn is missing, or has a type that no field has."""
     for place in places(record):
         for damage in ("gone", "changed"):
             changed = copy.deepcopy(record)
@@ -233,8 +217,8 @@ def test_a_last_line_of_something_else_is_not_taken_for_an_unfinished_one(path: 
         read_cells(path)
 
 
-def test_a_record_of_acceptance_is_called_by_its_name(path: Path, fakes: ModuleType) -> None:
-    """Its beginning, and every other line of it."""
+def test_a_record_of_acceptance_is_called_by_its_name(path: Path) -> None:
+    """Each line of the acceptance record is recognised."""
     run = fakes.a_run()
     for item in (run.header, *run.results, *run.costs):
         path.write_text(json.dumps(acceptance_record.record(item)) + "\n")
@@ -302,27 +286,6 @@ def test_two_processes_do_not_write_to_one_file(path: Path) -> None:
     with Writer(path, None) as second:
         second.write(records.sample(1))
     assert read_cells(path)[0].repeats == [0, 1]
-
-
-def test_a_disk_that_is_full_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, room = os.write, 20
-
-    def write(file: int, data: memoryview) -> int:
-        nonlocal room
-        if not room:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written = real(file, data[:room])
-        room -= written
-        return written
-
-    with Writer(path, records.run()) as writer:
-        with monkeypatch.context() as patch:
-            patch.setattr("pyllama_mtp.files.os.write", write)
-            with pytest.raises(DiskFullError, match=f"{path.name}.*No space left"):
-                writer.write(records.sample(0))
-        assert path.read_bytes() == b""
-        writer.write(records.sample(0))  # space was freed
-    assert [cell.repeats for cell in read_cells(path)] == [[0]]
 
 
 def test_output_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
@@ -403,7 +366,7 @@ def test_cells_of_a_run_are_those_of_the_driver(path: Path) -> None:
 
 
 def test_a_cell_of_adaptive_depth(path: Path) -> None:
-    """Beside the one of the same depth, from which nothing else tells it."""
+    """It differs from the cell of the same fixed depth in `adaptive` only."""
     fixed, chosen = records.sample(depth=6), records.sample(depth=6)
     chosen["cell"]["adaptive"] = True
     chosen["sample"]["looked_up"] = {"rounds": 2, "drafted": 8, "accepted": 4}

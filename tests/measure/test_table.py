@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.measure.cells import Cell, Sample
+from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.table import (
     LEAST_DRAFTS,
     markdown_table,
@@ -19,40 +19,17 @@ from pyllama_mtp.measure.table import (
 from pyllama_mtp.measure.telemetrylines import telemetry_lines
 from pyllama_mtp.telemetry import Telemetry
 
+from ..cells import made_cell, made_sample
+
 
 def cell(depth: int, prefill: float, decode: float, n_prompt: int = 512, **changes: Any) -> Cell:
-    one = Sample(
-        n_prompt=n_prompt,
-        n_generated=20,
-        prefill_s=n_prompt / prefill,
-        decode_s=20 / decode,
-        elapsed_s=n_prompt / prefill + 20 / decode,
-        prefill_tps=prefill,
-        decode_tps=decode,
-        drafted=[10] * depth,
-        accepted=list(range(9, 9 - depth, -1)),
-        rounds=10,
-        tokens_per_round=1 + sum(range(9, 9 - depth, -1)) / 10,
-    )
-    made = Cell(
-        model="m.gguf",
-        variant="patched",
-        upstream_commit="0123456789abcdef",
-        series="feedc0dedeadbeef",
-        backend="CPU",
-        mode="draft-mtp" if depth else "no-mtp",
-        n_max=depth,
-        n_prompt=n_prompt,
-        max_tokens=20,
-        repeat=1,
-        samples=[one],
-        repeats=[0],
-        machine={"cpu": "a CPU", "cores": 2, "devices": []},
-    )
-    made.summarize()
-    for name, value in changes.items():
-        setattr(made, name, value)
-    return made
+    """9, 8, ... of 10 drafts accepted."""
+    accepted = [*range(9, 9 - depth, -1)]
+    rounds = {"rounds": 10, "tokens_per_round": 1 + sum(accepted) / 10}
+    drafts = {"drafted": [10] * depth, "accepted": accepted, **rounds}
+    machine = {"cpu": "a CPU", "cores": 2, "devices": []}
+    one = made_sample(n_prompt, 20, prefill, decode, **drafts)
+    return made_cell(depth, [one], n_prompt=n_prompt, max_tokens=20, machine=machine, **changes)
 
 
 CELLS = [cell(0, 2000, 100), cell(3, 1900, 150), cell(2, 500, 50, n_prompt=1024)]
@@ -200,9 +177,7 @@ def test_imposed_acceptance_is_said_in_every_row_and_below() -> None:
 
 
 def test_a_skipped_cell_has_a_row_and_a_reason() -> None:
-    left_out = Cell(
-        "m", "patched", "c", "s", "CPU", "draft-mtp", 2, 9000, 20, 3, skipped="too long"
-    )
+    left_out = made_cell(2, [], n_prompt=9000, skipped="too long")
     cells = [*CELLS, left_out]
     assert matrix_rows(cells)[3][2:] == ["-"] * 8
     assert "skipped: 9000 MTP 2: too long" in matrix_notes(cells)
@@ -229,7 +204,7 @@ def printed(cells: list[Cell], width: int | None) -> str:
 
 
 def test_eighty_columns_are_enough_for_every_switch() -> None:
-    """What can be spared is left out and named; the rest is one line per cell."""
+    """Columns that do not fit are left out and named; each cell has one line."""
     rates = {"synthetic_acceptance": [0.8, 0.7, 0.6]}
     cells = [
         cell(0, 2000, 100),
@@ -281,7 +256,7 @@ def test_statistics_of_a_prompt_that_was_interrupted() -> None:
 
 
 def test_adaptive_depth_says_what_it_did() -> None:
-    """Drafts from the text count, though not by position."""
+    """Drafts from the text count in the mean depth, not in the rates by position."""
     chosen = cell(2, 1900, 150, adaptive=True)
     assert matrix_rows([chosen])[0][1] == "MTP auto"
     (note,) = [note for note in matrix_notes([*CELLS, chosen]) if note.startswith("MTP auto")]
@@ -321,7 +296,7 @@ def test_drafts_of_all_samples_count_together() -> None:
 
 
 def test_rows_of_axes_are_in_order() -> None:
-    """However their samples were finished: numbers by their size, "auto" last."""
+    """In whatever order the samples came: numbers by size, "auto" last."""
     sequences = [(3, 8), (0, 16), (3, 16), (0, 8), (3, 1), (0, 1)]
     cells = [cell(depth, 100, 10, axes={"n_sequences": n}) for depth, n in sequences]
     cells.insert(0, cell(6, 100, 10, adaptive=True, axes={"n_sequences": 1}))

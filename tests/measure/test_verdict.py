@@ -1,4 +1,4 @@
-"""Why MTP does not pay: said of measured costs, of types without a fast path, of a matrix."""
+"""Why MTP does not pay: from measured costs, types without a fast path, and a matrix."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.measure.cells import Cell, Sample
+from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.table import matrix_notes
 from pyllama_mtp.measure.tune import recommendation
 from pyllama_mtp.measure.verdict import Round, summary, verdict
 from pyllama_mtp.speculative.costs import Costs, expected_tokens, needed_acceptance
+
+from ..cells import made_cell, made_sample
 
 SLOW = {"Q4_K": 0.6, "Q6_K": 0.27}
 
@@ -57,42 +59,15 @@ def test_tune_says_it_where_no_depth_pays_at_the_usual_acceptance() -> None:
 def cell(depth: int, decode_s: float, n_prompt: int = 512, **changes: Any) -> Cell:
     """8 tokens in plain steps, or in 5 rounds with 4 first drafts accepted of 5."""
     rounds = 5 if depth else 7
-    sample = Sample(
-        n_prompt=n_prompt,
-        n_generated=8,
-        prefill_s=1.0,
-        prefill_tps=512.0,
-        drafted=[5] * depth,
-        accepted=[4] * depth,
-        rounds=rounds,
-        tokens_per_round=8 / rounds,
-        time_s={"verify": 0.8 * decode_s},
-        decode_s=decode_s,
-        elapsed_s=1 + decode_s,
-        decode_tps=7 / decode_s,
-    )
-    found = Cell(
-        model="m",
-        variant="patched",
-        upstream_commit="c",
-        series="s",
-        backend="CPU",
-        mode="draft-mtp" if depth else "no-mtp",
-        n_max=depth,
-        n_prompt=n_prompt,
-        max_tokens=8,
-        repeat=1,
-        samples=[sample],
-        repeats=[0],
-        slow_types=SLOW,
-        **changes,
-    )
-    found.summarize()
-    return found
+    drafts = {"drafted": [5] * depth, "accepted": [4] * depth, "tokens_per_round": 8 / rounds}
+    times = {"prefill_s": 1.0, "decode_s": decode_s, "elapsed_s": 1 + decode_s}
+    times["time_s"] = {"verify": 0.8 * decode_s}
+    sample = made_sample(n_prompt, 8, 512.0, 7 / decode_s, rounds=rounds, **drafts, **times)
+    return made_cell(depth, [sample], n_prompt=n_prompt, slow_types=SLOW, **changes)
 
 
-def gained(base: Cell, *others: Cell) -> str:
-    return summary([base, *others])
+def gained(*cells: Cell) -> str:
+    return summary(cells)
 
 
 def test_one_sentence_says_what_mtp_gains() -> None:

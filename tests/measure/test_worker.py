@@ -1,4 +1,4 @@
-"""Workers: other libraries in processes of their own, idle between requests, ending with us."""
+"""Workers run other libraries in their own processes, idle between requests, and end with us."""
 
 from __future__ import annotations
 

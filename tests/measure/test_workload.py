@@ -100,7 +100,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_documentation_does_not_run_out() -> None:
-    """Sources follow it: a million tokens is more than all the documentation has."""
+    """Source code follows the documentation, which has fewer than a million tokens."""
     assert sum(map(len, docstrings())) > sum(map(len, stdlib_texts())) + 500_000
 
 

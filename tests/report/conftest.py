@@ -6,111 +6,73 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pyllama_mtp.cli import main
 from pyllama_mtp.measure.cells import Cell, Sample
 from pyllama_mtp.measure.recordfile import Record, to_line
 
-MakeCell = Callable[..., Cell]
+from ..cells import made_cell, made_sample
+from ..cli.conftest import fake  # noqa: F401 (a fixture)
+
+MEASURED = Path(__file__).parents[1] / "data" / "matrix.jsonl"
 MACHINE = {"cpu": "Testcore", "cores": 2, "devices": [], "os": "Linux 6.1", "python": "3.11.7"}
 
 
 def _sample(depth: int, size: int, prefill: float, decode: float) -> Sample:
     drafted = [40 - 5 * position for position in range(depth)]
-    return Sample(
-        n_prompt=size,
-        n_generated=64,
-        prefill_s=size / prefill,
-        decode_s=64 / decode,
-        elapsed_s=size / prefill + 64 / decode,
-        prefill_tps=prefill,
-        decode_tps=decode,
-        drafted=drafted,
-        accepted=[count * (8 - position) // 10 for position, count in enumerate(drafted)],
-        rounds=40,
-        tokens_per_round=1.0 + 0.6 * depth,
-    )
+    accepted = [count * (8 - position) // 10 for position, count in enumerate(drafted)]
+    rounds = {"rounds": 40, "tokens_per_round": 1.0 + 0.6 * depth}
+    return made_sample(size, 64, prefill, decode, drafted=drafted, accepted=accepted, **rounds)
 
 
-@pytest.fixture
-def make_cell() -> MakeCell:
-    """`make_cell(depth, size, prefill=[...], decode=[...], **fields of Cell)`."""
-
-    def make(
-        depth: int = 0,
-        size: int = 512,
-        prefill: Sequence[float] = (200.0, 210.0, 190.0),
-        decode: Sequence[float] = (40.0, 42.0, 38.0),
-        **changes: Any,
-    ) -> Cell:
-        values: dict[str, Any] = {
-            "model": "m.gguf",
-            "variant": "patched",
-            "upstream_commit": "0123456789abcdef",
-            "series": "feedc0dedeadbeef",
-            "backend": "CPU",
-            "mode": "draft-mtp" if depth else "no-mtp",
-            "max_tokens": 64,
-            "repeat": len(prefill),
-            "repeats": list(range(len(prefill))),
-            "machine": dict(MACHINE),
-            "settings": {"draft_n_max": depth, "n_threads": None},
-            "time": "2026-11-20T23:31:02+00:00",
-            **changes,
-        }
-        made = Cell(
-            n_max=depth,
-            n_prompt=size,
-            samples=[
-                _sample(depth, size, fast, slow) for fast, slow in zip(prefill, decode, strict=True)
-            ],
-            **values,
-        )
-        made.summarize()
-        return made
-
-    return make
+def make_cell(
+    depth: int = 0,
+    size: int = 512,
+    prefill: Sequence[float] = (200.0, 210.0, 190.0),
+    decode: Sequence[float] = (40.0, 42.0, 38.0),
+    **changes: Any,
+) -> Cell:
+    """A cell of samples with these speeds; `changes`: fields of Cell."""
+    values: dict[str, Any] = {
+        **{"n_prompt": size, "max_tokens": 64, "time": "2026-11-20T23:31:02+00:00"},
+        "settings": {"draft_n_max": depth, "n_threads": None},
+    }
+    samples = [_sample(depth, size, *both) for both in zip(prefill, decode, strict=True)]
+    return made_cell(depth, samples, **{**values, "machine": dict(MACHINE), **changes})
 
 
-@pytest.fixture
-def make_matrix(make_cell: MakeCell) -> Callable[..., list[Cell]]:
-    """`make_matrix(seed, noise=0.025, repeat=7)`: no MTP and depths 2 to 4 at three sizes.
+def make_matrix(
+    seed: int,
+    noise: float | Callable[[int], float] = 0.025,
+    repeat: int = 7,
+    sizes: Sequence[int] = (512, 2048, 8192),
+    depths: Sequence[int] = (0, 2, 3, 4),
+    **changes: Any,
+) -> list[Cell]:
+    """Cells of every size and depth.
 
     Samples are normally distributed in their logarithm, independent, with standard deviation
     `noise`, or `noise(size)`.
     """
+    random = Random(seed)
 
-    def make(
-        seed: int,
-        noise: float | Callable[[int], float] = 0.025,
-        repeat: int = 7,
-        sizes: Sequence[int] = (512, 2048, 8192),
-        depths: Sequence[int] = (0, 2, 3, 4),
-        **changes: Any,
-    ) -> list[Cell]:
-        random = Random(seed)
+    def speeds(center: float, size: int) -> list[float]:
+        width = noise(size) if callable(noise) else noise
+        return [center * random.lognormvariate(0, width) for _ in range(repeat)]
 
-        def speeds(center: float, size: int) -> list[float]:
-            width = noise(size) if callable(noise) else noise
-            return [center * random.lognormvariate(0, width) for _ in range(repeat)]
-
-        return [
-            make_cell(
-                depth,
-                size,
-                speeds(220 - size / 200 - depth, size),
-                speeds(40 + 8 * depth - size / 1000, size),
-                **changes,
-            )
-            for size in sizes
-            for depth in depths
-        ]
-
-    return make
+    return [
+        make_cell(
+            depth,
+            size,
+            speeds(220 - size / 200 - depth, size),
+            speeds(40 + 8 * depth - size / 1000, size),
+            **changes,
+        )
+        for size in sizes
+        for depth in depths
+    ]
 
 
 @pytest.fixture
@@ -128,7 +90,7 @@ def write_cells(tmp_path: Path) -> Callable[[str, Sequence[Cell]], Path]:
 
 
 def _records(cells: Sequence[Cell]) -> Iterator[Record]:
-    """The records of one run; of its builds each variant is one."""
+    """The records of one run; each variant is a build of it."""
     first, named = cells[0], ("program", "variant", "upstream_commit", "series", "backend")
     yield {
         **{"kind": "run", "run": first.run or "a run", "time": first.time, "version": "1"},
@@ -150,16 +112,3 @@ def _records(cells: Sequence[Cell]) -> Iterator[Record]:
                 "cell": {"build": cell.variant, **about},
                 **{"settings": cell.settings, "repeat": repeat, "sample": asdict(sample)},
             }
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
-    """`cli("compare", ...)` -> code, out, err."""
-
-    def run(*arguments: object) -> SimpleNamespace:
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=code, out=out, err=err)
-
-    return run

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import pyllama_mtp
 from pyllama_mtp import bench
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.cells import Cell
@@ -24,10 +23,9 @@ from pyllama_mtp.measure.recordfile import Writer, read_cells, read_file
 from pyllama_mtp.measure.table import print_matrix
 from pyllama_mtp.settings import Settings
 
-MakeCell = Callable[..., Cell]
-MakeMatrix = Callable[..., list[Cell]]
+from .conftest import MEASURED, make_cell, make_matrix
+
 Write = Callable[[str, Sequence[Cell]], Path]
-MEASURED = Path(__file__).parents[1] / "data" / "matrix.jsonl"
 
 
 def test_cells_as_records() -> None:
@@ -52,7 +50,7 @@ def test_cells_as_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
         bench.read(MEASURED).frame()
 
 
-def test_files_are_read_together_and_selected_from(write_cells: Write, make_cell: MakeCell) -> None:
+def test_files_are_read_together_and_selected_from(write_cells: Write) -> None:
     more = write_cells("more.jsonl", [make_cell(3)])
     results = bench.read(MEASURED, more)
     assert len(results) == 9
@@ -98,9 +96,7 @@ def test_what_the_axes_show(pyplot: ModuleType) -> None:
     assert len(axes.get_lines()) > 3 + 3 * 2
 
 
-def test_plots_that_cannot_be_drawn(
-    pyplot: ModuleType, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plots_that_cannot_be_drawn(pyplot: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     results = bench.Results([make_cell(3)])
     with pytest.raises(UsageError, match="without beside it"):
         results.plot("decode-ratio")
@@ -112,7 +108,7 @@ def test_plots_that_cannot_be_drawn(
         results.plot("decode")
 
 
-def test_report_and_markdown(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_report_and_markdown(tmp_path: Path) -> None:
     results = bench.Results([make_cell(0)])
     index = results.report(tmp_path / "report")
     assert index.name == "index.html" and "m.gguf" in index.read_text()
@@ -120,7 +116,7 @@ def test_report_and_markdown(tmp_path: Path, make_cell: MakeCell) -> None:
     assert results.markdown() in (tmp_path / "report" / "tables.md").read_text()
 
 
-def test_comparing_files_results_and_variants(make_matrix: MakeMatrix, tmp_path: Path) -> None:
+def test_comparing_files_results_and_variants(tmp_path: Path) -> None:
     old = bench.Results([*make_matrix(1), *make_matrix(2, variant="upstream")])
     assert not bench.compare(MEASURED, MEASURED).slower
     assert not bench.compare(old, old, ratios=True).slower
@@ -164,7 +160,7 @@ class Terminal(io.StringIO):
 
 
 def test_results_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left out there is said to be in the records, not in a format of the command."""
+    """Columns that do not fit are said to be in records()."""
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((70, 20)))
     text = str(bench.read(MEASURED))
@@ -185,7 +181,7 @@ def test_results_are_text_whatever_rich_takes_the_place_for(
     assert str(results) == text
 
 
-def test_results_in_one_line(make_cell: MakeCell) -> None:
+def test_results_in_one_line() -> None:
     cells = [make_cell(6, adaptive=True), make_cell(2), make_cell(0), make_cell(2, 1024)]
     assert repr(bench.Results(cells)) == "<Results: 4 cells of m.gguf, depths 0, 2, auto>"
     other = make_cell(3, model="n.gguf")
@@ -202,16 +198,6 @@ def test_a_notebook_shows_the_tables() -> None:
 
 
 # -- a matrix --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def fake(fake_driver: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    fake_driver.reset()
-    for name in ("Model", "Session"):
-        monkeypatch.setattr(pyllama_mtp, name, getattr(fake_driver, name), raising=False)
-    monkeypatch.setattr(pyllama_mtp, "native", fake_driver.Native(), raising=False)
-    yield fake_driver
-    fake_driver.reset()
 
 
 def test_a_matrix_in_one_call(fake: ModuleType, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Comparing: what is matched with what, what is found, what is said, and the exit code."""
+"""Comparing: which cells are matched, what is found and said, and the exit code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import copy
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,15 +14,14 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.compare import compare, of_variants
 
-MakeCell = Callable[..., Cell]
-MakeMatrix = Callable[..., list[Cell]]
-Cli = Callable[..., SimpleNamespace]
+from ..processes import Cli
+from .conftest import MEASURED, make_cell, make_matrix
+
 Write = Callable[[str, Sequence[Cell]], Path]
-MEASURED = Path(__file__).parents[1] / "data" / "matrix.jsonl"
 
 
 def slowed(cells: Sequence[Cell], factor: float, figure: str = "decode_tps") -> list[Cell]:
-    """A copy in which everything took longer by the same factor, without noise of its own."""
+    """A copy whose speeds are all multiplied by `factor`."""
     cells = copy.deepcopy(list(cells))
     for cell in cells:
         for sample in cell.samples:
@@ -33,15 +31,13 @@ def slowed(cells: Sequence[Cell], factor: float, figure: str = "decode_tps") -> 
 
 
 def test_a_file_compared_with_itself_finds_nothing(cli: Cli) -> None:
-    """One that was measured."""
+    """A file that was measured."""
     for options in ([], ["--ratios"], ["--threshold", "0.1%"], ["--figure", "decode"]):
         result = cli("compare", MEASURED, MEASURED, *options)
         assert result.code == 0 and "nothing got slower" in result.out, options
 
 
-def test_a_planted_slow_down_of_five_percent_is_found(
-    cli: Cli, make_matrix: MakeMatrix, write_cells: Write
-) -> None:
+def test_a_planted_slow_down_of_five_percent_is_found(cli: Cli, write_cells: Write) -> None:
     old = write_cells("old.jsonl", make_matrix(1))
     new = write_cells("new.jsonl", slowed(make_matrix(2), 0.95))
     result = cli("compare", old, new)
@@ -55,7 +51,7 @@ def test_a_planted_slow_down_of_five_percent_is_found(
     assert faster.code == 0 and "faster" in faster.out
 
 
-def test_in_a_file_of_its_own_scale(make_matrix: MakeMatrix) -> None:
+def test_in_a_file_of_its_own_scale() -> None:
     """Without noise the threshold decides alone, and it is included."""
     old = make_matrix(1)
     assert not compare(old, slowed(old, 0.951), threshold=0.05).slower
@@ -66,14 +62,14 @@ def test_in_a_file_of_its_own_scale(make_matrix: MakeMatrix) -> None:
     assert change.new == pytest.approx(0.95 * (change.old or 0))
 
 
-def test_noise_past_the_threshold_is_unclear_not_slower(make_cell: MakeCell) -> None:
+def test_noise_past_the_threshold_is_unclear_not_slower() -> None:
     old = [make_cell(0, decode=[40, 40, 40])]
     found = compare(old, [make_cell(0, decode=[36, 44, 30])], figures=["decode"])
     assert [change.verdict for change in found.changes] == ["unclear"]
     assert found.changes[0].low < 1 < found.changes[0].high
 
 
-def test_samples_are_paired_by_repeat(make_cell: MakeCell) -> None:
+def test_samples_are_paired_by_repeat() -> None:
     """Every repeat has a text of its own, and half the speed of the one before."""
     old = [make_cell(0, decode=[40, 20, 10], prefill=[9, 9, 9], repeats=[0, 1, 2])]
     new = [make_cell(0, decode=[9, 18, 36], prefill=[9, 9, 9], repeats=[2, 1, 0])]
@@ -82,7 +78,7 @@ def test_samples_are_paired_by_repeat(make_cell: MakeCell) -> None:
     assert change.verdict == "slower"
 
 
-def test_ratios_to_no_mtp_do_not_see_the_machine(make_matrix: MakeMatrix) -> None:
+def test_ratios_to_no_mtp_do_not_see_the_machine() -> None:
     old = make_matrix(1)
     new = slowed(slowed(old, 0.8), 0.8, "prefill_tps")
     assert compare(old, new).slower
@@ -106,7 +102,7 @@ def test_ratios_to_no_mtp_do_not_see_the_machine(make_matrix: MakeMatrix) -> Non
         compare(no_mtp, no_mtp, ratios=True)
 
 
-def test_cells_of_one_side_only_are_named(make_cell: MakeCell) -> None:
+def test_cells_of_one_side_only_are_named() -> None:
     skipped = make_cell(3, 4096, prefill=[], decode=[], skipped="too long")
     found = compare(
         [make_cell(0), make_cell(3), make_cell(3, 4096)], [make_cell(0), make_cell(2), skipped]
@@ -126,12 +122,12 @@ def test_cells_of_one_side_only_are_named(make_cell: MakeCell) -> None:
         {"synthetic_acceptance": [0.5]},
     ],
 )
-def test_other_measurements_do_not_match(make_cell: MakeCell, changed: dict[str, object]) -> None:
+def test_other_measurements_do_not_match(changed: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=r"no cell was measured on both sides.*MTP 2"):
         compare([make_cell(2)], [make_cell(2, **changed)])
 
 
-def test_what_differs_besides_is_said(make_cell: MakeCell) -> None:
+def test_what_differs_besides_is_said() -> None:
     old = make_cell(2, settings={"n_threads": 2, "n_ctx": 1, "gone": 1})
     new = make_cell(
         2,
@@ -148,7 +144,7 @@ def test_what_differs_besides_is_said(make_cell: MakeCell) -> None:
     ]
 
 
-def test_two_variants_of_one_file(cli: Cli, make_matrix: MakeMatrix, write_cells: Write) -> None:
+def test_two_variants_of_one_file(cli: Cli, write_cells: Write) -> None:
     cells = [*make_matrix(1, variant="upstream", series="u"), *slowed(make_matrix(2), 0.9)]
     path = write_cells("both.jsonl", cells)
     result = cli("compare", path, "--variants", "upstream,patched")
@@ -161,7 +157,7 @@ def test_two_variants_of_one_file(cli: Cli, make_matrix: MakeMatrix, write_cells
 
 
 def test_two_variants_in_one_go(
-    cli: Cli, make_matrix: MakeMatrix, write_cells: Write, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, write_cells: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The matrix measures into its file; what the file held before does not count."""
     options: list[argparse.Namespace] = []
@@ -197,22 +193,22 @@ def test_two_variants_in_one_go(
         assert result.code == 2 and message in result.err
 
 
-def test_variants_in_both_files_match_their_own(make_matrix: MakeMatrix) -> None:
+def test_variants_in_both_files_match_their_own() -> None:
     old = [*make_matrix(1), *slowed(make_matrix(1, variant="upstream"), 0.5)]
     found = compare(old, old)
     assert not found.slower and not found.faster
     assert "MTP 3, upstream" in {change.name for change in found.changes}
 
 
-def test_a_file_appended_to_by_two_new_builds(make_cell: MakeCell) -> None:
-    """Neither is the old one, so the last counts."""
+def test_a_file_appended_to_by_two_new_builds() -> None:
+    """Neither build is the old one, so the last measurement counts."""
     new = [make_cell(2, series="b", decode=[9, 9, 9]), make_cell(2, series="c")]
     found = compare([make_cell(2)], new)
     assert not found.slower and "series feedc0dedead -> c" in found.notes[-1]
     assert compare([make_cell(2, series="b")], new).slower
 
 
-def test_json_and_markdown(cli: Cli, make_matrix: MakeMatrix, write_cells: Write) -> None:
+def test_json_and_markdown(cli: Cli, write_cells: Write) -> None:
     cells = make_matrix(1)
     old = write_cells("old.jsonl", cells)
     new = write_cells("new.jsonl", slowed(cells, 0.9))
@@ -226,9 +222,7 @@ def test_json_and_markdown(cli: Cli, make_matrix: MakeMatrix, write_cells: Write
     assert lines[-1].startswith("**SLOWER by 3 % or more: 17 of 34 lines")
 
 
-def test_what_cannot_be_compared_ends_with_2(
-    cli: Cli, make_cell: MakeCell, make_matrix: MakeMatrix, write_cells: Write, tmp_path: Path
-) -> None:
+def test_what_cannot_be_compared_ends_with_2(cli: Cli, write_cells: Write, tmp_path: Path) -> None:
     good = write_cells("good.jsonl", make_matrix(1))
     once = write_cells("once.jsonl", make_matrix(1, repeat=1))
     other = write_cells("other.jsonl", [make_cell(9)])
@@ -252,7 +246,7 @@ def test_what_cannot_be_compared_ends_with_2(
         assert not result.out
 
 
-def test_arguments_of_the_function(make_cell: MakeCell) -> None:
+def test_arguments_of_the_function() -> None:
     cells = [make_cell(0)]
     with pytest.raises(UsageError, match="threshold"):
         compare(cells, cells, threshold=1)

@@ -1,4 +1,4 @@
-"""How often a comparison is wrong: of a thing with itself, and with a slow-down of 5 % planted.
+"""How often a comparison is wrong: without a difference, and with a slow-down of 5 %.
 
 Both sides are simulated: twelve cells, every sample with noise of its own.
 """
@@ -12,7 +12,8 @@ import pytest
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.compare import Change, compare
 
-MakeMatrix = Callable[..., list[Cell]]
+from .conftest import make_matrix
+
 RUNS = 100
 
 
@@ -30,11 +31,7 @@ def slow_down(cells: Sequence[Cell], chosen: Callable[[Cell], bool]) -> None:
 
 
 def findings(
-    make_matrix: MakeMatrix,
-    noise: object,
-    repeat: int,
-    chosen: Callable[[Cell], bool] = lambda cell: False,
-    **how: object,
+    noise: object, repeat: int, chosen: Callable[[Cell], bool] = lambda cell: False, **how: object
 ) -> list[list[Change]]:
     """What got slower in each of RUNS comparisons with the default settings."""
     found = []
@@ -47,7 +44,7 @@ def findings(
 
 
 def share(found: Sequence[object]) -> float:
-    """Of the runs, those that found something."""
+    """The share of the runs that found something."""
     return sum(map(bool, found)) / len(found)
 
 
@@ -58,45 +55,35 @@ CASES = pytest.mark.parametrize(
 
 @CASES
 @pytest.mark.parametrize("ratios", [False, True])
-def test_a_thing_is_not_slower_than_itself(
-    make_matrix: MakeMatrix, noise: object, repeat: int, ratios: bool
-) -> None:
+def test_a_thing_is_not_slower_than_itself(noise: object, repeat: int, ratios: bool) -> None:
     """At most once in 20 times, over all cells and both figures together."""
-    assert share(findings(make_matrix, noise, repeat, ratios=ratios)) <= 0.05
+    assert share(findings(noise, repeat, ratios=ratios)) <= 0.05
 
 
 @CASES
-def test_five_percent_everywhere_are_found(
-    make_matrix: MakeMatrix, noise: object, repeat: int
-) -> None:
-    found = findings(make_matrix, noise, repeat, lambda cell: True)
+def test_five_percent_everywhere_are_found(noise: object, repeat: int) -> None:
+    found = findings(noise, repeat, lambda cell: True)
     decode = [[change for change in changes if change.figure == "decode"] for changes in found]
     assert share(decode) >= 0.95
 
 
 @pytest.mark.parametrize(("noise", "repeat"), [(0.02, 5), (0.025, 7), (0.03, 9), (uneven, 7)])
-def test_five_percent_at_one_depth_are_found(
-    make_matrix: MakeMatrix, noise: object, repeat: int
-) -> None:
-    found = findings(make_matrix, noise, repeat, lambda cell: cell.n_max == 3)
+def test_five_percent_at_one_depth_are_found(noise: object, repeat: int) -> None:
+    found = findings(noise, repeat, lambda cell: cell.n_max == 3)
     named = [[change for change in changes if change.name.startswith("MTP 3")] for changes in found]
     assert share(named) >= 0.9
 
 
 @pytest.mark.parametrize(("noise", "repeat", "least"), [(0.02, 9, 0.8), (0.02, 5, 0.35)])
-def test_five_percent_in_a_single_cell(
-    make_matrix: MakeMatrix, noise: float, repeat: int, least: float
-) -> None:
+def test_five_percent_in_a_single_cell(noise: float, repeat: int, least: float) -> None:
     """One cell of twelve: more repeats find it more surely."""
-    found = findings(make_matrix, noise, repeat, lambda c: c.n_max == 3 and c.n_prompt == 2048)
+    found = findings(noise, repeat, lambda c: c.n_max == 3 and c.n_prompt == 2048)
     cell = [[c for c in changes if (c.name, c.n_prompt) == ("MTP 3", 2048)] for changes in found]
     assert share(cell) >= least
 
 
 @pytest.mark.parametrize("planted", [False, True])
-def test_the_ratio_to_no_mtp_finds_it_on_a_machine_that_drifted(
-    make_matrix: MakeMatrix, planted: bool
-) -> None:
+def test_the_ratio_to_no_mtp_finds_it_on_a_machine_that_drifted(planted: bool) -> None:
     """NEW ran on a machine 8 % slower; that is no finding, 5 % at one depth are."""
     found = []
     for seed in range(RUNS):

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.columns import LEAST_DRAFTS
 from pyllama_mtp.measure.published import Published
 from pyllama_mtp.measure.report.curves import Point, check_kind, curves, published_curves
 from pyllama_mtp.measure.report.style import COLORS, DARK, dark, size_words
 
-MakeCell = Callable[..., Cell]
+from .conftest import make_cell
 
 
-def test_speeds_are_medians_with_the_range_of_the_samples(make_cell: MakeCell) -> None:
+def test_speeds_are_medians_with_the_range_of_the_samples() -> None:
     cells = [make_cell(3, 2048, decode=[1, 2, 9]), make_cell(3), make_cell(0)]
     plain, mtp = curves(cells, "decode")
     assert (plain.label, mtp.label) == ("no-MTP", "MTP 3")
     assert mtp.points == (Point(512, 40, 38, 42), Point(2048, 2, 1, 9))
 
 
-def test_ratios_are_of_paired_ratios(make_cell: MakeCell) -> None:
+def test_ratios_are_of_paired_ratios() -> None:
     cells = [make_cell(0, decode=[10, 20, 40]), make_cell(3, decode=[15, 40, 40])]
     (curve,) = curves(cells, "decode-ratio")
     value = (2**0.5 + 1.5) / 2  # the middle of the six means of 1.5, 2 and 1
@@ -31,7 +28,7 @@ def test_ratios_are_of_paired_ratios(make_cell: MakeCell) -> None:
     assert curves(cells[1:], "decode-ratio") == []
 
 
-def test_every_program_is_compared_with_its_own_base(make_cell: MakeCell) -> None:
+def test_every_program_is_compared_with_its_own_base() -> None:
     peer = {"program": "llama-server", "variant": "release"}
     cells = [
         make_cell(0, decode=[10, 10, 10]),
@@ -44,7 +41,7 @@ def test_every_program_is_compared_with_its_own_base(make_cell: MakeCell) -> Non
     assert found == {"MTP 3": 2.0, "llama-server MTP 3": 0.5}
 
 
-def test_acceptance_is_pooled_over_sizes(make_cell: MakeCell) -> None:
+def test_acceptance_is_pooled_over_sizes() -> None:
     cells = [make_cell(0), make_cell(2, 512), make_cell(2, 1024)]
     cells[1].drafted, cells[1].accepted = [10, 0], [9, 0]
     cells[2].drafted, cells[2].accepted = [30, 10], [11, 5]
@@ -52,7 +49,7 @@ def test_acceptance_is_pooled_over_sizes(make_cell: MakeCell) -> None:
     assert [(p.x, p.y) for p in curve.points] == [(1, 0.5), (2, 0.5)]
 
 
-def test_a_figure_that_was_not_measured_has_no_point(make_cell: MakeCell) -> None:
+def test_a_figure_that_was_not_measured_has_no_point() -> None:
     """A program that measures prefill alone."""
     cell = make_cell(0, decode=[0.001] * 3)
     for sample in cell.samples:
@@ -61,7 +58,7 @@ def test_a_figure_that_was_not_measured_has_no_point(make_cell: MakeCell) -> Non
     assert curves([cell], "decode") == [] and len(curves([cell], "prefill")) == 1
 
 
-def test_published_figures_of_the_modes_that_are_shown(make_cell: MakeCell) -> None:
+def test_published_figures_of_the_modes_that_are_shown() -> None:
     figures = [
         Published("s", "m", "gpu", 1024, n_max, speed, 2 * speed)
         for n_max, speed in ((0, 100.0), (2, 50.0), (3, 80.0))
@@ -118,13 +115,13 @@ def test_colours_can_be_seen_on_light_and_dark() -> None:
     )
 
 
-def test_adaptive_depth_is_the_last_curve(make_cell: MakeCell) -> None:
+def test_adaptive_depth_is_the_last_curve() -> None:
     cells = [make_cell(6, adaptive=True), make_cell(8), make_cell(0), make_cell(6)]
     assert [c.mode for c in curves(cells, "decode")] == ["no-MTP", "MTP 6", "MTP 8", "MTP auto"]
 
 
-def test_acceptance_of_adaptive_depth_needs_drafts(make_cell: MakeCell) -> None:
-    """Those of all sizes together; a fixed depth drafts at every position in every round."""
+def test_acceptance_of_adaptive_depth_needs_drafts() -> None:
+    """Drafts of all sizes count together; a fixed depth drafts at every position in every round."""
     half = LEAST_DRAFTS // 2
     cells = [make_cell(3, size, adaptive=adaptive) for size in (512, 1024) for adaptive in (0, 1)]
     for cell in cells:

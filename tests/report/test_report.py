@@ -6,9 +6,8 @@ import csv
 import re
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from matplotlib.figure import Figure
@@ -24,16 +23,15 @@ from pyllama_mtp.measure.report.plots import make_plot
 from pyllama_mtp.measure.report.style import three_digits
 from pyllama_mtp.measure.series import sections
 
-MakeCell = Callable[..., Cell]
-MakeMatrix = Callable[..., list[Cell]]
-Cli = Callable[..., SimpleNamespace]
-MEASURED = Path(__file__).parents[1] / "data" / "matrix.jsonl"
+from ..processes import Cli
+from .conftest import MEASURED, make_cell, make_matrix
+
 PLOTS = ("prefill", "decode", "prefill-ratio", "decode-ratio", "acceptance")
 
 
 @pytest.fixture
 def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plots are drawn, but not made into files: for tests of what is around them."""
+    """Plots are drawn but not rendered, for tests of the text around them."""
     monkeypatch.setattr(plots, "_rendered", lambda figure, form: b"<svg/>")
 
 
@@ -70,7 +68,7 @@ def test_the_files_of_a_real_result(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_the_same_figures_in_every_table(make_cell: MakeCell, tmp_path: Path) -> None:
+def test_the_same_figures_in_every_table(tmp_path: Path) -> None:
     cells = [make_cell(0, decode=[10, 20, 40]), make_cell(3, decode=[15, 40, 40])]
     write_report(cells, tmp_path)
     markdown = (tmp_path / "tables.md").read_text()
@@ -86,7 +84,7 @@ def test_the_same_figures_in_every_table(make_cell: MakeCell, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_imposed_acceptance_is_marked_everywhere(make_cell: MakeCell, tmp_path: Path) -> None:
+def test_imposed_acceptance_is_marked_everywhere(tmp_path: Path) -> None:
     cells = [make_cell(0), make_cell(2, synthetic_acceptance=[0.8, 0.7])]
     write_report(cells, tmp_path)
     assert "SYNTHETIC ACCEPTANCE" in page(tmp_path)
@@ -99,7 +97,7 @@ def test_imposed_acceptance_is_marked_everywhere(make_cell: MakeCell, tmp_path: 
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_the_result_comes_first_and_noise_is_said(make_cell: MakeCell, tmp_path: Path) -> None:
+def test_the_result_comes_first_and_noise_is_said(tmp_path: Path) -> None:
     cells = [make_cell(0), make_cell(3, decode=[60.0, 63.0, 57.0])]
     write_report(cells, tmp_path)
     result = "With MTP decode is 1.5 times as fast here (depth 3, 2.8 tokens per pass); the prompt"
@@ -116,10 +114,8 @@ def test_the_result_comes_first_and_noise_is_said(make_cell: MakeCell, tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["prefill", "decode", "prefill-ratio", "decode-ratio"])
-def test_bars_where_there_is_one_size(
-    make_cell: MakeCell, make_matrix: MakeMatrix, kind: Kind
-) -> None:
-    """From 0, as many as curves; several sizes have lines, and the axes say how they are scaled."""
+def test_bars_where_there_is_one_size(kind: Kind) -> None:
+    """One size has bars from 0, one per curve; several sizes have lines; axes name their scale."""
     axes = Figure().add_subplot()
     plots.draw(axes, [make_cell(0), make_cell(2), make_cell(3)], kind)
     bars = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
@@ -133,9 +129,7 @@ def test_bars_where_there_is_one_size(
     assert ("the answer is written" in words) == kind.startswith("decode")
 
 
-def test_figures_that_differ_much_have_a_logarithmic_axis_that_says_so(
-    make_cell: MakeCell,
-) -> None:
+def test_figures_that_differ_much_have_a_logarithmic_axis_that_says_so() -> None:
     axes = Figure().add_subplot()
     plots.draw(axes, [make_cell(0), make_cell(0, 1024, prefill=[3000.0] * 3)], "prefill")
     assert axes.get_yscale() == "log" and axes.get_ylabel().endswith("(logarithmic)")
@@ -153,7 +147,7 @@ def drawn(svg: str, color: str) -> int:
     return svg.count(f"stroke: {color}")
 
 
-def test_the_warning_is_in_the_picture(make_cell: MakeCell) -> None:
+def test_the_warning_is_in_the_picture() -> None:
     """Pictures are quoted without the page around them."""
     real, imposed = (
         make_plot([make_cell(2, synthetic_acceptance=rates)], "acceptance")
@@ -164,7 +158,7 @@ def test_the_warning_is_in_the_picture(make_cell: MakeCell) -> None:
         assert "#a84301" in imposed.svg[shape] and "#a84301" not in real.svg[shape]
 
 
-def test_every_depth_has_its_colour_and_the_line_of_no_mtp(make_matrix: MakeMatrix) -> None:
+def test_every_depth_has_its_colour_and_the_line_of_no_mtp() -> None:
     plot = make_plot(make_matrix(1), "decode-ratio")
     assert plot and "MTP 4: " in plot.alt
     for svg in plot.svg.values():
@@ -172,15 +166,13 @@ def test_every_depth_has_its_colour_and_the_line_of_no_mtp(make_matrix: MakeMatr
     assert "at 512" in plot.alt and "at 8k" in plot.alt
 
 
-def test_a_plot_is_the_same_each_time(make_matrix: MakeMatrix) -> None:
+def test_a_plot_is_the_same_each_time() -> None:
     one, two = (make_plot(make_matrix(1), "decode") for _ in range(2))
     assert one and two and one.svg == two.svg
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_models_and_machines_have_sections_of_their_own(
-    make_cell: MakeCell, tmp_path: Path
-) -> None:
+def test_models_and_machines_have_sections_of_their_own(tmp_path: Path) -> None:
     other = {"cpu": "Other & <Sons>", "cores": 8, "devices": []}
     cells = [
         cell
@@ -195,7 +187,7 @@ def test_models_and_machines_have_sections_of_their_own(
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_peers_are_further_series(make_cell: MakeCell, tmp_path: Path) -> None:
+def test_peers_are_further_series(tmp_path: Path) -> None:
     peer = {"program": "llama-server", "variant": "release", "series": ""}
     write_report([make_cell(0), make_cell(3), make_cell(3, **peer)], tmp_path)
     text = page(tmp_path)
@@ -204,7 +196,7 @@ def test_peers_are_further_series(make_cell: MakeCell, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("figures", [0, 1])
-def test_cells_that_were_all_skipped(make_cell: MakeCell, tmp_path: Path, figures: int) -> None:
+def test_cells_that_were_all_skipped(tmp_path: Path, figures: int) -> None:
     cell = make_cell(3, prefill=[], decode=[], skipped="prompt too long")
     write_report([cell], tmp_path, published=read_published()[:figures])
     text = page(tmp_path)
@@ -213,9 +205,7 @@ def test_cells_that_were_all_skipped(make_cell: MakeCell, tmp_path: Path, figure
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_without_no_mtp_there_are_no_ratios_and_it_says_why(
-    make_cell: MakeCell, tmp_path: Path
-) -> None:
+def test_without_no_mtp_there_are_no_ratios_and_it_says_why(tmp_path: Path) -> None:
     write_report([make_cell(2), make_cell(3)], tmp_path)
     text = page(tmp_path)
     assert text.count("<img") == 3
@@ -224,7 +214,7 @@ def test_without_no_mtp_there_are_no_ratios_and_it_says_why(
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_no_mtp_alone_one_size_and_one_sample(make_cell: MakeCell, tmp_path: Path) -> None:
+def test_no_mtp_alone_one_size_and_one_sample(tmp_path: Path) -> None:
     write_report([make_cell(0, prefill=[200], decode=[40])], tmp_path)
     text = page(tmp_path)
     assert text.count("<img") == 2 and "No plot of Acceptance by draft position" in text
@@ -249,13 +239,13 @@ def test_bad_input(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not (tmp_path / "x").exists()
 
 
-def test_a_class_of_prompts_is_a_section(make_matrix: MakeMatrix) -> None:
+def test_a_class_of_prompts_is_a_section() -> None:
     cells: Sequence[Cell] = [*make_matrix(1, prompt_class="code"), *make_matrix(2)]
     assert [section.prompt_class for section in sections(cells)] == ["code", "text"]
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_adaptive_depth_comes_after_the_fixed_ones(make_cell: MakeCell, tmp_path: Path) -> None:
+def test_adaptive_depth_comes_after_the_fixed_ones(tmp_path: Path) -> None:
     """With a colour of its own beside the fixed depth that is its most."""
     cells = [make_cell(6, adaptive=True), make_cell(6), make_cell(9), make_cell(0)]
     write_report(cells, tmp_path)
@@ -269,7 +259,7 @@ def test_adaptive_depth_comes_after_the_fixed_ones(make_cell: MakeCell, tmp_path
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_acceptance_of_a_few_drafts_is_no_rate(make_cell: MakeCell, tmp_path: Path) -> None:
+def test_acceptance_of_a_few_drafts_is_no_rate(tmp_path: Path) -> None:
     chosen = make_cell(2, adaptive=True)
     for sample in chosen.samples:
         sample.drafted, sample.accepted = [2, 1], [1, 0]

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.published import read_published
 from pyllama_mtp.measure.recordfile import read_cells
 from pyllama_mtp.measure.report.page import write_report
 
+from ..processes import Program
+from .conftest import MEASURED, make_matrix
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-MEASURED = Path(__file__).parents[1] / "data" / "matrix.jsonl"
 PHONE, WIDE = 360, 1600
 
 #: What of each picture is there to be seen: its pixels are counted by colour, on a canvas.
@@ -107,13 +106,12 @@ def check(browser: Any, width: int, pictures: int) -> list[dict[str, Any]]:
     return found
 
 
-def test_one_command_measures_and_makes_the_page(browser: Any, tmp_path: Path) -> None:
-    """The real driver and the demo model; a few tokens of every default cell."""
-    depths = ("--depths", "0,2,3,4")
-    options = ("--threads", "1", "--repeat", "2", "--max-tokens", "16", "--report", "page", *depths)
-    command = [sys.executable, "-m", "pyllama_mtp", "matrix", *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+def test_one_command_measures_and_makes_the_page(
+    browser: Any, program: Program, tmp_path: Path
+) -> None:
+    """The real driver and the demo model, with a few tokens in each cell."""
+    small = ("--prompt-sizes", "32,64", "--max-tokens", "8", "--repeat", "2", "--threads", "1")
+    program("matrix", *small, "--depths", "0,2,3,4", "--report", "page")
     show(browser, tmp_path / "page" / "index.html", WIDE)
     pictures = check(browser, WIDE, 5)
     kinds = [picture["plot"] for picture in pictures]
@@ -130,28 +128,20 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(read_cells(MEASURED), folder, published=read_published())[0]
 
 
-def test_the_plots_are_there_on_a_wide_screen(browser: Any, real: Path) -> None:
-    show(browser, real, WIDE)
-    pictures = check(browser, WIDE, 5)
-    kinds = [picture["plot"] for picture in pictures]
-    assert kinds == ["prefill", "decode", "prefill-ratio", "decode-ratio", "acceptance"]
-    for picture in pictures:
-        # The curves of depths 2 to 4, and the warning: the acceptance was imposed.
-        assert {"#0072b2", "#d55e00", "#009e73", "#a84301"} <= set(picture["colors"]), picture
-    assert pictures[0]["right"] <= pictures[1]["left"]  # side by side
-    assert "SYNTHETIC ACCEPTANCE" in browser.find_element("class name", "warning").text
-
-
-def test_the_plots_are_there_on_a_phone(browser: Any, real: Path) -> None:
+def test_the_plots_are_there_on_a_wide_screen_and_on_a_phone(browser: Any, real: Path) -> None:
     show(browser, real, WIDE)
     wide = check(browser, WIDE, 5)
+    assert wide[0]["right"] <= wide[1]["left"]  # side by side
+    assert "SYNTHETIC ACCEPTANCE" in browser.find_element("class name", "warning").text
     show(browser, real, PHONE)
     narrow = check(browser, PHONE, 5)
+    for picture in (*wide, *narrow):
+        # The curves of depths 2 to 4, and the warning: the acceptance was imposed.
+        assert {"#0072b2", "#d55e00", "#009e73", "#a84301"} <= set(picture["colors"]), picture
     for on_phone, on_screen in zip(narrow, wide, strict=True):
         assert on_phone["source"] != on_screen["source"]  # drawn for the phone, not shrunk
         smallest = 8 * 4 / 3 * on_phone["shown"] / on_phone["natural"]  # 8 points, in CSS pixels
         assert smallest >= 9
-        assert {"#0072b2", "#d55e00", "#009e73", "#a84301"} <= set(on_phone["colors"])
 
 
 def test_a_dark_page_has_dark_plots(browser: Any, real: Path) -> None:
@@ -182,9 +172,7 @@ def test_a_table_that_is_too_wide_scrolls_by_itself(browser: Any, real: Path) ->
 
 
 @pytest.mark.parametrize("width", [PHONE, WIDE])
-def test_long_names_many_series_and_skipped_cells(
-    browser: Any, tmp_path: Path, make_matrix: Callable[..., list[Cell]], width: int
-) -> None:
+def test_long_names_many_series_and_skipped_cells(browser: Any, tmp_path: Path, width: int) -> None:
     long = "a-model-with-a-rather-long-name-and-no-place-to-break-it-" * 3 + ".gguf"
     cells = [
         *make_matrix(1, model=long),

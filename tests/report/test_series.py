@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.series import Labels, latest, sections, series_key
 
-MakeCell = Callable[..., Cell]
+from .conftest import make_cell
 
 
 def names(cells: list[Cell]) -> list[str]:
     return [*map(Labels(cells), cells)]
 
 
-def test_a_label_names_only_what_varies(make_cell: MakeCell) -> None:
+def test_a_label_names_only_what_varies() -> None:
     assert names([make_cell(0), make_cell(3), make_cell(3, 1024)]) == ["no-MTP", "MTP 3", "MTP 3"]
     two = [make_cell(0), make_cell(3), make_cell(3, variant="upstream", series="x")]
     assert names(two) == ["no-MTP, patched", "MTP 3, patched", "MTP 3, upstream"]
 
 
-def test_two_patch_series_of_one_variant(make_cell: MakeCell) -> None:
+def test_two_patch_series_of_one_variant() -> None:
     cells = [make_cell(3), make_cell(3, series="0badcafe00")]
     assert names(cells) == ["MTP 3, patches feedc0d", "MTP 3, patches 0badcaf"]
 
 
-def test_a_switch_is_named_where_it_varies(make_cell: MakeCell) -> None:
+def test_a_switch_is_named_where_it_varies() -> None:
     cells = [
         make_cell(0),
         make_cell(2, settings={"prompt_rows": "last"}),
@@ -36,12 +34,12 @@ def test_a_switch_is_named_where_it_varies(make_cell: MakeCell) -> None:
     assert series_key(cells[1]) == series_key(cells[3])
 
 
-def test_a_peer_is_named_by_its_program_not_by_its_build(make_cell: MakeCell) -> None:
+def test_a_peer_is_named_by_its_program_not_by_its_build() -> None:
     peer = make_cell(3, program="llama-server", variant="release", series="", backend="cpu")
     assert names([make_cell(3), peer]) == ["MTP 3", "llama-server MTP 3"]
 
 
-def test_the_last_measurement_counts_unless_it_was_skipped(make_cell: MakeCell) -> None:
+def test_the_last_measurement_counts_unless_it_was_skipped() -> None:
     first, second = make_cell(3, time="1"), make_cell(3, time="2")
     skipped = make_cell(3, prefill=[], decode=[], skipped="too long")
     assert latest([first, make_cell(0), second]) == [second, make_cell(0)]
@@ -49,7 +47,7 @@ def test_the_last_measurement_counts_unless_it_was_skipped(make_cell: MakeCell) 
     assert latest([skipped]) == [skipped]
 
 
-def test_sections_are_of_one_model_machine_and_class(make_cell: MakeCell) -> None:
+def test_sections_are_of_one_model_machine_and_class() -> None:
     other = {"cpu": "Other", "cores": 8, "devices": ["GPU X"]}
     cells = [
         make_cell(0),

@@ -1,4 +1,4 @@
-"""Programs that are not there, and ones that are fakes."""
+"""Other programs that are not installed, and fake ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def peers(fake_peers: Any, no_peers: None, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The fakes, which are found."""
+    """The fake programs, where the package looks for the real ones."""
     for name, value in fake_peers.environment.items():
         monkeypatch.setenv(name, value)
     return fake_peers

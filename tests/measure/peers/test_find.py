@@ -83,7 +83,7 @@ GPU = {gpu}
 
 
 def python_with(folder: Path, module: str) -> str:
-    """A Python, as its path, in which `llama_cpp` is the module."""
+    """The path of a Python in which `import llama_cpp` imports `module`."""
     (folder / "site").mkdir()
     (folder / "site" / "llama_cpp.py").write_text(module)
     program = folder / "python"

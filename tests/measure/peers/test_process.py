@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import pyllama_mtp
 from pyllama_mtp.measure.peers import PeerError, process
 from pyllama_mtp.measure.peers.process import Program
+
+from ...processes import environment
 
 Ended = Callable[[int], bool]
 WAIT = "import time; time.sleep(600)"
@@ -37,7 +38,7 @@ def test_it_is_given_its_input_and_read() -> None:
 
 
 def test_it_never_waits_for_a_reader() -> None:
-    """More than a pipe holds, on both."""
+    """The program writes more than a pipe holds, to stdout and to stderr."""
     with python("import sys; sys.stdout.write('a' * 10**6); sys.stderr.write('b' * 10**6)") as one:
         assert len(one.wait(20)) == 10**6
         assert one.stderr() == "b" * 10**6
@@ -74,13 +75,8 @@ def test_it_ends_when_its_owner_is_killed(ended: Ended, tmp_path: Path) -> None:
         f"p = Program('p', [sys.executable, '-c', {WAIT!r}])\n"
         "print(p._process.pid, flush=True); time.sleep(600)"
     )
-    root = str(Path(pyllama_mtp.__file__).parents[1])
-    owner = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": root},
-        cwd=tmp_path,
-    )
+    command = [sys.executable, "-c", code]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), cwd=tmp_path)
     assert owner.stdout
     pid = int(owner.stdout.readline())
     assert not ended(pid)

@@ -1,4 +1,4 @@
-"""Samples of other programs, as those of a library of ours; llama-bench and llama-cpp-python."""
+"""Runners of llama-server, llama-bench and llama-cpp-python give samples as our own do."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def measured(name: str, task: Task = TASK, n_gpu_layers: int = 0) -> Measured:
 
 
 def test_the_server_measures_once(peers: Any) -> None:
-    rates = (0.5, 0.25)
-    task = replace(TASK, settings=replace(SETTINGS, draft_n_max=2, synthetic_acceptance=rates))
+    drafting = replace(SETTINGS, draft_n_max=2, synthetic_acceptance=(0.5, 0.25), p_min=0.5)
+    task = replace(TASK, settings=drafting)
     sample = measured("llama-server", task).sample
     assert (sample.n_prompt, sample.n_generated) == (100, 13)
     assert (sample.prefill_tps, sample.decode_tps) == (500, 70)
@@ -60,6 +60,7 @@ def test_the_server_measures_once(peers: Any) -> None:
     assert (len(warm_up["prompt"]), request["prompt"]) == (64, TASK.prompts[0])
     (given,) = peers.log("arguments")
     assert given[given.index("--spec-synth-rates") + 1] == "0.5,0.25"
+    assert given[given.index("--spec-draft-p-min") + 1] == "0.5"
     assert given[given.index("-c") + 1] == "256" and given[given.index("-ctk") + 1] == "q8_0"
 
 
@@ -115,7 +116,7 @@ def test_one_that_is_not_installed_refuses_samples() -> None:
 
 @pytest.fixture
 def llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module of that name; the file that it writes what it is given to."""
+    """A fake module `llama_cpp`; returns the file in which it logs its arguments."""
     (tmp_path / "llama_cpp.py").write_text(LLAMA_CPP)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("FAKE_LOG", str(tmp_path / "log"))

@@ -1,4 +1,4 @@
-"""Other programs in a matrix: measured alone, left out where they fail, and what that costs."""
+"""Other programs in a matrix: measured alone, skipped where they fail, and the time budget."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.runner import Measured, Runner, Task
 from pyllama_mtp.settings import Sampling, Settings
 
+from ...fakes import same_methods
+
 
 class Peer:
-    """A program whose n-th sample may fail; it says how many of our sessions are open."""
+    """Another program; notes how many of our sessions are open while it measures."""
 
-    def __init__(self, fake: ModuleType, failing: int = -1) -> None:
-        self._fake, self._failing = fake, failing
+    def __init__(self, fake: ModuleType) -> None:
+        self._fake = fake
         self.open_sessions: list[int] = []
 
     def begin(self, number: int, task: Task) -> None:
@@ -30,8 +32,6 @@ class Peer:
         self._task = task
 
     def advance(self, number: int, goal: int) -> int:
-        if goal == 1 and len(self.open_sessions) - 1 == self._failing:
-            raise PeerError("it died")
         return self._task.max_tokens
 
     def finish(self, number: int) -> Measured:
@@ -39,6 +39,9 @@ class Peer:
 
     def drop(self) -> None:
         pass
+
+
+same_methods(Peer, PeerRunner)
 
 
 def matrix(fake: ModuleType, plan: Plan, peer: Any, ours: Runner | None = None, **more: Any) -> Any:
@@ -58,16 +61,6 @@ def test_none_of_our_sessions_is_open_meanwhile(fake: ModuleType) -> None:
     plan = Plan((10,), (0, 2), 8, 2, peers=("llama-server",))
     records = [*matrix(fake, plan, peer).run()]
     assert len(records) == 8 and peer.open_sessions == [0] * 4
-
-
-def test_a_failure_skips_its_cell_and_no_other(fake: ModuleType) -> None:
-    plan = Plan((10,), (0, 2), 8, 2, peers=("llama-server",))
-    one = matrix(fake, plan, Peer(fake, failing=1))
-    found = kinds(one.run())
-    assert found.count(("skipped", "llama-server", 2)) == 1
-    assert found.count(("sample", "llama-server", 0)) == 2
-    assert found.count(("sample", "", 0)) == found.count(("sample", "", 2)) == 2
-    assert one.left_s() == 0 and not one.interrupted
 
 
 def test_what_is_not_installed_takes_nothing_from_the_budget(
