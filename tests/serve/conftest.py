@@ -6,7 +6,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import httpx
 import openai
 import pytest
 import uvicorn
@@ -31,7 +33,7 @@ class Running:
         )
 
     def text(self, prompt: str, max_tokens: int = 8) -> str:
-        """A greedy text of so many tokens."""
+        """A greedy answer of `max_tokens` tokens."""
         got = self.client.completions.create(
             model=NAME,
             prompt=prompt,
@@ -41,8 +43,19 @@ class Running:
         )
         return str(got.choices[0].text)
 
+    def post(self, path: str, body: object) -> httpx.Response:
+        """The answer to a request."""
+        return httpx.post(self.url + path, json=body, timeout=60)
+
+    def chat(self, messages: object, **options: Any) -> Any:
+        """The greedy answer to a chat, as JSON."""
+        body = {"messages": messages, "temperature": 0, **options}
+        got = self.post("/v1/chat/completions", body)
+        assert got.status_code == 200, got.text
+        return got.json()
+
     def wait_until_idle(self) -> None:
-        """Nothing runs or waits; what clients no longer wait for is gone soon."""
+        """Wait until no request runs or waits; abandoned ones end soon."""
         deadline = time.monotonic() + 20
         while self.worker.n_running or self.worker.n_waiting:
             assert time.monotonic() < deadline, "the server is still busy"

@@ -1,4 +1,4 @@
-"""What is right: the text that a prompt gets alone, from a session of the driver."""
+"""The expected text: what a session of the driver answers to a prompt alone."""
 
 from __future__ import annotations
 

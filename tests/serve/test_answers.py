@@ -43,7 +43,7 @@ def test_chat_is_what_the_driver_says(shared: Running, demo: Model) -> None:
 
 
 def test_usage_has_drafts(shared: Running) -> None:
-    """As many tokens as rounds and accepted drafts give; the first one is the prompt's."""
+    """The tokens are one per round, the accepted drafts, and the first token of the prompt."""
     total = shared.worker.total
     rounds, drafted, accepted = total.rounds, sum(total.drafted), sum(total.accepted)
     got = shared.client.completions.create(
@@ -127,31 +127,9 @@ def test_a_seed_is_a_text(shared: Running) -> None:
     assert len({text() for _ in range(4)}) > 1
 
 
-def test_top_p_and_temperature_reach_the_sampler(shared: Running) -> None:
-    """A vanishing top_p is greedy, whatever the temperature."""
-    asked = {"model": NAME, "messages": chat(QUESTIONS[2]), "max_tokens": 24}
-    create = shared.client.chat.completions.create
-    greedy = create(**asked, temperature=0).choices[0].message.content
-    narrow = create(**asked, temperature=2, top_p=1e-6, seed=1).choices[0].message.content
-    wide = create(**asked, temperature=2, seed=1).choices[0].message.content
-    assert narrow == greedy != wide
-
-
-def test_logit_bias_excludes_and_forces(shared: Running, demo: Model) -> None:
-    asked = {"model": NAME, "prompt": "import os\n\ndef", "temperature": 0, "max_tokens": 8}
-    (token,), create = demo.tokenize("x"), shared.client.completions.create
-    assert (
-        create(**asked, logit_bias={str(token): 100}).choices[0].text
-        == demo.piece(token).decode() * 8
-    )
-    first = alone(demo, demo.tokenize("import os\n\ndef"), 1).tokens[0]
-    without = create(**asked, logit_bias={str(first): -100}, logprobs=0).choices[0]
-    assert without.logprobs and demo.piece(first).decode() not in (without.logprobs.tokens or [])
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_are_the_models_own(shared: Running, demo: Model, stream: bool) -> None:
-    """Of every token of the text, accepted drafts included: as a fresh context computes them."""
+    """Every token, accepted drafts too, has the log probability that a fresh context computes."""
     prompt = chat_tokens(demo, chat(QUESTIONS[0]))
     asked = {"messages": chat(QUESTIONS[0]), "max_tokens": 20, "logprobs": True, "top_logprobs": 3}
     create = shared.client.chat.completions.create
@@ -173,7 +151,7 @@ def test_logprobs_are_the_models_own(shared: Running, demo: Model, stream: bool)
 
 
 def test_logprobs_of_a_completion(shared: Running) -> None:
-    """They end where a stop string ends the text."""
+    """Log probabilities end where a stop string ends the text."""
     asked = {"model": NAME, "prompt": "import os\n\ndef", "temperature": 0, "max_tokens": 30}
     whole = shared.client.completions.create(**asked).choices[0].text
     got = shared.client.completions.create(**asked, logprobs=2, stop=whole[14:17]).choices[0]

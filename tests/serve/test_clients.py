@@ -9,7 +9,6 @@ import json
 import os
 from typing import Any, Literal
 
-import httpx
 import openai
 import pytest
 from pydantic import BaseModel, Field
@@ -167,7 +166,7 @@ def test_recorded_requests(shared: Running, body: dict[str, Any]) -> None:
     limited = {"max_tokens": 20, **body}
     if "max_completion_tokens" in body:
         del limited["max_tokens"]
-    got = httpx.post(f"{shared.url}/v1/chat/completions", json=limited, timeout=60)
+    got = shared.post("/v1/chat/completions", limited)
     assert got.status_code == 200, got.text
     if not body["stream"]:
         assert got.json()["usage"]["completion_tokens"] > 0

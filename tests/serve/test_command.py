@@ -1,12 +1,10 @@
-"""``pyllama-mtp serve`` as a process: it says where it is, and ends as it was told to."""
+"""``pyllama-mtp serve`` as a process: it prints its address, and ends at signals."""
 
 from __future__ import annotations
 
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 
@@ -17,7 +15,7 @@ import pytest
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.serve.server import listen
 
-from ..processes import environment
+from ..processes import Program, environment, start
 
 Process = subprocess.Popen[str]
 Launch = Callable[..., tuple[Process, str]]
@@ -29,14 +27,7 @@ def launch() -> Iterator[Launch]:
     started: list[Process] = []
 
     def run(*options: str, **more: str) -> tuple[Process, str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pyllama_mtp", "serve", "--port", "0", *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(**more),
-            cwd=tempfile.gettempdir(),  # in the checkout the sources would be imported
-        )
+        process = start("serve", "--port", "0", *options, text=True, env=environment(**more))
         started.append(process)
         assert process.stdout
         line = process.stdout.readline()
@@ -100,17 +91,10 @@ def test_the_key_may_come_from_the_environment(launch: Launch) -> None:
     assert a_long_stream(url, "secret")
 
 
-def test_a_port_that_is_taken() -> None:
+def test_a_port_that_is_taken(program: Program) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = subprocess.run(
-            [sys.executable, "-m", "pyllama_mtp", "serve", "--port", str(taken.getsockname()[1])],
-            capture_output=True,
-            text=True,
-            env=environment(),
-            cwd=tempfile.gettempdir(),
-        )
-    assert done.returncode == 2 and "cannot listen at 127.0.0.1:" in done.stderr
-    assert "--port" in done.stderr and "Traceback" not in done.stderr
+        said = program("serve", "--port", taken.getsockname()[1], code=2).stderr
+    assert b"cannot listen at 127.0.0.1:" in said and b"--port" in said
 
 
 def test_a_port_that_there_is_not() -> None:

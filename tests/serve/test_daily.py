@@ -1,11 +1,10 @@
-"""What daily use asks for: a line per request, browsers, tokens, answers that are gone on with."""
+"""Log lines, CORS, tokenizing, continued answers and progress of prompts."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
-from typing import Any
 
 import httpx
 import pytest
@@ -18,10 +17,6 @@ from .support import QUESTIONS, chat, chat_tokens
 ASK = {"messages": chat(QUESTIONS[0]), "temperature": 0, "max_tokens": 30}
 
 
-def post(server: Running, path: str, body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json=body, timeout=60)
-
-
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "pyllama_mtp.serve.requests"]
 
@@ -29,9 +24,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_line_for_each_request(shared: Running, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "pyllama_mtp.serve.requests"):
         for stream in (False, True):
-            answer = post(
-                shared, "/v1/chat/completions", {**ASK, "stream": stream, "model": "m\nx"}
-            )
+            answer = shared.post("/v1/chat/completions", {**ASK, "stream": stream, "model": "m\nx"})
             asked, line = lines(caplog)
             name = re.findall(r"chatcmpl-\w+", answer.text)[0]
             assert asked.startswith(f"{name} /v1/chat/completions asks for") and "30" in asked
@@ -57,7 +50,7 @@ def test_a_line_for_refusals_and_clients_that_leave(
     shared: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "pyllama_mtp.serve.requests"):
-        post(shared, "/v1/completions", {"prompt": "x", "tepid": "a\nb"})
+        shared.post("/v1/completions", {"prompt": "x", "tepid": "a\nb"})
         assert lines(caplog) == [
             "- POST /v1/completions 400: the parameter 'tepid' is not supported by this server; "
             "leave it out"
@@ -90,18 +83,18 @@ def test_tokens_and_back(shared: Running, demo: Model) -> None:
     text = "<|im_start|>def main():"
     tokens = demo.tokenize(text, add_special=False, parse_special=True)
     for name in ("content", "prompt"):
-        got = post(shared, "/tokenize", {name: text}).json()
+        got = shared.post("/tokenize", {name: text}).json()
         assert got["tokens"] == tokens and got["count"] == len(tokens)
-    got = post(shared, "/tokenize", {"messages": ASK["messages"]}).json()
+    got = shared.post("/tokenize", {"messages": ASK["messages"]}).json()
     assert got["tokens"] == chat_tokens(demo, chat(QUESTIONS[0]))
-    assert post(shared, "/detokenize", {"tokens": tokens}).json()["content"] == text
+    assert shared.post("/detokenize", {"tokens": tokens}).json()["content"] == text
     for path, body in (
         ("/tokenize", {}),
         ("/tokenize", {"content": 5}),
         ("/detokenize", {"tokens": [10**6]}),
         ("/detokenize", {"tokens": "x"}),
     ):
-        assert post(shared, path, body).status_code == 400
+        assert shared.post(path, body).status_code == 400
 
 
 @pytest.mark.parametrize("thought", [False, True])
@@ -111,12 +104,12 @@ def test_an_answer_is_gone_on_with(shared: Running, demo: Model, thought: bool) 
     )
     ask = {**ASK, "messages": chat(question)}
     tokens = chat_tokens(demo, chat(question))
-    whole = post(shared, "/v1/completions", {**ASK, "prompt": tokens, "messages": None}).json()
+    whole = shared.post("/v1/completions", {**ASK, "prompt": tokens, "messages": None}).json()
     text = whole["choices"][0]["text"]
     cut = text.index(" ", 12)  # where a token begins
     begun = {"role": "assistant", "content": text[:cut]}
     body = {**ask, "messages": [*chat(question), begun], "continue_final_message": True}
-    more = post(shared, "/v1/chat/completions", {**body, "add_generation_prompt": False}).json()
+    more = shared.post("/v1/chat/completions", {**body, "add_generation_prompt": False}).json()
     message = more["choices"][0]["message"]
     found = message["reasoning_content"] if thought else message["content"]
     assert found.strip().startswith(text[cut:].strip()), "it starts anew"
@@ -125,14 +118,14 @@ def test_an_answer_is_gone_on_with(shared: Running, demo: Model, thought: bool) 
 
 @pytest.mark.parametrize("kind", ["chat", "text"])
 def test_a_prompt_tells_how_far_it_is(start: Start, kind: str) -> None:
-    """As llama-server does, where a stream asks for it, before the first text."""
+    """As in llama-server: chunks of progress before the first text, when a stream asks for them."""
     text = "Name the methods of a list and say what each of them does. " * 60
     asks = {"chat": {"messages": chat(text)}, "text": {"prompt": text}}
     path = {"chat": "/v1/chat/completions", "text": "/v1/completions"}[kind]
     body = {**asks[kind], "stream": True, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
     server = start(n_ctx=2048)
     for wanted in (False, True):
-        lines = post(server, path, {**body, "return_progress": wanted}).text.split("\n\n")
+        lines = server.post(path, {**body, "return_progress": wanted}).text.split("\n\n")
         chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
         told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
         assert bool(told) is wanted

@@ -1,4 +1,4 @@
-"""What is refused, and how it is said."""
+"""Requests that are refused, limits, keys and metrics."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from .support import chat
 
 CHAT = {"messages": chat("What is a list?")}
 TEXT = {"prompt": "x"}
-
-
-def post(server: Running, kind: str, body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/{kind}", json=body, timeout=60)
+VARIABLES, NO_PROMPT = "chat_template_kwargs", "add_generation_prompt"
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
 
 
 BAD: list[tuple[str, Any, str | None, str]] = [
@@ -44,42 +42,22 @@ BAD: list[tuple[str, Any, str | None, str]] = [
     ("chat", {**CHAT, "functions": [{}]}, "functions", "not supported"),
     ("chat", {**CHAT, "top_logprobs": 2}, "top_logprobs", "logprobs: true"),
     ("chat", {**CHAT, "max_tokens": 4, "max_completion_tokens": 4}, "max_tokens", "one of them"),
-    (
-        "chat",
-        {**CHAT, "response_format": {"type": "json_schema"}},
-        None,
-        "needs json_schema.schema",
-    ),
-    (
-        "chat",
-        {**CHAT, "chat_template_kwargs": {"messages": []}},
-        "chat_template_kwargs",
-        "cannot be set",
-    ),
+    ("chat", {**CHAT, "response_format": {"type": "json_schema"}}, None, "needs json_schema.sch"),
+    ("chat", {**CHAT, VARIABLES: {"messages": []}}, VARIABLES, "cannot be set"),
     ("text", {**TEXT, "logit_bias": {"5": 101}}, "logit_bias", "less than or equal"),
     ("text", {**TEXT, "logit_bias": {"9999": 1}}, None, "not in the vocabulary"),
     ("chat", {"messages": [{"role": "judge", "content": "x"}]}, "messages.0.role", "'judge'"),
-    (
-        "chat",
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "messages.0.content",
-        "'image_url' is not supported",
-    ),
+    ("chat", {"messages": IMAGE}, "messages.0.content", "'image_url' is not supported"),
     ("text", {**TEXT, "max_tokens": -2}, "max_tokens", "or -1"),
     ("chat", {**CHAT, "continue_final_message": True}, "messages", "message of the assistant"),
-    (
-        "chat",
-        {**CHAT, "add_generation_prompt": False},
-        "add_generation_prompt",
-        "continue_final_message",
-    ),
+    ("chat", {**CHAT, NO_PROMPT: False}, NO_PROMPT, "continue_final_message"),
 ]
 PATHS = {"chat": "chat/completions", "text": "completions"}
 
 
 @pytest.mark.parametrize(("kind", "body", "param", "words"), BAD)
 def test_bad_requests(shared: Running, kind: str, body: Any, param: str | None, words: str) -> None:
-    got = post(shared, PATHS[kind], body)
+    got = shared.post(f"/v1/{PATHS[kind]}", body)
     error = got.json()["error"]
     assert got.status_code == 400, error
     assert words in error["message"] and error["type"] == "invalid_request_error"
@@ -89,7 +67,7 @@ def test_bad_requests(shared: Running, kind: str, body: Any, param: str | None, 
 
 @pytest.mark.parametrize("kind", ["embeddings", "images/generations"])
 def test_what_it_does_not_have(shared: Running, kind: str) -> None:
-    got = post(shared, kind, TEXT)
+    got = shared.post(f"/v1/{kind}", TEXT)
     error = got.json()["error"]
     assert (got.status_code, error["type"]) == (501, "server_error")
     assert f"does not have {kind.partition('/')[0]}" in error["message"]
@@ -98,7 +76,7 @@ def test_what_it_does_not_have(shared: Running, kind: str) -> None:
 def test_too_long_is_refused_with_the_numbers(shared: Running) -> None:
     n_ctx = shared.worker.n_ctx
     for n in (n_ctx, n_ctx + 9):
-        error = post(shared, "completions", {"prompt": [5] * n}).json()["error"]
+        error = shared.post("/v1/completions", {"prompt": [5] * n}).json()["error"]
         assert str(n) in error["message"] and str(n_ctx) in error["message"]
         assert error["code"] == "context_length_exceeded"
 
@@ -107,7 +85,7 @@ def test_too_long_is_refused_with_the_numbers(shared: Running) -> None:
 def test_an_answer_gets_what_fits(shared: Running, asked: int) -> None:
     n_ctx = shared.worker.n_ctx
     body = {"prompt": [5] * (n_ctx - 9), "max_tokens": asked, "ignore_eos": True}
-    got = post(shared, "completions", body).json()
+    got = shared.post("/v1/completions", body).json()
     n = min(asked, 9) if asked > 0 else 9
     assert got["usage"]["completion_tokens"] == n
     assert got["choices"][0]["finish_reason"] == "length"
@@ -119,7 +97,7 @@ def test_neutral_values_of_unsupported_parameters(shared: Running) -> None:
         **{"max_tokens": 2, "tools": [], "frequency_penalty": 0, "presence_penalty": 0.0},
         **{"response_format": {"type": "text"}, "user": "me", "logit_bias": {}, "store": False},
     }
-    assert post(shared, "chat/completions", body).status_code == 200
+    assert shared.post("/v1/chat/completions", body).status_code == 200
 
 
 def test_bodies_that_are_no_json(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +109,7 @@ def test_bodies_that_are_no_json(shared: Running, monkeypatch: pytest.MonkeyPatc
     got = httpx.post(url, content=b'{"prompt": "x"}', headers={"content-type": "text/plain"})
     assert got.status_code == 415 and "application/json" in got.json()["error"]["message"]
     monkeypatch.setattr(app_module, "LARGEST_BODY", 1000)
-    got = post(shared, "completions", {"prompt": "x" * 1000})
+    got = shared.post("/v1/completions", {"prompt": "x" * 1000})
     assert got.status_code == 413
     assert httpx.get(f"{shared.url}/v2").json()["error"]["message"].startswith("Not Found")
     assert httpx.get(url).status_code == 405
@@ -140,15 +118,15 @@ def test_bodies_that_are_no_json(shared: Running, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("asked", [{}, {"max_tokens": 9}, {"max_completion_tokens": -1}])
 def test_max_tokens_of_the_server(start: Start, asked: Any) -> None:
     server = start(max_tokens=5)
-    got = post(server, "chat/completions", {**CHAT, **asked, "ignore_eos": True}).json()
+    got = server.post("/v1/chat/completions", {**CHAT, **asked, "ignore_eos": True}).json()
     assert got["usage"]["completion_tokens"] == 5
 
 
 def test_names_of_other_models(start: Start) -> None:
     body = {**TEXT, "model": "gpt-9", "max_tokens": 2}
-    got = post(start(), "completions", body)
+    got = start().post("/v1/completions", body)
     assert got.status_code == 200 and got.json()["model"] == NAME
-    got = post(start(strict_model=True), "completions", body)
+    got = start(strict_model=True).post("/v1/completions", body)
     assert got.status_code == 404 and f"use '{NAME}'" in got.json()["error"]["message"]
     assert got.json()["error"]["param"] == "model"
 
@@ -162,7 +140,7 @@ def test_api_key(start: Start) -> None:
         wrong.models.list()
     for path in ("/v1/models", "/metrics"):
         assert httpx.get(server.url + path).status_code == 401
-    assert post(server, "completions", TEXT).status_code == 401
+    assert server.post("/v1/completions", TEXT).status_code == 401
     assert httpx.get(f"{server.url}/health").status_code == 200
     assert server.worker.outcomes["unauthorized"] == 4
 
@@ -200,18 +178,16 @@ def test_metrics(start: Start) -> None:
     server = start(n_sequences=2)
     n_prompt = n_generated = 0
     for _ in range(2):
-        usage = post(
-            server,
-            "completions",
-            {"prompt": "import os\n\ndef", "max_tokens": 60, "temperature": 0},
+        usage = server.post(
+            "/v1/completions", {"prompt": "import os\n\ndef", "max_tokens": 60, "temperature": 0}
         ).json()["usage"]
         n_prompt += usage["prompt_tokens"]
         n_generated += usage["completion_tokens"]
     running = threading.Thread(
-        target=post,
-        args=(server, "completions", {"prompt": "x", "max_tokens": 400, "ignore_eos": True}),
+        target=server.post,
+        args=("/v1/completions", {"prompt": "x", "max_tokens": 400, "ignore_eos": True}),
     )
-    post(server, "completions", {"prompt": ""})
+    server.post("/v1/completions", {"prompt": ""})
     found = figures(server)
     assert found["pyllama_mtp_prompt_tokens_total"] == n_prompt
     assert found["pyllama_mtp_generated_tokens_total"] == n_generated

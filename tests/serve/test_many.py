@@ -52,7 +52,7 @@ def client_of(server: Running, number: int, together: threading.Barrier) -> str 
 def test_32_streams_of_which_some_hang_up(
     start: Start, demo: Model, options: dict[str, object]
 ) -> None:
-    """Also with a draft vocabulary, which follows all of them."""
+    """Also with a draft vocabulary, which all streams change."""
     server = start(n_sequences=6, **options)
     together = threading.Barrier(CLIENTS)
     with ThreadPoolExecutor(CLIENTS) as pool:
@@ -80,7 +80,7 @@ def test_32_streams_of_which_some_hang_up(
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_hanging_up_stops_the_generation(start: Start, stream: bool) -> None:
-    """Of an answer that runs and of one that waits; whole answers too."""
+    """The client of a running answer hangs up, and the client of a waiting one."""
     server = start(n_sequences=1, n_ctx=4096)
     body = {
         "prompt": "def",
@@ -116,7 +116,7 @@ def test_hanging_up_stops_the_generation(start: Start, stream: bool) -> None:
 def test_a_decode_that_fails_costs_what_ran_and_no_more(
     start: Start, demo: Model, monkeypatch: pytest.MonkeyPatch, cost: str
 ) -> None:
-    """Of two requests at one place the second is answered, if need be by contexts made anew."""
+    """The first of two requests fails; the second is answered, with new contexts if need be."""
     server = start(n_sequences=1)
     decode, calls = Context.decode_batch, iter(range(1000))
 
@@ -149,7 +149,7 @@ def test_a_decode_that_fails_costs_what_ran_and_no_more(
 def test_a_request_that_cannot_enter_costs_itself(
     start: Start, demo: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is neither waiting nor running when that fails; its place is free again."""
+    """A request that fails while it enters frees its place."""
     server = start(n_sequences=1)
     make_judge, calls = generate.make_judge, iter(range(1000))
 
@@ -167,7 +167,7 @@ def test_a_request_that_cannot_enter_costs_itself(
 
 
 def test_a_lost_worker_ends_the_service(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For what runs (500), for what has come meanwhile and for what comes afterwards (503)."""
+    """Running requests get 500; waiting and later ones get 503."""
     server = start()
 
     def lost(context: Context, batch: Any) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from pyllama_mtp import Model, Session, Settings
 
 from ..plain import write_model
-from .conftest import NAME, running
+from .conftest import running
+from .support import chat
 
 #: Nowhere in their texts do the two best logits lie within rounding.
 PROMPTS = ("the time is", "42", "x = y; x = y; x =")
@@ -25,20 +26,6 @@ def test_several_clients(tmp_path: Path) -> None:
             running(model, draft_n_max="auto", n_sequences=2) as server,
             ThreadPoolExecutor(len(PROMPTS)) as pool,
         ):
-
-            def ask(prompt: str) -> str:
-                done = server.client.completions.create(
-                    model=NAME,
-                    prompt=prompt,
-                    max_tokens=24,
-                    temperature=0,
-                    extra_body={"ignore_eos": True},
-                )
-                return done.choices[0].text
-
             for _ in range(2):
-                assert [*pool.map(ask, PROMPTS)] == expected
-            answer = server.client.chat.completions.create(
-                model=NAME, messages=[{"role": "user", "content": "hello"}], max_tokens=4
-            )
-            assert answer.usage and answer.usage.completion_tokens == 4
+                assert [*pool.map(lambda prompt: server.text(prompt, 24), PROMPTS)] == expected
+            assert server.chat(chat("hello"), max_tokens=4)["usage"]["completion_tokens"] == 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 
 from pyllama_mtp import Model
@@ -17,10 +16,7 @@ N = 80
 
 
 def ask(server: Running, **options: Any) -> Any:
-    body = {"messages": chat(QUESTION), "temperature": 0, "max_tokens": N, **options}
-    got = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
-    assert got.status_code == 200, got.text
-    return got.json()
+    return server.chat(**{"messages": chat(QUESTION), "max_tokens": N, **options})
 
 
 @pytest.mark.parametrize("opened", [False, True])

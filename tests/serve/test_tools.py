@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import jsonschema
 import pytest
 
@@ -34,6 +33,9 @@ PAINT = {
 }
 STOP = {"type": "function", "function": {"name": "stop"}}
 TOOLS: Any = [PAINT, STOP]
+NO_SCHEMA = {"type": "function", "function": {"name": "f", "parameters": {"type": 5}}}
+CALL = {"function": {"name": "f", "arguments": "{"}}
+NO_JSON = [*chat("x"), {"role": "assistant", "tool_calls": [CALL]}]
 #: Writes calls as templates of the Qwen3.5 family do.
 XML = """\
 {%- if tools %}<|im_start|>system
@@ -63,14 +65,12 @@ def form(request: pytest.FixtureRequest, demo: Model, monkeypatch: pytest.Monkey
 
 
 def ask(server: Running, **options: Any) -> Any:
-    body = {"messages": chat("Paint!"), "temperature": 0, "max_tokens": 200, **options}
-    got = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
-    assert got.status_code == 200, got.text
-    return got.json()["choices"][0]
+    given = {"messages": chat("Paint!"), "max_tokens": 200, **options}
+    return server.chat(**given)["choices"][0]
 
 
 def check(call: Any) -> str:
-    """Its name; its arguments are what its schema asks for."""
+    """The function's name; the arguments must fit its schema."""
     tool = next(tool for tool in TOOLS if tool["function"]["name"] == call.function.name)
     schema = tool["function"].get("parameters", {"maxProperties": 0})
     jsonschema.validate(json.loads(call.function.arguments), schema)
@@ -217,12 +217,8 @@ def test_what_the_template_is_told(
         assert told[0][0][2]["tool_calls"][0]["function"]["arguments"]["where"] == ["<a>"]
     else:
         assert "tools" not in told[0][1]
-        assert [message["role"] for message in told[0][0]] == [
-            "system",
-            "user",
-            "assistant",
-            "user",
-        ]
+        roles = [message["role"] for message in told[0][0]]
+        assert roles == ["system", "user", "assistant", "user"]
         assert told[0][0][0]["content"].startswith("Be brief.\n\n")
 
 
@@ -235,35 +231,13 @@ def test_what_the_template_is_told(
         ({"tools": TOOLS, "tool_choice": "some"}, "tool_choice", "paint, stop"),
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
-        (
-            {
-                "tools": [
-                    {"type": "function", "function": {"name": "f", "parameters": {"type": 5}}}
-                ],
-                "tool_choice": "required",
-            },
-            None,
-            "cannot be used",
-        ),
-        (
-            {
-                "messages": [
-                    *chat("x"),
-                    {
-                        "role": "assistant",
-                        "tool_calls": [{"function": {"name": "f", "arguments": "{"}}],
-                    },
-                ]
-            },
-            "messages",
-            "messages[1].tool_calls[0].function.arguments",
-        ),
+        ({"tools": [NO_SCHEMA], "tool_choice": "required"}, None, "cannot be used"),
+        ({"messages": NO_JSON}, "messages", "messages[1].tool_calls[0].function.arguments"),
         ({"messages": [{"role": "tool", "tool_call_id": "x"}]}, "messages", "content is required"),
     ],
 )
 def test_refusals(shared: Running, options: Any, param: str | None, why: str) -> None:
-    body = {"messages": chat("x"), "max_tokens": 4, **options}
-    got = httpx.post(f"{shared.url}/v1/chat/completions", json=body)
+    got = shared.post("/v1/chat/completions", {"messages": chat("x"), "max_tokens": 4, **options})
     error = got.json()["error"]
     assert got.status_code == 400 and why in error["message"], error
     assert param is None or error["param"].startswith(param)
