@@ -1,4 +1,4 @@
-"""Two workers on loopback that live for one module, and what is compared with them."""
+"""Two workers on loopback that live for one module, and the names of their devices."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def two_workers() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def names(demo_file: Path, two_workers: tuple[str, str]) -> list[str]:
-    """What the devices of the two are called; ggml numbers those of a process on."""
+    """Names of the two workers' devices; ggml numbers devices through a whole process."""
     with Model(demo_file, rpc_servers=two_workers) as model:
         return [model._library.device_name(device) for device in model.devices]
 
 
 def named(value: Any, names: list[str]) -> Any:
-    """The value with their names for RPC0 and RPC1."""
+    """The value with these names in place of RPC0 and RPC1."""
     if isinstance(value, str):
         return re.sub(r"RPC([01])\b", lambda found: names[int(found[1])], value)
     if isinstance(value, dict):

@@ -104,7 +104,7 @@ def attempt(at: int | None, how: str = "cut", line: Breaker | None = None) -> Br
 
 
 def mended(line: Breaker) -> list[int]:
-    """Use the line, which has broken, once more without breaking it: the messages."""
+    """Use the broken line once more, whole; returns the commands of its messages."""
     before = len(line.seen)
     line.at = None
     line.broken.clear()

@@ -66,7 +66,7 @@ def trimmed(untied: Path) -> Path:
 
 
 def commands(line: Line) -> Counter[int]:
-    """How many messages of each command have gone to the worker: a byte, a size, so many bytes."""
+    """How many messages of each command went to the worker (command, size, data)."""
     found: Counter[int] = Counter()
     at = 0
     while at < len(line.up):
@@ -84,7 +84,7 @@ def settle(line: Line) -> None:
 
 
 def chain(context: Context, line: Line, n: int) -> tuple[list[int], Counter[int]]:
-    """A chain of `n`, and the messages that it takes when its graph is there already."""
+    """Tokens of a chain of `n`, and its messages when the graph is there already."""
     for _ in range(2):
         settle(line)
         line.clear()
@@ -104,14 +104,10 @@ def chain(context: Context, line: Line, n: int) -> tuple[list[int], Counter[int]
     ],
 )
 def test_it_stays_there(
-    request: pytest.FixtureRequest,
-    line: Line,
-    file: str,
-    vocabulary: int | str | None,
-    stays: bool,
+    request: pytest.FixtureRequest, line: Line, file: str, vocabulary: int | str | None, stays: bool
 ) -> None:
-    """With a tied LM head, or a draft head: as many messages whatever its length. And what it
-    drafts is what upstream's single steps draft."""
+    """With a tied LM head or a draft head a chain takes equally many messages at every length,
+    and drafts what upstream's single steps draft."""
     path: Path = request.getfixturevalue(file)
     prompt = one_sequence(np.array(PROMPT, dtype=np.int32))
     with Model(path, rpc_servers=line.address) as model:

@@ -23,7 +23,7 @@ import pytest
 
 from pyllama_mtp.llama import native, rpc
 
-from ..processes import environment
+from ..processes import environment, start
 from ..workers import address_of, start_worker
 
 SCRIPT = Path(__file__).with_name("give_up.py")
@@ -42,7 +42,7 @@ def a_worker() -> Iterator[tuple[int, str]]:
 
 
 def steps(what: str, demo_file: Path) -> dict[str, dict[str, Any]]:
-    """Run the script; what it said, by step."""
+    """Run the script; returns what it printed, by step."""
     with a_worker() as (pid, address):
         arguments = (what, str(demo_file), address, str(pid))
         done = subprocess.run(
@@ -67,7 +67,7 @@ def steps(what: str, demo_file: Path) -> dict[str, dict[str, Any]]:
     ],
 )
 def test_it_is_given_up(demo_file: Path, what: str, error: str) -> None:
-    """At the second Ctrl-C, or some time after the first; whatever a signal handler raises."""
+    """At the second Ctrl-C, or PATIENCE_S after the first; the handler's exception is raised."""
     found = steps(what, demo_file)
     assert found["interrupted"]["error"] == error
     assert len(found["whole"]["result"]) == 60
@@ -77,7 +77,7 @@ def test_it_is_given_up(demo_file: Path, what: str, error: str) -> None:
 
 
 def test_one_that_answers_is_not_harmed(demo_file: Path) -> None:
-    """However often: two interruptions of two calls are not the second one of a call."""
+    """One Ctrl-C in each of two calls is not a second Ctrl-C."""
     found = steps("answers", demo_file)
     for step in ("interrupted", "interrupted once more"):
         assert found[step]["error"] == "KeyboardInterrupt"
@@ -96,14 +96,8 @@ def test_while_loading_or_closing(demo_file: Path, what: str) -> None:
 def test_a_command_ends(demo_file: Path, number: signal.Signals, code: int) -> None:
     options = ("--max-tokens", "900", "--n-ctx", "1024", "--threads", "1", "--ignore-eos")
     with a_worker() as (pid, address):
-        command = ["generate", "--model", str(demo_file), "--rpc", address, *options, "x = 1\n"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pyllama_mtp", *command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment(OMP_NUM_THREADS="1"),
-            cwd=tempfile.gettempdir(),
-        )
+        command = ["generate", "--model", demo_file, "--rpc", address, *options, "x = 1\n"]
+        process = start(*command, env=environment(OMP_NUM_THREADS="1"))
         assert process.stdout and process.stdout.read(20)
         os.killpg(pid, signal.SIGSTOP)
         for _ in range(2):
@@ -115,7 +109,7 @@ def test_a_command_ends(demo_file: Path, number: signal.Signals, code: int) -> N
 
 
 def test_the_server_ends(demo_file: Path) -> None:
-    """At the first signal, which comes on another thread than the one that waits."""
+    """One signal is enough; another thread than the waiting one gets it."""
     pytest.importorskip("uvicorn")
     start = "import sys; from pyllama_mtp import cli, native; native.PATIENCE_S = 1.0; "
     start += "sys.exit(cli.entry())"

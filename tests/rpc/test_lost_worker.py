@@ -34,7 +34,7 @@ IN_USE = [
 
 
 def json_line(line: str) -> bool:
-    """Not what a debugger prints when the script has aborted."""
+    """Whether the script printed the line, not a debugger."""
     return line.startswith("{")
 
 
@@ -46,7 +46,7 @@ def second() -> Iterator[str]:
 
 
 def lose(when: str, demo_file: Path, second: str, *and_then: str) -> dict[str, dict[str, Any]]:
-    """Run the script with two workers; what it said, by step, and the address of the lost one."""
+    """Run the script with two workers; returns what it printed, by step, and the lost address."""
     workers = [start_worker()]
     try:
         first = address_of(workers[0])
@@ -79,11 +79,8 @@ def lose(when: str, demo_file: Path, second: str, *and_then: str) -> dict[str, d
             signal.alarm(0)
             signal.signal(signal.SIGALRM, watch)
         lines += map(json.loads, filter(json_line, out.splitlines()))
-        assert script.returncode == 0 and lines[-1]["step"] == "end", (
-            script.returncode,
-            lines,
-            err[-3000:],
-        )
+        last = (script.returncode, lines, err[-3000:])
+        assert script.returncode == 0 and lines[-1]["step"] == "end", last
         return {line.pop("step"): line for line in [*lines, {"step": "first", "address": first}]}
     finally:
         for process in workers:
@@ -111,7 +108,8 @@ def test_in_use(demo_file: Path, second: str, when: str) -> None:
     text = found["beside"]["result"]
     said = found["partly"]["result"] if "partly" in found else []
     assert len(text) == 60 and text[: len(said)] == said
-    assert bool(said) == when.startswith("decode,")
+    if when != "prefill, computing":  # its worker may be quick enough for a first token
+        assert bool(said) == when.startswith("decode,")
     assert bool(found["whole"]["result"]) == ("prefill" not in when)
     assert found["whole"]["result"] in (None, text)
     assert found["close"]["result"] is None

@@ -1,4 +1,4 @@
-"""Which of two devices holds what: workers by name, experts and other tensors elsewhere."""
+"""Placing a model on two workers: by device name, experts and other tensors elsewhere."""
 
 from __future__ import annotations
 

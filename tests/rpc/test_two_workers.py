@@ -80,7 +80,7 @@ def test_same_text_as_local(
 def test_sampled_text_too(
     demo: Model, demo_file: Path, two_workers: tuple[str, str], text: list[int]
 ) -> None:
-    """Drafts drawn and not, from one seed: a text of the whole length, with drafts accepted."""
+    """One seed gives one text, with drafts drawn from the head or not."""
     for drawn in (False, True):
         with (
             Model(demo_file, rpc_servers=two_workers, **TOGETHER) as model,

@@ -18,11 +18,12 @@ import pytest
 from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.llama import rpc
 
+from ..processes import RunPython
 from ..workers import address_of, start_worker
 
 SMALL = Settings(n_ctx=128, n_batch=32, n_ubatch=16, n_threads=1, draft_n_max=2)
 #: Commands and sizes of ggml's protocol (ggml-rpc.cpp).
-ALLOC, GET_BASE, SET_TENSOR, GRAPH_COMPUTE, DEVICE_COUNT = 0, 3, 6, 10, 15
+ALLOC, GET_BASE, SET_TENSOR, GRAPH_COMPUTE = 0, 3, 6, 10
 TENSOR = struct.Struct("<QIQ4I4II16ii10QQQQ64si")  # rpc_tensor
 
 
@@ -125,7 +126,9 @@ def test_clients_that_stall_or_die_keep_it_from_nobody(
     rpc.check(address)
 
 
-def test_two_processes_at_once(run_python, address: str, demo: Model, demo_file: Path) -> None:  # type: ignore[no-untyped-def]
+def test_two_processes_at_once(
+    run_python: RunPython, address: str, demo: Model, demo_file: Path
+) -> None:
     code = """
 import sys
 from pyllama_mtp import Model, Session, Settings
@@ -189,7 +192,7 @@ def test_a_server_does_not_outlive_its_command() -> None:
 
 
 def test_stopped_and_continued(process: subprocess.Popen[str], address: str) -> None:
-    """Longer than the worker's wait for signals takes: it once ended then, with code 0."""
+    """The stop lasts longer than the wait for signals, after which the worker once ended."""
     before = server_of(process)
     os.killpg(process.pid, signal.SIGSTOP)
     time.sleep(1.3)
