@@ -1,4 +1,4 @@
-"""A device with memory of its own, and what the CPU computes in its place.
+"""A device with memory of its own, and the CPU to compare with.
 
 Any GPU will do, and so does Mesa's lavapipe, a Vulkan device that is a CPU. It is taken only where
 it is named:

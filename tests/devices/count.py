@@ -1,6 +1,7 @@
-"""Counts what one round, one plain step and a prompt of four batches give to a device: prints JSON.
+"""Counts what a round and a prompt of four batches give to a device, with each of some settings:
+prints a line of JSON for each.
 
-    LD_PRELOAD="traffic.so libggml-base.so.0" python count.py MODEL '{"draft_n_max": 3, ...}'
+    LD_PRELOAD="traffic.so libggml-base.so.0" python count.py MODEL '[{"draft_n_max": 3, ...}]'
 
 The first library is traffic.c, compiled; see test_traffic.py.
 """
@@ -60,29 +61,37 @@ class Rounds:
         return counted
 
     def now(self) -> Counter[str]:
-        """Everything so far."""
+        """Counts of everything so far."""
         return Counter({name: getattr(self._now, name) for name in FIELDS})
 
 
 def main() -> None:
     """See above."""
-    path, options = sys.argv[1:]
     rounds = Rounds()
     small = {"n_ctx": 512, "n_batch": N_BATCH, "n_ubatch": N_BATCH, "checkpoints": 0}
-    settings = Settings(**{**small, **json.loads(options)})
-    with Model(path) as model, Session(model, settings) as session:
-        prompt = [7 * i % 251 + 5 for i in range(N_PROMPT)]
-        before = rounds.now()
-        session.process(prompt)
-        prefill = rounds.now() - before
-        session.generate(prompt, max_tokens=N_TOKENS, ignore_eos=True).run()
+    with Model(sys.argv[1]) as model:
+        for options in json.loads(sys.argv[2]):
+            with Session(model, Settings(**{**small, **options})) as session:
+                print(json.dumps(counted(session, rounds)))
+
+
+def counted(session: Session, rounds: Rounds) -> dict[str, Any]:
+    """What a prompt takes, and a round by phase: the median of the later rounds."""
+    prompt = [7 * i % 251 + 5 for i in range(N_PROMPT)]
+    before = rounds.now()
+    session.process(prompt)
+    prefill = rounds.now() - before
+    rounds.all.clear()
+    session.generate(prompt, max_tokens=N_TOKENS, ignore_eos=True).run()
     settled = rounds.all[len(rounds.all) // 2 :]
     phases = sorted({phase for counts in settled for phase, _ in counts})
-    each = {
-        phase: {name: statistics.median(c[phase, name] for c in settled) for name in FIELDS}
-        for phase in phases
+    return {
+        "prompt": prefill,
+        "round": {
+            phase: {name: statistics.median(c[phase, name] for c in settled) for name in FIELDS}
+            for phase in phases
+        },
     }
-    print(json.dumps({"prompt": prefill, "round": each}))
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def test_several_sequences(demo_pair: Pair, depth: int) -> None:
 
 @pytest.mark.parametrize("layers", [0, 1, 2, "half"])
 def test_layers_on_both_sides(demo_pair: Pair, demo_file: Path, layers: int | str) -> None:
-    """1: the output layer alone is on the device; 2: the MTP block as well."""
+    """With 1 the output layer alone is on the device, with 2 the MTP block as well."""
     n = demo_pair.here.info.n_layer // 2 if layers == "half" else int(layers)
     with Model(demo_file, n_gpu_layers=n) as model:
         got = written(model, demo_pair.prompts[0])
@@ -145,7 +145,7 @@ def test_two_devices(demo_pair: Pair, demo_file: Path) -> None:
 
 
 def test_candidates(demo_pair: Pair) -> None:
-    """Picked on the device: those that its logits give."""
+    """Candidates picked on the device are the best of its logits."""
     k, prompt = 20, np.array(demo_pair.prompts[0], dtype=np.int32)
     outputs = np.ones(len(prompt), dtype=np.int8)
     options = ContextOptions(n_ctx=256, n_batch=64, n_ubatch=64, n_threads=1, n_outputs_max=64)
@@ -164,7 +164,7 @@ def test_candidates(demo_pair: Pair) -> None:
 
 
 def test_sampled_text(demo_pair: Pair) -> None:
-    """From one seed the same, drafts or not drawn from the head, with drafts accepted."""
+    """One seed gives one text, with drafts drawn from the head or not."""
     sampling = Sampling(temperature=0.7, top_k=20, seed=5)
     for drawn in (False, True):
         with Session(demo_pair.there, settings(DEPTH, draft_sampling=drawn)) as session:
@@ -192,7 +192,7 @@ def test_sampled_text(demo_pair: Pair) -> None:
 def test_wherever_tensors_lie(
     moe_pair: Pair, device: native.Device, placed: dict[str, Any]
 ) -> None:
-    """Experts, or others, on the CPU; the file read, not mapped: the same text."""
+    """Tensors on the CPU, or a file that is read, not mapped, give the same text."""
     options = json.loads(json.dumps(placed).replace("GPU", device.name))
     with Model(moe_pair.here.path, **options) as model:
         assert model.on_gpu
@@ -202,7 +202,7 @@ def test_wherever_tensors_lie(
 
 
 def test_an_adapter(demo_pair: Pair, demo_file: Path, tmp_path: Path) -> None:
-    """Its matrices lie where those are that it changes; drafts follow it."""
+    """An adapter's matrices lie beside those that they change; drafts follow the adapter."""
     info, prompt = demo_pair.here.info, demo_pair.prompts[0]
     adapter = write_adapter(tmp_path / "a.gguf", info, trunk(info))
     with (

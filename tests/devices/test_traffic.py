@@ -30,7 +30,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ggml_base() -> Path:
-    """Of the package that is tested."""
+    """libggml-base of the package that is tested."""
     folder = native.load().folder
     return next(path for name in (folder, folder.parent) for path in name.glob("libggml-base.so*"))
 
@@ -48,34 +48,28 @@ def run(library: Path, script: str, *arguments: object) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    ("options", "draft", "verify"),
-    [
-        # graphs, uploads, downloads, waits
-        ({}, (1, 3, 1, 1), (1, 5, 1, 1)),
-        ({"p_min": 0.01}, (1, 3, 2, 1), (1, 5, 1, 1)),
-        ({"draft_n_max": 0}, (0, 0, 0, 0), (1, 5, 1, 1)),
-    ],
-    ids=str,
-)
-def test_a_round(
-    library: Path,
-    demo_file: Path,
-    options: dict[str, object],
-    draft: tuple[int, ...],
-    verify: tuple[int, ...],
-) -> None:
+#: Settings, and what drafting and verifying then take: graphs, uploads, downloads, waits.
+ROUNDS: list[tuple[dict[str, object], tuple[int, ...], tuple[int, ...]]] = [
+    ({}, (1, 3, 1, 1), (1, 5, 1, 1)),
+    ({"p_min": 0.01}, (1, 3, 2, 1), (1, 5, 1, 1)),
+    ({"draft_n_max": 0}, (0, 0, 0, 0), (1, 5, 1, 1)),
+]
+
+
+def test_a_round(library: Path, demo_file: Path) -> None:
     """Two graphs, none of which leaves the device, and one wait for what is read of each."""
-    still = {"ngram": False, "draft_vocab": 300, "draft_follow": False}
-    chosen = {"draft_n_max": 3, **still, **options}
-    found = json.loads(run(library, "count.py", demo_file, json.dumps(chosen)))
-    rounds = {phase: tuple(counts.values()) for phase, counts in found["round"].items()}
-    nothing = (0, 0, 0, 0)
-    assert rounds == {"draft": draft, "verify": verify, "accept": nothing, "roll_back": nothing}
-    assert found["prompt"]["graphs"] == 4, "one for each batch"
-    assert found["prompt"]["downloads"] <= 1, "what the last one chose"
+    usual = {"draft_n_max": 3, "ngram": False, "draft_vocab": 300, "draft_follow": False}
+    chosen = json.dumps([{**usual, **options} for options, *_ in ROUNDS])
+    lines = run(library, "count.py", demo_file, chosen).splitlines()
+    for (options, draft, verify), line in zip(ROUNDS, lines, strict=True):
+        found = json.loads(line)
+        rounds = {phase: tuple(counts.values()) for phase, counts in found["round"].items()}
+        nothing = dict.fromkeys(("accept", "roll_back"), (0, 0, 0, 0))
+        assert rounds == {"draft": draft, "verify": verify, **nothing}, options
+        assert found["prompt"]["graphs"] == 4, "one for each batch"
+        assert found["prompt"]["downloads"] <= 1, "what the last one chose"
 
 
 def test_a_device_that_fails(library: Path, demo_file: Path) -> None:
-    """An error, and no end of the process when what is left on it goes; the CPU goes on."""
+    """The failure is an error, freeing what is left ends no process, and the CPU goes on."""
     assert run(library, "fail.py", demo_file).splitlines() == ["FatalDecodeError", "3"]
