@@ -16,6 +16,8 @@ import pyllama_mtp
 from pyllama_mtp import Model, Session, Settings, bench
 from pyllama_mtp.examples import recipes
 
+from ..processes import environment
+
 FOLDER = Path(pyllama_mtp.__file__).with_name("examples")
 PROMPT = "def main"
 
@@ -27,18 +29,14 @@ def one_core() -> None:
 
 def run(folder: Path, name: str, *arguments: object, python_path: Path | None = None) -> str:
     """What a recipe prints; its current folder is `folder`."""
-    root = Path(pyllama_mtp.__file__).parents[1]
+    path = environment()["PYTHONPATH"] + (f"{os.pathsep}{python_path}" if python_path else "")
     done = subprocess.run(
         [sys.executable, "-m", f"pyllama_mtp.examples.{name}", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=120,
         cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(str(path) for path in (root, python_path) if path),
-            "MPLBACKEND": "agg",
-        },
+        env=environment(PYTHONPATH=path, MPLBACKEND="agg"),
         preexec_fn=one_core,
     )
     assert done.returncode == 0, done.stderr
@@ -181,10 +179,7 @@ def test_recipe_says_what_it_shows_and_how_it_is_run(name: str) -> None:
 
 def test_the_list_names_every_recipe(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pyllama_mtp.examples"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(pyllama_mtp.__file__).parents[1])}
-    out = subprocess.run(
-        command, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
-    ).stdout
+    out = subprocess.check_output(command, text=True, env=environment(), cwd=tmp_path)
     there = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")}
     assert {line.split()[0] for line in out.splitlines()[2:]} == there == set(recipes())
     assert len(there) >= 10

@@ -84,7 +84,7 @@ class Sweep:
 
 
 def run_child(model: Path, scenario: str, threads: int, headroom: int) -> tuple[int, str, str]:
-    """Exit code (None became TIMEOUT_S: -1000), stdout and stderr of one run."""
+    """Exit code (-1000: not done after TIMEOUT_S), stdout and stderr of one run."""
     root = str(Path(pyllama_mtp.__file__).parents[1])
     arguments = [str(model), scenario, str(threads), str(headroom)]
     environment = {

@@ -29,7 +29,7 @@ SAID = {signal.SIGINT: "pyllama-mtp: interrupted", signal.SIGTERM: "pyllama-mtp:
 
 
 def whole_lines(path: Path) -> None:
-    """Every line is a record; for files that are appended to."""
+    """Check that every line is a record."""
     data = path.read_bytes()
     assert data.endswith(b"\n") or not data, f"{path.name} ends within a line"
     for line in data.splitlines():
@@ -37,19 +37,19 @@ def whole_lines(path: Path) -> None:
 
 
 def whole_json(path: Path) -> None:
-    """One JSON value."""
+    """Check that the file is one JSON value."""
     json.loads(path.read_bytes())
 
 
 def whole_model(path: Path) -> None:
-    """A model file with all of its tensors."""
+    """Check that the model file has all of its tensors."""
     from pyllama_mtp.models.ggufinfo import validate_model_file
 
     validate_model_file(path)
 
 
 def whole_page(path: Path) -> None:
-    """One of the files of a report."""
+    """Check that the file of a report has its end."""
     endings = {".html": b"</html>", ".svg": b"</svg>", ".png": b"IEND\xaeB`\x82"}
     data = path.read_bytes().rstrip()
     assert data.endswith(endings.get(path.suffix, b"")) and data, f"{path.name} is not whole"
@@ -110,7 +110,7 @@ SERVING_S = 2.0
 
 
 def prepare(folder: Path, measured: bytes) -> None:
-    """What the commands read."""
+    """Write the files that the commands read."""
     (folder / MEASURED).write_bytes(measured)
     (folder / "text.txt").write_text("def read_lines(path):\n    return path\n" * 3000)
 
@@ -155,7 +155,7 @@ def left_running(mark: str) -> list[int]:
 
 
 def duration(name: str, folder: Path) -> float:
-    """Seconds from its handlers to its end, without a signal."""
+    """Seconds from installing the handlers to the end, without a signal."""
     process = start(name, folder, "-")
     while not caught(process.pid) >> (signal.SIGTERM - 1) & 1 and process.poll() is None:
         time.sleep(0.002)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +15,12 @@ from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.llama import native
 from pyllama_mtp.models.synth import write_synthetic
 
-from ..regression.support import engine_of
-
 PROMPT = "def read_lines(path):\n"
 SETTINGS = Settings(n_ctx=256, n_threads=1, draft_n_max=3)
 
 
 class OfACallback(Exception):
-    """Nobody else raises it."""
+    """Raised by callbacks of these tests only."""
 
 
 KINDS = (OfACallback, KeyboardInterrupt, SystemExit, MemoryError)
@@ -54,7 +53,7 @@ class Raising(logging.Handler):
 
 @contextmanager
 def logging_fails(kind: type[BaseException], when: str, n_before: int = 0) -> Iterator[None]:
-    """At the lines with `when`, after `n_before` of them."""
+    """Logging raises at a line with `when` in it, after `n_before` such lines."""
     logger, handler = logging.getLogger("pyllama_mtp.llama.native"), Raising(kind, when, n_before)
     before = logger.level
     logger.addHandler(handler)
@@ -94,8 +93,8 @@ def test_logging_of_loading(demo_file: Path, kind: type[BaseException], expected
 def test_logging_of_a_new_context(
     demo: Model, kind: type[BaseException], n_made: int, expected: str
 ) -> None:
-    """Of a session's first and of its second one: the first one is closed then. Two there are in
-    upstream's way."""
+    """The session's first or second context fails; contexts made before are closed. Upstream's
+    way takes two."""
     before = set(demo.contexts)
     with (
         logging_fails(kind, "constructing llama_context", n_made),
@@ -109,51 +108,52 @@ def test_logging_of_a_new_context(
         assert text_of(session) == expected
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_callback_within_a_decode(
-    demo: Model, kind: type[BaseException], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The poll for signals runs on the thread that decodes, in the middle of it."""
-    calls = 0
-
-    def poll(data: object) -> int:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise kind("while decoding")
-        return 1 if native.pending.exception else 0
-
-    library = native.load()
-    define = library.ffi.def_extern
+@contextmanager
+def polled_by(poll: Callable[[object], int]) -> Iterator[None]:
+    """The function polls for signals within decodes."""
+    define = native.load().ffi.def_extern
     try:
         define("pyllama_on_poll", onerror=native.on_callback_error, error=1)(poll)
-        with Session(demo, SETTINGS) as session:
-            for context in demo.contexts:
-                context._interrupt.period_us = 0  # between any two nodes
-            with pytest.raises(kind, match="while decoding"):
-                text_of(session)
-            assert calls == 3
-            assert text_of(session) == expected, "the session goes on"
+        yield
     finally:
         define("pyllama_on_poll", onerror=native.on_callback_error, error=1)(native.pyllama_on_poll)
 
 
+def poll_always(model: Model) -> None:
+    """Poll between any two nodes of the model's graphs."""
+    for context in model.contexts:
+        context._interrupt.period_us = 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_callback_within_a_decode(demo: Model, kind: type[BaseException], expected: str) -> None:
+    """The poll for signals runs on the thread that decodes, in the middle of it."""
+    calls = itertools.count(1)
+
+    def poll(data: object) -> int:
+        if next(calls) == 3:
+            raise kind("while decoding")
+        return 1 if native.pending.exception else 0
+
+    with polled_by(poll), Session(demo, SETTINGS) as session:
+        poll_always(demo)
+        with pytest.raises(kind, match="while decoding"):
+            text_of(session)
+        assert next(calls) == 4, "the decode ended there"
+        assert text_of(session) == expected, "the session goes on"
+
+
 def test_a_callback_at_the_end_of_a_decode(demo: Model, expected: str) -> None:
-    """The decode is complete; what was raised in it is raised all the same."""
+    """The decode completes; its callback's exception is raised all the same."""
 
     def poll(data: object) -> int:
         native.on_callback_error(OfACallback, OfACallback("at the end"), None)
         return 0
 
-    define = native.load().ffi.def_extern
-    try:
-        define("pyllama_on_poll", onerror=native.on_callback_error, error=1)(poll)
-        with Session(demo, SETTINGS) as session:
-            engine_of(session).target._interrupt.period_us = 0
-            with pytest.raises(OfACallback, match="at the end"):
-                text_of(session)
-    finally:
-        define("pyllama_on_poll", onerror=native.on_callback_error, error=1)(native.pyllama_on_poll)
+    with polled_by(poll), Session(demo, SETTINGS) as session:
+        poll_always(demo)
+        with pytest.raises(OfACallback, match="at the end"):
+            text_of(session)
     assert native.pending.exception is None
     with Session(demo, SETTINGS) as session:
         assert text_of(session) == expected

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ..processes import RunPython
 
 BEGIN = """
@@ -102,23 +104,8 @@ if __name__ == "__main__":
 """
 
 
-def test_what_was_inherited_is_refused_and_not_freed(
-    run_python: RunPython, demo_file: Path
-) -> None:
-    done = run_python(BEGIN + INHERITED, demo_file)
-    assert (done.returncode, done.stdout) == (0, "parent works on\n"), done.stderr
-    assert done.stderr == ""
-
-
-def test_a_child_may_load_its_own(run_python: RunPython, demo_file: Path) -> None:
-    done = run_python(BEGIN + OWN, demo_file)
-    assert (done.returncode, done.stdout) == (0, "parent works on\n"), done.stderr
-    assert done.stderr == ""
-
-
-def test_a_child_may_not_use_its_parents_workers(run_python: RunPython, demo_file: Path) -> None:
-    """It has ggml's connection, and not the thread that serves it."""
-    script = """
+#: The child has ggml's connection, and not the thread that serves it.
+WORKERS = """
 def connect():
     refused(UsageError, lambda: rpc.connect(["127.0.0.1:1"]), "start processes with spawn")
     refused(UsageError, lambda: rpc.connect(["127.0.0.1:2"]), "no worker can be reached")
@@ -130,5 +117,11 @@ rpc.release(["127.0.0.1:2"])
 in_child(connect)
 print("parent works on")
 """
+
+
+@pytest.mark.parametrize("script", [INHERITED, OWN, WORKERS], ids=["inherited", "own", "workers"])
+def test_a_child(run_python: RunPython, demo_file: Path, script: str) -> None:
+    """A child may not use or free what it inherits; it may load its own model."""
     done = run_python(BEGIN + script, demo_file)
     assert (done.returncode, done.stdout) == (0, "parent works on\n"), done.stderr
+    assert done.stderr == ""

@@ -27,7 +27,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def command(tmp_path: Path) -> Run:
-    """Runs a command in a folder whose files can have so many bytes."""
+    """Runs a command whose files can have `most` bytes."""
 
     def run(*words: str, most: int | None = None, **more: object) -> object:
         def limit() -> None:

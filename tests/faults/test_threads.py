@@ -45,7 +45,7 @@ def test_a_session_each_on_one_model(demo: Model, temperature: float) -> None:
 def busy(
     demo: Model, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Session, Callable[[], str]]]:
-    """A session that a thread is computing in, and what lets it finish and gives its text."""
+    """A session in which a thread computes, and a function that lets it finish: its text."""
     inside, go_on = threading.Event(), threading.Event()
     with Session(demo, SETTINGS) as session, ThreadPoolExecutor(1) as pool:
         text_of(session, PROMPTS[1])
