@@ -1,4 +1,4 @@
-"""What a build takes of NVIDIA's packages: cuBLAS, and headers of CCCL if they are new enough."""
+"""A build takes cuBLAS from NVIDIA's packages, and CCCL's headers if they are new enough."""
 
 from __future__ import annotations
 

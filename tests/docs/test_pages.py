@@ -23,7 +23,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """What is typed after `pyllama-mtp` in blocks for a shell, and in the tables of commands."""
+    """The words after `pyllama-mtp` in blocks for a shell, and in tables of commands."""
     text = page.read_text(encoding="utf-8")
     lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
     lines += re.findall(r"^\| `(pyllama-mtp [^`]*)` \|", text, re.M)

@@ -1,4 +1,4 @@
-"""A few hundred of the cases of bench/fuzz.py, and that it sees what it is to see."""
+"""A few hundred cases of bench/fuzz.py, and that it recognises findings."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_limits_are_findings(demo_file: Path) -> None:
 
 
 def test_sizes_of_tensor_types_are_those_of_the_library() -> None:
-    """A wrong one would refuse good files, and let the loader read beyond the end of others."""
+    """A wrong size would refuse good files, and let the loader read beyond the end of others."""
     folder = native.load().folder
     (library,) = [*folder.glob("libggml-base.so*"), *folder.parent.glob("libggml-base.so*")][:1]
     base = ctypes.CDLL(str(library))
@@ -124,10 +124,8 @@ def test_the_program_counts_and_repeats(
     assert fuzz.main(["--seed", "4", "--count", "model=3,prompt=1", "--jobs", "1"]) == 0
     text = capsys.readouterr().out
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| ")]
-    assert [(row[1].strip(), row[-2].strip()) for row in rows[2:]] == [
-        ("model", "3"),
-        ("prompt", "1"),
-    ]
+    counted = [(row[1].strip(), row[-2].strip()) for row in rows[2:]]
+    assert counted == [("model", "3"), ("prompt", "1")]
     assert fuzz.main(["--seed", "4", "--only", "model:2", "--jobs", "1"]) == 0
     again = capsys.readouterr().out
     assert again.startswith("--seed 4 --only model:2") and "edits: [" in again

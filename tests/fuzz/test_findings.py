@@ -19,7 +19,7 @@ FINDINGS: list[dict[str, Any]] = json.loads(
 
 @pytest.fixture(scope="module")
 def outcomes(demo_file: Path) -> dict[int, Any]:
-    """All of them by their index, from one worker: the next one takes over where it dies."""
+    """The outcomes by index; a worker that dies is replaced."""
     from fuzzkit.pool import Case, Pool
 
     cases = [Case("model", index, f["edits"]) for index, f in enumerate(FINDINGS)]

@@ -1,4 +1,4 @@
-"""Rules of the validator that no crash stands for: text would be wrong, or memory without bound."""
+"""Rules of the validator against wrong text or unbounded memory, not against crashes."""
 
 from __future__ import annotations
 

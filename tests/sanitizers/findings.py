@@ -35,7 +35,7 @@ class Finding:
 
 
 class Sources:
-    """Which lines of what was compiled are ours.
+    """Which compiled lines are ours.
 
     Args:
         build: the CMake build folder, with both trees in it.

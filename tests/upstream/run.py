@@ -140,7 +140,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run came to.
+    """The outcome of one run.
 
     Attributes:
         status: "pass", or why it is not one ("exit 1", "signal SIGABRT", "timeout", "ran nothing").

@@ -1,4 +1,4 @@
-"""The runner: reading outputs, rule of comparison, table, exit code. Nothing is built."""
+"""The runner reads outputs, compares them, and writes its table. Nothing is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Getting the archive: where it is looked for, that its hash is always checked, pip's failures."""
+"""Getting the archive: where it is looked for, its hash, failures of pip."""
 
 from __future__ import annotations
 

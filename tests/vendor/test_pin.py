@@ -1,4 +1,4 @@
-"""The real pin: the tree it names is laid out, and the comment beside it tells the truth."""
+"""The real pin: its tree is laid out, and the comment names the right commit."""
 
 from __future__ import annotations
 
