@@ -34,7 +34,8 @@ from benchkit import results
 from benchkit.paths import BENCH, RESULTS, ROOT
 
 import pyllama_mtp.engine as engine
-import pyllama_mtp.llama.context as module
+import pyllama_mtp.llama.context as context
+import pyllama_mtp.llama.nativecontext as making
 import pyllama_mtp.speculative.upstream as upstream
 from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
 from pyllama_mtp.llama import native
@@ -200,7 +201,7 @@ def watched(library: ctypes.CDLL, case: str) -> Iterator[None]:
     """Contexts made in this block ask the backends about every node that they compute."""
     address = ctypes.cast(library.ops_node, ctypes.c_void_p).value
 
-    class Asking(module.Trace):
+    class Asking(making.Trace):
         def __init__(self, native: Any) -> None:
             super().__init__(native)
             kind = "ggml_backend_sched_eval_callback"
@@ -209,7 +210,7 @@ def watched(library: ctypes.CDLL, case: str) -> Iterator[None]:
         def clear(self) -> None:
             pass
 
-    class Watched(module.Context):
+    class Watched(context.Context):
         def __init__(self, model: Any, options: Any, target: Any = None) -> None:
             super().__init__(model, replace(options, trace=True), target)
 
@@ -224,7 +225,7 @@ def watched(library: ctypes.CDLL, case: str) -> Iterator[None]:
             return super().draft(tokens, seqs, n, n_candidates, *drawn, **named)
 
     with (
-        mock.patch.object(module, "Trace", Asking),
+        mock.patch.object(making, "Trace", Asking),
         mock.patch.object(engine, "Context", Watched),
         mock.patch.object(upstream, "Context", Watched),
     ):

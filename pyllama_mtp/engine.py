@@ -1,4 +1,4 @@
-"""The context of a generation, and what is in it: places for 1..n sequences.
+"""The contexts of a generation, with places for 1..n sequences.
 
 Invariant between decodes, for every place: its sequence holds exactly `cached`; the newest token,
 which the target has chosen, is not in it.
@@ -13,26 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from .arguments import whole
 from .checkpoints import Checkpoint, Checkpoints, boundaries
-from .errors import FatalDecodeError, UsageError
+from .errors import FatalDecodeError
 from .llama import native
-from .llama.context import Context, ContextOptions
+from .llama.context import Context
 from .llama.model import Model
 from .llama.owned import Exclusive
 from .llama.trace import NodeTimes
-from .models.memory import padded
+from .modelsettings import prompt_sync, settings_for, target_options
 from .settings import Settings
-from .sizing import choose_n_ctx, n_outputs, prompt_sync, settings_for
 from .speculative.choice import DraftChoice
 from .speculative.drafter import Drafter
 from .speculative.heads import Heads
 from .speculative.rollback import Rollback, go_back, make_rollback
 from .speculative.upstream import Decoded, UpstreamDrafter
 from .telemetry import PHASES, Telemetry, timed
-
-#: llama.cpp's LLAMA_MAX_SEQ.
-MOST_SEQUENCES = 256
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -47,12 +42,12 @@ class Place:
     """Room for one sequence in the contexts.
 
     Attributes:
-        seq: its number there.
+        seq: the sequence's number there.
         rollback: None where nothing is drafted.
         checkpoints: of the recurrent state along `cached`.
         cached: tokens that the target holds, position 0 first.
-        drafting: whether the text at hand is drafted for.
-        used: when it was given a text last.
+        drafting: whether the present text is drafted for.
+        used: when the place was last given a text.
     """
 
     seq: int
@@ -64,26 +59,25 @@ class Place:
 
 
 class Engine:
-    """The target's context, what drafts when `settings.depth_limit` > 0 (without an MTP head the
-    text itself), and places for sequences.
+    """The target's context, a drafter if the model has an MTP head, and places for sequences.
 
-    An exception (Ctrl-C among them) may break it anywhere between the start of a prefill or round
-    and its end. The engine is then not intact, and the next generation starts from empty caches.
+    An exception, Ctrl-C among them, may come anywhere between the start of a prefill or round and
+    its end. The engine is then not intact, and the next generation starts from empty caches.
 
     Attributes:
         places: one per sequence.
-        n_ctx: tokens that each has room for, as one sequence has.
+        n_ctx: tokens that each place has room for.
         intact: False between the start of a prefill or round and its end.
-        prompt_sync: "kv": the target's context has the MTP head; "full": upstream's way; "":
-            there is none.
-        upstream: the drafter, if it is upstream's, which must be kept in step.
+        prompt_sync: "kv": the MTP head is in the target's context; "full": upstream's way; "": no
+            head drafts.
+        upstream: the drafter, if drafting is upstream's, which must be kept in step.
         chats: prompts are likely to come again, as they are or with another end.
         choice: chooses what each round drafts.
         heads: the draft head, if drafts are made and the library can have one.
-        turn: changes with every generation and reset; a generation that finds another one has been
+        turn: changes with every generation and reset; a generation whose turn is over has been
             overtaken.
-        times: seconds of the round at hand, by phase.
-        alone: held while a thread changes the contents; another one is refused meanwhile.
+        times: seconds of the current round, by phase.
+        alone: held while a thread changes the contents; other threads are refused meanwhile.
     """
 
     def __init__(
@@ -97,12 +91,11 @@ class Engine:
         """Raises UsageError, InsufficientMemoryError: see :class:`Context`.
 
         Args:
-            n_sequences: sequences that there is room for, each as long as `settings` say.
+            settings: with an `n_ctx` above 0: see :func:`.sizing.fitted`.
+            n_sequences: room for so many sequences, each as long as `settings` say.
             times: see :attr:`.ContextOptions.times`.
             chats: see the attribute.
         """
-        allowed = f"from 1 to {MOST_SEQUENCES}"
-        n_sequences = whole("n_sequences", n_sequences, 1, MOST_SEQUENCES, allowed)
         settings = settings_for(model, settings)
         self.model, self.settings, self.n_sequences = model, settings, n_sequences
         self.turn = 0
@@ -113,8 +106,9 @@ class Engine:
         self._outputs_before = 0
         depth = settings.depth_limit
         self.choice = DraftChoice(settings, n_sequences, model.has_mtp)
-        self.prompt_sync = prompt_sync(model, settings) if depth and model.has_mtp else ""
-        options = replace(self._options(), times=times)
+        self.prompt_sync = prompt_sync(model, settings)
+        options = target_options(settings, n_sequences, self.prompt_sync)
+        options = replace(options, times=times)
         self.heads: Heads | None = None
         self.target = Context(model, options)
         self.n_ctx = self.target.n_ctx // n_sequences
@@ -135,41 +129,6 @@ class Engine:
             self.close()
             raise
 
-    def _options(self) -> ContextOptions:
-        """Those of the target."""
-        model, settings, n_sequences = self.model, self.settings, self.n_sequences
-        depth = settings.depth_limit
-        # llama.cpp keeps a sequence's last depth + 1 tokens in one graph, and asserts room for one.
-        least = max(depth + 2 if depth else 1, n_sequences * (depth + 1))
-        if min(settings.n_batch, settings.n_ubatch) < least:
-            of = f" of {n_sequences} sequences" if n_sequences > 1 else ""
-            raise UsageError(
-                f"n_batch is {settings.n_batch} and n_ubatch {settings.n_ubatch}; "
-                f"verifying {depth} drafts{of} in one graph needs at least {least} of both"
-            )
-        # llama.cpp cuts n_batch down to n_ctx.
-        n_ctx = max(choose_n_ctx(model, settings, n_sequences), least)
-        if n_sequences > 1:
-            n_ctx = n_sequences * padded(n_ctx)
-        n_batch = min(settings.n_batch, n_ctx)
-        return ContextOptions(
-            n_ctx=n_ctx,
-            n_batch=n_batch,
-            n_ubatch=min(settings.n_ubatch, n_batch),
-            n_threads=settings.threads,
-            type_k=settings.cache_type_k,
-            type_v=settings.cache_type_v,
-            flash_attn=settings.flash_attn,
-            rope=settings.rope,
-            with_mtp=self.prompt_sync == "kv",
-            hidden=settings.hidden,
-            tap="all" if self.prompt_sync == "full" else "off",
-            n_outputs_max=n_outputs(settings, n_sequences, n_batch),
-            n_rs_seq=depth if settings.rollback != "replay" else 0,
-            n_seq_max=n_sequences,
-            unified=n_sequences > 1,
-        )
-
     def _place(self, seq: int) -> Place:
         s, rollback = self.settings, None
         if s.depth_limit:
@@ -182,12 +141,12 @@ class Engine:
         return any(context.closed for context in self._contexts())
 
     def close(self) -> None:
-        """Free what it holds. May be called again."""
+        """Free the contexts. May be called again."""
         for context in reversed(self._contexts()):
             context.close()
 
     def begin(self) -> int:
-        """Start a generation; what a computation that broke off has left is wiped out. The turn."""
+        """Start a generation, from empty caches if the last computation broke off; its turn."""
         if not self.intact:
             self.reset()
         self._outputs_before = self._output_bytes()  # refused if the contexts are closed
@@ -224,11 +183,11 @@ class Engine:
     def _plan(
         self, place: Place, prompt: Sequence[int], drafting: bool
     ) -> tuple[int, int, Checkpoint | None]:
-        """What `prompt` shares with the place, from where on it must be processed, and the
+        """How many tokens `prompt` shares with the place, the position to process it from, and the
         checkpoint to go back to for that, if one is needed."""
         shared = min(common_prefix(place.cached, prompt), len(prompt) - 1)
         goal = start = shared
-        if drafting and self.upstream:  # it may end earlier than the target
+        if drafting and self.upstream:  # its cache may end earlier than the target's
             goal, start = self.upstream.reach(place.seq, shared)
         back = len(place.cached) - start
         can_cut = start > 0 and back <= self.target.rewind(place.seq)
@@ -240,11 +199,11 @@ class Engine:
     def enter(
         self, place: Place, prompt: Sequence[int], telemetry: Telemetry, drafting: bool = True
     ) -> None:
-        """Cut a place down to what it can use for `prompt`; :meth:`prefill` follows.
+        """Cut a place down to the tokens that it can use for `prompt`; :meth:`prefill` follows.
 
         Args:
             prompt: token ids, at least one.
-            drafting: False: what follows will not be drafted for.
+            drafting: False: the answer will not be drafted for.
         """
         self.intact = False
         place.used = time.monotonic()
@@ -267,7 +226,7 @@ class Engine:
         self.intact = True
 
     def prefill(self, place: Place, prompt: Sequence[int], telemetry: Telemetry) -> int | None:
-        """Process the next part of `prompt`, which begins with what the place holds: one decode.
+        """Process the next part of `prompt`, which begins with the place's tokens: one decode.
 
         Rounds of other places may come between the parts.
 
@@ -307,14 +266,15 @@ class Engine:
         return [*range(start + target.n_batch, stop, target.n_batch), stop]
 
     def follow(self, drafting: bool) -> None:
-        """Whether the next decodes of the target are of texts that are drafted for."""
+        """Whether the target's next decodes are of texts that are drafted for: upstream's drafter
+        then needs their hidden rows."""
         if self.upstream:
             self.target.set_tap(drafting)
 
-    # -- what was done -------------------------------------------------------------------------
+    # -- drafts, and figures -------------------------------------------------------------------
 
     def begin_drafting(self, place: Place, prompt: Sequence[int], *counts: Telemetry) -> None:
-        """The prompt of a place is processed; drafts for what follows it are chosen from now on."""
+        """The prompt of a place is processed: drafts are chosen from now on."""
         if place.drafting:
             self.choice.begin(place.seq, prompt)
             self.see(place, prompt, *counts, prompt=True)
@@ -328,7 +288,7 @@ class Engine:
             self.heads.see(tokens, counts, prompt)
 
     def synchronize(self) -> None:
-        """Wait until everything is computed that was asked for."""
+        """Wait until every decode has finished."""
         for context in self._contexts():
             context.synchronize()
 
@@ -339,7 +299,7 @@ class Engine:
         return sum(context.output_bytes for context in self._contexts())
 
     def count_traffic(self, telemetry: Telemetry) -> None:
-        """Say what was copied since :meth:`begin`, and how the MTP head was kept in step."""
+        """Note the bytes copied since :meth:`begin`, and how the MTP head was kept in step."""
         if self.closed:
             return
         telemetry.output_bytes = self._output_bytes() - self._outputs_before
@@ -349,9 +309,9 @@ class Engine:
     def memory(self, device: Any = None) -> dict[str, int]:
         """Bytes in use, by what they are for.
 
-        weights; target_context (caches, states and their snapshots, those of the MTP head among
-        them, a draft head); target_compute (graph buffers); draft_context and draft_compute, if
-        drafting is upstream's; checkpoints.
+        weights; target_context (caches, states and snapshots, the MTP head's among them, and a
+        draft head); target_compute (graph buffers); draft_context and draft_compute, if drafting is
+        upstream's; checkpoints.
 
         Args:
             device: as for :meth:`.Context.memory`.

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from . import prompts as promptfiles
+from . import enginestate
 from .answer import Answer
 from .arguments import (
     as_index,
@@ -39,10 +39,11 @@ from .llama.owned import Owned
 from .llama.trace import NodeTimes
 from .scheduler import BatchGeneration, Generation, choose_place
 from .settings import Sampling, Settings
-from .sizing import room_for
+from .sizing import fitted, room_for
 from .speculative.sampling import Sampler
 from .telemetry import Telemetry
 
+MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
 #: Text, or token ids.
 Prompt: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 Value = TypeVar("Value")
@@ -128,7 +129,8 @@ class _Places(Owned):
         self, model: Model, settings: Settings | None, n_sequences: int, times: NodeTimes | None
     ) -> None:
         self.model, self.settings = model, usable_settings(model, settings)
-        self._engine = Engine(model, self.settings, n_sequences, times)
+        n = whole("n_sequences", n_sequences, 1, MOST_SEQUENCES, f"from 1 to {MOST_SEQUENCES}")
+        self._engine = Engine(model, fitted(model, self.settings, n), n, times)
 
     @property
     def n_ctx(self) -> int:
@@ -199,7 +201,7 @@ class _Places(Owned):
         """
         with self._engine.alone:
             place = self._engine.places[self._sequence(sequence)]
-            promptfiles.save(self._engine, place, file_name("path", path))
+            enginestate.save(self._engine, place, file_name("path", path))
 
     def restore(self, path: str | os.PathLike[str], sequence: int = 0) -> int:
         """Continue from a file of :meth:`save`; MTP works at once. Returns its number of tokens.
@@ -215,7 +217,7 @@ class _Places(Owned):
         """
         with self._engine.alone:
             place = self._engine.places[self._sequence(sequence)]
-            return promptfiles.restore(self._engine, place, file_name("path", path))
+            return enginestate.restore(self._engine, place, file_name("path", path))
 
     def _sequence(self, sequence: int) -> int:
         most = len(self._engine.places) - 1

@@ -1,58 +1,17 @@
-"""What one decode call is given, checked before llama.cpp sees it, and what its codes mean."""
+"""The tokens of one decode call, checked before llama.cpp sees them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import (
-    DecodeAborted,
-    FatalDecodeError,
-    InsufficientMemoryError,
-    InvalidBatchError,
-    NoKVSlotError,
-    PyllamaMtpError,
-    UsageError,
-)
-from . import native
-
-if TYPE_CHECKING:
-    from .context import Context
-
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int32]
-
-
-def decode_error(code: int, message: str) -> PyllamaMtpError:
-    """The exception for a return code of ``llama_decode`` or of our shim (there is no other place).
-
-    Args:
-        code: non-zero; see ``llama_decode`` in llama.h and PYLLAMA_* in pyllama_shim.h.
-        message: what the native side said about it, may be empty.
-    """
-    lib = native.load().lib
-    why = f": {message}" if message else ""
-    if code == 1:
-        return NoKVSlotError(
-            f"no room in the KV cache{why}. Use a longer n_ctx or a shorter prompt.", code
-        )
-    if code == 2:
-        return DecodeAborted("the computation was interrupted", code)
-    if code in (-1, lib.PYLLAMA_BATCH_REFUSED):
-        return InvalidBatchError(f"llama.cpp refused the batch{why}", code)
-    if code == lib.PYLLAMA_FORKED:
-        return UsageError(
-            f"{message}: use n_threads=1, a thread of its own, or start processes with spawn"
-        )
-    ran_out = code in (-2, lib.PYLLAMA_OUT_OF_MEMORY, lib.PYLLAMA_NO_ROOM)
-    if ran_out or (code < -2 and native.short_of_memory(message)):
-        return InsufficientMemoryError(
-            f"out of memory{why}: use a smaller n_ctx, n_batch, n_ubatch or fewer threads"
-        )
-    return FatalDecodeError(f"decode failed with code {code}{why}", code)
+from ..errors import UsageError
+from .nativecontext import Floats as Floats
+from .nativecontext import Ints as Ints
+from .sequencecontext import SequenceContext
 
 
 @dataclass(eq=False)
@@ -81,11 +40,11 @@ class Batch:
         if self.hidden is not None:
             self.hidden = np.ascontiguousarray(self.hidden, dtype=np.float32)
 
-    def check(self, context: Context) -> None:
-        """Refuse everything that would be a GGML_ASSERT, and end the interpreter, further down.
+    def check(self, context: SequenceContext) -> None:
+        """Refuse every batch on which a GGML_ASSERT would end the interpreter.
 
         Raises:
-            UsageError: what does not fit `context`, and what would.
+            UsageError: the batch does not fit `context`; the message says what would.
         """
         n, options = len(self.tokens), context.options
         # Lists: for the few tokens of a round their minimum costs a tenth of what numpy's does.
@@ -107,7 +66,7 @@ class Batch:
                 f"{options.n_seq_max}"
             )
         if not options.mtp_head:
-            # llama.cpp only warns, with M-RoPE; a context of the MTP block is its user's care.
+            # llama.cpp only warns, with M-RoPE. A context of the MTP block is its user's care.
             starts = dict[int, int]()
             for seq, at in zip(seqs, positions, strict=True):
                 starts[seq] = min(at, starts.get(seq, at))
@@ -132,7 +91,7 @@ class Batch:
         if hidden is not None and hidden.shape != shape:
             raise UsageError(f"hidden rows of shape {hidden.shape}, expected {shape}")
 
-    def view(self, context: Context) -> tuple[Any, list[Any]]:
+    def view(self, context: SequenceContext) -> tuple[Any, list[Any]]:
         """A ``struct pyllama_batch`` on these arrays, and what must stay alive beside it."""
         ffi = context.library.ffi
         view = ffi.new("struct pyllama_batch *")

@@ -33,14 +33,13 @@ from ..models.trimmedhead import trimmed_head
 from ..settings import Sampling
 from . import chat, native, rpc, trial
 from .adapters import Adapters, read_adapter
-from .drafthead import DraftHead, draft_head
+from .drafthead import DraftHead, HeadCosts, draft_head
 from .modeloptions import ModelArguments, ModelOptions, head_arguments
 from .owned import OfThisProcess, Owned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing's from Python 3.11 on
 
-    from ..speculative.heads import HeadCosts
 
 Tokens = npt.NDArray[np.int32]
 

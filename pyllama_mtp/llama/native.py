@@ -1,12 +1,12 @@
-"""The only importer of the cffi extension: finds a variant's libraries, checks the stamp, loads.
+"""The only importer of the cffi extension: loads a variant's libraries, and takes C's callbacks.
 
-One process holds one variant. Both variants have the same SONAMEs, so whichever is loaded first is
-the one that the extension binds to; that is why the libraries are loaded here, by path, before the
-extension is imported.
+One process holds one variant. Both variants have the same SONAMEs, and the extension binds to the
+one that is loaded first. So the libraries are loaded here, by path, before the extension is
+imported.
 
-Callbacks. C calls four Python functions (``cdef/callbacks.h``). None may raise into C: cffi
-catches everything for them, and what must reach the caller (a ``KeyboardInterrupt``) is parked in
-`pending` and raised by :func:`raise_pending` after the native call has returned.
+C calls four Python functions (``cdef/callbacks.h``). None may raise into C: cffi catches every
+exception for them. An exception that must reach the caller (a ``KeyboardInterrupt``) is parked in
+`pending`, and :func:`raise_pending` raises it after the native call has returned.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import importlib.util
-import json
 import logging
 import math
 import os
@@ -29,12 +27,11 @@ from typing import Any
 
 from ..errors import LibraryError
 from .spinning import little_spinning
-
-#: Names a folder with a variant's libraries, or a variant; the default is "patched".
-ENVIRONMENT_VARIABLE = "PYLLAMA_MTP_LIB"
-VARIANTS = ("patched", "upstream")
-SHIM = "libpyllama-mtp.so"
-STAMP = re.compile(rb'\{"pyllama_stamp": 1[^{}]*\}')
+from .variants import ENVIRONMENT_VARIABLE as ENVIRONMENT_VARIABLE
+from .variants import SHIM, locate, resolve
+from .variants import VARIANTS as VARIANTS
+from .variants import cpu_flags as cpu_flags
+from .variants import find_libraries as find_libraries
 
 log = logging.getLogger("pyllama_mtp.llama.native")
 # A library says nothing unless the program asks: configure logging to see llama.cpp's messages.
@@ -42,12 +39,12 @@ logging.getLogger("pyllama_mtp").addHandler(logging.NullHandler())
 
 
 class Pending(threading.local):
-    """What callbacks left on the thread that made the native call.
+    """What callbacks left for the thread that made the native call.
 
     Attributes:
-        exception: the one that a callback parked.
+        exception: a callback has parked it.
         interrupted: when signal handlers raised, in seconds of :func:`time.monotonic`.
-        errors: the last error lines of libllama, for the message of the exception that follows.
+        errors: libllama's last error lines, for the message of the exception that follows.
     """
 
     exception: BaseException | None = None
@@ -77,7 +74,7 @@ class Library:
 
     Attributes:
         variant: "upstream" or "patched", as the stamp says.
-        folder: where its libllama lies; the ggml libraries lie there too, or one level up.
+        folder: of its libllama; the ggml libraries lie there too, or one level up.
         stamp: variant, upstream_commit, series (sha256 of its patches), cpu_features, compiler,
             cuda.
     """
@@ -99,7 +96,7 @@ class Library:
         return found
 
     def handles(self, kind: str | None = None) -> list[Any]:
-        """The devices of a kind, or all, as ggml_backend_dev_t."""
+        """The devices of a kind (None: all), as ggml_backend_dev_t."""
         every = map(self.lib.ggml_backend_dev_get, range(self.lib.ggml_backend_dev_count()))
         return [device for device in every if kind in (None, self._kind(device))]
 
@@ -112,7 +109,7 @@ class Library:
         return kinds.get(self.lib.ggml_backend_dev_type(device), "accel")
 
     def device_memory(self, device: Any) -> tuple[int, int]:
-        """Bytes free, and in all, of a ggml_backend_dev_t; 0 and 0: it does not say."""
+        """Free and total bytes of a ggml_backend_dev_t; 0 and 0: the device does not say."""
         free, total = self.ffi.new("size_t *"), self.ffi.new("size_t *")
         self.lib.ggml_backend_dev_memory(device, free, total)
         return int(free[0]), int(total[0])
@@ -123,63 +120,47 @@ class Library:
 
     @property
     def has_tap(self) -> bool:
-        """Whether the library has what our patches add; upstream's variant has not."""
+        """Whether the library has the functions of our patches; upstream's variant has not."""
         return self.variant != "upstream"
 
-    def set_small_batch(self, value: bool) -> bool:
-        """Switch patch 5 for the process: products of a few columns, and of experts, on a CPU read
-        each weight once. On in the patched variant, off in upstream's. A model's weights are
-        repacked, as upstream likes them, if it is off when they are loaded. Not while anything
-        computes.
+    # Switches of the process for patches of the CPU backend: on in the patched variant, off in
+    # upstream's. Not while anything computes. Each says whether a loaded CPU backend has it.
 
-        Returns:
-            Whether a loaded CPU backend has it.
-        """
-        return bool(self.lib.pyllama_set_cpu_switch(b"small_batch", value))
+    def set_small_batch(self, value: bool) -> bool:
+        """Patch 5, products: those of a few columns, and of experts, read each weight once. Weights
+        of a model that is loaded while this is off are repacked, as upstream does."""
+        return self._set_switch(b"small_batch", value)
+
+    def set_few_rows_attention(self, value: bool) -> bool:
+        """Patch 5, flash attention: of 1 to 8 rows, it reads K and V once for all rows and heads.
+        The results differ by rounding."""
+        return self._set_switch(b"few_rows_attention", value)
+
+    def set_direct_states(self, value: bool) -> bool:
+        """Patch 8: recurrent layers write their new states where they are kept. Same results."""
+        return self._set_switch(b"direct_states", value)
 
     def set_large_batch(self, value: bool) -> bool:
-        """Switch patch 9 for the process: products of a prompt's many columns on a CPU go
-        through one kernel for all types, its delta nets and convolutions are computed in tiles. On
-        in the patched variant, off in upstream's; products also where `set_small_batch(False)` is.
-        The results differ by rounding. Not while anything computes.
+        """Patch 9: a prompt's products go through one kernel for all types (not where small_batch
+        is off), its delta nets and convolutions are computed in tiles. The results differ by
+        rounding."""
+        return self._set_switch(b"large_batch", value)
 
-        Returns:
-            Whether a loaded CPU backend has it.
-        """
-        return bool(self.lib.pyllama_set_cpu_switch(b"large_batch", value))
+    def _set_switch(self, name: bytes, value: bool) -> bool:
+        return bool(self.lib.pyllama_set_cpu_switch(name, value))
 
     def few_columns(self, ggml_type: int) -> bool:
         """Whether products of a matrix of this type (its number in ggml) with a few columns read
         each weight once on this CPU; False in upstream's variant."""
         return self.has_tap and bool(self.lib.pyllama_few_columns(ggml_type))
 
-    def set_direct_states(self, value: bool) -> bool:
-        """Switch patch 8 for the process: recurrent layers on a CPU write their new states where
-        they are kept. On in the patched variant, off in upstream's; same results. Not while
-        anything computes.
-
-        Returns:
-            Whether a loaded CPU backend has it.
-        """
-        return bool(self.lib.pyllama_set_cpu_switch(b"direct_states", value))
-
-    def set_few_rows_attention(self, value: bool) -> bool:
-        """Switch patch 5 for the process: flash attention of 1 to 8 rows on a CPU reads K and V
-        once for all rows and heads. On in the patched variant, off in upstream's; the results
-        differ by rounding. Not while anything computes.
-
-        Returns:
-            Whether a loaded CPU backend has it.
-        """
-        return bool(self.lib.pyllama_set_cpu_switch(b"few_rows_attention", value))
-
     def backend(self) -> str:
-        """Names of the devices that compute, e.g. "CPU" or "CUDA0+CPU"."""
+        """Names of all devices, e.g. "CPU" or "CUDA0+CPU"."""
         return "+".join(device.name for device in self.devices()) or "none"
 
     def cpu_generation(self) -> str:
-        """What the loaded CPU backend was built for, e.g. "haswell", of a build that has one for
-        each generation of CPUs; "" where it has one only, or the system does not say."""
+        """The CPU generation of the loaded CPU backend, e.g. "haswell", in a build that has a
+        backend for each; "" in other builds, or if the system does not say."""
         with contextlib.suppress(OSError):
             maps = Path("/proc/self/maps").read_text(errors="replace")
             if found := re.search(r"/libggml-cpu-(\w+)\.so$", maps, re.MULTILINE):
@@ -188,7 +169,7 @@ class Library:
 
     @property
     def has_amx(self) -> bool:
-        """Whether the loaded CPU backend has kernels of AMX, and the CPU, too."""
+        """Whether both the loaded CPU backend and the CPU have AMX."""
         return "AMX_INT8 = 1" in self.system_info()
 
     def system_info(self) -> str:
@@ -203,142 +184,6 @@ class Library:
 _loaded: Library | None = None
 
 
-def _extension_path() -> Path | None:
-    spec = importlib.util.find_spec("pyllama_mtp._native")
-    return Path(spec.origin) if spec and spec.origin else None
-
-
-def _package_folders() -> list[Path]:
-    """Folders that may hold ``lib/`` and ``build_info.json``: beside the extension, beside us."""
-    extension = _extension_path()
-    folders = [extension.parent] if extension else []
-    here = Path(__file__).resolve().parents[1]
-    return folders if here in folders else [*folders, here]
-
-
-def _candidates(choice: str) -> list[Path]:
-    if choice in VARIANTS:
-        return [folder / "lib" / choice for folder in _package_folders()]
-    return [Path(choice).expanduser().resolve()]
-
-
-def find_libraries() -> list[tuple[str, Path, str]]:
-    """Where the variants would be loaded from: (label, folder, "ok" or what is missing)."""
-    rows = []
-    chosen = os.environ.get(ENVIRONMENT_VARIABLE)
-    for label in [*VARIANTS, *([chosen] if chosen and chosen not in VARIANTS else [])]:
-        for folder in _candidates(label):
-            status = "ok" if (folder / SHIM).is_file() else f"no {SHIM} there"
-            rows.append((label, folder, status))
-    return rows
-
-
-def expected_stamp() -> dict[str, Any]:
-    """What this package was built with: upstream_commit and the series hash of each variant."""
-    for folder in _package_folders():
-        path = folder / "build_info.json"
-        if path.is_file():
-            return dict(json.loads(path.read_text()))
-    raise LibraryError(
-        "this copy of pyllama_mtp was never built: no build_info.json in "
-        + ", ".join(str(folder) for folder in _package_folders())
-        + ". Run `pip install .` in the project folder; if that is done, run from another folder, "
-        "so that the installed package is imported and not the sources."
-    )
-
-
-def read_stamp(folder: Path) -> dict[str, Any]:
-    """The stamp in the folder's libllama, read from the file's bytes: nothing is loaded.
-
-    Raises:
-        LibraryError: no libllama there, or one without a stamp (not built by this package).
-    """
-    # libllama.so.0 carries it; libllama.so beside it only stands in for a link (shim/dropin.cpp).
-    libraries = sorted(folder.glob("libllama.so*"), reverse=True)
-    if not libraries:
-        raise LibraryError(f"{folder} holds {SHIM} but no libllama.so*: an incomplete build.")
-    found = STAMP.search(libraries[0].read_bytes())
-    if not found:
-        raise LibraryError(
-            f"{libraries[0]} carries no stamp: it was not built by this package. Build one with "
-            f"`pip install --force-reinstall .`, or unset {ENVIRONMENT_VARIABLE}."
-        )
-    return dict(json.loads(found[0]))
-
-
-def check_stamp(stamp: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:
-    """Refuse libraries built from another upstream commit or another patch series.
-
-    Raises:
-        LibraryError: says which of the two differs, and what to do.
-    """
-    variant = stamp.get("variant")
-    pairs = [
-        ("upstream commit", stamp.get("upstream_commit"), expected["upstream_commit"]),
-        ("patch series", stamp.get("series"), expected["series"].get(variant)),
-    ]
-    for what, found, wanted in pairs:
-        if found != wanted:
-            raise LibraryError(
-                f"the libraries in {folder} (variant {variant!r}) do not belong to this package: "
-                f"{what} {found}, but the bindings were built for {wanted}. Build both together: "
-                f"`pip install --force-reinstall .`, and unset {ENVIRONMENT_VARIABLE} if it points "
-                "to an older build."
-            )
-
-
-def cpu_flags() -> frozenset[str] | None:
-    """The CPU's feature flags (/proc/cpuinfo), or None where the system does not list them."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return None
-    found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
-    return frozenset(found[1].split()) if found else None
-
-
-def missing_cpu_features(stamp: dict[str, Any]) -> list[str]:
-    """Features the CPU backend was built for and this machine lacks (``/proc/cpuinfo`` names)."""
-    needed = set(str(stamp.get("cpu_features", "")).split())
-    flags = cpu_flags()
-    return [] if flags is None else sorted(needed - flags)
-
-
-def _resolve(choice: str) -> Path:
-    tried = _candidates(choice)
-    for folder in tried:
-        if (folder / SHIM).is_file():
-            return folder
-    lines = "\n".join(f"  {folder / SHIM}" for folder in tried)
-    raise LibraryError(
-        f"no native library for {choice!r}. Tried:\n{lines}\n"
-        "Build the package with `pip install .`, or point "
-        f"{ENVIRONMENT_VARIABLE} (or --lib) to a folder that holds {SHIM} and libllama."
-    )
-
-
-def locate(library: str | os.PathLike[str] | None = None) -> tuple[Path, dict[str, Any]]:
-    """The folder of a variant, and its stamp; nothing is loaded. Arguments as those of `load`.
-
-    Raises:
-        LibraryError: nothing found (all paths tried are listed), stamp mismatch, or CPU features
-            that this machine lacks.
-    """
-    wanted = os.fspath(library) if library else os.environ.get(ENVIRONMENT_VARIABLE) or "patched"
-    expected = expected_stamp()
-    folder = _resolve(wanted)
-    stamp = read_stamp(folder)
-    check_stamp(stamp, expected, folder)
-    missing = missing_cpu_features(stamp)
-    if missing:
-        raise LibraryError(
-            f"the libraries in {folder} were built for CPU features that this machine lacks: "
-            f"{', '.join(missing)}. Build them here (`pip install --force-reinstall .`), or build "
-            "a wheel for every x86-64 CPU with `-C cmake.define.PYLLAMA_CPU_ALL=ON`."
-        )
-    return folder, stamp
-
-
 def load(library: str | os.PathLike[str] | None = None) -> Library:
     """Load a variant, once per process.
 
@@ -351,15 +196,14 @@ def load(library: str | os.PathLike[str] | None = None) -> Library:
             this machine lacks, or another variant is loaded already.
     """
     global _loaded
-    wanted = os.fspath(library) if library else os.environ.get(ENVIRONMENT_VARIABLE) or "patched"
     if _loaded is not None:
-        if library is not None and _resolve(wanted) != _loaded.folder:
+        if library and resolve(library) != _loaded.folder:
             raise LibraryError(
-                f"this process has loaded {_loaded.folder} and cannot load {wanted!r} as well: "
+                f"this process has loaded {_loaded.folder} and cannot load {library!r} as well: "
                 "both carry the same library names. Use a second process."
             )
         return _loaded
-    folder, stamp = locate(wanted)
+    folder, stamp = locate(library)
     with little_spinning():
         _load_shim(folder)
         extension = _import_extension()
@@ -393,7 +237,7 @@ def _import_extension() -> ModuleType:
 
 
 def _start(library: Library) -> None:
-    """Route logs, load the backends that lie with the library, make sure of a CPU backend."""
+    """Route logs, load the backends beside the library, and make sure of a CPU backend."""
     ffi, lib = library.ffi, library.lib
     ffi.def_extern(onerror=on_callback_error)(pyllama_on_log)
     ffi.def_extern(onerror=on_callback_error, error=False)(pyllama_on_load_progress)
@@ -408,7 +252,7 @@ def _start(library: Library) -> None:
     for folder in (library.folder, library.folder.parent):
         lib.ggml_backend_load_all_from_path(str(folder).encode())
         if any(device.kind == "cpu" for device in library.devices()):
-            # ggml is one for both variants; upstream's is to be what upstream wrote.
+            # Both variants share one ggml; in upstream's variant, our changes to it are off.
             lib.pyllama_set_cpu_changes(library.has_tap)
             return
     raise LibraryError(
@@ -419,8 +263,8 @@ def _start(library: Library) -> None:
 
 # -- callbacks: C -> Python ------------------------------------------------------------------------
 
-#: How long a worker may stay silent after Ctrl-C; it can be about to answer. The next one gives it
-#: up at once.
+#: How long a worker may stay silent after Ctrl-C: it may be about to answer. The next Ctrl-C gives
+#: it up at once.
 PATIENCE_S = 10.0
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 #: What llama.cpp and ggml say when they get no memory; ggml's assertions name the pointer.
@@ -455,30 +299,30 @@ def pyllama_on_poll(data: Any) -> int:
 
 
 def pyllama_on_wait(data: Any) -> int:
-    """Called now and then while a worker is waited for, as above. 1: it is given up."""
+    """Called now and then while a worker is waited for, as above. 1: give the worker up."""
     began, *again = pending.interrupted or (math.inf,)
     return int(bool(again) or time.monotonic() - began > PATIENCE_S)
 
 
 def on_signal_handler_error(kind: Any, value: BaseException, traceback: Any) -> None:
-    """What a signal handler raised: parked, and remembered when."""
+    """Park an exception of a signal handler, and note the time."""
     pending.interrupted += (time.monotonic(),)
     on_callback_error(kind, value, traceback)
 
 
 def be_patient_no_longer() -> None:
-    """What this thread frees next follows a Ctrl-C that was heard where nothing waited: a silent
-    worker has PATIENCE_S from now on."""
+    """Before this thread frees something because of a Ctrl-C that came while nothing waited: give a
+    silent worker PATIENCE_S from now on."""
     pending.interrupted = pending.interrupted or (time.monotonic(),)
 
 
 def on_callback_error(kind: Any, value: BaseException, traceback: Any) -> None:
-    """An exception inside a callback (Ctrl-C among them): park it; C is told to stop."""
+    """Park an exception of a callback, Ctrl-C among them; the callback tells C to stop."""
     pending.exception = pending.exception or value
 
 
 def raise_pending() -> None:
-    """Raise what a callback parked, if anything; call it after any long native call."""
+    """Raise what a callback parked, if anything; to be called after any long native call."""
     exception, pending.exception, pending.interrupted = pending.exception, None, ()
     if exception is not None:
         raise exception
@@ -489,6 +333,12 @@ def take_recent_errors() -> str:
     text = "; ".join(pending.errors)
     pending.errors.clear()
     return text
+
+
+def reason(message: Any, otherwise: str = "no reason given") -> str:
+    """Why a native call has failed: the shim's message and libllama's last error lines."""
+    assert _loaded is not None
+    return "; ".join(filter(None, (_loaded.text(message), take_recent_errors()))) or otherwise
 
 
 def short_of_memory(reason: str) -> bool:

@@ -1,14 +1,13 @@
-"""A model file is loaded in a process of its own first, where it could end the interpreter.
+"""A model file is loaded in a child process first, if loading it might end the interpreter.
 
-Files of some architectures are checked in depth before the native code sees them. Of the others the
-header is; what upstream's loader, tokenizer and graphs make of the rest nobody knows beforehand. A
-child process does it all once: it loads the file, reads its vocabulary, and decodes a few tokens.
-Whatever ends or hangs it is an error here. What it has read stays in the system's file cache.
+Files of some architectures are checked in depth before the native code sees them. Of other files
+only the header is checked, and upstream's loader, tokenizer and graphs may fail on the rest. So a
+child process (:mod:`pyllama_mtp.trialchild`) loads the file, reads its vocabulary, and decodes a
+few tokens. A child that crashes or hangs is an error here. The file stays in the system's cache.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import errors
-from ..errors import InsufficientMemoryError, LibraryError, ModelFileError, PyllamaMtpError
+from ..errors import InsufficientMemoryError, LibraryError, ModelFileError
 from ..models.memory import available_memory
 from . import native
 
@@ -28,40 +27,38 @@ if TYPE_CHECKING:
 
 #: Seconds that a child may take, and bytes of the file for which it gets a second more.
 LEAST_S, BYTES_PER_S = 120.0, 20e6
-#: Tokens of the prompt, in graphs of 16: of the last one's rows one is wanted, which graphs of
-#: cogvlm do not heed.
-N_TOKENS = 40
-#: Ends of the error that are quoted.
+#: Characters of the child's last words that are quoted.
 _SAID = 400
-_PR_SET_PDEATHSIG = 1
 _CHILD = (
     "import sys; sys.path[:] = filter(None, sys.path); import json; "  # not what lies here
     "request = json.load(sys.stdin); sys.path[:] = request['sys_path']; "
-    "from pyllama_mtp.llama import trial; trial.serve(request)"
+    "from pyllama_mtp import trialchild; trialchild.serve(request)"
 )
 
 #: What has passed; see :func:`_identity`.
 _passed: set[tuple[Any, ...]] = set()
-_is_child = False
+#: Whether this process is such a child.
+is_child = False
 
 
 def try_out(info: GGUFInfo, mtp: bool, no_alloc: bool = False) -> None:
-    """Load a file in a child process, once per process and file as it is now.
+    """Load a file in a child process, once per process unless the file changes.
 
     Args:
-        info: the file; with the MTP head of another one, if there is one.
+        info: the file, and the file of its MTP head, if that is another one.
         mtp: with its MTP head.
-        no_alloc: without its weights: nothing is decoded. So where only devices have room for them.
+        no_alloc: without its weights: nothing is decoded. Also where only devices have room for
+            the weights.
 
     Raises:
-        ModelFileError: the child has ended, or hangs; its last words are quoted.
-            Also what the child has raised.
-        InsufficientMemoryError: it had no memory.
-        LibraryError: there can be no child.
+        ModelFileError: the child crashed or hangs, and its last words are quoted; or the child
+            raised it.
+        InsufficientMemoryError: the child had no memory.
+        LibraryError: no child can be started.
     """
     key = _identity(info, mtp)
     no_alloc = no_alloc or info.weight_bytes > available_memory()
-    if _is_child or (*key, False) in _passed or (*key, no_alloc) in _passed:
+    if is_child or (*key, False) in _passed or (*key, no_alloc) in _passed:
         return
     request = {
         "sys_path": sys.path,
@@ -98,7 +95,7 @@ def try_out(info: GGUFInfo, mtp: bool, no_alloc: bool = False) -> None:
 
 
 def _identity(info: GGUFInfo, mtp: bool) -> tuple[Any, ...]:
-    """The files as they are now."""
+    """The files' paths, sizes and times."""
     files = dict.fromkeys([info.path, *(tensor.file for tensor in info.tensors)])
     states = ((path, Path(path).stat()) for path in files)
     return mtp, *((path, state.st_size, state.st_mtime_ns) for path, state in states)
@@ -113,7 +110,7 @@ def _how_it_ended(code: int | None) -> str:
 
 
 def _raise_what_was(answer: dict[str, str], path: str) -> None:
-    """Raises the error of an answer, if it is one."""
+    """Raises the error that the child has answered with, if any."""
     if not answer:
         return
     kind, message = getattr(errors, answer["error"]), answer["message"]
@@ -122,42 +119,3 @@ def _raise_what_was(answer: dict[str, str], path: str) -> None:
     if issubclass(kind, InsufficientMemoryError | LibraryError):
         raise kind(message)
     raise ModelFileError(f"{path} cannot be used: {message}", path)
-
-
-# -- the child -------------------------------------------------------------------------------------
-
-
-def serve(request: dict[str, Any]) -> None:
-    """Try what is asked for; the answer, on stdout, is a JSON object with the error, if any."""
-    global _is_child
-    _is_child = True
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    found = {}
-    try:
-        native.load(request["library"])
-        _use(request["path"], request["arguments"])
-    except PyllamaMtpError as error:
-        found = {"error": type(error).__name__, "message": str(error)}
-    json.dump(found, answer)
-    answer.close()
-
-
-def _use(path: str, arguments: dict[str, Any]) -> None:
-    """Load the model, read its vocabulary, decode tokens from all of it: as the driver will."""
-    from .. import Session, Settings
-    from .model import Model
-
-    with Model(path, device="none", **arguments) as model:
-        settings = Settings(n_ctx=256, n_batch=16, n_ubatch=16, draft_n_max=int(model.has_mtp))
-        with Session(model, settings) as session:
-            if arguments["no_alloc"]:
-                return
-            model.tokenize("Ein Text, 12 words:\n\tfoo(\u00e9, \U0001f600)", parse_special=True)
-            read, piece = model._lib.llama_token_to_piece, model._ffi.new("char[64]")
-            for token in range(model.n_vocab):
-                read(model._vocab, token, piece, len(piece), 0, True)
-            last = model.n_vocab - 1
-            prompt = [i * last // (N_TOKENS - 1) for i in range(N_TOKENS)]
-            session.generate(prompt, max_tokens=3, ignore_eos=True).run()

@@ -55,7 +55,7 @@ def axis_values(name: str, given: Any) -> tuple[Any, ...]:
     else:
         values = _several(name, given, f"({getattr(Settings, name, 2)!r},)")
     if name == "n_sequences":
-        from pyllama_mtp.engine import MOST_SEQUENCES
+        from pyllama_mtp.session import MOST_SEQUENCES
 
         return tuple(whole(name, n, 1, MOST_SEQUENCES, f"1 to {MOST_SEQUENCES}") for n in values)
     checked = []

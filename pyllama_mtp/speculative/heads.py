@@ -11,23 +11,20 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import InsufficientMemoryError
 from ..llama.context import Context
-from ..llama.drafthead import HeadFile, HeadRows, head_tensor
+from ..llama.drafthead import HeadCosts, HeadFile, HeadRows, head_tensor
+from ..llama.model import Model
 from ..models.draftvocab import DEFAULT_SIZE, Ids
 from ..models.modelinfo import GGUFInfo
 from ..settings import Settings
 from ..telemetry import Telemetry
 from .costs import Costs, best_depth, speed
 from .following import Following, follows
-
-if TYPE_CHECKING:
-    from ..llama.model import Model
 
 log = logging.getLogger("pyllama_mtp")
 
@@ -52,15 +49,6 @@ ENOUGH, BETTER = 512, 1.03
 _BYTES, _REPEATS = 64 << 20, 6
 #: A byte of SMALL is taken to cost 0.6 to 3 times what one in the file does, whatever was measured.
 _BETWEEN = (0.6, 3.0)
-
-
-@dataclass(frozen=True)
-class HeadCosts:
-    """Seconds of a draft: the MTP block, a row of the LM head by its type; and of a plain step."""
-
-    block: float
-    row: dict[str, float]
-    step: float
 
 
 class Coverage:

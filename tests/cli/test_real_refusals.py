@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_mtp.llama import native
+from pyllama_mtp.llama import native, variants
 from pyllama_mtp.models.demo import demo_path
 from pyllama_mtp.models.synth import write_synthetic
 
@@ -116,7 +116,7 @@ def test_a_library_for_another_cpu(refused: Refused, tmp_path: Path) -> None:
     features = native.load().stamp["cpu_features"].split()
     if not features:
         pytest.skip("this build is for every CPU")
-    stamp = native.STAMP.search(data)
+    stamp = variants.STAMP.search(data)
     assert stamp
     other = stamp[0].replace(features[-1].encode(), b"x" * len(features[-1]))
     library.write_bytes(data.replace(stamp[0], other))
