@@ -1,4 +1,4 @@
-"""What comes of a prompt: tokens to text, stop strings, why it ended."""
+"""The answer to a prompt: tokens to text, stop strings, the reason of its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .telemetry import Telemetry
 
 
 class TextStream:
-    """Token bytes to text: holds back half characters, and what may become a stop string."""
+    """Token bytes to text; holds back half characters, and beginnings of stop strings."""
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -23,7 +23,7 @@ class TextStream:
         self.stopped = False
 
     def feed(self, data: bytes, final: bool = False) -> str:
-        """Text that is safe to emit; sets `stopped` when a stop string has come (it is dropped)."""
+        """Text that can be emitted. After a stop string, which is dropped, sets `stopped`."""
         self._held += self._decoder.decode(data, final)
         cuts = [at for s in self._stop if (at := self._held.find(s)) >= 0]
         if cuts:
@@ -37,21 +37,21 @@ class TextStream:
 
 
 class Answer:
-    """What is generated after one prompt.
+    """The answer to one prompt.
 
     Attributes:
-        text, tokens: what was generated so far; tokens include the end token, text does not.
-        reasoning: the model's thought, where it is told apart; `text` is then what follows it.
-        tool_calls: the functions that the model calls, where it was given some; not part of text.
+        text, tokens: generated so far; tokens include the end token, text does not.
+        reasoning: the model's thought, if it is told apart; `text` is then the rest.
+        tool_calls: the functions that the model calls, if it was given some; not part of text.
         n_reasoning: tokens of the thought, its tags included.
         n_taken: characters of text and reasoning, tags included.
-        finish_reason: "length" (max_tokens or a full context), "eos", "stop", "interrupted" (an
-            exception or the consumer ended it), or None while it runs.
+        finish_reason: "length" (max_tokens or a full context), "eos", "stop", "interrupted" (by an
+            exception or the consumer), or None while the generation runs.
         telemetry: see :class:`Telemetry`; complete when the generation is.
-        n_logprobs: keep the log probability of each token, and of so many of the best ones; None:
-            of none.
-        logprobs: as many as there are tokens, if they are kept.
-        ended: "eos" or "stop" once no token may follow, by the text itself.
+        n_logprobs: keep the log probability of each token, and of so many best tokens; None: keep
+            none.
+        logprobs: one for each token, if they are kept.
+        ended: "eos" or "stop" once the text has ended.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Answer:
         return found
 
     def take(self, token: int) -> list[Piece]:
-        """The next token. The text that can be emitted now."""
+        """Take the next token: text that can be emitted now."""
         self.tokens.append(token)
         end = self._model.is_end(token) and not self._ignore_eos
         splitter = self._splitter
@@ -106,11 +106,11 @@ class Answer:
         return pieces
 
     def rest(self) -> list[Piece]:
-        """No token follows: the text that was held back."""
+        """The text that was held back; no token follows."""
         return self._keep("" if self._stream.stopped else self._stream.feed(b"", final=True), True)
 
     def _keep(self, text: str, final: bool = False) -> list[Piece]:
-        """Pieces of the next text."""
+        """Add text to the answer: its pieces."""
         if self._splitter:
             pieces = self._splitter.feed(text, final)
             self.n_taken = self._splitter.n_taken
@@ -132,7 +132,7 @@ class Answer:
 
     @staticmethod
     def _told_apart(calls: CallReader, pieces: list[Piece], final: bool) -> list[Piece]:
-        """Pieces of which those that are no thought may be calls."""
+        """Pieces in which calls are told from text."""
         found: list[Piece] = []
         for piece in pieces:
             found += [piece] if piece.thought else calls.feed(piece)

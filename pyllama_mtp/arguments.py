@@ -1,6 +1,6 @@
-"""Checks of arguments: a UsageError names what was given, its value and what it must be.
+"""Checks of arguments. A UsageError names the argument, its value, and the values allowed.
 
-What takes a number takes numpy's as well, and makes Python's of it; a bool is no number.
+Numbers of numpy become Python's. A bool is no number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHOWN = 200
 
 
 def refusal(name: str, value: object, allowed: str) -> UsageError:
-    """The exception for an argument that is not what is allowed."""
+    """The exception for an argument with a value that is not allowed."""
     try:
         shown = repr(value)
     except Exception:  # a whole number of many thousand digits, among others
@@ -60,8 +60,8 @@ def flag(name: str, value: object) -> bool:
 
 
 def as_index(value: object) -> int | None:
-    """A whole number as Python's; None: it is none."""
-    if type(value) is int:  # what nearly all are, and quick: prompts are long
+    """A whole number as Python's; None: `value` is none."""
+    if type(value) is int:  # nearly all are, and prompts are long
         return value
     if _is_bool(value) or not isinstance(value, SupportsIndex):
         return None
@@ -81,7 +81,7 @@ def whole(name: str, value: object, least: int, most: float, allowed: str) -> in
 
 
 def as_float(value: object) -> float | None:
-    """A number as Python's float, one beyond its range as NaN; None: it is none."""
+    """A number as Python's float, NaN beyond the range; None: `value` is none."""
     if _is_bool(value) or not isinstance(value, Real):
         return None
     try:
@@ -100,7 +100,7 @@ def number(name: str, value: object, usable: Callable[[float], bool], allowed: s
 
 
 def listed(value: object) -> list[Any] | None:
-    """The elements of a sequence or an array; None: it is none, or it is text or bytes."""
+    """The elements of a sequence or an array; None: `value` is none, or is text or bytes."""
     if isinstance(value, str | bytes | bytearray | memoryview | Mapping):
         return None
     if not (isinstance(value, Sized) and hasattr(value, "__getitem__")):
@@ -120,10 +120,10 @@ def numbers_of(name: str, value: object, allowed: str) -> tuple[float, ...]:
 
 
 def token_ids(name: str, value: object, instead: str = "") -> list[int]:
-    """The token ids of a sequence or an array; whether a vocabulary has them is not looked at.
+    """The token ids of a sequence or an array; not checked against a vocabulary.
 
     Args:
-        instead: what else may be given, for the message.
+        instead: other types that are allowed, for the message.
     """
     found = listed(value)
     if found is None:
@@ -138,7 +138,7 @@ def token_ids(name: str, value: object, instead: str = "") -> list[int]:
 
 
 def stop_strings(stop: str | Iterable[str] | None, name: str = "stop") -> list[str]:
-    """The strings that end a generation, or the like: one, several, or none."""
+    """Strings, none of them empty: one, several, or none."""
     allowed = "text or several texts, none of them empty"
     if stop is None:
         return []
@@ -170,9 +170,9 @@ class Kind:
     """The values that a field takes.
 
     Attributes:
-        check: (name, value) -> the value that is kept; raises UsageError.
-        read: makes such a value of a command line's text; raises ValueError.
-        choices: all values there are, of words.
+        check: (name, value) -> the value to keep; raises UsageError.
+        read: reads a value from the command line's text; raises ValueError.
+        choices: all values, of words.
     """
 
     check: Callable[[str, Any], Any]
@@ -180,7 +180,7 @@ class Kind:
     choices: tuple[str, ...] = ()
 
     def or_this(self, one: Any) -> Kind:
-        """The same, or this one value."""
+        """The same values, and this one."""
 
         def check(name: str, value: Any) -> Any:
             same = value is one or (isinstance(value, str) and value == one)
@@ -218,20 +218,19 @@ FLAG = Kind(flag)
 
 
 def option(default: Any, kind: Kind, help: str = "", usage: str = "", *, part: str = "") -> Any:
-    """A field of a dataclass, checked by :func:`keep_checked`, with its option.
+    """A field of a dataclass, checked by :func:`keep_checked`, with its command-line option.
 
     Args:
-        help: what the option's help says.
-        usage: its names, if not the field's, and what stands for its value: "-t --threads N".
-        part: which options it is among; "": it has none that is made from this.
+        help: the option's help.
+        usage: the option's names, if not the field's, and a word for its value: "-t --threads N".
+        part: the group of options; "": no option.
     """
     about = {"kind": kind, "help": help, "usage": usage.split(), "part": part}
     return field(default=default, metadata=about)
 
 
 def documented(kind: type[T]) -> type[T]:
-    """A decorator of a dataclass: its docstring's attributes go on with the fields that it does not
-    name, and what their options say."""
+    """A decorator of a dataclass: adds fields that its docstring does not name, with their help."""
     said = (kind.__doc__ or "").rstrip()
     named = set(re.findall(r"\w+", " ".join(re.findall(r"^ {8}(\w[\w, ]*):", said, re.MULTILINE))))
     told = ((one.name, one.metadata["help"]) for one in fields(kind))  # type: ignore[arg-type]
@@ -241,11 +240,7 @@ def documented(kind: type[T]) -> type[T]:
 
 
 def keep_checked(of: Any) -> None:
-    """Check every field of an object as it is made, and keep numbers as Python's.
-
-    Raises:
-        UsageError: a value that its field does not take.
-    """
+    """Check every field of a new object, and keep the checked values. Raises UsageError."""
     for one in fields(of):
         kept = one.metadata["kind"].check(one.name, getattr(of, one.name))
         object.__setattr__(of, one.name, kept)  # it may be frozen

@@ -1,8 +1,8 @@
 """Checkpoints of the recurrent state along a prompt, and where a prompt is cut to take them.
 
 Attention caches drop positions; the recurrent state of a hybrid model cannot go back. A later
-prompt that shares only part of what was processed continues from the closest checkpoint instead of
-token 0. This module keeps the books; saving and restoring states is the engine's.
+prompt that shares only a part of the text continues from the closest checkpoint, not from token 0.
+The engine saves and restores the states.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from .llama.batch import Floats
 
 
-#: Tokens at the end of a prompt that the next one may well not share: a chat template's opening of
-#: the answer, an empty thinking part.
+#: Tokens at a prompt's end that the next prompt may not share: a chat template's opening of the
+#: answer, an empty thinking part.
 TAIL = 64
-#: The same for a prompt that comes again, and has such an opening only.
+#: The same for a prompt that comes again, with such an opening only.
 SHORT_TAIL = 16
-#: A last graph of fewer tokens is as quickly processed again as cut.
+#: Processing a last graph of fewer tokens again is no slower than cutting it.
 LONG_GRAPH = 64
 
 
@@ -33,8 +33,8 @@ class Checkpoint:
 
     Attributes:
         n_past: tokens that the state has seen, at least 1; the next position to process.
-        state: what ``Context.save_state(recurrent_only=True)`` gave there.
-        carry: what upstream's way of drafting needs to go on from there; see :mod:`.upstream`.
+        state: of ``Context.save_state(recurrent_only=True)`` there.
+        carry: the hidden state from which upstream's way drafts on; see :mod:`.upstream`.
     """
 
     n_past: int
@@ -50,16 +50,17 @@ class Checkpoint:
 class Checkpoints:
     """At most `limit` checkpoints of one text, thinned out away from its end.
 
-    When one too many comes, the one goes without which the relative gap stays smallest:
-    ``(next - previous) / (newest - previous)``, where position 0 comes before the first one; the
-    newest always stays. What this gives the three ways a chat goes on:
+    When there is one too many, the checkpoint goes whose removal leaves the smallest relative gap:
+    ``(next - previous) / (newest - previous)``, with position 0 before the first; the newest always
+    stays. This serves the three ways in which a chat goes on:
 
-    - The next prompt extends this one: the newest serves.
-    - It leaves shortly before the end (templates drop the thinking part): the last one before the
-      newest has the ratio 1, the largest there is, so it goes last, and those before it are dense.
-    - An early message was edited, d tokens before the end: d tokens must be processed again in any
-      case. Gaps that grow with the distance from the end keep what comes on top in proportion to
-      that, at every d; even spacing would waste its checkpoints on where they save little.
+    - The next prompt extends this one, from the newest checkpoint.
+    - The next prompt differs shortly before the end (templates drop the thinking part). The last
+      checkpoint before the newest has the ratio 1, the largest possible, so it goes last, and the
+      checkpoints before it are dense.
+    - An early message was edited, d tokens before the end, so that d tokens must be processed again
+      anyway. Gaps that grow with the distance from the end keep the additional tokens in proportion
+      to d, at every d; even gaps would waste checkpoints.
     """
 
     def __init__(self, limit: int) -> None:
@@ -83,10 +84,8 @@ class Checkpoints:
         return sum(checkpoint.n_bytes for checkpoint in self._kept)
 
     def add(self, checkpoint: Checkpoint) -> None:
-        """Keep a checkpoint of where the cache ends now.
-
-        One with the same `n_past` is replaced. Those further on go too: the cache no longer holds
-        their tokens, and what it will hold there may be another text.
+        """Keep a checkpoint of the cache's end, in place of checkpoints there or further on, whose
+        tokens the cache no longer holds.
 
         Raises:
             UsageError: `n_past` below 1; the empty cache needs no checkpoint.
@@ -101,8 +100,8 @@ class Checkpoints:
             del self._kept[self._most_dispensable()]
 
     def survivors(self, positions: Sequence[int]) -> set[int]:
-        """Which of `positions`, ascending, would still be kept if all were added: the rest need not
-        be made."""
+        """Which of `positions`, ascending, would be kept after all were added; the rest need not be
+        saved."""
         trial = Checkpoints(self.limit)
         trial._kept = list(self._kept)
         for n_past in positions:
@@ -119,11 +118,11 @@ class Checkpoints:
         return min(range(1, len(at) - 1), key=relative_gap) - 1
 
     def closest(self, n_past: int, need_carry: bool) -> Checkpoint | None:
-        """The checkpoint from which the least is left to process, or None: start at token 0.
+        """The last checkpoint that a new prompt can start from, or None: start at token 0.
 
         Args:
-            n_past: tokens that the new prompt shares with the text.
-            need_carry: leave out those whose hidden state is not known.
+            n_past: tokens that the prompt shares with the text.
+            need_carry: leave out checkpoints without a carry.
         """
         for checkpoint in reversed(self._kept[: bisect_right(self.positions, n_past)]):
             if checkpoint.carry is not None or not need_carry:
@@ -131,7 +130,7 @@ class Checkpoints:
         return None
 
     def drop_above(self, n_past: int) -> None:
-        """The text was cut to its first `n_past` tokens: drop the checkpoints of what followed."""
+        """Drop the checkpoints after the first `n_past` tokens, to which the text was cut."""
         del self._kept[bisect_right(self.positions, n_past) :]
 
     def clear(self) -> None:
@@ -144,23 +143,22 @@ def boundaries(
 ) -> list[int]:
     """Where the prefill of positions [start, stop) is cut into decode calls, for a checkpoint each.
 
-    One cut is the last graph boundary before `stop`, so that a prompt that leaves just before the
-    end of this one finds a checkpoint at most n_ubatch tokens back. When that is less than TAIL
-    tokens before the end, which a template may drop, one graph earlier is a cut too.
+    One cut is the last graph boundary before `stop`, so that a prompt that differs just before the
+    end finds a checkpoint at most n_ubatch tokens back. If that is less than TAIL tokens before the
+    end, which a template may drop, one graph earlier is a cut too.
 
-    All cuts but `stop` are whole graphs away from `start`: llama.cpp cuts a call into graphs of
-    n_ubatch tokens anyway, so the graphs are as few as in a single call. (n_batch is rounded down
-    to whole graphs for that. For a rollback, llama.cpp keeps the last n_rs_seq + 1 tokens of a call
-    in one graph; that moves a boundary within a call, and adds none.)
+    All cuts but `stop` are whole graphs away from `start`, so the graphs, of n_ubatch tokens, are
+    as few as in a single call. (n_batch is rounded down to whole graphs. For a rollback, llama.cpp
+    keeps the last n_rs_seq + 1 tokens of a call in one graph; that moves a boundary, and adds
+    none.)
 
     Args:
         start: first position to process.
         stop: one past the last.
         n_batch: most tokens per call.
         n_ubatch: tokens per graph; llama.cpp takes n_batch if that is less.
-        again: the prompt is likely to come again, as it is or with another end, as in chats. Where
-            the last graph is long, it is cut once more, SHORT_TAIL tokens before the end: a graph
-            more, for which little is processed then.
+        again: the prompt is likely to come again, as it is or with another end, as in chats. A long
+            last graph is then cut SHORT_TAIL tokens before the end, too.
 
     Returns:
         The ends of the calls, ascending; the last is `stop`. Empty when there is nothing to do.

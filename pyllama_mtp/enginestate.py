@@ -1,4 +1,4 @@
-"""A session's processed text, to a file and back: both caches and the carry row between them."""
+"""The processed text of a place, to a file and back: caches and, in upstream's way, the carry."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .promptfile import ProcessedPrompt
 
 
 def identity(engine: Engine) -> dict[str, str | int]:
-    """What a file must have been made with to fit `engine`: states are copies of caches."""
+    """The identity of a file that fits `engine`; see :class:`.ProcessedPrompt`."""
     settings = engine.settings
-    # Names that only one side has differ: these are there only where they mean something.
+    # A name that only one side has is a difference: these two are left out where they are empty.
     further = {"lora": engine.model.adapters.names, "rope": json.dumps(settings.rope.given)}
     return {
         **{name: text for name, text in further.items() if text not in ("", "{}")},
@@ -31,10 +31,10 @@ def identity(engine: Engine) -> dict[str, str | int]:
 
 
 def save(engine: Engine, place: Place, path: str | os.PathLike[str]) -> None:
-    """Write what `engine` has processed in a place.
+    """Write the processed text of a place.
 
     Raises:
-        UsageError: nothing is processed, or an interrupted computation left it in doubt.
+        UsageError: nothing is processed, or a computation was interrupted.
         ContextClosedError: the context is closed.
         PyllamaMtpError: the file cannot be written; see :func:`promptfile.write`.
     """
@@ -47,10 +47,7 @@ def save(engine: Engine, place: Place, path: str | os.PathLike[str]) -> None:
 
 
 def restore(engine: Engine, place: Place, path: str | os.PathLike[str]) -> int:
-    """Make a place of `engine` hold what was saved, instead of what it holds.
-
-    Returns:
-        Number of tokens.
+    """Put saved text into a place, instead of its present text: the number of tokens.
 
     Raises:
         PromptFileError: damaged, or made with another model, library or settings.

@@ -17,8 +17,8 @@ class UsageError(PyllamaMtpError, ValueError):
     """A bad argument: negative depth, empty prompt, unknown cache type, existing output file."""
 
 
-class ModelFileError(PyllamaMtpError):
-    """A model file that cannot be used: missing, not a GGUF, truncated, malformed, unknown type.
+class _FileError(PyllamaMtpError):
+    """A file that cannot be used.
 
     Attributes:
         path: the file as the caller named it, or None when no single file is to blame.
@@ -29,11 +29,15 @@ class ModelFileError(PyllamaMtpError):
         self.path: str | None = None if path is None else os.fspath(path)
 
 
+class ModelFileError(_FileError):
+    """A model file that cannot be used: missing, not a GGUF, truncated, malformed, unknown type."""
+
+
 class NoMtpHeadError(ModelFileError):
     """MTP was asked for, but the model file has no MTP head, or only part of one.
 
     Attributes:
-        partial: it has a part of one, as a file has that was converted wrongly.
+        partial: the file has a part of a head, because it was converted wrongly.
     """
 
     def __init__(
@@ -55,7 +59,7 @@ class HubQuantError(HubError):
     """The repository has no such model, or several.
 
     Attributes:
-        models: names of those that it has.
+        models: names of the models that it has.
     """
 
     def __init__(self, message: str, models: tuple[str, ...]) -> None:
@@ -72,12 +76,12 @@ class HubNetworkError(HubError):
 
 
 class HeadMismatchError(ModelFileError):
-    """An MTP head in a file of its own that belongs to another model, or is none."""
+    """A file that should hold the model's MTP head holds another model's, or none."""
 
 
 class UnsupportedArchitectureError(ModelFileError):
-    """A model that does not continue text, one whose architecture the library does not know, or one
-    whose MTP head was asked for and is not driven here."""
+    """A model that does not continue text, a model of an architecture that the library does not
+    know, or one whose MTP head was asked for and is not driven here."""
 
 
 class InsufficientMemoryError(PyllamaMtpError, MemoryError):
@@ -88,34 +92,18 @@ class DiskFullError(PyllamaMtpError, OSError):
     """A file cannot be written completely: no space, a quota or a size limit; nothing is left."""
 
 
-class PromptFileError(PyllamaMtpError):
-    """A file of a processed prompt that cannot be used: unreadable, damaged, of another model.
-
-    Attributes:
-        path: the file as the caller named it.
-    """
-
-    def __init__(self, message: str, path: str | os.PathLike[str]) -> None:
-        super().__init__(message)
-        self.path = os.fspath(path)
+class PromptFileError(_FileError):
+    """A file of a processed prompt that cannot be used: unreadable, damaged, of another model."""
 
 
-class DraftVocabError(PyllamaMtpError):
-    """A file of a draft vocabulary that cannot be used: unreadable, damaged, of another model.
-
-    Attributes:
-        path: the file as the caller named it.
-    """
-
-    def __init__(self, message: str, path: str | os.PathLike[str]) -> None:
-        super().__init__(message)
-        self.path = os.fspath(path)
+class DraftVocabError(_FileError):
+    """A file of a draft vocabulary that cannot be used: unreadable, damaged, of another model."""
 
 
 class WorkerLostError(PyllamaMtpError):
-    """A worker that a model uses died, or does not answer; what it held of the model is gone.
+    """A worker that a model uses died or does not answer; its part of the model is gone.
 
-    Close the model, which ends its sessions; other models are not affected.
+    Close the model, which ends its sessions. Other models are not affected.
 
     Attributes:
         address: the worker, "HOST:PORT".
@@ -159,5 +147,5 @@ class FatalDecodeError(DecodeError):
 
 
 class ContextClosedError(DecodeError):
-    """A context or model was used after ``close()``, or after the model owning it was closed; after
-    a failure in which its contents were lost; or in a child forked from the process owning it."""
+    """A context or model was used after it, or the context's model, was closed; after a failure in
+    which its contents were lost; or in a child forked from the process owning it."""

@@ -1,4 +1,4 @@
-"""Writing files so that a full disk harms nothing: as a whole or not at all, and line by line."""
+"""Writing files as a whole or not at all, and line by line: a full disk harms nothing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check_room(path: Path, needed: int) -> None:
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file, or replace one: as a whole or not at all; see :func:`replace_whole`.
+    """Write a file, or replace one: as a whole or not at all; see :func:`replacing`.
 
     Raises:
         DiskFullError: no space, a quota or a size limit.
@@ -74,10 +74,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def replace_whole(path: str | os.PathLike[str], parts: Iterable[bytes | bytearray]) -> None:
-    """Write a file of these parts, or replace one: as a whole or not at all; see :func:`replacing`.
-
-    Raises as :func:`replacing`.
-    """
+    """Write a file of these parts, or replace one; see :func:`replacing`."""
     with replacing(path) as file:
         for data in parts:
             file.write(data)
@@ -87,11 +84,11 @@ def replace_whole(path: str | os.PathLike[str], parts: Iterable[bytes | bytearra
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file to write into, which becomes `path`, or replaces it, when all is written.
 
-    It is written beside `path` under another name, brought to the disk and renamed; an exception
-    removes it and leaves an existing file as it was, whose permissions are kept.
+    The file has another name beside `path` until it is on the disk. An exception removes it and
+    leaves an existing file as it was. A file that is replaced hands its permissions on.
 
     Raises:
-        OSError: it cannot be written; what that means is the caller's to say.
+        OSError: the file cannot be written; callers turn it into :func:`write_error`.
         UsageError: `path` is no regular file.
     """
     target = Path(os.path.realpath(path))  # a link stays one
@@ -111,7 +108,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def append(file: int, data: bytes, path: str | os.PathLike[str]) -> None:
-    """Append `data`, whole lines, to an open file, on the disk when it returns; all or nothing.
+    """Append `data`, whole lines, to an open file and bring it to the disk; all or nothing.
 
     Args:
         file: a descriptor opened with O_APPEND, or at the file's end.

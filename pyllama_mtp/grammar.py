@@ -1,8 +1,8 @@
-"""What an answer must follow: GBNF, a JSON schema, a regular expression or a Lark grammar.
+"""Grammars for answers: GBNF, a JSON schema, a regular expression or a Lark grammar.
 
 GBNF goes to llama.cpp's own sampler. The others go to llguidance, which also knows the tokens that
-a grammar forces. llguidance could read GBNF, but not exactly: it takes the longest match of each
-word (``root ::= w "x"``, ``w ::= [a-z]*`` then never ends), and its ``.`` matches no line end.
+a grammar forces. llguidance does not read GBNF exactly: it takes the longest match of each word
+(``root ::= w "x"``, ``w ::= [a-z]*`` then never ends), and its ``.`` matches no line end.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MOST_TEXT, MOST_REASON = 1 << 18, 400
 #: Bytes of stack, used or not, of a thread in which llguidance reads a grammar: it recurses along
 #: chains of rules and references, and an overflow would end the process.
 STACK = 512 << 20
-#: White space between the parts of a JSON text, as upstream's grammars have it; without a bound a
-#: small model may write nothing else.
+#: White space between the parts of a JSON text, as in upstream's grammars; without a bound a small
+#: model may write nothing else.
 WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
 
 
@@ -50,7 +50,8 @@ _stack_size = threading.Lock()
 
 
 def with_room(call: Callable[[], Value]) -> Value:
-    """What `call` returns or raises, in a thread whose stack has room for any grammar of MOST_TEXT.
+    """Call in a thread whose stack has room for any grammar of MOST_TEXT; result and exceptions are
+    those of `call`.
 
     Raises:
         UsageError: a fault in llguidance.
@@ -82,19 +83,19 @@ def with_room(call: Callable[[], Value]) -> Value:
 
 @dataclass(frozen=True)
 class Grammar:
-    """A grammar that the answer follows; make one with :meth:`json_schema` or the like.
+    """A grammar that the answer follows; made with :meth:`json_schema` or the like.
 
-    A thought that the prompt opens (it ends with ``<think>``, as templates of thinking models have
-    it) is free: the answer, and its grammar, begin after ``</think>`` and an empty line. Any other
-    answer follows its grammar from its first token.
+    A thought is free: after a prompt that ends with ``<think>``, as templates of thinking models
+    do, the answer and its grammar begin after ``</think>`` and an empty line. Any other answer
+    follows its grammar from its first token.
 
     Attributes:
         kind: one of KINDS.
-        source: its text.
+        source: the grammar's text.
 
     Raises:
-        UsageError: it is none, or has something that llguidance does not support; or llguidance is
-            missing, without which only GBNF can be used. GBNF is read when a generation starts.
+        UsageError: not a grammar, or one that llguidance does not support; or llguidance, which all
+            kinds but GBNF need, is missing. GBNF is checked when a generation starts.
     """
 
     kind: str
@@ -164,7 +165,7 @@ class Grammar:
         return f"the {names[KINDS.index(self.kind)]}"
 
     def compiled(self) -> str:
-        """What llguidance takes."""
+        """The grammar in llguidance's form."""
         matcher = require_llguidance().LLMatcher
         if self.kind == "json_schema":
             options = {"whitespace_pattern": WHITESPACE}
@@ -173,7 +174,7 @@ class Grammar:
         return str(make(self.source))
 
     def refused(self, reason: str) -> UsageError:
-        """The exception that says why it cannot be used."""
+        """The exception for a grammar that cannot be used."""
         listing = re.compile(r"\s*(\d+ \||\^+\s*$)")  # the line at fault, and a mark below it
         lines = [line for line in reason.splitlines() if not listing.match(line)]
         said = " ".join(" ".join(lines).split()) or reason

@@ -1,4 +1,4 @@
-"""A processed prompt in a file: tokens, the states of the caches, and what they were made with.
+"""A processed prompt in a file: tokens, states of the caches, identity of model and settings.
 
 The file is a zip archive of members that are stored, not compressed; numbers are little-endian:
 
@@ -9,9 +9,9 @@ The file is a zip archive of members that are stored, not compressed; numbers ar
     draft          of a draft context (upstream's way), likewise; may be absent
     carry          its hidden state of the last position, f32; may be absent
 
-Every member has a CRC-32, because the enemy is a truncated copy or a bad disk, and states run to
-gigabytes: it misses no burst of up to 32 bits and one in 4 billion of other damages. It would not
-stop a forger: the states go to native code, so read files of people you trust only.
+Every member has a CRC-32, against truncated copies and bad disks: it misses no burst of up to 32
+bits, and one in 4 billion of other damages. It does not stop a forger: the states go to native
+code, so read only files of people you trust.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HEADER = "prompt-1.json"
 MAX_HEADER = 1 << 16
 #: Bytes read at a time: a section is in memory once.
 _CHUNK = 1 << 20
-#: What zipfile raises about an archive that is damaged.
+#: Exceptions of zipfile about a damaged archive.
 _DAMAGED = (zipfile.BadZipFile, RuntimeError, ValueError, OverflowError, EOFError, struct.error)
 
 Floats = npt.NDArray[np.float32]
@@ -59,7 +59,7 @@ class _Header(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, eq=False)
 class ProcessedPrompt:
-    """What a session needs to go on after a prompt without processing it.
+    """The state of a session after a prompt.
 
     Attributes:
         tokens: ids of the prompt, position 0 first; the caller checks them against its vocabulary.
@@ -67,8 +67,8 @@ class ProcessedPrompt:
         draft: state of the draft cache; None without MTP.
         draft_n_past: positions of the draft cache in step with the target; 0 without one.
         carry: [n_embd] float32, hidden state of position draft_n_past - 1; None when not known.
-        identity: what must be equal for the states to fit, by name: the model's fingerprint, the
-            upstream commit, cache types and the like. Text or whole numbers of 64 bits.
+        identity: values, by name, that must be equal for the states to fit: the model's
+            fingerprint, the upstream commit, cache types. Text or whole numbers of 64 bits.
     """
 
     tokens: list[int]
@@ -82,13 +82,12 @@ class ProcessedPrompt:
 def fingerprint(info: GGUFInfo) -> str:
     """A model's identity as 64 hex digits: SHA-256 of its metadata, tensor table and file size.
 
-    The table gives every tensor's name, type, shape and place. The weights themselves are left out,
-    because reading them takes as long as loading the model, and so are the elements of metadata
-    arrays that the header reader does not keep (of vocabulary and merges, only their length and
-    where the tensors start after them). So it tells models, quantizations and conversions apart,
-    and survives moving or renaming the file; but two fine-tunes of one model with the same
-    metadata, the name included, look the same, and the state of one gives wrong text with the
-    other.
+    The table has every tensor's name, type, shape and place. The weights are left out, because
+    reading them takes as long as loading the model, and so are elements of metadata arrays that the
+    header reader does not keep (vocabulary and merges). So the fingerprint differs between models,
+    quantizations and conversions, and survives moving or renaming the file. Two fine-tunes of one
+    model with the same metadata, name included, have the same fingerprint: the state of one gives
+    wrong text with the other.
     """
     described = {
         "architecture": info.architecture,
@@ -109,9 +108,7 @@ def _plain(value: Value) -> Any:
 
 
 def write(path: str | os.PathLike[str], prompt: ProcessedPrompt) -> None:
-    """Write a file, or replace one: as a whole or not at all.
-
-    How: see :func:`.files.replacing`.
+    """Write a file, or replace one: as a whole or not at all; see :func:`.files.replacing`.
 
     Raises:
         UsageError: values that the format cannot hold; `path` is no regular file, or its folder
@@ -129,7 +126,7 @@ def write(path: str | os.PathLike[str], prompt: ProcessedPrompt) -> None:
 
 
 def _members(prompt: ProcessedPrompt) -> dict[str, bytes | bytearray]:
-    """What the archive holds, by name, in file order."""
+    """The archive's members, by name, in file order."""
     if not 0 <= prompt.draft_n_past <= (len(prompt.tokens) if prompt.draft is not None else 0):
         raise UsageError(
             f"draft_n_past is {prompt.draft_n_past} with {len(prompt.tokens)} tokens and "
@@ -164,14 +161,14 @@ def _members(prompt: ProcessedPrompt) -> dict[str, bytes | bytearray]:
 
 
 def read(path: str | os.PathLike[str], identity: Identity) -> ProcessedPrompt:
-    """Read a file, all that it holds checked, that was made with `identity`.
+    """Read and check a file that was made with `identity`.
 
     Args:
         identity: of this session. A name that only one side has is a difference too.
 
     Raises:
-        PromptFileError: no such file, unreadable, damaged, of an unknown version, or made with
-            something else; the message says which and gives both values.
+        PromptFileError: no such file, unreadable, damaged, of an unknown version, or of another
+            identity; the message gives both values.
         InsufficientMemoryError: the states do not fit into memory.
     """
     try:
@@ -191,7 +188,7 @@ def read(path: str | os.PathLike[str], identity: Identity) -> ProcessedPrompt:
 
 
 def _read(file: BinaryIO, path: str | os.PathLike[str], identity: Identity) -> ProcessedPrompt:
-    """The contents; what is damaged raises one of _DAMAGED."""
+    """The contents. Damage raises one of _DAMAGED."""
     start = file.read(4)
     if start != b"PK\3\4":
         what = "the file is empty" if not start else f"it starts with {start!r}"
@@ -235,7 +232,7 @@ def _read(file: BinaryIO, path: str | os.PathLike[str], identity: Identity) -> P
 
 
 def _check_sections(header: _Header, sizes: Mapping[str, int]) -> None:
-    """Refuse members that are not those of the header, in their order, or of no possible size."""
+    """Refuse members that differ from the header's list, or have an impossible size."""
     if [*sizes] != header.sections or not {"tokens", "target"} <= {*sizes}:
         raise ValueError(f"it has {[*sizes]}, its header says {header.sections}")
     for name in ("tokens", "carry"):

@@ -1,10 +1,11 @@
-"""What a generation measured: times apart, drafts and acceptance per position."""
+"""Figures of a generation: times by phase, drafts and acceptance per position."""
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -26,7 +27,7 @@ C = TypeVar("C", bound=HasTimes)
 def timed(
     phase: str,
 ) -> Callable[[Callable[Concatenate[C, P], R]], Callable[Concatenate[C, P], R]]:
-    """A decorator: what a call takes is added to `times[phase]` of its first argument."""
+    """A decorator: adds the time of a call to `times[phase]` of the call's first argument."""
 
     def decorate(function: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
         @functools.wraps(function)
@@ -42,21 +43,6 @@ def timed(
     return decorate
 
 
-class Timer:
-    """Adds the time of its block to `times[phase]`, whatever ends the block."""
-
-    __slots__ = ("_phase", "_start", "_times")
-
-    def __init__(self, times: dict[str, float], phase: str) -> None:
-        self._times, self._phase = times, phase
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *reason: object) -> None:
-        self._times[self._phase] += time.perf_counter() - self._start
-
-
 @dataclass(frozen=True)
 class Pair:
     """One draft and what the target chose there. `position` counts from 1 within its round."""
@@ -70,8 +56,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class NearTie:
-    """A token whose logit was within rounding of the second best one's, where another batch could
-    have turned them round. `index` counts generated tokens from 0; `gap`: of the logits."""
+    """A token whose logit was within rounding of the second best: in another batch, the other token
+    might have been chosen. `index` counts generated tokens from 0; `gap`: of the logits."""
 
     index: int
     token: int
@@ -84,30 +70,28 @@ class Telemetry:
     """Figures of one generation. Times are seconds of wall clock.
 
     Attributes:
-        n_prompt: prompt tokens; `n_cached` of them were in the cache already, and `n_left` of them
-            have not been processed: the prompt was interrupted.
+        n_prompt: prompt tokens. `n_cached` of them were in the cache already; `n_left` of them are
+            not processed, because the prompt was interrupted.
         n_generated: tokens emitted.
         prefill_s: from the start to the moment the first token is known.
         decode_s: from then to the end.
         drafted: drafts of the head offered to verification, per position 1..n.
-        accepted: drafts accepted, per position; unconditional: all earlier ones were accepted too.
+        accepted: drafts accepted, per position; all drafts before them were accepted too.
         looked_up: drafts from earlier in the text: {"rounds": of `rounds`, "drafted", "accepted"}.
-        forced: tokens that the grammar left no choice for, taken along in a pass; the head has not
-            drafted them.
+        forced: tokens that the grammar left no choice for, verified without a draft of the head.
         draft_vocab: of a draft vocabulary that follows the text: {"tokens": chosen in rounds,
-            "outside": of them, that could not be drafted, "replaced": rows, "seconds": for that}.
+            "outside": those that could not be drafted, "replaced": rows, "seconds": for that}.
         rounds: verification passes, those without a draft included.
-        time_s: decode time by phase: draft, verify, sampling, sync (what follows: taking back what
-            was rejected; in upstream's way also keeping the head in step). The part of prefill_s
-            that upstream's way takes to keep the head in step is "prompt_sync".
+        time_s: decode time by phase: draft, verify, sampling, sync (rolling back rejected drafts;
+            in upstream's way also keeping the head in step). "prompt_sync" is the part of prefill_s
+            that upstream's way spends on keeping the head in step.
         prompt_sync: how the MTP head was kept in step: "kv", "full", "" without MTP.
-        output_bytes: bytes of logits and of greedy tokens that decodes have copied to the host,
-            drafts and the prompt's last row included; upstream's library does not count them: 0.
+        output_bytes: bytes of logits and greedy tokens that decodes have copied to the host, those
+            of drafts and of the prompt's last row included; 0 with upstream's library.
         synthetic_acceptance: the imposed rates, or None.
-        pairs: every verified draft of the head with what the target chose, when asked for.
+        pairs: every verified draft of the head with the target's choice, when asked for.
         near_ties: see :class:`NearTie`, when asked for.
-        plain_s: what a step without drafts takes here, as adaptive depth has measured it; None: it
-            has not, or the depth is fixed.
+        plain_s: seconds of a step without drafts, if adaptive depth has measured it; else None.
     """
 
     n_prompt: int = 0
@@ -136,9 +120,14 @@ class Telemetry:
     near_ties: list[NearTie] | None = None
     plain_s: float | None = None
 
-    def timed(self, phase: str) -> Timer:
-        """A context manager that adds the time of its block to `time_s[phase]`."""
-        return Timer(self.time_s, phase)
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time of a block to `time_s[phase]`, whatever ends the block."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.time_s[phase] += time.perf_counter() - start
 
     def count_times(self, times: dict[str, float], seconds: float) -> None:
         """Decode time: of phases, and of all."""
@@ -176,7 +165,7 @@ class Telemetry:
 
     @property
     def speed_up(self) -> float | None:
-        """Decode speed against no MTP, as `plain_s` implies; None where that is not known."""
+        """Decode speed against no MTP, by `plain_s`; None where that is not known."""
         return self.decode_tps * self.plain_s if self.plain_s and self.decode_s > 0 else None
 
     @property
