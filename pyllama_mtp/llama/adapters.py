@@ -1,7 +1,7 @@
-"""LoRA adapters: what their files change in a model, checked before llama.cpp loads them.
+"""LoRA adapters: their files are checked against the model before llama.cpp loads them.
 
-llama.cpp believes an adapter much of what it says (types, further dimensions, tensors that no graph
-adapts): what does not fit would end a computation, or be left out in silence.
+llama.cpp does not check an adapter's types, further dimensions, or tensors that no graph adapts. A
+tensor that does not fit would end a computation, or be ignored in silence.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ if TYPE_CHECKING:
 
 EMBEDDING = "token_embd.weight"
 _SUFFIXES = (".lora_a", ".lora_b")
-#: Matrices that graphs do not multiply with in the way that an adapter changes.
+#: Matrices that no graph adapts.
 _FIXED = ("ssm_conv1d.weight",)
-#: Most nodes that an adapter adds to a graph for each matrix that it changes.
-NODES = 4
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A checked adapter: `targets` are the names of the matrices that it changes, `types` those of
-    its own ones, by name in ggml."""
+    """A checked adapter: `targets` are names of the model's matrices that it changes, `types` are
+    ggml's names of the types of its own matrices."""
 
     path: str
     scale: float
@@ -41,13 +39,13 @@ class Adapter:
 
 
 def read_adapter(path: str, scale: float, info: GGUFInfo, mtp: bool = True) -> Adapter:
-    """Check an adapter's file against the model that it is for.
+    """Check an adapter's file against the model.
 
     Args:
         mtp: whether the model's MTP head is loaded.
 
     Raises:
-        ModelFileError: no GGUF file, no LoRA adapter, or one for another model.
+        ModelFileError: no GGUF file, no LoRA adapter, or an adapter for another model.
     """
     header = read_header(path)
     _check_kind(header, info)
@@ -95,8 +93,8 @@ def _check_kind(header: Header, info: GGUFInfo) -> None:
 def _check_shape(
     path: str, base: TensorEntry, a: TensorEntry, b: TensorEntry, info: GGUFInfo
 ) -> None:
-    """Of a matrix (n, m, ...) the pair is (n, rank, ...) and (rank, m, ...); of the embedding, of
-    which rows are looked up, (rank, m) and (rank, n)."""
+    """Check a pair for a matrix (n, m, ...): it is (n, rank, ...) and (rank, m, ...); for the
+    embedding, whose rows are looked up, (rank, m) and (rank, n)."""
     if len(base.shape) < 2 or base.name.endswith(_FIXED):
         raise _bad(path, f"{base.name!r} is no matrix that an adapter can change")
     if base.name == EMBEDDING and info.tied_embeddings:
@@ -129,29 +127,24 @@ class Adapters:
 
     @property
     def changed(self) -> frozenset[str]:
-        """Names of the matrices that they change."""
+        """Names of the model's matrices that the adapters change."""
         return frozenset().union(*(adapter.targets for adapter in self._adapters))
 
     @property
     def types(self) -> frozenset[str]:
-        """Types of their own matrices."""
+        """Types of the adapters' own matrices."""
         return frozenset().union(*(adapter.types for adapter in self._adapters))
-
-    def n_nodes(self, prefix: str) -> int:
-        """Most nodes that they add to the part of a graph whose tensors begin so."""
-        pairs = (name for one in self._adapters for name in one.targets if name.startswith(prefix))
-        return NODES * sum(1 for _ in pairs)
 
     @property
     def names(self) -> str:
-        """Their files and scales, for messages and comparisons."""
+        """The adapters' files and scales, for messages and comparisons."""
         return ",".join(f"{Path(one.path).name}:{one.scale:g}" for one in self._adapters)
 
     def load(self, model: Any) -> None:
-        """Load them into a native model.
+        """Load the adapters into a native model.
 
         Raises:
-            ModelFileError: llama.cpp refuses one; its reason is given.
+            ModelFileError: llama.cpp refuses an adapter; its reason is given.
         """
         library = native.load()
         message = library.ffi.new("char[256]")
@@ -165,7 +158,7 @@ class Adapters:
             self._handles.append(handle)
 
     def apply(self, context: Any) -> None:
-        """Have a native context compute with them."""
+        """Have a native context compute with the adapters."""
         if not self._handles:
             return
         library = native.load()

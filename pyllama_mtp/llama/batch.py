@@ -19,8 +19,8 @@ class Batch:
     """Tokens of any sequences.
 
     Attributes:
-        tokens, positions, seqs: [n] int32: ids, positions, sequence ids. Positions of a sequence
-            follow on from what is in its cache.
+        tokens, positions, seqs: [n] int32: ids, positions, sequence ids. A sequence's positions
+            continue those in its cache.
         outputs: [n] int8, 1 where an output row (logits) is wanted.
         hidden: [n, n_embd] float32, for a context of the MTP block only: the state that pairs with
             each token.
@@ -92,7 +92,7 @@ class Batch:
             raise UsageError(f"hidden rows of shape {hidden.shape}, expected {shape}")
 
     def view(self, context: SequenceContext) -> tuple[Any, list[Any]]:
-        """A ``struct pyllama_batch`` on these arrays, and what must stay alive beside it."""
+        """A ``struct pyllama_batch`` on these arrays, and objects that must outlive it."""
         ffi = context.library.ffi
         view = ffi.new("struct pyllama_batch *")
 

@@ -47,10 +47,10 @@ log = logging.getLogger("pyllama_mtp")
 
 
 class Weights:
-    """The native model, freed when the last of its users lets go: the `Model`, and each context.
+    """The native model, freed by the last of its users: the `Model`, and each context.
 
-    A context reads the model while it is freed. Where Python collects both in one cycle, or ends,
-    it may finalize the model first, and has emptied weak references to the contexts by then.
+    A context reads the model while it is freed. When Python collects both in one cycle, or ends, it
+    may finalize the model first, and the model's weak references to contexts are empty by then.
     """
 
     def __init__(self, handle: Any, free: Callable[[Any], None]) -> None:
@@ -92,19 +92,19 @@ class Model(Owned, OfThisProcess):
 
         Args:
             path: a GGUF file; of a model that is split into several, the first.
-            mtp: load the MTP head. True: insist on one; False: do without, which saves its memory;
-                None: if there is one that can be used; the log says it if not.
+            mtp: load the MTP head. True: it must have one; False: no, which saves memory; None: if
+                there is one that can be used, else the log says why not.
             progress: called with the share loaded, 0 to 1; an exception from it stops loading.
-            options: attributes of :class:`.ModelOptions`, by name: which devices hold what, how
-                the file is read, and LoRA adapters.
+            options: attributes of :class:`.ModelOptions`, by name: devices, how the file is read,
+                LoRA adapters.
 
         Raises:
             ModelFileError: no such file, not a GGUF, truncated, malformed; NoMtpHeadError and
-                UnsupportedArchitectureError among its subclasses. Files of architectures that are
-                not checked in depth are loaded in a child process first; see :mod:`.trial`.
+                UnsupportedArchitectureError are subclasses. A file that cannot be checked in depth
+                is loaded in a child process first; see :mod:`.trial`.
             InsufficientMemoryError: the weights do not fit into memory.
             LibraryError: the native library cannot be used.
-            WorkerLostError: a worker died meanwhile, or does not answer.
+            WorkerLostError: a worker died while loading, or does not answer.
             UsageError: a worker or device that cannot be used, or another bad argument.
         """
         self._handle: Any = None
@@ -129,7 +129,7 @@ class Model(Owned, OfThisProcess):
         self.adapters = Adapters(
             read_adapter(file, scale, self.info, mtp) for file, scale in self.options.lora
         )
-        #: Closed with the model; those alive add themselves, and hold `weights` besides.
+        #: Closed with the model. Contexts add themselves; they also hold `weights`.
         self.contexts: weakref.WeakSet[Owned] = weakref.WeakSet()
         try:
             workers = self._connect()
@@ -169,21 +169,21 @@ class Model(Owned, OfThisProcess):
     def from_pretrained(
         cls, repository: str, *, quant: str | None = None, **arguments: Any
     ) -> Model:
-        """Open a model of a Hugging Face hub, after it was downloaded into the hub's cache.
+        """Download a model of a Hugging Face hub into the hub's cache, and open it.
 
         Args:
             repository, quant: "OWNER/REPO" and such as "Q8_0"; see :func:`.hub.fetch`.
             arguments: of :class:`Model`, by name.
 
         Raises:
-            HubError: it cannot be fetched; subclasses say why. For the rest see :class:`Model`.
+            HubError: the download failed; subclasses say why. For the rest see :class:`Model`.
         """
         return cls(hub.fetch(repository, quant), **arguments)
 
     def draft_head(self, spec: str | int, kind: str = "file") -> DraftHead | None:
-        """The head that drafts come from; None: the model's own, over the whole vocabulary.
+        """The LM head for drafts; None: the model's own, over the whole vocabulary.
 
-        The last one is kept for the next session.
+        The last result is kept for the next session.
 
         Args:
             spec, kind: see `draft_vocab` and `draft_head_type` of :class:`Settings`.
@@ -199,7 +199,7 @@ class Model(Owned, OfThisProcess):
 
     @contextmanager
     def without_memory(self) -> Iterator[Model]:
-        """The same model without its weights; see `no_alloc` of :class:`.ModelOptions`."""
+        """The same model without weights; see `no_alloc` of :class:`.ModelOptions`."""
         options = {**self.options.given, "no_alloc": True}
         with Model(self.path, mtp=self.has_mtp, **options) as twin:
             twin._draft_head = self._draft_head
@@ -208,8 +208,8 @@ class Model(Owned, OfThisProcess):
 
     @cached_property
     def ranking(self) -> npt.NDArray[np.int32] | None:
-        """[n_vocab] all tokens, from the most to the least useful draft; None: its tokenizer cannot
-        be ranked, or the file has a trimmed MTP head, which says it."""
+        """[n_vocab] all tokens, from the most to the least useful draft; None: the tokenizer cannot
+        be ranked, or the file's trimmed MTP head has chosen the tokens."""
         if trimmed_head(self.info):
             return None
         try:
@@ -221,7 +221,7 @@ class Model(Owned, OfThisProcess):
 
     @cached_property
     def sampling(self) -> Sampling:
-        """How it is sampled in chats and by the server, unless they are told: as the file says."""
+        """The default sampling of chats and of the server: as the file says."""
         return chat.usual_sampling(self.info.metadata)
 
     @property
@@ -242,15 +242,15 @@ class Model(Owned, OfThisProcess):
 
     @property
     def same_bits(self) -> bool:
-        """Whether no bit of a row's logits depends on how many rows, up to 8, are computed beside
-        it: on an x86 CPU without AMX, with the patched library; of other architectures it is not
-        known."""
+        """Whether a row's logits have the same bits however many rows, up to 8, are computed with
+        it. So with the patched library on an x86 CPU without AMX, for architectures checked in
+        depth."""
         types = [8, *(n for n, (name, *_) in TENSOR_TYPES.items() if name in self.adapters.types)]
         fast = all(map(self._library.few_columns, types))
         return fast and self.info.validated and not (self.on_gpu or self._library.has_amx)
 
     def _connect(self) -> list[Any]:
-        """The devices of the workers."""
+        """Connect to the workers: their devices."""
         if not self.rpc_servers:
             return []
         workers = rpc.connect(self.rpc_servers, self.options.rpc_timeout)
@@ -258,8 +258,8 @@ class Model(Owned, OfThisProcess):
         return workers
 
     def refuse_lost_worker(self) -> None:
-        """Raises WorkerLostError when a worker of this model is lost; to be asked when a native
-        call has failed, and when a computation has finished, before its results are used."""
+        """Raises WorkerLostError if a worker of this model is lost; to be called when a native call
+        has failed, and before the results of a computation are used."""
         if self._connected:
             rpc.refuse_lost(self.rpc_servers)
 
@@ -321,23 +321,23 @@ class Model(Owned, OfThisProcess):
     def handle(self) -> Any:
         """The native handle. Raises ContextClosedError after :meth:`close`."""
         if not self._handle:
-            what = (
-                "belongs to the process that this one was forked from; load it here, or start "
-                "processes with spawn"
-                if self._forked
-                else "is closed"
-            )
+            what = "is closed"
+            if self._forked:
+                what = (
+                    "belongs to the process that this one was forked from; load it here, or start "
+                    "processes with spawn"
+                )
             raise ContextClosedError(f"the model {self.path} {what}")
         return self._handle
 
     def disown(self) -> None:
-        """In a forked child: the weights are the parent's."""
+        """In a forked child: forget the weights, which are the parent's."""
         self._handle, self._connected, self._forked = None, False, True
 
     def close(self) -> None:
         """Free contexts, then weights. May be called again."""
         handle, self._handle = self._handle, None
-        with ExitStack() as stack:  # all of it, whatever is raised on the way
+        with ExitStack() as stack:  # every step, whatever the others raise
             stack.callback(native.raise_pending)  # of a log handler
             stack.callback(self._disconnect)
             if handle:
@@ -407,7 +407,7 @@ class Model(Owned, OfThisProcess):
         return b"".join(self.piece(token, special) for token in ids).decode("utf-8", "replace")
 
     def attributes(self, token: int) -> int:
-        """What the vocabulary says of a token: flags LLAMA_TOKEN_ATTR_*."""
+        """The vocabulary's flags of a token: LLAMA_TOKEN_ATTR_*."""
         self.check_tokens([token])
         return int(self._lib.llama_vocab_get_attr(self._vocab, token))
 
@@ -426,14 +426,14 @@ class Model(Owned, OfThisProcess):
 
     @cached_property
     def chat_template(self) -> str:
-        """The template in the file, Jinja; "": it has none."""
+        """The file's template, in Jinja; "": none."""
         return self._library.text(self._lib.llama_model_chat_template(self.handle, self._ffi.NULL))
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """The prompt text of a conversation, by the template in the file.
 
         Raises:
-            UsageError: the file has no template, or it refuses the messages.
+            UsageError: the file has no template, or the template refuses the messages.
         """
         template = self.chat_template
         if not template:

@@ -1,4 +1,4 @@
-"""How a model file is loaded: on which devices, what stays on the CPU, with which adapters."""
+"""How a model file is loaded: devices, tensors that stay on the CPU, adapters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
-from ..arguments import choice, file_name, flag, listed, number, numbers_of, refusal, require, whole
+from ..arguments import (
+    FLAG,
+    Kind,
+    file_name,
+    keep_checked,
+    listed,
+    number,
+    numbers_of,
+    option,
+    refusal,
+    require,
+    wholes,
+    words,
+)
 from ..errors import ModelFileError, UsageError
 from ..models.trimmedhead import n_rows, trimmed_head
 from . import rpc
@@ -27,8 +40,7 @@ File: TypeAlias = "str | os.PathLike[str]"
 
 
 class ModelArguments(TypedDict, total=False):
-    """What may be given for the attributes of :class:`ModelOptions`, for editors and type checkers
-    (PEP 692)."""
+    """Types of the arguments for :class:`ModelOptions`, for editors and type checkers (PEP 692)."""
 
     n_gpu_layers: int
     device: str | Sequence[str] | None
@@ -47,84 +59,101 @@ class ModelArguments(TypedDict, total=False):
     head: File | None
 
 
+def _names(name: str, value: object) -> tuple[str, ...]:
+    """Names of devices: one or several."""
+    found = [value] if isinstance(value, str) else listed(value)
+    ok = found and all(isinstance(one, str) and one for one in found)
+    require(bool(ok), name, value, f"names of devices, {NO_DEVICE!r}, or None")
+    names = tuple(str(one) for one in found or ())
+    twice = next((one for one in names if names.count(one) > 1), None)
+    if twice:
+        raise UsageError(f"device {twice!r} is named twice")
+    return names
+
+
+def _overrides(name: str, value: object) -> tuple[tuple[str, str], ...]:
+    pairs = [*value.items()] if isinstance(value, Mapping) else listed(value)
+    allowed = "(pattern, device) pairs of text, or a mapping"
+    if pairs is None:
+        raise refusal(name, value, allowed)
+    for pair in pairs:
+        ok = isinstance(pair, list | tuple) and len(pair) == 2
+        ok = ok and all(isinstance(text, str) and text and "\0" not in text for text in pair)
+        require(bool(ok), name, value, allowed)
+    return tuple((pattern, device) for pattern, device in pairs)
+
+
+def _adapters(name: str, value: object) -> tuple[tuple[str, float], ...]:
+    found = listed(value)
+    pairs = []
+    for item in [value] if found is None else found:
+        file, scale = item if isinstance(item, list | tuple) and len(item) == 2 else (item, 1.0)
+        path = file_name(name, file, "an adapter's .gguf file, or (file, scale) pairs of them")
+        scale = number("the scale in lora", scale, math.isfinite, "a finite number")
+        pairs.append((path, scale))
+    return tuple(pairs)
+
+
+def _shares(name: str, value: object) -> tuple[float, ...]:
+    return numbers_of(name, value, "numbers, one per device")
+
+
+def _head(name: str, value: object) -> str:
+    return file_name(name, value, "a .gguf file, 'none', or None")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """Parameters of one model, in llama.cpp's terms. Raises UsageError for a value that cannot be.
 
     Attributes:
-        n_gpu_layers: layers kept on a GPU or a worker, counted from the last one; -1 is all, 0
-            none. Without either it has no effect.
+        n_gpu_layers: layers on a GPU or worker, counted from the last one; -1 is all, 0 none. No
+            effect without a GPU or worker.
         device: names of the devices that may hold layers, in this order; "none": the CPU only.
             None: those of the workers, then the GPUs of this machine.
         rpc_servers: "HOST:PORT" of workers (``pyllama-mtp rpc-worker``), whose devices then hold
             the layers, before the GPUs of this machine. Trusted networks only; see
             :mod:`pyllama_mtp.llama.rpc`.
-        rpc_timeout: seconds that a worker may be silent before it is lost; 0: any time. It must
-            have computed a batch of n_batch tokens by then.
+        rpc_timeout: seconds that a worker may be silent before it is lost; 0: any time. Long enough
+            for a batch of n_batch tokens.
         split_mode: how several devices share the model: "layer" by layer; "row": matrices by rows,
             where a device can; "none": the device of `main_gpu` holds all.
         tensor_split: shares of the layers, one per device, in their order. Default: by free memory.
-        main_gpu: index of the device for split_mode "none", or for what is not split by "row".
+        main_gpu: index of the device for split_mode "none", and for tensors that "row" does not
+            split.
         n_cpu_moe: the experts of the first N layers stay on the CPU.
-        cpu_moe: all experts do.
-        override_tensor: (pattern, device) pairs, or a mapping: tensors whose name a regular
-            expression finds go to this device ("CPU" among them). The first that fits counts, and
+        cpu_moe: all experts stay on the CPU.
+        override_tensor: (pattern, device) pairs, or a mapping: tensors whose name matches the
+            regular expression go to this device, or to the "CPU". The first match counts, and
             counts more than `n_cpu_moe` and `cpu_moe`.
         use_mmap: map the file into memory instead of reading it. None: if every device can.
         use_mlock: keep the weights from being swapped out, as far as the system allows.
-        no_alloc: load no weights: for what memory they and contexts would take; see :mod:`.sizing`.
+        no_alloc: load no weights, to estimate memory; see :mod:`pyllama_mtp.sizing`.
         lora: LoRA adapters, all of which apply: a file, or several, or (file, scale) pairs.
-        head: a file with the MTP head, which counts more than one that the model has. None: where
-            it has none, the one that lies beside it as ``mtp-NAME*.gguf``; "none": not even that.
+        head: a file with an MTP head, to use instead of the model's own. None: a model without a
+            head takes the file ``mtp-NAME*.gguf`` beside it, if there is one; "none": no such file.
     """
 
-    n_gpu_layers: int = -1
-    device: Any = None
-    rpc_servers: Any = ()
-    rpc_timeout: int = rpc.SILENCE_S
-    split_mode: str = "layer"
-    tensor_split: Any = None
-    main_gpu: int = 0
-    n_cpu_moe: int = 0
-    cpu_moe: bool = False
-    override_tensor: Any = ()
-    use_mmap: bool | None = None
-    use_mlock: bool = False
-    no_alloc: bool = False
-    lora: Any = ()
-    head: Any = None
+    n_gpu_layers: int = option(-1, wholes(-1, _MOST, "-1 (all), 0 or above"))
+    device: Any = option(None, Kind(_names).or_this(None))
+    rpc_servers: Any = option((), Kind(lambda name, value: rpc.check_addresses(value)))
+    rpc_timeout: int = option(
+        rpc.SILENCE_S, wholes(0, _MOST // 1000, "0 (no limit) or above, in seconds")
+    )
+    split_mode: str = option("layer", words(*SPLIT_MODES))
+    tensor_split: Any = option(None, Kind(_shares).or_this(None))
+    main_gpu: int = option(0, wholes(0, _MOST, "index of a device, 0 or above"))
+    n_cpu_moe: int = option(0, wholes(0, _MOST, "0 layers or more"))
+    cpu_moe: bool = option(False, FLAG)
+    override_tensor: Any = option((), Kind(_overrides))
+    use_mmap: bool | None = option(None, FLAG.or_this(None))
+    use_mlock: bool = option(False, FLAG)
+    no_alloc: bool = option(False, FLAG)
+    lora: Any = option((), Kind(_adapters))
+    head: Any = option(None, Kind(_head).or_this(None))
 
     def __post_init__(self) -> None:
-        self._keep(
-            n_gpu_layers=whole(
-                "n_gpu_layers", self.n_gpu_layers, -1, _MOST, "-1 (all), 0 or above"
-            ),
-            rpc_timeout=whole(
-                *("rpc_timeout", self.rpc_timeout, 0, _MOST // 1000),
-                "0 (no limit) or above, in seconds",
-            ),
-            rpc_servers=rpc.check_addresses(self.rpc_servers),
-            device=_names("device", self.device),
-            main_gpu=whole("main_gpu", self.main_gpu, 0, _MOST, "index of a device, 0 or above"),
-            n_cpu_moe=whole("n_cpu_moe", self.n_cpu_moe, 0, _MOST, "0 layers or more"),
-            cpu_moe=flag("cpu_moe", self.cpu_moe),
-            use_mlock=flag("use_mlock", self.use_mlock),
-            no_alloc=flag("no_alloc", self.no_alloc),
-            override_tensor=_overrides(self.override_tensor),
-            lora=_adapters(self.lora),
-        )
-        choice("split_mode", self.split_mode, SPLIT_MODES)
-        if self.head is not None:
-            self._keep(head=file_name("head", self.head, "a .gguf file, 'none', or None"))
-        if self.use_mmap is not None:
-            self._keep(use_mmap=flag("use_mmap", self.use_mmap))
-        if self.tensor_split is not None:
-            allowed = "numbers, one per device"
-            self._keep(tensor_split=numbers_of("tensor_split", self.tensor_split, allowed))
-
-    def _keep(self, **values: object) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        keep_checked(self)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -139,7 +168,7 @@ class ModelOptions:
             workers: those of the workers.
 
         Raises:
-            UsageError: there is none of this name.
+            UsageError: no device has this name.
         """
         local = library.handles("gpu") or library.handles("igpu")
         if self.device is None:
@@ -166,10 +195,10 @@ class ModelOptions:
             workers: those of the workers.
 
         Returns:
-            What must be kept until the model is loaded.
+            Objects that must be kept until the model is loaded.
 
         Raises:
-            UsageError: an option that does not go with this file or these devices.
+            UsageError: an option that does not fit this file or these devices.
             ModelFileError: upstream's library cannot load the file.
         """
         _refuse_what_upstream_cannot(library, info)
@@ -218,7 +247,7 @@ class ModelOptions:
     def _patterns(
         self, library: Library, info: GGUFInfo, workers: list[Any]
     ) -> Iterator[tuple[str, Any]]:
-        """(pattern, ggml_backend_buffer_type_t), in the order in which they count."""
+        """(pattern, ggml_backend_buffer_type_t) pairs; the first match counts."""
         ffi, lib = library.ffi, library.lib
         bufts = {}
         for device in [*library.handles(), *workers]:
@@ -274,8 +303,8 @@ def _refuse_what_upstream_cannot(library: Library, info: GGUFInfo) -> None:
 
 
 def head_arguments(ffi: Any, info: GGUFInfo) -> tuple[tuple[Any, ...], list[Any]]:
-    """What ``pyllama_model_load()`` is told of a head in another file, and what must be kept until
-    the model is loaded."""
+    """Arguments of ``pyllama_model_load()`` for a head in another file, and objects that must be
+    kept until the model is loaded."""
     if not info.head:
         return (ffi.NULL, 0, ffi.NULL, 0), []
     kept: list[Any] = []
@@ -287,40 +316,3 @@ def head_arguments(ffi: Any, info: GGUFInfo) -> tuple[tuple[Any, ...], list[Any]
     rows = [(text(name), text(there)) for name, there in info.head_tensors]
     kept.append(ffi.new("struct llama_mtp_tensor[]", rows))
     return (os.fsencode(info.head), info.n_mtp_layers, kept[-1], len(rows)), kept
-
-
-def _names(name: str, value: object) -> tuple[str, ...] | None:
-    """Names of devices: one or several."""
-    if value is None:
-        return None
-    found = [value] if isinstance(value, str) else listed(value)
-    ok = found and all(isinstance(one, str) and one for one in found)
-    require(bool(ok), name, value, f"names of devices, {NO_DEVICE!r}, or None")
-    names = tuple(str(one) for one in found or ())
-    twice = next((one for one in names if names.count(one) > 1), None)
-    if twice:
-        raise UsageError(f"device {twice!r} is named twice")
-    return names
-
-
-def _overrides(value: object) -> tuple[tuple[str, str], ...]:
-    pairs = [*value.items()] if isinstance(value, Mapping) else listed(value)
-    allowed = "(pattern, device) pairs of text, or a mapping"
-    if pairs is None:
-        raise refusal("override_tensor", value, allowed)
-    for pair in pairs:
-        ok = isinstance(pair, list | tuple) and len(pair) == 2
-        ok = ok and all(isinstance(text, str) and text and "\0" not in text for text in pair)
-        require(bool(ok), "override_tensor", value, allowed)
-    return tuple((pattern, device) for pattern, device in pairs)
-
-
-def _adapters(value: object) -> tuple[tuple[str, float], ...]:
-    found = listed(value)
-    pairs = []
-    for item in [value] if found is None else found:
-        file, scale = item if isinstance(item, list | tuple) and len(item) == 2 else (item, 1.0)
-        path = file_name("lora", file, "an adapter's .gguf file, or (file, scale) pairs of them")
-        scale = number("the scale in lora", scale, math.isfinite, "a finite number")
-        pairs.append((path, scale))
-    return tuple(pairs)

@@ -28,10 +28,11 @@ from typing import Any
 from ..errors import LibraryError
 from .spinning import little_spinning
 from .variants import ENVIRONMENT_VARIABLE as ENVIRONMENT_VARIABLE
-from .variants import SHIM, locate, resolve
+from .variants import SHIM, resolve
 from .variants import VARIANTS as VARIANTS
 from .variants import cpu_flags as cpu_flags
 from .variants import find_libraries as find_libraries
+from .variants import locate as locate
 
 log = logging.getLogger("pyllama_mtp.llama.native")
 # A library says nothing unless the program asks: configure logging to see llama.cpp's messages.

@@ -1,5 +1,4 @@
-"""``with`` for everything that owns native memory, and to whom it belongs: one process, one thread
-at a time."""
+"""Owners of native memory: ``with``, one process, one thread at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ class Owned:
     """A context manager that calls :meth:`close`, which may be called more than once."""
 
     def close(self) -> None:
-        """Free what is owned."""
+        """Free the native memory."""
         raise NotImplementedError
 
     def __enter__(self: T) -> T:
@@ -37,7 +36,7 @@ class Owned:
 
 
 class OfThisProcess:
-    """What a forked child must not go on with: it has the memory, and not the threads.
+    """An object that a forked child must not use: the child has its memory, but not its threads.
 
     Subclasses call :meth:`claim` once, when they are made.
     """
@@ -47,7 +46,7 @@ class OfThisProcess:
         _claimed.add(self)
 
     def disown(self) -> None:
-        """In a child: forget what is owned, without freeing it."""
+        """In a child: forget the native memory, without freeing it."""
         raise NotImplementedError
 
 
@@ -63,11 +62,10 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 class Exclusive(OfThisProcess, RLock):  # type: ignore[misc]
-    """``with`` for what one thread at a time may do; another one, and the same one within it, is
-    refused at once.
+    """A lock for ``with`` that refuses a second thread at once, and the same thread within it.
 
-    Ctrl-C may raise between any two lines of Python, so releasing is the base's ``__exit__``, which
-    is C, and taking gives back what it has got when it is interrupted.
+    Ctrl-C may raise between any two lines of Python. So releasing is the base's ``__exit__``, in C,
+    and taking gives the lock back when it is interrupted.
     """
 
     def __init__(self, what: str) -> None:
@@ -75,7 +73,7 @@ class Exclusive(OfThisProcess, RLock):  # type: ignore[misc]
         self.claim()
 
     def disown(self) -> None:
-        """Whoever held it is not in this process."""
+        """The thread that held the lock is not in this process."""
         self._at_fork_reinit()  # type: ignore[attr-defined]
 
     def __enter__(self) -> bool:  # type: ignore[override]

@@ -1,17 +1,17 @@
 """Devices of other processes: workers, on this machine or another, over TCP (ggml's RPC backend).
 
-A worker lends the devices of its machine, to several processes if they fit, and to several models
-of each. There is no authentication and no encryption: whoever reaches the port of a worker can run
+A worker lends the devices of its machine to several processes, and to several models of each, if
+they fit. There is no authentication and no encryption: whoever reaches a worker's port can run
 native code there, and whoever reaches the line can read along. Loopback and trusted networks only.
 
-A worker that dies, or stops answering, while a model uses it is an error
-(:class:`.errors.WorkerLostError`) of the call that finds out, and of every later one of that model.
-Its memory is lost, so the model has to be closed; then the worker, or another one at its address,
-can be used again. Other models go on. ggml hands on zeros for what a lost worker should have
-computed (patch 4), so :func:`refuse_lost` is asked before a result is used.
+A worker that dies, or stops answering, while a model uses it raises
+:class:`.errors.WorkerLostError` from the call that finds out, and from every later call of that
+model. The worker's memory is lost, so the model has to be closed; then the worker, or another one
+at its address, can be used again. Other models go on. ggml returns zeros in place of a lost
+worker's results (patch 4), so :func:`refuse_lost` is called before a result is used.
 
-Ctrl-C is heard while a worker is waited for (patch 4). One that answers within some seconds is not
-harmed; one that does not, or not before the next Ctrl-C, is given up, which loses it.
+Ctrl-C is heard while a worker is waited for (patch 4). A worker that answers within some seconds,
+and before the next Ctrl-C, stays; another one is given up, and is lost.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from . import native
 #: Version of ggml's protocol (ggml-rpc.h): the first number must be the worker's, the second must
 #: not be below the worker's.
 PROTOCOL = (7, 0)
-#: The first message, and the only one that keeps its form: command 14, the size of what follows,
-#: and 24 bytes for capabilities of the connection, of which we have none.
+#: The first message, the same in all versions: command 14, the size of the rest, and 24 bytes for
+#: capabilities of the connection, of which we have none.
 HELLO = struct.pack("<BQ24x", 14, 24)
-#: The answer: the size of what follows, version, 24 bytes of capabilities.
+#: The answer: the size of the rest, version, 24 bytes of capabilities.
 ANSWER = struct.Struct("<Q3Bx24x")
-#: How long a worker may take to answer the first message.
+#: Seconds in which a worker must answer the first message.
 TIMEOUT_S = 5.0
-#: How long a worker may leave a message unanswered, or unread, in seconds. It answers only when it
-#: has computed what it was given before, which may be a whole batch of a prompt.
+#: Seconds for which a worker may leave a message unanswered, or unread. It computes everything it
+#: was given before, perhaps a whole batch of a prompt, before it answers.
 SILENCE_S = 600
 STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
-#: Workers that models of this process use at the moment; ggml has one connection to each.
+#: Workers that models of this process use now; ggml has one connection to each.
 _in_use: Counter[str] = Counter()
-#: Those that the parent of a forked child was connected to. The child has the connections, and not
-#: the threads that serve them.
+#: Workers that the parent of this forked child was connected to. The child has the connections, but
+#: not the threads that serve them.
 _of_parent: set[str] = set()
 
 
@@ -68,7 +68,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """Host and port of "HOST:PORT".
 
     Raises:
-        UsageError: it is something else.
+        UsageError: `text` is something else.
     """
     found = re.fullmatch(r"([^\s:/,]+):(\d{1,5})", text)
     if not found or not 0 < int(found[2]) < 2**16:
@@ -83,7 +83,8 @@ def check(address: str, timeout: float = TIMEOUT_S) -> None:
     """Greet the worker at `address`, "HOST:PORT", as ggml would, and hang up.
 
     Raises:
-        UsageError: nothing listens there, it is busy, no worker, or one of another version.
+        UsageError: nothing listens there, or something else; a worker that is busy, or of another
+            version.
     """
     host, port = parse_address(address)
     start = f"start one there with `pyllama-mtp rpc-worker --host {host} --port {port}`"
@@ -115,11 +116,7 @@ def check(address: str, timeout: float = TIMEOUT_S) -> None:
 
 
 def check_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
-    """The addresses, one by one well-formed and none twice; nothing is sent.
-
-    Raises:
-        UsageError: what is wrong.
-    """
+    """The addresses. Raises UsageError for one that is malformed or named twice; sends nothing."""
     found = (addresses,) if isinstance(addresses, str) else tuple(addresses)
     for address in found:
         parse_address(address)
@@ -129,9 +126,9 @@ def check_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def lost(address: str) -> str | None:
-    """Why the worker at `address` is lost; None: it is not, as far as is known.
+    """Why the worker at `address` is lost; None: it is not known to be lost.
 
-    It stays lost until a new connection to it is made, which needs every model closed that used it.
+    It stays lost until there is a new connection, after every model that used it was closed.
     """
     ffi = native.load().ffi
     reason = ffi.new("char[256]")
@@ -140,7 +137,7 @@ def lost(address: str) -> str | None:
 
 
 def refuse_lost(addresses: Sequence[str]) -> None:
-    """Raises WorkerLostError when one of these workers is lost."""
+    """Raises WorkerLostError if one of these workers is lost."""
     for address in addresses:
         reason = lost(address)
         if reason is not None:
@@ -159,11 +156,11 @@ def connect(addresses: Sequence[str], timeout: int = SILENCE_S) -> list[Any]:
 
     Args:
         timeout: seconds of silence after which a worker is lost; 0: never. For all connections
-            that are made from now on.
+            made from now on.
 
     Raises:
-        UsageError: a worker that cannot be used; see :func:`check`.
-        WorkerLostError: one was lost just now.
+        UsageError: a worker cannot be used; see :func:`check`.
+        WorkerLostError: a worker was lost just now.
         LibraryError: the library was built without RPC.
     """
     for worker in addresses:
@@ -198,8 +195,7 @@ def connect(addresses: Sequence[str], timeout: int = SILENCE_S) -> list[Any]:
 
 
 def wait_for(devices: Sequence[Any]) -> None:
-    """Wait until the workers of these devices have done everything that they were given, or are
-    lost: each is asked something."""
+    """Wait until the workers of these devices have finished their work, or are lost."""
     library = native.load()
     for device in devices:
         library.lib.pyllama_wait_for_device(device)
@@ -208,26 +204,26 @@ def wait_for(devices: Sequence[Any]) -> None:
 
 @lru_cache(maxsize=1)
 def _hear_signals() -> None:
-    """Run Python's signal handlers while a worker is waited for; what they raise gives it up in the
-    end (see `native.PATIENCE_S`)."""
+    """Run Python's signal handlers while a worker is waited for; an exception of theirs gives the
+    worker up in the end (see `native.PATIENCE_S`)."""
     library = native.load()
     ffi, lib = library.ffi, library.lib
     signature = "void (*)(bool (*)(void *), void *)"
     set_callback = ffi.cast(signature, _function("ggml_backend_rpc_set_abort_callback"))
     interrupt = ffi.new("struct pyllama_interrupt *", {"poll": lib.pyllama_on_wait})
     set_callback(lib.pyllama_wait_poll, interrupt)
-    # Not while the interpreter goes down; this also keeps `interrupt` alive.
+    # Not while the interpreter goes down; the handler also keeps `interrupt` alive.
     atexit.register(lambda: (set_callback(ffi.NULL, ffi.NULL), interrupt))
 
 
 def give_up_waiting(after_s: float) -> None:
-    """From `after_s` seconds from now on, give up whatever worker is waited for, on any thread; no
-    more if it is infinite. For an end that must not last: the model that uses it is lost."""
+    """After `after_s` seconds, give up any worker that is waited for, on any thread; infinity: no
+    more. For a program that must end soon: models that use such a worker are lost."""
     native.load().lib.pyllama_give_up_waiting(after_s)
 
 
 def release(addresses: Sequence[str]) -> None:
-    """A model that used these workers is closed; ggml hangs up when it was the last one."""
+    """A model that used these workers is closed; ggml hangs up after a worker's last model."""
     _in_use.subtract(addresses)
 
 
@@ -251,8 +247,8 @@ def _function(name: str) -> Any:
 class Worker:
     """Lends this machine's devices: its GPUs, or its CPU if there are none.
 
-    ggml's loop has no end, and goes on beside an orderly exit of the interpreter: a process that
-    made one must be ended with :func:`os._exit`. SIGINT and SIGTERM are blocked in it.
+    ggml's loop has no end, and outlives an orderly exit of the interpreter: end the process with
+    :func:`os._exit`. SIGINT and SIGTERM are blocked in the process.
 
     Attributes:
         address: "HOST:PORT" with the numbers in use.
@@ -260,7 +256,7 @@ class Worker:
     """
 
     def __init__(self, host: str, port: int, threads: int) -> None:
-        """Begin to serve; requests are answered when this returns.
+        """Begin to serve; the worker answers requests from the return on.
 
         Args:
             host: name or IPv4 address of an interface of this machine.
@@ -268,7 +264,7 @@ class Worker:
             threads: of the CPU.
 
         Raises:
-            UsageError: that address cannot be listened at.
+            UsageError: the worker cannot listen at that address.
             LibraryError: the library was built without RPC.
         """
         ffi = native.load().ffi
@@ -278,7 +274,7 @@ class Worker:
         self.address = _free_address(host, port)
         self.loopback = is_loopback(self.address)
         arguments = (self.address.encode(), ffi.NULL, threads, len(devices), devices)
-        # The loop's thread inherits this: a signal that came to it would end a call of its own.
+        # The loop's thread inherits the mask: a signal would break off one of its calls.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         self._thread = threading.Thread(target=start, args=arguments, daemon=True)
         self._thread.start()
@@ -292,14 +288,14 @@ class Worker:
                     raise UsageError(f"ggml cannot listen at {self.address}") from None
 
     def wait(self) -> int:
-        """Serve until SIGINT or SIGTERM comes; says which.
+        """Serve until SIGINT or SIGTERM comes; returns which.
 
         Raises:
             UsageError: ggml gave up listening.
         """
         while self._thread.is_alive():
             got = signal.sigtimedwait(STOP_SIGNALS, 1.0)
-            # Stopped and continued in between, Python hands out a record that nobody filled.
+            # After a stop and a continue, Python returns an empty record.
             if got and got.si_signo in STOP_SIGNALS:
                 return got.si_signo
         raise UsageError(f"ggml no longer listens at {self.address}")
@@ -311,13 +307,13 @@ def is_loopback(address: str) -> bool:
 
 
 def _lent() -> list[Any]:
-    """As upstream's rpc-server: GPUs if there are any, else the CPU."""
+    """The devices to lend, as in upstream's rpc-server: GPUs if there are any, else the CPU."""
     library = native.load()
     return library.handles("gpu") or library.handles("igpu") or library.handles("cpu")[:1]
 
 
 def _free_address(host: str, port: int) -> str:
-    """The IPv4 address and port that ggml is to bind; tried here, because it gives no reason."""
+    """The IPv4 address and port for ggml to bind. Tried here, because ggml gives no reason."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

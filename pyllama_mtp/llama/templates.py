@@ -1,10 +1,10 @@
 """Jinja for templates that come with a model file: a sandbox, and bounds on time and sizes.
 
-A file's chat template is a program of somebody else's. Jinja's sandbox keeps it from Python's
-attributes and from changing what it is given; it does not keep it from looping for hours, or from
-doubling a string forty times. Here a rendering ends with an error when it has computed for too
-long, and at an operator that would make a string, list or number too large. What a single method or
-filter makes (``ljust``, ``replace``) is not bounded, but by memory.
+A file's chat template is somebody else's program. Jinja's sandbox keeps the program from Python's
+attributes and from changing its input; not from looping for hours, or doubling a string forty
+times. Here a rendering ends with an error when it has computed for too long, and at an operator
+that would make a string, list or number too large. Only memory bounds the result of a single method
+or filter (``ljust``, ``replace``).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def _bits(name: str, left: int, right: int) -> int:
-    """At most so many bits has the result."""
+    """An upper bound of the result's bits."""
     if name == "**":
         return left.bit_length() * max(right, 0)
     return left.bit_length() + right.bit_length()
@@ -93,9 +93,9 @@ def _size(name: str, left: Any, right: Any) -> int:
 
 
 class _Clocked:
-    """Within it, what this thread computes for MOST_SECONDS ends with an error, at its next line.
+    """A block that may compute for MOST_SECONDS in this thread; then its next line raises an error.
 
-    A trace function of somebody else's (a debugger's) rests meanwhile.
+    A debugger's trace function rests meanwhile.
     """
 
     def __init__(self) -> None:
@@ -111,6 +111,6 @@ class _Clocked:
 
     def _look(self, frame: FrameType, event: str, value: Any) -> Callable[..., Any]:
         if time.thread_time() > self._end:
-            self._end += MOST_SECONDS  # what is left to be done after the error
+            self._end += MOST_SECONDS  # time to handle the error
             raise TemplateLimitError(f"it computes for more than {MOST_SECONDS:g} s")
         return self._look

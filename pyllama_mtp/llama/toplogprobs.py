@@ -11,11 +11,11 @@ from .batch import Floats
 
 @dataclass(frozen=True)
 class TopLogprobs:
-    """Of one position, by the model itself: before temperature and filters.
+    """Log probabilities at one position, before temperature and filters.
 
     Attributes:
-        token, logprob: the one that was chosen.
-        top: (token, log probability) of the best ones, the best one first.
+        token, logprob: of the chosen token.
+        top: (token, log probability) of the best tokens, the best first.
     """
 
     token: int

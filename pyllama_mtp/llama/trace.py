@@ -1,4 +1,4 @@
-"""What decodes compute: the nodes of a graph, by name, operation and shape; and what nodes cost."""
+"""The graph nodes of a decode, by name, operation and shape; and what nodes cost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Node:
 
 
 class Trace:
-    """Records nodes by llama.cpp's evaluation callback, which only looks at the graph."""
+    """Records nodes by llama.cpp's evaluation callback; nothing is computed differently."""
 
     def __init__(self, library: Library) -> None:
         ffi = library.ffi
@@ -51,7 +51,7 @@ class Trace:
         self.data.n = 0
 
     def nodes(self) -> list[Node]:
-        """Raises UsageError when there were too many to record."""
+        """The nodes. Raises UsageError if there were too many to record."""
         if self.data.n > CAPACITY:
             raise UsageError(f"{self.data.n} graph nodes in one decode; {CAPACITY} can be recorded")
         return [
@@ -62,12 +62,12 @@ class Trace:
 
 @dataclass(frozen=True)
 class Cost:
-    """What nodes of a kind took.
+    """The cost of nodes of one kind.
 
     Attributes:
         op: ggml's operation, such as "MUL_MAT".
         tensor: the weights that they read, without the layer ("ffn_up.weight"); without weights,
-            llama.cpp's name of the node ("conv_input"); "" where it has none.
+            llama.cpp's name of the node ("conv_input"), or "".
         n: nodes.
         s: seconds.
     """
@@ -79,7 +79,8 @@ class Cost:
 
 
 class NodeTimes:
-    """Adds up what nodes cost, where it is on: each is then computed by itself.
+    """Adds up the costs of nodes between :meth:`start` and :meth:`stop`; each node is then computed
+    by itself.
 
     For contexts that are made with it; see :attr:`.ContextOptions.times`. One thread at a time.
     """
@@ -92,11 +93,11 @@ class NodeTimes:
         self.callback = library.lib.pyllama_time_node
 
     def start(self) -> None:
-        """Forget what was measured, and measure."""
+        """Begin to measure, from zero."""
         self.data.n, self.data.on = 0, True
 
     def stop(self) -> list[Cost]:
-        """Measure no more; what was measured. Raises UsageError where there is too much of it."""
+        """Stop, and return the costs. Raises UsageError if there are too many kinds of nodes."""
         self.data.on = False
         if self.data.n > COSTS:
             raise UsageError(f"{self.data.n} kinds of graph nodes; {COSTS} can be measured")
