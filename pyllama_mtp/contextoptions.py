@@ -27,7 +27,7 @@ _rope = partial(option, part="rope")
 class RopeScaling:
     """How positions become angles (RoPE), for texts longer than the model was trained for.
 
-    None is as the model file says. Raises UsageError for a value out of range.
+    None: as the model file says. Raises UsageError for a value out of range.
 
     Attributes:
         rope_freq_scale: factor of the positions, above 0, at most 1: 0.25 for four times the text.
@@ -60,12 +60,12 @@ class RopeScaling:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The values that are not the file's."""
+        """The values that are not None."""
         pairs = ((one.name, getattr(self, one.name)) for one in fields(self))
         return {name: value for name, value in pairs if value is not None}
 
     def length(self, n_ctx_train: int) -> int:
-        """Tokens that the model is good for."""
+        """The length, in tokens, that these values make of the model's training length."""
         if self.rope_scaling == "none" or self.rope_freq_scale is None:
             return n_ctx_train
         original = self.yarn_orig_ctx if self.rope_scaling == "yarn" else None
@@ -86,23 +86,23 @@ class ContextOptions:
     """Parameters of one context, in llama.cpp's terms.
 
     Attributes:
-        mtp_head: False: the trunk (target); True: the MTP block alone, as upstream has it.
-        with_mtp: a target that keeps what the MTP block needs and drafts itself; see
-            :meth:`Context.draft`. Needs the patched library.
-        need_embd_pre_norm: keep hidden rows of every token in a tap, where they are computed; see
-            :meth:`Context.hidden_rows`. Needs the patched library.
-        hidden: what the tap and the MTP block take: "post-norm" (after the final norm) or
-            "pre-norm".
-        tap: hidden rows by upstream's way, through the host: "off"; "all" tokens; "outputs" only.
+        mtp_head: False: the trunk (target); True: the MTP block alone, as in upstream.
+        with_mtp: a target with the MTP block, which drafts itself; see :meth:`.Context.draft`.
+            Needs the patched library.
+        need_embd_pre_norm: keep hidden rows of every token in a tap, on the device that computes
+            them; see :meth:`.Context.hidden_rows`. Needs the patched library.
+        hidden: the hidden state for the tap and the MTP block: "post-norm" (after the final norm)
+            or "pre-norm".
+        tap: hidden rows in upstream's way, through the host: "off"; "all" tokens; "outputs" only.
         n_outputs_max: most output rows per decode call.
         n_rs_seq: recurrent-state snapshots kept for rollback.
         n_seq_max: sequences that may be in the caches at once.
-        unified: they share the attention cache, and any of them may be in one graph; a chain of
-            several needs it. False: a part of n_ctx for each, and graphs of neighbours only.
-        slice: rows that nobody asked for are dropped before the final norm.
+        unified: sequences share the attention cache, and any of them may be in one graph; drafts
+            of several need it. False: each has a part of n_ctx, and graphs have neighbours only.
+        slice: drop rows that are no outputs before the final norm.
         rope: how positions become angles; the same for target and draft.
-        trace: record the graph nodes of every decode; see :meth:`Context.nodes`.
-        times: adds up what nodes cost, where it is on; not together with `trace`.
+        trace: record the graph nodes of every decode; see :meth:`.Context.nodes`.
+        times: adds up the costs of graph nodes; not together with `trace`.
     """
 
     n_ctx: int

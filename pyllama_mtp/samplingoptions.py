@@ -73,37 +73,33 @@ _sampling = partial(option, part="sampling")
 class Sampling:
     """How the next token is chosen from the target's logits. Raises UsageError when out of range.
 
-    Applied in this order: logits processors, logit bias, penalties, DRY, grammar, top-n-sigma,
-    top-k, typical, top-p, min-p, XTC, temperature, draw. llama.cpp's samplers do the work.
+    llama.cpp's samplers apply in this order: logits processors, logit bias, penalties, DRY,
+    grammar, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature, draw.
 
     Attributes:
-        temperature: 0 is greedy (the filters then have no effect, the penalties have).
-        repeat_penalty: divides positive (multiplies negative) logits of recent tokens; 1 is off.
-        repeat_last_n: how many recent tokens this and the next two penalties look at, those of the
-            prompt included; 0 turns them off.
+        temperature: 0 is greedy; penalties still have an effect then, filters have not.
+        repeat_last_n: how many recent tokens, the prompt's included, the repeat, frequency and
+            presence penalties look at; 0 turns them off.
         top_n_sigma: drop tokens whose logit is more than this many standard deviations below the
             best one's (Top-n-sigma, https://arxiv.org/abs/2411.07641); 0 keeps all.
         typical_p: keep the tokens whose surprise is closest to the expected one, to this mass
             (locally typical sampling, https://arxiv.org/abs/2202.00666); 1 keeps all.
-        xtc_probability: how often the best tokens are dropped, all of at least `xtc_threshold` but
-            the last of them (exclude top choices); 0 is never.
-        xtc_threshold: a probability; above 0.5 XTC is off.
+        xtc_threshold: a probability; above 0.5 XTC (exclude top choices) is off.
         dry_multiplier: DRY ("don't repeat yourself") subtracts dry_multiplier * dry_base ** (n -
             dry_allowed_length) from the logit of a token that would continue a repetition of n >=
             dry_allowed_length tokens; 0 is off.
-        dry_base, dry_allowed_length: see dry_multiplier; the base is at least 1.
-        dry_penalty_last_n: how many recent tokens DRY looks at, those of the prompt included.
+        dry_base, dry_allowed_length: see dry_multiplier.
         dry_sequence_breakers: texts that no repetition goes across.
         logit_bias: added to the logits of these token ids; minus infinity excludes one.
         logits_processors: functions of (ids, logits) that return logits, one after the other, as in
             Hugging Face's transformers: [n] int32, prompt and answer so far, and [n_vocab] float32;
-            minus infinity excludes a token. They are called for each position, in order, and with
-            MTP for positions that are drafted, too, never out of order. Slow.
-        grammar: a :class:`.Grammar`, or GBNF with a rule `root`; the answer follows it, from its
-            beginning or from the end of a thought that the prompt opens. None: any text.
+            minus infinity excludes a token. They are called for each position, drafted ones among
+            them, in order. Slow.
+        grammar: a :class:`.Grammar`, or GBNF with a rule `root`, that the answer follows from its
+            beginning, or from the end of a thought that the prompt opens. None: any text.
         reasoning_budget: most tokens of a thought, which a prompt that ends with ``<think>`` opens,
-            or the model at the start of its answer; then the closing tag follows, whatever the
-            model says. None: as many as the model likes.
+            or the model at the start of its answer. The closing tag is forced then. None: any
+            number.
         seed: of the random draw, 0 to 2**32 - 2; None draws one.
     """
 
@@ -126,7 +122,7 @@ class Sampling:
     repeat_penalty: float = _sampling(
         1.0,
         numbers(lambda x: 0 < x <= MOST, "above 0"),
-        "divide the logits of recent tokens by X; 1 is no penalty",
+        "divide positive, and multiply negative, logits of recent tokens by X; 1 is no penalty",
         "X",
     )
     repeat_last_n: int = _sampling(64, _LAST_N, "how many tokens back the penalty looks", "TOKENS")
@@ -155,7 +151,7 @@ class Sampling:
     xtc_probability: float = _sampling(
         0.0,
         between(0, 1, "from 0 (off) to 1"),
-        "how often the likeliest tokens are dropped, but the last above the threshold",
+        "how often all tokens above the threshold but the least likely are dropped; 0 is never",
         "P",
     )
     xtc_threshold: float = _sampling(
@@ -205,22 +201,22 @@ class Sampling:
 
     @property
     def plain_greedy(self) -> bool:
-        """True when the next token is the argmax of the raw logits."""
+        """True if the next token is the argmax of the raw logits."""
         return self.greedy and not self.reorders
 
     @property
     def penalizes(self) -> bool:
-        """Whether recent tokens have a penalty of their own."""
+        """Whether a repeat, frequency or presence penalty is on."""
         given = self.repeat_penalty != 1.0 or self.frequency_penalty or self.presence_penalty
         return bool(given) and self.repeat_last_n > 0
 
     @property
     def dry(self) -> bool:
-        """Whether repetitions have one."""
+        """Whether DRY is on."""
         return self.dry_multiplier > 0 and self.dry_penalty_last_n > 0
 
     @property
     def reorders(self) -> bool:
-        """Whether another token than the best one of the raw logits may become the best."""
+        """Whether a token other than the best of the raw logits may become the best."""
         biased = bool(self.logit_bias) or self.grammar is not None
         return biased or self.penalizes or self.dry or bool(self.logits_processors)

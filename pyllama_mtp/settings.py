@@ -1,13 +1,10 @@
-"""What a user can set: how contexts are made (`Settings`), how tokens are chosen (`Sampling`).
-
-Each field is declared once, with its check and its option on the command line.
-"""
+"""Settings of a session: each field is declared once, with check and command-line option."""
 
 from __future__ import annotations
 
 import itertools
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from functools import partial
 
 from .arguments import (
@@ -40,8 +37,8 @@ ROLLBACK = ("auto", "snapshot", "replay")
 #: Most checkpoints along a text.
 CHECKPOINT_LIMIT = 30
 MOST_THREADS = 512  # GGML_MAX_N_THREADS
-#: Types that rows of the draft head can be given. The last three need an importance matrix, and are
-#: refused where the head is made.
+#: Types for rows of the draft head. The last three need an importance matrix, and are refused where
+#: the head is made.
 HEAD_TYPES = (
     *("auto", "file", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1"),
     *("q4_0", "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "q3_k", "iq3_s", "iq3_xxs", "q2_k", "iq2_s"),
@@ -49,10 +46,10 @@ HEAD_TYPES = (
 )
 #: A draft vocabulary of fewer tokens saves nothing more and rejects nearly every draft.
 DRAFT_VOCAB_LEAST = 256
-#: Most drafts per round where the depth is chosen while generating: one more costs a snapshot of
-#: the recurrent state, and is used only where nearly everything is accepted.
+#: Most drafts per round of draft_n_max "auto". One more costs a snapshot of the recurrent state,
+#: and pays only where nearly everything is accepted.
 AUTO_DEPTH = 6
-#: Most drafts per round. Beyond it the chance that a further draft is reached is negligible.
+#: Most drafts per round. Further drafts would hardly ever be reached.
 DRAFT_LIMIT = 64
 
 
@@ -92,55 +89,39 @@ class Settings:
     """How a model is run, with MTP or without. Raises UsageError for a value out of range.
 
     Attributes:
-        n_ctx: context length in tokens. 0: 8192, or what prompt and answer need where they are
-            known; at most the model's training length, and less (but what is needed) where it would
-            take more than half of the host's free memory, or 0.9 of a device's.
+        n_ctx: context length in tokens. 0: 8192, or as many as prompt and answer need where these
+            are known, at most the model's training length. Such a context is cut, but not below the
+            need, if it takes more than half of the host's free memory, or 0.9 of a device's.
         cache_type_k, cache_type_v: type of the K and V caches, one of CACHE_TYPES. A quantized V
             cache needs flash attention.
         rope: RoPE and YaRN for texts longer than the model was trained for, in both contexts.
-        draft_n_max: drafts per round; 0 turns MTP off. "auto": 0 to AUTO_DEPTH, as many as make
-            this generation fastest on this machine, by the costs and the acceptance measured
-            meanwhile.
-        ngram: with draft_n_max "auto", draft what followed the last time the newest tokens occurred
-            in the text (prompt lookup), in rounds where that promises more than the head does. For
-            one sequence; not at imposed acceptance.
+        draft_n_max: drafts per round; 0 turns MTP off. "auto": 0 to AUTO_DEPTH, the fastest number
+            for this generation on this machine, by costs and acceptance measured meanwhile.
+        ngram: n-gram drafts (prompt lookup): with draft_n_max "auto", repeat what followed the same
+            tokens earlier in the text, when that promises more than the head's drafts. For one
+            sequence; not at imposed acceptance.
         draft_vocab: tokens that can be drafted: a number (the best of a ranking made from the
-            tokenizer), a file made with ``pyllama-mtp draft-vocab``, or "full"; "auto": as many as
-            pay (see draft_head_type), or else 32,768 if that is less than half of the vocabulary
-            and the library can. Fewer make drafting cheaper and are never wrong: the model verifies
-            over its whole vocabulary. A model file may have an MTP head that is trimmed to some
-            tokens: "auto" is then that head, and "full" is refused; a number or a file takes rows
-            of the model's own LM head.
-        draft_follow: tokens of the text that a draft vocabulary lacks take the rows of its least
-            likely ones. Not with draft_sampling, nor at imposed acceptance.
-        draft_head_type: type of the rows that drafts come from, one of HEAD_TYPES. Smaller ones
-            make drafts cheaper, over the whole vocabulary ("full") too, and lose a little
-            acceptance, never text. "file": as they are in the model file. Others are quantized
-            when the session is made: 1,000 rows of 1,024 values take two cores 10 ms (q4_0), 20 to
-            90 ms (k-quants) or 300 ms (iq4_nl). Types that need an importance matrix are refused.
-            "auto": "file" where draft_vocab is given. Where both are "auto" and the vocabulary has
-            more than 65,536 tokens, size and type ("file" or q4_0) are chosen together: by what
-            drafts cost here, which takes half a second to measure, and by what each size leaves
-            out of the text, when the session is made and again as text is seen. Not with
-            draft_sampling, imposed acceptance or RPC workers.
-        p_min: drafting stops at a draft less probable than this, in [0, 1]. The probability is the
-            one among the head's ten best candidates, as in upstream's draft-mtp.
-        draft_sampling: at temperature > 0, drafts are drawn from the head's own distribution and
-            accepted by rejection sampling (Leviathan et al. 2023), where usually the head's best
-            token is drafted: more drafts are accepted, and the text is still the target's draw.
-        prompt_rows: "last": the LM head runs on the last prompt row only. "all": on every row,
-            which is the defect that this project removes, kept for before/after measurements.
-        prompt_sync: how the MTP head is kept in step with the model: "kv": every decode writes the
-            head's K and V, too, and drafts come from one graph; "full": upstream's way, kept to
-            compare with: the head in a context of its own, which runs its whole block for every
-            token, on hidden states that go over the host, and drafts token by token; "auto": "kv"
-            if the library can.
-        checkpoints: most checkpoints of the recurrent state along the text, for prompts that share
-            a part of it only; 0 keeps none. One is as large as the recurrent state of a sequence.
-        rollback: how rejected drafts leave the recurrent state: "snapshot" (`n_rs_seq`), "replay"
-            (checkpoint, then decode the accepted tokens again), or "auto" (snapshot if possible).
-        synthetic_acceptance: unconditional acceptance per draft position, imposed for speed
-            measurements; the text is then not the model's. None: real acceptance.
+            tokenizer), a file made with ``pyllama-mtp draft-vocab``, or "full". "auto": as many as
+            pay (see draft_head_type), else 32,768 if that is less than half of the vocabulary and
+            the library can. Fewer tokens make drafts cheaper and never change the text: the model
+            verifies over its whole vocabulary. For a model file with a trimmed MTP head, "auto" is
+            that head, and "full" is refused; a number or a file takes rows of the model's LM head.
+        draft_follow: tokens of the text that the draft vocabulary lacks replace its least likely
+            ones. Not with draft_sampling, nor at imposed acceptance.
+        draft_head_type: type of the LM head's rows for drafts, one of HEAD_TYPES. Smaller types
+            make drafts cheaper and lose a little acceptance, never text. "file": as in the model
+            file. Other types are quantized when the session is made: 1,000 rows of 1,024 values
+            take two cores 10 ms (q4_0), 20 to 90 ms (k-quants) or 300 ms (iq4_nl). Types that need
+            an importance matrix are refused. "auto": "file" where draft_vocab is given. If both are
+            "auto" and the vocabulary has more than 65,536 tokens, size and type ("file" or q4_0)
+            are chosen together, by the cost of drafts, measured in half a second, and by the text's
+            tokens that each size lacks: when the session is made, and again as text is seen. Not
+            with draft_sampling, imposed acceptance or RPC workers.
+        prompt_sync: how the MTP head is kept in step with the model. "kv": every decode also writes
+            the head's K and V, and drafts come from one graph. "full": upstream's way, kept to
+            compare with: a context of the head's own runs the whole block for every token, on
+            hidden states that go over the host, and drafts token by token. "auto": "kv" if the
+            library can.
     """
 
     n_ctx: int = _speed(
@@ -220,38 +201,37 @@ class Settings:
     p_min: float = _speed(
         0.0,
         between(0, 1, "a probability from 0 to 1"),
-        "stop drafting at a token the head gives less probability than this, 0 to 1",
+        "stop drafting at a token that the head gives less probability than this, 0 to 1, among "
+        "its ten best candidates, as in upstream's draft-mtp",
         "P",
     )
     draft_sampling: bool = _sampling(
         False,
         FLAG,
         "draw drafts from the head's distribution and accept them by rejection sampling: more are "
-        "accepted where --temperature is high, and the text is still the model's",
+        "accepted where the temperature is high, and the text is still the model's",
     )
     checkpoints: int = _speed(
         4,
         wholes(0, CHECKPOINT_LIMIT, f"from 0 (none) to {CHECKPOINT_LIMIT}"),
-        "most states of the recurrent layers kept along the text, for prompts that share a part of "
-        "it only; 0 keeps none",
+        "most states of the recurrent layers kept along the text, for prompts that share only a "
+        "part of it; 0 keeps none",
         "N",
     )
     rollback: str = _speed(
         "auto",
         words(*ROLLBACK),
-        "how rejected drafts leave the recurrent state: kept snapshots, or a checkpoint and a "
-        "replay; 'auto' is snapshots where possible",
+        "how rejected drafts leave the recurrent state: 'snapshot' for each token, or a checkpoint "
+        "and a 'replay' of the accepted tokens; 'auto' is snapshots where possible",
     )
     synthetic_acceptance: tuple[float, ...] | None = _speed(
         None,
         Kind(_falling_rates, lambda text: tuple(map(float, text.split(",")))).or_this(None),
-        "impose these acceptance rates, 0 to 1, on draft 1, 2, ... whatever the model says "
-        "(0.8,0.7,0.6), to measure speed at a chosen rate. Text and acceptance then mean nothing, "
-        "and every output says so",
+        "impose these unconditional acceptance rates, 0 to 1, on draft 1, 2, ... whatever the "
+        "model says (0.8,0.7,0.6), to measure speed at a chosen rate. Text and acceptance then "
+        "mean nothing, and every output says so",
         "P1,P2,...",
     )
-
-    _most = DRAFT_LIMIT  # no field: see at_most()
 
     def __post_init__(self) -> None:
         keep_checked(self)
@@ -279,17 +259,26 @@ class Settings:
     def depth_limit(self) -> int:
         """Most drafts that a round may have."""
         if isinstance(self.draft_n_max, int):
-            return min(self.draft_n_max, self._most)
+            return self.draft_n_max
         imposed = self.synthetic_acceptance
-        return min(AUTO_DEPTH, self._most, AUTO_DEPTH if imposed is None else len(imposed))
+        return AUTO_DEPTH if imposed is None else min(AUTO_DEPTH, len(imposed))
 
     def at_most(self, n: int) -> Settings:
-        """The same with no more than `n` drafts per round. Copies forget it."""
-        limited = replace(self)
-        object.__setattr__(limited, "_most", n)  # it is frozen
-        return limited
+        """The same with no more than `n` drafts per round."""
+        return _Limited(**{one.name: getattr(self, one.name) for one in fields(Settings)}, most=n)
 
     @property
     def threads(self) -> int:
-        """`n_threads`, resolved."""
+        """`n_threads`; None: one for each CPU."""
         return self.n_threads or available_threads()
+
+
+@dataclass(frozen=True)
+class _Limited(Settings):
+    """Settings for a model that makes no more than `most` drafts per round."""
+
+    most: int = option(DRAFT_LIMIT, wholes(0, DRAFT_LIMIT, f"from 0 to {DRAFT_LIMIT} drafts"))
+
+    @property
+    def depth_limit(self) -> int:
+        return min(self.most, super().depth_limit)
