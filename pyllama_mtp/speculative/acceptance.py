@@ -13,8 +13,8 @@ class Verdict:
     """Outcome of one round.
 
     Attributes:
-        tokens: what the target chose, in order: the accepted drafts, then one token more (the
-            target's own where the first draft failed, or after the last one).
+        tokens: the target's choice: the accepted drafts, then one token more, in place of the first
+            rejected draft or after the last one.
         n_accepted: ``len(tokens) - 1``.
     """
 
@@ -31,7 +31,7 @@ def accept(
     sample_row: Callable[[int], int],
     ends: Callable[[int], bool] = lambda token: False,
 ) -> Verdict:
-    """Accept drafts for as long as the target's own choice is the draft.
+    """Accept drafts as long as the target's own choice is the draft.
 
     Row i holds the target's logits after drafts[:i]. Each row is sampled as plain decoding would
     sample it, so the tokens are the target's own draw whatever the drafts are: greedy output equals
@@ -41,10 +41,9 @@ def accept(
 
     Args:
         drafts: drafted token ids.
-        sample_row: samples row i, 0 <= i <= len(drafts); called in order, and no further than the
-            first row that differs.
-        ends: True for a token after which nothing may follow (end of turn); rows after it are not
-            sampled and drafts after it not accepted.
+        sample_row: samples row i, 0 <= i <= len(drafts); called in order, up to the first row that
+            differs from its draft.
+        ends: True for a token after which nothing may follow (end of turn): sampling stops.
     """
     tokens: list[int] = []
     for row in range(len(drafts) + 1):
@@ -58,9 +57,9 @@ def accept(
 class SyntheticAcceptance:
     """Acceptance at imposed rates, for speed measurements on models without trained weights.
 
-    The outcomes follow the golden-ratio sequence (Weyl 1916) instead of a random one: after n
-    rounds the share accepted at each position is within a few n-ths of its rate, so a run of fifty
-    rounds measures the rate asked for and not its luck.
+    Outcomes follow the golden-ratio sequence (Weyl 1916), not a random one: after n rounds, the
+    share accepted at each position is within a few n-ths of its rate. So a run of fifty rounds
+    measures the rate asked for, not luck.
 
     Args:
         rates: unconditional, per position: rates[i] is the probability that drafts 0..i are all
@@ -72,7 +71,7 @@ class SyntheticAcceptance:
         self._rounds = 0
 
     def accept(self, drafts: Sequence[int], sample_row: Callable[[int], int]) -> Verdict:
-        """As :func:`accept`, with a drawn outcome; as many rows are sampled, at the same cost."""
+        """As :func:`accept`, with an imposed outcome; as many rows are sampled."""
         self._rounds += 1
         level = (self._rounds * GOLDEN) % 1.0
         n = sum(1 for rate in self.rates[: len(drafts)] if level < rate)

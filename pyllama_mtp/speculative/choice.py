@@ -1,4 +1,4 @@
-"""What a round drafts: tokens of the head, what followed earlier in the text, or nothing."""
+"""What a round drafts: the head's tokens, n-gram drafts, or nothing."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class DraftChoice:
     """Chooses before each round of one or several sequences, and learns from its outcome.
 
     Attributes:
-        depths: chooses the depth; None: it is fixed.
-        lookups: the texts by sequence, for drafts from them; empty: the head's only. Used beside a
-            DepthController, which knows what they are worth, and by a sequence that is alone.
+        depths: chooses the depth; None: the depth is fixed.
+        lookups: the texts by sequence, for n-gram drafts; empty: no n-gram drafts. A lone sequence
+            uses them, if a DepthController says what they are worth.
     """
 
     def __init__(self, settings: Settings, n_sequences: int = 1, head: bool = True) -> None:
         """Args:
-        head: there is an MTP head; False: drafts come from the text only.
+        head: there is an MTP head; False: n-gram drafts only.
         """
         self._head = head
         self.depths: DepthChoice | None = None
@@ -56,17 +56,17 @@ class DraftChoice:
         return costs.plain if costs else None
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
-        """What is drafted from here on for a sequence follows `prompt`."""
+        """Begin a sequence's text with `prompt`."""
         if self.lookups:
             self.lookups[seq].begin(prompt)
 
     def look_up(self, newest: Sequence[tuple[int, int]], at_most: int) -> list[int]:
-        """Drafts for what follows the newest token of a sequence that is alone, from its text, if
-        they promise more than the head's; empty: ask for :meth:`depth`.
+        """N-gram drafts after the newest token of a lone sequence, if they promise more than the
+        head's; empty: ask for :meth:`depth`.
 
         Args:
-            newest: (sequence, newest token) of all that are drafted for.
-            at_most: no more than this many can be used; 0 where several sequences are in a round.
+            newest: (sequence, newest token) of all sequences that are drafted for.
+            at_most: most drafts that can be used; 0 for a round of several sequences.
         """
         self._match = None
         if not self.lookups:
@@ -83,12 +83,12 @@ class DraftChoice:
         return lookup.drafts(match, n)
 
     def depth(self, n_sequences: int, usable: int, room: int) -> int:
-        """How many tokens the head drafts for each of so many sequences.
+        """How many tokens the head drafts for each of `n_sequences`.
 
         Args:
-            usable: no more than this many can be accepted: the texts end.
-            room: as many as there is room for. A fixed depth keeps to it while any draft is of
-                use, so that the last rounds find their graphs.
+            usable: most drafts that can be accepted before the texts end.
+            room: most drafts that the contexts have room for. A fixed depth drafts as many while
+                any draft is usable, so that the last rounds find their graphs.
         """
         if not self._head:
             return 0
@@ -106,15 +106,15 @@ class DraftChoice:
         """The outcome of the round.
 
         Args:
-            drafts: of one of the sequences; each had equally many.
-            outcomes: for each sequence its number, how many drafts it could have used, and what the
-                target chose: the accepted drafts and one token more.
+            drafts: of one of the sequences; all had equally many.
+            outcomes: for each sequence its number, how many drafts it could use, and the target's
+                choice: the accepted drafts and one token more.
             draft_s: seconds of drafting.
             total_s: seconds of the whole round, drafting included.
         """
         n_drafted = len(drafts.tokens)
         if drafts.forced and len(outcomes) == 1:
-            pass  # it says nothing of the head, nor what rows with logits cost
+            pass  # the round says nothing of the head, nor of the cost of output rows
         elif drafts.looked_up and isinstance(self.depths, DepthController):
             n_accepted = len(outcomes[0][2]) - 1
             self.depths.update_lookup(n_drafted, n_accepted, total_s)

@@ -1,4 +1,4 @@
-"""A grammar that the tokens of a text follow, by llguidance: which may come next, which must."""
+"""A grammar over tokens, by llguidance: which tokens may come next, and which must."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tokenizer(model: Model) -> Any:
     """llguidance's view of the vocabulary, made once for each model: about a second.
 
     Raises:
-        UsageError: the vocabulary is of no use for it; or llguidance is missing.
+        UsageError: llguidance cannot use the vocabulary, or is missing.
     """
     with _lock:
         if model not in _tokenizers:
@@ -59,16 +59,16 @@ def _make_tokenizer(model: Model) -> Any:
 
 
 class Constraint:
-    """How far a text has come in its grammar. Exact with drafts: each row of the target is masked
-    with what may come after the tokens before it, so what is drafted changes nothing."""
+    """The state of a text in its grammar. Drafts change nothing: the tokens before each row of the
+    target mask it."""
 
     def __init__(self, model: Model, grammar: Grammar) -> None:
-        """Raises UsageError: the grammar names a token that the vocabulary lacks, or the like."""
+        """Raises UsageError if the grammar does not fit the vocabulary."""
         self._model, self._grammar = model, grammar
         make, known = require_llguidance().LLMatcher, tokenizer(model)
         self._matcher = with_room(lambda: make(known, grammar.compiled(), log_level=0))
         self._words = np.zeros(-(-model.n_vocab // 32), dtype="<u4")
-        self._known = False  # whether the words are of the next token
+        self._known = False  # whether the mask in _words is the next token's
         if self.error:
             raise self.error
 
@@ -101,20 +101,20 @@ class Constraint:
         return 32 * int(at[0]) + word.bit_length() - 1 if single else None
 
     def add(self, token: int) -> None:
-        """The text goes on with this token; after the end nothing counts."""
+        """Continue the text with this token; after the grammar's end, tokens do not count."""
         if not self._matcher.is_stopped():
             self._matcher.consume_token(token)
             self._known = False
 
     def n_valid(self, tokens: Sequence[int]) -> int:
-        """How many of these may follow, one after the other; none after the end."""
+        """How many of these tokens may follow, one after the other; 0 after the grammar's end."""
         return int(self._matcher.validate_tokens(list(tokens)))
 
     def forced(self, most: int) -> list[int]:
         """Tokens that must follow, one after the other, up to `most`.
 
-        llguidance tokenizes the bytes that are forced. Its mask then allows just the first of these
-        tokens, so each is looked at again after those before it: all of them are certain.
+        llguidance tokenizes the forced bytes, but only the first of these tokens is certain: its
+        mask allows no other. So each token is asked for after the ones before it.
         """
         self._model.handle  # noqa: B018 - raises when closed
         matcher, found = self._matcher, list[int]()

@@ -1,10 +1,10 @@
-"""What rounds cost, learned from the rounds themselves. Pure; no library.
+"""The costs of rounds, learned from the rounds. Pure; no library.
 
 Costs are nearly affine in the rows, so a cost that was measured seldom, or long ago, is drawn
-towards a line. Three things make a time doubtful: stalls (another program had the core), the first
-round at another size, which may build a graph, and a machine, or a growing text, that slows all
-rounds down. Hence times are believed up to STALL times what was expected, what a first round takes
-longer is learned and taken off, and times are held against the pace of their moment.
+towards a line. Three things distort a time: a stall (another program had the core); the first round
+at another size, which may build a graph; and a slower machine, or a longer text, which slows all
+rounds. So times count up to STALL times the expected one; the excess of first rounds is learned and
+taken off; and times are relative to the pace of their moment.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .costs import Costs
 MEMORY = 200.0
 #: How many samples the line is worth.
 LINE = 0.5
-#: A time is believed up to so many times the expected one: beyond it, something stalled.
+#: A time counts up to so many times the expected one; a longer one stalled.
 STALL = 1.3
-#: Estimates of fewer samples may be wrong: they say nothing about the machine's pace.
+#: Estimates of fewer samples may be wrong, and say nothing about the machine's pace.
 SURE = 3.0
-#: Share of what a round takes more than expected that is put down to the machine's pace.
+#: The share of a round's excess over the expected time that is put down to the machine's pace.
 PACE = 0.15
-#: Guesses, in plain steps, while nothing but plain steps was measured: a draft; and a further row
-#: of each sequence, which takes as much for every sequence, at most 1 for all.
+#: Plain steps that a draft is guessed to take while only plain steps were measured; so is a further
+#: row of each sequence, at most 1 for all sequences.
 GUESS = 0.1
 #: Seconds; no time is shorter, however coarse the clock.
 TICK = 1e-9
@@ -33,11 +33,11 @@ TICK = 1e-9
 
 @dataclass
 class Estimate:
-    """What something costs at a pace of 1.
+    """A cost at a pace of 1.
 
     Attributes:
-        seconds: mean of the samples, the latest ones counting most.
-        n: how many they were worth at the newest one, which was in the round `newest`.
+        seconds: mean of the samples, the latest counting most.
+        n: how many samples the mean was worth in the round of the newest one, `newest`.
     """
 
     seconds: float
@@ -45,11 +45,11 @@ class Estimate:
     newest: int
 
     def worth(self, now: int) -> float:
-        """How many samples of now it is worth."""
+        """How many present samples the mean is worth."""
         return self.n * math.exp((self.newest - now) / MEMORY)
 
     def add(self, seconds: float, now: int) -> None:
-        """One more sample."""
+        """Add a sample."""
         n = self.worth(now)
         if n < SURE and seconds * STALL < self.seconds:
             n = 0.0  # the others had stalled
@@ -58,27 +58,27 @@ class Estimate:
 
 
 class Line(dict[int, Estimate]):
-    """Estimates of something done to a varying count (further rows, drafts), by count."""
+    """Costs by count: of further rows, or of drafts."""
 
     def add(self, count: int, seconds: float, now: int) -> None:
-        """One sample, of round `now`."""
+        """Add a sample of round `now`."""
         if count in self:
             self[count].add(seconds, now)
         else:
             self[count] = Estimate(seconds, 1.0, now)
 
     def trust(self, count: int) -> float:
-        """Up to how many times the expected one a time is believed. The first one may have stalled;
-        a second like it has not."""
+        """Up to how many times the expected time a time counts. A first long time may have stalled;
+        a second one like it has not."""
         return STALL**2 if count in self and not self.is_sure(count) else STALL
 
     def is_sure(self, count: int) -> bool:
-        """Whether there were enough samples to tell a wrong estimate from the machine's pace."""
+        """Whether the estimate has enough samples to show the machine's pace."""
         return count in self and self[count].n >= SURE
 
     def fit(self, base: float, guess: float, limit: int, now: int) -> tuple[float, list[float]]:
-        """Growth per count from `base` at 0: least squares, with `guess` as a sample at 1; and the
-        estimates of counts 0 to `limit`, each the mean of its samples and the line, weighted."""
+        """The slope of the line from `base` at 0, by least squares, with `guess` as a sample at 1;
+        and estimates of counts 0 to `limit`: each a weighted mean of its samples and the line."""
         rise, squares = guess, 1.0
         samples = [(count, one.seconds, one.worth(now)) for count, one in self.items() if count]
         for count, seconds, n in samples:
@@ -111,21 +111,21 @@ class _Rounds:
 class CostModel:
     """Costs of every depth, by the number of sequences, from calibration and rounds.
 
-    What is known of one number of sequences is the first guess for others: a row costs the same,
-    and drafting grows as a plain step does.
+    The first guess for another number of sequences: a row costs the same, and drafting grows as a
+    plain step does.
 
     Args:
         limit: greatest depth.
         calibration: costs of one sequence measured earlier, up to any depth.
 
     Attributes:
-        change: plain steps that the first round at another size takes longer, lately.
+        change: plain steps by which the first round at another size takes longer, lately.
     """
 
     def __init__(self, limit: int, calibration: Costs | None = None) -> None:
         self.limit, self.change = limit, 0.0
         self._rounds: dict[int, _Rounds] = {}
-        self._pace = 1.0  # what rounds take now, as a multiple of the times that are kept
+        self._pace = 1.0  # of rounds now, as a multiple of the times that are kept
         self._now = 0
         self._first_s = 0.0  # seconds of the last round, if it was the first one of its size
         self._last = (0, 0, 0)  # sequences, drafts verified and drafts computed of the last round
@@ -137,26 +137,26 @@ class CostModel:
             self._complete(1)
 
     def costs(self, n: int = 1) -> Costs | None:
-        """Of depths 0 to `limit` in rounds of `n` sequences, those not measured filled in; None
-        while no plain step of theirs is known."""
+        """Costs of depths 0 to `limit` in rounds of `n` sequences, guesses filled in; None while no
+        plain step of theirs was measured."""
         return self._rounds[n].costs if n in self._rounds else None
 
     def worth(self, depth: int, n: int = 1) -> float:
-        """How many samples the cost of `depth` rests on, LINE for the line among them."""
+        """How many samples the cost of `depth` rests on, the line's LINE among them."""
         one = self._rounds[n].verify.get(depth)
         return LINE + (one.worth(self._now) if one else 0.0)
 
     def deepest(self, n: int = 1) -> int:
-        """The greatest depth whose cost was seen."""
+        """The greatest depth that was measured."""
         return max(self._rounds[n].verify)
 
     def update(
         self, n_asked: int, n_drafted: int, draft_s: float, rest_s: float, n: int = 1
     ) -> None:
-        """One round.
+        """Add a round.
 
         Args:
-            n_asked: drafts asked for. When `n_drafted` is fewer, drafting stopped at the next one,
+            n_asked: drafts asked for. If `n_drafted` is fewer, drafting stopped at the next draft,
                 which was computed all the same.
             draft_s: seconds of drafting.
             rest_s: seconds of the rest of the round.

@@ -1,4 +1,4 @@
-"""What a round costs and what it brings: is drafting worth it, and how deep? Pure; no library.
+"""Costs and gains of a round: does drafting pay, and at which depth? Pure; no library.
 
 A round drafts k tokens, verifies them in one pass of the target over k + 1 rows, and emits the
 accepted ones and one token more (Leviathan et al. 2023, "Fast inference from transformers via
@@ -17,16 +17,16 @@ from ..errors import UsageError
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds, or any other unit that is the same in both.
+    """Costs of rounds, in seconds or any other unit.
 
     Attributes:
-        verify: ``verify[n]``: one pass of the target over n rows, with all that a round needs
-            beside drafting: sampling, rollback, keeping up both caches. ``verify[1]`` is a plain
-            decode step, ``verify[0]`` is 0.
+        verify: ``verify[n]``: one pass of the target over n rows, with everything in a round but
+            drafting: sampling, rollback, sync. ``verify[1]`` is a plain decode step, ``verify[0]``
+            is 0.
         draft: ``draft[k]``: drafting k tokens. ``draft[0]`` is 0.
 
     Raises:
-        UsageError: lengths that do not match, or a time that is not above 0.
+        UsageError: lengths do not match, or a time is not above 0.
     """
 
     verify: tuple[float, ...]
@@ -44,7 +44,7 @@ class Costs:
 
     @property
     def limit(self) -> int:
-        """The greatest depth that has costs."""
+        """The greatest depth with costs."""
         return len(self.draft) - 1
 
     @property
@@ -69,6 +69,23 @@ def expected_tokens(acceptance: Sequence[float], depth: int) -> float:
     if not 0 <= depth <= len(acceptance):
         raise UsageError(f"depth is {depth}, there are acceptance rates for 0 to {len(acceptance)}")
     return tokens_by_depth(acceptance[:depth])[depth]
+
+
+def posterior(
+    tried: Sequence[float], held: Sequence[float], prior: float, weight: float
+) -> tuple[float, ...]:
+    """Estimated acceptance per position, from drafts tried and held: means of Beta posteriors.
+
+    Args:
+        prior: acceptance of the first position before any outcome; each further position has the
+            estimate of the position before as its prior.
+        weight: outcomes that each prior is worth.
+    """
+    rates: list[float] = []
+    for n_tried, n_held in zip(tried, held, strict=True):
+        prior = (n_held + weight * prior) / (n_tried + weight)
+        rates.append(prior)
+    return tuple(rates)
 
 
 def tokens_by_depth(acceptance: Sequence[float]) -> list[float]:
@@ -109,8 +126,8 @@ def speed(
 ) -> float:
     """Tokens per unit of time of rounds that ask for `depth` drafts; depth 0 is plain decoding.
 
-    The ratio of the means, which is what a long text converges to: Leviathan et al. 2023, theorem
-    3.8, with measured costs in place of their cost coefficient and free parallel verification.
+    The ratio of the means, to which a long text converges: Leviathan et al. 2023, theorem 3.8, with
+    measured costs in place of their cost coefficient and free parallel verification.
 
     Args:
         acceptance: see :func:`expected_tokens`. Where `offered` is given, a draft that was asked

@@ -1,8 +1,8 @@
-"""How many tokens to draft next: learned from the rounds themselves, 0 included. Pure; no library.
+"""The number of drafts per round, 0 included, learned from the rounds. Pure; no library.
 
-The controller keeps what rounds cost (:mod:`.costmodel`) and how often drafts are accepted, and
-uses the depth with the highest expected speed (:mod:`.costs`). What it does not know it tries out,
-at a bounded price: an :class:`Allowance` says how much time may be lost.
+The controller learns the costs of rounds (:mod:`.costmodel`) and how often drafts are accepted, and
+uses the depth with the highest expected speed (:mod:`.costs`). It tries out unknown depths at a
+bounded price: an :class:`Allowance` says how much time may be lost.
 """
 
 from __future__ import annotations
@@ -13,29 +13,28 @@ from dataclasses import dataclass
 
 from .costmodel import LINE, STALL, CostModel
 from .costmodel import MEMORY as COST_MEMORY
-from .costs import Costs, times_by_depth, tokens_by_depth
+from .costs import Costs, posterior, times_by_depth, tokens_by_depth
 
-#: A draft's acceptance before anything is known, and how many outcomes that belief is worth.
+#: A draft's acceptance before any outcome, and how many outcomes that prior is worth.
 PRIOR_RATE, PRIOR_WEIGHT = 0.7, 3.0
-#: Rounds after which an outcome counts for 1/e; the same for the outcomes that are looked at for a
-#: change of text; and by how many standard deviations these must be off for the rest to be dropped.
+#: Rounds after which an outcome counts for 1/e; the same for recent outcomes, which show when the
+#: text changes; and the standard deviations between both at which older outcomes are dropped.
 MEMORY, RECENT_MEMORY, SURPRISE = 64.0, 8.0, 2.0
 
-#: A depth whose cost is a mere guess is at most so far beyond the deepest one that was seen.
+#: Depths that were never used are tried up to so far beyond the deepest one used.
 STRIDE = 2
-#: By which part a cost may be less than it seems where it rests on a guess alone. What was measured
-#: seldom, or long ago, gets the benefit of the doubt.
+#: The part by which a guessed cost may be too high. A cost that was measured seldom, or long ago,
+#: gets a part of this benefit of the doubt.
 DOUBT = 0.07
-#: What a change of depth is taken to cost, in plain steps: another depth is used once staying has
-#: cost as much.
+#: The cost of a change of depth, in plain steps: the depth changes once staying has cost as much.
 CHANGE = 0.1
-#: Part of all time that may be lost: by drafting against plain decoding; and, where plain decoding
-#: seems best, by trying whether that is still so.
+#: The part of all time that may be lost: by drafting, against plain decoding; and, where plain
+#: decoding seems best, by trying drafts.
 SHARE = 0.01
 
 
 class _Counts:
-    """Outcomes per position: how many were tried, and held; older ones fade.
+    """Outcomes per position: how many drafts were tried, and how many held; older outcomes fade.
 
     Args:
         limit: positions.
@@ -64,15 +63,15 @@ class _Counts:
 
 
 class AcceptanceTracker:
-    """How often a draft is accepted, per position, all before it being accepted; old rounds fade.
+    """Conditional acceptance of drafts, per position; old rounds fade.
 
-    Per position the mean of a Beta posterior, whose prior is the rate of the position before: a
-    position that was never reached gets the rate of the last one that was. When recent outcomes
-    contradict a rate, the text has changed and the older ones are dropped.
+    Each rate is the mean of a Beta posterior, whose prior is the rate of the position before: a
+    position never reached has the rate of the last position reached. When recent outcomes
+    contradict a rate, the text has changed and older outcomes are dropped.
 
     Args:
         limit: positions.
-        rate, weight: prior of the first position, and how many outcomes any prior is worth.
+        rate, weight: prior of the first position, and how many outcomes each prior is worth.
     """
 
     def __init__(self, limit: int, rate: float = PRIOR_RATE, weight: float = PRIOR_WEIGHT) -> None:
@@ -81,9 +80,8 @@ class AcceptanceTracker:
         self._rates = self._posterior()
 
     def update(self, n_tried: int, n_held: int) -> None:
-        """A round tried positions 1 to `n_tried`; the first `n_held` held, the next one did not.
-
-        A round that tried none says nothing, and nothing fades.
+        """Add a round that tried positions 1 to `n_tried`: the first `n_held` held, the next did
+        not. For a round that tried none, nothing fades.
         """
         if not n_tried:
             return
@@ -98,15 +96,11 @@ class AcceptanceTracker:
         self._rates = self._posterior() if changed else rates
 
     def rates(self) -> tuple[float, ...]:
-        """Estimated conditional rate of each position."""
+        """Estimated conditional acceptance of each position."""
         return self._rates
 
     def _posterior(self) -> tuple[float, ...]:
-        rate, rates = self._rate, []
-        for tried, held in zip(self._all.tried, self._all.held, strict=True):
-            rate = (held + self._weight * rate) / (tried + self._weight)
-            rates.append(rate)
-        return tuple(rates)
+        return posterior(self._all.tried, self._all.held, self._rate, self._weight)
 
 
 @dataclass
@@ -114,22 +108,22 @@ class Allowance:
     """Time that may be lost, in plain decode steps.
 
     Attributes:
-        balance: what is left; below 0 it is overdrawn.
-        most: gains are saved up to this.
+        balance: the time left; below 0 the allowance is overdrawn.
+        most: the balance grows up to this.
     """
 
     balance: float
     most: float
 
     def count(self, steps: float, lost: float) -> None:
-        """A round took `steps`, and lost `lost` (below 0: gained) against what it is held to."""
+        """Add a round that took `steps` and lost `lost` of them (below 0: gained)."""
         self.balance = min(self.most, self.balance + SHARE * steps - lost)
 
 
 @dataclass
 class _Use:
-    """Of rounds of one number of sequences: the depth in use, plain steps lost by staying at it,
-    and the rounds so far."""
+    """Rounds of one number of sequences: the depth in use, plain steps lost by staying at it, and
+    the rounds so far."""
 
     depth: int = 0
     missed: float = 0.0
@@ -139,18 +133,18 @@ class _Use:
 class DepthController:
     """Chooses the depth of each round: :meth:`choose` before it, :meth:`update` after it.
 
-    Serves any number of generations, one after the other, and rounds of any number of sequences:
-    what a depth costs depends on how many take part, and how often drafts hold does not.
-    Deterministic: the same outcomes and times give the same depths.
+    Serves one generation after the other, and rounds of any number of sequences. The cost of a
+    depth depends on the number of sequences; acceptance does not. Deterministic: the same outcomes
+    and times give the same depths.
 
-    The rule. Each depth has an expected speed, raised by a doubt where its cost was measured seldom
-    or long ago (an upper confidence bound). The best one is taken as soon as staying at the depth
-    in use has cost as much as a change. Where that is depth 0, a round with drafts is made whenever
-    `probing` covers what it may lose. A probe whose drafts hold loses nothing, so the next one
-    follows at once, and text that has become predictable is noticed. Whatever is believed, `total`
-    counts what drafting has lost against plain decoding; when it is overdrawn, rounds are plain
-    until it has recovered. The first two rounds, and two whenever that was long ago, are plain:
-    everything is compared with them, and the first may build a graph.
+    The rule. Each depth has an expected speed, raised by a doubt if its cost was measured seldom or
+    long ago (an upper confidence bound). The fastest depth is taken as soon as staying at the depth
+    in use has cost as much as a change. If that is depth 0, a probe, a round with drafts, is made
+    whenever `probing` covers its possible loss. A probe whose drafts hold loses nothing, so the
+    next one follows at once, and text that has become predictable is noticed. `total` counts the
+    loss of drafting against plain decoding; while it is overdrawn, rounds are plain. The first two
+    rounds are plain, because all others are compared with them and the first may build a graph; so
+    are two rounds from time to time.
 
     Args:
         limit: greatest depth.
@@ -174,12 +168,12 @@ class DepthController:
 
     @property
     def acceptance(self) -> tuple[float, ...]:
-        """Conditional acceptance per position, as now believed. A draft that was asked for and not
-        made (p_min) counts as not accepted."""
+        """Estimated conditional acceptance per position. A draft that was asked for and not made
+        (p_min) counts as not accepted."""
         return self._accepted.rates()
 
     def costs(self, n_sequences: int = 1) -> Costs | None:
-        """Costs of rounds of so many sequences, as now believed; None while nothing is known."""
+        """Estimated costs of rounds of so many sequences; None while nothing is known."""
         return self._model.costs(n_sequences)
 
     def depth(self, n_sequences: int = 1) -> int:
@@ -190,7 +184,7 @@ class DepthController:
         """Drafts to ask of each sequence in the next round, 0 to `limit`.
 
         Args:
-            at_most: no more than this many can be used: the text or the context ends.
+            at_most: most drafts that can be used before the text or the context ends.
         """
         use, costs = self._uses.setdefault(n_sequences, _Use()), self.costs(n_sequences)
         asked = 0
@@ -220,10 +214,10 @@ class DepthController:
         return use.depth
 
     def update(self, n_drafted: int, n_accepted: int, draft_s: float, total_s: float) -> None:
-        """The outcome of the round of one sequence that was chosen last.
+        """Learn from a round of one sequence, of the depth chosen last.
 
         Args:
-            n_drafted: drafts verified; fewer than asked for where p_min stopped drafting.
+            n_drafted: drafts verified; fewer than asked for if p_min stopped drafting.
             n_accepted: how many of them held.
             draft_s: seconds of drafting.
             total_s: seconds of the whole round, drafting included.
@@ -237,12 +231,12 @@ class DepthController:
         draft_s: float,
         total_s: float,
     ) -> None:
-        """The outcome of the round that was chosen last.
+        """Learn from a round of several sequences, of the depth chosen last.
 
         Args:
             n_drafted: drafts verified of each sequence.
-            outcomes: for each sequence, at least one: how many drafts it could have used, at most
-                as many as were asked for, and how many of them held.
+            outcomes: for each sequence, at least one: how many drafts it could use, at most as many
+                as were asked for, and how many of them held.
             draft_s, total_s: see :meth:`update`.
         """
         n = len(outcomes)
@@ -254,15 +248,14 @@ class DepthController:
         self._count(n, self._asked, n_drafted, n_tokens, draft_s, total_s)
 
     def lookup_depth(self, rates: Sequence[float], at_most: int) -> int:
-        """How many drafts that cost nothing to make, such as those of an earlier occurrence, are
-        worth verifying in the next round of one sequence, in place of what :meth:`choose` would
-        have; 0: none.
+        """How many n-gram drafts, which cost nothing to make, the next round of one sequence should
+        verify, instead of a round that :meth:`choose` chooses; 0: none.
 
-        Unless the last round had such drafts, what a change costs is part of the price.
+        Unless the last round had n-gram drafts, the price includes that of a change.
 
         Args:
             rates: conditional acceptance of these drafts, per position.
-            at_most: no more than this many can be used.
+            at_most: most drafts that can be used.
         """
         costs = self.costs()
         if not costs or self._uses[1].rounds < 2 or self.total.balance < 0:
@@ -279,7 +272,7 @@ class DepthController:
         return chosen
 
     def update_lookup(self, n_drafted: int, n_accepted: int, total_s: float) -> None:
-        """The outcome of a round with drafts that :meth:`lookup_depth` asked for.
+        """Learn from a round with n-gram drafts, as many as :meth:`lookup_depth` chose.
 
         Args:
             n_drafted: drafts verified, at least 1.
@@ -292,8 +285,8 @@ class DepthController:
     def _count(
         self, n: int, asked: int, n_drafted: int, n_tokens: float, draft_s: float, total_s: float
     ) -> None:
-        """Learn what a round of `n` sequences cost; hold it, which brought `n_tokens` to each of
-        them on average, against plain decoding."""
+        """Learn the cost of a round of `n` sequences, and compare the round, which gave each of
+        them `n_tokens` on average, with plain decoding."""
         self.rounds += 1
         self._uses.setdefault(n, _Use()).rounds += 1
         self._model.update(asked, n_drafted, draft_s, total_s - draft_s, n)

@@ -1,9 +1,9 @@
-"""The MTP head as a drafter: it lives in the target's context, and drafts in one graph.
+"""The MTP head as a drafter: it is in the target's context, and drafts in one graph.
 
 The head at position p takes the embedding of token x_p and the trunk's hidden state h_{p-1} (after
 the final norm for Qwen3.5/3.6); its output predicts x_{p+1}. Every decode of the target writes the
-head's keys and values of its tokens, and carries the last hidden state over to the next decode. So
-there is nothing to keep in step; :mod:`.upstream` has to.
+head's keys and values for its tokens, and carries the last hidden state over to the next decode. So
+nothing has to be kept in step, as it must be in :mod:`.upstream`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Drafts:
 
     Attributes:
         tokens: their ids.
-        distributions: what each was drawn from; none where they are the head's best tokens.
-        looked_up: they are from the text itself, not from the head; see :mod:`.ngram`.
-        forced: the grammar allows nothing else: they are certain to be accepted.
+        distributions: of the draw of each draft; empty where drafts are the head's best tokens.
+        looked_up: n-gram drafts, not the head's; see :mod:`.ngram`.
+        forced: the grammar allows no other tokens, so all are accepted.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -56,9 +56,9 @@ class Newest:
     """Where the drafts of one sequence begin, and how they are chosen.
 
     Attributes:
-        token: the newest one, which the target has chosen and not decoded yet.
-        n_usable: drafts that can be of use; what follows them is drafted for the sake of others.
-        sampler: draws them, at its temperature; None: they are the best tokens.
+        token: the newest token, which the target has chosen and not decoded yet.
+        n_usable: drafts that can be accepted; further drafts are made for other sequences' sake.
+        sampler: draws the drafts, at its temperature; None: drafts are the best tokens.
     """
 
     seq: int
@@ -79,7 +79,7 @@ class Drafter:
         Args:
             newest: at least one.
             n_max: most drafts, at least 1.
-            p_min: stop when each sequence has met a draft less probable than this; see
+            p_min: stop when each sequence has had a draft less probable than this; see
                 :func:`top_probability`.
 
         Returns:
@@ -100,7 +100,7 @@ class Drafter:
         return made
 
     def _n_probable(self, n_max: int, p_min: float) -> int:
-        """Steps before each sequence has met an improbable draft."""
+        """Steps before each sequence has had an improbable draft."""
         logits = self.context.draft_logits
         sure = np.ones(logits.shape[1], dtype=bool)
 
@@ -123,7 +123,7 @@ class Drafter:
         return self.context.draft(tokens, seqs, n, 0, temperatures, noise)
 
     def _distributions(self, i: int, one: Newest, n: int) -> list[Distribution]:
-        """What the drafts of sequence `i` were drawn from, as far as they can be of use."""
+        """The distributions of the usable drafts of sequence `i`."""
         assert one.sampler
         context, scale = self.context, np.float32(1) / np.float32(one.sampler.sampling.temperature)
         ids = context.draft_ids

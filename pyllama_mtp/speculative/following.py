@@ -1,13 +1,13 @@
 """A draft vocabulary that follows the text.
 
-A draft vocabulary is the best of a ranking, and no ranking knows the text at hand: names, another
-language or code are outside, and what is outside is never drafted. So tokens of the text that it
-lacks take the rows of its least likely ones, where they are. The text does not change: the model
-verifies over its whole vocabulary.
+A draft vocabulary is the best part of a ranking, and no ranking knows the present text: tokens of
+names, of another language or of code may be missing, and are then never drafted. So tokens of the
+text that the vocabulary lacks take the rows of its least likely tokens, in place. The text does not
+change: the model verifies over its whole vocabulary.
 
-Which rows those are is decided as for pages of memory, by the clock algorithm (Corbato 1969): a
-hand goes round over the rows of the ranking's lower half, the least likely ones first, and takes
-the next one whose token has not occurred since the hand last passed.
+The clock algorithm, as for pages of memory (Corbato 1969), decides which rows are replaced: a hand
+goes round over the rows of the ranking's lower half, the least likely first, and takes the next row
+whose token has not occurred since the hand last passed.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ MOST_PER_PROMPT, MOST_PER_ROUND = 1024, 16
 
 
 def follows(settings: Settings, head: DraftHead) -> bool:
-    """Whether a draft head is to be kept in step with the text."""
-    # Text of imposed acceptance means nothing. What is drawn from a head depends on its rows, and
-    # so on the past, on which the text of a seed must not depend.
+    """Whether a draft head follows the text."""
+    # Text at imposed acceptance means nothing. Draws from a head depend on its rows, and so on the
+    # past, on which the text of a seed must not depend.
     means_nothing = settings.synthetic_acceptance is not None or settings.draft_sampling
     return settings.draft_follow and head.ranked is not None and not means_nothing
 
 
 class Following:
-    """Keeps the draft head of a context in step with the text, of all its sequences together."""
+    """Has the draft head of a context follow the text of all its sequences together."""
 
     def __init__(self, context: Context, head: DraftHead) -> None:
         """Args:
-        head: the one that `context` has; with `file` and `ranked`.
+        head: the present head of `context`; with `file` and `ranked`.
         """
         assert head.file and head.ranked is not None
         self._context, self._file = context, head.file
@@ -53,11 +53,11 @@ class Following:
         self._used = np.zeros(n, dtype=bool)  # by slot: its token has occurred since the hand
 
     def see(self, tokens: Sequence[int], telemetries: Sequence[Telemetry], prompt: bool) -> None:
-        """What the text goes on with.
+        """Continue the text.
 
         Args:
-            telemetries: count it.
-            prompt: it is a prompt, not what the target has chosen in a round.
+            telemetries: count the tokens.
+            prompt: the tokens are a prompt's, not the target's choice in a round.
         """
         began = time.perf_counter()
         ids = np.asarray(tokens, dtype=np.int32)
@@ -78,7 +78,7 @@ class Following:
             count["seconds"] += seconds
 
     def _replace(self, ids: Ids) -> None:
-        """Give these tokens, which have none, the rows of others."""
+        """Give these tokens, which have no rows, the rows of other tokens."""
         slots = np.array([self._next_slot() for _ in ids], dtype=np.int32)
         assert self._context.draft_ids is not None
         dropped = self._context.draft_ids[slots]
@@ -87,7 +87,7 @@ class Following:
         self._slots[ids] = slots
 
     def _next_slot(self) -> int:
-        """The next row that may be replaced; it counts as used."""
+        """The next row to replace; it counts as used."""
         while True:
             slot = self._loose[self._hand]
             self._hand = (self._hand + 1) % len(self._loose)
@@ -98,6 +98,6 @@ class Following:
 
 
 def _most_frequent(ids: Ids, most: int) -> Ids:
-    """Up to `most` different ids: the most frequent ones, of equals those that occurred last."""
+    """Up to `most` different ids: the most frequent; of equals, the ids that occurred last."""
     found, last, counts = np.unique(ids[::-1], return_index=True, return_counts=True)
     return found[np.lexsort((last, -counts))][:most]

@@ -1,8 +1,8 @@
-"""Which rows drafts come from: how many, and of which type, by what they cost and what they lose.
+"""The LM head for drafts: how many rows, and of which type, by their cost and the drafts they lose.
 
-More rows make each draft dearer, and fewer leave tokens out, which cannot be drafted then. Both are
-known: the cost of a row is measured on this machine when a session is made, and which tokens of the
-text a smaller or larger draft vocabulary leaves out follows from the ranking.
+More rows make each draft dearer; fewer rows leave out tokens, which then cannot be drafted. Both
+effects are known: the cost of a row is measured on this machine when a session is made, and the
+ranking says which tokens of the text each size of draft vocabulary leaves out.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ SIZES = (8192, 16384, 32768, 65536, 131072)
 SMALL = "q4_0"
 #: Share of accepted drafts that rows in SMALL keep. Published: none is lost at 2.6 bits.
 KEPT = 0.995
-#: Of a text that nobody has seen: share of the tokens outside the draft vocabulary of PRIOR_SIZE,
-#: of others in inverse proportion to their size; and how many tokens this belief is worth.
+#: Before any text: the share of tokens outside a draft vocabulary of PRIOR_SIZE, for other sizes in
+#: inverse proportion to the size; and how many tokens this prior is worth.
 #: Published for 32,768 of 248,320 tokens: mean accepted length 2.89 -> 2.64.
 PRIOR_OUTSIDE, PRIOR_SIZE, PRIOR_WEIGHT = 0.04, 32768, 256
-#: Acceptance where nothing is left out, and what a further row of a verification costs in plain
-#: steps: what is believed before rounds have shown it.
+#: Guesses before any round: acceptance over the whole vocabulary, and the cost of a verification's
+#: further row in plain steps.
 ACCEPTANCE, ROW, DEPTH = 0.8, 0.3, 4
-#: Tokens after which a head is chosen again, before the next prompt's text goes on; and how much
-#: faster another one must promise to be: clocks err, and its rows have to be read, or quantized.
+#: Tokens after which a head is chosen again, at the next prompt; and how much faster another head
+#: must promise to be: clocks err, and rows have to be read, or quantized.
 ENOUGH, BETTER = 512, 1.03
-#: Measured are the model's own head, and one in SMALL of so many bytes at most: more than caches
-#: hold, and less than a prompt takes afterwards. The best of some drafts is kept.
+#: Most bytes of the head in SMALL that is measured: more than caches hold, and less than a prompt
+#: takes afterwards. The best of some drafts counts.
 _BYTES, _REPEATS = 64 << 20, 6
-#: A byte of SMALL is taken to cost 0.6 to 3 times what one in the file does, whatever was measured.
+#: A byte of SMALL counts 0.6 to 3 times as much as a byte in the file, whatever was measured.
 _BETWEEN = (0.6, 3.0)
 
 
 class Coverage:
-    """What draft vocabularies of several sizes leave out of a text that they follow: a token counts
-    when it is met for the first time."""
+    """Tokens of a text that draft vocabularies of several sizes leave out. The vocabularies follow
+    the text, so a token counts at its first occurrence."""
 
     def __init__(self, ranked: Ids, sizes: Sequence[int], follow: bool = True) -> None:
         """Args:
@@ -68,7 +68,7 @@ class Coverage:
         self.n_tokens = 0
 
     def see(self, ids: npt.NDArray[np.int32], counts: bool) -> None:
-        """Tokens of the text; those of a prompt do not count, but are known afterwards."""
+        """Add tokens of the text. Tokens of a prompt do not count, but have occurred."""
         if counts:
             ranks = self._rank[np.unique(ids[~self._seen[ids]]) if self._follow else ids]
             for size in self._outside:
@@ -77,14 +77,14 @@ class Coverage:
         self._seen[ids] = True
 
     def fade(self) -> None:
-        """Let what was counted weigh half, and all tokens be new: a vocabulary that follows texts
-        forgets them, too."""
+        """Halve the counts, and forget which tokens have occurred, as a vocabulary that follows
+        texts does."""
         self._outside = {size: n // 2 for size, n in self._outside.items()}
         self.n_tokens //= 2
         self._seen[:] = False
 
     def outside(self, size: int) -> float:
-        """Share of the tokens that cannot be drafted, by prior and text."""
+        """The share of tokens that cannot be drafted, by prior and text."""
         if size >= len(self._rank):
             return 0.0
         believed = PRIOR_WEIGHT * PRIOR_OUTSIDE * PRIOR_SIZE / size
@@ -93,7 +93,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class HeadOption:
-    """A draft head that there could be.
+    """A possible draft head.
 
     Attributes:
         n_rows: tokens that it is over.
@@ -113,7 +113,7 @@ class HeadOption:
 
 
 def kinds_of(file: HeadFile) -> dict[str, int]:
-    """Types to choose from, and the bytes of a row: SMALL where that is smaller and can be."""
+    """Types to choose from, and the bytes of a row: the file's, and SMALL if that is smaller."""
     found = {"file": file.row_bytes()}
     small = file.row_bytes(SMALL)
     if small and small < found["file"]:
@@ -128,12 +128,12 @@ def head_options(
     sizes: Sequence[int],
     measured: Costs | None = None,
 ) -> list[HeadOption]:
-    """All that there could be, the best one first; of equals the one with fewer rows.
+    """All possible draft heads, the best first; of equals, the head with fewer rows.
 
     Args:
         row_bytes: bytes of a row, by type.
-        sizes: draft vocabularies, the whole one among them.
-        measured: seconds of rounds, for those of a verification; None: as is believed at first.
+        sizes: of draft vocabularies, the whole vocabulary's among them.
+        measured: seconds of rounds, for the costs of verifications; None: guesses.
     """
     verify = tuple(costs.step * (1 + ROW * n) for n in range(DEPTH + 1))
     verify = measured.verify[1:] if measured else verify
@@ -153,7 +153,7 @@ def head_options(
 def measure_heads(context: Context, info: GGUFInfo, file: HeadFile) -> HeadCosts:
     """Time drafts with the model's own head and with one of SMALL rows.
 
-    What the MTP block has of the time, and a plain step takes, goes by the bytes that they read.
+    Times of the MTP block and of a plain step are in proportion to the bytes that they read.
 
     Args:
         context: an empty one with the MTP block and its own head, which it has again afterwards.
@@ -174,8 +174,8 @@ def measure_heads(context: Context, info: GGUFInfo, file: HeadFile) -> HeadCosts
 
 
 def read_bytes(info: GGUFInfo) -> tuple[int, int]:
-    """Bytes of weights that a plain decode step reads, and those of the MTP block without an LM
-    head: of experts those that are used, and no embeddings that are looked up."""
+    """Bytes of weights that a plain decode step reads, and that the MTP block without an LM head
+    reads: of the experts used only, and without embeddings that are looked up."""
     share = info.n_expert_used / info.n_expert if info.n_expert else 1.0
     totals = {False: 0.0, True: 0.0}
     for tensor in info.tensors:
@@ -205,7 +205,7 @@ class Heads:
     """The draft head of a context: chosen, kept in step with the text, and chosen again.
 
     Attributes:
-        chosen: what "auto" has chosen last; None: there is no choice.
+        chosen: the last choice of "auto"; None: there is no choice.
     """
 
     def __init__(self, context: Context, model: Model, settings: Settings) -> None:
@@ -227,9 +227,9 @@ class Heads:
             self._use(spec, "file" if kind == "auto" else kind)
 
     def _can_choose(self) -> bool:
-        """Whether there is a choice, and text that means something to judge it by.
+        """Whether there is a choice, and meaningful text to judge it by.
 
-        Not where a seed's text must not depend on what is measured, nor through a network.
+        No choice where the text of a seed must not depend on measurements, nor with RPC workers.
         """
         s, model = self._settings, self._model
         if s.draft_sampling or s.synthetic_acceptance is not None or model.rpc_servers:
@@ -249,15 +249,16 @@ class Heads:
         self._choose()
 
     def table(self, measured: Costs | None = None) -> list[HeadOption]:
-        """What there is to choose from by the text so far, see :func:`head_options`; empty: there
-        is no choice."""
+        """The heads to choose from by the text so far, see :func:`head_options`; empty: there is no
+        choice."""
         if not (self._coverage and self._model.head_costs):
             return []
         given = self._model.head_costs, self._coverage, kinds_of(self._file), self._sizes
         return head_options(*given, measured)
 
     def _choose(self) -> None:
-        """Take the best option if it is BETTER than that of now, at first DEFAULT_SIZE rows."""
+        """Take the best head if it is BETTER than the present one, which has DEFAULT_SIZE rows at
+        first."""
         found, now = self.table(), self.chosen
         given = (now.n_rows, now.kind) if now else (DEFAULT_SIZE, "file")
         best = found[0]
@@ -293,8 +294,8 @@ class Heads:
         self._following = Following(self._context, head) if followed else None
 
     def see(self, tokens: Sequence[int], telemetries: Sequence[Telemetry], prompt: bool) -> None:
-        """What the text goes on with; see :meth:`.Following.see`. Before a prompt's text goes on
-        the head is chosen again, if enough text was seen since."""
+        """Continue the text; see :meth:`.Following.see`. At a prompt, the head is chosen again if
+        enough text was seen since the last choice."""
         if self._coverage:
             if prompt and self._coverage.n_tokens - self._judged >= ENOUGH:
                 self._choose()

@@ -1,8 +1,8 @@
-"""Drafts from the text itself: what followed the last time its newest tokens occurred.
+"""N-gram drafts: repeat what followed the same tokens earlier in the text. Pure; no library.
 
-Editing, code and tables repeat what the prompt has. Such drafts cost nothing to make; what they
-gain is a matter of how often they hold, which is learned for every length of match, whether they
-are used or not. Prompt lookup decoding (Saxena 2023). Pure; no library.
+Edits, code and tables repeat the prompt. Such drafts cost nothing to make; how often they hold is
+learned for every length of match, whether they are used or not. Prompt lookup decoding (Saxena
+2023).
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Tokens that must occur again, and as many as are compared.
+from .costs import posterior
+
+#: Least length of a match, and the most tokens that are compared.
 LEAST, MOST = 3, 16
-#: Matches are trusted by their length: the least length of each kind, and how often the first draft
-#: is taken to hold before any was seen. The belief is worth PRIOR_WEIGHT outcomes.
+#: Kinds of matches by length: the least length, and the first draft's acceptance before any outcome
+#: was seen. That prior is worth PRIOR_WEIGHT outcomes.
 KINDS = ((LEAST, 0.3), (5, 0.5), (8, 0.7), (MOST, 0.8))
 PRIOR_WEIGHT = 3.0
 #: Outcomes after which one counts for 1/e.
@@ -21,26 +23,22 @@ MEMORY = 16.0
 
 
 class _Trust:
-    """How often drafts of one kind held, per position, all before them having held."""
+    """Conditional acceptance of drafts after one kind of match, per position."""
 
     def __init__(self, limit: int, prior: float) -> None:
         self._prior = prior
         self._tried, self._held = [0.0] * limit, [0.0] * limit
 
     def update(self, n_tried: int, n_held: int) -> None:
-        """Positions 1 to `n_tried` were compared; the first `n_held` held, the next one did not."""
+        """Positions 1 to `n_tried` were compared; the first `n_held` held, the next did not."""
         fade = 1.0 - 1.0 / MEMORY
         for position in range(min(n_tried, n_held + 1)):
             self._tried[position] = self._tried[position] * fade + 1.0
             self._held[position] = self._held[position] * fade + (position < n_held)
 
-    def rates(self) -> list[float]:
-        """Estimated conditional rate of each position; one never reached gets that before it."""
-        rate, rates = self._prior, []
-        for tried, held in zip(self._tried, self._held, strict=True):
-            rate = (held + PRIOR_WEIGHT * rate) / (tried + PRIOR_WEIGHT)
-            rates.append(rate)
-        return rates
+    def rates(self) -> tuple[float, ...]:
+        """See :func:`.posterior`."""
+        return posterior(self._tried, self._held, self._prior, PRIOR_WEIGHT)
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,8 @@ class Match:
     """An earlier occurrence of the newest tokens.
 
     Attributes:
-        follows: index in the text of what followed it.
-        length: how many tokens are the same, LEAST to MOST.
+        follows: index in the text of the token after the occurrence.
+        length: tokens that are the same, LEAST to MOST.
     """
 
     follows: int
@@ -73,14 +71,14 @@ class NgramLookup:
         self._trusts = [_Trust(limit, prior) for _, prior in KINDS]
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """The text is `prompt` from here on; what it shares with the last one is not read again."""
+        """Begin a text with `prompt`; if it continues the last text, only the new part is read."""
         n = len(self.tokens)
         if self.tokens != list(prompt[:n]):
             self.tokens, self._after, n = [], {}, 0
         self.add(prompt[n:])
 
     def add(self, tokens: Sequence[int]) -> None:
-        """The text goes on with `tokens`."""
+        """Continue the text with `tokens`."""
         text, after = self.tokens, self._after
         for token in tokens:
             if len(text) >= LEAST:
@@ -88,7 +86,7 @@ class NgramLookup:
             text.append(token)
 
     def find(self) -> Match | None:
-        """The last earlier occurrence of the newest tokens; None when there is none."""
+        """The last earlier occurrence of the newest tokens, or None."""
         text = self.tokens
         follows = self._after.get(tuple(text[-LEAST:]))
         if follows is None:
@@ -99,20 +97,20 @@ class NgramLookup:
         return Match(follows, length)
 
     def drafts(self, match: Match, n: int) -> list[int]:
-        """`n` tokens that followed; where the occurrence runs into the end of the text, the text
-        goes on with the drafts themselves: a loop is drafted for as long as it lasts."""
+        """`n` tokens from after the match. At the end of the text, the drafts themselves go on: a
+        loop is drafted for as long as it lasts."""
         text, out = self.tokens, list[int]()
         for i in range(match.follows, match.follows + n):
             out.append(text[i] if i < len(text) else out[i - len(text)])
         return out
 
-    def rates(self, match: Match) -> list[float]:
-        """[limit] conditional acceptance per position of drafts after a match of this length."""
+    def rates(self, match: Match) -> tuple[float, ...]:
+        """[limit] conditional acceptance per position of drafts after this match."""
         return self._trust(match).rates()
 
     def learn(self, match: Match, actual: Sequence[int]) -> None:
-        """`actual` is what the model chose after the newest token, at least one token; it is not in
-        the text yet."""
+        """Compare the match's drafts with `actual`, the model's tokens after the newest token: at
+        least one, not in the text yet."""
         drafts = self.drafts(match, min(len(actual), self.limit))
         n_held = next(
             (i for i, (a, b) in enumerate(zip(drafts, actual, strict=False)) if a != b), len(drafts)

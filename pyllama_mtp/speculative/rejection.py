@@ -1,10 +1,10 @@
-"""Drafts that are drawn, not chosen: which are accepted, and what follows them. No library.
+"""Acceptance of drafts that are drawn, by rejection sampling. Pure; no library.
 
 Speculative sampling (Leviathan et al. 2023, "Fast inference from transformers via speculative
 decoding", https://arxiv.org/abs/2211.17192, section 2.3 and algorithm 1; Chen et al. 2023,
 https://arxiv.org/abs/2302.01318, algorithm 2). A draft x, drawn from the head's q, is accepted with
-probability min(1, p(x) / q(x)), p being the target's; where it is not, the token is drawn from what
-q gave too little of, max(p - q, 0). The outcome is a draw from p, whatever q is:
+probability min(1, p(x) / q(x)), p being the target's; for a rejected draft, the token is drawn in
+proportion to max(p - q, 0). The outcome is a draw from p, whatever q is:
 min(p, q) + (1 - sum min(p, q)) max(p - q, 0) / sum max(p - q, 0) = p. A draft is accepted with
 probability sum min(p, q); the best token of q, offered as the only draft, with p of that token.
 """
@@ -40,7 +40,7 @@ class Distribution:
         probabilities: [n] float64, from 0 to 1; their sum is 1.
 
     Raises:
-        UsageError: lengths that differ, no token, or probabilities that are none.
+        UsageError: lengths differ, no token, or the probabilities are negative or do not sum to 1.
     """
 
     ids: Ints
@@ -107,11 +107,8 @@ def draw(distribution: Distribution, rng: np.random.Generator) -> int:
 
 
 def residual(p: Distribution, q: Distribution) -> Distribution:
-    """What a draft from `q` leaves to be drawn for the outcome to be `p`: max(p - q, 0), scaled.
-
-    Where p and q are the same nothing is left, and nothing is ever rejected but by rounding; the
-    answer is then `p`.
-    """
+    """The distribution for the token after a rejected draft from `q`: max(p - q, 0), scaled; `p`
+    where p and q are the same, and only rounding rejects."""
     rest = np.maximum(p.probabilities - q.probabilities_of(p.ids), 0.0)
     total = float(rest.sum())
     return Distribution(p.ids, rest / total) if total > 0 else p
@@ -133,14 +130,14 @@ def accept_sampled(
             drawn last: to drop a draft because it came out improbable changes the distribution.
         draft_distributions: the head's, after drafts[:i].
         target_distribution: the target's of row i, after drafts[:i], 0 <= i <= len(drafts); called
-            in order, and no further than the first draft that is rejected.
+            in order, up to the first rejected draft.
         rng: takes one number for each draft looked at, and one where a token is drawn.
         ends: True for a token after which nothing may follow; rows after it are not asked for.
-        chosen: told each token of the outcome before the next row is asked for (a penalty on
-            repetition must know it).
+        chosen: called with each token of the outcome before the next row is asked for: a
+            repetition penalty must know the token.
 
     Raises:
-        UsageError: a draft that its distribution cannot have given, or not one for each.
+        UsageError: a draft of probability 0, or another number of distributions than of drafts.
     """
     if len(drafts) != len(draft_distributions):
         raise UsageError(f"{len(drafts)} drafts and {len(draft_distributions)} distributions")
@@ -172,8 +169,8 @@ def draft_distribution(
 ) -> Distribution:
     """The head's distribution, filtered in llama.cpp's order: top-k, top-p, min-p, temperature.
 
-    The closer it is to the target's, the more drafts are accepted, so it takes the same filters;
-    a token that they remove there is never accepted here.
+    The closer it is to the target's, the more drafts are accepted, so both have the same filters: a
+    token that a filter removes from the target's is never accepted.
 
     Args:
         logits: [n] float32: of one row of the head.

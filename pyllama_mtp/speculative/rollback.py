@@ -1,8 +1,8 @@
 """Taking rejected drafts back out of the target's caches.
 
-Attention caches can drop positions. A recurrent state (Gated DeltaNet) cannot: it needs either
-snapshots, which llama.cpp keeps per token when the context was made with ``n_rs_seq``, or a
-checkpoint from before the round, after which the accepted tokens are decoded once more.
+Attention caches can drop positions. A recurrent state (Gated DeltaNet) cannot: it needs snapshots,
+which llama.cpp keeps per token when the context was made with ``n_rs_seq``; or a checkpoint from
+before the round, from which the accepted tokens are decoded once more.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Rollback(Protocol):
     """
 
     def before(self) -> None:
-        """The caches hold exactly the accepted positions; a verification pass follows."""
+        """Before a verification pass: the caches hold exactly the accepted positions."""
 
     def after(self, tokens: Ints, start: int, n_keep: int) -> None:
-        """`tokens` were decoded at `start`; keep the first `n_keep` of them."""
+        """After the pass over `tokens` at `start`: keep the first `n_keep` of them."""
 
 
 class SnapshotRollback:

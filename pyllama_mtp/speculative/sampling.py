@@ -1,10 +1,9 @@
 """The next token from the target's logits, by llama.cpp's own samplers.
 
-Speculative decoding with the head's best tokens never samples from the head: each verified row is
-sampled like a plain decode step would sample it, and a draft is accepted when it is what came out.
-The emitted text is therefore a draw from the target's distribution, whatever the drafts were. For
-drafts that are drawn from the head, the distribution itself is asked for; see
-speculative/rejection.py.
+Drafts that are the head's best tokens need no sampling from the head: each verified row is sampled
+as in a plain decode step, and a draft is accepted if it is the sampled token. So the text is a draw
+from the target's distribution, whatever the drafts are. Drafts that are drawn from the head need
+the target's distribution itself; see :mod:`.rejection`.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
     from ..llama.model import Model
 
 
-#: More candidates than this are not picked in the graph: all logits are fetched.
+#: For more candidates, all logits are fetched.
 MOST_CANDIDATES = 256
-#: Logits that differ by no more than this share of the best one are a near tie: kernels that add up
-#: in another order may turn them round.
+#: Logits that differ by no more than this share of the best one are a near tie: kernels that sum in
+#: another order may reverse them.
 NEAR_TIE = 0.01
 #: A share of the best token's probability that float32 can still tell from 0.
 NEARLY_ZERO = 1e-30
@@ -44,13 +43,13 @@ NO_TOKEN = "the grammar or the logit biases exclude every token"
 
 
 class Sampler:
-    """A sampler chain for one generation; remembers what it drew, for the repetition penalty.
+    """A sampler chain for one generation; it remembers its tokens, for the repetition penalty.
 
     Attributes:
-        constrained: by a grammar that says what may follow, see :meth:`forced`.
+        constrained: by a grammar that can force tokens, see :meth:`forced`.
         seed: of the chain's generator, and of `rng`.
-        rng: the generator for what is drawn outside of the chain: drafts, and their acceptance.
-        near_ties: where near ties are noted, if they are watched for; of greedy text only.
+        rng: the generator for draws outside the chain: drafts, and their acceptance.
+        near_ties: the list for near ties of greedy text, if wanted.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Sampler:
         history: Sequence[int] = (),
         near_ties: list[NearTie] | None = None,
     ) -> None:
-        """`history`: the prompt's tokens, which the repetition penalty looks at as well."""
+        """`history`: the prompt's tokens, for the repetition penalty."""
         self.sampling = sampling
         self.seed = secrets.randbelow(2**32 - 1) if sampling.seed is None else sampling.seed
         self.rng = np.random.default_rng(self.seed)
@@ -70,14 +69,14 @@ class Sampler:
         self._thought: Thought | None = None
         if begun or (budget is not None and not grammar):
             self._thought = Thought(model, budget, history, gap=begun)
-        self._late: Callable[[], object] | None = None  # what GBNF needs when the thought is over
+        self._late: Callable[[], object] | None = None  # begins the GBNF, when the thought is over
         follows = grammar is not None and grammar.kind != "gbnf"
         self.constrained = follows
         self._constraint = Constraint(model, grammar) if grammar and follows else None
         self._chain = None if sampling.plain_greedy else self._build(model, history)
         self.near_ties = near_ties if sampling.plain_greedy else None
         self._tokens = list(history) if sampling.logits_processors else None
-        # Whether nothing decides but logits and chain, and nothing beside the chain remembers.
+        # Whether logits and chain alone decide, and the chain alone remembers.
         self._simple = not (self._thought or follows or sampling.logits_processors)
         self._n_sampled = 0
 
@@ -92,7 +91,7 @@ class Sampler:
         if s.logit_bias:
             biases = model._ffi.new("llama_logit_bias[]", list(s.logit_bias.items()))
             add(chain, lib.llama_sampler_init_logit_bias(model.n_vocab, len(biases), biases))
-        seen = 0  # tokens of the past that count
+        seen = 0  # recent tokens that count
         if s.penalizes:
             penalties = (s.repeat_penalty, s.frequency_penalty, s.presence_penalty)
             args = (model.n_vocab, s.repeat_last_n, *penalties)
@@ -104,7 +103,7 @@ class Sampler:
         for token in history[-seen:] if seen else ():
             lib.llama_sampler_accept(chain, token)
         if grammar is not None:
-            # A chain within the chain: empty, and without effect, until the grammar begins.
+            # A chain within the chain: empty, so without effect, until the grammar begins.
             slot = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
             add(chain, slot)
             self._late = partial(add, slot, grammar)
@@ -133,7 +132,7 @@ class Sampler:
         if s.top_k > 0:
             yield lib.llama_sampler_init_top_k(min(s.top_k, n_vocab))
         if s.typical_p < 1:
-            # Typical makes NaN of probability 0, which excluded tokens have by now.
+            # Typical turns probability 0 into NaN, and excluded tokens have it by now.
             yield lib.llama_sampler_init_min_p(NEARLY_ZERO, 1)
             yield lib.llama_sampler_init_typical(s.typical_p, 1)
         if s.top_p < 1:
@@ -149,7 +148,7 @@ class Sampler:
         yield lib.llama_sampler_init_dist(self.seed)
 
     def _grammar(self, model: Model, grammar: str) -> Any:
-        """The sampler that excludes what does not follow `grammar`. Raises UsageError."""
+        """The sampler that excludes tokens that break `grammar`. Raises UsageError."""
         message = model._ffi.new("char[256]")
         text = grammar.encode(errors="replace")
         sampler = self._lib.pyllama_sampler_init_grammar(model._vocab, text, message, len(message))
@@ -160,7 +159,7 @@ class Sampler:
 
     @property
     def n_candidates(self) -> int:
-        """How many of the best tokens the chain looks at; 0: at all of them, or at the best one."""
+        """How many best tokens of a row the chain needs; 0: all tokens, or only the best one."""
         if self.near_ties is not None:
             return 2
         s = self.sampling
@@ -170,28 +169,28 @@ class Sampler:
 
     @property
     def greedy(self) -> bool:
-        """True when it takes the best token, after penalties."""
+        """Whether the best token is taken, after penalties."""
         return self.sampling.greedy
 
     @property
     def plain_greedy(self) -> bool:
-        """True when it takes the best token of a row, and needs no logits."""
+        """Whether the best token of a row is taken, without logits."""
         return self._chain is None
 
     @property
     def _answers(self) -> bool:
-        """Whether what follows is the answer, not a thought: its grammar holds."""
+        """Whether the answer has begun, and with it the grammar: no thought, or it is over."""
         return not self._thought or self._thought.over
 
     def _begin(self) -> None:
-        """A GBNF grammar begins with the answer."""
+        """Begin a GBNF grammar, if the answer begins."""
         if self._late and self._answers:
             self._late()
             self._late = None
 
     @property
     def _certain(self) -> int | None:
-        """The token that must come, whatever the logits; None: there is a choice."""
+        """The token that must come next, whatever the logits; None: there is a choice."""
         if self._thought and self._thought.forced is not None:
             return self._thought.forced
         return self._constraint.only if self._constraint and self._answers else None
@@ -202,20 +201,19 @@ class Sampler:
         return self._constraint.error if self._constraint else None
 
     def forced(self, most: int) -> list[int]:
-        """Tokens that the grammar makes certain, up to `most`: rows before the one that follows
-        them are sampled without logits."""
+        """Tokens that the grammar forces next, up to `most`. They are sampled without logits."""
         return self._constraint.forced(most) if self._constraint and self._answers else []
 
     def n_valid(self, drafts: Sequence[int]) -> int:
-        """How many of these drafts do not break the grammar."""
+        """How many drafts come before the first that breaks the grammar."""
         if self._constraint and self._answers:
             return self._constraint.n_valid(drafts)
         return len(drafts)
 
     def sample(self, context: Context, row: int) -> int:
-        """Draw from batch entry `row` of the last decode, and remember it; rows come in order.
+        """Draw a token from batch entry `row` of the last decode, and remember it; rows in order.
 
-        A token that must come, by the grammar or at the end of a budget of thought, is not drawn.
+        A token that the grammar, or the end of the reasoning budget, forces is not drawn.
         """
         if self._simple:
             return self._draw(context, row)
@@ -230,7 +228,7 @@ class Sampler:
         return token
 
     def _note(self, token: int) -> None:
-        """The text goes on with this token."""
+        """Continue the text with this token."""
         if self._thought and not self._thought.over:
             self._thought.add(token)
             self._begin()
@@ -241,11 +239,11 @@ class Sampler:
 
     @contextmanager
     def _processed(self, context: Context, row: int) -> Iterator[None]:
-        """Within it, the row's logits are what the processors make of them, and minus infinity
-        where the grammar forbids a token.
+        """A block in which the processors have changed the row's logits, and forbidden tokens have
+        minus infinity.
 
         Raises:
-            UsageError: a processor gives something else than finite logits, or minus infinity.
+            UsageError: a processor returns another shape, a NaN or plus infinity.
         """
         follows = self._constraint if self._answers else None
         if self._tokens is None and not follows:
@@ -279,7 +277,7 @@ class Sampler:
         return token
 
     def _watch(self, near_ties: list[NearTie], context: Context, row: int) -> None:
-        """Note it where the best two tokens of a row are within rounding of each other."""
+        """Note a near tie of the row's two best tokens."""
         ids, logits = context.candidates(row)
         gap = float(logits[0] - logits[1])
         if gap <= NEAR_TIE * abs(float(logits[0])):
@@ -287,7 +285,7 @@ class Sampler:
         self._n_sampled += 1
 
     def _check(self, code: int) -> None:
-        """Raise what a negative code of the shim means."""
+        """Raise the exception of a negative code of the shim."""
         if code == self._lib.PYLLAMA_NO_TOKEN:
             raise UsageError(NO_TOKEN)
         if code < 0:
@@ -296,9 +294,9 @@ class Sampler:
             raise FatalDecodeError(f"sampling failed with code {code}: a fault in llama.cpp")
 
     def distribution(self, context: Context, row: int) -> Distribution:
-        """What :meth:`sample` would draw from at batch entry `row`: after penalty, filters and
-        temperature. Nothing is remembered; the token chosen goes to :meth:`accept`. Nothing is
-        drawn but whether XTC drops the best tokens here, so ask once for each token.
+        """The distribution that :meth:`sample` draws from at batch entry `row`: after penalties,
+        filters and temperature. Nothing is remembered: give the chosen token to :meth:`accept`. Ask
+        once for each token: XTC draws whether it drops the best tokens.
 
         Raises:
             UsageError: no output row was asked for there.
@@ -339,7 +337,7 @@ class Sampler:
         return draw(q, self.rng), q
 
     def accept(self, token: int) -> None:
-        """Remember a token that was drawn from :meth:`distribution`."""
+        """Remember a token chosen by :meth:`distribution`."""
         if self._chain is not None:
             self._lib.llama_sampler_accept(self._chain, token)
         self._note(token)
@@ -359,8 +357,8 @@ class Sampler:
 
 
 def prepare(context: Context, samplers: Sequence[Sampler]) -> None:
-    """Have the next decodes of `context` leave what all samplers need: the best token, some of the
-    best ones, or all logits."""
+    """Have the next decodes of `context` leave rows that all samplers can use: the best token, some
+    best tokens, or all logits."""
     needed = [sampler.n_candidates for sampler in samplers]
     few = all(n or sampler.plain_greedy for n, sampler in zip(needed, samplers, strict=True))
     context.set_greedy(few)
