@@ -28,12 +28,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 
 import numpy as np
 
 from .answer import Answer
-from .arguments import flag, whole
+from .arguments import FLAG, keep_checked, option, wholes
 from .engine import Engine, Place
 from .llama.batch import Batch, Ints
 from .llama.toplogprobs import TopLogprobs, top_logprobs
@@ -45,11 +45,12 @@ from .speculative.sampling import Sampler, prepare
 from .speculative.upstream import Decoded
 from .telemetry import timed
 
-#: Which drafts of one sequence are accepted: of (drafts, batch entry of its first verified row).
+#: judge(drafts, first): which drafts of one sequence to accept; `first` is the batch entry of its
+#: first verified row.
 Judge = Callable[[Drafts, int], Verdict]
-#: Tokens that a grammar forces and that one pass takes along: up to 8 rows have the same bits.
+#: Most forced tokens in a pass: logits have the same bits in passes of up to 8 rows.
 MOST_FORCED = 7
-#: Told of a prompt that is processed: (tokens done, tokens in all).
+#: Called while a prompt is processed, with (tokens done, tokens in all).
 OnProgress = Callable[[int, int], object]
 
 
@@ -60,23 +61,20 @@ class Limits:
     Raises UsageError for a bad value.
     """
 
-    max_tokens: int
-    ignore_eos: bool = False
-    draft: bool = True
+    max_tokens: int = option(MISSING, wholes(1, math.inf, "at least 1"))
+    ignore_eos: bool = option(False, FLAG)
+    draft: bool = option(True, FLAG)
 
     def __post_init__(self) -> None:
-        most = whole("max_tokens", self.max_tokens, 1, math.inf, "at least 1")
-        object.__setattr__(self, "max_tokens", most)
-        for name in ("ignore_eos", "draft"):
-            object.__setattr__(self, name, flag(name, getattr(self, name)))
+        keep_checked(self)
 
 
 @dataclass(eq=False)
 class Request:
-    """One prompt and what is to come of it: token ids, what chooses the next one, when to stop.
+    """A prompt, its sampler and limits, and the answer to fill.
 
-    The sampler belongs to it, and is closed when it is done. `on_progress` is told of the prompt:
-    tokens done, those that were kept from before among them, and tokens in all.
+    The request owns the sampler, which is closed when the request is done. `on_progress` counts
+    tokens of the prompt that were kept from before as done.
     """
 
     prompt: list[int]
@@ -91,12 +89,12 @@ class Live:
     """A request that has a place.
 
     Attributes:
-        judge: how its drafts are accepted.
-        draws: draws its drafts; None: they are the best tokens.
-        token: the newest one, in neither cache; -1: its prompt is being processed.
+        judge: accepts its drafts.
+        draws: draws its drafts; None: drafts are the head's best tokens.
+        token: the newest token, in no cache yet; -1: the prompt is being processed.
         wanted: tokens that may still come.
-        n_usable: drafts of the round at hand that can be accepted.
-        logprobs: of the tokens that it has chosen, if the request wants them.
+        n_usable: drafts of the current round that can be accepted.
+        logprobs: of the tokens of the current round, if the request wants them.
     """
 
     request: Request
@@ -111,12 +109,12 @@ class Live:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a round has made of a sequence.
+    """A sequence's share of a round.
 
     Attributes:
-        drafts: all that were verified.
-        n_usable: of them, that could be accepted.
-        tokens: what the target chose: the accepted drafts and one token more.
+        drafts: the verified drafts.
+        n_usable: how many of the drafts could be accepted.
+        tokens: the target's choice: the accepted drafts and one token more.
         logprobs: of the tokens, if the request wants them.
     """
 
@@ -137,11 +135,11 @@ def speculate(engine: Engine, live: Sequence[Live]) -> list[Outcome]:
 
 @timed("draft")
 def draft(engine: Engine, live: Sequence[Live]) -> list[Drafts]:
-    """Guess what follows the newest token of each sequence: what must follow by its grammar; what
-    followed earlier in the text, where that promises more; or the head's guesses."""
-    certain = force(engine, live)
-    if certain:
-        return [certain]
+    """Guess what follows the newest token of each sequence: tokens that its grammar forces; n-gram
+    drafts, when they are likelier to pay; or else the head's drafts."""
+    forced = force(engine, live)
+    if forced:
+        return [Drafts(forced, forced=True)]
     room = min(engine.settings.depth_limit, min(engine.room(one.place) for one in live) - 1)
     # A round emits one token more than it accepts.
     usable = min(room, max(one.wanted for one in live) - 1)
@@ -155,18 +153,18 @@ def draft(engine: Engine, live: Sequence[Live]) -> list[Drafts]:
         one.n_usable = min(n_max, one.wanted - 1)
     if found:
         q = [point(token) for token in found] if live[0].draws else []
-        return [cut(live[0], Drafts(found, q, looked_up=True))]
+        return [cut(live[0], Drafts(found, q, looked_up=True), forced)]
     if n_max < 1 or not engine.drafter:
         return [Drafts() for _ in live]
     engine.intact = False
     begun = [Newest(one.place.seq, one.token, one.n_usable, one.draws) for one in drafted]
     made = iter(engine.drafter.draft(begun, n_max, engine.settings.p_min))
-    return [cut(one, next(made)) if one.place.drafting else Drafts() for one in live]
+    return [cut(one, next(made), forced) if one.place.drafting else Drafts() for one in live]
 
 
-def force(engine: Engine, live: Sequence[Live]) -> Drafts | None:
-    """What the grammar of a sequence that is alone makes certain, if it does; whether or not it is
-    drafted for, since nothing of it is ever taken back."""
+def force(engine: Engine, live: Sequence[Live]) -> list[int] | None:
+    """Tokens that the grammar of a lone sequence forces, drafted for or not: they are never rolled
+    back. None: the grammar was not asked."""
     one, settings = live[0], engine.settings
     if not one.request.sampler.constrained or len(live) > 1:
         return None
@@ -174,24 +172,21 @@ def force(engine: Engine, live: Sequence[Live]) -> Drafts | None:
         return None
     most = min(MOST_FORCED, one.wanted - 1, engine.room(one.place) - 1, settings.n_ubatch - 1)
     found = one.request.sampler.forced(most)
-    if not found:
-        return None
-    if one.place.drafting:
+    if found and one.place.drafting:
         engine.choice.look_up([(one.place.seq, one.token)], 0)
     one.n_usable = len(found)
-    return Drafts(found, forced=True)
+    return found
 
 
-def cut(one: Live, made: Drafts) -> Drafts:
-    """What the grammar forces, in place of the drafts; or these up to the first that breaks it.
-    That one stays where it was drawn: to drop it because of what it is would change the
-    distribution (see :func:`.accept_sampled`)."""
+def cut(one: Live, made: Drafts, forced: list[int] | None = None) -> Drafts:
+    """Drafts up to the first that breaks the grammar; or the tokens that the grammar forces, if
+    :func:`force` has not asked for them. A drawn draft that breaks the grammar stays: dropping it
+    would change the distribution (see :func:`.accept_sampled`)."""
     sampler = one.request.sampler
     if not sampler.constrained:
         return made
-    forced = sampler.forced(len(made.tokens))
-    if forced:
-        return Drafts(forced, forced=True)
+    if forced is None and (found := sampler.forced(len(made.tokens))):
+        return Drafts(found, forced=True)
     n = sampler.n_valid(made.tokens) + bool(made.distributions and not made.looked_up)
     return Drafts(made.tokens[:n], made.distributions[:n], made.looked_up)
 
@@ -200,9 +195,9 @@ def cut(one: Live, made: Drafts) -> Drafts:
 def verify(engine: Engine, live: Sequence[Live], drafts: Sequence[Drafts]) -> Ints:
     """One pass of the target over the newest token and the k drafts of each sequence.
 
-    Row i of a sequence says what follows its first i drafts. All are outputs; of drafts that are
-    certain, of a sequence that is alone, only the last one is (unless log probabilities are kept),
-    and nothing is taken back.
+    Row i of a sequence says what follows its first i drafts. All rows are outputs. Where a lone
+    sequence's drafts are forced, only the last row is (unless log probabilities are kept), and
+    nothing is rolled back.
 
     Returns:
         [sequences, k + 1]: the tokens of the pass.
@@ -234,7 +229,7 @@ def verify(engine: Engine, live: Sequence[Live], drafts: Sequence[Drafts]) -> In
 
 @timed("sampling")
 def accept(engine: Engine, live: Sequence[Live], drafts: Sequence[Drafts]) -> list[Verdict]:
-    """Which drafts hold, and the token after them, by the target's own choice in each row."""
+    """Accept drafts by the target's own choice in each row, and add the token after them."""
     verdicts, entry = [], 0
     n_rows = 1 + max(len(made.tokens) for made in drafts)
     for one, made in zip(live, drafts, strict=True):
@@ -271,7 +266,7 @@ def roll_back(
 def emit(
     live: Sequence[Live], drafts: Sequence[Drafts], verdicts: Sequence[Verdict]
 ) -> list[Outcome]:
-    """Hand out what the target has chosen; the last token of each is the newest one now."""
+    """Hand out the target's choice; its last token is the sequence's newest one now."""
     outcomes = []
     for one, made, verdict in zip(live, drafts, verdicts, strict=True):
         outcomes.append(Outcome(made, one.n_usable, verdict.tokens, one.logprobs))
@@ -284,14 +279,14 @@ def emit(
 
 
 def start(engine: Engine, place: Place, request: Request) -> Live:
-    """A request that takes a place; its prompt is still to be processed."""
+    """Give a request a place; its prompt is still to be processed."""
     sampler, limits = request.sampler, request.limits
     draws = sampler if engine.settings.draft_sampling and not sampler.greedy else None
     return Live(request, place, make_judge(engine, sampler, limits), draws, limits.max_tokens)
 
 
 def prepare_rows(engine: Engine, live: Sequence[Live]) -> None:
-    """Have the next decode leave what samplers need; all logits for log probabilities."""
+    """Have the next decode leave the rows that samplers need; all logits for log probabilities."""
     prepare(engine.target, [one.request.sampler for one in live])
     if any(one.request.answer.n_logprobs is not None for one in live):
         engine.target.set_greedy(False)
@@ -299,7 +294,7 @@ def prepare_rows(engine: Engine, live: Sequence[Live]) -> None:
 
 
 def logprobs(engine: Engine, one: Live, tokens: Sequence[int], entry: int) -> list[TopLogprobs]:
-    """Those of `tokens`, chosen at batch entries from `entry` on, if the request wants them."""
+    """Log probabilities of `tokens`, chosen at batch entries from `entry` on, if wanted."""
     n, row = one.request.answer.n_logprobs, engine.target.logits
     if n is None:
         return []
@@ -307,7 +302,8 @@ def logprobs(engine: Engine, one: Live, tokens: Sequence[int], entry: int) -> li
 
 
 def make_judge(engine: Engine, sampler: Sampler, limits: Limits) -> Judge:
-    """The rule by which drafts of a sequence are accepted."""
+    """How drafts of a sequence are accepted: at imposed rates; by rejection sampling, if they were
+    drawn; or else where they are the target's own choice."""
     rates = engine.settings.synthetic_acceptance
     synthetic = SyntheticAcceptance(rates) if rates and engine.drafter else None
 

@@ -1,4 +1,4 @@
-"""Requests wait for places; prompts are processed, and rounds made of the sequences in places."""
+"""Requests wait for places; sequences in places are prefilled and decoded in rounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from .answer import Answer
 from .chats.thinking import Piece
@@ -20,12 +20,13 @@ from .speculative.drafter import Drafts
 from .telemetry import PHASES, BatchTelemetry, Pair, Telemetry
 
 Item = TypeVar("Item")
+Self = TypeVar("Self", bound="_Running[Any]")  # typing's from Python 3.11 on
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a step has made of a request: text that can be emitted, tokens that came with it. The
-    last one has the answer's finish_reason. `error`: why the request has failed."""
+    """A step of a request: text that can be emitted now, and the new tokens. With the last step the
+    answer has its finish_reason; `error` says why the request has failed, if it has."""
 
     request: Request
     pieces: list[Piece]
@@ -34,9 +35,9 @@ class Progress:
 
 
 class Scheduler:
-    """Takes requests through an engine, step by step. They may come and go between the steps.
+    """Takes requests through an engine, step by step. Requests may come and go between steps.
 
-    A place keeps what it holds when its request is done, for a prompt that continues it.
+    A place keeps its tokens when its request is done, for a prompt that continues them.
 
     Args:
         take_turns: True: parts of prompts and rounds take turns. False: prompts first, so that as
@@ -73,8 +74,8 @@ class Scheduler:
         self._waiting.append(request)
 
     def drop(self, request: Request) -> bool:
-        """Take a request out, wherever it is; its answer is then "interrupted". False: it was not
-        here any more."""
+        """Take a request out, in place or waiting; its answer is then "interrupted". False: the
+        request is not here any more."""
         for live in [*self._live, *self._filling]:
             if live.request is request:
                 self._retire(live)
@@ -92,10 +93,10 @@ class Scheduler:
         return list(self._waiting)
 
     def restart(self) -> None:
-        """Empty the contexts, after a step that has failed; requests without a place stay."""
+        """Empty the contexts after a failed step; requests without a place stay."""
         for live in [*self._live, *self._filling]:
             self.drop(live.request)
-        self._free = list(self._engine.places)  # also that of one that failed to enter
+        self._free = list(self._engine.places)  # also the place of a request that failed to enter
         with self._engine.alone:
             self._engine.reset()
             self._turn = self._engine.begin()
@@ -104,7 +105,7 @@ class Scheduler:
         """One decode of a prompt, or one round of the sequences whose prompts are done.
 
         Raises:
-            UsageError: something else has begun in the engine since, or another thread is in it.
+            UsageError: another generation has begun in the engine, or another thread is in it.
         """
         with self._engine.alone:
             if self._engine.turn != self._turn:
@@ -161,7 +162,7 @@ class Scheduler:
     # -- rounds --------------------------------------------------------------------------------
 
     def _round(self) -> list[tuple[Live, Outcome]]:
-        """A round of all sequences whose prompts are done, and what it tells."""
+        """A round of all sequences whose prompts are done, and its figures."""
         engine, live, total, began = self._engine, self._live, self._total, time.perf_counter()
         times = engine.times = dict.fromkeys(PHASES, 0.0)
         found = list(zip(live, speculate(engine, live), strict=True))
@@ -190,7 +191,7 @@ class Scheduler:
         return found
 
     def _hand_over(self, live: Live, outcome: Outcome) -> Progress:
-        """Give tokens to the answer; retire what is done."""
+        """Give tokens to the answer; retire a request that is done."""
         answer, pieces = live.request.answer, list[Piece]()
         if error := live.request.sampler.error:
             answer.finish_reason = "interrupted"
@@ -212,14 +213,14 @@ class Scheduler:
         return Progress(live.request, pieces, new)
 
     def _retire(self, live: Live) -> None:
-        """The request is done, or given up: its place is free."""
+        """Free the place of a request that is done or given up."""
         live.request.sampler.close()
         (self._live if live in self._live else self._filling).remove(live)
         self._free.append(live.place)
 
 
 def _tell(request: Request) -> None:
-    """How far the prompt is."""
+    """Report the progress of the prompt."""
     if request.on_progress:
         telemetry = request.answer.telemetry
         request.on_progress(telemetry.n_prompt - telemetry.n_left, telemetry.n_prompt)
@@ -228,8 +229,8 @@ def _tell(request: Request) -> None:
 def choose_place(
     engine: Engine, free: Sequence[Place], prompt: Sequence[int], drafting: bool
 ) -> Place:
-    """The place that has most of `prompt`; of equals, one that is empty or else the one that has
-    been given its text first."""
+    """The place that holds most of `prompt`; of equals, an empty place, else the place unused for
+    longest."""
 
     def price(place: Place) -> tuple[int, float]:
         return -engine.reusable(place, prompt, drafting), place.used if place.cached else -1.0
@@ -250,7 +251,7 @@ def _clocked(*telemetries: Telemetry) -> Iterator[None]:
     began = time.perf_counter()
     try:
         yield
-    finally:  # what was interrupted took its time, too
+    finally:  # time that ends in an interruption counts, too
         seconds = time.perf_counter() - began
         for telemetry in telemetries:
             telemetry.prefill_s += seconds
@@ -259,15 +260,15 @@ def _clocked(*telemetries: Telemetry) -> Iterator[None]:
 def run_all(
     engine: Engine, requests: Sequence[Request], total: BatchTelemetry
 ) -> Generator[tuple[int, Piece], None, None]:
-    """Take `requests` to their ends: (index of the request, piece of text) as it comes."""
+    """Take `requests` to their ends; yields (index of the request, piece of its text)."""
     index = {request: i for i, request in enumerate(requests)}
     try:
         scheduler = Scheduler(engine, total)
         for request in requests:
             scheduler.add(request)
         while scheduler.busy:
-            # Nothing is left to do when the consumer has the pieces: another generation may have
-            # the places by the time it comes back.
+            # Nothing of the step is left to do after a yield: another generation may have the
+            # places when the consumer comes back.
             for progress in scheduler.step():
                 if progress.error:
                     raise progress.error
@@ -281,10 +282,10 @@ def run_all(
 
 
 async def _from_thread(pieces: Iterator[Item], stop: Callable[[], None]) -> AsyncIterator[Item]:
-    """The items as they come, computed in a thread of their own; the event loop goes on meanwhile.
+    """The items as they come, computed in a thread of their own beside the event loop.
 
     Args:
-        stop: called in the thread when nobody waits for more; then the session is free again.
+        stop: called in the thread when the consumer has stopped; then the session is free again.
     """
     loop, end = asyncio.get_running_loop(), object()
     with ThreadPoolExecutor(1, "pyllama-mtp generation") as thread:
@@ -295,27 +296,36 @@ async def _from_thread(pieces: Iterator[Item], stop: Callable[[], None]) -> Asyn
             await asyncio.shield(loop.run_in_executor(thread, stop))
 
 
-class Generation(Answer):
-    """One generation; iterate over it for text as it comes (`for` or `async for`), or run it."""
+class _Running(Generic[Item]):
+    """A generation that gives items: iterate over it (`for`, `async for`), or :meth:`run` it."""
 
-    _pieces: Generator[Piece, None, None]
+    _pieces: Generator[Item, None, None]
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[Item]:
         return self._pieces
 
-    def __aiter__(self) -> AsyncIterator[Piece]:
+    def __aiter__(self) -> AsyncIterator[Item]:
         return _from_thread(self._pieces, self.stop)
 
-    def run(self) -> Generation:
+    def run(self: Self) -> Self:
         """Generate to the end."""
         for _ in self:
             pass
         return self
 
     def stop(self) -> None:
-        """End it between two pieces: the session can go on from here."""
+        """End the generation between two pieces; the session can go on from here. Incomplete
+        answers are "interrupted"."""
+        self._pieces.close()
+
+
+class Generation(_Running[Piece], Answer):
+    """One generation; iterate over it for text as it comes (`for` or `async for`), or run it."""
+
+    def stop(self) -> None:
+        """See :meth:`_Running.stop`."""
         if self.finish_reason is None:
-            self._pieces.close()
+            super().stop()
             self.finish_reason = "interrupted"
 
     def _generate(self, engine: Engine, request: Request) -> Generator[Piece, None, None]:
@@ -327,15 +337,15 @@ class Generation(Answer):
             self.telemetry.plain_s = engine.choice.plain_s
 
 
-class BatchGeneration:
+class BatchGeneration(_Running[tuple[int, Piece]]):
     """One generation for several prompts; iterate over it (`for`, `async for`), or :meth:`run` it.
 
     Iterating gives (index of the prompt, piece of its text) as text comes.
 
     Attributes:
-        results: an :class:`Answer` for each prompt: text, tokens, finish_reason, telemetry. Times
-            in its telemetry are those of the prefill of its prompt, and of the rounds in which it
-            took part.
+        results: an :class:`Answer` for each prompt: text, tokens, finish_reason, telemetry. The
+            telemetry's times are of the prompt's prefill, and of the rounds that the sequence was
+            in.
         telemetry: of all prompts together.
     """
 
@@ -343,19 +353,3 @@ class BatchGeneration:
         self.results = [request.answer for request in requests]
         self.telemetry = BatchTelemetry(synthetic_acceptance=engine.settings.synthetic_acceptance)
         self._pieces = run_all(engine, requests, self.telemetry)
-
-    def __iter__(self) -> Iterator[tuple[int, Piece]]:
-        return self._pieces
-
-    def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
-        return _from_thread(self._pieces, self.stop)
-
-    def stop(self) -> None:
-        """End it between two pieces; answers that are not complete are "interrupted"."""
-        self._pieces.close()
-
-    def run(self) -> BatchGeneration:
-        """Generate to the end."""
-        for _ in self:
-            pass
-        return self

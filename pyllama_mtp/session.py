@@ -1,5 +1,4 @@
-"""Conversations with a model, one or several at once: prompts in, streamed text out, the processed
-prefix kept."""
+"""Sessions: prompts in, streamed text out, of one sequence or several; processed prefixes stay."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def tokens_of(model: Model, prompt: Prompt) -> list[int]:
     """Token ids of a prompt: of text, in which control tokens are recognised, or ids as they are.
 
     Raises:
-        UsageError: neither text nor token ids, or one that is not in the vocabulary.
+        UsageError: neither text nor token ids, or an id that is not in the vocabulary.
     """
     if isinstance(prompt, str):
         return model.tokenize(prompt, add_special=True, parse_special=True)
@@ -64,11 +63,7 @@ def tokens_of(model: Model, prompt: Prompt) -> list[int]:
 
 
 def prompt_tokens(model: Model, prompt: Prompt, n_ctx: int) -> list[int]:
-    """:func:`tokens_of` a prompt, which must have some.
-
-    Raises:
-        UsageError: also no token, or more than `n_ctx`.
-    """
+    """:func:`tokens_of` a prompt. Raises UsageError also for no token, or more than `n_ctx`."""
     tokens = tokens_of(model, prompt)
     if not tokens:
         raise UsageError("the prompt is empty; give at least one token of text")
@@ -81,23 +76,21 @@ def prompt_tokens(model: Model, prompt: Prompt, n_ctx: int) -> list[int]:
 
 
 def usable_settings(model: Model, settings: Settings | None) -> Settings:
-    """The settings of a session, or the default ones. Raises UsageError for what is neither."""
+    """The settings of a session; None: the default ones. Raises UsageError for another type."""
     instance("model", model, Model, "a Model; open a file with Model(path)")
-    if settings is None:
-        return Settings()
-    return instance("settings", settings, Settings, "Settings(...), or None")
+    return _usable("settings", settings, Settings)
 
 
-def usable_sampling(sampling: Sampling | None) -> Sampling:
-    """How a generation samples, by default greedily. Raises UsageError for what is neither."""
-    if sampling is None:
-        return Sampling()
-    return instance("sampling", sampling, Sampling, "Sampling(...), or None")
+def _usable(name: str, given: Value | None, kind: type[Value]) -> Value:
+    """`given`, or what `kind` is by default. Raises UsageError for another type."""
+    if given is None:
+        return kind()
+    return instance(name, given, kind, f"{kind.__name__}(...), or None")
 
 
 @dataclass(frozen=True)
 class _Options:
-    """What generations have in common; see :meth:`Session.generate`."""
+    """Options of a generation; see :meth:`Session.generate`."""
 
     stop: Iterable[str] | None
     log_pairs: bool
@@ -108,7 +101,7 @@ class _Options:
     tools: Tools | None = None
 
     def check(self, model: Model) -> _Options:
-        """As they are used. Raises UsageError for a bad one."""
+        """The options in the form that is used. Raises UsageError for a bad value."""
         if self.on_progress is not None and not callable(self.on_progress):
             raise refusal("on_progress", self.on_progress, "a function, or None")
         n = self.logprobs
@@ -140,7 +133,7 @@ class _Places(Owned):
     def _request(
         self, kind: type[Kind], prompt: Prompt, limits: Limits, sampling: Sampling, o: _Options
     ) -> tuple[Request, Kind]:
-        """A prompt that is to be answered, and its answer."""
+        """A request for this prompt, and its answer, still empty."""
         tokens = prompt_tokens(self.model, prompt, self.n_ctx)
         telemetry = Telemetry(
             synthetic_acceptance=self._engine.settings.synthetic_acceptance,
@@ -157,13 +150,13 @@ class _Places(Owned):
     def process(
         self, prompt: Prompt, *, draft: bool = True, on_progress: OnProgress | None = None
     ) -> Telemetry:
-        """Process a prompt ahead of time; a prompt that begins with it then starts from its end.
+        """Process a prompt ahead of time; a later prompt that begins with it starts from its end.
 
         The last token is left to the generation, which needs its logits.
 
         Args:
             prompt: text or token ids.
-            draft: False: the generations that follow will not draft, so MTP costs nothing.
+            draft: False: the generations after it will not draft, so MTP costs nothing.
             on_progress: see :meth:`Session.generate`.
 
         Returns:
@@ -190,30 +183,30 @@ class _Places(Owned):
         return telemetry
 
     def save(self, path: str | os.PathLike[str], sequence: int = 0) -> None:
-        """Write what was processed to a file: prompt and answer so far, the MTP head's part, too.
+        """Write prompt and answer so far, as processed, to a file, with the MTP head's state.
 
         Args:
-            sequence: whose, where there are several places.
+            sequence: number of the place, where there are several.
 
         Raises:
             UsageError: nothing was processed.
-            DiskFullError: the file could not be written; an earlier one of the name is unharmed.
+            DiskFullError: the file could not be written; an earlier file of the name is unharmed.
         """
         with self._engine.alone:
             place = self._engine.places[self._sequence(sequence)]
             enginestate.save(self._engine, place, file_name("path", path))
 
     def restore(self, path: str | os.PathLike[str], sequence: int = 0) -> int:
-        """Continue from a file of :meth:`save`; MTP works at once. Returns its number of tokens.
+        """Continue from a file of :meth:`save`; MTP works at once. Returns the number of tokens.
 
-        Read files of people you trust only: the states in them go to native code.
+        Read only files of people you trust: the states in them go to native code.
 
         Args:
-            sequence: the place that takes it, where there are several.
+            sequence: number of the place that takes the file, where there are several.
 
         Raises:
             PromptFileError: not such a file, damaged, or made with another model or settings.
-            UsageError: longer than the context.
+            UsageError: more tokens than the context has room for.
         """
         with self._engine.alone:
             place = self._engine.places[self._sequence(sequence)]
@@ -224,12 +217,12 @@ class _Places(Owned):
         return whole("sequence", sequence, 0, most, f"from 0 to {most}")
 
     def reset(self) -> None:
-        """Forget what was processed."""
+        """Forget all processed text."""
         with self._engine.alone:
             self._engine.reset()
 
     def memory(self) -> dict[str, int]:
-        """Bytes in use, by what they are for; see :meth:`Engine.memory`."""
+        """Bytes in use, by purpose; see :meth:`.Engine.memory`."""
         return self._engine.memory()
 
     def close(self) -> None:
@@ -240,8 +233,8 @@ class _Places(Owned):
 class Session(_Places):
     """Contexts for one conversation on a model. A context manager.
 
-    A prompt that continues what was processed before (the previous prompt with its answer) is
-    processed from there on only.
+    Of a prompt that continues the text processed before (the previous prompt with its answer), only
+    the new part is processed.
     """
 
     def __init__(
@@ -251,7 +244,7 @@ class Session(_Places):
 
         Args:
             settings: default :class:`Settings`.
-            times: measures what nodes cost; see :func:`pyllama_mtp.bench.profile`.
+            times: measures the costs of graph nodes; see :func:`pyllama_mtp.bench.profile`.
 
         Raises:
             UsageError: settings that do not go together, or not with this model.
@@ -280,21 +273,20 @@ class Session(_Places):
                 a sequence or an array of whole numbers.
             max_tokens: most tokens to generate, at least 1.
             sampling: default greedy.
-            stop: strings that end the generation, none of them empty; not part of the text. None:
-                no strings.
+            stop: strings, none of them empty, that end the generation and are not part of the text.
             ignore_eos: go on after an end token (speed measurements).
             draft: False: without drafts this once. In upstream's way (prompt_sync "full") a later
                 generation that drafts processes this text again.
             log_pairs: keep every (drafted, actual) pair of the head in the telemetry.
-            log_ties: keep the near ties of greedy text in the telemetry: where the text may differ
-                from that of other batches, unless `Model.same_bits`. Needs the patched library.
-            logprobs: keep the log probability of each token, and of so many of the best ones, in
-                the answer's `logprobs`. All logits are fetched for that.
+            log_ties: keep near ties of greedy text in the telemetry: tokens at which other batches
+                may give another text, unless `Model.same_bits`. Needs the patched library.
+            logprobs: keep the log probability of each token, and of so many best tokens, in the
+                answer's `logprobs`. Fetches all logits.
             on_progress: called while the prompt is processed, after each `n_batch` tokens, with
-                (tokens done, tokens in all). What it raises ends the generation.
+                (tokens done, tokens in all). An exception from it ends the generation.
 
         Raises:
-            UsageError: empty prompt, one that is longer than the context, or a bad argument.
+            UsageError: an empty prompt, a prompt longer than the context, or a bad argument.
         """
         limits = Limits(max_tokens, ignore_eos, draft)
         given = _Options(stop, log_pairs, log_ties, logprobs, on_progress)
@@ -303,7 +295,7 @@ class Session(_Places):
     def _start(
         self, prompt: Prompt, limits: Limits, sampling: Sampling | None, given: _Options
     ) -> Generation:
-        chosen, given = usable_sampling(sampling), given.check(self.model)
+        chosen, given = _usable("sampling", sampling, Sampling), given.check(self.model)
         request, generation = self._request(Generation, prompt, limits, chosen, given)
         generation._pieces = generation._generate(self._engine, request)
         return generation
@@ -330,25 +322,25 @@ class Session(_Places):
         :class:`.CallPiece` are parts of its `tool_calls`; `text` is the rest.
 
         Args:
-            messages: ``{"role": ..., "content": ...}`` each, as OpenAI's API has them; the next
-                call takes them with `answer.message`, what the tools say to its calls (``{"role":
-                "tool", "tool_call_id": ..., "content": ...}``), and the next question.
+            messages: as in OpenAI's API, ``{"role": ..., "content": ...}`` each. The next call
+                takes them with `answer.message`, the tools' results (``{"role": "tool",
+                "tool_call_id": ..., "content": ...}``), and the next question.
             tools: functions that the model may call: ``{"type": "function", "function": {"name":
                 ..., "description": ..., "parameters": JSON schema}}`` each.
-            tool_choice: None or "auto": it calls them or not, and a call that is broken is text.
-                "required": it must call one; a function's name: this one; the call then follows a
-                grammar, and its parts come as they are written. "none": it may not.
-            parallel_tool_calls: whether it may make several calls.
-            thinking: whether it thinks first; a number: it does, for at most so many tokens; None:
-                as `options` and the template have it.
-            options: what else the template is told.
+            tool_choice: None or "auto": the model calls tools or not; a broken call is text.
+                "required": it must call one. A function's name: it must call this one. Either call
+                follows a grammar, and its parts come as they are written. "none": no calls.
+            parallel_tool_calls: whether the model may make several calls.
+            thinking: whether the model thinks first; a number: it thinks for at most so many
+                tokens; None: as `options` and the template say.
+            options: more options of the template.
             max_tokens: None: as many as the context has room for.
             sampling: default `model.sampling`: as the model file says.
             stop, draft, logprobs, on_progress: see :meth:`generate`.
 
         Raises:
-            UsageError: no template, or one that refuses the messages; a conversation that is longer
-                than the context; or a bad argument.
+            UsageError: no template, or it refuses the messages; a conversation longer than the
+                context; or a bad argument.
         """
         offered = Tools.of(tools, tool_choice, parallel_tool_calls)
         options = instance("options", options or ChatOptions(), ChatOptions, "ChatOptions(...)")
@@ -362,7 +354,7 @@ class Session(_Places):
         prompt = options.prompt(self.model, messages, offered)
         room = max(1, self.n_ctx - len(prompt))
         limits = Limits(room if max_tokens is None else max_tokens, draft=draft)
-        chosen = usable_sampling(sampling or self.model.sampling)
+        chosen = _usable("sampling", sampling or self.model.sampling, Sampling)
         chosen = options.sampling(chosen, self.model, offered)
         given = _Options(stop, False, False, logprobs, on_progress, split=True, tools=offered)
         return self._start(prompt, limits, chosen, given)
@@ -371,11 +363,10 @@ class Session(_Places):
 class BatchSession(_Places):
     """Contexts for several sequences on a model. A context manager.
 
-    Prompts are processed one after the other, as places become free; the sequences in places are
-    then drafted for and verified together, in one decode each per round. As in a :class:`Session`,
-    a place keeps what it holds for a prompt that continues it. With ``draft_n_max="auto"`` the
-    depth is chosen for every number of sequences by itself: with many of them drafting may not pay,
-    and then stops.
+    Prompts are processed one after the other, as places become free. The sequences in places are
+    drafted for and verified together, in one decode each per round. As in a :class:`Session`, a
+    place keeps its text for a prompt that continues it. With ``draft_n_max="auto"`` each number of
+    sequences has a depth of its own: with many sequences drafting may not pay, and then stops.
     """
 
     def __init__(
@@ -384,8 +375,8 @@ class BatchSession(_Places):
         """Make the contexts.
 
         Args:
-            settings: default :class:`Settings`. `n_ctx` is the length of each sequence, and memory
-                is taken for all of them, with n_sequences * (drafts + 1) recurrent states where
+            settings: default :class:`Settings`. `n_ctx` is the length of each sequence. Memory is
+                taken for all sequences, with n_sequences * (drafts + 1) recurrent states where
                 rollback goes by snapshots ("auto": up to AUTO_DEPTH drafts). `n_batch` and
                 `n_ubatch` must hold as many tokens. Each sequence has its own `checkpoints`.
             n_sequences: most sequences at once, 1 to 256; more prompts wait for a place.
@@ -413,19 +404,19 @@ class BatchSession(_Places):
     ) -> BatchGeneration:
         """Start a generation; nothing is computed until it is iterated or run.
 
-        Another one that is started before it has ended takes its places: it then cannot go on.
+        A generation that is started before this one has ended takes its places, and ends it.
 
         Args:
-            prompts: at least one; each is text (control tokens such as ``<|im_start|>`` are
-                recognised) or token ids, a sequence or an array. They may differ in length.
+            prompts: at least one; each as for :meth:`Session.generate`. Lengths may differ.
             max_tokens: most tokens to generate, at least 1; for all prompts, or one for each.
             sampling: default greedy; for all prompts, or one for each.
             stop, ignore_eos, draft, log_pairs, log_ties, logprobs: see :meth:`Session.generate`.
             on_progress: called while prompts are processed, after each `n_batch` tokens, with
-                (index of the prompt, tokens done, tokens in all). What it raises ends all.
+                (index of the prompt, tokens done, tokens in all). An exception from it ends the
+                generation.
 
         Raises:
-            UsageError: no prompt, an empty one, one that is longer than `n_ctx`, lists of another
+            UsageError: no prompt, an empty prompt, a prompt longer than `n_ctx`, lists of another
                 length than `prompts`, or a bad argument.
         """
         if isinstance(prompts, str | bytes | bytearray):
@@ -437,23 +428,24 @@ class BatchSession(_Places):
             raise UsageError("there is no prompt; give at least one")
         most = _for_each("max_tokens", max_tokens, len(chosen))
         limits = [Limits(n, ignore_eos, draft) for n in most]
-        samplings = [usable_sampling(one) for one in _for_each("sampling", sampling, len(chosen))]
+        each = _for_each("sampling", sampling, len(chosen))
+        samplings = [_usable("sampling", one, Sampling) for one in each]
         given = _Options(stop, log_pairs, log_ties, logprobs).check(self.model)
         if on_progress is not None and not callable(on_progress):
             raise refusal("on_progress", on_progress, "a function, or None")
         requests = []
-        for i, each in enumerate(zip(chosen, limits, samplings, strict=True)):
+        for i, one in enumerate(zip(chosen, limits, samplings, strict=True)):
             if on_progress:
                 given = dataclasses.replace(given, on_progress=partial(on_progress, i))
             try:
-                requests.append(self._request(Answer, *each, given)[0])
+                requests.append(self._request(Answer, *one, given)[0])
             except UsageError as error:
                 raise UsageError(f"prompts[{i}]: {error}") from None
         return BatchGeneration(self._engine, requests)
 
 
 def _for_each(name: str, given: Value | Sequence[Value], n: int) -> list[Value]:
-    """A value for each of `n` prompts: the one that was given, or each its own."""
+    """A value for each of `n` prompts: the single value given, or each prompt's own."""
     values = listed(given)
     if values is None:
         return [given] * n  # type: ignore[list-item]

@@ -58,6 +58,10 @@ def test_what_is_forced_takes_the_place_of_drafts() -> None:
     assert made.tokens == [9, 8] and made.forced
 
 
+def test_a_grammar_that_was_asked_is_not_asked_again() -> None:
+    assert cut(live(4, forced=(9, 8)), drafts(drawn=False), forced=[]).tokens == TOKENS
+
+
 def test_without_a_grammar_drafts_stay() -> None:
     made = drafts(drawn=True)
     assert cut(live(0, constrained=False), made) is made
