@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import errors
     from .answer import Answer
+    from .batchsession import BatchSession
     from .chats.options import ChatOptions
     from .chats.toolcalls import CallPiece, ToolCall
     from .contextoptions import RopeScaling
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from .llama.model import Model
     from .measure import api as bench  # noqa: F401 - lazy, not for import *
     from .scheduler import BatchGeneration, Generation
-    from .session import BatchSession, Session, stream
+    from .session import Session, stream
     from .settings import Sampling, Settings
     from .telemetry import Pair, Telemetry
 
@@ -63,7 +64,8 @@ _MODULES = {
     "grammar": ("Grammar",),
     "llama.model": ("Model",),
     "scheduler": ("BatchGeneration", "Generation"),
-    "session": ("BatchSession", "Session", "stream"),
+    "batchsession": ("BatchSession",),
+    "session": ("Session", "stream"),
     "settings": ("Sampling", "Settings"),
     "telemetry": ("Pair", "Telemetry"),
 }

@@ -6,9 +6,8 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -21,7 +20,6 @@ from .arguments import (
     file_name,
     flag,
     instance,
-    listed,
     refusal,
     stop_strings,
     token_ids,
@@ -36,7 +34,7 @@ from .generate import Limits, OnProgress, Request
 from .llama.model import Model
 from .llama.owned import Owned
 from .llama.trace import NodeTimes
-from .scheduler import BatchGeneration, Generation, choose_place
+from .scheduler import Generation, choose_place
 from .settings import Sampling, Settings
 from .sizing import fitted, room_for
 from .speculative.sampling import Sampler
@@ -78,10 +76,10 @@ def prompt_tokens(model: Model, prompt: Prompt, n_ctx: int) -> list[int]:
 def usable_settings(model: Model, settings: Settings | None) -> Settings:
     """The settings of a session; None: the default ones. Raises UsageError for another type."""
     instance("model", model, Model, "a Model; open a file with Model(path)")
-    return _usable("settings", settings, Settings)
+    return usable("settings", settings, Settings)
 
 
-def _usable(name: str, given: Value | None, kind: type[Value]) -> Value:
+def usable(name: str, given: Value | None, kind: type[Value]) -> Value:
     """`given`, or what `kind` is by default. Raises UsageError for another type."""
     if given is None:
         return kind()
@@ -89,7 +87,7 @@ def _usable(name: str, given: Value | None, kind: type[Value]) -> Value:
 
 
 @dataclass(frozen=True)
-class _Options:
+class Options:
     """Options of a generation; see :meth:`Session.generate`."""
 
     stop: Iterable[str] | None
@@ -100,7 +98,7 @@ class _Options:
     split: bool = False  # tell thought from answer
     tools: Tools | None = None
 
-    def check(self, model: Model) -> _Options:
+    def check(self, model: Model) -> Options:
         """The options in the form that is used. Raises UsageError for a bad value."""
         if self.on_progress is not None and not callable(self.on_progress):
             raise refusal("on_progress", self.on_progress, "a function, or None")
@@ -115,7 +113,7 @@ class _Options:
         return dataclasses.replace(self, stop=stop_strings(self.stop), logprobs=n, **flags)
 
 
-class _Places(Owned):
+class Places(Owned):
     """Contexts with places for conversations on a model. A context manager."""
 
     def __init__(
@@ -131,7 +129,12 @@ class _Places(Owned):
         return self._engine.n_ctx
 
     def _request(
-        self, kind: type[Kind], prompt: Prompt, limits: Limits, sampling: Sampling, o: _Options
+        self,
+        kind: type[Kind],
+        prompt: Prompt,
+        limits: Limits,
+        sampling: Sampling,
+        o: Options,
     ) -> tuple[Request, Kind]:
         """A request for this prompt, and its answer, still empty."""
         tokens = prompt_tokens(self.model, prompt, self.n_ctx)
@@ -230,7 +233,7 @@ class _Places(Owned):
         self._engine.close()
 
 
-class Session(_Places):
+class Session(Places):
     """Contexts for one conversation on a model. A context manager.
 
     Of a prompt that continues the text processed before (the previous prompt with its answer), only
@@ -289,13 +292,13 @@ class Session(_Places):
             UsageError: an empty prompt, a prompt longer than the context, or a bad argument.
         """
         limits = Limits(max_tokens, ignore_eos, draft)
-        given = _Options(stop, log_pairs, log_ties, logprobs, on_progress)
+        given = Options(stop, log_pairs, log_ties, logprobs, on_progress)
         return self._start(prompt, limits, sampling, given)
 
     def _start(
-        self, prompt: Prompt, limits: Limits, sampling: Sampling | None, given: _Options
+        self, prompt: Prompt, limits: Limits, sampling: Sampling | None, given: Options
     ) -> Generation:
-        chosen, given = _usable("sampling", sampling, Sampling), given.check(self.model)
+        chosen, given = usable("sampling", sampling, Sampling), given.check(self.model)
         request, generation = self._request(Generation, prompt, limits, chosen, given)
         generation._pieces = generation._generate(self._engine, request)
         return generation
@@ -354,104 +357,10 @@ class Session(_Places):
         prompt = options.prompt(self.model, messages, offered)
         room = max(1, self.n_ctx - len(prompt))
         limits = Limits(room if max_tokens is None else max_tokens, draft=draft)
-        chosen = _usable("sampling", sampling or self.model.sampling, Sampling)
+        chosen = usable("sampling", sampling or self.model.sampling, Sampling)
         chosen = options.sampling(chosen, self.model, offered)
-        given = _Options(stop, False, False, logprobs, on_progress, split=True, tools=offered)
+        given = Options(stop, False, False, logprobs, on_progress, split=True, tools=offered)
         return self._start(prompt, limits, chosen, given)
-
-
-class BatchSession(_Places):
-    """Contexts for several sequences on a model. A context manager.
-
-    Prompts are processed one after the other, as places become free. The sequences in places are
-    drafted for and verified together, in one decode each per round. As in a :class:`Session`, a
-    place keeps its text for a prompt that continues it. With ``draft_n_max="auto"`` each number of
-    sequences has a depth of its own: with many sequences drafting may not pay, and then stops.
-    """
-
-    def __init__(
-        self, model: Model, settings: Settings | None = None, n_sequences: int = 4
-    ) -> None:
-        """Make the contexts.
-
-        Args:
-            settings: default :class:`Settings`. `n_ctx` is the length of each sequence. Memory is
-                taken for all sequences, with n_sequences * (drafts + 1) recurrent states where
-                rollback goes by snapshots ("auto": up to AUTO_DEPTH drafts). `n_batch` and
-                `n_ubatch` must hold as many tokens. Each sequence has its own `checkpoints`.
-            n_sequences: most sequences at once, 1 to 256; more prompts wait for a place.
-
-        Raises:
-            UsageError: settings that do not go together, or not with this model.
-            InsufficientMemoryError: caches and buffers do not fit into memory.
-        """
-        super().__init__(model, settings, n_sequences, None)
-        self.n_sequences = len(self._engine.places)
-
-    def generate(
-        self,
-        prompts: Iterable[Prompt],
-        *,
-        max_tokens: int | Sequence[int] = 256,
-        sampling: Sampling | Sequence[Sampling | None] | None = None,
-        stop: Iterable[str] | None = (),
-        ignore_eos: bool = False,
-        draft: bool = True,
-        log_pairs: bool = False,
-        log_ties: bool = False,
-        logprobs: int | None = None,
-        on_progress: Callable[[int, int, int], None] | None = None,
-    ) -> BatchGeneration:
-        """Start a generation; nothing is computed until it is iterated or run.
-
-        A generation that is started before this one has ended takes its places, and ends it.
-
-        Args:
-            prompts: at least one; each as for :meth:`Session.generate`. Lengths may differ.
-            max_tokens: most tokens to generate, at least 1; for all prompts, or one for each.
-            sampling: default greedy; for all prompts, or one for each.
-            stop, ignore_eos, draft, log_pairs, log_ties, logprobs: see :meth:`Session.generate`.
-            on_progress: called while prompts are processed, after each `n_batch` tokens, with
-                (index of the prompt, tokens done, tokens in all). An exception from it ends the
-                generation.
-
-        Raises:
-            UsageError: no prompt, an empty prompt, a prompt longer than `n_ctx`, lists of another
-                length than `prompts`, or a bad argument.
-        """
-        if isinstance(prompts, str | bytes | bytearray):
-            raise UsageError("prompts is one text; give a list of prompts")
-        if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
-            raise refusal("prompts", prompts, "a list of prompts")
-        chosen = list(prompts)
-        if not chosen:
-            raise UsageError("there is no prompt; give at least one")
-        most = _for_each("max_tokens", max_tokens, len(chosen))
-        limits = [Limits(n, ignore_eos, draft) for n in most]
-        each = _for_each("sampling", sampling, len(chosen))
-        samplings = [_usable("sampling", one, Sampling) for one in each]
-        given = _Options(stop, log_pairs, log_ties, logprobs).check(self.model)
-        if on_progress is not None and not callable(on_progress):
-            raise refusal("on_progress", on_progress, "a function, or None")
-        requests = []
-        for i, one in enumerate(zip(chosen, limits, samplings, strict=True)):
-            if on_progress:
-                given = dataclasses.replace(given, on_progress=partial(on_progress, i))
-            try:
-                requests.append(self._request(Answer, *one, given)[0])
-            except UsageError as error:
-                raise UsageError(f"prompts[{i}]: {error}") from None
-        return BatchGeneration(self._engine, requests)
-
-
-def _for_each(name: str, given: Value | Sequence[Value], n: int) -> list[Value]:
-    """A value for each of `n` prompts: the single value given, or each prompt's own."""
-    values = listed(given)
-    if values is None:
-        return [given] * n  # type: ignore[list-item]
-    if len(values) != n:
-        raise UsageError(f"{name} has {len(values)} values for {n} prompts; give one for each")
-    return values
 
 
 def stream(model: Model | str | os.PathLike[str], prompt: Prompt, **options: Any) -> Iterator[str]:

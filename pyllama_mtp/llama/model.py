@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import file_name, flag, instance, token_ids
+from ..arguments import file_name, flag
 from ..errors import (
     ContextClosedError,
     InsufficientMemoryError,
@@ -36,12 +36,11 @@ from .adapters import Adapters, read_adapter
 from .drafthead import DraftHead, HeadCosts, draft_head
 from .modeloptions import ModelArguments, ModelOptions, head_arguments
 from .owned import OfThisProcess, Owned
+from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing's from Python 3.11 on
 
-
-Tokens = npt.NDArray[np.int32]
 
 log = logging.getLogger("pyllama_mtp")
 
@@ -71,7 +70,7 @@ class Weights:
             self._free(self._handle)
 
 
-class Model(Owned, OfThisProcess):
+class Model(Vocabulary, Owned, OfThisProcess):
     """Weights and vocabulary of a GGUF file. A context manager; closing it closes its contexts.
 
     Several threads may use one model, each with sessions of its own. A forked child may not use it.
@@ -147,8 +146,7 @@ class Model(Owned, OfThisProcess):
         self.claim()
         self.weights = Weights(self._handle, self._lib.llama_model_free)
         self.has_mtp = mtp and self._lib.llama_model_n_layer_nextn(self._handle) > 0
-        self._vocab = self._lib.llama_model_get_vocab(self._handle)
-        self.n_vocab = int(self._lib.llama_vocab_n_tokens(self._vocab))
+        super().__init__(self._library, self._handle)
         self.n_embd = int(self._lib.llama_model_n_embd_out(self._handle))
         self.n_ctx_train = int(self._lib.llama_model_n_ctx_train(self._handle))
         self.n_params = int(self._lib.llama_model_n_params(self._handle))
@@ -159,7 +157,6 @@ class Model(Owned, OfThisProcess):
         )
         #: Tokens that a layer with a sliding window attends to; 0: there is none.
         self.n_swa = int(self._lib.llama_model_n_swa(self._handle))
-        self.eos = int(self._lib.llama_vocab_eos(self._vocab))
         self.name = self.info.name or self.path.stem
         self.architecture = self.info.architecture
         self.head_costs: HeadCosts | None = None
@@ -356,73 +353,7 @@ class Model(Owned, OfThisProcess):
         self._lib.llama_model_desc(self.handle, buffer, len(buffer))
         return self._library.text(buffer)
 
-    # -- text ----------------------------------------------------------------------------------
-
-    def tokenize(
-        self, text: str, add_special: bool = True, parse_special: bool = False
-    ) -> list[int]:
-        """Token ids of `text`.
-
-        Args:
-            add_special: add BOS if the model wants one.
-            parse_special: read ``<|im_start|>`` and the like as control tokens, not as text.
-        """
-        self.handle  # noqa: B018 - raises when closed
-        instance("text", text, str, "text (str)")
-        try:
-            data = text.encode("utf-8")
-        except UnicodeEncodeError as reason:
-            raise UsageError(f"the text is not valid Unicode: {reason}") from None
-        message = self._ffi.new("char[256]")
-        capacity = len(data) + 8
-        while True:
-            out = self._ffi.new("llama_token[]", capacity)
-            flags = (add_special, parse_special)
-            n = self._lib.pyllama_tokenize(
-                self._vocab, data, len(data), out, capacity, *flags, message, len(message)
-            )
-            if n >= 0:
-                return list(out[0:n])
-            if -n <= capacity or n == -(2**31):
-                why = self._library.text(message) or "too long"
-                if native.short_of_memory(why):
-                    raise InsufficientMemoryError(f"no memory to tokenize {len(data)} bytes: {why}")
-                raise UsageError(f"a text of {len(data)} bytes cannot be tokenized: {why}")
-            capacity = -n
-
-    def piece(self, token: int, special: bool = False) -> bytes:
-        """The bytes of one token; control tokens are empty unless `special`."""
-        self.check_tokens([token])
-        capacity = 32
-        while True:
-            out = self._ffi.new("char[]", capacity)
-            n = self._lib.llama_token_to_piece(self._vocab, token, out, capacity, 0, special)
-            if n >= 0:
-                return bytes(self._ffi.buffer(out, n))
-            capacity = -n
-
-    def detokenize(self, tokens: Sequence[int], special: bool = False) -> str:
-        """Text of `tokens`; bytes that are not UTF-8 become U+FFFD."""
-        ids = token_ids("tokens", tokens)
-        return b"".join(self.piece(token, special) for token in ids).decode("utf-8", "replace")
-
-    def attributes(self, token: int) -> int:
-        """The vocabulary's flags of a token: LLAMA_TOKEN_ATTR_*."""
-        self.check_tokens([token])
-        return int(self._lib.llama_vocab_get_attr(self._vocab, token))
-
-    def is_end(self, token: int) -> bool:
-        """Whether the token ends a generation (end of text, end of turn)."""
-        self.handle  # noqa: B018 - raises when closed
-        return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
-
-    def check_tokens(self, tokens: Sequence[int] | Tokens) -> None:
-        """Raises UsageError when an id is not in the vocabulary."""
-        self.handle  # noqa: B018 - raises when closed
-        ids = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
-        if len(ids) and (min(ids) < 0 or max(ids) >= self.n_vocab):
-            bad = next(int(token) for token in ids if not 0 <= token < self.n_vocab)
-            raise UsageError(f"token id {bad} is not in the vocabulary (0 to {self.n_vocab - 1})")
+    # -- chats ---------------------------------------------------------------------------------
 
     @cached_property
     def chat_template(self) -> str:
