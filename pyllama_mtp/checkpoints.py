@@ -85,11 +85,8 @@ class Checkpoints:
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint of the cache's end, in place of checkpoints there or further on, whose
-        tokens the cache no longer holds.
-
-        Raises:
-            UsageError: `n_past` below 1; the empty cache needs no checkpoint.
-        """
+        tokens the cache no longer holds. Raises UsageError: `n_past` below 1; the empty cache needs
+        no checkpoint."""
         if checkpoint.n_past < 1:
             raise UsageError(f"a checkpoint at n_past {checkpoint.n_past}; it must be at least 1")
         self.drop_above(checkpoint.n_past - 1)

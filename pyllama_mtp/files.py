@@ -33,11 +33,8 @@ def write_error(error: OSError, path: str | os.PathLike[str]) -> PyllamaMtpError
 
 
 def check_target(path: Path, force: bool) -> None:
-    """Refuse a place where no new file can be.
-
-    Raises:
-        UsageError: a directory, a folder that does not exist, or, without `force`, a file.
-    """
+    """Refuse a place where no new file can be. Raises UsageError: a directory, a folder that does
+    not exist, or, without `force`, a file."""
     if path.is_dir():
         raise UsageError(f"{path} is a directory; give a file name")
     if not path.parent.is_dir():
@@ -47,11 +44,8 @@ def check_target(path: Path, force: bool) -> None:
 
 
 def check_room(path: Path, needed: int) -> None:
-    """Refuse to begin a file of `needed` bytes that its disk has no room for.
-
-    Raises:
-        DiskFullError: says how much there is.
-    """
+    """Refuse to begin a file of `needed` bytes that its disk has no room for. Raises DiskFullError:
+    says how much there is."""
     free = shutil.disk_usage(path.parent).free
     if needed > free:
         raise DiskFullError(

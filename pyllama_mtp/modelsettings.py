@@ -16,10 +16,8 @@ def settings_for(model: Model, settings: Settings) -> Settings:
     """The settings that hold for a model.
 
     Without an MTP head, "auto" drafts from the text itself, or not at all without `ngram`. Heads
-    that draft a token each make no more drafts than there are heads, as in llama-server.
-
-    Raises:
-        UsageError: a number of drafts is asked for, and there is no head.
+    that draft a token each make no more drafts than there are heads, as in llama-server. Raises
+    UsageError: a number of drafts is asked for, and there is no head.
     """
     if model.has_mtp or not settings.depth_limit:
         most = model.info.most_drafts
@@ -32,11 +30,8 @@ def settings_for(model: Model, settings: Settings) -> Settings:
 
 def prompt_sync(model: Model, settings: Settings) -> str:
     """How the MTP head is kept in step: "kv", or "full" if asked for or if library or architecture
-    leave no choice; "" where the head drafts nothing.
-
-    Raises:
-        UsageError: a setting that drafting in upstream's way, "full", does not support.
-    """
+    leave no choice; "" where the head drafts nothing. Raises UsageError: a setting that drafting in
+    upstream's way, "full", does not support."""
     if not (settings.depth_limit and model.has_mtp):
         return ""
     s, has_patches = settings, native.load().has_tap

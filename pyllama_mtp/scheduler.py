@@ -102,11 +102,8 @@ class Scheduler:
             self._turn = self._engine.begin()
 
     def step(self) -> list[Progress]:
-        """One decode of a prompt, or one round of the sequences whose prompts are done.
-
-        Raises:
-            UsageError: another generation has begun in the engine, or another thread is in it.
-        """
+        """One decode of a prompt, or one round of the sequences whose prompts are done. Raises
+        UsageError: another generation has begun in the engine, or another thread is in it."""
         with self._engine.alone:
             if self._engine.turn != self._turn:
                 raise UsageError("the session has been used for something else since; start again")

@@ -49,10 +49,7 @@ Kind = TypeVar("Kind", bound=Answer)
 
 def tokens_of(model: Model, prompt: Prompt) -> list[int]:
     """Token ids of a prompt: of text, in which control tokens are recognised, or ids as they are.
-
-    Raises:
-        UsageError: neither text nor token ids, or an id that is not in the vocabulary.
-    """
+    Raises UsageError: neither text nor token ids, or an id that is not in the vocabulary."""
     if isinstance(prompt, str):
         return model.tokenize(prompt, add_special=True, parse_special=True)
     tokens = token_ids("prompt", prompt, "text, or ")

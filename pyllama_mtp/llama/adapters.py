@@ -141,11 +141,8 @@ class Adapters:
         return ",".join(f"{Path(one.path).name}:{one.scale:g}" for one in self._adapters)
 
     def load(self, model: Any) -> None:
-        """Load the adapters into a native model.
-
-        Raises:
-            ModelFileError: llama.cpp refuses an adapter; its reason is given.
-        """
+        """Load the adapters into a native model. Raises ModelFileError: llama.cpp refuses an
+        adapter; its reason is given."""
         library = native.load()
         message = library.ffi.new("char[256]")
         for adapter in self._adapters:

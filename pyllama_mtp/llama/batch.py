@@ -41,11 +41,8 @@ class Batch:
             self.hidden = np.ascontiguousarray(self.hidden, dtype=np.float32)
 
     def check(self, context: SequenceContext) -> None:
-        """Refuse every batch on which a GGML_ASSERT would end the interpreter.
-
-        Raises:
-            UsageError: the batch does not fit `context`; the message says what would.
-        """
+        """Refuse every batch on which a GGML_ASSERT would end the interpreter. Raises UsageError:
+        the batch does not fit `context`; the message says what would."""
         n, options = len(self.tokens), context.options
         # Lists: for the few tokens of a round their minimum costs a tenth of what numpy's does.
         positions, seqs = self.positions.tolist(), self.seqs.tolist()

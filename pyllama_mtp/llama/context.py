@@ -77,10 +77,8 @@ class Context(DraftingContext):
 
     def synchronize(self) -> None:
         """Wait until the last decode has finished: devices and workers go on after it returns.
-
-        Raises:
-            WorkerLostError: a worker was lost meanwhile, and what it should have computed is zeros.
-        """
+        Raises WorkerLostError: a worker was lost meanwhile, and what it should have computed is
+        zeros."""
         if self._settled:
             with self._alone:
                 self.handle  # noqa: B018 - raises when closed
@@ -162,11 +160,8 @@ class Context(DraftingContext):
 
     def candidates(self, row: int) -> tuple[Ints, Floats]:
         """The best tokens of batch entry `row`, the best one first: ([n] int32 ids, [n] float32
-        logits). n is `n_candidates`.
-
-        Raises:
-            UsageError: no output row was asked for there, or no candidates.
-        """
+        logits). n is `n_candidates`. Raises UsageError: no output row was asked for there, or no
+        candidates."""
         self._check_output(row)
         out = self._ffi.new("llama_token *[1]"), self._ffi.new("float *[1]")
         n = int(self._lib.llama_mtp_get_candidates_ith(self.handle, row, *out))

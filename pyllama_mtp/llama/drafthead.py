@@ -198,11 +198,8 @@ class HeadFile:
 
 
 def head_tensor(info: GGUFInfo) -> TensorEntry:
-    """The LM head that drafts are made with; see :class:`HeadFile`.
-
-    Raises:
-        ModelFileError: the file has none.
-    """
+    """The LM head that drafts are made with; see :class:`HeadFile`. Raises ModelFileError: the file
+    has none."""
     tensors = {tensor.name: tensor for tensor in info.tensors}
     own = None if trimmed_head(info) else own_head(info)
     head = own or tensors.get("output.weight") or tensors.get("token_embd.weight")

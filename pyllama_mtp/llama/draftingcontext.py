@@ -123,10 +123,7 @@ class DraftingContext(SequenceContext):
 
     def reserve_rounds(self, n_seqs: int, depths: Iterable[int]) -> None:
         """Allocate what rounds of `n_seqs` sequences need, for each of these numbers of drafts.
-
-        Raises:
-            InsufficientMemoryError: there is no room for it.
-        """
+        Raises InsufficientMemoryError: there is no room for it."""
         for n in depths:
             if not self._call(self._lib.pyllama_mtp_reserve, n_seqs, n):
                 self.model.refuse_lost_worker()

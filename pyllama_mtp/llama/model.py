@@ -361,11 +361,8 @@ class Model(Vocabulary, Owned, OfThisProcess):
         return self._library.text(self._lib.llama_model_chat_template(self.handle, self._ffi.NULL))
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-        """The prompt text of a conversation, by the template in the file.
-
-        Raises:
-            UsageError: the file has no template, or the template refuses the messages.
-        """
+        """The prompt text of a conversation, by the template in the file. Raises UsageError: the
+        file has no template, or the template refuses the messages."""
         template = self.chat_template
         if not template:
             raise UsageError(f"{self.path} has no chat template; give the prompt as plain text")

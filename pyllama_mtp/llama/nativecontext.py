@@ -248,11 +248,8 @@ class NativeContext(Owned, OfThisProcess):
             return int(function(self.handle, *arguments, message, len(message)))
 
     def _call(self, function: Any, *arguments: Any) -> int:
-        """Call a function of the shim whose codes below 0 are failures: its result.
-
-        Raises:
-            PyllamaMtpError: by the code; see :func:`decode_error`.
-        """
+        """Call a function of the shim whose codes below 0 are failures: its result. Raises
+        PyllamaMtpError: by the code; see :func:`decode_error`."""
         code = self._run(function, *arguments)
         if code < 0:
             self._fail(code)

@@ -65,11 +65,7 @@ os.register_at_fork(after_in_child=_forget_connections)
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of "HOST:PORT".
-
-    Raises:
-        UsageError: `text` is something else.
-    """
+    """Host and port of "HOST:PORT". Raises UsageError: `text` is something else."""
     found = re.fullmatch(r"([^\s:/,]+):(\d{1,5})", text)
     if not found or not 0 < int(found[2]) < 2**16:
         raise UsageError(
@@ -80,12 +76,8 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def check(address: str, timeout: float = TIMEOUT_S) -> None:
-    """Greet the worker at `address`, "HOST:PORT", as ggml would, and hang up.
-
-    Raises:
-        UsageError: nothing listens there, or something else; a worker that is busy, or of another
-            version.
-    """
+    """Greet the worker at `address`, "HOST:PORT", as ggml would, and hang up. Raises UsageError:
+    nothing listens there, or something else; a worker that is busy, or of another version."""
     host, port = parse_address(address)
     start = f"start one there with `pyllama-mtp rpc-worker --host {host} --port {port}`"
     try:
@@ -288,11 +280,8 @@ class Worker:
                     raise UsageError(f"ggml cannot listen at {self.address}") from None
 
     def wait(self) -> int:
-        """Serve until SIGINT or SIGTERM comes; returns which.
-
-        Raises:
-            UsageError: ggml gave up listening.
-        """
+        """Serve until SIGINT or SIGTERM comes; returns which. Raises UsageError: ggml gave up
+        listening."""
         while self._thread.is_alive():
             got = signal.sigtimedwait(STOP_SIGNALS, 1.0)
             # After a stop and a continue, Python returns an empty record.

@@ -57,11 +57,8 @@ def expected_stamp() -> dict[str, Any]:
 
 
 def read_stamp(folder: Path) -> dict[str, Any]:
-    """The stamp in the folder's libllama, read from the file's bytes.
-
-    Raises:
-        LibraryError: no libllama there, or one without a stamp (not built by this package).
-    """
+    """The stamp in the folder's libllama, read from the file's bytes. Raises LibraryError: no
+    libllama there, or one without a stamp (not built by this package)."""
     # libllama.so.0 carries the stamp; libllama.so beside it stands in for a link (shim/dropin.cpp).
     libraries = sorted(folder.glob("libllama.so*"), reverse=True)
     if not libraries:
@@ -76,11 +73,8 @@ def read_stamp(folder: Path) -> dict[str, Any]:
 
 
 def check_stamp(stamp: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:
-    """Refuse libraries built from another upstream commit or another patch series.
-
-    Raises:
-        LibraryError: says which of the two differs, and what to do.
-    """
+    """Refuse libraries built from another upstream commit or another patch series. Raises
+    LibraryError: says which of the two differs, and what to do."""
     variant = stamp.get("variant")
     pairs = [
         ("upstream commit", stamp.get("upstream_commit"), expected["upstream_commit"]),
@@ -128,12 +122,9 @@ def resolve(choice: str | os.PathLike[str]) -> Path:
 
 
 def locate(library: str | os.PathLike[str] | None = None) -> tuple[Path, dict[str, Any]]:
-    """The folder of a variant, and its stamp. The argument is that of :func:`.native.load`.
-
-    Raises:
-        LibraryError: nothing found (all paths tried are listed), stamp mismatch, or CPU features
-            that this machine lacks.
-    """
+    """The folder of a variant, and its stamp. The argument is that of :func:`.native.load`. Raises
+    LibraryError: nothing found (all paths tried are listed), stamp mismatch, or CPU features that
+    this machine lacks."""
     expected = expected_stamp()
     folder = resolve(library or os.environ.get(ENVIRONMENT_VARIABLE) or "patched")
     stamp = read_stamp(folder)

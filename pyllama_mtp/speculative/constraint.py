@@ -23,11 +23,8 @@ _lock = threading.Lock()
 
 
 def tokenizer(model: Model) -> Any:
-    """llguidance's view of the vocabulary, made once for each model: about a second.
-
-    Raises:
-        UsageError: llguidance cannot use the vocabulary, or is missing.
-    """
+    """llguidance's view of the vocabulary, made once for each model: about a second. Raises
+    UsageError: llguidance cannot use the vocabulary, or is missing."""
     with _lock:
         if model not in _tokenizers:
             _tokenizers[model] = _make_tokenizer(model)

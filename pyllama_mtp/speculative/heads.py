@@ -209,12 +209,9 @@ class Heads:
     """
 
     def __init__(self, context: Context, model: Model, settings: Settings) -> None:
-        """Give `context` its head.
-
-        Raises:
-            UsageError, DraftVocabError, ModelFileError, InsufficientMemoryError: see
-                :func:`.drafthead.draft_head` and :meth:`.Context.set_draft_head`.
-        """
+        """Give `context` its head. Raises UsageError, DraftVocabError, ModelFileError,
+        InsufficientMemoryError: see :func:`.drafthead.draft_head` and
+        :meth:`.Context.set_draft_head`."""
         self._context, self._model, self._settings = context, model, settings
         self._following: Following | None = None
         self._coverage: Coverage | None = None

@@ -18,10 +18,7 @@ from ..llama.context import SEQ, Context
 
 def go_back(target: Context, state: bytes | bytearray, n_past: int, seq: int = SEQ) -> None:
     """Cut a sequence of the target to `n_past` positions; `state` is its recurrent state there.
-
-    Raises:
-        FatalDecodeError: llama.cpp refused.
-    """
+    Raises FatalDecodeError: llama.cpp refused."""
     target.load_state(state, recurrent_only=True, seq=seq)
     if not target.remove(n_past, seq):
         raise FatalDecodeError("llama.cpp refused to go back to its own checkpoint")

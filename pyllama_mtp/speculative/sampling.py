@@ -240,11 +240,8 @@ class Sampler:
     @contextmanager
     def _processed(self, context: Context, row: int) -> Iterator[None]:
         """A block in which the processors have changed the row's logits, and forbidden tokens have
-        minus infinity.
-
-        Raises:
-            UsageError: a processor returns another shape, a NaN or plus infinity.
-        """
+        minus infinity. Raises UsageError: a processor returns another shape, a NaN or plus
+        infinity."""
         follows = self._constraint if self._answers else None
         if self._tokens is None and not follows:
             yield
