@@ -1,4 +1,4 @@
-"""The parameters of one llama.cpp context, those of RoPE among them."""
+"""The parameters of one llama.cpp context, RoPE's among them."""
 
 from __future__ import annotations
 

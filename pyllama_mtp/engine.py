@@ -177,7 +177,7 @@ class Engine:
     # -- prefill -------------------------------------------------------------------------------
 
     def reusable(self, place: Place, prompt: Sequence[int], drafting: bool = True) -> int:
-        """How many tokens of `prompt` need no processing in this place, thanks to what it holds."""
+        """How many leading tokens of `prompt` this place need not process again."""
         return self._plan(place, prompt, drafting)[1]
 
     def _plan(
@@ -307,7 +307,7 @@ class Engine:
             telemetry.prompt_sync = self.prompt_sync
 
     def memory(self, device: Any = None) -> dict[str, int]:
-        """Bytes in use, by what they are for.
+        """Bytes in use, by purpose.
 
         weights; target_context (caches, states and snapshots, the MTP head's among them, and a
         draft head); target_compute (graph buffers); draft_context and draft_compute, if drafting is

@@ -67,8 +67,8 @@ def target_options(settings: Settings, n_sequences: int, sync: str) -> ContextOp
     """The options of the target's context.
 
     Args:
-        settings: those of :func:`settings_for`, with an `n_ctx` above 0.
-        sync: what :func:`prompt_sync` says.
+        settings: from :func:`settings_for`, with an `n_ctx` above 0.
+        sync: from :func:`prompt_sync`.
 
     Raises:
         UsageError: batches that cannot hold a round.

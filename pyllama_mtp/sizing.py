@@ -61,7 +61,7 @@ def estimate(
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What an engine takes of one memory.
+    """The bytes that an engine takes of one memory.
 
     Attributes:
         name: of the device, or HOST.
@@ -87,8 +87,8 @@ class DeviceMemory:
 
 
 def simulate(twin: Model, settings: Settings, n_sequences: int, n_ctx: int) -> list[DeviceMemory]:
-    """What an engine for sequences of `n_ctx` tokens would take, of the host and of each device:
-    llama.cpp adds up the bytes of contexts that allocate nothing.
+    """The bytes that an engine for sequences of `n_ctx` tokens would take, of the host and of each
+    device: llama.cpp adds them up for contexts that allocate nothing.
 
     Args:
         twin: a model without memory; see :meth:`.Model.without_memory`.
@@ -216,6 +216,6 @@ def _refuse_hopeless(
 
 
 def _free(model: Model) -> list[int]:
-    """Bytes that are free in the host's memory and in those of the model's devices."""
+    """Free bytes of the host's memory and of each of the model's devices."""
     library = native.load()
     return [available_memory(), *(library.device_memory(d)[0] for d in model.used_devices)]

@@ -80,7 +80,7 @@ class Telemetry:
         looked_up: drafts from earlier in the text: {"rounds": of `rounds`, "drafted", "accepted"}.
         forced: tokens that the grammar left no choice for, verified without a draft of the head.
         draft_vocab: of a draft vocabulary that follows the text: {"tokens": chosen in rounds,
-            "outside": those that could not be drafted, "replaced": rows, "seconds": for that}.
+            "outside": not in the vocabulary, "replaced": rows, "seconds": for replacing}.
         rounds: verification passes, those without a draft included.
         time_s: decode time by phase: draft, verify, sampling, sync (rolling back rejected drafts;
             in upstream's way also keeping the head in step). "prompt_sync" is the part of prefill_s

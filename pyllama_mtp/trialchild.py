@@ -14,7 +14,7 @@ from .llama.model import Model
 from .session import Session
 from .settings import Settings
 
-#: Tokens of the prompt, in graphs of 16. Of the last graph's rows one is wanted, which graphs of
+#: Tokens of the prompt, in graphs of 16. Only one row of the last graph is wanted, which graphs of
 #: cogvlm ignore.
 N_TOKENS = 40
 _PR_SET_PDEATHSIG = 1

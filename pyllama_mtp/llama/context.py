@@ -77,8 +77,7 @@ class Context(DraftingContext):
 
     def synchronize(self) -> None:
         """Wait until the last decode has finished: devices and workers go on after it returns.
-        Raises WorkerLostError: a worker was lost meanwhile, and what it should have computed is
-        zeros."""
+        Raises WorkerLostError: a worker was lost meanwhile, and its results are zeros."""
         if self._settled:
             with self._alone:
                 self.handle  # noqa: B018 - raises when closed

@@ -76,7 +76,7 @@ class Model(Vocabulary, Owned, OfThisProcess):
     Several threads may use one model, each with sessions of its own. A forked child may not use it.
 
     Attributes:
-        head_costs: what drafts cost, once a session has measured it.
+        head_costs: costs of drafts, once a session has measured them.
     """
 
     def __init__(

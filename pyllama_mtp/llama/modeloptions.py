@@ -110,7 +110,7 @@ class ModelOptions:
         n_gpu_layers: layers on a GPU or worker, counted from the last one; -1 is all, 0 none. No
             effect without a GPU or worker.
         device: names of the devices that may hold layers, in this order; "none": the CPU only.
-            None: those of the workers, then the GPUs of this machine.
+            None: the workers' devices, then the GPUs of this machine.
         rpc_servers: "HOST:PORT" of workers (``pyllama-mtp rpc-worker``), whose devices then hold
             the layers, before the GPUs of this machine. Trusted networks only; see
             :mod:`pyllama_mtp.llama.rpc`.
@@ -165,7 +165,7 @@ class ModelOptions:
         """The devices (ggml_backend_dev_t) that may hold layers.
 
         Args:
-            workers: those of the workers.
+            workers: the workers' devices.
 
         Raises:
             UsageError: no device has this name.
@@ -191,8 +191,8 @@ class ModelOptions:
         """Write these values into a ``struct llama_model_params``.
 
         Args:
-            devices: those of :meth:`devices`.
-            workers: those of the workers.
+            devices: from :meth:`devices`.
+            workers: the workers' devices.
 
         Returns:
             Objects that must be kept until the model is loaded.

@@ -40,7 +40,7 @@ logging.getLogger("pyllama_mtp").addHandler(logging.NullHandler())
 
 
 class Pending(threading.local):
-    """What callbacks left for the thread that made the native call.
+    """Exceptions and errors that callbacks leave for the thread that made the native call.
 
     Attributes:
         exception: a callback has parked it.
@@ -128,7 +128,7 @@ class Library:
     # upstream's. Not while anything computes. Each says whether a loaded CPU backend has it.
 
     def set_small_batch(self, value: bool) -> bool:
-        """Patch 5, products: those of a few columns, and of experts, read each weight once. Weights
+        """Patch 5, products: with few columns, and of experts, they read each weight once. Weights
         of a model that is loaded while this is off are repacked, as upstream does."""
         return self._set_switch(b"small_batch", value)
 

@@ -193,7 +193,7 @@ class NativeContext(Owned, OfThisProcess):
         forked child."""
         if not self._handle:
             if self._lost_handle:
-                self.model.refuse_lost_worker()  # that is why, if one is lost
+                self.model.refuse_lost_worker()  # a lost worker may be the reason
             raise ContextClosedError(self._why_closed)
         return self._handle
 
@@ -241,7 +241,7 @@ class NativeContext(Owned, OfThisProcess):
     # -- calls ---------------------------------------------------------------------------------
 
     def _run(self, function: Any, *arguments: Any) -> int:
-        """Call a function of the shim, which takes the context first: what it returns."""
+        """Call a function of the shim, which takes the context first: its result."""
         native.take_recent_errors()
         with self._alone:
             message = self._message

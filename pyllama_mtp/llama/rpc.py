@@ -134,7 +134,7 @@ def refuse_lost(addresses: Sequence[str]) -> None:
         reason = lost(address)
         if reason is not None:
             raise WorkerLostError(
-                f"the worker at {address} is lost ({reason}), and with it what it held of the "
+                f"the worker at {address} is lost ({reason}), and with it its part of the "
                 "model; close the model, and load it again with workers that run. If the worker "
                 "was only slow, give it longer (rpc_timeout, --rpc-timeout)",
                 address,

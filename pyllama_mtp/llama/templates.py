@@ -47,7 +47,7 @@ class _Concatenation(jinja2.visitor.NodeTransformer):
 
 
 class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox for immutable data, whose operators refuse to make what is too large."""
+    """Jinja's sandbox for immutable data, with operators that refuse results that are too large."""
 
     intercepted_binops = frozenset({"+", "*", "**"})
 

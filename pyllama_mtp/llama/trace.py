@@ -47,7 +47,7 @@ class Trace:
         self.callback = library.lib.pyllama_trace_node
 
     def clear(self) -> None:
-        """Forget what was recorded."""
+        """Forget the recorded nodes."""
         self.data.n = 0
 
     def nodes(self) -> list[Node]:

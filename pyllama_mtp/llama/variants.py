@@ -32,7 +32,7 @@ def _candidates(choice: str | os.PathLike[str]) -> list[Path]:
 
 
 def find_libraries() -> list[tuple[str, Path, str]]:
-    """Where the variants would be loaded from: (label, folder, "ok" or the missing file)."""
+    """The variants' folders that would be tried: (label, folder, "ok" or the missing file)."""
     rows = []
     chosen = os.environ.get(ENVIRONMENT_VARIABLE)
     for label in [*VARIANTS, *([chosen] if chosen and chosen not in VARIANTS else [])]:

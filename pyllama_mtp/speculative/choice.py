@@ -33,7 +33,7 @@ class DraftChoice:
     Attributes:
         depths: chooses the depth; None: the depth is fixed.
         lookups: the texts by sequence, for n-gram drafts; empty: no n-gram drafts. A lone sequence
-            uses them, if a DepthController says what they are worth.
+            uses them, if a DepthController knows their worth.
     """
 
     def __init__(self, settings: Settings, n_sequences: int = 1, head: bool = True) -> None:

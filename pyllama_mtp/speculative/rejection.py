@@ -145,7 +145,7 @@ def accept_sampled(
     for row, (draft, q) in enumerate(zip(drafts, draft_distributions, strict=True)):
         p, share = target_distribution(row), q.probability(draft)
         if share <= 0.0:
-            raise UsageError(f"draft {draft} has probability 0 in what it was drawn from")
+            raise UsageError(f"draft {draft} has probability 0 in its own distribution")
         # The number is below 1, so a draft with p >= q is always accepted, and below p = 0 never.
         held = rng.random() * share < p.probability(draft)
         token = draft if held else draw(residual(p, q), rng)
