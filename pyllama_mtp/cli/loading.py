@@ -180,12 +180,15 @@ def placement(args: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextmanager
-def open_model(args: argparse.Namespace, *, mtp: bool | None, without: str) -> Iterator[Model]:
+def open_model(
+    args: argparse.Namespace, *, mtp: bool | None, without: str, fallback: str = ""
+) -> Iterator[Model]:
     """The model of the options, with a progress bar on stderr while it loads.
 
     Args:
         mtp: whether to load the MTP head. None: if there is a usable one; says so on stderr if not.
         without: the option that turns MTP off, for the error when the file has no head.
+        fallback: what the command does without a head, for stderr; empty: drafts from the text.
     """
     from pyllama_mtp import Model
 
@@ -204,7 +207,7 @@ def open_model(args: argparse.Namespace, *, mtp: bool | None, without: str) -> I
     if mtp is None and not model.has_mtp:
         ngram = getattr(args, "ngram", True)
         drafts = "drafts come from the text itself where that pays"
-        then = drafts if ngram else "nothing is drafted"
+        then = fallback or (drafts if ngram else "nothing is drafted")
         print(f"{PROGRAM}: {model.info.why_no_mtp}; {then}", file=sys.stderr)
     if model.info.head and args.head is None:
         print(f"{PROGRAM}: the MTP head is in {model.info.head}", file=sys.stderr)

@@ -80,7 +80,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N|auto,...",
         help="drafts per round. 0 is no MTP, with which the others are compared; 'auto' is the "
         "driver's default: as many as pay, learned anew in every sample (default: "
-        f"{','.join(map(str, DEPTHS))}, as far as --synthetic-acceptance has rates for them)",
+        f"{','.join(map(str, DEPTHS))}, as far as --synthetic-acceptance has rates for them; 0 for "
+        "a model without an MTP head)",
     )
     options.add_parts(parser, "ngram")
     parser.add_argument(
@@ -309,6 +310,7 @@ def _check(args: argparse.Namespace, first: bool) -> Request:
         output=None if args.no_output else args.output,
         resume=args.resume,
         profile=args.profile,
+        usual_depths=args.depths is None,
         peer_dir=args.peer_dir,
         peer_python=args.peer_python,
     )

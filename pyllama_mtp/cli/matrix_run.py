@@ -103,8 +103,9 @@ def measure(args: argparse.Namespace, request: Request, found: Records) -> None:
             yield on_event
 
     native.load(request.libraries[0] or None)
-    mtp = any(request.plan.depths)
-    with loading.open_model(args, mtp=mtp, without="--depths 0") as model:
+    mtp = None if request.usual_depths else any(request.plan.depths)
+    fallback = "only depth 0 is measured"
+    with loading.open_model(args, mtp=mtp, without="--depths 0", fallback=fallback) as model:
         choose_threads(args, request)  # before workers are there
         matrix = run_matrix(model, request, found, watch, say)
     _say_what_was_dropped(matrix, request)

@@ -263,7 +263,7 @@ def matrix(
     model: Model | PathLike | None = None,
     *,
     sizes: Sequence[int] | int = (512, 1024, 2048),
-    depths: Sequence[int | str] | int | str = (0, 2, 3, "auto"),
+    depths: Sequence[int | str] | int | str | None = None,
     max_tokens: int = 256,
     repeat: int = 7,
     settings: Settings | None = None,
@@ -283,7 +283,8 @@ def matrix(
             model that comes with the package.
         sizes: prompt sizes in tokens.
         depths: drafts per round; 0 is no MTP, with which the others are compared; "auto" is a depth
-            that every sample learns anew.
+            that every sample learns anew. None: 0, 2, 3 and "auto"; 0 for a model without an MTP
+            head.
         max_tokens: tokens generated per sample.
         repeat: samples per cell.
         settings: of every cell; `depths` and `axes` replace its fields.
@@ -318,7 +319,9 @@ def matrix(
     from pyllama_mtp.measure.workload import source_of_prompts
     from pyllama_mtp.models.demo import demo_path
 
-    plan = make_plan(sizes, depths, max_tokens, repeat, classes, axes)
+    usual = depths is None
+    chosen = (0, 2, 3, "auto") if usual else depths
+    plan = make_plan(sizes, chosen, max_tokens, repeat, classes, axes)
     for name, given, kind in (("settings", settings, Settings), ("sampling", sampling, Sampling)):
         if given is not None and not isinstance(given, kind):
             raise UsageError(f"{name} is a {type(given).__name__}; it must be a {kind.__name__}")
@@ -334,6 +337,7 @@ def matrix(
         source_of_prompts(None if text is None else "text", text),
         placement={"n_gpu_layers": n_gpu_layers},
         texts=None if text is None else [text],
+        usual_depths=usual,
         budget_s=budget_s,
         output=None if output is None else os.fspath(output),
         advice=_ADVICE,
@@ -342,7 +346,7 @@ def matrix(
     found = Records()
     with ExitStack() as stack:
         if model is None or isinstance(model, str | os.PathLike):
-            path, mtp = model or demo_path(), any(plan.depths)
+            path, mtp = model or demo_path(), None if usual else any(plan.depths)
             model = stack.enter_context(Model(path, n_gpu_layers=n_gpu_layers, mtp=mtp))
         run = run_matrix(model, request, found, lambda _: nullcontext(on_event), lambda _: None)
     if run.interrupted and not found.cells:

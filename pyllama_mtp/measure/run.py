@@ -40,6 +40,7 @@ class Request:
         advice: what to do about a file that cannot be written.
         resume: go on with the last run in the file.
         profile: time the nodes of the prompts in the end.
+        usual_depths: the depths are the default; a model without an MTP head is measured at 0 alone.
         peer_dir, peer_python: see :func:`.peers.find.find`.
     """
 
@@ -56,6 +57,7 @@ class Request:
     advice: str | None = None
     resume: bool = False
     profile: bool = False
+    usual_depths: bool = False
     peer_dir: str | None = None
     peer_python: str | None = None
 
@@ -78,6 +80,8 @@ def run_matrix(
     build = Build.of(native.load(), n_gpu_layers, request.plan.libraries[0], model.rpc_servers)
     if not request.plan.libraries[0]:  # a single library has the name in its stamp
         request = replace(request, plan=replace(request.plan, libraries=(build.variant,)))
+    if request.usual_depths and not model.has_mtp:
+        request = replace(request, plan=replace(request.plan, depths=(0,)))
     request = replace(request, plan=_possible(model, request.plan, say))
     with ExitStack() as stack:
         own, builds = _runners(request, model, build, stack)

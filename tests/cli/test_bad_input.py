@@ -187,7 +187,7 @@ def test_a_model_without_an_mtp_head_names_the_way_out(fake: ModuleType, cli: Cl
     fake.state["has_mtp"] = False
     depth = ("--draft-n-max", "2")
     refused(cli("generate", "--model", "m.gguf", *depth, "x"), "give --draft-n-max 0")
-    refused(cli("matrix", "--model", "m.gguf"), "give --depths 0")
+    refused(cli("matrix", "--model", "m.gguf", "--depths", "0,2"), "give --depths 0")
     assert cli("generate", "--model", "m.gguf", "--draft-n-max", "0", "x").code == 0
     result = cli("generate", "--model", "m.gguf", "x")
     assert result.code == 0 and "has no MTP head; drafts come from the text" in result.err

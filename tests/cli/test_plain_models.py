@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pyllama_mtp import bench
+from pyllama_mtp.measure.recordfile import read_cells
 from pyllama_mtp.models.ggufinfo import read_gguf
 
 from ..plain import ARCHITECTURES, N_VOCAB, write_model
@@ -35,10 +37,16 @@ def test_chat(program: Program, llama: str) -> None:
     assert done.stdout and b"4 tokens written" in done.stderr
 
 
-def test_matrix(program: Program, llama: str) -> None:
+def test_matrix(program: Program, llama: str, tmp_path: Path) -> None:
     small = ("--prompt-sizes", "32", "--max-tokens", "8", "--repeat", "1", *ONE_THREAD)
-    assert b"no-MTP" in program("matrix", "-m", llama, "--depths", "0", *small).stdout
-    assert b"give --depths 0" in program("matrix", "-m", llama, *small, code=2).stderr
+    done = program("matrix", "-m", llama, "--depths", "0", *small)
+    assert b"no-MTP" in done.stdout and b"MTP head" not in done.stderr
+    done = program("matrix", "-m", llama, *small, "--rows", "last,all", "--output", "usual.jsonl")
+    assert b"pyllama-mtp: the model has no MTP head; only depth 0 is measured\n" in done.stderr
+    assert [cell.n_max for cell in read_cells(str(tmp_path / "usual.jsonl"))] == [0]
+    done = program("matrix", "-m", llama, *small, "--depths", "0,auto", code=2)
+    assert b"give --depths 0" in done.stderr
+    assert [cell.n_max for cell in bench.matrix(llama, sizes=32, max_tokens=8, repeat=1)] == [0]
 
 
 def test_inspect(program: Program, tmp_path: Path, llama: str) -> None:
