@@ -124,15 +124,16 @@ def table() -> str:
 def elsewhere(architecture: str) -> str:
     """What drafts with the MTP head of an architecture that is not driven here, as a sentence."""
     draft = "llama-server -m FILE --spec-type draft-mtp"
+    if architecture == "gemma4-assistant":
+        return (
+            "it has no keys and values of its own, it reads those of the last layers of a Gemma 4 "
+            "model, and that is not driven here: the model runs without it. With it llama.cpp's "
+            "own server drafts: llama-server -m MODEL -md FILE --spec-type draft-mtp"
+        )
     if architecture in DRAFTED_LATER:
         return (
             "the llama.cpp that is built in here cannot draft with its MTP head yet; the server of "
             f"{DRAFTED_LATER[architecture]} can: {draft}"
-        )
-    if architecture == "gemma4-assistant":
-        return (
-            "it is an MTP head for a Gemma 4 model, with which llama.cpp's own server drafts: "
-            "llama-server -m MODEL -md FILE --spec-type draft-mtp"
         )
     if architecture in NEVER_DRAFTED:
         return "llama.cpp has no graph for its MTP head"

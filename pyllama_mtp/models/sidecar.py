@@ -18,7 +18,8 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
-from pyllama_mtp.errors import HeadMismatchError
+from pyllama_mtp.errors import HeadMismatchError, ModelFileError
+from pyllama_mtp.models.architectures import elsewhere
 from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.trimmedhead import D2T
@@ -152,6 +153,8 @@ def _taken(model: GGUFInfo, head: GGUFInfo) -> Iterator[tuple[str, TensorEntry]]
 
 def _check(model: GGUFInfo, head: GGUFInfo) -> None:
     """Raise HeadMismatchError if the head is certainly another model's."""
+    if head.architecture == "gemma4-assistant":
+        raise HeadMismatchError(f"{head.path}: {elsewhere(head.architecture)}", head.path)
     if not is_head(head) and not head.mtp_complete:
         raise HeadMismatchError(f"{head.path} has no MTP head (tensors blk.*.nextn.*)", head.path)
     for name in _SAME:

@@ -9,7 +9,12 @@ from pathlib import Path
 import gguf
 import pytest
 
-from pyllama_mtp.errors import ModelFileError, NoMtpHeadError, UnsupportedArchitectureError
+from pyllama_mtp.errors import (
+    HeadMismatchError,
+    ModelFileError,
+    NoMtpHeadError,
+    UnsupportedArchitectureError,
+)
 from pyllama_mtp.models import layout, synth
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.layout import TensorSpec
@@ -196,7 +201,7 @@ def test_an_architecture_without_a_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "what"),
     [
-        ("gemma4-assistant", "an MTP head for a Gemma 4 model.*-md FILE"),
+        ("gemma4-assistant", "an MTP head for a Gemma 4 model.*without it.*-md FILE"),
         ("bert", "an embedding model"),
         ("clip", "the vision or audio part of a model"),
         ("llada", "a diffusion model"),
@@ -209,6 +214,12 @@ def test_what_does_not_continue_text(
     path = write_model(tmp_path / "m.gguf", architecture)
     with pytest.raises(UnsupportedArchitectureError, match=f"'{architecture}' is {what}"):
         validate_model_file(path, require_mtp)
+
+
+def test_an_assistant_given_as_a_head(tmp_path: Path) -> None:
+    model, head = (write_model(tmp_path / a, a) for a in ("gemma4", "gemma4-assistant"))
+    with pytest.raises(HeadMismatchError, match="of a Gemma 4 model, and that is not driven here"):
+        validate_model_file(model, None, head)
 
 
 @pytest.mark.parametrize(
