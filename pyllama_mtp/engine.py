@@ -116,7 +116,7 @@ class Engine:
         self.upstream: UpstreamDrafter | None = None
         try:
             if self.prompt_sync == "full":
-                self.drafter = self.upstream = UpstreamDrafter(self.target, options)
+                self.drafter = self.upstream = UpstreamDrafter(self.target, options, depth)
             elif self.prompt_sync:
                 self.drafter = Drafter(self.target)
                 self.heads = Heads(self.target, model, settings)

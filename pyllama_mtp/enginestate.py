@@ -15,7 +15,9 @@ from .promptfile import ProcessedPrompt
 
 def identity(engine: Engine) -> dict[str, str | int]:
     """The identity of a file that fits `engine`; see :class:`.ProcessedPrompt`."""
-    settings = engine.settings
+    settings, head = engine.settings, "apart or none"
+    if engine.upstream and engine.upstream.n_blocks < (engine.model.info.most_drafts or 1):
+        head = f"apart, {engine.upstream.n_blocks} of its blocks"  # no more drafts were wanted
     # A name that only one side has is a difference: these two are left out where they are empty.
     further = {"lora": engine.model.adapters.names, "rope": json.dumps(settings.rope.given)}
     return {
@@ -26,7 +28,7 @@ def identity(engine: Engine) -> dict[str, str | int]:
         "cache_type_v": settings.cache_type_v,
         "flash_attn": settings.flash_attn,
         "hidden": settings.hidden,
-        "mtp": "with the model" if engine.target.options.with_mtp else "apart or none",
+        "mtp": "with the model" if engine.target.options.with_mtp else head,
     }
 
 

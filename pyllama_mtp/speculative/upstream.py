@@ -8,8 +8,9 @@ position 0 with a zero vector. The state of the last position of a batch, the ca
 first token of the next one. A draft is a decode of one token of each sequence.
 
 Of several MTP blocks each drafts one token: block k the k-th. Blocks share the cache's cells, and
-each has its own K and V there, so every block writes every token. Its draft is a decode of all
-tokens since the newest: its K and V of the drafts before it are not there yet.
+each has its own K and V there, so every token is written by as many blocks as a round may have
+drafts. A block's draft is a decode of all tokens since the newest: its K and V of the drafts before
+it are not there yet.
 """
 
 from __future__ import annotations
@@ -71,20 +72,21 @@ class UpstreamDrafter:
     Attributes:
         context: of the MTP head.
         sequences: by sequence number.
-        n_blocks: each drafts one token; 1: one for all of them.
+        n_blocks: that are in use, of several as many as there are drafts; 1: one for all drafts.
     """
 
-    def __init__(self, target: Context, options: ContextOptions) -> None:
+    def __init__(self, target: Context, options: ContextOptions, depth: int) -> None:
         """Start with empty caches.
 
         Args:
             target: keeps the hidden rows of all tokens: tap="all".
             options: the target's.
+            depth: most drafts per round.
         """
-        n_ubatch = options.n_ubatch
+        info, n_ubatch = target.model.info, options.n_ubatch
+        self.n_blocks = min(info.most_drafts or 1, depth)
         if not target.model.on_gpu:
-            drafts = options.n_seq_max * (target.model.info.most_drafts or 1)
-            n_ubatch = min(n_ubatch, max(N_UBATCH_CPU, drafts))
+            n_ubatch = min(n_ubatch, max(N_UBATCH_CPU, options.n_seq_max * self.n_blocks))
         own = replace(
             options,
             mtp_head=True,
@@ -96,9 +98,8 @@ class UpstreamDrafter:
             tap="outputs",
         )
         self._target, self.context = target, Context(target.model, own, target=target)
-        self.n_blocks = target.model.info.most_drafts or 1
         # With prompt_sync "full" nothing but upstream's way is of interest.
-        self._few = not target.model.info.in_trunk and target.library.has_tap
+        self._few = not info.in_trunk and target.library.has_tap
         self._zero = np.zeros((1, target.model.n_embd), dtype=np.float32)
         self.sequences = [InStep(0, self._zero) for _ in range(options.n_seq_max)]
 
