@@ -117,6 +117,8 @@ class Engine:
         try:
             if self.prompt_sync == "full":
                 self.drafter = self.upstream = UpstreamDrafter(self.target, options, depth)
+                if self.upstream.patched:
+                    self.heads = Heads(self.upstream.context, model, settings)
             elif self.prompt_sync:
                 self.drafter = Drafter(self.target)
                 self.heads = Heads(self.target, model, settings)

@@ -9,7 +9,7 @@ from .errors import UsageError
 from .llama import native
 from .llama.model import Model
 from .models.memory import padded
-from .settings import Settings
+from .settings import HEAD_TYPES, Settings
 
 
 def settings_for(model: Model, settings: Settings) -> Settings:
@@ -44,11 +44,12 @@ def prompt_sync(model: Model, settings: Settings) -> str:
         where, other = f"there for models of architecture {model.architecture!r}", "another model"
     else:
         where, other = "with prompt_sync 'full'", "prompt_sync 'kv'"
+    part = has_patches and not possible
     for name, value, usable in (
         ("prompt_sync", s.prompt_sync, ("auto", "full")),
         ("hidden", s.hidden, ("post-norm",)),
-        ("draft_vocab", s.draft_vocab, ("auto", "full")),
-        ("draft_head_type", s.draft_head_type, ("auto", "file")),
+        ("draft_vocab", s.draft_vocab, (s.draft_vocab,) if part else ("auto", "full")),
+        ("draft_head_type", s.draft_head_type, HEAD_TYPES if part else ("auto", "file")),
     ):
         if value not in usable:
             raise UsageError(

@@ -20,7 +20,7 @@ from ..models.draftvocab import DEFAULT_SIZE, DraftVocab, Ids, choose
 from ..models.ggufheader import TENSOR_TYPES, TensorEntry
 from ..models.ggufinfo import read_gguf
 from ..models.modelinfo import GGUFInfo
-from ..models.trimmedhead import n_rows, own_head, trimmed_head, trimmed_head_ids
+from ..models.trimmedhead import n_lm_heads, n_rows, own_head, trimmed_head, trimmed_head_ids
 from ..settings import available_threads
 from . import native
 
@@ -270,8 +270,15 @@ def draft_head(
     Raises:
         UsageError, DraftVocabError, ModelFileError: see :func:`choose` and :class:`HeadFile`;
             UsageError also for the whole vocabulary, or another type, where the file's head has a
-            part of it.
+            part of it, and for a part where MTP blocks have several LM heads.
     """
+    if n_lm_heads(info) > 1:
+        if spec not in ("auto", "full") or kind != "file":
+            raise UsageError(
+                f"draft_vocab {spec!r}, draft_head_type {kind!r}: the MTP blocks of {info.path} "
+                "have LM heads of their own, and rows are of one; use 'full' and 'file', or 'auto'"
+            )
+        return None
     trimmed = trimmed_head(info)
     if spec == "auto" and trimmed:
         if kind != "file":

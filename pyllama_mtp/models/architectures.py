@@ -17,8 +17,7 @@ class Architecture:
     Attributes:
         models: that are published, for people.
         in_trunk: the head is in the trunk's context: its K and V only for a prompt, all drafts in
-            one graph, over a part of the vocabulary. False: upstream's way, for reasons that are in
-            docs/models.md.
+            one graph. False: upstream's way, for reasons that are in docs/models.md.
         validated: files are checked in depth, so that none ends the process.
         several_heads: the graph takes one of several MTP blocks; block k drafts the k-th token, so
             that a round has no more drafts than blocks. False: exactly one block, for all drafts.
@@ -80,14 +79,17 @@ NOT_TEXT = {
     "t5": "a model with an encoder",
 }
 
-#: What our patches do for drafting, and whether an architecture's graphs have to know of them.
+#: What our patches do for drafting, and why not for a head in a context of its own; "" where they
+#: do that, too.
 PATCHES = {
-    "only K and V of the head for prompts": True,
-    "all drafts of a round in one graph": True,
-    "draft vocabulary": True,
-    "the final norm for output rows only": True,
-    "best tokens and candidates picked in the graph": False,
-    "products and attention of a few rows": False,
+    "only K and V of the head for prompts": "upstream's graph of a block computes all of it",
+    "all drafts of a round in one graph": "upstream's graph of a block is one step, for a batch",
+    "the final norm for output rows only": (
+        "the head is given the normed rows of all tokens; before the norm upstream has it so"
+    ),
+    "draft vocabulary": "",
+    "best tokens and candidates picked in the graph": "",
+    "products and attention of a few rows": "",
 }
 _ROLLBACK = {
     "cut": "their cells are dropped",
@@ -97,7 +99,7 @@ _ROLLBACK = {
 
 def used(one: Architecture) -> tuple[list[str], list[str]]:
     """The names of PATCHES that apply to an architecture, and the others."""
-    apply = [name for name, own in PATCHES.items() if one.in_trunk or not own]
+    apply = [name for name, why_not in PATCHES.items() if one.in_trunk or not why_not]
     return apply, [name for name in PATCHES if name not in apply]
 
 
@@ -112,12 +114,11 @@ def table() -> str:
         blocks = "1, or one per draft" if one.several_heads else "1"
         lines += [(f"`{name}`", one.models, where, blocks, one.hidden, _ROLLBACK[one.rollback])]
     rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    kinds = [Architecture("", in_trunk=True), Architecture("")]
     patches: list[tuple[str, ...]] = [
         ("what our patches do", "in the trunk's context", "in a context of its own"),
         ("---",) * 3,
     ]
-    patches += [(p, *("yes" if p in used(one)[0] else "no" for one in kinds)) for p in PATCHES]
+    patches += [(p, "yes", f"no: {why}" if why else "yes") for p, why in PATCHES.items()]
     return rows + "\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in patches)
 
 

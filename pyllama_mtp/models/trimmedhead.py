@@ -29,6 +29,14 @@ def own_head(info: GGUFInfo) -> TensorEntry | None:
     return info.tensor(f"blk.{info.n_layer}.nextn.shared_head_head.weight")
 
 
+def n_lm_heads(info: GGUFInfo) -> int:
+    """How many LM heads the MTP blocks have: those of their own, and the model's."""
+    blocks = range(info.n_layer, info.n_layer + info.n_mtp_layers)
+    names = [f"blk.{block}.nextn.shared_head_head.weight" for block in blocks]
+    own = sum(_tensor(info, name) is not None for name in names)
+    return own + (own < len(names))
+
+
 def trimmed_head(info: GGUFInfo) -> TensorEntry | None:
     """The MTP block's own LM head, if it is over the tokens of ``d2t``: shape (n_embd, n_rows)."""
     return own_head(info) if info.tensor(D2T) else None

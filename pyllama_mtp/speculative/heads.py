@@ -226,9 +226,12 @@ class Heads:
     def _can_choose(self) -> bool:
         """Whether there is a choice, and meaningful text to judge it by.
 
-        No choice where the text of a seed must not depend on measurements, nor with RPC workers.
+        No choice where the text of a seed must not depend on measurements, with RPC workers, or in
+        a context of the MTP head alone, whose costs are not measured.
         """
         s, model = self._settings, self._model
+        if self._context.options.mtp_head:
+            return False
         if s.draft_sampling or s.synthetic_acceptance is not None or model.rpc_servers:
             return False
         if model.options.no_alloc or head_tensor(model.info).name in model.adapters.changed:

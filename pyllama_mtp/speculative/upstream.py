@@ -73,6 +73,7 @@ class UpstreamDrafter:
         context: of the MTP head.
         sequences: by sequence number.
         n_blocks: that are in use, of several as many as there are drafts; 1: one for all drafts.
+        patched: patches that are general apply. Not where upstream's way is there to compare with.
     """
 
     def __init__(self, target: Context, options: ContextOptions, depth: int) -> None:
@@ -98,8 +99,7 @@ class UpstreamDrafter:
             tap="outputs",
         )
         self._target, self.context = target, Context(target.model, own, target=target)
-        # With prompt_sync "full" nothing but upstream's way is of interest.
-        self._few = not info.in_trunk and target.library.has_tap
+        self.patched = not info.in_trunk and target.library.has_tap
         self._zero = np.zeros((1, target.model.n_embd), dtype=np.float32)
         self.sequences = [InStep(0, self._zero) for _ in range(options.n_seq_max)]
 
@@ -217,7 +217,7 @@ class UpstreamDrafter:
         tokens, positions, seqs = np.array(entries, dtype=np.int32)
         batch = Batch(tokens, positions, seqs, np.ones_like(seqs, np.int8), np.concatenate(carries))
         context, drafts = self.context, [Drafts() for _ in newest]
-        few = self._few and not any(one.sampler for one in newest)
+        few = self.patched and not any(one.sampler for one in newest)
         context.set_greedy(few)
         context.set_candidates(P_MIN_CANDIDATES if few and p_min > 0 else 0)
         sure = np.ones(len(newest), dtype=bool)

@@ -247,15 +247,7 @@ def test_sampling(other: Model) -> None:
 
 
 @in_upstreams_way
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"prompt_sync": "kv"},
-        {"hidden": "pre-norm"},
-        {"draft_vocab": 512},
-        {"draft_head_type": "q4_0"},
-    ],
-)
+@pytest.mark.parametrize("option", [{"prompt_sync": "kv"}, {"hidden": "pre-norm"}])
 def test_options_that_do_not_apply(other: Model, option: dict[str, object]) -> None:
     name = next(iter(option))
     message = f"{name} .* is not there for models of architecture '{other.architecture}'"

@@ -281,17 +281,14 @@ def test_a_type_that_is_wrong(unharmed: Context, kind: int) -> None:
     assert_refused(unharmed, HeadRows(kind, rows.data, rows.name), ids)
 
 
-@pytest.mark.parametrize("mtp_head", [False, True])
-def test_contexts_that_do_not_draft(model: Model, mtp_head: bool) -> None:
-    """A plain target; the block alone, which is upstream's."""
+def test_a_context_that_does_not_draft(model: Model) -> None:
     ids, tokens = parts(model.n_vocab)["37"], made_up(model, N)
-    hidden = np.ones((N, model.n_embd), dtype=np.float32) if mtp_head else None
-    with context_of(model, with_mtp=False, mtp_head=mtp_head) as target:
-        target.decode(tokens, 0, last(N), hidden)
+    with context_of(model, with_mtp=False) as target:
+        target.decode(tokens, 0, last(N))
         before = target.logits(N - 1).copy()
         assert_refused(target, head_rows(model.info, ids), ids)
         target.clear()
-        target.decode(tokens, 0, last(N), hidden)
+        target.decode(tokens, 0, last(N))
         assert target.logits(N - 1).tobytes() == before.tobytes()
         assert target.draft_ids is None
 

@@ -1,5 +1,5 @@
 """Drafts of a head in a context of its own are compared with those of a reference that has nothing
-to keep in step; what is computed for them.
+to keep in step; what is computed for them; over a part of the vocabulary.
 
 All weights of these models are random, so that each is of consequence for drafts.
 """
@@ -13,11 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_mtp import Model, Session
-from pyllama_mtp.errors import PromptFileError
+from pyllama_mtp import Model, Sampling, Session
+from pyllama_mtp.errors import PromptFileError, UsageError
+from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.drafthead import head_rows
 from pyllama_mtp.models.architectures import ARCHITECTURES
+from pyllama_mtp.speculative.rejection import Distribution
+from pyllama_mtp.speculative.sampling import Sampler
 
+from .. import architectures
 from ..architectures import write_model
 from .support import N_CTX, settings
 from .test_architectures import N_BLOCKS, Recorded, answer, prompt_of
@@ -38,8 +43,8 @@ def other(
         yield model
 
 
-def drafts_of(model: Model, text: Sequence[int], n: int) -> list[int]:
-    """The `n` drafts that follow a text, as upstream's server has them.
+def drafts_of(model: Model, text: Sequence[int], n: int, among: Ints) -> list[int]:
+    """The `n` drafts that follow a text, each a token of `among`, as upstream's server has them.
 
     For each draft an empty cache takes the whole text, and the drafts before it; the last token in
     a decode of its own. Several MTP blocks draft a token each.
@@ -57,7 +62,7 @@ def drafts_of(model: Model, text: Sequence[int], n: int) -> list[int]:
                 before = len(ids) - 1
                 head.decode(ids[:-1], 0, np.zeros(before, np.int8), hidden[:-1])
                 head.decode(ids[-1:], before, last(1), hidden[-1:])
-                best = np.int32(head.argmax(0))
+                best = among[head.logits(0)[among].argmax()]
                 ids = np.append(ids, best)
                 hidden = np.concatenate([hidden, head.hidden_rows()])
     return [int(token) for token in ids[len(text) :]]
@@ -69,21 +74,25 @@ def last(n: int) -> np.ndarray[Any, np.dtype[np.int8]]:
 
 
 @pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("vocabulary", ["full", 512])
 def test_drafts_are_those_of_the_whole_text(
-    other: Model, monkeypatch: pytest.MonkeyPatch, depth: int
+    other: Model, monkeypatch: pytest.MonkeyPatch, depth: int, vocabulary: str | int
 ) -> None:
     """So blocks, tokens and hidden states belong together, and what is kept in step is."""
     recorded, prompt = Recorded(monkeypatch), prompt_of(other, 61)
-    with Session(other, settings(depth)) as session:
+    chosen = settings(depth, draft_vocab=vocabulary, draft_follow=False)
+    with Session(other, chosen) as session:
         found = session.generate(prompt, max_tokens=16, ignore_eos=True).run().tokens
     assert found == answer(other, prompt, n=16)
-    text = [*prompt, *found]
+    head, text = other.draft_head(vocabulary), [*prompt, *found]
+    among = head.ids if head else np.arange(other.n_vocab, dtype=np.int32)
+    assert len(among) == (other.n_vocab if vocabulary == "full" else vocabulary)
     assert {len(drafts) for drafts in recorded.rounds} == {depth}
     # The graph of hy_v3 hands on the state of a batch's first row, not of its output row: what
     # follows the second draft is right in neither program.
     right = 2 if other.architecture == "hy_v3" else depth
     for start, drafts in [*zip(recorded.starts, recorded.rounds, strict=True)][::3]:
-        assert drafts[:right] == drafts_of(other, text[: start + 1], depth)[:right], start
+        assert drafts[:right] == drafts_of(other, text[: start + 1], depth, among)[:right], start
 
 
 def test_blocks_that_no_draft_needs_do_not_run(
@@ -131,3 +140,45 @@ def test_the_lm_head_runs_for_rows_that_are_read(other: Model) -> None:
                 head.clear()
                 head.decode(tokens, 0, wanted, target.hidden_rows())
                 assert n_rows(head) == wanted.sum()
+
+
+@pytest.mark.parametrize("option", [{}, {"draft_head_type": "q4_0"}, {"p_min": 0.01}])
+def test_a_draft_vocabulary_that_follows_the_text(other: Model, option: dict[str, Any]) -> None:
+    prompt = prompt_of(other, 40)
+    with Session(other, settings(2, draft_vocab=256, **option)) as session:
+        run = session.generate(prompt, max_tokens=12, ignore_eos=True).run()
+    assert run.tokens == answer(other, prompt, n=12)
+    assert run.telemetry.draft_vocab["replaced"] > 0 and sum(run.telemetry.drafted) > 0
+
+
+def test_drafts_are_drawn_from_a_part_of_the_vocabulary(
+    other: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, seen, propose = other.draft_head(256), list[Floats](), Sampler.propose
+
+    def noted(sampler: Sampler, logits: Floats, ids: Ints | None) -> tuple[int, Distribution]:
+        seen.append(logits.copy())
+        return propose(sampler, logits, ids)
+
+    monkeypatch.setattr(Sampler, "propose", noted)
+    with Session(other, settings(2, draft_vocab=256, draft_sampling=True)) as session:
+        sampling = Sampling(temperature=1.0, seed=2)
+        session.generate(prompt_of(other, 40), max_tokens=12, sampling=sampling).run()
+    assert head and len(seen) > 2
+    outside = np.setdiff1d(np.arange(other.n_vocab), head.ids)
+    for logits in seen:
+        assert np.isfinite(logits[head.ids]).all() and (logits[outside] == -np.inf).all()
+
+
+def test_blocks_with_lm_heads_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They draft over the whole vocabulary: rows are of one LM head."""
+    monkeypatch.setitem(architectures._KEPT, "step35", "shared_head_head")
+    with Model(write_model("step35", tmp_path / "two.gguf", 2)) as model:
+        assert any(tensor.name.startswith("blk.3.nextn.shared") for tensor in model.info.tensors)
+        with pytest.raises(UsageError, match="have LM heads of their own"):
+            Session(model, settings(2, draft_vocab=512))
+        with Session(model, settings(2)) as session:
+            upstream, ids = session._engine.upstream, np.arange(9, dtype=np.int32)
+            assert upstream
+            with pytest.raises(UsageError, match="there is no draft head here"):
+                upstream.context.set_draft_head(head_rows(model.info, ids), ids)
