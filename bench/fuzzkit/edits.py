@@ -198,10 +198,13 @@ def _weights(document: Document, edit: Edit) -> None:
 
 
 def _conform(document: Document, edit: Edit) -> None:
-    """Give every tensor the shape that follows from the metadata, so that faults lie deeper."""
+    """Give every tensor the shape that follows from the metadata, so that faults lie deeper. Files
+    of architectures whose tensors are not known here stay as they are."""
     shape = _shape(document)
+    if not shape:
+        return
     try:
-        specs = model_tensors(shape) if shape else []
+        specs = model_tensors(shape)
     except (ArithmeticError, ValueError, MemoryError):
         return
     if sum(4 * math.prod(spec.shape) for spec in specs) > MOST_BYTES // 2:
@@ -223,6 +226,8 @@ def _shape(document: Document) -> ModelShape | None:
     """The dimensions in the metadata, or None where they are beyond what is tried."""
     arch = document.entry("general.architecture")
     prefix = arch.value.decode(errors="replace") if arch and isinstance(arch.value, bytes) else ""
+    if not prefix.startswith("qwen35"):
+        return None
 
     def number(key: str, default: int = 0) -> int:
         entry = document.entry(f"{prefix}.{key}")

@@ -15,9 +15,11 @@ import pytest
 from pyllama_mtp.llama import native
 from pyllama_mtp.models.ggufheader import TENSOR_TYPES
 
+from ..architectures import write_model as with_a_head
 from ..plain import write_model
 
 JOBS = 2
+CONFORM = {"op": "conform"}
 
 
 @pytest.mark.parametrize(
@@ -38,14 +40,16 @@ def test_every_case_ends_in_an_error_or_works(kind: str, n: int, demo_file: Path
     assert kind != "model" or counts[NATIVE] > 0
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "glm4moe"])
 def test_other_architectures_end_a_process_that_tries_them(arch: str, tmp_path: Path) -> None:
     from fuzzkit.cases import ENDED, FINDING
     from fuzzkit.pool import Case, Pool
 
     edit = {"op": "set", "key": f"{arch}.attention.layer_norm_rms_epsilon", "type": 6, "value": -1}
     cases = [Case("model", 0, [edit]), *(Case("model", 9_000_000 + i) for i in range(12))]
-    with Pool(write_model(tmp_path / "m.gguf", arch), JOBS) as pool:
+    path = tmp_path / "m.gguf"
+    written = with_a_head(arch, path) if arch == "glm4moe" else write_model(path, arch)
+    with Pool(written, JOBS) as pool:
         outcomes = list(pool.run(cases))
     assert [o for o in outcomes if o.outcome == FINDING] == []
     assert len(outcomes) == len(cases) and ENDED in {o.outcome for o in outcomes}
@@ -66,9 +70,19 @@ def test_a_copy_without_edits_is_the_model(demo_file: Path) -> None:
     from fuzzkit.edits import apply
 
     document = read_document(demo_file)
-    for edits in ([], [{"op": "conform"}]):  # type: ignore[var-annotated]
+    for edits in ([], [CONFORM]):
         for known in (None, known_arrays(document)):
             assert b"".join(apply(document, edits, known)) == demo_file.read_bytes()
+
+
+def test_tensors_of_other_architectures_stay_as_they_are(tmp_path: Path) -> None:
+    from fuzzkit.document import read_document
+    from fuzzkit.edits import apply
+
+    path = with_a_head("glm4moe", tmp_path / "m.gguf")
+    edit = {"op": "set", "key": "glm4moe.attention.key_length", "type": 4, "value": 32}
+    changed, conformed = (apply(read_document(path), edits) for edits in ([edit], [edit, CONFORM]))
+    assert b"".join(conformed) == b"".join(changed) != path.read_bytes()
 
 
 def test_a_worker_that_dies_is_a_finding_and_is_replaced(demo_file: Path) -> None:
