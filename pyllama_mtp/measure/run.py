@@ -40,7 +40,7 @@ class Request:
         advice: what to do about a file that cannot be written.
         resume: go on with the last run in the file.
         profile: time the nodes of the prompts in the end.
-        usual_depths: the depths are the default; a model without an MTP head is measured at 0 alone.
+        usual_depths: the depths are the default; without an MTP head only 0 is measured.
         peer_dir, peer_python: see :func:`.peers.find.find`.
     """
 

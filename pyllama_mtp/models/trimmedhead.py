@@ -33,7 +33,7 @@ def n_lm_heads(info: GGUFInfo) -> int:
     """How many LM heads the MTP blocks have: those of their own, and the model's."""
     blocks = range(info.n_layer, info.n_layer + info.n_mtp_layers)
     names = [f"blk.{block}.nextn.shared_head_head.weight" for block in blocks]
-    own = sum(_tensor(info, name) is not None for name in names)
+    own = sum(info.tensor(name) is not None for name in names)
     return own + (own < len(names))
 
 
