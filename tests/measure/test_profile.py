@@ -31,6 +31,7 @@ PROMPT = list(range(300, 400))
 VIEWS = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")
 
 
+@pytest.mark.parametrize("model", ["demo", "moe"], indirect=True)
 @pytest.mark.parametrize("depth", [0, 2])
 def test_every_node_is_counted_once(model: Model, depth: int) -> None:
     settings = replace(SETTINGS, draft_n_max=depth)
