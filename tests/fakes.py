@@ -13,12 +13,14 @@ def parameters(function: Any) -> list[str]:
 
 
 def like(kind: type, **members: Any) -> Any:
-    """An object with these members of `kind`, each of which `kind` has. A function has the
-    parameters of the method that it stands for."""
-    source = inspect.getsource(kind)
+    """An object with these members of `kind`, each of which `kind`, or a base of its, has. A
+    function has the parameters of the method that it stands for."""
+    bases = [base for base in kind.__mro__ if base.__module__.startswith("pyllama_mtp")]
+    source = "".join(map(inspect.getsource, bases))
+    annotated = {name for base in bases for name in inspect.get_annotations(base)}
     for name, value in members.items():
         real = inspect.getattr_static(kind, name, None)
-        known = real is not None or name in kind.__annotations__ or f"self.{name}" in source
+        known = real is not None or name in annotated or f"self.{name}" in source
         assert known, f"{kind.__name__} has no {name}"
         if inspect.isfunction(real):
             assert parameters(value) == parameters(real), f"{kind.__name__}.{name} has changed"
