@@ -29,6 +29,7 @@ EDGES = {EDGES!r}
 small = dict(n_ctx=512, n_batch=48, n_ubatch=16, n_threads=1)
 native.load().set_small_batch(False)
 native.load().set_large_batch(False)
+native.load().set_large_batch(False)
 native.load().set_few_rows_attention(False)
 rows, tokens = [], {{}}
 with Model(sys.argv[1]) as model:
