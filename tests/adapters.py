@@ -11,6 +11,8 @@ from gguf import GGUFWriter
 
 from pyllama_mtp.models.modelinfo import GGUFInfo
 
+from .trimmed import finish
+
 RANK = 4
 
 
@@ -57,13 +59,8 @@ def write_adapter(
         for suffix, shape in ((".lora_a", a), (".lora_b", b)):
             scale = np.sqrt(strength / np.sqrt(n * rank))
             found[name + suffix] = (scale * rng.standard_normal(shape)).astype(np.float32)
-    for name, data in {**found, **(tensors or {})}.items():
-        if data is not None:
-            writer.add_tensor(name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    every = {**found, **(tensors or {})}
+    finish(writer, {name: data for name, data in every.items() if data is not None})
     return path
 
 

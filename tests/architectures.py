@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGUFReader, GGUFWriter
 
 from pyllama_mtp.llama import native
 from pyllama_mtp.models.demo import demo_path
@@ -21,6 +21,7 @@ from pyllama_mtp.models.synth import add_tokens
 from pyllama_mtp.models.vocab import CHAT_TEMPLATE
 
 from .hyperparameters import N_LAYER_LARGE, N_VOCAB_LARGE, hyperparameters
+from .trimmed import add_metadata, finish
 
 Array = npt.NDArray[np.float32]
 
@@ -92,7 +93,8 @@ _LENGTH, _LENGTH_LARGE = 0.25, 4.0
 
 
 def _wanted(name: str, names: Mapping[str, Any], arch: str, n_layer: int) -> bool:
-    """Of blocks that may be dense or mixtures of experts the first is dense; mimo2's head too."""
+    """Whether the model gets a tensor. Where a block may be dense or a mixture of experts, only
+    the first block and mimo2's head are dense."""
     if any(part in name for part in _LEFT_OUT if part != _KEPT.get(arch)):
         return False
     if name.endswith(".scale") or name.endswith(".input_scale"):  # of quantized files
@@ -222,23 +224,9 @@ def _write(
             writer.add_array(name, value)
         else:
             writer.add_uint32(name, value)
-    (_synthetic_tokenizer if large else _demo_tokenizer)(writer)
-    for name, data in tensors.items():
-        writer.add_tensor(name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _demo_tokenizer(writer: GGUFWriter) -> None:
-    for key, field in GGUFReader(demo_path()).fields.items():
-        if key.startswith("tokenizer."):
-            kind = field.types[0]
-            sub = field.types[-1] if kind == GGUFValueType.ARRAY else None
-            writer.add_key_value(key, field.contents(), kind, sub)
-
-
-def _synthetic_tokenizer(writer: GGUFWriter) -> None:
-    add_tokens(writer, N_VOCAB_LARGE, "qwen2")
-    writer.add_chat_template(CHAT_TEMPLATE)
+    if large:
+        add_tokens(writer, N_VOCAB_LARGE, "qwen2")
+        writer.add_chat_template(CHAT_TEMPLATE)
+    else:
+        add_metadata(writer, GGUFReader(demo_path()), "tokenizer.")
+    finish(writer, tensors)

@@ -240,7 +240,7 @@ def program(tmp_path: Path) -> Program:
 
 @pytest.fixture(scope="session")
 def run_python(tmp_path_factory: pytest.TempPathFactory) -> RunPython:
-    """For what must not happen in this process: odd loads, crashes, a second variant."""
+    """Runs code in a new interpreter: odd loads, crashes, a second variant."""
     from .processes import environment
 
     folder = tmp_path_factory.mktemp("run")

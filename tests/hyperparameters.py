@@ -79,7 +79,7 @@ _WINDOW: dict[str, Any] = {"attention.sliding_window": 32}
 
 
 def hyperparameters(arch: str, n_heads: int, large: bool = False) -> dict[str, Any]:
-    """Of the model of an architecture with so many MTP blocks, without its name as prefix."""
+    """Hyper-parameters of a model with `n_heads` MTP blocks; names without the prefix."""
     n = N_LAYER + n_heads
     own: dict[str, dict[str, Any]] = {
         "bailingmoe3": {

@@ -13,6 +13,8 @@ import numpy as np
 from pyllama_mtp.models.synth import add_tokens
 from pyllama_mtp.models.vocab import CHAT_TEMPLATE
 
+from .trimmed import finish
+
 #: Attention only; with a sliding window; with tokenizers of both kinds; a recurrent state without
 #: snapshots.
 ARCHITECTURES = ("llama", "gemma3", "qwen3", "mamba")
@@ -41,6 +43,7 @@ def write_model(path: Path, arch: str, n_layer: int = 6, **metadata: Any) -> Pat
     (_bpe if arch in ("qwen3", "mamba") else _spm)(writer)
     rng = np.random.default_rng(7)
     shapes = _mamba(n_layer) if arch == "mamba" else _attention(arch, n_layer)
+    tensors = {}
     for name, shape in shapes:
         if len(shape) == 1:
             data = -np.ones(shape, np.float32) if "dt.bias" in name else np.ones(shape, np.float32)
@@ -51,11 +54,8 @@ def write_model(path: Path, arch: str, n_layer: int = 6, **metadata: Any) -> Pat
             data = rng.normal(0, scale, shape).astype(np.float32)
             if name.endswith("ssm_a"):
                 data = -abs(data) - 0.5
-        writer.add_tensor(name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        tensors[name] = data
+    finish(writer, tensors)
     return path
 
 

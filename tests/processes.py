@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,3 +41,14 @@ def start(*words: object, **options: Any) -> subprocess.Popen[Any]:
     }
     command = [sys.executable, "-m", "pyllama_mtp", *map(str, words)]
     return subprocess.Popen(command, **{**usual, **options})
+
+
+@contextmanager
+def disk_full_at(n_bytes: int) -> Iterator[None]:
+    """No file can grow beyond `n_bytes`: writing more fails as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

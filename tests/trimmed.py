@@ -9,7 +9,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+
+from pyllama_mtp.models import synth
+from pyllama_mtp.models.layout import TensorSpec, model_tensors
+from pyllama_mtp.models.shapes import ModelShape
 
 Tensors = dict[str, tuple[npt.NDArray[Any], GGMLQuantizationType | None]]
 _SKIP = {"GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture"}
@@ -20,22 +25,51 @@ def tensors_of(file: Path) -> Tensors:
     return {t.name: (t.data, t.tensor_type) for t in GGUFReader(file).tensors}
 
 
-def rewrite(source: Path, target: Path, tensors: Mapping[str, tuple[Any, Any]]) -> Path:
-    """Write the metadata of `source` with these tensors; returns `target`."""
-    reader = GGUFReader(source)
-    writer = GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
-    for name, field in reader.fields.items():
-        if name not in _SKIP:
+def add_metadata(writer: GGUFWriter, source: GGUFReader, prefix: str = "") -> None:
+    """Add the metadata of `source` whose names begin with `prefix`."""
+    for name, field in source.fields.items():
+        if name.startswith(prefix) and name not in _SKIP:
             kind = field.types[0]
             sub = field.types[-1] if kind == GGUFValueType.ARRAY else None
             writer.add_key_value(name, field.contents(), kind, sub_type=sub)
-    for name, (data, dtype) in tensors.items():
+
+
+def finish(writer: GGUFWriter, tensors: Mapping[str, Any]) -> None:
+    """Write a file of these tensors, each an array or (array, type), and what was added before."""
+    for name, found in tensors.items():
+        data, dtype = found if isinstance(found, tuple) else (found, None)
         writer.add_tensor(name, data, raw_dtype=dtype)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def rewrite(
+    source: Path, target: Path, tensors: Mapping[str, tuple[Any, Any]], **options: Any
+) -> Path:
+    """Write the metadata of `source` with these tensors; returns `target`. `options`: of
+    GGUFWriter."""
+    reader = GGUFReader(source)
+    architecture = str(reader.fields["general.architecture"].contents())
+    writer = GGUFWriter(target, architecture, **options)
+    add_metadata(writer, reader)
+    finish(writer, tensors)
     return target
+
+
+def write_untied(target: Path, shape: str, kind: str, *names: str, **options: Any) -> Path:
+    """Write a synthetic model whose MTP block has tables of its own, such as "embed_tokens" or
+    "shared_head_head"; returns `target`."""
+
+    def specs(made: ModelShape) -> list[TensorSpec]:
+        block, size = f"blk.{made.n_layer}.nextn", (made.n_embd, made.n_vocab)
+        own = [TensorSpec(f"{block}.{name}.weight", size, "matrix") for name in names]
+        return [*model_tensors(made), *own]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synth, "model_tensors", specs)
+        return synth.write_synthetic(target, shape, kind, pure=True, **options)
 
 
 def write_trimmed(

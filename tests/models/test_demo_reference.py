@@ -1,19 +1,20 @@
 """The shipped demo model, its card, its prompts and its reference file belong together.
 
-Needs neither llama.cpp nor PyTorch. That llama.cpp computes what the reference file says is
-checked elsewhere.
+That llama.cpp computes what the reference file says is in regression/test_outside_reference.py.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader
 
+from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.models.demo import demo_path
 
 REFERENCE = Path(__file__).parents[1] / "data" / "demo_reference.npz"
@@ -133,3 +134,16 @@ def test_prompts_cover_the_four_classes() -> None:
         assert set(record) == {"class", "chat", "prompt"}
         assert record["prompt"].isascii()
         assert "<|" not in record["prompt"]
+
+
+def test_first_drafts_are_accepted_often_enough(demo: Model, demo_prompts: list[str]) -> None:
+    """Greedily, mean of the four classes: the model is worth something for trying MTP out."""
+    drafted, accepted = Counter[str](), Counter[str]()
+    records = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
+    with Session(demo, Settings(n_ctx=1024, n_threads=1, draft_n_max=3)) as session:
+        for record, prompt in zip(records, demo_prompts, strict=True):
+            telemetry = session.generate(prompt, max_tokens=64).run().telemetry
+            drafted[record["class"]] += sum(telemetry.drafted[:1])
+            accepted[record["class"]] += sum(telemetry.accepted[:1])
+    rates = [accepted[name] / drafted[name] for name in CLASSES]
+    assert sum(rates) / len(rates) >= 0.60, rates

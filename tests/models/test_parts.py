@@ -8,32 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.errors import ModelFileError
 from pyllama_mtp.llama.drafthead import head_rows
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 
-_SKIP = {"GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture"}
+from ..trimmed import rewrite, tensors_of
 
 
 def write_parts(source: Path, folder: Path, most: int) -> list[Path]:
     """Split a model into files of `most` tensors each, by the gguf package."""
-    reader = GGUFReader(source)
-    architecture = str(reader.fields["general.architecture"].contents())
-    writer = GGUFWriter(folder / "m.gguf", architecture, split_max_tensors=most)
-    for name, field in reader.fields.items():
-        if name not in _SKIP:
-            kind = field.types[0]
-            sub = field.types[-1] if kind == GGUFValueType.ARRAY else None
-            writer.add_key_value(name, field.contents(), kind, sub_type=sub)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    rewrite(source, folder / "m.gguf", tensors_of(source), split_max_tensors=most)
     return sorted(folder.glob("m-*.gguf"))
 
 

@@ -16,11 +16,13 @@ from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.shapes import get_shape
 from pyllama_mtp.models.synth import write_synthetic
 
+SETTINGS = Settings(n_ctx=256, n_threads=1, draft_n_max=1)
+
 
 def acceptance(path: Path) -> float:
-    """Of first drafts, over three random prompts."""
+    """Share of first drafts accepted, over three random prompts."""
     accepted = drafted = 0
-    with Model(path) as model, Session(model, Settings(n_ctx=256, draft_n_max=1)) as session:
+    with Model(path) as model, Session(model, SETTINGS) as session:
         for seed in range(3):
             prompt = np.random.default_rng(seed).integers(256, 2000, 16).tolist()
             telemetry = session.generate(prompt, max_tokens=96, ignore_eos=True).run().telemetry
@@ -60,7 +62,7 @@ def test_drafts_are_accepted_in_mixtures(shape: str, tensor_type: str, tmp_path:
 def test_the_trunk_keeps_a_trace_of_what_came_before(
     shape: str, tensor_type: str, layers: str, tmp_path: Path
 ) -> None:
-    """In layers of either kind: their outputs are small, and not zero."""
+    """The outputs of both kinds of layers are small, and not zero."""
     path = write_synthetic(tmp_path / "m.gguf", shape, tensor_type, head_noise=0.0)
     other = "ssm_out" if layers == "attention" else "attn_output"
     reader = gguf.GGUFReader(path, "r+")
@@ -104,7 +106,7 @@ def test_what_the_head_is_made_of(shape: str, tensor_type: str, tmp_path: Path) 
 
 
 def test_rare_tokens_have_short_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the border lies within what is written at once."""
+    """The border may lie inside a chunk that is written at once."""
     monkeypatch.setattr("pyllama_mtp.models.predictable.COMMON", 1000)
     path = write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0", head_noise=0.0)
     embeddings = next(t for t in gguf.GGUFReader(path).tensors if t.name == "token_embd.weight")

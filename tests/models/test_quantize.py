@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
 import gguf
@@ -15,6 +14,8 @@ from pyllama_mtp.models import quantize
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.quantize import FILE_TYPES, choose_types, quantize_model
 from pyllama_mtp.models.synth import write_synthetic
+
+from ..processes import disk_full_at
 
 #: Rows with room for blocks of 256.
 WIDE = {"n_embd": 256, "n_ff": 512, "n_ff_exp": 256}
@@ -176,13 +177,8 @@ def test_a_disk_that_is_too_small(
 
 @pytest.mark.parametrize("limit", [1000, 500_000])
 def test_a_disk_that_fills_up(f16: Path, limit: int, tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        with pytest.raises(DiskFullError, match="partial file was removed"):
-            quantize_model(f16, tmp_path / "q.gguf", "q4_0")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with disk_full_at(limit), pytest.raises(DiskFullError, match="partial file was removed"):
+        quantize_model(f16, tmp_path / "q.gguf", "q4_0")
     assert not list(tmp_path.iterdir())
 
 
@@ -198,7 +194,7 @@ def test_interruption_leaves_nothing(f16: Path, tmp_path: Path) -> None:
 def test_interruption_ends_the_library(
     f16: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in the middle of a tensor: its process does not go on to the end."""
+    """The process that quantizes is ended, also in the middle of a tensor."""
     went_on, types = tmp_path / "went-on", choose_types(read_gguf(f16), "q4_0", None)
     says = "print('DEBUG\\t[ 1/ 9] blk.0.ffn_up.weight - [ 1], type = f16,', flush=True)"
     goes_on = f"import time; time.sleep(3); open({str(went_on)!r}, 'w')"

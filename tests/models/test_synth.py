@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import textwrap
@@ -26,6 +25,8 @@ from pyllama_mtp.models.shapes import SHAPES, get_shape
 from pyllama_mtp.models.synth import synthetic_size, write_synthetic
 from pyllama_mtp.models.vocab import byte_alphabet, synthetic_vocabulary
 from pyllama_mtp.sizing import HOST
+
+from ..processes import disk_full_at
 
 
 @pytest.mark.parametrize("tensor_type", TENSOR_TYPES)
@@ -127,13 +128,8 @@ def test_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("limit", [1000, 60_000, 500_000])
 def test_disk_that_fills_up(limit: int, tmp_path: Path) -> None:
     """The file size limit strikes in the header, in the vocabulary, in the weights."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        with pytest.raises(DiskFullError, match="partial file was removed"):
-            write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with disk_full_at(limit), pytest.raises(DiskFullError, match="partial file was removed"):
+        write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0")
     assert not list(tmp_path.iterdir())
 
 

@@ -15,7 +15,7 @@ from pyllama_mtp.llama.drafthead import draft_head, head_rows
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.trimmedhead import trimmed_head, trimmed_head_ids
 
-from ..trimmed import write_trimmed
+from ..trimmed import rewrite, tensors_of, write_trimmed
 
 #: Tokens of a head, in an order of no kind; the vocabulary has 2,048.
 IDS = np.array([5, 2047, 700, 0, 31], dtype=np.int64)
@@ -41,7 +41,7 @@ def test_a_trimmed_head(
 
 
 def test_a_whole_head_is_not_trimmed(tiny_dense: Path, tmp_path: Path) -> None:
-    """Of its own, or the model's; with ids it may be in any order."""
+    """A head over the whole vocabulary, the block's own or the model's, in any order of ids."""
     every = np.arange(2048)
     own = validate_model_file(write_trimmed(tiny_dense, tmp_path / "own.gguf", every, None))
     for info in (own, validate_model_file(tiny_dense)):
@@ -103,22 +103,12 @@ def test_a_malformed_one_is_refused(malformed: dict[str, Path], name: str, mtp: 
     assert ("offsets" in str(caught.value)) is (name == "offsets")
 
 
-def test_rows_of_another_length(tiny_dense: Path, tiny_moe: Path, tmp_path: Path) -> None:
+def test_rows_of_another_length(tiny_dense: Path, tmp_path: Path) -> None:
     """Rows as of a narrower model, and a stack of heads."""
-    from gguf import GGUFWriter
-
+    tensors = tensors_of(write_trimmed(tiny_dense, tmp_path / "t.gguf", IDS, IDS))
     for shape in ((5, 64), (5, 256), (5, 2, 128), (128,)):
-        path = tmp_path / "m.gguf"
-        with pytest.MonkeyPatch.context() as patch:
-            real = GGUFWriter.add_tensor
-
-            def add(self, name, data, shape=shape, real=real, **kwargs):  # type: ignore[no-untyped-def]
-                if name == HEAD:
-                    data, kwargs = np.zeros(shape, np.float32), {}
-                real(self, name, data, **kwargs)
-
-            patch.setattr(GGUFWriter, "add_tensor", add)
-            write_trimmed(tiny_dense, path, IDS, IDS)
+        other = {**tensors, HEAD: (np.zeros(shape, np.float32), None)}
+        path = rewrite(tiny_dense, tmp_path / "m.gguf", other)
         with pytest.raises(ModelFileError, match=rf"{HEAD} is \(.*\), expected \(128, 2048\)"):
             validate_model_file(path)
 

@@ -8,6 +8,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from ..trimmed import finish
+
 
 def write_model(
     path: Path,
@@ -28,10 +30,5 @@ def write_model(
         writer.add_key_value("tokenizer.ggml.token_type", types, gguf.GGUFValueType.ARRAY)
     if merges:
         writer.add_token_merges(merges)
-    for name, (data, kind) in (tensors or {"output.weight": (np.zeros((2, 32)), None)}).items():
-        writer.add_tensor(name, data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer, tensors or {"output.weight": np.zeros((2, 32))})
     return path
