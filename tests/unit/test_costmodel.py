@@ -113,7 +113,7 @@ def test_guesses_after_a_plain_step() -> None:
 
 
 def test_measured_costs_are_found() -> None:
-    """Also where they are not on a line."""
+    """Costs need not lie on a line."""
     model = CostModel(3)
     for depth in (0, 1, 2, 3):
         for _ in range(30):
@@ -190,7 +190,7 @@ def test_a_stall_does_not_rule_a_depth_out() -> None:
 
 
 def test_what_the_first_round_takes_more_is_learned() -> None:
-    """And taken off: a depth that was seen once is not taken for dearer than it is."""
+    """The extra time is subtracted, so a depth seen once does not look dearer than it is."""
     model = CostModel(2)
     for _ in range(9):
         for seconds in (1.5, 1.0, 1.0):

@@ -6,23 +6,20 @@ tests the controller's logic and says nothing about the speed of any model or ma
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import mode
-from typing import Protocol
+from typing import Any
 
 import pytest
 
 from pyllama_mtp.speculative.costs import Costs, best_depth
 from pyllama_mtp.speculative.depth import (
     PRIOR_RATE,
-    PRIOR_WEIGHT,
-    RECENT_MEMORY,
     SHARE,
-    AcceptanceTracker,
-    Allowance,
     DepthController,
 )
 
@@ -45,112 +42,10 @@ TABLES = {
     "experts": table((1.0, 1.4, 1.75, 2.0, 2.35, 2.6, 2.8), 0.05, 0.05),
     "hopeless": table((1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0), 0.1),
 }
-RATES = [round(0.1 + 0.05 * i, 2) for i in range(18)]
 FALLING = (0.9, 0.8, 0.6, 0.3, 0.3, 0.3)
 
 
-# -- the tracker -------------------------------------------------------------------------------
-
-
-def prior(held: int, tried: int, rate: float = PRIOR_RATE) -> float:
-    return (held + PRIOR_WEIGHT * rate) / (tried + PRIOR_WEIGHT)
-
-
-def test_before_anything_is_known() -> None:
-    assert AcceptanceTracker(3).rates() == pytest.approx((PRIOR_RATE,) * 3)
-    assert AcceptanceTracker(2, rate=1.0).rates() == (1.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("n_held", "held"), [(0, (0,)), (1, (1, 0)), (2, (1, 1, 0)), (3, (1,) * 3)]
-)
-def test_one_round(n_held: int, held: tuple[int, ...]) -> None:
-    """Positions after the first failure were not tried; they get the rate of the last one."""
-    tracker = AcceptanceTracker(4)
-    tracker.update(3, n_held)
-    rate, expected = PRIOR_RATE, []
-    for one in held:
-        rate = prior(one, 1, rate)
-        expected.append(rate)
-    expected += [rate] * (4 - len(held))
-    assert tracker.rates() == pytest.approx(expected)
-
-
-def test_rates_are_conditional() -> None:
-    """Every other first draft holds, every second one after it."""
-    tracker = AcceptanceTracker(2)
-    for _ in range(100):
-        for n_held in (0, 2, 0, 1):
-            tracker.update(2, n_held)
-    assert tracker.rates() == pytest.approx((0.5, 0.5), abs=0.06)
-
-
-def test_plain_rounds_say_nothing() -> None:
-    tracker = AcceptanceTracker(2)
-    for _ in range(5):
-        tracker.update(1, 0)
-    before = tracker.rates()
-    for _ in range(100):
-        tracker.update(0, 0)
-    assert tracker.rates() == before
-
-
-def test_old_rounds_fade() -> None:
-    """Slowly enough that no run of outcomes contradicts the rate: by weight alone."""
-    tracker = AcceptanceTracker(1)
-    for i in range(100):
-        tracker.update(1, i % 2)
-    at_half = tracker.rates()[0]
-    for i in range(60):
-        tracker.update(1, i % 4 > 0)
-    assert at_half == pytest.approx(0.5, abs=0.05)
-    assert tracker.rates()[0] == pytest.approx(0.7, abs=0.05)
-
-
-@pytest.mark.parametrize(("first", "then"), [(0.9, 0), (0.2, 1)])
-def test_a_change_of_text_is_noticed_soon(first: float, then: int) -> None:
-    tracker, draw = AcceptanceTracker(1), random.Random(1)
-    for _ in range(200):
-        tracker.update(1, draw.random() < first)
-    assert tracker.rates()[0] == pytest.approx(first, abs=0.12)
-    for _ in range(16):
-        tracker.update(1, then)
-    assert abs(tracker.rates()[0] - then) < 0.3
-
-
-def test_chance_is_not_taken_for_a_change() -> None:
-    """With a constant rate the estimate keeps the precision of its long memory."""
-    tracker, draw = AcceptanceTracker(1), random.Random(2)
-    errors = []
-    for _ in range(3000):
-        tracker.update(1, draw.random() < 0.7)
-        errors.append((tracker.rates()[0] - 0.7) ** 2)
-    only_recent = 0.7 * 0.3 / (2 * RECENT_MEMORY - 1)
-    assert sum(errors) / len(errors) < 0.65 * only_recent
-
-
-# -- the allowance -----------------------------------------------------------------------------
-
-
-def test_allowance() -> None:
-    allowance = Allowance(balance=1.0, most=2.0)
-    allowance.count(steps=2.0, lost=0.5)
-    assert allowance.balance == pytest.approx(0.5 + 2 * SHARE)
-    allowance.count(steps=1.0, lost=3.0)
-    assert allowance.balance == pytest.approx(-2.5 + 3 * SHARE)
-    allowance.count(steps=1.0, lost=-9.0)
-    assert allowance.balance == 2.0
-
-
 # -- simulation --------------------------------------------------------------------------------
-
-
-class Chooser(Protocol):
-    """What the generation loop needs."""
-
-    def choose(self, at_most: int | None = None) -> int: ...
-
-    def update(self, n_drafted: int, n_accepted: int, draft_s: float, total_s: float) -> None: ...
 
 
 @dataclass
@@ -176,7 +71,6 @@ class Simulation:
 
     Attributes:
         rates: text position -> conditional acceptance per draft position.
-        offered: probability that a draft is confident enough to be made (p_min).
         noise: log-normal sigma of round times; `stalls`: share of rounds that take three times as
             long; `change`: plain steps that the first round at another size takes longer.
         slowness: text position -> factor on all times.
@@ -186,31 +80,29 @@ class Simulation:
     costs: Costs
     rates: Rates
     seed: int = 0
-    offered: float = 1.0
     noise: float = 0.05
     stalls: float = 0.02
     change: float = 0.05
     slowness: Callable[[int], float] = lambda position: 1.0
     depths: list[int] = field(default_factory=list)
 
-    def run(self, chooser: Chooser, n_tokens: int) -> float:
+    def run(self, chooser: DepthController | Fixed, n_tokens: int) -> float:
         """Generate; the time it took, in plain steps."""
         draw = random.Random(self.seed)
-        text = [(draw.random(), draw.random()) for _ in range(n_tokens + LIMIT + 1)]
+        text = [draw.random() for _ in range(n_tokens + LIMIT + 1)]
         position, total = 0, 0.0
         while position < n_tokens:
             asked = chooser.choose(n_tokens - position - 1)
-            ahead = text[position : position + asked]
-            drafted = count(confidence < self.offered for _, confidence in ahead)
             rates = self.rates(position)
-            accepted = count(ahead[i][0] < rates[i] for i in range(drafted))
+            holds = (text[position + i] < rates[i] for i in range(asked))
+            accepted = sum(1 for _ in itertools.takewhile(bool, holds))
             factor = self._factor(draw) * self.slowness(position)
-            draft_s = self.costs.draft[min(drafted + 1, asked)] * factor
-            rest_s = self.costs.verify[drafted + 1] * factor
+            draft_s = self.costs.draft[asked] * factor
+            rest_s = self.costs.verify[asked + 1] * factor
             if self.depths and self.depths[-1] != asked:
                 rest_s += self.change
             self.depths.append(asked)
-            chooser.update(drafted, accepted, draft_s, draft_s + rest_s)
+            chooser.update(asked, accepted, draft_s, draft_s + rest_s)
             total += draft_s + rest_s
             position += accepted + 1
         return total
@@ -222,26 +114,15 @@ class Simulation:
     @property
     def changes(self) -> int:
         """Rounds at another depth than the one before."""
-        return sum(a != b for a, b in zip(self.depths, self.depths[1:], strict=False))
-
-
-def count(holds: Iterable[bool]) -> int:
-    """How many are true before the first one that is not."""
-    n = 0
-    for one in holds:
-        if not one:
-            break
-        n += 1
-    return n
+        return sum(a != b for a, b in itertools.pairwise(self.depths))
 
 
 def constant(rate: float) -> Rates:
     return lambda position: (rate,) * LIMIT
 
 
-def quiet(costs: Costs, rates: Rates, seed: int = 0) -> Simulation:
-    """No noise, no stalls, no price for a change."""
-    return Simulation(costs, rates, seed, noise=0.0, stalls=0.0, change=0.0)
+#: No noise, no stalls, no price for a change.
+QUIET: dict[str, Any] = {"noise": 0.0, "stalls": 0.0, "change": 0.0}
 
 
 def share_of_speed(
@@ -408,15 +289,6 @@ def test_a_depth_that_has_become_cheap_is_found() -> None:
     assert controller.depth() == 3
 
 
-def test_it_is_deterministic() -> None:
-    runs = []
-    for _ in range(2):
-        simulation = Simulation(TABLES["amx"], constant(0.5), seed=5)
-        simulation.run(DepthController(LIMIT), 500)
-        runs.append(simulation.depths)
-    assert runs[0] == runs[1] and len(set(runs[0])) > 2
-
-
 # -- what it achieves, by simulation -------------------------------------------------------------
 
 
@@ -425,7 +297,7 @@ def test_without_luck_it_finds_the_best_depth() -> None:
     for name, costs in TABLES.items():
         for rate in (0.0, 1.0):
             controller = DepthController(LIMIT)
-            simulation = quiet(costs, constant(rate))
+            simulation = Simulation(costs, constant(rate), **QUIET)
             simulation.run(controller, 600)
             late = simulation.depths[len(simulation.depths) // 2 :]
             assert mode(late) == best_depth(costs, [rate] * LIMIT), (name, rate)
@@ -438,7 +310,9 @@ def test_never_much_slower_than_plain_decoding_whatever_the_text(name: str) -> N
     allowance runs out."""
     costs, n_tokens = TABLES[name], 2000
     controller = DepthController(LIMIT)
-    simulation = quiet(costs, lambda position: (float(controller.depth() == 0),) * LIMIT)
+    simulation = Simulation(
+        costs, lambda position: (float(controller.depth() == 0),) * LIMIT, **QUIET
+    )
     total = simulation.run(controller, n_tokens)
     assert any(simulation.depths)
     dearest = max(costs.draft[d] + costs.verify[d + 1] for d in {*simulation.depths})
@@ -447,11 +321,11 @@ def test_never_much_slower_than_plain_decoding_whatever_the_text(name: str) -> N
 
 @pytest.mark.parametrize("name", TABLES)
 def test_probing_costs_one_percent(name: str) -> None:
-    """In text where no draft holds."""
+    """The text accepts no draft."""
     controller, n_tokens = DepthController(LIMIT), 9000
-    quiet(TABLES[name], constant(0.0)).run(controller, 300)
+    Simulation(TABLES[name], constant(0.0), **QUIET).run(controller, 300)
     start = controller.probes
-    simulation = quiet(TABLES[name], constant(0.0))
+    simulation = Simulation(TABLES[name], constant(0.0), **QUIET)
     total = simulation.run(controller, n_tokens)
     assert total - n_tokens < 1.05 * SHARE * total + 1.0
     assert controller.probes - start >= 10, "but it does go on"

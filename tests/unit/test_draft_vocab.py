@@ -41,10 +41,6 @@ def tokenizer_of(**tokens: int) -> Tokenizer:
     return Tokenizer([t.encode() for t in tokens], np.array([*tokens.values()], np.int32), [b"x y"])
 
 
-def array(reader: gguf.GGUFReader, key: str) -> list[Any]:
-    return list(reader.fields[f"tokenizer.ggml.{key}"].contents())
-
-
 @pytest.fixture(scope="module")
 def models(demo_file: Path, moe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The demo model, a tiny one, and one whose token types are too many for the header reader."""
@@ -63,10 +59,11 @@ def demo_tokenizer(demo_file: Path) -> Tokenizer:
 def test_the_tokenizer_is_the_one_in_the_file(models: list[Path]) -> None:
     """Compared with the gguf package's reader."""
     for path in models:
-        found, reader = read_tokenizer(path), gguf.GGUFReader(path)
-        assert [text.decode() for text in found.tokens] == array(reader, "tokens")
-        assert found.types.tolist() == array(reader, "token_type")
-        assert [text.decode() for text in found.merges] == array(reader, "merges")
+        found, fields = read_tokenizer(path), gguf.GGUFReader(path).fields
+        for name in ("tokens", "merges"):
+            texts = [text.decode() for text in getattr(found, name)]
+            assert texts == fields[f"tokenizer.ggml.{name}"].contents()
+        assert found.types.tolist() == fields["tokenizer.ggml.token_type"].contents()
         assert found.types.dtype == np.int32 and found.n_vocab == len(found.types)
 
 
@@ -96,7 +93,6 @@ def test_fingerprint_tells_tokenizers_apart(demo_tokenizer: Tokenizer) -> None:
     [
         ([], [1], ["a b"], "0 tokens, 1 token types and 1 merges"),
         (["a", "b"], [1, 1], [], "2 tokens, 2 token types and 0 merges.*use 'full'"),
-        (["a", "b"], [], ["a b"], "2 tokens, 0 token types"),
         (["a", "b"], [1, 1, 1], ["a b"], "2 tokens, 3 token types"),
         (["a", "b", "c"], b"\1\1\1", ["a b"], "3 tokens, 0 token types"),
     ],
@@ -109,16 +105,6 @@ def test_tokenizers_of_no_use(
     assert caught.value.path == str(tmp_path / "m.gguf")
 
 
-def test_model_files_that_cannot_be_read(tmp_path: Path, demo_file: Path) -> None:
-    text, short = tmp_path / "text", tmp_path / "short"
-    text.write_text("not a model")
-    short.write_bytes(demo_file.read_bytes()[:9000])
-    cases = {tmp_path / "absent": "no such model file", tmp_path: "directory", text: "not a GGUF"}
-    for path, message in {**cases, short: "truncated"}.items():
-        with pytest.raises(ModelFileError, match=message):
-            read_tokenizer(path)
-
-
 # --- rankings -------------------------------------------------------------------------------------
 
 
@@ -128,19 +114,6 @@ def test_the_default_ranking_has_every_token_once(models: list[Path]) -> None:
         ranking = default_ranking(tokenizer)
         assert ranking.dtype == np.int32
         assert sorted(ranking.tolist()) == [*range(tokenizer.n_vocab)]
-
-
-def test_the_default_ranking_of_the_demo_model(demo_file: Path, demo_tokenizer: Tokenizer) -> None:
-    """Special tokens, bytes, and then the merges as the gguf package reads them."""
-    ranking = default_ranking(demo_tokenizer)
-    texts = [demo_tokenizer.tokens[token].decode() for token in ranking]
-    special = [*demo_tokenizer.special]
-    assert ranking[: len(special)].tolist() == special
-    assert {"<|endoftext|>", "<|im_start|>", "<|im_end|>"} <= {*texts[: len(special)]}
-    single, merged = texts[len(special) :][:256], texts[len(special) + 256 :]
-    assert all(len(text) == 1 for text in single) and len({*single}) == 256
-    merges = [merge.replace(" ", "") for merge in array(gguf.GGUFReader(demo_file), "merges")]
-    assert merged == [*dict.fromkeys(merges)] and len(merged) > 1000
 
 
 def test_the_order_of_every_kind_of_token() -> None:
@@ -198,7 +171,6 @@ def test_measuring_keeps_no_text() -> None:
     [
         ([[1], [1, 5]], "token ids from 1 to 5; the vocabulary is 0 to 4"),
         ([[-1]], "token ids from -1 to -1"),
-        ([], "the text is empty"),
         ([[], []], "the text is empty"),
     ],
 )
@@ -208,7 +180,7 @@ def test_what_cannot_be_measured(pieces: list[list[int]], message: str) -> None:
 
 
 def test_special_tokens_are_in_every_part(demo_tokenizer: Tokenizer) -> None:
-    """Of any ranking: a text to measure on does not show them."""
+    """Special tokens do not occur in measured text, so every ranking must add them."""
     default, special = default_ranking(demo_tokenizer), {*demo_tokenizer.special.tolist()}
     for ranking in (default, default[::-1], default[len(special) :]):
         whole = best(ranking, demo_tokenizer.n_vocab, demo_tokenizer).tolist()
@@ -230,20 +202,12 @@ def test_a_draft_vocabulary_is_sorted_and_cannot_be_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    "ids",
-    [
-        np.array([], np.int32),
-        np.array([1, 1], np.int32),
-        np.array([2, 1], np.int32),
-        np.array([-1, 1], np.int32),
-        np.array([1, 8], np.int32),
-        np.array([1, 2], np.int64),
-        np.array([[1, 2]], np.int32),
-    ],
+    ("ids", "dtype"),
+    [*(([*ids], "i4") for ids in ([], [1, 1], [2, 1], [-1, 1], [1, 8], [[1, 2]])), ([1, 2], "i8")],
 )
-def test_no_draft_vocabulary_that_native_code_could_not_take(ids: Any) -> None:
+def test_no_draft_vocabulary_that_native_code_could_not_take(ids: Any, dtype: str) -> None:
     with pytest.raises(UsageError, match="ids"):
-        DraftVocab(ids, 8, "print")
+        DraftVocab(np.array(ids, dtype), 8, "print")
 
 
 def test_the_whole_vocabulary(demo_file: Path, tmp_path: Path) -> None:
@@ -301,8 +265,7 @@ def test_a_file_gives_its_best(
     monkeypatch.setattr(draftvocab, "DEFAULT_SIZE", 300)
     for spec in (path, str(path)):
         chosen = choose(demo_file, spec)
-        assert chosen
-        assert chosen.ids.tolist() == sorted(special + others[: 300 - len(special)])
+        assert chosen and chosen.ids.tolist() == sorted(special + others[: 300 - len(special)])
 
 
 def test_a_file_that_holds_fewer(
@@ -373,31 +336,23 @@ Change = Callable[[dict[str, Any]], Any]
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda r: b"", "not JSON"),
         (lambda r: b"\xff\xfe\x00", "not JSON"),
-        (lambda r: b"GGUF" + bytes(100), "not JSON"),
         (lambda r: b"[" * 100_000, "not JSON"),
-        (lambda r: b'{"a":' * 20_000, "not JSON"),
         (lambda r: b"9" * 100_000, "not JSON"),
         (lambda r: [r], "no draft vocabulary"),
-        (lambda r: None, "no draft vocabulary"),
         (lambda r: {**r, "format": "other"}, "no draft vocabulary"),
         (lambda r: {k: v for k, v in r.items() if k != "format"}, "no draft vocabulary"),
         (lambda r: {**r, "version": 2}, "format version 2 is not known; known: 1"),
         (lambda r: {**r, "version": True}, "format version True is not known"),
-        (lambda r: {**r, "version": 1.0}, "format version 1.0 is not known"),
         (lambda r: {**r, "version": "x" * 9999}, "format version 'x{79} is not known"),
         (lambda r: {**r, "tokenizer": "2048:00"}, "for the tokenizer '2048:00', this model has"),
         (lambda r: {**r, "tokenizer": ["a"] * 999}, "for the tokenizer .{80}, this model has"),
         (lambda r: {k: v for k, v in r.items() if k != "tokenizer"}, "for the tokenizer None"),
         (lambda r: {k: v for k, v in r.items() if k != "ids"}, "ids is no list of whole"),
         (lambda r: {k: v for k, v in r.items() if k != "counts"}, "counts is no list of whole"),
-        (lambda r: {**r, "ids": {"7": 1}}, "ids is no list of whole"),
         (lambda r: {**r, "ids": "789"}, "ids is no list of whole"),
         (lambda r: {**r, "ids": [7, 8.0, 9]}, "ids is no list of whole"),
         (lambda r: {**r, "ids": [7, True, 9]}, "ids is no list of whole"),
-        (lambda r: {**r, "ids": [7, [8], 9]}, "ids is no list of whole"),
-        (lambda r: {**r, "ids": [7, None, 9]}, "ids is no list of whole"),
         (lambda r: {**r, "counts": [3, float("nan"), 1]}, "counts is no list of whole"),
         (lambda r: {**r, "ids": [], "counts": []}, "0 ids and 0 counts"),
         (lambda r: {**r, "ids": [7, 8]}, "2 ids and 3 counts"),
@@ -409,7 +364,6 @@ Change = Callable[[dict[str, Any]], Any]
         (lambda r: {**r, "ids": [7, 8, 7]}, "an id appears twice or is not in 0 to 2047"),
         (lambda r: {**r, "counts": [3, 2, -1]}, "a count is negative or has more than 63 bits"),
         (lambda r: {**r, "counts": [2**63, 2, 1]}, "a count is negative or has more than 63 bits"),
-        (lambda r: b"x" * (2**16 + 48 * 2048 + 1), "has more than 163840 bytes"),
     ],
 )
 def test_damaged_files(
@@ -422,15 +376,6 @@ def test_damaged_files(
         load(path, demo_tokenizer)
     assert str(path) in str(caught.value) and caught.value.path == str(path)
     assert len(str(caught.value)) < 400
-
-
-def test_truncation_anywhere_is_refused(tmp_path: Path, demo_tokenizer: Tokenizer) -> None:
-    path = saved(tmp_path, demo_tokenizer, [7, 8, 9])
-    data = path.read_bytes().rstrip()
-    for length in range(len(data)):
-        path.write_bytes(data[:length])
-        with pytest.raises(DraftVocabError, match="not JSON"):
-            load(path, demo_tokenizer)
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path, demo_tokenizer: Tokenizer) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import resource
 from pathlib import Path
 
 import pytest
 
 from pyllama_mtp.errors import DiskFullError, UsageError
 from pyllama_mtp.files import write_whole
+
+from ..processes import disk_full_at
 
 
 @pytest.fixture
@@ -27,13 +28,8 @@ def unharmed(path: Path) -> bool:
 
 def test_disk_that_fills_up(good: Path) -> None:
     """The file size limit strikes in the middle."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))
-    try:
-        with pytest.raises(DiskFullError, match=r"cannot write .*/file: File too large"):
-            write_whole(good, bytes(5000))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with disk_full_at(4000), pytest.raises(DiskFullError, match="/file: File too large"):
+        write_whole(good, bytes(5000))
     assert unharmed(good)
 
 

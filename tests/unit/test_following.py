@@ -75,7 +75,7 @@ def test_what_is_there_costs_nothing(both: Both) -> None:
 
 
 def test_the_better_half_stays(both: Both) -> None:
-    """However much the text needs: the special tokens, which every ranking begins with, too."""
+    """Special tokens, which every ranking begins with, stay however much the text needs."""
     for first in range(33, 90, 3):
         both.see(first, first + 1, first + 2)
     assert set(RANKED[:8].tolist()) <= both.tokens()

@@ -58,7 +58,7 @@ def test_the_head_of_a_model_that_is_not_tied(moe_file: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "BF16"])
 def test_the_block_has_a_head_of_its_own(tmp_path: Path, kind: str) -> None:
-    """In files of other makers, in types that `synth` does not write."""
+    """Files of other makers have types that `synth` does not write."""
     quant = gguf.GGMLQuantizationType[kind]
     block, block_bytes = gguf.GGML_QUANT_SIZES[quant]
     data = np.random.default_rng(0).integers(0, 256, (40, 512 // block * block_bytes), np.uint8)

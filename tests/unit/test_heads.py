@@ -92,7 +92,7 @@ def test_what_counts_as_outside() -> None:
 
 
 def test_texts_of_the_past_count_less() -> None:
-    """And what occurred in them has to be met again."""
+    """Tokens of past texts count as outside again until they occur."""
     text = coverage()
     see(text, 40_000, 600)
     before = text.outside(32768)
@@ -127,7 +127,7 @@ def test_types_to_choose_from() -> None:
 
 
 def test_bytes_that_are_read() -> None:
-    """By a step and by the block; no embeddings that are looked up, nor the block's LM head."""
+    """Bytes read by a step and the block, without looked-up embeddings and the block's LM head."""
     sizes = {
         "token_embd.weight": 1000,
         "output.weight": 2000,

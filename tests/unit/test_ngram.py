@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -20,16 +21,11 @@ def lookup(tokens: list[int]) -> NgramLookup:
 
 
 def expected_match(text: list[int]) -> Match | None:
-    """By looking at every earlier place, the last one first."""
+    """Look at every earlier place, the last one first."""
     for follows in range(len(text) - 1, LEAST - 1, -1):
         if text[follows - LEAST : follows] == text[-LEAST:]:
             same = (text[follows - 1 - i] == text[-1 - i] for i in range(min(MOST, follows)))
-            length = 0
-            for equal in same:
-                if not equal:
-                    break
-                length += 1
-            return Match(follows, length)
+            return Match(follows, sum(1 for _ in itertools.takewhile(bool, same)))
     return None
 
 
@@ -116,7 +112,7 @@ def test_not_where_the_head_is_faster() -> None:
 
 
 def test_losses_end_it() -> None:
-    """Whatever is believed, what has been lost against plain decoding counts."""
+    """Losses against plain decoding count, whatever the rates promise."""
     controller = DepthController(LIMIT, COSTS)
     controller.choose()
     for _ in range(20):

@@ -56,7 +56,7 @@ LEAST, MOST = Number(0.0), Number(float(np.nextafter(1.0, 0.0)))
 
 
 def of(*shares: float) -> Distribution:
-    """Of tokens 0, 1, ..."""
+    """A distribution over tokens 0, 1, ..."""
     return Distribution(np.arange(len(shares), dtype=np.int32), np.array(shares))
 
 
@@ -318,7 +318,7 @@ FILTERS = {
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("spread", [0.5, 3.0])
 def test_filters_of_the_head(name: str, spread: float) -> None:
-    """As `Sampling` documents them, which numpy computes in another way."""
+    """The filters that `Sampling` documents, computed by numpy in another way."""
     s = FILTERS[name]
     for seed in range(5):
         logits = np.random.default_rng(seed).normal(9, spread, 300).astype(np.float32)

@@ -73,19 +73,6 @@ def test_costs_are_kept_apart() -> None:
     assert one and two and one.verify[3] < 1.1 and two.verify[5] > 1.1
 
 
-def test_one_sequence_is_the_single_controller() -> None:
-    single, pooled = DepthController(LIMIT), DepthController(LIMIT)
-    judge = SyntheticAcceptance(RATES)
-    for _ in range(100):
-        depth = single.choose()
-        assert pooled.choose() == depth
-        held = judge.accept([0] * depth, lambda row: 0).n_accepted
-        single.update(depth, held, DRAFT * depth, verify_s(depth + 1) + DRAFT * depth)
-        outcomes = [(depth, held)]
-        pooled.update_pooled(depth, outcomes, DRAFT * depth, verify_s(depth + 1) + DRAFT * depth)
-    assert single.acceptance == pooled.acceptance and single.total == pooled.total
-
-
 def test_outcomes_of_all_sequences_count() -> None:
     """Each by itself; of what a sequence could not use nothing is learned."""
     controller, tracker = DepthController(3), AcceptanceTracker(3)

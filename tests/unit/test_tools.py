@@ -97,16 +97,8 @@ def test_what_a_template_writes_is_read(templates: dict[str, str], name: str) ->
     if form is None:
         messages, offered = in_words(messages, tools), []
     text = render(template, messages, tools=offered)
-    assert (
-        "edited" in text
-        and "a b" in text
-        and "Edit it." in text
-        and "None"
-        not in text.replace(
-            "\nNone\n",
-            "",  # how templates write null
-        )
-    )
+    assert all(words in text for words in ("edited", "a b", "Edit it."))
+    assert "None" not in text.replace("\nNone\n", "")  # how templates write null
     if form is None:
         assert all(f'"{name}"' in text for name in ("edit", "ls")) and "Ändert <b>" in text
     # The turn as the model would have written it.
