@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,6 +62,17 @@ def case(cells: int, rows: int = 8, heads: int = 8, kv: int = 2, d: int = 64, **
     )
 
 
+def variations(rows: int) -> list[Case]:
+    """Without a mask; with biases in it, without and with ALiBi; with sinks."""
+    one = case(300, rows, heads=6, kv=2)
+    assert one.mask is not None
+    less = np.random.default_rng(0).integers(0, 8, one.mask.shape)
+    biased = replace(one, mask=(one.mask - less).astype(np.float32))
+    sinks = np.linspace(-2, 8, 6).astype(np.float32)
+    no_mask, alibi = replace(one, mask=None), replace(biased, max_bias=8.0)
+    return [no_mask, biased, alibi, replace(one, sinks=sinks)]
+
+
 class Attention(Ggml):
     def fill(self, tensor: Any, data: bytes) -> None:
         assert self.ggml_nbytes(tensor) == len(data)
@@ -100,6 +112,14 @@ class Attention(Ggml):
                 self.fill(sinks, one.sinks.astype(np.float32).tobytes())
                 self.ggml_flash_attn_ext_add_sinks(out, sinks)
             return self.computed(ctx, out, n_threads).reshape(streams, rows, heads, -1)
+
+    def on_and_off(self, switch: Callable[[bool], bool], one: Case) -> tuple[Floats, Floats]:
+        """The results with a switch of the library on, and off."""
+        found = []
+        for on in (True, False):
+            assert switch(on)
+            found.append(self.run(one))
+        return found[0], found[1]
 
     def stored(self, numbers: Floats, kind: int) -> Any:
         """What a cache of a type keeps of these numbers, in float64."""

@@ -24,7 +24,7 @@ def ggml() -> Calls:
 
 @pytest.fixture(autouse=True)
 def kernels_on() -> Iterator[None]:
-    """Whatever a test has turned off is on again."""
+    """Turn every kernel on again after the test."""
     yield
     library = native.load()
     for switch in (

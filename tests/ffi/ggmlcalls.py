@@ -4,7 +4,7 @@ graphs of any shape."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -88,10 +88,21 @@ class Ggml:
 
     def computed(self, ctx: Any, out: Any, n_threads: int) -> Floats:
         """A copy of an F32 tensor's values, once it and what it comes from are computed."""
-        graph = self.ggml_new_graph(ctx)
-        self.ggml_build_forward_expand(graph, out)
-        assert self.ggml_graph_compute_with_ctx(ctx, graph, n_threads) == 0
+        self.compute(ctx, [out], n_threads)
         return self.data(out).copy()
+
+    def compute(self, ctx: Any, tensors: Sequence[Any], n_threads: int) -> None:
+        """Compute these tensors in this order."""
+        graph = self.ggml_new_graph(ctx)
+        for tensor in tensors:
+            self.ggml_build_forward_expand(graph, tensor)
+        assert self.ggml_graph_compute_with_ctx(ctx, graph, n_threads) == 0
+
+    def random(self, ctx: Any, rng: np.random.Generator, *dims: int) -> Any:
+        """An F32 tensor of small random numbers."""
+        made = self.ggml_new_tensor_4d(ctx, F32, *dims)
+        self.data(made)[:] = rng.standard_normal(self.data(made).size) / 4
+        return made
 
     def ints(self, ctx: Any, values: list[int]) -> Any:
         """A tensor of these I32 values."""

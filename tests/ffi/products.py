@@ -65,6 +65,23 @@ class Products(Ggml):
             out = self.computed(ctx, self.ggml_mul_mat_id(ctx, a, b, c), n_threads)
             return out.reshape(*ids.shape, m)
 
+    def experts_alone(
+        self,
+        weights: bytes,
+        shape: tuple[int, int],
+        columns: Floats,
+        ids: npt.NDArray[np.int32],
+        kind: int,
+    ) -> Floats:
+        """The same, each token's product with each of its experts by itself."""
+        (n_experts, m), shared = shape, columns.shape[1] == 1
+        size, found = len(weights) // n_experts, np.empty((*ids.shape, m), np.float32)
+        for (token, place), expert in np.ndenumerate(ids):
+            own = weights[expert * size : (expert + 1) * size]
+            column = columns[token, 0 if shared else place][None]
+            found[token, place] = self.product(own, m, column, 1, kind)[0]
+        return found
+
 
 def numbers(*shape: int) -> Floats:
     """Blocks of very different magnitude, some of them zero or tiny."""

@@ -54,6 +54,8 @@ def decode(
         ([1] * 9, 0, [0] * 9, "batch of 9 tokens"),
         ([-1], 0, [1], "token id -1"),
         ([2**31 - 1], 0, [1], "token id 2147483647"),
+        ([2048], 0, [1], "token id 2048 is not in the vocabulary"),
+        ([1], 5, [1], "position 5; the cache ends at 0"),
         ([1], -1, [1], "positions -1 to -1"),
         ([1], 256, [1], "positions 256 to 256"),
         ([1, 2], 255, [1, 0], "positions 255 to 256"),
@@ -69,11 +71,6 @@ def test_bad_batches(
     decode(context, [1, 2, 3])
     assert context.n_past == 3
     assert np.isfinite(context.logits(2)).all()
-
-
-def test_first_token_beyond_the_vocabulary(context: Context) -> None:
-    with pytest.raises(UsageError, match="not in the vocabulary"):
-        decode(context, [context.model.n_vocab])
 
 
 @pytest.mark.parametrize("start", [0, 2])
@@ -98,13 +95,6 @@ def test_rows_that_were_not_outputs(context: Context) -> None:
         with pytest.raises(UsageError, match="not marked"):
             context.argmax(row)
     context.logits(2)
-
-
-def test_hidden_rows_without_a_tap(demo: Model) -> None:
-    with Context(demo, ContextOptions(**SMALL)) as context:
-        decode(context, [1, 2])
-        with pytest.raises(UsageError, match="tap"):
-            context.hidden_rows()
 
 
 def test_hidden_states_for_a_draft_context(context: Context, draft: Context) -> None:
@@ -195,11 +185,6 @@ def test_each_code_has_its_exception(code: int | str, kind: type[PyllamaMtpError
         assert error.code == number
     if kind in (NoKVSlotError, InvalidBatchError, FatalDecodeError):
         assert "what was said" in str(error)
-
-
-def test_a_gap_in_the_positions_is_refused(context: Context) -> None:
-    with pytest.raises(UsageError, match="position 5; the cache ends at 0"):
-        decode(context, [1], start=5)
 
 
 def test_numbers_beyond_what_c_can_hold(demo: Model) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from pyllama_mtp.llama import native
 
-from .attentioncalls import HIDDEN, TYPES, Attention, Case, case
-from .ggmlcalls import BF16, F16, F32, Q4_0, Q8_0, Floats
+from .attentioncalls import HIDDEN, TYPES, Attention, Case, case, variations
+from .ggmlcalls import BF16, F16, F32, Q4_0, Q8_0
 
 
 def assert_right(ggml: Attention, one: Case) -> None:
@@ -49,17 +49,9 @@ def test_shapes(ggml: Attention, heads: int, kv: int, d: int, dv: int) -> None:
 
 
 def test_variations(ggml: Attention) -> None:
-    one = case(300, heads=6, kv=2)
-    assert one.mask is not None
-    rng = np.random.default_rng(0)
-    biased = (one.mask - rng.integers(0, 8, one.mask.shape)).astype(np.float32)
-    sinks = np.linspace(-2, 8, 6).astype(np.float32)
-    assert_right(ggml, replace(one, mask=None))
-    assert_right(ggml, replace(one, mask=biased))
-    assert_right(ggml, replace(one, mask=biased, max_bias=8.0))
-    assert_right(ggml, replace(one, softcap=3.0))
-    assert_right(ggml, replace(one, sinks=sinks))
-    assert_right(ggml, replace(one, type_k=Q8_0, type_v=Q4_0))
+    softcap, types = case(300, softcap=3.0), case(300, type_k=Q8_0, type_v=Q4_0)
+    for one in (*variations(8), softcap, types):
+        assert_right(ggml, one)
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -77,7 +69,7 @@ def test_the_rows_beside_it_in_other_shapes(ggml: Attention, heads: int, kv: int
 
 
 def test_rows_that_see_other_cells(ggml: Attention) -> None:
-    """As the rows of several sequences in one cache, or of one after a rollback, do."""
+    """Rows of several sequences in one cache see different cells; so do rows after a rollback."""
     one = case(1000)
     assert one.mask is not None
     rng = np.random.default_rng(0)
@@ -146,14 +138,8 @@ def test_a_row_that_sees_nothing_is_zero(ggml: Attention) -> None:
 
 
 def test_it_can_be_switched_off_and_ends_at_8_rows(ggml: Attention) -> None:
-    def both(one: Case) -> tuple[Floats, Floats]:
-        found = []
-        for on in (True, False):
-            assert native.load().set_few_rows_attention(on)
-            found.append(ggml.run(one))
-        return found[0], found[1]
-
-    on, off = both(case(700, rows=8))
+    switch = native.load().set_few_rows_attention
+    on, off = ggml.on_and_off(switch, case(700, rows=8))
     assert on.tobytes() != off.tobytes() and np.abs(on - off).max() < 3e-2  # upstream sums in F16
-    on, off = both(case(700, rows=9))
+    on, off = ggml.on_and_off(switch, case(700, rows=9))
     assert on.tobytes() == off.tobytes()

@@ -14,6 +14,7 @@ from pyllama_mtp.errors import ContextClosedError, ModelFileError
 from pyllama_mtp.llama.context import Context, ContextOptions
 
 from ..processes import RunPython
+from ..regression.support import engine_of
 
 SMALL = ContextOptions(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1)
 SETTINGS = Settings(n_ctx=64, n_threads=1, draft_n_max=2)
@@ -33,7 +34,7 @@ def test_closing_the_model_closes_its_contexts(demo_file: Path) -> None:
     with Model(demo_file) as model:
         context = Context(model, SMALL)
         session = Session(model, SETTINGS)
-    for closed in (context, session._engine.target, session._engine.drafter.context):
+    for closed in (context, engine_of(session).target):
         with pytest.raises(ContextClosedError, match="context is closed"):
             closed.handle  # noqa: B018 - raises
     with pytest.raises(ContextClosedError):
@@ -177,3 +178,12 @@ print(*Recorder.calls)
 """
     done = run_python(code, demo_file)
     assert done.stdout.split() == ["llama_free", "llama_free", "llama_model_free"], done.stderr
+
+
+def test_a_dropped_session_is_freed(demo: Model) -> None:
+    before = set(demo.contexts)  # those of other tests, which may be freed only now
+    session = Session(demo, SETTINGS)
+    assert len(set(demo.contexts) - before) == 1
+    del session
+    gc.collect()
+    assert not set(demo.contexts) - before

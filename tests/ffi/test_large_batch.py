@@ -41,7 +41,7 @@ def test_columns_together_are_columns_alone(ggml: Products, kind: int, m: int) -
 
 @EVERY_TYPE
 def test_products_are_those_of_floats(ggml: Products, kind: int) -> None:
-    """But for what both sides lose when they become few bits."""
+    """Weights and columns lose precision when they are quantized."""
     rows, columns = normal(37, 1024), normal(40, 1024)
     weights = ggml.quantize(rows, kind)
     exact = columns.astype(np.float64) @ rows.T.astype(np.float64)
@@ -65,21 +65,17 @@ def test_threads_share_the_tiles(ggml: Products, n_threads: int, m: int, kind: i
 @EVERY_TYPE
 @pytest.mark.parametrize("shared", [True, False], ids=["gate", "down"])
 def test_experts_are_products_of_their_own(ggml: Products, kind: int, shared: bool) -> None:
-    """Of no token, of one, of a few, of many."""
+    """Experts have no token, one, a few, or many."""
     n_experts, n_used, m, k = 5, 2, 38, 512
     rows = normal(n_experts, m, k)
     weights = ggml.quantize(rows, kind)
-    size = len(weights) // n_experts
     rng = np.random.default_rng(kind)
     ids = np.stack([rng.permutation(3)[:n_used] for _ in range(40)]).astype(np.int32)
     ids[7, 1] = 3  # the fourth expert has one token, the fifth none
     columns = numbers(40, 1 if shared else n_used, k)
     found = ggml.experts(weights, (n_experts, m), columns, ids, 3, kind)
-    for (token, place), expert in np.ndenumerate(ids):
-        own = weights[expert * size : (expert + 1) * size]
-        column = columns[token, 0 if shared else place][None]
-        right = ggml.product(own, m, column, 1, kind)
-        assert error(found[token, place][None], right, column, rows) < 1e-6, (token, place)
+    right = ggml.experts_alone(weights, (n_experts, m), columns, ids, kind)
+    assert error(found, right, columns, rows) < 1e-6
 
 
 @pytest.mark.parametrize("kind", [8, 12], ids=["Q8_0", "Q4_K"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -205,7 +206,7 @@ def test_quiet_by_default(run_python: RunPython, demo_file: Path) -> None:
 
 
 def test_few_columns_are_what_the_cpu_backend_says() -> None:
-    """For every number of a type, and some that are none; a backend that does not say has none."""
+    """Compared for every type number, and some that are none. A backend may not say: then none."""
     library = native.load()
     ffi, lib = library.ffi, library.lib
     cpu = lib.ggml_backend_reg_by_name(b"CPU")
@@ -213,3 +214,15 @@ def test_few_columns_are_what_the_cpu_backend_says() -> None:
     said = ffi.cast("bool (*)(int32_t)", ask) if ask else lambda number: False
     for number in (-1, *range(64), 2**31 - 1):
         assert library.few_columns(number) is said(number), number
+
+
+def test_what_is_told_to_stop_has_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """llama.cpp calls it one that a graph was given up."""
+    text = native.load().ffi.new("char[]", b"failed to compute graph\n")
+    caplog.set_level(logging.DEBUG, "pyllama_mtp.llama.native")
+    for exception in (None, KeyboardInterrupt()):
+        native.pending.exception = exception
+        native.pyllama_on_log(4, text, None)
+        native.pending.exception = None
+    native.take_recent_errors()
+    assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.DEBUG]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 
-import pyllama_mtp
 from pyllama_mtp.llama.spinning import ROUNDS, USER_VARIABLES
+
+from ..processes import environment
 
 LOAD = """
 import os
@@ -25,13 +24,10 @@ assert dict(os.environ) == before, "what is started later would inherit it"
 
 def said(**given: str) -> str:
     """What libgomp says it was told when the library was loaded."""
-    environment = {k: v for k, v in os.environ.items() if k not in USER_VARIABLES}
-    environment |= {"OMP_DISPLAY_ENV": "VERBOSE", **given}
-    # The package that is tested here, wherever it was imported from.
-    environment["PYTHONPATH"] = str(Path(pyllama_mtp.__file__).parents[1])
+    variables = environment(OMP_DISPLAY_ENV="VERBOSE")
     done = subprocess.run(
         [sys.executable, "-c", LOAD],
-        env=environment,
+        env={k: v for k, v in variables.items() if k not in USER_VARIABLES} | given,
         cwd=tempfile.gettempdir(),  # in the checkout the sources would be imported
         capture_output=True,
         text=True,
@@ -49,7 +45,7 @@ def spin_count(text: str) -> int:
 
 
 def test_threads_spin_little() -> None:
-    """And 1,000 times, not 100, where there are more threads than cores: libgomp's "active"."""
+    """With more threads than cores they spin 1,000 times, not 100: libgomp's "active" policy."""
     text = said()
     assert spin_count(text) == ROUNDS
     assert "OMP_WAIT_POLICY = 'ACTIVE'" in text

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 
 from pyllama_mtp.llama import native
 
-from .ggmlcalls import F32, Floats, Ggml
+from .ggmlcalls import Floats, Ggml
 
 S, H = 32, 3  # of a state: [S, S, H]
 D = S * S * H
@@ -42,13 +43,7 @@ class Net:
         self.n_tokens, self.n_seqs = n_tokens, n_seqs
         self.n_attention = S * H * n_tokens * n_seqs
         self.n_written = min(n_tokens, n_snaps)
-        rng = np.random.default_rng(n_tokens)
-
-        def tensor(*dims: int) -> Any:
-            made = ggml.ggml_new_tensor_4d(ctx, F32, *dims)
-            ggml.data(made)[:] = rng.standard_normal(ggml.data(made).size) / 4
-            return made
-
+        tensor = partial(ggml.random, ctx, np.random.default_rng(n_tokens))
         parts = [tensor(S, H, n_tokens, n_seqs) for _ in range(3)]
         gates = [tensor(1, H, n_tokens, n_seqs) for _ in range(2)]
         self.stride = D + SPARE
@@ -79,10 +74,7 @@ class Net:
 
     def run(self, tensors: list[Any], n_threads: int) -> Outcome:
         """Compute these tensors, in this order."""
-        graph = self.ggml.ggml_new_graph(self.ctx)
-        for tensor in tensors:
-            self.ggml.ggml_build_forward_expand(graph, tensor)
-        assert self.ggml.ggml_graph_compute_with_ctx(self.ctx, graph, n_threads) == 0
+        self.ggml.compute(self.ctx, tensors, n_threads)
         out = self.ggml.data(self.out)
         states = out[self.n_attention :]
         return Outcome(
@@ -246,12 +238,7 @@ def kept(
     rng = np.random.default_rng([size, n_tokens, n_snaps])
     state_size, n_seqs, n_written = size * size * 3, len(reads), min(n_tokens, n_snaps)
     with ggml.context(2**26) as ctx:
-
-        def tensor(*dims: int) -> Any:
-            made = ggml.ggml_new_tensor_4d(ctx, F32, *dims)
-            ggml.data(made)[:] = rng.standard_normal(ggml.data(made).size) / 4
-            return made
-
+        tensor = partial(ggml.random, ctx, rng)
         parts = [tensor(size, 3, n_tokens, n_seqs) for _ in range(3)]
         gates = [tensor(1, 3, n_tokens, n_seqs) for _ in range(2)]
         cache = tensor(state_size, N_CELLS * n_snaps, 1, 1)
@@ -279,10 +266,7 @@ def kept(
             tensors.append(ggml.ggml_sum(ctx, state))
         if how == "the rows are kept":
             ggml.ggml_set_output(rows)
-        graph = ggml.ggml_new_graph(ctx)
-        for tensor_ in tensors:
-            ggml.ggml_build_forward_expand(graph, tensor_)
-        assert ggml.ggml_graph_compute_with_ctx(ctx, graph, threads) == 0
+        ggml.compute(ctx, tensors, threads)
         gathered = not (ggml.data(rows)[2 * n_seqs :] == MARK).all()
         bits = ggml.data(out)[:n_attention].tobytes(), ggml.data(cache).tobytes()
         return Kept(*bits, bool(gathered))
@@ -290,7 +274,7 @@ def kept(
 
 @contextmanager
 def upstream() -> Iterator[None]:
-    """With copies, and through upstream's own code."""
+    """Turn our patches off: states are copied, by upstream's own code."""
     library = native.load()
     library.set_direct_states(False)
     library.set_large_batch(False)
