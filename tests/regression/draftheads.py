@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyllama_mtp import Model
+from pyllama_mtp import Generation, Model, Sampling, Session
 from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafthead import head_rows
 
-from .support import made_up, scaled
+from .support import made_up, scaled, settings
 from .twocontexts import context as context_of
 from .twocontexts import one_sequence
 
@@ -76,6 +76,22 @@ def logits_of(draft: Context, newest: Newest = NEWEST["some"]) -> Floats:
 def tokens_of(draft: Context, drawn: bool, newest: Newest = NEWEST["some"]) -> list[int]:
     """The first draft after each of these tokens."""
     return [int(token) for tokens in newest for token in drafted(draft, tokens, drawn)[0]]
+
+
+def generated(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    depth: int = 3,
+    sampling: Sampling | None = None,
+    **options: object,
+) -> list[Generation]:
+    """Generations of 32 tokens after each prompt, with the same head throughout."""
+    found = []
+    with Session(model, settings(depth, draft_follow=False, **options)) as session:
+        for prompt in prompts:
+            session.reset()
+            found.append(session.generate(prompt, max_tokens=32, sampling=sampling).run())
+    return found
 
 
 def set_head(draft: Context, ids: Ints) -> None:

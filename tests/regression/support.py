@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +29,8 @@ from pyllama_mtp.speculative.acceptance import Verdict
 from pyllama_mtp.speculative.depth import DepthController
 from pyllama_mtp.speculative.drafter import Drafts
 from pyllama_mtp.speculative.sampling import Sampler
+
+from ..processes import RunPython
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -66,6 +70,34 @@ def made_up(model: Model, n: int, start: int = 0) -> npt.NDArray[np.int32]:
     return ((7 * i * i + 13 * i + 5) % model.n_vocab).astype(np.int32)
 
 
+#: What the code of `computed_by` begins and ends with.
+BEGIN = f"""
+import json, sys
+from pathlib import Path
+import numpy as np
+from pyllama_mtp import BatchSession, Model, Session, Settings
+from pyllama_mtp.llama import native
+from pyllama_mtp.llama.context import Context, ContextOptions
+
+EDGES, SMALL = {EDGES}, dict(n_ctx={N_CTX}, n_batch={N_BATCH}, n_ubatch={N_UBATCH}, n_threads=1)
+
+def made_up(model, n):
+    i = np.arange(n, dtype=np.int64)
+    return ((7 * i * i + 13 * i + 5) % model.n_vocab).astype(np.int32)
+"""
+END = "print(json.dumps([native.load().variant, found]))"
+
+
+def computed_by(variant: str, run: RunPython, code: str, *arguments: object) -> Any:
+    """The `found` of some code, computed with a variant in a process of its own: a process loads
+    one of them. The code may use what BEGIN has."""
+    done = run(f"{BEGIN}{code}\n{END}", *arguments, env={"PYLLAMA_MTP_LIB": variant})
+    assert done.returncode == 0, done.stderr
+    loaded, found = json.loads(done.stdout)
+    assert loaded == variant
+    return found
+
+
 def plain_context(model: Model, **options: object) -> Context:
     """A target context without MTP."""
     chosen = {"n_ctx": N_CTX, "n_batch": N_CTX, "n_ubatch": N_CTX, "n_threads": 1, **options}
@@ -83,13 +115,18 @@ def logits_in_batches(model: Model, tokens: Sequence[int], size: int) -> Floats:
     return np.stack(rows)
 
 
+def decode(context: Context, tokens: Sequence[int] | Ints, start: int = 0) -> Floats:
+    """Decode a batch; logits of its last token, the only output."""
+    outputs = np.zeros(len(tokens), dtype=np.int8)
+    outputs[-1] = 1
+    context.decode(np.array(tokens, dtype=np.int32), start, outputs)
+    return context.logits(len(tokens) - 1).copy()
+
+
 def last_logits(model: Model, tokens: Sequence[int]) -> Floats:
     """Logits after `tokens`, one batch in a fresh context."""
     with plain_context(model) as context:
-        outputs = np.zeros(len(tokens), dtype=np.int8)
-        outputs[-1] = 1
-        context.decode(np.array(tokens, dtype=np.int32), 0, outputs)
-        return context.logits(len(tokens) - 1).copy()
+        return decode(context, tokens)
 
 
 def rounding(model: Model, tokens: Sequence[int]) -> float:
@@ -178,6 +215,14 @@ def written(
     """A greedy generation of a session of its own."""
     with Session(model, settings(depth, **options)) as session:
         return greedy(session, prompt, n)
+
+
+def alone(
+    model: Model, prompt: Sequence[int], n: int, depth: int = 0, **options: object
+) -> list[int]:
+    """The tokens that a session of its own gives, past any end token."""
+    with Session(model, settings(depth, **options)) as session:
+        return session.generate(prompt, max_tokens=n, ignore_eos=True).run().tokens
 
 
 class OneSequence(Engine):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from pyllama_mtp.speculative.drafter import Drafter, Drafts
 from pyllama_mtp.speculative.upstream import UpstreamDrafter
 
 from ..architectures import write_model
-from .support import N_BATCH, N_CTX, draft_ids, made_up, settings
+from .support import N_BATCH, N_CTX, alone, draft_ids, engine_of, made_up, settings
 
 OTHERS = [name for name, one in ARCHITECTURES.items() if not one.validated]
 #: MTP blocks of those that have several.
@@ -50,12 +50,6 @@ in_upstreams_way = pytest.mark.parametrize(
 )
 
 
-def answer(model: Model, prompt: Sequence[int], depth: int = 0, n: int = N_ANSWER) -> list[int]:
-    """In a session of its own."""
-    with Session(model, settings(depth)) as session:
-        return session.generate(prompt, max_tokens=n, ignore_eos=True).run().tokens
-
-
 def prompt_of(model: Model, n: int) -> list[int]:
     return [int(token) for token in made_up(model, n)]
 
@@ -63,7 +57,7 @@ def prompt_of(model: Model, n: int) -> list[int]:
 def test_text_is_that_without_drafts(other: Model) -> None:
     """At every depth, after a prompt of several batches; some drafts are accepted, some are not."""
     prompt, most = prompt_of(other, 2 * N_BATCH + 9), other.info.most_drafts
-    plain = answer(other, prompt)
+    plain = alone(other, prompt, N_ANSWER)
     for depth in (1, 2, 3, 4):
         with Session(other, settings(depth)) as session:
             run = session.generate(prompt, max_tokens=N_ANSWER, ignore_eos=True).run()
@@ -81,11 +75,11 @@ def test_prompts_that_share_a_beginning(other: Model) -> None:
         first = session.generate(prompt, max_tokens=12, ignore_eos=True).run()
         longer = [*prompt, *first.tokens, *prompt[:7]]
         second = session.generate(longer, max_tokens=12, ignore_eos=True).run()
-        assert second.tokens == answer(other, longer, n=12)
+        assert second.tokens == alone(other, longer, 12)
         assert second.telemetry.n_cached >= len(prompt)
         parting = [*longer[: N_BATCH + 5], *prompt[3:9]]
         third = session.generate(parting, max_tokens=12, ignore_eos=True).run()
-        assert third.tokens == answer(other, parting, n=12)
+        assert third.tokens == alone(other, parting, 12)
         if not other.is_recurrent:
             assert third.telemetry.n_cached >= N_BATCH + 4
 
@@ -95,7 +89,7 @@ def test_several_sequences(other: Model) -> None:
     with BatchSession(other, settings(3), 3) as session:
         found = session.generate(prompts, max_tokens=16, ignore_eos=True).run().results
     for prompt, one in zip(prompts, found, strict=True):
-        assert one.tokens == answer(other, prompt, n=16)
+        assert one.tokens == alone(other, prompt, 16)
         assert sum(one.telemetry.drafted) > 0
 
 
@@ -109,7 +103,7 @@ def test_a_saved_prompt(other: Model, tmp_path: Path) -> None:
         session.restore(tmp_path / "prompt")
         run = session.generate(longer, max_tokens=8, ignore_eos=True).run()
         assert run.telemetry.n_cached > 30 and sum(run.telemetry.accepted) > 0
-    assert run.tokens == answer(other, longer, n=8)
+    assert run.tokens == alone(other, longer, 8)
 
 
 def target_of(drafter: Drafter | UpstreamDrafter) -> Context:
@@ -149,10 +143,10 @@ def test_best_tokens_picked_in_the_graph(other: Model, monkeypatch: pytest.Monke
         with Session(other, settings(3, p_min=p_min)) as session:
             session.generate(prompt, max_tokens=24, ignore_eos=True).run()
             found, recorded.rounds = recorded.rounds, []
-            n_bytes = session._engine.upstream.context.output_bytes  # type: ignore[union-attr]
+            n_bytes = engine_of(session).upstream.context.output_bytes  # type: ignore[union-attr]
         with Session(other, settings(3, p_min=p_min)) as session:
-            assert isinstance(session._engine.drafter, UpstreamDrafter)
-            session._engine.drafter._few = False
+            assert isinstance(engine_of(session).drafter, UpstreamDrafter)
+            engine_of(session).drafter._few = False
             session.generate(prompt, max_tokens=24, ignore_eos=True).run()
         lengths = {*map(len, found)}
         assert found == recorded.rounds and (len(lengths) > 1 if p_min else 3 in lengths)
@@ -217,7 +211,7 @@ def test_a_part_of_the_vocabulary(qwen3next: Model, kind: str) -> None:
         run = session.generate(prompt, max_tokens=N_ANSWER, ignore_eos=True).run()
         ids = draft_ids(session)
         assert ids is not None and len(ids) == 512
-    assert run.tokens == answer(qwen3next, prompt) and sum(run.telemetry.drafted) > 0
+    assert run.tokens == alone(qwen3next, prompt, N_ANSWER) and sum(run.telemetry.drafted) > 0
 
 
 def rounds_of(log: str, start: int) -> dict[int, list[int]]:
@@ -277,10 +271,10 @@ def test_a_head_in_a_file_of_its_own(other: Model, tmp_path: Path) -> None:
 def test_depth_is_chosen(other: Model) -> None:
     """ "auto" drafts no more than there are blocks."""
     with Session(other, Settings(n_ctx=N_CTX, n_threads=1, ngram=False)) as session:
-        most = session._engine.settings.depth_limit
+        most = engine_of(session).settings.depth_limit
         assert most == (other.info.most_drafts or Settings().depth_limit)
         run = session.generate(prompt_of(other, 20), max_tokens=30, ignore_eos=True).run()
-    assert run.tokens == answer(other, prompt_of(other, 20), n=30)
+    assert run.tokens == alone(other, prompt_of(other, 20), 30)
     assert len(run.telemetry.drafted) <= most
     assert np.isfinite(run.telemetry.decode_s)
 

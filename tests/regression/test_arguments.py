@@ -137,19 +137,48 @@ def test_what_sessions_are_made_of(demo: Model, kind: Any) -> None:
         assert message in refused(kind, demo, bad)
 
 
-@pytest.mark.parametrize("bad", ["2", 2.0, None, True])
-def test_numbers_of_sequences(demo: Model, bad: Any) -> None:
-    message = f"n_sequences is {bad!r}, it must be a whole number, from 1 to 256"
-    assert message in refused(BatchSession, demo, SMALL, bad)
+@pytest.mark.parametrize(
+    ("n", "message"),
+    [
+        *(
+            (bad, f"n_sequences is {bad!r}, it must be a whole number, from 1 to 256")
+            for bad in ("2", 2.0, None, True)
+        ),
+        *((bad, f"n_sequences is {bad}, it must be from 1 to 256") for bad in (0, 257)),
+        (33, "verifying 1 drafts of 33 sequences in one graph needs at least 66"),
+    ],
+)
+def test_numbers_of_sequences(demo: Model, n: Any, message: str) -> None:
+    assert message in refused(BatchSession, demo, SMALL, n)
 
 
-def test_several_prompts(batch: BatchSession) -> None:
-    for bad in (None, 5, {"a": 1}):
-        assert f"prompts is {bad!r}, it must be a list" in refused(batch.generate, bad)
-    assert "prompts is one text" in refused(batch.generate, b"abc")
-    assert "prompts[0]: prompt is 5, it must be text" in refused(batch.generate, PROMPT)
-    assert "max_tokens is '3', it" in refused(batch.generate, [PROMPT] * 2, max_tokens=[3, "3"])
-    assert "sampling is 5, it must" in refused(batch.generate, [PROMPT], sampling=[5])
+ONE = [PROMPT]
+SEVERAL: list[tuple[Any, dict[str, Any], str]] = [
+    *((bad, {}, f"prompts is {bad!r}, it must be a list") for bad in (None, 5, {"a": 1})),
+    (b"abc", {}, "prompts is one text"),
+    ("text", {}, "prompts is one text"),
+    (PROMPT, {}, "prompts[0]: prompt is 5, it must be text"),
+    ([], {}, "there is no prompt"),
+    ([[5], []], {}, "prompts[1]: the prompt is empty"),
+    (["", "text"], {}, "prompts[0]: the prompt is empty"),
+    ([[5], [6] * 257], {}, "prompts[1]: the prompt has 257 tokens and the context 256"),
+    ([[5], [10**6]], {}, "prompts[1]: token id 1000000 is not in the vocabulary"),
+    (ONE * 2, {"max_tokens": [3, "3"]}, "max_tokens is '3', it"),
+    (ONE * 2, {"max_tokens": [3]}, "max_tokens has 1 values for 2 prompts"),
+    (ONE * 2, {"max_tokens": [3, 0]}, "max_tokens is 0"),
+    (ONE, {"logprobs": -1}, "logprobs is -1"),
+    (ONE, {"sampling": [5]}, "sampling is 5, it must"),
+    (ONE * 2, {"sampling": [None] * 3}, "sampling has 3 values for 2 prompts"),
+    (ONE * 2, {"sampling": [None, Sampling(logit_bias={10**6: 1})]}, "prompts[1]: token id"),
+]
+
+
+@pytest.mark.parametrize(("prompts", "options", "message"), SEVERAL)
+def test_several_prompts(
+    batch: BatchSession, prompts: Any, options: dict[str, Any], message: str
+) -> None:
+    assert message in refused(batch.generate, prompts, **options)
+    assert batch.generate(ONE, max_tokens=2).run().results[0].tokens
 
 
 @pytest.mark.parametrize(
@@ -219,16 +248,7 @@ def test_text_and_tokens_of_a_model(demo: Model) -> None:
 
 
 def test_numbers_of_numpy_reach_the_library(demo: Model) -> None:
-    settings = Settings(n_ctx=np.int64(64), n_threads=np.int64(1), draft_n_max=np.int32(1))  # type: ignore[arg-type]
-    chosen = Sampling(
-        temperature=np.float32(0.5),  # type: ignore[arg-type]
-        top_k=np.int64(3),  # type: ignore[arg-type]
-        repeat_penalty=np.float64(1.5),
-        logit_bias={np.int64(9): np.float32(-1)},  # type: ignore[dict-item]
-        seed=np.uint32(7),  # type: ignore[arg-type]
-    )
-    with Session(demo, settings) as session:
-        assert session.generate(PROMPT, max_tokens=3, sampling=chosen).run().tokens
-    with BatchSession(demo, settings, np.int64(2)) as batch:  # type: ignore[arg-type]
+    """unit/test_settings.py has the fields of Settings and Sampling."""
+    with BatchSession(demo, SMALL, np.int64(2)) as batch:  # type: ignore[arg-type]
         assert batch.n_sequences == 2 and type(batch.n_sequences) is int
-        assert batch.generate([PROMPT] * 2, max_tokens=3, sampling=chosen).run().results[0].tokens
+        assert batch.generate([PROMPT] * 2, max_tokens=3).run().results[0].tokens

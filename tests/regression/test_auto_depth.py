@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,3 +123,24 @@ def test_a_round_is_two_graphs_and_none_is_built_anew(
             if not isinstance(depths, Scripted):
                 assert len(built) > 9 and not any(built)
             session.reset()
+
+
+@pytest.mark.parametrize("n_sequences", [1, 2])
+def test_auto_needs_no_head(
+    demo: Model, demo_file: Path, text: list[int], n_sequences: int
+) -> None:
+    expected = written(demo, text[:20], 12, 0).tokens
+    with Model(demo_file, mtp=False) as model:
+        with BatchSession(model, AUTO, n_sequences) as session:
+            (answer,) = session.generate([text[:20]], max_tokens=12).run().results
+            assert answer.tokens == expected
+        with pytest.raises(UsageError, match="without an MTP head; use draft_n_max=0 or 'auto'"):
+            BatchSession(model, settings(2), n_sequences)
+
+
+def test_what_a_step_without_drafts_takes(demo: Model, text: list[int]) -> None:
+    with Session(demo, AUTO) as session:
+        t = greedy(session, text[:40], 64).telemetry
+        assert t.plain_s and t.speed_up == pytest.approx(t.decode_tps * t.plain_s)
+    t = written(demo, text[:40], 8, 3).telemetry
+    assert t.plain_s is t.speed_up is None

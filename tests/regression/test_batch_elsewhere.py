@@ -12,7 +12,7 @@ from pyllama_mtp.sizing import estimate
 
 from ..processes import RunPython
 from ..workers import worker
-from .support import assert_same_tokens, engine_of, settings
+from .support import assert_same_tokens, computed_by, engine_of, settings
 
 Prompts = list[list[int]]
 
@@ -26,15 +26,10 @@ def prompts(demo: Model, demo_prompts: list[str]) -> Prompts:
 
 
 UPSTREAM = """
-import json, sys
-from pyllama_mtp import BatchSession, Model, Settings
-from pyllama_mtp.llama import native
-
 prompts, most, options = json.loads(sys.argv[2])
-small = dict(n_ctx=512, n_batch=48, n_ubatch=16, n_threads=1)
-with Model(sys.argv[1]) as model, BatchSession(model, Settings(**small, **options), 3) as session:
+with Model(sys.argv[1]) as model, BatchSession(model, Settings(**SMALL, **options), 3) as session:
     got = session.generate(prompts, max_tokens=most).run()
-print(json.dumps([native.load().variant, [a.tokens for a in got.results], got.telemetry.accepted]))
+found = [a.tokens for a in got.results], got.telemetry.accepted
 """
 
 
@@ -44,10 +39,7 @@ def test_upstreams_library(
 ) -> None:
     """Without our patches: single steps, hidden rows over the host, the same tokens."""
     given = json.dumps([prompts, MOST, {"draft_n_max": 3, "rollback": rollback}])
-    done = run_python(UPSTREAM, demo_file, given, env={"PYLLAMA_MTP_LIB": "upstream"})
-    assert done.returncode == 0, done.stderr
-    loaded, found, accepted = json.loads(done.stdout)
-    assert loaded == "upstream"
+    found, accepted = computed_by("upstream", run_python, UPSTREAM, demo_file, given)
     with BatchSession(demo, settings(3, rollback=rollback), 3) as session:
         patched = session.generate(prompts, max_tokens=MOST).run()
     for prompt, got, wanted in zip(prompts, found, patched.results, strict=True):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from pyllama_mtp import Answer, Model, Sampling, Session, Telemetry
+from pyllama_mtp import Answer, Model, Sampling, Telemetry
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.generate import Limits, Request
 from pyllama_mtp.scheduler import Scheduler
@@ -18,8 +18,8 @@ from pyllama_mtp.speculative.ngram import Match, NgramLookup
 from pyllama_mtp.speculative.sampling import Sampler
 from pyllama_mtp.telemetry import BatchTelemetry
 
-from . import kvstate
-from .support import assert_same_tokens, settings
+from .support import alone, assert_same_tokens, settings
+from .twocontexts import state
 
 N = 24
 HOW = {
@@ -60,15 +60,8 @@ class Served:
 
 
 @pytest.fixture(params=HOW)
-def served(demo: Model, request: pytest.FixtureRequest) -> Iterator[Served]:
-    found = Served(demo, request.param)
-    yield found
-    found.engine.close()
-
-
-def alone(model: Model, prompt: list[int], n: int = N) -> list[int]:
-    with Session(model, settings(0, n_ubatch=32)) as session:
-        return session.generate(prompt, max_tokens=n, ignore_eos=True).run().tokens
+def served(demo: Model, request: pytest.FixtureRequest) -> Served:
+    return Served(demo, request.param)
 
 
 def check(served: Served, answer: Answer, prompt: list[int], gap: float) -> None:
@@ -111,7 +104,6 @@ def test_drafts_are_as_good_where_a_place_is_used_again(demo: Model, text: list[
                 served.loop.restart()
             n_accepted += sum(served.answer(longer, 40).telemetry.accepted)
             n_accepted += sum(served.answer(longer[:66], 40).telemetry.accepted)
-        served.engine.close()
         found.append(n_accepted)
     assert found[1] > 60 and abs(found[0] - found[1]) <= 0.05 * found[1]
 
@@ -144,7 +136,7 @@ def test_requests_come_and_go_between_steps(served: Served, text: list[int], gap
 
 
 def test_some_are_drafted_for_and_some_are_not(served: Served, text: list[int], gap: float) -> None:
-    """In the same rounds; the latter are given no drafts of their own, and get their text."""
+    """Rounds may have sequences with drafts and without: each gets the text that it gets alone."""
     prompts = [text[i : i + 40 + 7 * i] for i in range(3)]
     requests = [served.add(prompt, 40, draft=i != 1) for i, prompt in enumerate(prompts)]
     served.run()
@@ -168,7 +160,6 @@ def test_prompts_and_rounds_take_turns(demo: Model, text: list[int]) -> None:
         served.loop.step()
         lengths.append(len(short.answer.tokens))
     assert len(set(lengths)) >= 4, "rounds came between the parts of the prompt"
-    served.engine.close()
 
 
 def test_the_place_that_holds_most_is_taken(demo: Model, text: list[int]) -> None:
@@ -182,14 +173,13 @@ def test_the_place_that_holds_most_is_taken(demo: Model, text: list[int]) -> Non
     assert first.telemetry.n_cached > 40
     served.answer(text[200:210], 4)
     assert {place.cached[0] for place in places} == {text[0], text[200]}
-    served.engine.close()
 
 
 @pytest.mark.parametrize("how", ["chain", "upstream's way"])
 def test_a_checkpoint_has_the_row_that_pairs_with_the_next_token(
     demo: Model, text: list[int], how: str
 ) -> None:
-    """As a prompt that ends there leaves it."""
+    """A prompt that ends at the checkpoint leaves the same row."""
     rows = []
     for again in (True, False):
         served = Served(demo, how, 1)
@@ -208,8 +198,7 @@ def test_a_checkpoint_has_the_row_that_pairs_with_the_next_token(
             assert own.n_past == 64 and own.carry is not None
             rows.append(own.carry[0])
         else:
-            rows.append(kvstate.parse(engine.target.save_state()).carry)
-        served.engine.close()
+            rows.append(state(engine.target).carry)
     assert np.abs(rows[1]).max() > 0.1
     np.testing.assert_allclose(rows[0], rows[1], atol=1e-3)
 
@@ -217,7 +206,7 @@ def test_a_checkpoint_has_the_row_that_pairs_with_the_next_token(
 def test_a_sequence_that_is_alone_drafts_from_the_text(
     demo: Model, text: list[int], gap: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a session: in rounds that it has to itself, also after rounds with others."""
+    """A sequence drafts from the text in rounds without others, also after rounds with others."""
     asked = itertools.count()
 
     def every_other(self: DepthController, rates: Sequence[float], at_most: int) -> int:
@@ -243,4 +232,3 @@ def test_a_sequence_that_is_alone_drafts_from_the_text(
     after = served.answer(longer)
     assert after.telemetry.n_cached == len(prompt) + 119
     check(served, after, longer, gap)
-    served.engine.close()

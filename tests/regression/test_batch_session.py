@@ -241,7 +241,7 @@ def test_figures(demo: Model, prompts: Prompts) -> None:
 
 @pytest.mark.parametrize("depth", [0, 3])
 def test_log_probabilities(demo: Model, prompts: Prompts, depth: int) -> None:
-    """Of every token, in step with the text; those of a fresh context."""
+    """Each token has its log probabilities, which are those of a fresh context."""
     with BatchSession(demo, settings(depth), 2) as session:
         got = session.generate(prompts[:3], max_tokens=9, logprobs=2).run().results
         assert session.generate(prompts[:1], max_tokens=2).run().results[0].logprobs == []
@@ -287,49 +287,6 @@ def test_prompts_that_are_there_already(demo: Model, prompts: Prompts, tmp_path:
         assert session.restore(tmp_path / "longer") == len(longer) - 2
         with pytest.raises(UsageError, match="sequence is 3, it must be from 0 to 2"):
             session.save(tmp_path / "no", 3)
-
-
-BAD = [
-    ([], {}, "there is no prompt"),
-    ("text", {}, "one text"),
-    ([[5], []], {}, r"prompts\[1\]: the prompt is empty"),
-    (["", "text"], {}, r"prompts\[0\]: the prompt is empty"),
-    ([[5], [6] * 513], {}, r"prompts\[1\]: the prompt has 513 tokens and the context 512"),
-    ([[5], [10**6]], {}, r"prompts\[1\]: token id 1000000 is not in the vocabulary"),
-    ([[5], [6]], {"max_tokens": [3]}, "max_tokens has 1 values for 2 prompts"),
-    ([[5], [6]], {"max_tokens": [3, 0]}, "max_tokens is 0"),
-    ([[5], [6]], {"max_tokens": 0}, "max_tokens is 0"),
-    ([[5], [6]], {"logprobs": -1}, "logprobs is -1"),
-    ([[5], [6]], {"sampling": [None] * 3}, "sampling has 3 values for 2 prompts"),
-    (
-        [[5], [6]],
-        {"sampling": [None, Sampling(logit_bias={10**6: 1.0})]},
-        r"prompts\[1\]: token id",
-    ),
-]
-
-
-@pytest.mark.parametrize(("prompts", "options", "message"), BAD)
-def test_bad_input(demo: Model, prompts: object, options: dict[str, object], message: str) -> None:
-    with BatchSession(demo, settings(1), 2) as session:
-        with pytest.raises(UsageError, match=message):
-            session.generate(prompts, **options)  # type: ignore[arg-type]
-        assert session.generate([[5, 6]], max_tokens=2).run().results[0].tokens
-
-
-@pytest.mark.parametrize(
-    ("n_sequences", "options", "message"),
-    [
-        (0, {}, "n_sequences is 0, it must be from 1 to 256"),
-        (257, {}, "n_sequences is 257"),
-        (9, {}, "verifying 3 drafts of 9 sequences in one graph needs at least 36"),
-    ],
-)
-def test_bad_settings(
-    demo: Model, n_sequences: int, options: dict[str, object], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        BatchSession(demo, settings(3, **options), n_sequences)
 
 
 @pytest.mark.parametrize("n_sequences", [1, PLACES])
@@ -389,7 +346,7 @@ def test_a_computation_that_broke_off_leaves_nothing(
 def test_an_overtaken_generation_says_so(
     demo: Model, prompts: Prompts, alone: list[Answer], gap: float, n_sequences: int
 ) -> None:
-    """Whatever it still has to hand over, it leaves the other one's places alone."""
+    """The overtaken generation does not change the places of the newer one."""
     with BatchSession(demo, settings(3), n_sequences) as session:
         first = session.generate(prompts[:3], max_tokens=60)
         for _ in range(20):

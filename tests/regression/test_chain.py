@@ -11,7 +11,6 @@ kernels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,25 +19,22 @@ from pyllama_mtp import Model
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafthead import head_rows
-from pyllama_mtp.llama.trace import Node
 
-from ..trimmed import write_trimmed
-from ..workers import worker
 from .support import N_BATCH, made_up
 from .twocontexts import (
     TwoContexts,
     agree,
+    beside,
     context,
     drafts_of,
     every,
     in_batches,
     one_sequence,
+    rows_of,
     some,
     state,
 )
 
-#: Type of both caches, flash attention. A quantized V cache needs it; without it V is transposed.
-CACHES = [("f16", "on"), ("f16", "off"), ("f32", "off"), ("q8_0", "on"), ("q4_0", "on")]
 ONE = np.zeros(1, dtype=np.int32)
 
 
@@ -75,47 +71,33 @@ def after_prompt(found: Context, wanted: TwoContexts, n: int) -> None:
         wanted.decode(batch)
 
 
-def compare(model: Model, lengths: Sequence[int], depths: Sequence[int], **options: object) -> None:
-    """Drafts after several prompts."""
+# -- the same drafts -------------------------------------------------------------------------------
+
+
+#: Lengths of prompts, depths, settings.
+CASES: dict[str, tuple[Sequence[int], Sequence[int], dict[str, object]]] = {
+    "post-norm": ((1, 2, 17, N_BATCH + 1), range(1, 9), {}),
+    "pre-norm": ((1, 2, 17, N_BATCH + 1), range(1, 9), {"hidden": "pre-norm"}),
+    "longer than a graph of the trunk": ((1, 17), (15, 33, 70), {}),
+    "two threads": ((2, 17), (4,), {"n_threads": 2}),
+}
+#: Graphs see a multiple of 256 cells of the cache, so the first steps of a chain see more than they
+#: would alone when the last ones need them. K and V are rotated where they are quantized.
+for kind, flash in [("f16", "on"), ("f16", "off"), ("f32", "off"), ("q8_0", "on"), ("q4_0", "on")]:
+    cache: dict[str, object] = {"type_k": kind, "type_v": kind, "flash_attn": flash}
+    CASES[f"{kind}, flash {flash}"] = (5, 33, 248, *range(250, 263)), (8,), cache
+
+
+@pytest.mark.parametrize(("lengths", "depths", "options"), CASES.values(), ids=CASES)
+def test_chains_are_single_steps(
+    model: Model, lengths: Sequence[int], depths: Sequence[int], options: dict[str, object]
+) -> None:
     tally = Tally()
-    with context(model, **options) as found, TwoContexts(model, **options) as wanted:
+    with beside(model, **options) as (found, wanted):
         for n in lengths:
             after_prompt(found, wanted, n)
             tally.check(found, wanted, depths)
     tally.conclude()
-
-
-# -- the same drafts -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
-def test_depths(model: Model, hidden: str) -> None:
-    """Every depth, after prompts of several lengths; both places of the hidden row."""
-    compare(model, (1, 2, 17, N_BATCH + 1), range(1, 9), hidden=hidden)
-
-
-def test_more_than_a_graph_of_the_trunk_takes(model: Model) -> None:
-    """A chain is no batch of tokens: n_ubatch is no limit of its length."""
-    compare(model, (1, 17), (15, 33, 70))
-
-
-def test_two_threads(model: Model) -> None:
-    """Threads share the steps, one after the other."""
-    compare(model, (2, 17), (4,), n_threads=2)
-
-
-@pytest.mark.parametrize(("cache", "flash_attn"), CACHES)
-def test_cache_types(model: Model, cache: str, flash_attn: str) -> None:
-    """With a rotation of K and V where they are quantized."""
-    compare(model, (5, 33, 70), (6,), type_k=cache, type_v=cache, flash_attn=flash_attn)
-
-
-@pytest.mark.parametrize(("cache", "flash_attn"), CACHES)
-def test_across_a_padding_edge_of_the_cache(model: Model, cache: str, flash_attn: str) -> None:
-    """Graphs see a multiple of 256 entries; the first steps of a chain see more than they would
-    alone when the last ones need them."""
-    options = {"type_k": cache, "type_v": cache, "flash_attn": flash_attn}
-    compare(model, (248, *range(250, 263)), (8,), **options)
 
 
 @pytest.mark.parametrize("size", [37, 700])
@@ -124,7 +106,7 @@ def test_with_a_draft_head(model: Model, size: int) -> None:
     drawn = np.random.default_rng(0).choice(model.n_vocab, size, replace=False)
     ids = np.sort(drawn).astype(np.int32)
     tally = Tally()
-    with context(model) as found, TwoContexts(model) as wanted:
+    with beside(model) as (found, wanted):
         found.set_draft_head(head_rows(model.info, ids), ids)
         assert found.n_head == size
         for n in (1, 17, 33):
@@ -134,27 +116,11 @@ def test_with_a_draft_head(model: Model, size: int) -> None:
     tally.conclude()
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_with_the_trimmed_head_of_a_file(model: Model, tmp_path: Path, asked: bool) -> None:
-    """Asked for as a draft head, and left to itself: its logits are spread over the vocabulary."""
-    ids = np.arange(1, model.n_vocab, 3, dtype=np.int32)[::-1]
-    file = write_trimmed(Path(model.path), tmp_path / "trimmed.gguf", ids, ids.astype(np.int64))
-    tally = Tally()
-    with Model(file) as trimmed, context(trimmed) as found, TwoContexts(model) as wanted:
-        if asked:
-            found.set_draft_head(None, ids)
-        assert found.n_head == (len(ids) if asked else model.n_vocab)
-        for n in (1, 17, 33):
-            after_prompt(found, wanted, n)
-            tally.check(found, wanted, (1, 5, 8), ids)
-    tally.conclude()
-
-
 def test_heads_act_on_the_next_chain(model: Model) -> None:
-    """Of one size, whose graph would be used again if nobody looked."""
+    """Heads of one size: llama.cpp would use the graph of the other head again."""
     heads = [np.arange(first, model.n_vocab, 3, dtype=np.int32) for first in (0, 1)]
     drafts = set()
-    with context(model) as found, TwoContexts(model) as wanted:
+    with beside(model) as (found, wanted):
         after_prompt(found, wanted, 20)
         whole = drafts_of(found, 7, 4)
         for ids in (*heads, *heads):
@@ -165,26 +131,6 @@ def test_heads_act_on_the_next_chain(model: Model) -> None:
         found.use_own_head()
         assert drafts_of(found, 7, 4) == whole
     assert len(drafts) == 2, "a switch has no effect"
-
-
-@pytest.mark.parametrize("size", [None, 700])
-def test_on_a_device(model: Model, size: int | None) -> None:
-    """On a worker, where a chain is a graph of its own kind; alone, and two sequences at once."""
-    ids = None if size is None else np.arange(size, dtype=np.int32) * 2
-    two = {"n_seq_max": 2, "unified": True}
-    found = []
-    with worker() as address, Model(model.path, rpc_servers=address) as remote:
-        for where in (model, remote):
-            with context(where, **two) as one:
-                if ids is not None:
-                    one.set_draft_head(head_rows(model.info, ids), ids)
-                for seq, n in ((0, 17), (1, 5)):
-                    one.decode_batch(one_sequence(made_up(model, n, seq), seq=seq))
-                alone = [drafts_of(one, newest, 4, seq) for newest in (7, 9, 11) for seq in (0, 1)]
-                both = one.draft(np.array([7, 9], np.int32), np.array([0, 1], np.int32), 3)
-                found.append([*alone, *both.T.tolist()])
-    equal = [a == b for a, b in zip(*found, strict=True)]
-    assert sum(equal) >= len(equal) - 1, found
 
 
 # -- several sequences -----------------------------------------------------------------------------
@@ -199,10 +145,8 @@ def test_sequences_in_one_chain(model: Model, depth: int, n_rs_seq: int) -> None
     back just before, so that its newest row is a snapshot."""
     options = {"n_seq_max": len(LENGTHS), "unified": True, "n_rs_seq": n_rs_seq}
     newest = np.array([5, 6, 7, 8], dtype=np.int32)
-    with context(model, **options) as found, TwoContexts(model, **options) as wanted:
-        for seq, n in enumerate(LENGTHS):
-            for one in (found.decode_batch, wanted.decode):
-                one(one_sequence(made_up(model, n, 50 * seq), seq=seq))
+    texts = [one_sequence(made_up(model, n, 50 * i), seq=i) for i, n in enumerate(LENGTHS)]
+    with beside(model, texts, **options) as (found, wanted):
         if n_rs_seq:
             batch = one_sequence(made_up(model, 4, 300), LENGTHS[1], 1, every(4))
             found.decode_batch(batch)
@@ -265,10 +209,8 @@ def test_what_the_last_decode_left_is_read_after_a_draft(found: Context) -> None
     found.draft(ONE + 7, ONE, 6, n_candidates=2)
     for row, (best, ids, values) in enumerate(wanted):
         assert found.argmax(row) == best
-        assert [part.tobytes() for part in found.candidates(row)] == [
-            ids.tobytes(),
-            values.tobytes(),
-        ]
+        again = [part.tobytes() for part in found.candidates(row)]
+        assert again == [ids.tobytes(), values.tobytes()]
     found.set_greedy(False)
     found.draft(ONE + 7, ONE, 6)
     assert [found.argmax(row) for row in range(5)] == [best for best, *_ in wanted]
@@ -303,11 +245,6 @@ def test_bytes_that_are_copied_out(found: Context) -> None:
         assert found.output_bytes == before + 4 * n * (1 + candidates)
 
 
-def per_step(nodes: Sequence[Node], name: str) -> list[int]:
-    """Rows of the nodes of that name, step by step."""
-    return [n.rows for n in nodes if n.name == name or n.name.rpartition("-")[0] == name]
-
-
 @pytest.mark.parametrize("depth", [1, 2, 5])
 @pytest.mark.parametrize("part", [False, True], ids=["whole", "part"])
 def test_the_graph_runs_the_block_once_a_step(found: Context, depth: int, part: bool) -> None:
@@ -319,8 +256,8 @@ def test_the_graph_runs_the_block_once_a_step(found: Context, depth: int, part: 
     drafts_of(found, 7, depth)
     nodes = found.nodes()[before:]
     for name in ("mtp_attn_norm", "mtp_attn_residual", "mtp_ffn_out", "mtp_shared_head_norm"):
-        assert per_step(nodes, name) == [1] * depth, name
-    assert per_step(nodes, "result_output") == [1] * depth
+        assert rows_of(nodes, name) == [1] * depth, name
+    assert rows_of(nodes, "result_output") == [1] * depth
     searches = [n.shape for n in nodes if n.name == "mtp_argmax" and n.op == "CUSTOM"]
     assert searches == [(1, 1, 1, 1)] * depth
     assert not any(n.name in ("mtp_tap_store", "mtp_shift") for n in nodes)

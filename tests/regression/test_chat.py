@@ -115,7 +115,7 @@ def test_going_on_with_a_word_of_the_template(demo: Model) -> None:
 
 @pytest.mark.parametrize("depth", [0, 3, "auto"])
 def test_the_same_prompt_again_is_answered_at_once(demo: Model, depth: int | str) -> None:
-    """So is one whose end the template has changed, and both get the text that a fresh one gets."""
+    """A prompt whose end the template changed is, too. Both get the text of a fresh session."""
     words = " ".join(f"word{i}" for i in range(60))
     asks = [{"role": "user", "content": f"{words}\nWhat is a list?"}]
     options: dict[str, Any] = {"max_tokens": 20, "sampling": Sampling()}

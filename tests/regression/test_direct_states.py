@@ -12,7 +12,9 @@ import pytest
 
 from pyllama_mtp import Model
 from pyllama_mtp.llama import native
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
+
+from .twocontexts import trunk
 
 SNAPSHOTS = 3
 LOOKS = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
@@ -22,11 +24,6 @@ LOOKS = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
 def switched_on() -> Iterator[None]:
     yield
     native.load().set_direct_states(True)
-
-
-def context(model: Model, *, trace: bool) -> Context:
-    sizes = {"n_ctx": 64, "n_batch": 16, "n_ubatch": 16, "n_threads": 2, "n_outputs_max": 16}
-    return Context(model, ContextOptions(**sizes, n_rs_seq=SNAPSHOTS, trace=trace))
 
 
 def decode(context: Context, n: int, start: int) -> list[bytes]:
@@ -40,7 +37,7 @@ def decode(context: Context, n: int, start: int) -> list[bytes]:
 @pytest.mark.parametrize("n", [1, SNAPSHOTS, SNAPSHOTS + 1, 12])
 def test_the_copy_follows_each_delta_net(model: Model, n: int, snapshots: bool) -> None:
     """Nothing that computes may come between them; else the patch does nothing any more."""
-    with context(model, trace=True) as traced:
+    with trunk(model, n_rs_seq=SNAPSHOTS, trace=True) as traced:
         traced.set_snapshots(snapshots)
         decode(traced, n, 0)
         ops = [node.op for node in traced.nodes() if node.op not in LOOKS]
@@ -49,11 +46,11 @@ def test_the_copy_follows_each_delta_net(model: Model, n: int, snapshots: bool) 
 
 
 def test_the_results_are_the_same_with_it_and_without(model: Model) -> None:
-    """Also after going back, and for what is decoded then: all states are where they belong."""
+    """Logits and states are equal, also after going back and decoding on."""
     found = []
     for on in (True, False):
         assert native.load().set_direct_states(on)
-        with context(model, trace=False) as one:
+        with trunk(model, n_rs_seq=SNAPSHOTS, n_threads=2) as one:
             results = decode(one, 9, 0) + decode(one, SNAPSHOTS + 1, 9)
             assert one.remove(11)
             results += decode(one, 1, 11) + decode(one, 2, 12)

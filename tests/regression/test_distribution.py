@@ -19,7 +19,7 @@ from pyllama_mtp.speculative.drafter import Drafter, Drafts
 from pyllama_mtp.speculative.sampling import Sampler
 
 from .distributions import OTHER, PLAIN, WAYS, Exact, compare, reference
-from .support import plain_context, settings
+from .support import decode, plain_context, settings
 
 #: What follows is neither certain nor open, so texts stay likely for some tokens.
 PROMPT = " self._cmd = cmd\n"
@@ -130,7 +130,7 @@ def test_what_is_drawn_from(demo: Model, name: str) -> None:
     every, differs = np.arange(demo.n_vocab, dtype=np.int32), 0.0
     asked, other = (Sampler(demo, sampling, prompt) for _ in range(2))
     with plain_context(demo, n_outputs_max=len(answer)) as context:
-        context.decode(np.array(prompt, dtype=np.int32), 0, np.zeros(len(prompt), dtype=np.int8))
+        decode(context, prompt)
         outputs = np.ones(len(answer), dtype=np.int8)
         context.decode(np.array(answer, dtype=np.int32), len(prompt), outputs)
         for row, token in enumerate(answer):
@@ -147,14 +147,12 @@ def test_what_is_drawn_from(demo: Model, name: str) -> None:
 
 
 def test_a_breaker_ends_a_repetition(demo: Model) -> None:
-    """With a breaker in the middle of what is repeated less is held against a token."""
+    """A breaker inside a repetition shortens it, so the penalty is smaller."""
     prompt = demo.tokenize(ALIKE)
     sharp = replace(SAMPLINGS["dry"], dry_multiplier=50.0, dry_allowed_length=3, seed=1)
     found = []
     with plain_context(demo) as context:
-        outputs = np.zeros(len(prompt), dtype=np.int8)
-        outputs[-1] = 1
-        context.decode(np.array(prompt, dtype=np.int32), 0, outputs)
+        decode(context, prompt)
         for breakers in ((), ("\n",), ("self", "\n", " ")):
             chosen = replace(sharp, dry_sequence_breakers=breakers)
             found.append(Sampler(demo, chosen, prompt).distribution(context, len(prompt) - 1))
@@ -168,9 +166,7 @@ def test_a_greedy_choice_is_certain(demo: Model, text: list[int], penalty: float
     prompt = text[:20]
     sampler = Sampler(demo, Sampling(repeat_penalty=penalty), prompt)
     with plain_context(demo) as context:
-        outputs = np.zeros(len(prompt), dtype=np.int8)
-        outputs[-1] = 1
-        context.decode(np.array(prompt, dtype=np.int32), 0, outputs)
+        decode(context, prompt)
         row = len(prompt) - 1
         found = sampler.distribution(context, row)
         assert found.ids.tolist() == [sampler.sample(context, row)]

@@ -13,7 +13,6 @@ entry. The tolerance is ten times that. A row from a wrong hidden state is off b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from pyllama_mtp import Model, Session
 
 from .kvstate import KVState
 from .support import EDGES, cached, engine_of, made_up, scaled, settings
-from .twocontexts import TwoContexts, none, one_sequence, state
+from .twocontexts import TwoContexts, draft_state, none, one_sequence, state
 
 #: Largest difference, as a share of the largest entry: exact caches, and quantized ones (a rounding
 #: difference may move a value by one step of 1/127, and the trunk's cache is quantized as well).
@@ -30,6 +29,7 @@ TOLERANCE = {
     cache: min(scaled(share), 0.05)
     for cache, share in {"f32": 0.003, "f16": 0.005, "q8_0": 0.03}.items()
 }
+EXACT = {"cache_type_k": "f32", "cache_type_v": "f32"}
 SYNCS = pytest.mark.parametrize("sync", ["kv", "full"])
 
 
@@ -61,53 +61,39 @@ def assert_equal(found: KVState, wanted: KVState, tolerance: float) -> None:
 def check(session: Session, cache: str = "f32") -> None:
     """The head's cache is in step with the target's, at every position."""
     engine = engine_of(session)
-    cached = engine.places[0].cached
+    cached, found = engine.places[0].cached, draft_state(session)
     if engine.upstream:
         assert engine.upstream.sequences[0].n_past == len(cached) > 0
-        found = state(engine.upstream.context)
     else:
-        whole = state(engine.target)
-        found = replace(whole, k=whole.k[-1:], v=whole.v[-1:])
         assert len(found.positions) == len(cached) > 0, "drafts are left over"
     wanted = position_by_position(session.model, cached, cache, session.settings.flash_attn)
     assert_equal(found, wanted, TOLERANCE[cache])
 
 
-def prefilled(model: Model, prompt: Sequence[int], cache: str = "f32", **options: object) -> None:
-    """Prefill a fresh session and check its draft cache."""
+#: Lengths of prompts, type of the cache, other settings. Without flash attention V is transposed.
+PROMPTS: list[tuple[int, str, dict[str, object]]] = [
+    *((n, "f32", {"prompt_sync": sync}) for n in EDGES for sync in ("kv", "full")),
+    (97, "f32", {"n_batch": 512, "n_ubatch": 512}),
+    (50, "f32", {"prompt_rows": "all"}),
+    (49, "f16", {}),
+    (49, "q8_0", {}),
+    (49, "f32", {"flash_attn": "off"}),
+]
+CASES = [("demo", *case) for case in PROMPTS]
+CASES += [(name, 49, "f32", {}) for name in ("moe", "qwen3next")]
+
+
+@pytest.mark.parametrize(("name", "n", "cache", "options"), CASES, ids=str)
+def test_after_a_prompt(
+    request: pytest.FixtureRequest, name: str, n: int, cache: str, options: dict[str, object]
+) -> None:
+    model: Model = request.getfixturevalue(name)
+    prompt = made_up(model, n).tolist()
     chosen = settings(3, cache_type_k=cache, cache_type_v=cache, **options)
     with Session(model, chosen) as session:
         session.generate(prompt, max_tokens=1).run()
-        assert cached(session) == list(prompt)
+        assert cached(session) == prompt
         check(session, cache)
-
-
-@pytest.mark.parametrize("n", EDGES)
-@SYNCS
-def test_prompts_across_batch_edges(demo: Model, text: list[int], n: int, sync: str) -> None:
-    prefilled(demo, text[:n], prompt_sync=sync)
-
-
-def test_one_large_batch(demo: Model, text: list[int]) -> None:
-    prefilled(demo, text[:97], n_batch=512, n_ubatch=512)
-
-
-def test_every_prompt_row_an_output(demo: Model, text: list[int]) -> None:
-    prefilled(demo, text[:50], prompt_rows="all")
-
-
-@pytest.mark.parametrize("cache", ["f16", "q8_0"])
-def test_other_cache_types(demo: Model, text: list[int], cache: str) -> None:
-    prefilled(demo, text[:49], cache)
-
-
-def test_without_flash_attention(demo: Model, text: list[int]) -> None:
-    """The V cache is transposed then."""
-    prefilled(demo, text[:49], flash_attn="off")
-
-
-def test_other_models(model: Model) -> None:
-    prefilled(model, made_up(model, 49).tolist())
 
 
 @SYNCS
@@ -117,10 +103,8 @@ def test_after_generation(
     demo: Model, text: list[int], depth: int, rollback: str, sync: str
 ) -> None:
     """Accepted positions come from the trunk's hidden states, not the head's own."""
-    exact = settings(
-        depth, rollback=rollback, prompt_sync=sync, cache_type_k="f32", cache_type_v="f32"
-    )
-    with Session(demo, exact) as session:
+    chosen = settings(depth, rollback=rollback, prompt_sync=sync, **EXACT)
+    with Session(demo, chosen) as session:
         run = session.generate(text[:33], max_tokens=24, ignore_eos=True).run()
         assert sum(run.telemetry.accepted) > 0
         assert len(cached(session)) == 33 + 24 - 1
@@ -133,8 +117,7 @@ def test_after_prefix_reuse_and_truncation(
     demo: Model, text: list[int], rollback: str, sync: str
 ) -> None:
     """Follow-ups, prompts that part a few tokens back, and ones that part far back."""
-    exact = settings(3, rollback=rollback, prompt_sync=sync, cache_type_k="f32", cache_type_v="f32")
-    with Session(demo, exact) as session:
+    with Session(demo, settings(3, rollback=rollback, prompt_sync=sync, **EXACT)) as session:
         for cut in (0, 1, 2, 3, 20):
             held = cached(session)
             keep = len(held) - cut
@@ -152,16 +135,9 @@ def test_after_going_back_within_the_snapshots(
 
     The last pass of the generation is a full one: all of its drafts are accepted, by decree.
     """
-    exact = settings(
-        3,
-        rollback="snapshot",
-        prompt_sync=sync,
-        cache_type_k="f32",
-        cache_type_v="f32",
-        checkpoints=0,
-        synthetic_acceptance=(1.0, 1.0, 1.0),
-    )
-    with Session(demo, exact) as session:
+    decreed = {"checkpoints": 0, "synthetic_acceptance": (1.0, 1.0, 1.0)}
+    chosen = settings(3, rollback="snapshot", prompt_sync=sync, **EXACT, **decreed)
+    with Session(demo, chosen) as session:
         session.generate(text[:33], max_tokens=9, ignore_eos=True).run()
         n = len(cached(session))
         prompt = [*cached(session)[: n - cut], *text[70:80]]

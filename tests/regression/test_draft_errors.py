@@ -76,7 +76,7 @@ def test_candidates_below_0(unharmed: Context) -> None:
 
 
 def test_no_room_in_the_cache(model: Model) -> None:
-    """For the cells of a draft, which are taken for its time only."""
+    """A draft needs cells for as long as it runs."""
     with context(model, n_ctx=256, n_batch=256, n_ubatch=256) as found:
         found.decode_batch(one_sequence(made_up(model, 250)))
         wanted, before = found.draft(ints(7), ints(0), 6).tolist(), bytes(found.save_state())
@@ -95,7 +95,7 @@ def test_no_room_in_the_cache(model: Model) -> None:
 
 @pytest.mark.parametrize("mtp_head", [False, True])
 def test_contexts_of_other_kinds(model: Model, mtp_head: bool) -> None:
-    """And they go on."""
+    """The draft is refused, and the context goes on."""
     with context(model, with_mtp=False, mtp_head=mtp_head) as other:
         with pytest.raises(UsageError, match="context with_mtp"):
             other.draft(ints(7), ints(0), 3)

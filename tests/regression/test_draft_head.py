@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFReader
+from gguf import GGUFReader
 
-from pyllama_mtp import Model, Session
+from pyllama_mtp import Generation, Model, Session
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafthead import HeadRows, head_rows
-from pyllama_mtp.models import synth
 from pyllama_mtp.models.demo import demo_path
-from pyllama_mtp.models.layout import TensorSpec, model_tensors
-from pyllama_mtp.models.shapes import ModelShape
 
-from ..workers import worker
+from ..trimmed import write_untied
 from .draftheads import (
     NEWEST,
     N,
@@ -28,12 +24,13 @@ from .draftheads import (
     assert_part,
     context,
     drafted,
+    generated,
     logits_of,
     parts,
     set_head,
     tokens_of,
 )
-from .support import engine_of, greedy, made_up, scaled, settings
+from .support import engine_of, greedy, made_up, settings
 from .twocontexts import context as context_of
 from .twocontexts import last, one_sequence
 
@@ -54,11 +51,6 @@ FILES = [
 ]
 
 
-def own_head(shape: ModelShape) -> TensorSpec:
-    name = f"blk.{shape.n_layer}.nextn.shared_head_head.weight"
-    return TensorSpec(name, (shape.n_embd, shape.n_vocab), "matrix")
-
-
 @pytest.fixture(scope="module", params=["demo", *FILES], ids=str)
 def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Model files whose embeddings are their LM head ("tiny", the demo model's) and that have one
@@ -67,10 +59,7 @@ def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return demo_path()
     shape, kind, own = request.param
     target: Path = tmp_path_factory.mktemp("head") / "model.gguf"
-    with pytest.MonkeyPatch.context() as patch:
-        if own:
-            patch.setattr(synth, "model_tensors", lambda s: [*model_tensors(s), own_head(s)])
-        synth.write_synthetic(target, shape, kind, pure=True, n_vocab=N_VOCAB)
+    write_untied(target, shape, kind, *["shared_head_head"] * own, n_vocab=N_VOCAB)
     names = [tensor.name for tensor in GGUFReader(target).tensors]
     assert any("shared_head_head" in name for name in names) is own
     assert ("output.weight" in names) is (shape == "tiny-moe")
@@ -85,7 +74,7 @@ def loaded(file: Path) -> Iterator[Model]:
 
 @pytest.mark.parametrize("newest", NEWEST.values(), ids=NEWEST)
 def test_logits_are_columns_of_the_whole_heads(loaded: Model, newest: Newest) -> None:
-    """And the best of them is named by its id of the whole vocabulary."""
+    """A draft is named by its id in the whole vocabulary."""
     with context(loaded) as whole, context(loaded) as draft:
         wanted = logits_of(whole, newest)
         for ids in parts(loaded.n_vocab).values():
@@ -112,16 +101,6 @@ def test_the_first_of_equal_rows(demo: Model) -> None:
                 assert tokens_of(draft, drawn, NEWEST["one"]) == [first]
 
 
-def test_rows_of_another_type(demo: Model) -> None:
-    """F32 rows on an F16 model: the type belongs to the rows."""
-    ids = parts(demo.n_vocab)["37"]
-    data = head_rows(demo.info, ids).data.view("<f2").astype("<f4").view(np.uint8)
-    with context(demo) as whole, context(demo) as draft:
-        draft.set_draft_head(HeadRows(int(GGMLQuantizationType.F32), data, "made here"), ids)
-        found, wanted = logits_of(draft), logits_of(whole)[:, ids]
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=scaled(2e-3) * np.abs(wanted).max())
-
-
 def test_nothing_is_read_after_the_call(demo: Model) -> None:
     """Rows and ids are copied."""
     ids = parts(demo.n_vocab)["37"]
@@ -146,24 +125,6 @@ def test_bytes_that_are_copied_out(model: Model) -> None:
         assert draft.output_bytes == before + 4 + 4 * (1 + 37)
 
 
-def test_on_a_device(demo: Model, demo_file: Path) -> None:
-    """The rows lie in the memory of a worker, where the logits are computed."""
-    ids = parts(demo.n_vocab)["every seventh"]
-    with context(demo) as here:
-        set_head(here, ids)
-        wanted, best = logits_of(here), tokens_of(here, True)
-    with (
-        worker() as address,
-        Model(demo_file, rpc_servers=address) as remote,
-        context(remote) as there,
-    ):
-        before = there.memory()["context"]
-        set_head(there, ids)
-        assert there.memory()["context"] - before >= 4 * len(ids) + 2 * ids.size * demo.n_embd
-        np.testing.assert_allclose(logits_of(there), wanted, rtol=0, atol=scaled(1e-4))
-        assert tokens_of(there, True) == best
-
-
 # -- which head is in use --------------------------------------------------------------------------
 
 
@@ -186,7 +147,7 @@ def test_one_head_after_another(model: Model) -> None:
 
 
 def test_the_blocks_own_head_again(model: Model) -> None:
-    """As before, and the memory of the part is free."""
+    """The logits are as before, and the memory of the part is freed."""
     with context(model) as whole, context(model) as draft:
         wanted = logits_of(whole)
         nothing = draft.memory()["context"]
@@ -195,16 +156,6 @@ def test_the_blocks_own_head_again(model: Model) -> None:
         draft.use_own_head()
         assert logits_of(draft).tobytes() == wanted.tobytes()
         assert draft.memory()["context"] == nothing
-
-
-def test_a_head_of_no_rows(demo: Model) -> None:
-    """Either it is refused, or the context and the library agree on what it means."""
-    none = np.array([], dtype=np.int32)
-    with context(demo) as whole, context(demo) as draft:
-        wanted = logits_of(whole)
-        with contextlib.suppress(UsageError):
-            set_head(draft, none)
-        assert logits_of(draft).tobytes() == wanted.tobytes()
 
 
 def test_only_drafts_look_at_it(demo: Model) -> None:
@@ -273,6 +224,11 @@ def test_a_size_that_does_not_fit(unharmed: Context) -> None:
         assert_refused(unharmed, rows, other)
 
 
+def test_a_head_of_no_rows(unharmed: Context) -> None:
+    with pytest.raises(UsageError, match="a draft head of 0 rows"):
+        set_head(unharmed, np.array([], dtype=np.int32))
+
+
 @pytest.mark.parametrize("kind", [4, 10, 12, 0, 8, 9999, 2**31 - 1])
 def test_a_type_that_is_wrong(unharmed: Context, kind: int) -> None:
     """A former type; blocks of 256, which 192 values do not fill; other sizes; no type at all."""
@@ -296,42 +252,40 @@ def test_a_context_that_does_not_draft(model: Model) -> None:
 # -- generations -----------------------------------------------------------------------------------
 
 
-def generations(
-    model: Model, prompts: Sequence[Sequence[int]], depth: int, **options: object
-) -> tuple[list[list[int]], list[str], int, int]:
-    """Tokens and texts after each prompt; drafts offered and accepted, over all of them. With the
-    same head throughout."""
-    tokens, texts, drafted, accepted = [], [], 0, 0
-    with Session(model, settings(depth, draft_follow=False, **options)) as session:
-        for prompt in prompts:
-            run = greedy(session, prompt, 32)
-            assert len(run.telemetry.accepted) == len(run.telemetry.drafted) == depth
-            tokens.append(run.tokens)
-            texts.append(run.text)
-            drafted += sum(run.telemetry.drafted)
-            accepted += sum(run.telemetry.accepted)
-    return tokens, texts, drafted, accepted
+def share(runs: Sequence[Generation]) -> float:
+    """The share of all drafts that were accepted."""
+    accepted = sum(sum(run.telemetry.accepted) for run in runs)
+    return accepted / sum(sum(run.telemetry.drafted) for run in runs)
 
 
-@pytest.mark.parametrize("rollback", ["snapshot", "replay"])
+@pytest.mark.parametrize("options", [{}, {"rollback": "replay"}, {"p_min": 0.4}], ids=str)
 @pytest.mark.parametrize("depth", [1, 3])
 def test_the_text_is_the_same(
-    demo: Model, prompts: list[list[int]], seen: list[int], depth: int, rollback: str
+    demo: Model,
+    prompts: list[list[int]],
+    seen: list[int],
+    depth: int,
+    options: dict[str, object],
 ) -> None:
-    """With fewer tokens to draft fewer drafts are accepted: what is outside cannot be proposed."""
-    options = {"rollback": rollback}
-    chosen = prompts[::3]
-    whole = generations(demo, chosen, depth, **options)
-    shares = [whole[3] / whole[2]]
-    for size in (1024, 300):
+    """With fewer tokens to draft fewer drafts are accepted: what is outside cannot be proposed.
+    Probabilities are taken among the logits of the part."""
+    chosen, runs = prompts[::3], []
+    for size in ("full", 1024, 300):
         seen.clear()
-        part = generations(demo, chosen, depth, draft_vocab=size, **options)
-        assert part[:2] == whole[:2]
-        shares.append(part[3] / part[2])
+        runs.append(generated(demo, chosen, depth, draft_vocab=size, **options))
+        assert len(runs[-1][0].telemetry.drafted) == depth
         head = demo.draft_head(size)
-        assert head and len(head.ids) == size
-        assert seen and set(seen) <= set(head.ids.tolist())
-    assert shares[0] > shares[1] > shares[2] > 0
+        assert head is None or len(head.ids) == size
+        assert seen and (head is None or set(seen) <= set(head.ids.tolist()))
+    assert [run.text for run in runs[0]] == [run.text for run in runs[1]]
+    whole, *parts = ([run.tokens for run in found] for found in runs)
+    assert all(part == whole for part in parts)
+    if "p_min" not in options:
+        assert share(runs[0]) > share(runs[1]) > share(runs[2]) > 0
+        return
+    for told in ([run.telemetry for run in found] for found in runs):
+        n_drafted = sum(sum(one.drafted) for one in told)
+        assert 0 < n_drafted < depth * sum(one.rounds for one in told), "no round stops early"
 
 
 def test_a_head_of_all_rows_drafts_as_the_whole_one(
@@ -351,19 +305,6 @@ def test_a_head_of_all_rows_drafts_as_the_whole_one(
         for prompt in prompts[:4]:
             greedy(session, prompt, 24)
     assert seen == wanted and len(wanted) > 50
-
-
-def test_drafts_that_stop_at_a_probability(
-    demo: Model, prompts: list[list[int]], seen: list[int]
-) -> None:
-    """Probabilities are taken among the logits of the part."""
-    wanted = generations(demo, prompts[:4], 3)
-    seen.clear()
-    part = generations(demo, prompts[:4], 3, draft_vocab=512, p_min=0.4)
-    assert part[:2] == wanted[:2]
-    head = demo.draft_head(512)
-    assert head and seen and set(seen) <= set(head.ids.tolist())
-    assert 0 < part[2] < wanted[2]
 
 
 def test_memory_of_a_session(demo: Model) -> None:

@@ -19,7 +19,7 @@ from pyllama_mtp.llama.drafthead import head_rows
 
 from .distributions import Doubles, chi_square, softmax
 from .support import made_up, scaled
-from .twocontexts import TwoContexts, agree, context, one_sequence
+from .twocontexts import agree, beside, context, one_sequence
 
 N = 17  # tokens of a prompt
 NEWEST = np.array([7, 9, 11], dtype=np.int32)
@@ -52,14 +52,11 @@ def warm(*temperatures: float) -> Floats:
 def test_candidates_are_the_best_logits_of_each(
     model: Model, size: int | None, n_candidates: int
 ) -> None:
-    """Of the whole vocabulary, or of the draft head; as single steps have them."""
+    """Candidates of the whole vocabulary, or of a draft head, are those of single steps."""
     ids = None if size is None else np.arange(size, dtype=np.int32) * 2
-    with context(model) as one, TwoContexts(model) as wanted:
+    with beside(model, [one_sequence(made_up(model, N))]) as (one, wanted):
         if ids is not None:
             one.set_draft_head(head_rows(model.info, ids), ids)
-        batch = one_sequence(made_up(model, N))
-        one.decode_batch(batch)
-        wanted.decode(batch)
         n_compared = 0
         for newest in (7, 9, 11, 13):
             drafts = one.draft(np.array([newest], np.int32), SEQS[:1], 4, n_candidates)
@@ -78,7 +75,7 @@ def test_candidates_are_the_best_logits_of_each(
 
 
 def test_candidates_of_several_sequences(found: Context) -> None:
-    """In the order of the sequences that were given."""
+    """Candidates come in the order of the given sequences."""
     alone = []
     for seq in range(3):
         found.draft(NEWEST[seq : seq + 1], SEQS[seq : seq + 1], 3, n_candidates=8)
@@ -142,10 +139,7 @@ def test_the_largest_sum_is_drawn(found: Context, size: int | None) -> None:
 
 def test_the_next_step_takes_what_was_drawn(model: Model) -> None:
     """Its logits are those of a single step after the drawn token."""
-    with context(model) as one, TwoContexts(model) as wanted:
-        batch = one_sequence(made_up(model, N))
-        one.decode_batch(batch)
-        wanted.decode(batch)
+    with beside(model, [one_sequence(made_up(model, N))]) as (one, wanted):
         best = wanted.draft(7, 3)
         second = int(np.argsort(best.logits[0])[-2])
         noise = np.zeros((3, 1, model.n_vocab), dtype=np.float32)

@@ -58,7 +58,7 @@ def chains(draft: Context) -> list[list[int]]:
 
 @pytest.mark.parametrize("newest", NEWEST.values(), ids=NEWEST)
 def test_logits_and_tokens_are_those_of_the_new_rows(demo: Model, newest: Newest) -> None:
-    """By row, whatever the order of tokens; with a graph that was built before."""
+    """Rows are used in place, in any order of tokens, by a graph that was built before."""
     with context(demo) as whole, context(demo) as draft:
         wanted = logits_of(whole, newest)
         new = np.setdiff1d(wanted.argmax(axis=1), IDS).astype(np.int32)  # the best of all
@@ -80,7 +80,7 @@ def test_logits_and_tokens_are_those_of_the_new_rows(demo: Model, newest: Newest
 
 
 def test_the_smallest_of_equal_rows(demo: Model) -> None:
-    """Wherever it lies, drawn or picked."""
+    """The smallest id wins wherever its row lies, drawn or picked."""
     with context(demo) as draft:
         set_head(draft, IDS)
         best = int(logits_of(draft, NEWEST["one"])[0].argmax())
@@ -170,7 +170,7 @@ def test_sizes_that_do_not_fit(draft: Context) -> None:
 
 
 def test_without_a_head_that_was_set(demo: Model, demo_file: Path, tmp_path: Path) -> None:
-    """Also the trimmed head of a file, which is the model's and not the context's."""
+    """The trimmed head of a file belongs to the model: its rows cannot be replaced either."""
     with context(demo) as whole, pytest.raises(UsageError, match="no row is replaced"):
         replace(whole)
     file = write_trimmed(demo_file, tmp_path / "trimmed.gguf", IDS, IDS)
@@ -247,7 +247,7 @@ def test_a_text_in_words_that_the_head_has_not(demo: Model) -> None:
 
 
 def test_drawn_drafts_keep_their_head(demo: Model, prompts: list[list[int]]) -> None:
-    """So that a seed gives the same text whatever was generated before."""
+    """A seed gives the same text whatever was generated before."""
     chosen = settings(2, draft_vocab=256, draft_sampling=True)
     with Session(demo, chosen) as session:
         runs = []

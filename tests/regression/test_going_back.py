@@ -17,12 +17,13 @@ from pyllama_mtp import Model
 from pyllama_mtp.errors import FatalDecodeError
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.batch import Batch
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
 from pyllama_mtp.speculative.rollback import go_back, make_rollback
 
-from .support import N_CTX, made_up, plain_context
+from .support import N_CTX, decode, made_up, plain_context
+from .twocontexts import trunk
 
-SNAPSHOTS, N_SEQS, N_UBATCH = 3, 3, 16
+SNAPSHOTS, N_SEQS = 3, 3
 STARTS = (9, 14, 20)
 
 
@@ -45,9 +46,8 @@ def text(model: Model, seq: int) -> npt.NDArray[np.int32]:
 @pytest.fixture
 def context(model: Model) -> Iterator[Context]:
     """Three sequences of different lengths."""
-    size = {"n_ctx": 3 * N_CTX, "n_batch": 48, "n_ubatch": N_UBATCH, "n_threads": 1}
-    more = {"n_seq_max": N_SEQS, "unified": True, "n_rs_seq": SNAPSHOTS, "n_outputs_max": 48}
-    with Context(model, ContextOptions(**size, **more)) as made:  # type: ignore[arg-type]
+    several = {"n_ctx": 3 * N_CTX, "n_seq_max": N_SEQS, "unified": True}
+    with trunk(model, n_rs_seq=SNAPSHOTS, **several) as made:
         for seq, n in enumerate(STARTS):
             made.decode_batch(some(made, {seq: n}))
         yield made
@@ -56,11 +56,8 @@ def context(model: Model) -> Iterator[Context]:
 def right(model: Model, seq: int, n: int) -> npt.NDArray[np.float32]:
     """Logits after the first `n` tokens of a sequence alone, the last of them by itself."""
     with plain_context(model) as alone:
-        for begin, end in ((0, n - 1), (n - 1, n)):
-            outputs = np.zeros(end - begin, dtype=np.int8)
-            outputs[-1] = 1
-            alone.decode(text(model, seq)[begin:end], begin, outputs)
-        return alone.logits(0).copy()
+        decode(alone, text(model, seq)[: n - 1])
+        return decode(alone, text(model, seq)[n - 1 : n], n - 1)
 
 
 def off(context: Context, seq: int) -> float:

@@ -5,7 +5,6 @@ A decode runs one graph per ubatch; its rows are checked in every one of them.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +14,11 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.llama.trace import Node
 
 from ..processes import RunPython
-from .support import made_up
+from .support import computed_by, made_up
+from .twocontexts import rows_of, trunk
 
 Int8s = npt.NDArray[np.int8]
 
@@ -36,11 +35,6 @@ KV_ONLY_OPS = {
     "SET_ROWS": 2,  # into the K and the V cache
 }
 NO_WORK = {"RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"}
-
-
-def context(model: Model, **options: object) -> Context:
-    chosen = {**COMMON, "trace": True, **options}
-    return Context(model, ContextOptions(**chosen))  # type: ignore[arg-type]
 
 
 #: Entries of a batch of N_TOKENS whose logits are wanted: none, the last, some of each graph, some
@@ -65,11 +59,6 @@ def per_graph(requested: Sequence[int], n: int = N_TOKENS) -> list[int]:
 
 
 TOKENS_PER_GRAPH = per_graph(REQUESTED["all"])
-
-
-def rows(nodes: Sequence[Node], name: str) -> list[int]:
-    """Rows of the node of that name, or of that name and a layer, graph by graph."""
-    return [n.rows for n in nodes if n.name == name or n.name.rpartition("-")[0] == name]
 
 
 # -- the target ------------------------------------------------------------------------------------
@@ -97,17 +86,17 @@ def test_rows_of_the_norm_and_of_the_head(
     model: Model, name: str, requested: Sequence[int]
 ) -> None:
     options, norm_of_all = TARGETS[name]
-    with context(model, **options) as target:
+    with trunk(model, **COMMON, trace=True, **options) as target:
         target.set_tap(name != "tap off")
         target.decode(made_up(model, N_TOKENS), 0, marks_of(requested))
         nodes = target.nodes()
     asked = per_graph(requested)
-    assert rows(nodes, "result_output") == asked
-    assert rows(nodes, "result_norm") == asked
+    assert rows_of(nodes, "result_output") == asked
+    assert rows_of(nodes, "result_norm") == asked
     norm = TOKENS_PER_GRAPH if norm_of_all else asked
     assert [n.rows for n in nodes if n.name == "norm"] == norm
     tapped = bool(options.get("need_embd_pre_norm")) and name != "tap off"
-    assert len(rows(nodes, "mtp_tap_store")) == (len(TOKENS_PER_GRAPH) if tapped else 0)
+    assert len(rows_of(nodes, "mtp_tap_store")) == (len(TOKENS_PER_GRAPH) if tapped else 0)
 
 
 # -- with the block in the trunk -------------------------------------------------------------------
@@ -119,7 +108,7 @@ def works(nodes: Sequence[Node]) -> Counter[str]:
 
 
 def decoded(model: Model, requested: Sequence[int], **options: object) -> list[Node]:
-    with context(model, **options) as found:
+    with trunk(model, **COMMON, trace=True, **options) as found:
         found.decode(made_up(model, N_TOKENS), 0, marks_of(requested))
         return found.nodes()
 
@@ -129,7 +118,7 @@ def decoded(model: Model, requested: Sequence[int], **options: object) -> list[N
 def test_of_the_block_only_k_and_v_are_computed(
     model: Model, hidden: str, requested: Sequence[int]
 ) -> None:
-    """Whatever is asked for; beside the graph that the trunk has without."""
+    """Compared with the graph of the trunk without the block, for any requested rows."""
     plain = {"need_embd_pre_norm": True, "hidden": hidden}  # the norm runs for as many rows
     without = decoded(model, requested, **plain)
     nodes = decoded(model, requested, with_mtp=True, hidden=hidden)
@@ -146,8 +135,8 @@ def test_of_the_block_only_k_and_v_are_computed(
     names = " ".join(node.name for node in nodes)
     for absent in ("mtp_attn_out", "mtp_ffn", "mtp_post", "mtp_shared_head", "mtp_tap_store"):
         assert absent not in names
-    assert rows(nodes, "mtp_attn_norm") == TOKENS_PER_GRAPH
-    assert rows(nodes, "result_output") == per_graph(requested)
+    assert rows_of(nodes, "mtp_attn_norm") == TOKENS_PER_GRAPH
+    assert rows_of(nodes, "result_output") == per_graph(requested)
 
 
 @pytest.mark.parametrize(("cache", "rotated"), [("q8_0", 2), ("q4_0", 2), ("f32", 0)])
@@ -167,19 +156,20 @@ def test_the_block_alone_is_upstreams(model: Model, slices: bool) -> None:
     its attention for output rows."""
     states = np.random.default_rng(0).standard_normal((N_TOKENS, model.n_embd)).astype("f4")
     for requested in REQUESTED.values():
-        with context(model, mtp_head=True, slice=slices) as block:
+        with trunk(model, **COMMON, trace=True, mtp_head=True, slice=slices) as block:
             block.decode(made_up(model, N_TOKENS), 0, marks_of(requested), states)
             nodes = block.nodes()
         sliced = model.architecture == "qwen3next"
         for name in ("mtp_attn_residual", "mtp_ffn_out", "mtp_post_ffn", "h_nextn"):
-            assert rows(nodes, name) == (per_graph(requested) if sliced else TOKENS_PER_GRAPH), name
-        assert rows(nodes, "result_output") == per_graph(requested)
+            wanted = per_graph(requested) if sliced else TOKENS_PER_GRAPH
+            assert rows_of(nodes, name) == wanted, name
+        assert rows_of(nodes, "result_output") == per_graph(requested)
 
 
 def test_switches_act_on_the_next_batch(model: Model) -> None:
-    """Of the same shape, whose graph would be used again if nobody looked."""
+    """Batches of one shape: llama.cpp would use the graph of before the switch again."""
     tokens, some = made_up(model, N_UBATCH), marks_of((1, 5), N_UBATCH)
-    with context(model) as target:
+    with trunk(model, **COMMON, trace=True) as target:
         for on in (True, False, True):
             target.library.lib.llama_mtp_set_slice(target.handle, on)
             target.clear()
@@ -190,20 +180,11 @@ def test_switches_act_on_the_next_batch(model: Model) -> None:
 
 # -- upstream's graphs -----------------------------------------------------------------------------
 
-#: Model file; prints the nodes of batches on a target and on a draft context, in either variant.
+#: Model file; the nodes of batches on a target and on a draft context.
 CODE = f"""
-import json, sys
-
-import numpy as np
-
-from pyllama_mtp import Model
-from pyllama_mtp.llama import native
-from pyllama_mtp.llama.context import Context, ContextOptions
-
 found = {{}}
 with Model(sys.argv[1]) as model:
-    i = np.arange({N_TOKENS}, dtype=np.int64)
-    tokens = ((7 * i * i + 13 * i + 5) % model.n_vocab).astype(np.int32)
+    tokens = made_up(model, {N_TOKENS})
     states = np.zeros((len(tokens), model.n_embd), dtype=np.float32)
     for flash_attn in ("on", "off"):
         for tap in ("off", "all", "outputs"):
@@ -214,12 +195,11 @@ with Model(sys.argv[1]) as model:
                 options |= dict(slice=False, trace=True)
                 for wanted in {[list(r) for r in REQUESTED.values()]!r}:
                     with Context(model, ContextOptions(**options)) as context:
-                        marks = np.isin(i, wanted).astype(np.int8)
+                        marks = np.isin(np.arange({N_TOKENS}), wanted).astype(np.int8)
                         context.decode(tokens, 0, marks, states if head else None)
                         found[f"{{head}} {{tap}} {{flash_attn}} {{wanted}}"] = [
                             (n.name, n.op, n.shape) for n in context.nodes()
                         ]
-print(json.dumps([native.load().variant, found]))
 """
 
 
@@ -229,13 +209,7 @@ def test_with_everything_off_the_graphs_are_upstreams(
 ) -> None:
     """Name by name, operation by operation, shape by shape: target and draft context."""
     file: Path = request.getfixturevalue(name)
-    outcomes = []
-    for env in ({"PYLLAMA_MTP_LIB": "upstream"}, {}):
-        done = run_python(CODE, file, env=env)
-        assert done.returncode == 0, done.stderr
-        outcomes.append(json.loads(done.stdout))
-    (variant, upstreams), (ours, found) = outcomes
-    assert (variant, ours) == ("upstream", "patched")
+    upstreams, ours = (computed_by(v, run_python, CODE, file) for v in ("upstream", "patched"))
     for case, wanted in upstreams.items():
         assert len(wanted) > 100
-        assert found[case] == wanted, case
+        assert ours[case] == wanted, case

@@ -6,7 +6,7 @@ are equal up to the logits, so nothing here needs a tolerance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +56,16 @@ def batch_of(model: Model, requested: Sequence[int], hidden: Floats | None = Non
 def states_of(model: Model) -> Floats:
     """Hidden rows for a context of the MTP block alone. Any will do."""
     return np.random.default_rng(0).standard_normal((N, model.n_embd)).astype(np.float32)
+
+
+Either = tuple[Context, Floats | None]
+
+
+@pytest.fixture(params=[False, True], ids=["trunk", "block"])
+def either(model: Model, request: pytest.FixtureRequest) -> Iterator[Either]:
+    """A context of the trunk, or of the MTP block alone and the hidden rows that it needs."""
+    with context(model, mtp_head=request.param, trace=True) as found:
+        yield found, states_of(model) if request.param else None
 
 
 def tokens_of(found: Context, batch: Batch, greedy: bool) -> list[int]:
@@ -111,15 +121,6 @@ def test_the_tap_is_as_without_them(model: Model) -> None:
             tokens_of(target, batch_of(model, REQUESTED["some"]), greedy)
             rows.append(target.hidden_rows().tobytes())
     assert rows[0] == rows[1]
-
-
-def test_the_switch_acts_on_the_next_decode(model: Model) -> None:
-    """Of batches of one shape, whose graph would be used again if nobody looked."""
-    batch = batch_of(model, REQUESTED["some"])
-    with context(model) as target:
-        wanted = tokens_of(target, batch, greedy=False)
-        for greedy in (True, True, False, False, True, False):
-            assert tokens_of(target, batch, greedy) == wanted
 
 
 def test_other_batches_in_between(model: Model) -> None:
@@ -201,7 +202,7 @@ def test_the_best_one_may_be_any_column(odd_file: Path, tmp_path: Path) -> None:
     "equals", [(3, 2050), (2049, 2051), (16, 32), (40, 24, 7), (0, 2054), (2054, 2048, 17)]
 )
 def test_the_first_of_equals(odd_file: Path, tmp_path: Path, equals: Sequence[int]) -> None:
-    """In one lane of the search, in several, and behind its end."""
+    """Equal logits in one lane of the search, in several, and behind its end."""
     tokens = np.arange(100, 110, dtype=np.int32)
     with Model(odd_file) as model:
         best = last_token(model, tokens)
@@ -231,7 +232,7 @@ def test_infinite_logits(odd_file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("column", [0, 15, 16, 1000, 2047, 2048, N_VOCAB - 1])
 @pytest.mark.parametrize("mtp_head", [False, True])
 def test_a_nan_in_any_column(odd_file: Path, tmp_path: Path, column: int, mtp_head: bool) -> None:
-    """Wherever it is: numpy reports the first one as the largest."""
+    """A NaN is an error in any column; numpy takes the first one for the largest."""
 
     def change(rows: npt.NDArray[np.float16]) -> None:
         rows[column] = np.nan
@@ -275,79 +276,69 @@ def test_a_nan_in_some_rows(moe_file: Path, tmp_path: Path) -> None:
 # -- refusals --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mtp_head", [False, True])
-def test_rows_that_nobody_asked_for(model: Model, mtp_head: bool) -> None:
+def test_rows_that_nobody_asked_for(either: Either) -> None:
     requested = REQUESTED["some"]
-    hidden = states_of(model) if mtp_head else None
-    with context(model, mtp_head=mtp_head) as found:
-        found.set_greedy(True)
+    found, hidden = either
+    found.set_greedy(True)
+    with pytest.raises(UsageError, match="not marked as an output"):
+        found.argmax(0)
+    found.decode_batch(batch_of(found.model, requested, hidden))
+    for row in (*sorted({*range(N)} - {*requested}), -1, N, 2**31 - 1):
         with pytest.raises(UsageError, match="not marked as an output"):
-            found.argmax(0)
-        found.decode_batch(batch_of(model, requested, hidden))
-        for row in (*sorted({*range(N)} - {*requested}), -1, N, 2**31 - 1):
-            with pytest.raises(UsageError, match="not marked as an output"):
-                found.argmax(row)
-        found.clear()
-        found.decode_batch(batch_of(model, (), hidden))
-        with pytest.raises(UsageError, match="not marked as an output"):
-            found.argmax(N - 1)
+            found.argmax(row)
+    found.clear()
+    found.decode_batch(batch_of(found.model, (), hidden))
+    with pytest.raises(UsageError, match="not marked as an output"):
+        found.argmax(N - 1)
 
 
-@pytest.mark.parametrize("mtp_head", [False, True])
-def test_there_are_no_logits_meanwhile(model: Model, mtp_head: bool) -> None:
-    hidden = states_of(model) if mtp_head else None
-    batch = batch_of(model, REQUESTED["some"], hidden)
-    with context(model, mtp_head=mtp_head) as found:
-        wanted = tokens_of(found, batch, greedy=False)
-        logits = found.logits(42).copy()
-        assert tokens_of(found, batch, greedy=True) == wanted
-        with pytest.raises(UsageError, match="greedy tokens only"):
-            found.logits(42)
-        found.check_finite(42)
-        assert not found.library.lib.llama_get_logits_ith(found.handle, 42)
-        assert tokens_of(found, batch, greedy=False) == wanted
-        assert found.logits(42).tobytes() == logits.tobytes()
+def test_there_are_no_logits_meanwhile(either: Either) -> None:
+    found, hidden = either
+    batch = batch_of(found.model, REQUESTED["some"], hidden)
+    wanted = tokens_of(found, batch, greedy=False)
+    logits = found.logits(42).copy()
+    assert tokens_of(found, batch, greedy=True) == wanted
+    with pytest.raises(UsageError, match="greedy tokens only"):
+        found.logits(42)
+    found.check_finite(42)
+    assert not found.library.lib.llama_get_logits_ith(found.handle, 42)
+    assert tokens_of(found, batch, greedy=False) == wanted
+    assert found.logits(42).tobytes() == logits.tobytes()
 
 
 # -- what it costs ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mtp_head", [False, True])
-def test_bytes_that_are_copied(model: Model, mtp_head: bool) -> None:
-    hidden = states_of(model) if mtp_head else None
-    with context(model, mtp_head=mtp_head) as found:
-        assert found.output_bytes == 0
-        copied = 0
-        whole = 4 * model.n_vocab
-        for greedy, each in ((False, whole), (True, PER_ROW), (False, whole)):
-            for requested in ((), *REQUESTED.values()):
-                found.clear()
-                found.set_greedy(greedy)
-                found.decode_batch(batch_of(model, requested, hidden))
-                copied += each * len(requested)
-                assert found.output_bytes == copied
+def test_bytes_that_are_copied(either: Either) -> None:
+    found, hidden = either
+    assert found.output_bytes == 0
+    copied = 0
+    whole = 4 * found.model.n_vocab
+    for greedy, each in ((False, whole), (True, PER_ROW), (False, whole)):
+        for requested in ((), *REQUESTED.values()):
+            found.clear()
+            found.set_greedy(greedy)
+            found.decode_batch(batch_of(found.model, requested, hidden))
+            copied += each * len(requested)
+            assert found.output_bytes == copied
 
 
 @pytest.mark.parametrize("requested", [(), *REQUESTED.values()], ids=["none", *REQUESTED])
-@pytest.mark.parametrize("mtp_head", [False, True])
-def test_one_search_for_each_graph_with_outputs(
-    model: Model, mtp_head: bool, requested: Sequence[int]
-) -> None:
-    """Of all its output rows; nothing else is computed. The graph of before when it is off."""
-    hidden = states_of(model) if mtp_head else None
+def test_one_search_for_each_graph_with_outputs(either: Either, requested: Sequence[int]) -> None:
+    """One search takes all output rows of a graph. With the switch off the graph is as before."""
+    found, hidden = either
     marks = marks_of(requested)
     asked = [int(marks[start : start + N_UBATCH].sum()) for start in range(0, N, N_UBATCH)]
-    with context(model, mtp_head=mtp_head, trace=True) as found:
-        lists = []
-        for greedy in (False, True, False):
-            found.clear()
-            found.set_greedy(greedy)
-            found.decode_batch(batch_of(model, requested, hidden))
-            lists.append(found.nodes())
-        off, on, again = lists
-        assert off == again == [node for node in on if not node.name.startswith("mtp_argmax")]
-        searches = [n.shape[:2] for n in on if n.name == "mtp_argmax" and n.op == "CUSTOM"]
-        assert searches == [(n, 1) for n in asked if n > 0]
+    lists = []
+    for greedy in (False, True, False):
+        found.clear()
+        found.set_greedy(greedy)
+        found.decode_batch(batch_of(found.model, requested, hidden))
+        lists.append(found.nodes())
+    off, on, again = lists
+    assert off == again == [node for node in on if not node.name.startswith("mtp_argmax")]
+    searches = [n.shape[:2] for n in on if n.name == "mtp_argmax" and n.op == "CUSTOM"]
+    assert searches == [(n, 1) for n in asked if n > 0]
 
 
 def test_on_a_device(demo: Model, demo_file: Path) -> None:

@@ -79,7 +79,7 @@ def test_the_usual_one_unless_another_is_clearly_better(
 
 
 def test_measured_costs(model: Model) -> None:
-    """Of every type, above 0, once for a model; and the context is as new."""
+    """Costs are measured once for a model, of every type, and the context is as new."""
     with Session(model, settings(2)) as session:
         found = model.head_costs
         assert found and found.block > 0 and found.step > 0
@@ -93,7 +93,7 @@ def test_measured_costs(model: Model) -> None:
 def test_it_is_chosen_again_when_the_text_needs_it(
     model: Model, demo_prompts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a belief that this text contradicts: nothing is outside. Before a prompt's text only."""
+    """The prior, that nothing is outside, is wrong for this text. Prompts may change the head."""
     monkeypatch.setattr(heads, "PRIOR_OUTSIDE", 0.0)
     monkeypatch.setattr(heads, "PRIOR_WEIGHT", 1)
     monkeypatch.setattr(heads, "ENOUGH", 40)
@@ -129,6 +129,6 @@ def test_where_there_is_no_choice(model: Model, options: dict[str, object]) -> N
 
 
 def test_small_vocabularies(demo: Model) -> None:
-    """Of up to 65,536 tokens the whole one is drafted over, as it is."""
+    """Up to 65,536 tokens, drafts come from the whole vocabulary."""
     with Session(demo, Settings(n_ctx=64, draft_n_max=1)) as session:
         assert n_rows(session) == demo.n_vocab and not engine_of(session).heads.table()  # type: ignore[union-attr]

@@ -35,7 +35,7 @@ def files(
 
 
 def drafted(path: Path, head: Path | str | None, **options: Any) -> list[tuple[Any, ...]]:
-    """Of each prompt the tokens, and which drafts were made and accepted in every round."""
+    """For each prompt: the tokens, and the drafts made and accepted."""
     found: list[tuple[Any, ...]] = []
     settings = Settings(**{"n_ctx": 256, "n_threads": 1, "draft_n_max": 3, **options})
     with Model(path, head=head) as model, Session(model, settings) as session:
@@ -89,7 +89,7 @@ def test_its_own_lm_head_is_what_drafts_come_from(demo_file: Path, tmp_path: Pat
 
 
 def test_what_a_draft_reads(files: Files) -> None:
-    """Of the block all but its LM head, and the embedding, of which it looks a row up."""
+    """A draft reads the block except its LM head and its embedding, of which it takes one row."""
     info = read_gguf(files.trunk, files.head)
     block = {t.name: t.nbytes for t in info.tensors if t.name.startswith(f"blk.{info.n_layer}.")}
     for name in ("shared_head_head", "embed_tokens"):

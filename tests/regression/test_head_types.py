@@ -35,14 +35,14 @@ def values(model: Model) -> np.ndarray:
 
 
 def test_every_type_is_one_of_ggmls() -> None:
-    """And one that weights may have."""
+    """Every head type is one that weights may have."""
     known = {name.lower() for name, _, _ in TENSOR_TYPES.values() if name not in NOT_WEIGHTS}
     assert HEAD_TYPES[:2] == ("auto", "file") and set(HEAD_TYPES[2:]) <= known
 
 
 @pytest.mark.parametrize("kind", ["f32", "bf16", "q8_0", "q4_0", "q5_1"])
 def test_rows_are_what_ggmls_quantizers_make_of_them(demo: Model, kind: str) -> None:
-    """By the reimplementation in gguf, to the bit."""
+    """Rows are those of the gguf package's quantizers, to the bit."""
     ids = everything(demo)[5:700:3]
     found = head_rows(demo.info, ids, kind)
     number = GGMLQuantizationType[kind.upper()]
@@ -52,7 +52,7 @@ def test_rows_are_what_ggmls_quantizers_make_of_them(demo: Model, kind: str) -> 
 
 @pytest.mark.parametrize(("stored", "kind"), [("q8_0", "q4_k"), ("q4_0", "q6_k"), ("f32", "q3_k")])
 def test_rows_that_are_quantized_already(stored: str, kind: str, tmp_path: Path) -> None:
-    """To F32 first, by the type's own function."""
+    """Quantized rows become F32 first."""
     file = tmp_path / "model.gguf"
     write_synthetic(file, "tiny-moe", stored, n_vocab=600, n_embd=256)
     info = read_gguf(file)
@@ -102,7 +102,7 @@ def test_logits_are_those_of_the_converted_rows(demo: Model, vocab: str | int) -
 def test_the_text_is_the_same(
     demo: Model, demo_prompts: list[str], kind: str, options: dict[str, object]
 ) -> None:
-    """And drafts are still accepted, by far more than chance."""
+    """Drafts are still accepted far more often than by chance."""
     chosen = {"draft_vocab": "full", **options}
     texts, shares = [], []
     for type_ in ("file", kind):

@@ -17,10 +17,8 @@ import pytest
 from pyllama_mtp import Model
 from pyllama_mtp.llama.batch import Batch, Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.models import synth
-from pyllama_mtp.models.layout import TensorSpec, model_tensors
-from pyllama_mtp.models.shapes import ModelShape
 
+from ..trimmed import write_untied
 from .kvstate import KVState
 from .support import EDGES, N_BATCH, N_UBATCH, made_up, scaled
 from .twocontexts import (
@@ -28,6 +26,7 @@ from .twocontexts import (
     Marks,
     TwoContexts,
     agree,
+    beside,
     context,
     drafts_of,
     every,
@@ -114,23 +113,19 @@ def test_batch_edges(model: Model, n: int) -> None:
 
 @pytest.mark.parametrize(("type_k", "type_v", "flash_attn"), CACHES)
 def test_cache_types(model: Model, type_k: str, type_v: str, flash_attn: str) -> None:
-    """With a rotation of K and V where they are quantized; one sequence, and three in a batch."""
+    """One sequence, and three in a batch. K and V are rotated where they are quantized."""
     options = {"type_k": type_k, "type_v": type_v, "flash_attn": flash_attn}
     check(model, in_batches(model, 37), **options)
     check(model, turns(model, (7, 7, 7), 15), 3, unified=True, **options)
 
 
-@pytest.mark.parametrize("n_ubatch", [1, 7, 16, 48])
+@pytest.mark.parametrize(("n_ubatch", "n_threads"), [(1, 1), (7, 1), (16, 2), (48, 1)])
 @pytest.mark.parametrize("cache", ["f16", "q8_0"])
 @pytest.mark.parametrize("hidden", ["post-norm", "pre-norm"])
-def test_graph_sizes(model: Model, n_ubatch: int, cache: str, hidden: str) -> None:
-    """And the place where the block takes hidden rows."""
+def test_graph_sizes(model: Model, n_ubatch: int, n_threads: int, cache: str, hidden: str) -> None:
+    """For both places where the block takes hidden rows."""
     options = {"n_ubatch": n_ubatch, "type_k": cache, "type_v": cache, "hidden": hidden}
-    check(model, in_batches(model, N_BATCH + 1), **options)
-
-
-def test_two_threads(model: Model) -> None:
-    check(model, in_batches(model, N_BATCH + 1), n_threads=2)
+    check(model, in_batches(model, N_BATCH + 1), n_threads=n_threads, **options)
 
 
 @pytest.mark.parametrize("marks", [none, every, last, some])
@@ -170,10 +165,8 @@ def test_sequences_in_one_batch(model: Model, unified: bool) -> None:
             found.decode_batch(batch)
         states = [state(found, seq) for seq in range(len(LENGTHS))]
     for seq, n in enumerate(LENGTHS):
-        with context(model, **exact) as alone, TwoContexts(model, **exact) as wanted:
-            batch = one_sequence(made_up(model, n, 100 * seq))
-            alone.decode_batch(batch)
-            wanted.decode(batch)
+        batch = one_sequence(made_up(model, n, 100 * seq))
+        with beside(model, [batch], **exact) as (alone, wanted):
             mine = assert_in_step(alone, wanted)
         assert_close(states[seq], mine, TOLERANCE["f32"])
 
@@ -194,10 +187,7 @@ def test_rounds_that_go_back(model: Model, hidden: str) -> None:
     """By as many as there are snapshots. Drafts after it come from the row that is the newest one
     then, while the state has not moved yet."""
     options = {"n_rs_seq": DEPTH, "hidden": hidden}
-    with context(model, **options) as found, TwoContexts(model, **options) as wanted:
-        for batch in in_batches(model, N):
-            found.decode_batch(batch)
-            wanted.decode(batch)
+    with beside(model, in_batches(model, N), **options) as (found, wanted):
         start, n_equal, rounds = N, 0, (0, 3, 1, 2, 4, 1, 1, 4)
         for i, kept in enumerate(rounds):
             batch = verified(model, start, 500 + 7 * i)
@@ -286,7 +276,7 @@ def test_checkpoints_of_the_recurrent_part(model: Model, on_device: bool, seq: i
 def test_a_place_that_is_used_again(model: Model, unified: bool) -> None:
     """A sequence begins with zeros, whatever was in its place."""
     options = {"n_seq_max": 3, "unified": unified}
-    with context(model, **options) as found, TwoContexts(model, **options) as wanted:
+    with beside(model, **options) as (found, wanted):
         for seq, n, first in ((0, 9, 0), (1, 17, 100), (2, 5, 200), (1, 7, 300), (0, 30, 400)):
             assert found.remove(0, seq) and wanted.remove(0, seq)
             batch = one_sequence(made_up(model, n, first), seq=seq)
@@ -306,22 +296,11 @@ def test_a_place_that_is_used_again(model: Model, unified: bool) -> None:
 # -- embeddings and head of its own ----------------------------------------------------------------
 
 
-def own_tables(shape: ModelShape) -> list[TensorSpec]:
-    """What a block may bring: embeddings, and an LM head."""
-    size = (shape.n_embd, shape.n_vocab)
-    names = ("embed_tokens", "shared_head_head")
-    return [
-        TensorSpec(f"blk.{shape.n_layer}.nextn.{name}.weight", size, "matrix") for name in names
-    ]
-
-
 @pytest.fixture(scope="module", params=["tiny", "tiny-moe"])
 def untied_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random tables, which are not the trunk's."""
     path: Path = tmp_path_factory.mktemp("untied") / "untied.gguf"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synth, "model_tensors", lambda s: [*model_tensors(s), *own_tables(s)])
-        return synth.write_synthetic(path, request.param, "f16", pure=True)
+    return write_untied(path, request.param, "f16", "embed_tokens", "shared_head_head")
 
 
 @pytest.mark.parametrize("n", [1, N_BATCH + 1])
@@ -329,10 +308,7 @@ def test_a_block_with_tables_of_its_own(untied_file: Path, n: int) -> None:
     """K, V and drafts are made with them."""
     with Model(untied_file) as model:
         check(model, in_batches(model, n))
-        with context(model) as found, TwoContexts(model) as wanted:
-            for batch in in_batches(model, n):
-                found.decode_batch(batch)
-                wanted.decode(batch)
+        with beside(model, in_batches(model, n)) as (found, wanted):
             assert_in_step(found, wanted)
             n_equal = 0
             for newest in (3, 99, 1500):

@@ -98,7 +98,7 @@ def test_drawn_drafts_and_looked_up_ones(demo: Model, repeated: list[int]) -> No
 def test_drafts_after_plain_rounds(
     demo: Model, text: list[int], n_plain: int, then: tuple[int, int]
 ) -> None:
-    """Of the head, or of the text."""
+    """Drafts of the head, or from the text."""
     prompt = [*text[:24], *text[:24]]
     with Session(demo, AUTO) as session:
         script(engine_of(session), *[(0, 0)] * n_plain, then)

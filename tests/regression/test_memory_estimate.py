@@ -15,7 +15,7 @@ from pyllama_mtp.errors import InsufficientMemoryError
 from pyllama_mtp.llama import native
 from pyllama_mtp.models.memory import padded
 from pyllama_mtp.models.synth import write_synthetic
-from pyllama_mtp.sizing import HOST, LEAST_N_CTX, USUAL_N_CTX, DeviceMemory, room_for, simulate
+from pyllama_mtp.sizing import LEAST_N_CTX, USUAL_N_CTX, DeviceMemory, room_for, simulate
 
 from ..adapters import trunk, write_adapter
 from ..workers import worker
@@ -55,21 +55,13 @@ def files(request: pytest.FixtureRequest) -> dict[str, Path]:
 
 
 def used(model: Model, settings: Settings, n_sequences: int) -> dict[Any, dict[str, int]]:
-    """Bytes allocated, by memory, after prompts and drafts, sequence by sequence or together."""
+    """Bytes allocated, by memory, after prompts and drafts."""
     prompt = made_up(model, 200).tolist()
-    session: Any
-    if n_sequences > 1:
-        session = BatchSession(model, settings, n_sequences)
+    with BatchSession(model, settings, n_sequences) as session:
         engine = engine_of(session)
-    else:
-        session = Session(model, settings)
-        engine = engine_of(session)
-    with session:
-        if n_sequences > 1:
-            session.generate([prompt[i:] for i in range(n_sequences)], max_tokens=12).run()
-        else:
-            session.generate(prompt, max_tokens=12).run()
-            session.generate(prompt[:150], max_tokens=12).run()
+        session.generate([prompt[i:] for i in range(n_sequences)], max_tokens=12).run()
+        if n_sequences == 1:
+            session.generate([prompt[:150]], max_tokens=12).run()
         devices = (native.load().ffi.NULL, *model.used_devices)
         found = {device: engine.memory(device) for device in devices}
         everything = engine.memory()
@@ -88,15 +80,23 @@ def compare(estimates: list[DeviceMemory], found: dict[Any, dict[str, int]]) -> 
             assert said[name] == pytest.approx(wanted[name], rel=TOLERANCE, abs=2**16), message
 
 
+def check(model: Model, settings: Settings, n_sequences: int = 1) -> list[dict[str, int]]:
+    """The estimate is what is allocated; returns that, memory by memory."""
+    with model.without_memory() as twin:
+        estimates = simulate(twin, settings, n_sequences, settings.n_ctx)
+    assert [one.name.startswith("RPC") for one in estimates] == [False, True][: len(estimates)]
+    assert all(one.total > 2**20 < one.free for one in estimates[1:])
+    found = used(model, settings, n_sequences)
+    compare(estimates, found)
+    return list(found.values())
+
+
 @pytest.mark.parametrize(("name", "options", "n_sequences"), CASES)
 def test_on_the_cpu(
     request: pytest.FixtureRequest, name: str, options: dict[str, Any], n_sequences: int
 ) -> None:
-    settings = Settings(n_threads=1, **options)
     with Model(files(request)[name], n_gpu_layers=0) as model:
-        with model.without_memory() as twin:
-            estimates = simulate(twin, settings, n_sequences, settings.n_ctx)
-        compare(estimates, used(model, settings, n_sequences))
+        check(model, Settings(n_threads=1, **options), n_sequences)
 
 
 @pytest.mark.parametrize(
@@ -118,14 +118,8 @@ def test_on_a_device(
     n_sequences: int,
     placed: dict[str, Any],
 ) -> None:
-    settings = Settings(n_threads=1, **options)
     with worker() as address, Model(files(request)[name], rpc_servers=address, **placed) as model:
-        with model.without_memory() as twin:
-            estimates = simulate(twin, settings, n_sequences, settings.n_ctx)
-        here, there = estimates
-        assert here.name == HOST and there.name.startswith("RPC")
-        assert estimates[1].total > 2**20 < estimates[1].free
-        compare(estimates, used(model, settings, n_sequences))
+        assert len(check(model, Settings(n_threads=1, **options), n_sequences)) == 2
 
 
 @pytest.mark.parametrize("layers", [0, 3, -1])
@@ -140,11 +134,7 @@ def test_adapters_count_with_the_weights(
         for lora in ((), adapter):
             placed = {"rpc_servers": address, "n_gpu_layers": layers, "use_mmap": False}
             with Model(demo_file, lora=lora, **placed) as model:
-                with model.without_memory() as twin:
-                    estimates = simulate(twin, settings, 1, 512)
-                found = used(model, settings, 1)
-                compare(estimates, found)
-                weights.append([parts["weights"] for parts in found.values()])
+                weights.append([parts["weights"] for parts in check(model, settings)])
     more = [after - before for before, after in zip(*weights, strict=True)]
     assert sum(more) == pytest.approx(adapter.stat().st_size, rel=TOLERANCE)
     assert [n > 2**18 for n in more] == [layers != -1, layers != 0][: len(more)]
@@ -219,7 +209,7 @@ LONG = RopeScaling(rope_scaling="yarn", rope_freq_scale=1 / 16)  # of the demo m
 
 
 def test_a_length_that_nobody_asked_for_is_no_model_of_a_quarter_million(demo: Model) -> None:
-    """And the same wherever one is made."""
+    """Session and BatchSession choose the same length."""
     settings = Settings(rope=LONG, draft_n_max=3, n_threads=1)
     with Session(demo, settings) as session, BatchSession(demo, settings, 2) as batch:
         assert session.n_ctx == batch.n_ctx == USUAL_N_CTX == 8192

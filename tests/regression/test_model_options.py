@@ -59,7 +59,6 @@ def test_experts_go_where_they_are_sent(
 def test_an_override_to_the_cpu_takes_its_repacked_buffers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And the text does not depend on it."""
     path = write_synthetic(tmp_path / "m.gguf", "tiny-moe", "q4_0")
     native.load().set_small_batch(False)  # so that upstream's repacking is used
     try:
@@ -80,28 +79,6 @@ def test_of_two_overrides_the_first_counts(
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"use_mmap": False},
-        {"use_mmap": True},
-        {"use_mlock": True},
-        {"use_mlock": True, "use_mmap": False},
-        {"device": "none"},
-        {"device": "none", "override_tensor": {"ffn_.*": "CPU"}},
-        {"split_mode": "none", "main_gpu": 0, "device": "none"},
-    ],
-)
-def test_the_text_does_not_depend_on_how_the_file_is_read(
-    demo: Model, demo_file: Path, text: list[int], options: dict[str, Any]
-) -> None:
-    expected = written(demo, text[:60], N_TOKENS, 3).tokens
-    with Model(demo_file, **options) as model:
-        assert not (model.on_gpu and "device" in options)
-        with Session(model, settings(3)) as session:
-            assert greedy(session, text[:60], N_TOKENS).tokens == expected
-
-
-@pytest.mark.parametrize(
     ("options", "mode"),
     [
         ({}, "mmap"),
@@ -109,13 +86,26 @@ def test_the_text_does_not_depend_on_how_the_file_is_read(
         ({"use_mmap": True}, "mmap"),
         ({"use_mlock": True}, r"mmap\+mlock"),
         ({"use_mlock": True, "use_mmap": False}, "mlock"),
+        ({"device": "none"}, "mmap"),
+        ({"device": "none", "override_tensor": {"ffn_.*": "CPU"}}, "mmap"),
+        ({"split_mode": "none", "main_gpu": 0, "device": "none"}, "mmap"),
     ],
 )
-def test_how_the_file_is_read(
-    demo_file: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], mode: str
+def test_how_the_file_is_read_and_the_text_does_not_depend_on_it(
+    demo: Model,
+    demo_file: Path,
+    text: list[int],
+    caplog: pytest.LogCaptureFixture,
+    options: dict[str, Any],
+    mode: str,
 ) -> None:
-    with caplog.at_level(logging.DEBUG, "pyllama_mtp.llama.native"), Model(demo_file, **options):
+    expected = written(demo, text[:60], N_TOKENS, 3).tokens
+    with caplog.at_level(logging.DEBUG, "pyllama_mtp.llama.native"):
+        model = Model(demo_file, **options)
+    with model, Session(model, settings(3)) as session:
         assert re.search(rf"load_mode = {mode}\)", caplog.text)
+        assert not (model.on_gpu and "device" in options)
+        assert greedy(session, text[:60], N_TOKENS).tokens == expected
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
@@ -26,10 +24,19 @@ from pyllama_mtp.speculative.drafter import Drafts
 from pyllama_mtp.speculative.ngram import Match, NgramLookup
 
 from ..plain import ARCHITECTURES, WINDOW, write_model
-from .support import EDGES, assert_same_tokens, made_up, rounding, settings
+from ..processes import RunPython
+from .support import (
+    EDGES,
+    alone,
+    assert_same_tokens,
+    computed_by,
+    engine_of,
+    made_up,
+    rounding,
+    settings,
+)
 from .test_lookup import script
 
-RunPython = Callable[..., "CompletedProcess[str]"]
 AUTO = settings("auto")
 PLAIN = settings(0)
 
@@ -58,11 +65,10 @@ def run(session: Session, prompt: Sequence[int], n: int) -> Generation:
 
 
 def test_prompts_across_batches(plain: Model, gap: float) -> None:
-    """As one decode of each token has it."""
+    """The text is that of decoding token by token."""
     for n in EDGES:
         prompt = made_up(plain, n).tolist()
-        with Session(plain, PLAIN) as session:
-            got = run(session, prompt, 12).tokens
+        got = alone(plain, prompt, 12)
         with Context(plain, ContextOptions(512, 1, 1, 1)) as context:
             expected, token = list[int](), -1
             for position in range(n + 11):
@@ -92,11 +98,10 @@ class Foretold(NgramLookup):
 def test_drafts_from_the_text_do_not_change_it(plain: Model, gap: float, rollback: str) -> None:
     """Part of them holds, and the rest is taken back; past the sliding window, too."""
     prompt = made_up(plain, 80).tolist()
-    with Session(plain, PLAIN) as session:
-        expected = run(session, prompt, 120).tokens
+    expected = alone(plain, prompt, 120)
     with Session(plain, settings("auto", rollback=rollback)) as session:
-        told = script(session._engine, (0, 6), (0, 0), (0, 2), (0, 5))
-        session._engine.choice.lookups = [Foretold(prompt, expected)]
+        told = script(engine_of(session), (0, 6), (0, 0), (0, 2), (0, 5))
+        engine_of(session).choice.lookups = [Foretold(prompt, expected)]
         got = run(session, prompt, 120)
         assert_same_tokens(plain, prompt, got.tokens, expected, gap)
     looked_up = got.telemetry.looked_up
@@ -107,8 +112,7 @@ def test_drafts_from_the_text_do_not_change_it(plain: Model, gap: float, rollbac
 
 def test_several_sequences(plain: Model, gap: float) -> None:
     prompts = [made_up(plain, n, n).tolist() for n in (5, 60, 17)]
-    with Session(plain, PLAIN) as session:
-        expected = [run(session, prompt, 24).tokens for prompt in prompts]
+    expected = [alone(plain, prompt, 24) for prompt in prompts]
     with BatchSession(plain, AUTO, 2) as batch:
         for _ in range(2):
             results = batch.generate(prompts, max_tokens=24, ignore_eos=True).run().results
@@ -117,7 +121,7 @@ def test_several_sequences(plain: Model, gap: float) -> None:
 
 
 def test_what_was_processed_is_reused(plain: Model, gap: float) -> None:
-    """As far as the texts are the same; of a recurrent state, from a checkpoint on."""
+    """The common beginning is reused; a recurrent state goes back to a checkpoint."""
     text = made_up(plain, 200).tolist()
     with Session(plain, AUTO) as session:
         run(session, text, 8)
@@ -125,8 +129,7 @@ def test_what_was_processed_is_reused(plain: Model, gap: float) -> None:
         for prompt in ([*text, 5, 6], [*text[:100], 7, 8, 9], text[:20], text):
             got = run(session, prompt, 16)
             n_cached.append(got.telemetry.n_cached)
-            with Session(plain, PLAIN) as fresh:
-                expected = run(fresh, prompt, 16).tokens
+            expected = alone(plain, prompt, 16)
             assert_same_tokens(plain, prompt, got.tokens, expected, gap)
     exact = [200, 100, 19, 20]
     assert n_cached == exact if not plain.is_recurrent else 0 < n_cached[0] <= 200
@@ -182,24 +185,14 @@ def test_a_cache_with_a_window_does_not_go_back_to_what_was_overwritten(
 
 def test_text_is_upstreams(files: dict[str, Path], run_python: RunPython) -> None:
     """Greedy, as upstream's library has it with the same driver."""
-    code = (
-        "import json, sys\n"
-        "from pyllama_mtp import Model, Session, Settings\n"
-        "found = []\n"
-        "for path in sys.argv[1:]:\n"
-        "    with Model(path) as model:\n"
-        "        prompt = [(7 * i * i + 13 * i + 5) % model.n_vocab for i in range(97)]\n"
-        "        small = Settings(n_ctx=512, n_batch=48, n_ubatch=16, n_threads=1)\n"
-        "        with Session(model, small) as session:\n"
-        "            done = session.generate(prompt, max_tokens=32, ignore_eos=True).run()\n"
-        "            found.append(done.tokens)\n"
-        "print(json.dumps(found))\n"
-    )
-    texts = []
-    for variant in ("patched", "upstream"):
-        done = run_python(code, *files.values(), env={"PYLLAMA_MTP_LIB": variant})
-        assert done.returncode == 0, done.stderr
-        texts.append(json.loads(done.stdout))
+    code = """
+found = []
+for path in sys.argv[1:]:
+    with Model(path) as model, Session(model, Settings(**SMALL)) as session:
+        done = session.generate(made_up(model, 97), max_tokens=32, ignore_eos=True).run()
+        found.append(done.tokens)
+"""
+    texts = [computed_by(v, run_python, code, *files.values()) for v in ("patched", "upstream")]
     for path, got, expected in zip(files.values(), *texts, strict=True):
         with Model(path) as model:
             prompt = made_up(model, 97).tolist()

@@ -7,7 +7,6 @@ drafts are compared with those of a fresh session.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,9 @@ import pytest
 from pyllama_mtp import Generation, Model, Session
 from pyllama_mtp.errors import PromptFileError, PyllamaMtpError, UsageError
 
-from . import kvstate
+from .kvstate import KVState
 from .support import N_UBATCH, assert_same_tokens, cached, engine_of, scaled, settings
+from .twocontexts import draft_state
 
 N_TOKENS = 14
 EXACT = {"cache_type_k": "f32", "cache_type_v": "f32"}
@@ -50,14 +50,12 @@ def check_like_fresh(session: Session, prompt: Sequence[int], gap: float) -> Gen
     return got
 
 
-def cache(session: Session) -> kvstate.KVState:
+def cache(session: Session) -> KVState:
     """The draft cache, without what is left over from drafting."""
-    engine = engine_of(session)
-    if not engine.upstream:
-        whole = kvstate.parse(engine.target.save_state())
-        return replace(whole, k=whole.k[-1:], v=whole.v[-1:])
-    engine.upstream.context.remove(engine.upstream.sequences[0].n_past)
-    return kvstate.parse(engine.upstream.context.save_state())
+    upstream = engine_of(session).upstream
+    if upstream:
+        upstream.context.remove(upstream.sequences[0].n_past)
+    return draft_state(session)
 
 
 # -- checkpoints -----------------------------------------------------------------------------------

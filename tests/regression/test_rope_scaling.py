@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ SCALINGS: list[dict[str, Any]] = [
 
 
 def logits(model: Model, rope: RopeScaling, mtp_head: bool) -> Any:
-    """Of the last of some tokens, in a context of this kind, far from position 0."""
+    """Logits of the last of 24 tokens, in a context of this kind."""
     options = ContextOptions(512, 64, 64, 1, rope=rope, mtp_head=mtp_head)
     tokens, ones = made_up(model, 24), np.zeros(24, dtype=np.int8)
     ones[-1] = 1
@@ -63,10 +64,12 @@ def test_the_context_may_be_longer(demo: Model, caplog: pytest.LogCaptureFixture
     assert RopeScaling(**YARN).length(trained) == 4 * 4096
     assert RopeScaling(rope_freq_scale=0.5).length(trained) == 2 * trained
     assert RopeScaling(rope_scaling="none", rope_freq_scale=0.5).length(trained) == trained
-    for rope, warned in ((RopeScaling(**YARN), False), (RopeScaling(), True)):
-        caplog.clear()
-        with Session(demo, settings(0, n_ctx=2 * trained, rope=rope)):
-            assert warned is any("longer than" in line for line in caplog.messages)
+    plain, scaled = RopeScaling(), RopeScaling(**YARN)
+    for n_ctx, rope in ((trained, plain), (2 * trained, scaled), (trained + 256, plain)):
+        assert not any("trained for" in line for line in caplog.messages)
+        Session(demo, settings(0, n_ctx=n_ctx, rope=rope)).close()
+    (record,) = [one for one in caplog.records if "trained for" in one.getMessage()]
+    assert record.levelno == logging.WARNING and "4352 tokens is longer" in record.getMessage()
     with Session(demo, settings(0, n_ctx=0, rope=RopeScaling(**YARN))) as session:
         assert trained < session.n_ctx == 8192
 

@@ -18,7 +18,7 @@ from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.models.synth import write_synthetic
 
-from .support import Floats, made_up, plain_context
+from .support import Floats, decode, made_up, plain_context
 
 #: File types that need no importance matrix; IQ2 and IQ3 are in tests/ffi/test_small_batch.py.
 TYPES = ["f32", "f16", "bf16", "q8_0", "q5_0", "q4_0", "iq4_nl", "mxfp4_moe"]
@@ -49,8 +49,7 @@ def model(
 def begin(context: Context, n_before: int) -> bytes:
     """The state after so many tokens."""
     context.clear()
-    outputs = np.eye(1, n_before, n_before - 1, dtype=np.int8)[0]
-    context.decode(made_up(context.model, n_before), 0, outputs)
+    decode(context, made_up(context.model, n_before))
     return bytes(context.save_state())
 
 

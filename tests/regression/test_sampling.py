@@ -87,3 +87,10 @@ def test_end_token(demo: Model, demo_prompts: list[str], text: list[int]) -> Non
                 assert demo.is_end(mtp.tokens[-1])
                 assert mtp.text == demo.detokenize(mtp.tokens[:-1])
     assert ended, "no prompt came to an end token: it was not tested"
+
+
+def test_a_temperature_next_to_zero_is_greedy(demo: Model, text: list[int]) -> None:
+    cold = replace(HOT, temperature=1e-42)
+    with Session(demo, settings(0)) as session:
+        greedy = session.generate(text[:9], max_tokens=8).run().tokens
+        assert session.generate(text[:9], max_tokens=8, sampling=cold).run().tokens == greedy

@@ -8,24 +8,12 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
 
-from .support import N_BATCH, N_CTX, N_UBATCH, OneSequence, settings
+from .support import N_BATCH, N_UBATCH, OneSequence, decode, made_up, settings
+from .twocontexts import trunk as context
 
 SNAPSHOTS = 3
-
-
-def context(model: Model, n_rs_seq: int) -> Context:
-    size = {"n_ctx": N_CTX, "n_batch": N_BATCH, "n_ubatch": N_UBATCH, "n_threads": 1}
-    options = ContextOptions(**size, n_rs_seq=n_rs_seq, n_outputs_max=8, trace=True)
-    return Context(model, options)
-
-
-def decode(context: Context, n: int, start: int = 0) -> None:
-    tokens = np.arange(start, start + n, dtype=np.int32) * 7 % context.model.n_vocab
-    outputs = np.zeros(n, dtype=np.int8)
-    outputs[-1] = 1
-    context.decode(tokens, start, outputs)
 
 
 def computed(context: Context) -> list[tuple[str, tuple[int, int, int, int]]]:
@@ -39,17 +27,19 @@ def test_without_snapshots_it_is_the_graph_of_a_context_that_keeps_none(
     model: Model, n: int
 ) -> None:
     """Nodes, logits and state are those of n_rs_seq = 0; with them several tokens have more."""
-    with context(model, 0) as plain, context(model, SNAPSHOTS) as rollback:
+    tokens = made_up(model, n)
+    with (
+        context(model, trace=True) as plain,
+        context(model, n_rs_seq=SNAPSHOTS, trace=True) as rollback,
+    ):
         rollback.set_snapshots(False)
-        decode(plain, n)
-        decode(rollback, n)
+        assert decode(rollback, tokens).tobytes() == decode(plain, tokens).tobytes()
         assert computed(rollback) == computed(plain)
-        assert rollback.logits(n - 1).tobytes() == plain.logits(n - 1).tobytes()
         states = [bytes(c.save_state(recurrent_only=True)) for c in (plain, rollback)]
         assert states[0] == states[1]
         rollback.set_snapshots(True)
         rollback.clear()
-        decode(rollback, n)
+        decode(rollback, tokens)
         assert n == 1 or len(rollback.nodes()) > len(plain.nodes())
 
 
@@ -58,23 +48,24 @@ def test_a_short_batch_does_not_pay_for_room(model: Model) -> None:
     for n in (1, 3):
         nodes = []
         for n_rs_seq in (n - 1 or 1, 6):
-            with context(model, n_rs_seq) as c:
-                decode(c, n)
+            with context(model, n_rs_seq=n_rs_seq, trace=True) as c:
+                decode(c, made_up(model, n))
                 nodes.append([op for op, _ in computed(c)])
         assert nodes[0] == nodes[1]
 
 
 def test_no_going_back_within_a_decode_without_snapshots(model: Model) -> None:
     """The snapshots there are belong to an earlier decode; llama.cpp would take them."""
-    with context(model, SNAPSHOTS) as c:
-        decode(c, 12)
+    tokens = made_up(model, 26)
+    with context(model, n_rs_seq=SNAPSHOTS) as c:
+        decode(c, tokens[:12])
         assert c.remove(11)
-        decode(c, 5, 11)
+        decode(c, tokens[11:16], 11)
         c.set_snapshots(False)
-        decode(c, 5, 16)
+        decode(c, tokens[16:21], 16)
         assert not c.remove(20) and c.n_past == 21
         c.set_snapshots(True)
-        decode(c, 5, 21)
+        decode(c, tokens[21:], 21)
         assert c.remove(24) and c.n_past == 24
 
 

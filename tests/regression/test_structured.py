@@ -146,7 +146,7 @@ def test_forced_tokens_change_nothing_but_the_number_of_passes(
 
 
 def test_forced_tokens_are_those_that_the_mask_leaves(demo: Model) -> None:
-    """And to look at them changes nothing."""
+    """Asking for forced tokens changes nothing."""
     grammar = Grammar.json_schema(PERSON)
     asked, plain = Constraint(demo, grammar), Constraint(demo, grammar)
     rng, n_forced = np.random.default_rng(3), 0

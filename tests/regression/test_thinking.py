@@ -22,7 +22,7 @@ def prompt_of(model: Model, by_template: bool) -> list[int]:
 
 
 def expected(model: Model, prompt: list[int], by_template: bool, budget: int) -> list[int]:
-    """By plain decoding: thought, closing tag, and what the model says after both."""
+    """The tokens by plain decoding: thought, closing tag, answer."""
     forced = model.tokenize(FORCED, add_special=False, parse_special=True)
     n = budget + (not by_template)  # the model's own opening tag is no thought
     with Session(model, settings(0)) as session:

@@ -6,7 +6,6 @@ Logits and tokens are compared to the byte: the same kernels see the same rows o
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -30,8 +29,8 @@ from pyllama_mtp.sizing import simulate
 from ..models.test_trimmed_head import MALFORMED
 from ..processes import RunPython
 from ..trimmed import rewrite, tensors_of, write_trimmed
-from .draftheads import NEWEST, context, logits_of, set_head, tokens_of
-from .support import N_CTX, engine_of, greedy, made_up, scaled, settings
+from .draftheads import NEWEST, context, drafted, generated, logits_of, set_head, tokens_of
+from .support import N_CTX, computed_by, engine_of, made_up, scaled, settings
 from .twocontexts import context as context_of
 from .twocontexts import every
 
@@ -52,7 +51,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 @pytest.fixture(scope="module")
 def vocab(demo_file: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """For a head that is given: two tokens of three; hardly a row has its token's number."""
+    """A ranking of two tokens of three, so that hardly a row has its token's number."""
     tokenizer = read_tokenizer(demo_file)
     some = np.delete(np.arange(tokenizer.n_vocab, dtype=np.int32), slice(0, None, 3))
     path = tmp_path_factory.mktemp("vocab") / "ranking.json"
@@ -133,6 +132,8 @@ def test_for_who_does_not_know_of_it(trimmed: Model, demo: Model, ids: Ints) -> 
         assert np.isneginf(logits[:, others]).all()
         assert tokens_of(found, True) == tokens_of(found, False) == tokens_of(wanted, True)
         assert candidates_of(found, 7) == candidates_of(wanted, 7)
+        chains = [drafted(one, [7, 100, 1999], False, 5).tolist() for one in (found, wanted)]
+        assert chains[0] == chains[1]
 
 
 def test_memory_is_known_beforehand(trimmed: Model) -> None:
@@ -178,22 +179,12 @@ def test_nothing_is_copied(trimmed: Model, demo: Model, ids: Ints) -> None:
 Result = tuple[list[list[int]], list[int]]
 
 
-def generated(
+def drafting(
     model: Model, prompts: Sequence[Sequence[int]], seen: list[int], **options: Any
 ) -> Result:
-    """Tokens after each prompt, and all drafts; with the same head throughout."""
+    """Tokens after each prompt, and all drafts."""
     seen.clear()
-    sampling = options.pop("sampling", None)
-    tokens, depth = [], options.pop("depth", 3)
-    with Session(model, settings(depth, draft_follow=False, **options)) as session:
-        for prompt in prompts:
-            if sampling:
-                session.reset()
-                run = session.generate(prompt, max_tokens=32, sampling=sampling).run()
-            else:
-                run = greedy(session, prompt, 32)
-            tokens.append(run.tokens)
-    return tokens, seen.copy()
+    return [run.tokens for run in generated(model, prompts, **options)], seen.copy()
 
 
 OPTIONS: dict[str, dict[str, object]] = {
@@ -218,18 +209,18 @@ def test_the_same_drafts(
     """As with a draft head over the same tokens, one by one, whatever the order and type of d2t;
     and the same tokens, which at temperature 0 are those of plain decoding."""
     prompts = prompts[::3]
-    wanted = generated(demo, prompts, seen, draft_vocab=vocab, **options)
+    wanted = drafting(demo, prompts, seen, draft_vocab=vocab, **options)
     assert len(wanted[1]) > 20
-    assert generated(trimmed, prompts, seen, **options) == wanted
+    assert drafting(trimmed, prompts, seen, **options) == wanted
     with Model(make(demo_file, ids, np.int32)) as other:
-        assert generated(other, prompts, seen, **options) == wanted
+        assert drafting(other, prompts, seen, **options) == wanted
     drawn = "sampling" in options
     if not drawn:
-        plain, none = generated(demo, prompts, seen, depth=0)
+        plain, none = drafting(demo, prompts, seen, depth=0)
         assert wanted[0] == plain and not none
         order = np.random.default_rng(4).permutation(len(ids))
         with Model(make(demo_file, ids[order])) as other:
-            assert generated(other, prompts, seen, **options) == wanted
+            assert drafting(other, prompts, seen, **options) == wanted
 
 
 def test_several_sequences(
@@ -252,8 +243,8 @@ def test_other_tokens_than_the_files(
     demo: Model, trimmed: Model, prompts: list[list[int]], seen: list[int]
 ) -> None:
     """Rows of the model's own LM head; for the whole vocabulary there is no head."""
-    wanted = generated(demo, prompts[:3], seen, draft_vocab=512)
-    assert generated(trimmed, prompts[:3], seen, draft_vocab=512) == wanted
+    wanted = drafting(demo, prompts[:3], seen, draft_vocab=512)
+    assert drafting(trimmed, prompts[:3], seen, draft_vocab=512) == wanted
     with pytest.raises(UsageError, match=r"\d+ of 2048 tokens; use 'auto'"):
         Session(trimmed, settings(3, draft_vocab="full"))
 
@@ -263,9 +254,9 @@ def test_without_the_head(
 ) -> None:
     with Model(make(demo_file, ids), mtp=False) as model:
         assert not model.has_mtp
-        found = generated(model, prompts[:2], seen, depth=0)
+        found = drafting(model, prompts[:2], seen, depth=0)
         assert model.draft_head("auto") is not None  # of the file, which is as it was
-    assert found == generated(demo, prompts[:2], seen, depth=0)
+    assert found == drafting(demo, prompts[:2], seen, depth=0)
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -302,19 +293,17 @@ NATIVELY = {
 }
 
 BYPASS = """
-import json, sys
 import pyllama_mtp.llama.model as module
 from pyllama_mtp.errors import ModelFileError
 from pyllama_mtp.models.ggufinfo import read_gguf
 module.validate_model_file = lambda path, *more: read_gguf(path)
-said = []
+found = []
 for path in sys.argv[1:]:
     try:
         module.Model(path).close()
-        said.append("loaded")
+        found.append("loaded")
     except ModelFileError as error:
-        said.append(str(error))
-print(json.dumps(said))
+        found.append(str(error))
 """
 
 
@@ -325,10 +314,9 @@ def test_the_library_refuses_by_itself(run_python: RunPython, tmp_path: Path) ->
         write_trimmed(whole, tmp_path / f"{i}.gguf", *MALFORMED[name][:2])
         for i, name in enumerate(NATIVELY)
     ]
-    done = run_python(BYPASS, *paths)
-    assert done.returncode == 0, done.stderr
+    found = computed_by("patched", run_python, BYPASS, *paths)
     assert set(NATIVELY) == set(MALFORMED)
-    for said, name in zip(json.loads(done.stdout), NATIVELY, strict=True):
+    for said, name in zip(found, NATIVELY, strict=True):
         assert re.search(f"llama.cpp cannot load it: .*{NATIVELY[name]}", said), (name, said)
 
 

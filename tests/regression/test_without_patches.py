@@ -1,10 +1,9 @@
 """Upstream's library: what it lacks is refused with words that say so, and what it need not know of
-is ignored. In a process of its own, because a process loads one library."""
+is ignored."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +13,23 @@ import pytest
 from pyllama_mtp import Model
 from pyllama_mtp.models.surgery import drop_head, extract_head
 
+from ..processes import RunPython
 from ..trimmed import write_trimmed
+from .support import computed_by
 from .test_greedy_tokens import REQUESTED, batch_of, tokens_of
 from .twocontexts import trunk
 
 #: Model files: the demo model, a mixture of experts, the demo model with a head of its own over a
 #: part of the vocabulary, and with its head in another file.
 CODE = """
-import json, sys
-import numpy as np
-from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.errors import PyllamaMtpError
-from pyllama_mtp.llama import native
-from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.llama.drafthead import head_rows
 
 demo, moe, trimmed, apart = sys.argv[1:5]
 requested = json.loads(sys.argv[5])
 size = dict(n_ctx=64, n_batch=48, n_ubatch=16, n_threads=1, n_outputs_max=48)
 one, ones = np.zeros(1, np.int32), np.ones(1, np.int8)
-said = {"variant": native.load().variant}
+found = said = {}
 
 def refused(name, call):
     try:
@@ -66,27 +62,24 @@ refused("apart", lambda: Model(apart))
 Model(apart, mtp=False).close()
 for name, file in (("demo", demo), ("moe", moe)):
     with Model(file) as model, Context(model, ContextOptions(**size, trace=True)) as plain:
-        i = np.arange(43, dtype=np.int64)
-        tokens = ((7 * i * i + 13 * i + 5) % model.n_vocab).astype(np.int32)
-        found = []
+        tokens, marks = made_up(model, 43), np.isin(np.arange(43), requested).astype(np.int8)
+        ways = said[name] = []
         for greedy in (False, True):
             plain.clear()
             plain.set_greedy(greedy)
-            plain.decode(tokens, 0, np.isin(i, requested).astype(np.int8))
+            plain.decode(tokens, 0, marks)
             nodes = [node.name for node in plain.nodes()]
-            found.append([
+            ways.append([
                 [plain.argmax(row) for row in requested],
                 [int(plain.logits(row).argmax()) for row in requested],
                 [plain.greedy, plain.output_bytes, nodes.count("mtp_argmax"), len(nodes)],
             ])
-        said[name] = found
-print(json.dumps(said))
 """
 
 
 @pytest.fixture(scope="module")
 def said(
-    run_python: Callable[..., Any],
+    run_python: RunPython,
     demo_file: Path,
     moe_file: Path,
     tmp_path_factory: pytest.TempPathFactory,
@@ -97,11 +90,8 @@ def said(
     trimmed = write_trimmed(demo_file, folder / "trimmed.gguf", ids, ids)
     extract_head(demo_file, folder / "mtp-apart.gguf")
     files = (demo_file, moe_file, trimmed, drop_head(demo_file, folder / "apart.gguf"))
-    env = {"PYLLAMA_MTP_LIB": "upstream"}
-    done = run_python(CODE, *files, json.dumps(REQUESTED["some"]), env=env)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert found["variant"] == "upstream"
+    requested = json.dumps(REQUESTED["some"])
+    found: dict[str, Any] = computed_by("upstream", run_python, CODE, *files, requested)
     return found
 
 

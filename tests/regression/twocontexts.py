@@ -5,20 +5,22 @@ zeros with the first one; the block runs whole, and drafts one step after the ot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_mtp import Model
+from pyllama_mtp import Model, Session
 from pyllama_mtp.llama.batch import Batch, Floats, Ints
 from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.trace import Node
 
 from . import kvstate
 from .kvstate import KVState
-from .support import N_BATCH, N_CTX, N_UBATCH, made_up, scaled
+from .support import N_BATCH, N_CTX, N_UBATCH, engine_of, made_up, scaled
 
 Marks = npt.NDArray[np.int8]
 #: Logits have a standard deviation of 1 to 3; see support.rounding().
@@ -100,6 +102,20 @@ def state(found: Context, seq: int = 0) -> KVState:
     """What the caches of a sequence hold."""
     mrope = found.model.architecture != "qwen3next"
     return kvstate.parse(found.save_state(seq=seq), mrope)
+
+
+def draft_state(session: Session) -> KVState:
+    """What the cache of a session's head holds."""
+    engine = engine_of(session)
+    if engine.upstream:
+        return state(engine.upstream.context)
+    whole = state(engine.target)
+    return replace(whole, k=whole.k[-1:], v=whole.v[-1:])
+
+
+def rows_of(nodes: Sequence[Node], name: str) -> list[int]:
+    """Rows of the nodes of that name, or of that name and a layer, in order."""
+    return [n.rows for n in nodes if n.name == name or n.name.rpartition("-")[0] == name]
 
 
 @dataclass
@@ -195,3 +211,15 @@ class TwoContexts:
             hidden = self.block.hidden_rows()[:1].copy()
         self.block.remove(start, seq)
         return found
+
+
+@contextmanager
+def beside(
+    model: Model, batches: Sequence[Batch] = (), **options: object
+) -> Iterator[tuple[Context, TwoContexts]]:
+    """A context with_mtp and its reference, after the same batches."""
+    with context(model, **options) as found, TwoContexts(model, **options) as wanted:
+        for batch in batches:
+            found.decode_batch(batch)
+            wanted.decode(batch)
+        yield found, wanted
