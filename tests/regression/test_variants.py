@@ -14,7 +14,6 @@ from .support import computed_by
 OFF = """
 native.load().set_small_batch(False)
 native.load().set_large_batch(False)
-native.load().set_large_batch(False)
 native.load().set_few_rows_attention(False)
 """
 #: Model file, output folder: logits of prompts at all edges, and of some decode steps after each.
