@@ -19,7 +19,7 @@ from ..architectures import write_model as with_a_head
 from ..plain import write_model
 
 JOBS = 2
-CONFORM = {"op": "conform"}
+CONFORM: dict[str, Any] = {"op": "conform"}
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,8 @@ def test_tensors_of_other_architectures_stay_as_they_are(tmp_path: Path) -> None
     from fuzzkit.edits import apply
 
     path = with_a_head("glm4moe", tmp_path / "m.gguf")
-    edit = {"op": "set", "key": "glm4moe.attention.key_length", "type": 4, "value": 32}
+    key = "glm4moe.attention.key_length"
+    edit: dict[str, Any] = {"op": "set", "key": key, "type": 4, "value": 32}
     changed, conformed = (apply(read_document(path), edits) for edits in ([edit], [edit, CONFORM]))
     assert b"".join(conformed) == b"".join(changed) != path.read_bytes()
 
