@@ -201,7 +201,7 @@ def unharmed(demo: Model, request: pytest.FixtureRequest) -> Iterator[Context]:
 
 def assert_refused(draft: Context, rows: HeadRows, ids: Ints) -> None:
     with pytest.raises(
-        UsageError, match=r"no draft head here: .*n_embd values for ascending tokens"
+        UsageError, match=r"a draft head is not possible here: .*n_embd values for ascending tokens"
     ):
         draft.set_draft_head(rows, ids)
 

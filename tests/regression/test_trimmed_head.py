@@ -266,7 +266,7 @@ def test_where_there_is_no_trimmed_head(demo: Model, trimmed: Model, ids: Ints) 
     """A whole one, and a target that does not draft."""
     with context(demo) as whole, context_of(trimmed, with_mtp=False) as target:
         for found in (whole, target):
-            with pytest.raises(UsageError, match=r"no draft head here: .*of a file that has"):
+            with pytest.raises(UsageError, match=r"not possible here: .*of a file that has"):
                 found.set_draft_head(None, ids)
             assert found.draft_ids is None
     with context(trimmed) as found, pytest.raises(UsageError, match="other tokens"):

@@ -101,7 +101,7 @@ def said(
         "with_mtp": ["UsageError", "with_mtp", "patched"],
         "draft": ["UsageError", "with_mtp"],
         "reserve": ["Error"],
-        "head": ["UsageError", "no draft head here: it needs the patched library"],
+        "head": ["UsageError", "a draft head is not possible here: it needs the patched library"],
         "vocabulary": ["UsageError", "draft_vocab 300 is not in upstream's library"],
         "trimmed True": ["ModelFileError", "683 of 2048 tokens (tensor d2t)", "use the patched"],
         "trimmed False": ["ModelFileError", "683 of 2048 tokens (tensor d2t)", "use the patched"],
