@@ -180,5 +180,5 @@ def test_blocks_with_lm_heads_of_their_own(tmp_path: Path, monkeypatch: pytest.M
         with Session(model, settings(2)) as session:
             upstream, ids = session._engine.upstream, np.arange(9, dtype=np.int32)
             assert upstream
-            with pytest.raises(UsageError, match="there is no draft head here"):
+            with pytest.raises(UsageError, match="a draft head is not possible here"):
                 upstream.context.set_draft_head(head_rows(model.info, ids), ids)
