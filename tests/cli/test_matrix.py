@@ -14,12 +14,10 @@ import pytest
 
 from pyllama_mtp.cli.matrix import DEMO_REPEAT, REPEAT
 from pyllama_mtp.cli.progress import short_label
-from pyllama_mtp.errors import DiskFullError
 from pyllama_mtp.measure.matrix import Event
 from pyllama_mtp.measure.plan import Group, Plan
 from pyllama_mtp.measure.ratios import base_of
 from pyllama_mtp.measure.recordfile import Writer, read_cells, read_file
-from pyllama_mtp.models import synth
 
 from ..processes import Cli
 
@@ -72,89 +70,6 @@ def test_the_demo_model_is_done_in_its_budget(
     monkeypatch.setattr("pyllama_mtp.cli.matrix.DEMO_BUDGET", "0.000001s")
     assert "left out for the budget" in cli("matrix", "--depths", "0").err
     assert "left out for the budget" not in cli("matrix", "--depths", "0", "--repeat", "2").err
-
-
-# -- the first look --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The paths of synthetic models that would have been written."""
-    found: list[Path] = []
-
-    def write(progress: Any) -> Path:
-        progress(1, 1)
-        found.append(synth.example_path())
-        return found[-1]
-
-    monkeypatch.setattr(synth, "write_example", write)
-    monkeypatch.setattr(synth, "example_is_there", lambda: bool(found))
-    monkeypatch.setattr("pyllama_mtp.models.memory.available_memory", lambda: 8 << 30)
-    return found
-
-
-def test_the_first_look_is_at_a_usual_size_and_at_real_text(
-    fake: ModuleType, cli: Cli, written: list[Path]
-) -> None:
-    result = cli("matrix", "--repeat", "2")
-    assert result.code == 0 and written == [synth.example_path()]
-    assert "random weights" in result.err and str(written[0]) in result.err
-    cells = read_cells("matrix.jsonl")
-    assert [(c.model, c.n_prompt, c.n_max, c.max_tokens) for c in cells] == [
-        (model, 512, depth, 128)
-        for model in (synth.EXAMPLE_NAME, "demo.gguf")
-        for depth in (0, 2, 3, 6)
-    ]
-    last = result.out.strip().split("\n\n")[-2:]
-    assert [text.split(":")[0] for text in last] == [synth.EXAMPLE_NAME, "demo.gguf"]
-    assert all("With MTP decode is 2.3 times as fast here (depth 3, 3.0 tok" in t for t in last)
-    assert f"{synth.EXAMPLE_NAME}: random weights and an MTP head made to draft well" in result.out
-    cli("matrix", "--repeat", "1")
-    assert len(written) == 1, "it is kept"
-
-
-@pytest.mark.parametrize("short", ["memory", "disk"])
-def test_the_first_look_does_without_the_synthetic_model_and_says_so(
-    fake: ModuleType, cli: Cli, written: list[Path], monkeypatch: pytest.MonkeyPatch, short: str
-) -> None:
-    if short == "memory":
-        monkeypatch.setattr("pyllama_mtp.models.memory.available_memory", lambda: 1 << 30)
-        why = "1.07 GB of memory are free, and it takes 2.15 GB"
-    else:
-        why = "no room at all"
-
-        def refuse(progress: Any) -> Path:
-            raise DiskFullError(why)
-
-        monkeypatch.setattr(synth, "write_example", refuse)
-    result = cli("matrix", "--repeat", "1")
-    assert result.code == 0 and "only the demo model is measured" in result.err
-    assert why in result.err
-    assert {c.model for c in read_cells("matrix.jsonl")} == {"demo.gguf"} and not written
-
-
-def test_the_first_look_goes_on_where_it_ended(
-    fake: ModuleType, cli: Cli, written: list[Path]
-) -> None:
-    """Interrupted in the first model; at the end both models are measured, in one run each."""
-    fake.script[10] = fake.interrupt
-    assert cli("matrix", "--repeat", "2").code == 130
-    assert {c.model for c in read_cells("matrix.jsonl")} == {synth.EXAMPLE_NAME}
-    fake.reset()
-    for _ in range(2):
-        assert cli("matrix", "--repeat", "2", "--resume").code == 0
-    runs = read_file("matrix.jsonl").runs.values()
-    assert [run.header["model"]["name"] for run in runs] == [synth.EXAMPLE_NAME, "demo.gguf"]
-    assert [len(run.measured) for run in runs] == [8, 8]
-
-
-def test_what_is_asked_for_is_measured_on_the_demo_model_alone(
-    fake: ModuleType, cli: Cli, written: list[Path]
-) -> None:
-    for options in (("--depths", "0,2"), ("--prompt-sizes", "64")):
-        assert cli("matrix", *options, "--repeat", "1").code == 0
-        assert {c.model for c in read_cells("matrix.jsonl")} == {"demo.gguf"}
-    assert not written
 
 
 def test_a_second_run_appends(fake: ModuleType, cli: Cli) -> None:
@@ -339,79 +254,6 @@ def test_a_failure_keeps_finished_samples(fake: ModuleType, cli: Cli) -> None:
     assert "pyllama-mtp: error: llama_decode failed with -3" in result.err
     assert [c.n_prompt for c in read_cells("matrix.jsonl")] == [64, 64]
     assert "MTP 2" in result.out
-
-
-# -- going on --------------------------------------------------------------------------------------
-
-
-def test_resume_measures_what_is_missing(fake: ModuleType, cli: Cli) -> None:
-    fake.script[10] = fake.interrupt
-    assert cli(*SMALL).code == 130
-    before = Path("matrix.jsonl").read_bytes()
-    fake.reset()
-    result = cli(*SMALL, "--resume")
-    assert result.code == 0
-    assert "going on with run " in result.err and ": 4 of 8 samples are there" in result.err
-    assert result.err.splitlines()[1].startswith("[5/8] ")
-    after = Path("matrix.jsonl").read_bytes()
-    assert after.startswith(before) and after.count(b'"kind": "run"') == 1
-    assert [c.repeats for c in read_cells("matrix.jsonl")] == [[0, 1]] * 4
-    assert "medians of 2 samples" in result.out
-
-
-def test_resume_of_a_complete_run_measures_nothing(fake: ModuleType, cli: Cli) -> None:
-    first = cli(*SMALL)
-    before = Path("matrix.jsonl").read_bytes()
-    again = cli(*SMALL, "--resume")
-    assert (again.code, again.out) == (0, first.out)
-    assert Path("matrix.jsonl").read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--repeat", "3"), "plan.repeat was 2"),
-        (("--prompt-sizes", "64,256"), "plan.sizes was [64, 128]"),
-        (("--n-ubatch", "64"), "settings.n_ubatch was 512"),
-        (("--temperature", "1"), "sampling.temperature was 0.0"),
-        (("--model", "other.gguf"), "model.name was 'm.gguf'"),
-    ],
-)
-def test_resume_of_something_else_is_refused(
-    fake: ModuleType, cli: Cli, options: tuple[str, ...], message: str
-) -> None:
-    cli(*SMALL)
-    before = Path("matrix.jsonl").read_bytes()
-    result = cli(*SMALL, "--resume", *options)
-    assert result.code == 2
-    assert f"--resume: {message}" in result.err
-    assert Path("matrix.jsonl").read_bytes() == before
-
-
-def test_resume_keeps_the_threads_that_were_chosen(
-    fake: ModuleType, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The machine was busy when the run began, and is not now."""
-    monkeypatch.setattr("pyllama_mtp.settings.available_threads", lambda: 4)
-    monkeypatch.setattr("pyllama_mtp.measure.machine.busy_cores", lambda: 1.2)
-    result = cli(*SMALL)
-    assert "other programs keep 1 of 4 cores busy; measuring with 3 threads" in result.err
-    monkeypatch.setattr("pyllama_mtp.measure.machine.busy_cores", lambda: 0.0)
-    assert cli(*SMALL, "--resume").code == 0
-    assert {c.settings["n_threads"] for c in read_cells("matrix.jsonl")} == {3}
-    cli(*SMALL, "--threads", "4", "--output", "four.jsonl")
-    assert {c.settings["n_threads"] for c in read_cells("four.jsonl")} == {4}
-
-
-def test_a_damaged_file_is_refused_before_anything_is_loaded(fake: ModuleType, cli: Cli) -> None:
-    cli(*SMALL)
-    path = Path("matrix.jsonl")
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:2], b"{}\n", *lines[2:]]))
-    fake.reset()
-    result = cli(*SMALL, "--resume")
-    assert result.code == 2 and "matrix.jsonl, line 3: not a record" in result.err
-    assert not fake.log
 
 
 # -- budget ----------------------------------------------------------------------------------------
