@@ -74,6 +74,7 @@ def target_options(settings: Settings, n_sequences: int, sync: str) -> ContextOp
     Raises:
         UsageError: batches that cannot hold a round.
     """
+    assert settings.n_ctx > 0
     depth = settings.depth_limit
     # llama.cpp keeps a sequence's last depth + 1 tokens in one graph, and asserts room for one.
     least = max(depth + 2 if depth else 1, n_sequences * (depth + 1))

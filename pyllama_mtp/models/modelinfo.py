@@ -189,7 +189,7 @@ class GGUFInfo:
         if self.has_mtp:
             return f"the MTP head is not driven here ({elsewhere(self.architecture)})"
         if self.supported:
-            return "the model has no MTP head (one published for it can be given: head, --head)"
+            return "the model has no MTP head (give one in a file of its own: head=, --head)"
         return "the model has no MTP head"
 
     def to_shape(self) -> ModelShape:

@@ -67,7 +67,7 @@ def test_a_model_without_a_head(program: Program, refused: Refused, tmp_path: Pa
     assert b"MTP" not in done.stderr
     # "auto" drafts what pays, which comes from the text itself, and says so.
     auto = program("generate", "-m", path, "--threads", "1", "-n", "4", "--json", "x")
-    assert b"no MTP head (one that is published" in auto.stderr
+    assert b"no MTP head (give one in a file of its own" in auto.stderr
     assert b"drafts come from the text itself" in auto.stderr
     assert json.loads(auto.stdout)["text"] == done.stdout.decode().rstrip("\n")
 

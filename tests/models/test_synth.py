@@ -128,7 +128,7 @@ def test_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("limit", [1000, 60_000, 500_000])
 def test_disk_that_fills_up(limit: int, tmp_path: Path) -> None:
     """The file size limit strikes in the header, in the vocabulary, in the weights."""
-    with disk_full_at(limit), pytest.raises(DiskFullError, match="partial file was removed"):
+    with disk_full_at(limit), pytest.raises(DiskFullError, match="free some space"):
         write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0")
     assert not list(tmp_path.iterdir())
 

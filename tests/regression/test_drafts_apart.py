@@ -24,8 +24,8 @@ from pyllama_mtp.speculative.sampling import Sampler
 
 from .. import architectures
 from ..architectures import write_model
-from .support import N_CTX, settings
-from .test_architectures import N_BLOCKS, Recorded, answer, prompt_of
+from .support import N_CTX, alone, settings
+from .test_architectures import N_BLOCKS, Recorded, prompt_of
 
 APART = [name for name, one in ARCHITECTURES.items() if not one.in_trunk]
 #: Of contexts that take a whole text at once.
@@ -83,7 +83,7 @@ def test_drafts_are_those_of_the_whole_text(
     chosen = settings(depth, draft_vocab=vocabulary, draft_follow=False)
     with Session(other, chosen) as session:
         found = session.generate(prompt, max_tokens=16, ignore_eos=True).run().tokens
-    assert found == answer(other, prompt, n=16)
+    assert found == alone(other, prompt, 16)
     head, text = other.draft_head(vocabulary), [*prompt, *found]
     among = head.ids if head else np.arange(other.n_vocab, dtype=np.int32)
     assert len(among) == (other.n_vocab if vocabulary == "full" else vocabulary)
@@ -147,7 +147,7 @@ def test_a_draft_vocabulary_that_follows_the_text(other: Model, option: dict[str
     prompt = prompt_of(other, 40)
     with Session(other, settings(2, draft_vocab=256, **option)) as session:
         run = session.generate(prompt, max_tokens=12, ignore_eos=True).run()
-    assert run.tokens == answer(other, prompt, n=12)
+    assert run.tokens == alone(other, prompt, 12)
     assert run.telemetry.draft_vocab["replaced"] > 0 and sum(run.telemetry.drafted) > 0
 
 
