@@ -24,7 +24,7 @@ from ..errors import (
     UsageError,
 )
 from ..models import hub
-from ..models.draftvocab import best, default_ranking, read_tokenizer
+from ..models.draftvocab import ranked_tokens
 from ..models.ggufheader import TENSOR_TYPES
 from ..models.ggufinfo import validate_model_file
 from ..models.memory import available_memory
@@ -210,11 +210,10 @@ class Model(Vocabulary, Owned, OfThisProcess):
         if trimmed_head(self.info):
             return None
         try:
-            tokenizer = read_tokenizer(self.info.path)
+            return ranked_tokens(self.info.path).ids
         except ModelFileError as error:
             log.info("drafting over the whole vocabulary: %s", error)
             return None
-        return best(default_ranking(tokenizer), tokenizer.n_vocab, tokenizer)
 
     @cached_property
     def sampling(self) -> Sampling:

@@ -11,12 +11,14 @@ best of a ranking: the default one, from the tokenizer alone, or one measured on
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import re
 import stat
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -188,6 +190,46 @@ def best(ranking: Ids, size: int, tokenizer: Tokenizer) -> Ids:
 
 
 @dataclass(frozen=True, eq=False)
+class RankedTokens:
+    """The tokens of a model file's tokenizer by the default ranking.
+
+    Attributes:
+        ids: [n_vocab] int32, read-only: the special tokens, then the others, most useful first.
+        n_special: number of special tokens.
+        fingerprint: see :attr:`Tokenizer.fingerprint`.
+    """
+
+    ids: Ids
+    n_special: int
+    fingerprint: str
+
+
+def ranked_tokens(model_path: str | os.PathLike[str]) -> RankedTokens:
+    """The ranked tokens of a model file. Those of the last file are kept, because reading them
+    takes 0.3 s and Python does not give all memory back.
+
+    Raises:
+        ModelFileError: see :func:`read_tokenizer`.
+    """
+    path, version = os.path.realpath(model_path), (0, 0)
+    with suppress(OSError):  # the reader says why
+        found = Path(path).stat()
+        version = found.st_mtime_ns, found.st_size
+    return _ranked_tokens(path, version)
+
+
+@functools.lru_cache(maxsize=1)
+def _ranked_tokens(path: str, _version: tuple[int, int]) -> RankedTokens:
+    return _ranked(read_tokenizer(path))
+
+
+def _ranked(tokenizer: Tokenizer) -> RankedTokens:
+    ids = best(default_ranking(tokenizer), tokenizer.n_vocab, tokenizer)
+    ids.flags.writeable = False
+    return RankedTokens(ids, len(tokenizer.special), tokenizer.fingerprint)
+
+
+@dataclass(frozen=True, eq=False)
 class DraftVocab:
     """The tokens that can be drafted.
 
@@ -235,21 +277,23 @@ def choose(
     """
     if spec == "full":
         return None
-    tokenizer = read_tokenizer(model_path)
-    least = max(DRAFT_VOCAB_LEAST, len(tokenizer.special))
-    need = f"at least {least} are needed (special tokens: {len(tokenizer.special)})"
-    if re.fullmatch(r"-?\d{1,18}", str(spec)):
+    number = re.fullmatch(r"-?\d{1,18}", str(spec))
+    tokenizer = None if number else read_tokenizer(model_path)
+    known = _ranked(tokenizer) if tokenizer else ranked_tokens(model_path)
+    least = max(DRAFT_VOCAB_LEAST, known.n_special)
+    need = f"at least {least} are needed (special tokens: {known.n_special})"
+    if not tokenizer:
         if int(str(spec)) < least:
             raise UsageError(f"a draft vocabulary of {spec}: {need}; give more, or 'full'")
-        ids = best(default_ranking(tokenizer), int(str(spec)), tokenizer)
+        ids = known.ids[: int(str(spec))]
     else:
         path = str(spec)
         ids = best(load(path, tokenizer).ids, DEFAULT_SIZE, tokenizer)
         if len(ids) < least:
             raise DraftVocabError(f"{path}: it has {len(ids)} tokens, {need}; make it anew", path)
-    if len(ids) >= tokenizer.n_vocab:
+    if len(ids) >= len(known.ids):
         return None
-    return DraftVocab(np.sort(ids), tokenizer.n_vocab, tokenizer.fingerprint, ids)
+    return DraftVocab(np.sort(ids), len(known.ids), known.fingerprint, ids)
 
 
 def save(path: str | os.PathLike[str], ranking: Ranking, tokenizer: Tokenizer, source: str) -> None:
