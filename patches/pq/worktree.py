@@ -81,6 +81,11 @@ def export(series: Series, work: Path) -> str:
         raise PatchError(f"a git am or rebase is under way in {work}\nnext:\n  finish it there")
     if git.must(work, "status", "--porcelain").strip():
         raise PatchError(f"{work} has changes that are not committed\nnext:\n  git commit them")
+    if left := git.must(work, "diff", "--name-only", "upstream", "--", "*.orig", "*.rej").split():
+        raise PatchError(
+            f"commits of {work} hold files that a merge left\nnext:\n"
+            f"  cd {work}; git rm {' '.join(left)}; commit that into the patch they are in"
+        )
     markers = {patch.topic: patch.marker for patch in series.patches}
     report: list[str] = []
     with tempfile.TemporaryDirectory() as temporary:

@@ -78,13 +78,15 @@ def test_new_changed_and_dropped_commits(queue, capsys):
     assert markers == [(PATCH_1, "both"), ("0002-third-thing.patch", "patched")]
 
 
-@pytest.mark.parametrize("state", ["uncommitted", "no work tree", "am under way"])
+@pytest.mark.parametrize("state", ["uncommitted", "no work tree", "am under way", "merge leftover"])
 def test_export_refuses(queue, state):
     work = queue.edit()
     if state == "uncommitted":
         (work / "LICENSE").write_text("mine\n")
     elif state == "no work tree":
         work = queue.root
+    elif state == "merge leftover":
+        queue.commit(work, "third thing", {"src/third.cpp.orig": "int third;\n"})
     else:
         (work / ".git/rebase-apply").mkdir()
     before = bytes_of(queue)
