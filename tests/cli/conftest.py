@@ -12,6 +12,12 @@ import pytest
 import pyllama_mtp
 import pyllama_mtp.llama
 
+#: A matrix of 8 samples; later options replace these.
+SMALL = (
+    *("matrix", "--model", "folder/m.gguf", "--prompt-sizes", "64,128"),
+    *("--depths", "0,2", "--max-tokens", "8", "--repeat", "2"),
+)
+
 
 @pytest.fixture
 def fake(

@@ -20,11 +20,7 @@ from pyllama_mtp.measure.ratios import base_of
 from pyllama_mtp.measure.recordfile import Writer, read_cells, read_file
 
 from ..processes import Cli
-
-SMALL = (
-    *("matrix", "--model", "folder/m.gguf", "--prompt-sizes", "64,128"),
-    *("--depths", "0,2", "--max-tokens", "8", "--repeat", "2"),
-)
+from .conftest import SMALL
 
 
 def test_table_and_cells(fake: ModuleType, cli: Cli) -> None:
@@ -72,15 +68,6 @@ def test_the_demo_model_is_done_in_its_budget(
     assert "left out for the budget" not in cli("matrix", "--depths", "0", "--repeat", "2").err
 
 
-def test_a_second_run_appends(fake: ModuleType, cli: Cli) -> None:
-    cli(*SMALL)
-    before = Path("matrix.jsonl").read_bytes()
-    cli(*SMALL)
-    after = Path("matrix.jsonl").read_bytes()
-    assert after.startswith(before) and after.count(b"\n") == 2 * (1 + 8)
-    assert [len(c.samples) for c in read_cells("matrix.jsonl")] == [2] * 8
-
-
 def test_the_states_of_the_prefill_side_by_side(fake: ModuleType, cli: Cli) -> None:
     """All rows or the last, full synchronization or K and V only."""
     options = ("--rows", "all,last", "--sync", "full,kv", "--checkpoints", "9")
@@ -110,9 +97,8 @@ def test_the_states_of_the_prefill_side_by_side(fake: ModuleType, cli: Cli) -> N
 
 def test_settings_by_name_are_axes(fake: ModuleType, cli: Cli) -> None:
     """Every cell is compared with the one without MTP that has its cache; rates are per cell."""
-    few = ("matrix", "--model", "m.gguf", "-p", "64", "-n", "8", "--repeat", "2")
     axes = ("--axis", "cache-type-k=f16,q8_0", "--axis", "synthetic-acceptance=0.5^2,none")
-    result = cli(*few, "--depths", "0,2", *axes)
+    result = cli(*SMALL, "-p", "64", *axes)
     assert result.code == 0, result.err
     cells = read_cells("matrix.jsonl")
     found = [(c.n_max, c.settings["cache_type_k"], c.synthetic_acceptance) for c in cells]
@@ -129,15 +115,14 @@ def test_settings_by_name_are_axes(fake: ModuleType, cli: Cli) -> None:
 
 def test_prompts_by_turns(fake: ModuleType, cli: Cli) -> None:
     """The first session changes from step to step; the prompt's time is the sum of its steps."""
-    few = (*SMALL[:5], "--depths", "0,2", "--max-tokens", "8", "--repeat", "1")
-    assert cli(*few, "--prompt-sizes", "64", "--prompt-step", "24").code == 0
+    assert cli(*SMALL, "--repeat", "1", "-p", "64", "--prompt-step", "24").code == 0
     steps = [entry[1:] for entry in fake.log if entry[0] == "process"]
     assert steps == [(0, 25), (2, 25), (2, 49), (0, 49)], "a prompt's last token is left"
     cells = read_cells("matrix.jsonl")
     assert [c.samples[0].prefill_s for c in cells] == pytest.approx([0.064 + 0.025 + 0.049] * 2)
     assert [c.prefill_tps for c in cells] == pytest.approx([64 / 0.138] * 2)
     header = next(iter(read_file("matrix.jsonl").runs.values())).header
-    assert header["plan"]["prompt_step"] == 24
+    assert header["plan"]["prompt_step"] == 24 and "peers" not in header["plan"]
 
 
 def test_what_a_round_does_has_columns(fake: ModuleType, cli: Cli) -> None:
@@ -182,7 +167,7 @@ def test_json_and_markdown(fake: ModuleType, cli: Cli) -> None:
 
 
 def test_piped_output_is_plain_and_whole(fake: ModuleType, cli: Cli) -> None:
-    out = cli(*SMALL[:6], "0,1,2,3,4,5,6,7,8", *SMALL[7:8], "64").out
+    out = cli(*SMALL, "--depths", "0,1,2,3,4,5,6,7,8", "--max-tokens", "64").out
     assert "\x1b" not in out and "…" not in out
     assert "100 100 100 100 100 100 100 0" in out
     (note,) = [line for line in out.splitlines() if "tokens generated" in line]
@@ -264,7 +249,8 @@ def test_what_a_budget_left_out_is_said_and_recorded(fake: ModuleType, cli: Cli)
     assert result.code == 0
     assert "left out for the budget of 0 s: prompt 128 (2 of 2 repeats), 64 (1 of 2" in result.err
     (run,) = read_file("matrix.jsonl").runs.values()
-    assert len(run.dropped) == 3 and len(run.measured) == 2
+    last = json.loads(Path("matrix.jsonl").read_text().splitlines()[-1])
+    assert len(run.measured) == 2 and [last["kind"], len(last["groups"])] == ["dropped", 3]
     assert cli(*SMALL, "--resume").code == 0
     (run,) = read_file("matrix.jsonl").runs.values()
     assert len(run.measured) == 8
@@ -287,28 +273,12 @@ def test_a_size_too_small_for_a_question_is_refused_beforehand(fake: ModuleType,
 
 
 def test_code_mode_asks_for_code_in_a_chat(fake: ModuleType, cli: Cli) -> None:
-    options = ("--prompt-sizes", "600", "--depths", "0", "--repeat", "1", "--output-mode", "code")
+    options = ("--prompt-sizes", "1k", "--depths", "0", "--repeat", "1", "--output-mode", "code")
     cli("matrix", "--model", "m.gguf", *options)
     (cell,) = read_cells("matrix.jsonl")
     assert cell.max_tokens == 2048 and cell.samples[0].n_generated == 2048
-    prompts = [bytes(entry[1]) for entry in fake.log if entry[0] == "generate"]
-    prompt = prompts[-1]
-    assert len(prompt) == 600
-    assert prompt.startswith(b"<user>") and prompt.endswith(b"<assistant>")
-    assert b"write a long, complete program" in prompt
-
-
-def test_sizes_may_be_in_thousands(fake: ModuleType, cli: Cli) -> None:
-    cli("matrix", "--model", "m.gguf", "--prompt-sizes", "1k,2K", *SMALL[5:])
-    assert [c.n_prompt for c in read_cells("matrix.jsonl")[::2]] == [1024, 2048]
-
-
-def test_too_long_prompts_are_skipped_with_the_reason(fake: ModuleType, cli: Cli) -> None:
-    result = cli("matrix", "--model", "m.gguf", "--prompt-sizes", "64,5000", "--depths", "0")
-    assert result.code == 0
-    assert "skipped: 5000 no-MTP: prompt 5000 + 256 generated = 5256 tokens" in result.out
-    assert "prompt 5000, no MTP, repeat 1: skipped" in result.err
-    assert [bool(c.skipped) for c in read_cells("matrix.jsonl")] == [False, True]
+    prompt = bytes([entry[1] for entry in fake.log if entry[0] == "generate"][-1])
+    assert len(prompt) == 1024 and b"write a long, complete program" in prompt
 
 
 def test_imposed_acceptance_is_said_everywhere(fake: ModuleType, cli: Cli) -> None:
@@ -327,18 +297,14 @@ def test_prompts_come_from_the_file(fake: ModuleType, cli: Cli) -> None:
     Path("p.txt").write_text("0123456789" * 50)
     cli(*SMALL, "--prompt-file", "p.txt")
     prompts = [entry[1] for entry in fake.log if entry[0] == "generate"]
-    assert {len(prompt) for prompt in prompts} == {64, 128}
-    assert all(set(bytes(prompt)) <= set(b"0123456789") for prompt in prompts)
+    assert {token for prompt in prompts for token in prompt} == {*b"0123456789"}
 
 
-@pytest.fixture
-def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plots are drawn but not rendered, which takes seconds."""
+def test_a_report_of_this_run_at_the_end(
+    fake: ModuleType, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Plots are drawn but not rendered, which takes seconds.
     monkeypatch.setattr("pyllama_mtp.measure.report.plots._rendered", lambda *_: b"<svg/>")
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_a_report_of_this_run_at_the_end(fake: ModuleType, cli: Cli) -> None:
     cli(*SMALL)
     result = cli(*SMALL, "--classes", "source", "--report", "page")
     assert result.code == 0 and f"report: {Path('page', 'index.html')}" in result.err
@@ -347,13 +313,9 @@ def test_a_report_of_this_run_at_the_end(fake: ModuleType, cli: Cli) -> None:
     assert tables.count("\n## ") == 1, "the earlier run in the same file is not in it"
     written = {path.suffix for path in Path("page").iterdir()}
     assert written == {".html", ".svg", ".png", ".md", ".csv"}
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_an_interrupted_run_is_reported_as_far_as_it_went(fake: ModuleType, cli: Cli) -> None:
-    fake.script[10] = fake.interrupt
-    result = cli(*SMALL, "--report", "page")
-    assert result.code == 130 and Path("page", "index.html").is_file()
+    fake.script[fake.state["generations"] + 10] = fake.interrupt
+    result = cli(*SMALL, "--report", "interrupted")
+    assert result.code == 130 and Path("interrupted", "index.html").is_file()
 
 
 def test_a_report_that_cannot_be_made_is_refused_before_anything_is_measured(
@@ -373,29 +335,22 @@ def test_the_head_is_loaded_only_when_a_depth_needs_it(
     fake: ModuleType, cli: Cli, depths: str
 ) -> None:
     fake.state["has_mtp"] = False
-    result = cli(*SMALL[:5], "--depths", depths, "--no-output")
+    result = cli(*SMALL, "--depths", depths, "--no-output")
     assert result.code == (0 if depths == "0" else 2)
 
 
 def test_adaptive_depth_beside_fixed_ones(fake: ModuleType, cli: Cli) -> None:
-    result = cli(*SMALL[:6], "0,2,auto", *SMALL[7:], "--no-ngram")
+    result = cli(*SMALL, "--depths", "0,2,auto", "--no-ngram")
     assert result.code == 0 and "MTP auto: as many drafts per round as pay" in result.out
     cells = [cell for cell in read_cells("matrix.jsonl") if cell.n_prompt == 64]
     assert [(c.n_max, c.adaptive) for c in cells] == [(0, False), (2, False), (6, True)]
     assert cells[2].settings["draft_n_max"] == "auto" and cells[2].settings["ngram"] is False
     assert "prompt 64, depth auto, repeat 1: prefill" in result.err
-    assert cli(*SMALL[:6], "auto", *SMALL[7:]).code == 0
-
-
-def test_adaptive_depth_takes_the_rates_that_there_are(fake: ModuleType, cli: Cli) -> None:
-    rates = ("--synthetic-acceptance", "0.9,0.5")
-    assert cli(*SMALL[:6], "0,2,auto", *SMALL[7:], *rates).code == 0
-    assert [c.n_max for c in read_cells("matrix.jsonl") if c.n_prompt == 64] == [0, 2, 2]
-    result = cli(*SMALL[:6], "0,3,auto", *SMALL[7:], *rates)
-    assert result.code == 2 and "gives 2 rates, but depth 3 needs one" in result.err
+    assert cli(*SMALL, "--depths", "auto").code == 0
 
 
 def test_nothing_measured_is_a_failure(fake: ModuleType, cli: Cli) -> None:
-    result = cli("matrix", "--model", "m.gguf", "--prompt-sizes", "5000", "--repeat", "1")
+    result = cli(*SMALL, "--prompt-sizes", "5000", "--depths", "0")
     assert result.code == 2 and "error: nothing was measured" in result.err
-    assert "exceed the model's context" in result.out
+    assert "prompt 5000, no MTP, repeat 1: skipped" in result.err
+    assert "skipped: 5000 no-MTP: prompt 5000 + 8 generated = 5008 tokens exceed" in result.out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,12 +14,11 @@ import pytest
 
 from pyllama_mtp.measure.recordfile import read_cells, read_file
 
+from ..measure.peers.conftest import ended  # noqa: F401 (a fixture)
 from ..processes import Cli, environment, start
+from . import conftest
 
-SMALL = (
-    *("matrix", "--model", "folder/m.gguf", "--prompt-sizes", "64"),
-    *("--depths", "0,2", "--max-tokens", "9", "--repeat", "2", "--threads", "1"),
-)
+SMALL = (*conftest.SMALL, "--prompt-sizes", "64", "--max-tokens", "9", "--threads", "1")
 BOTH = ("--peers", "llama-server,llama-bench")
 
 
@@ -65,7 +65,7 @@ def test_side_by_side_in_one_file_and_table(peers: Any, cli: Cli) -> None:
 
 
 def test_a_depth_is_compared_with_the_same_depth_not_with_adaptive(peers: Any, cli: Cli) -> None:
-    result = cli(*SMALL[:6], "auto,6", *SMALL[7:], "--peers", "llama-server")
+    result = cli(*SMALL, "--depths", "auto,6", "--peers", "llama-server")
     assert result.code == 0, result.err
     chosen, fixed, theirs = read_cells("matrix.jsonl")
     assert chosen.adaptive and chosen.n_max == fixed.n_max == theirs.n_max == 6
@@ -150,24 +150,12 @@ def test_going_on_measures_what_is_missing_only(peers: Any, cli: Cli) -> None:
     assert refused.code == 2 and "--resume: builds.llama-server" in refused.err
 
 
-def test_files_without_peers_are_as_they_were(peers: Any, cli: Cli) -> None:
-    cli(*SMALL)
-    header = json.loads(Path("matrix.jsonl").read_text().splitlines()[0])
-    assert "peers" not in header["plan"]
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended; a zombie has."""
-    stat = Path(f"/proc/{pid}/stat")
-    try:
-        return stat.read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_server_outlives_an_interrupted_run(
-    fake_peers: Any, tmp_path: Path, number: signal.Signals
+    fake_peers: Any,
+    tmp_path: Path,
+    ended: Callable[[int], bool],  # noqa: F811
+    number: signal.Signals,
 ) -> None:
     """The real command and the demo model; the server is in the middle of an answer."""
     process = start(
@@ -180,13 +168,13 @@ def test_no_server_outlives_an_interrupted_run(
     while not fake_peers.log("request") and time.monotonic() < deadline:
         time.sleep(0.05)
     pids = set(fake_peers.log("pid"))
-    assert pids and not any(map(gone, pids))
+    assert pids and not any(map(ended, pids))
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     deadline = time.monotonic() + 10
-    while not all(map(gone, pids)) and time.monotonic() < deadline:
+    while not all(map(ended, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert all(map(gone, pids)), "the server is left running"
+    assert all(map(ended, pids)), "the server is left running"
     codes = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
     assert process.returncode == codes[number], err.decode()
     assert b"Traceback" not in err

@@ -10,11 +10,7 @@ import pytest
 from pyllama_mtp.measure.recordfile import read_cells
 
 from ..processes import Cli
-
-SMALL = (
-    *("matrix", "--model", "folder/m.gguf", "--prompt-sizes", "64,128"),
-    *("--depths", "0,2", "--max-tokens", "8", "--repeat", "2"),
-)
+from .conftest import SMALL
 
 
 def test_resume_measures_what_is_missing(fake: ModuleType, cli: Cli) -> None:

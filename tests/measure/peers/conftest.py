@@ -24,10 +24,9 @@ def ended() -> Callable[[int], bool]:
 
     def check(pid: int) -> bool:
         try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
             return True
-        stat = Path(f"/proc/{pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0] == "Z" and int(stat.split()[3]) != os.getpid()
 
     return check
