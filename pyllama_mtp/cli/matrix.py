@@ -56,10 +56,10 @@ from typing import TYPE_CHECKING
 from pyllama_mtp.cli import FAILED, PROGRAM, interrupted, loading, options, parsing, stopped
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.measure.peers import PEERS
+from pyllama_mtp.measure.plan import PLAIN_AXES, SWITCHES, Plan
 
 if TYPE_CHECKING:
-    from pyllama_mtp.measure.plan import Plan
-    from pyllama_mtp.measure.run import Request
+    from pyllama_mtp.measure.header import Request
 
 DEPTHS: tuple[int | str, ...] = (0, 2, 3, "auto")
 SIZES = (512, 1024, 2048)
@@ -213,8 +213,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, keep every finished sample, print the table."""
-    from pyllama_mtp.cli.matrix_run import each_model, first_look, measure, report, show
+    from pyllama_mtp.cli.matrix_run import each_model, first_look, measure, show
     from pyllama_mtp.measure.recordfile import Records, check_output
+    from pyllama_mtp.measure.records import run_commands
+    from pyllama_mtp.measure.report.page import write_report
 
     first = args.model is None and args.prompt_sizes is None and args.depths is None
     request = _check(args, first)
@@ -222,8 +224,8 @@ def run(args: argparse.Namespace) -> int:
         check_output(request.output)
     found, code = Records(), 0
     try:
-        for named, part in first_look(args, request) if first else each_model(args, request):
-            measure(named, part, found)
+        for part in first_look(args, request) if first else each_model(args, request):
+            measure(args, part, found)
     except (KeyboardInterrupt, PyllamaMtpError) as error:
         if isinstance(error, KeyboardInterrupt) or stopped():
             code = interrupted()
@@ -238,7 +240,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{PROGRAM}: error: nothing was measured; see above for the reasons", file=sys.stderr)
         code = FAILED
     if args.report and found.cells:
-        report(args.report, found)
+        page, *_ = write_report(found.cells, args.report, commands=run_commands(found))
+        print(f"report: {page}", file=sys.stderr)
     if request.output and found.cells:
         n_samples = sum(len(one.measured) for one in found.runs.values())
         more = "; --resume goes on" if code else ""
@@ -250,11 +253,10 @@ def _check(args: argparse.Namespace, first: bool) -> Request:
     """Check every option before anything is loaded; `first`: this is a first look."""
     from pyllama_mtp.measure.budget import parse_duration
     from pyllama_mtp.measure.classprompts import check_class
+    from pyllama_mtp.measure.header import Request
     from pyllama_mtp.measure.libraryprocess import split_library
     from pyllama_mtp.measure.peers.find import check_folder, check_python
-    from pyllama_mtp.measure.plan import SWITCHES
     from pyllama_mtp.measure.report.page import check_report
-    from pyllama_mtp.measure.run import Request
     from pyllama_mtp.measure.workload import read_text, source_of_prompts
 
     if args.lib is not None and args.variants is not None:
@@ -323,8 +325,6 @@ def make_plan(args: argparse.Namespace) -> Plan:
         UsageError: a size, depth or switch named twice, a depth without a synthetic rate, or
             something to compare but no depth above 0.
     """
-    from pyllama_mtp.measure.plan import PLAIN_AXES, SWITCHES, Plan
-
     axes = dict(args.axes)
     if len(axes) < len(args.axes):
         raise UsageError("--axis names one axis twice; give all of its values at once")

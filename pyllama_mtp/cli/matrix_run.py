@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyllama_mtp.cli import PROGRAM, SIGNALS, loading, note_signal, on_signal, progress
 from pyllama_mtp.errors import DiskFullError, UsageError
@@ -18,10 +19,9 @@ from pyllama_mtp.measure.recordfile import last_run
 
 if TYPE_CHECKING:
     from pyllama_mtp.measure.cells import Cell
+    from pyllama_mtp.measure.header import Request
     from pyllama_mtp.measure.matrix import Event, Matrix
     from pyllama_mtp.measure.recordfile import Records
-    from pyllama_mtp.measure.run import Request
-
 
 #: Memory, in bytes, that the synthetic model of a first look needs with its sessions side by side.
 EXAMPLE_MEMORY = 2 * 2**30
@@ -29,31 +29,29 @@ EXAMPLE_MEMORY = 2 * 2**30
 EXAMPLE_SHARE = 0.8
 
 
-def first_look(args: argparse.Namespace, request: Request) -> Iterator[tuple[Any, Request]]:
-    """The options and requests of a first look: a synthetic model of a usual size, unless disk or
-    memory is short, then real text on the demo model."""
+def first_look(args: argparse.Namespace, request: Request) -> Iterator[Request]:
+    """The requests of a first look: a synthetic model of a usual size, unless disk or memory is
+    short, then real text on the demo model. `args` has the model of each in turn."""
     from pyllama_mtp.models.demo import demo_path
 
     budget_s = request.budget_s
     if example := _example(request):
-        share = EXAMPLE_SHARE
-        yield _named(args, str(example)), replace(request, budget_s=budget_s and share * budget_s)
+        share, args.model = EXAMPLE_SHARE, str(example)
+        yield replace(request, budget_s=budget_s and share * budget_s)
         budget_s = budget_s and (1 - share) * budget_s
     resume = request.resume
     if resume and request.output:
         run = last_run(request.output, demo_path().name)
         resume = run is not None and run.header["model"]["name"] == demo_path().name
-    yield _named(args, str(demo_path())), replace(request, budget_s=budget_s, resume=resume)
+    args.model = str(demo_path())
+    yield replace(request, budget_s=budget_s, resume=resume)
 
 
-def each_model(args: argparse.Namespace, request: Request) -> Iterator[tuple[Any, Request]]:
-    """The options and request of each model, one after the other."""
+def each_model(args: argparse.Namespace, request: Request) -> Iterator[Request]:
+    """The request for each model in turn, which `args` has."""
     for model in args.model or (None,):
-        yield _named(args, model), replace(request)
-
-
-def _named(args: argparse.Namespace, model: str | None) -> argparse.Namespace:
-    return argparse.Namespace(**{**vars(args), "model": model})
+        args.model = model
+        yield replace(request)
 
 
 def _example(request: Request) -> Path | None:
@@ -140,15 +138,6 @@ def choose_threads(args: argparse.Namespace, request: Request) -> None:
         )
 
 
-def report(directory: str, found: Records) -> None:
-    """Write the page of these results, and say where it is."""
-    from pyllama_mtp.measure.records import run_commands
-    from pyllama_mtp.measure.report.page import write_report
-
-    page, *_ = write_report(found.cells, directory, commands=run_commands(found))
-    print(f"report: {page}", file=sys.stderr)
-
-
 def show(cells: list[Cell], how: str, *, per_round: bool = False) -> None:
     """Print the cells to stdout as a table, as Markdown, or as one JSON array."""
     from pyllama_mtp.measure import table
@@ -170,13 +159,11 @@ def _say_what_was_dropped(matrix: Matrix, request: Request) -> None:
 
     if not matrix.dropped or request.budget_s is None:
         return
-    kinds = list(dict.fromkeys(group.kind for group in matrix.dropped))
     several = len(matrix.plan.classes) > 1
-    parts = []
-    for size, prompt_class in kinds:
-        n = sum(group.kind == (size, prompt_class) for group in matrix.dropped)
-        what = f"{size}{f' {prompt_class}' if several else ''}"
-        parts.append(f"{what} ({n} of {matrix.plan.repeat} repeats)")
+    parts = [
+        f"{size}{f' {prompt_class}' if several else ''} ({n} of {matrix.plan.repeat} repeats)"
+        for (size, prompt_class), n in Counter(group.kind for group in matrix.dropped).items()
+    ]
     say(
         f"left out for the budget of {duration(request.budget_s)}: prompt {', '.join(parts)}; "
         "--resume with more time measures them"

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from functools import partial
 
 from pyllama_mtp.cli import loading, options, parsing
 from pyllama_mtp.errors import UsageError
@@ -76,12 +75,12 @@ def run(args: argparse.Namespace) -> int:
             heads = session._engine.heads
             choice = heads_markdown(heads.table(costs), heads.chosen) if heads else ""
         plain = dataclasses.replace(options.settings_from(args, 0), n_ctx=room)
-        ubatches = measure_ubatches(partial(Session, model), plain, workload.prompt(room))
+        ubatches = measure_ubatches(model, plain, workload.prompt(room))
         slow = slow_types_of(model)
         profiles = {}
         for name, depth in (("no MTP", 0), ("MTP", args.limit)) if args.profile else ():
             chosen = dataclasses.replace(options.settings_from(args, depth), n_ctx=settings.n_ctx)
-            profiles[name] = profile_prompt(partial(Session, model), chosen, prompt)
+            profiles[name] = profile_prompt(model, chosen, prompt)
     if args.json:
         found = dataclasses.asdict(costs)
         found["n_ubatch"] = ubatches and {"best": ubatches.best, **dataclasses.asdict(ubatches)}

@@ -315,7 +315,8 @@ def matrix(
     """
     from pyllama_mtp import Model, Sampling, Settings
     from pyllama_mtp.llama import native
-    from pyllama_mtp.measure.run import Request, run_matrix
+    from pyllama_mtp.measure.header import Request
+    from pyllama_mtp.measure.run import run_matrix
     from pyllama_mtp.measure.workload import source_of_prompts
     from pyllama_mtp.models.demo import demo_path
 

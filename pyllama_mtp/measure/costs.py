@@ -15,7 +15,7 @@ from pyllama_mtp.session import Session
 from pyllama_mtp.speculative.costs import Costs
 
 if TYPE_CHECKING:
-    from pyllama_mtp.measure.runner import OpenSession
+    from pyllama_mtp import Model
     from pyllama_mtp.settings import Settings
 
 #: Sizes of n_ubatch that are compared with the size that is set.
@@ -144,9 +144,7 @@ def _plain_steps(session: Session, prompt: Sequence[int], n: int) -> list[float]
     return steps
 
 
-def measure_ubatches(
-    open_session: OpenSession, settings: Settings, prompt: list[int]
-) -> UbatchTimes | None:
+def measure_ubatches(model: Model, settings: Settings, prompt: list[int]) -> UbatchTimes | None:
     """Process `prompt`, or its first part, with every size of UBATCHES in turn.
 
     Args:
@@ -170,7 +168,7 @@ def measure_ubatches(
     with ExitStack() as stack:
 
         def warm_up(n_ubatch: int) -> float:
-            session = stack.enter_context(open_session(replace(settings, n_ubatch=n_ubatch)))
+            session = stack.enter_context(Session(model, replace(settings, n_ubatch=n_ubatch)))
             took_s = process_prompt(session, prompt[:n_ubatch])
             sessions[n_ubatch] = session
             return took_s

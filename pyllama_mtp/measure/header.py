@@ -1,4 +1,4 @@
-"""The record that begins a run: the plan, the builds, the machine, the settings."""
+"""A request for a matrix, and the record that begins its run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import json
 import math
 import os
 import re
+import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pyllama_mtp.measure.cells import OURS
 from pyllama_mtp.measure.machine import describe_machine
 from pyllama_mtp.measure.plan import SWITCHES, Plan
-from pyllama_mtp.measure.recordfile import Record, to_line
+from pyllama_mtp.measure.recordfile import NAME_ANOTHER, Record, to_line
 from pyllama_mtp.measure.verdict import slow_types_of
 from pyllama_mtp.settings import Sampling, Settings
 
@@ -28,6 +29,46 @@ if TYPE_CHECKING:
 _FINGERPRINT = 2**20  # bytes at either end of a model file
 #: The fields of `Settings` for which every cell has its own value.
 OWN_SETTINGS = ("n_ctx", "draft_n_max", "synthetic_acceptance", *SWITCHES)
+
+
+@dataclass
+class Request:
+    """A checked request for a matrix.
+
+    Attributes:
+        settings: of every cell; `draft_n_max` and the switches are set to the variant's, `n_ctx` 0
+            to what the cells of a size need, and synthetic rates are cut to the depth.
+        sampling: of every cell.
+        command: as it was given; paths lose their folders in the records.
+        prompts: where the text comes from, in words.
+        libraries: as given, one for each label of the plan; "" is the library that is loaded.
+        placement: arguments of `Model`, for the processes of further libraries.
+        texts: to cut prompts from; None: the package's own.
+        budget_s: seconds after which nothing further begins; None: no limit.
+        output: the file; None: no file.
+        advice: what to do about a file that cannot be written.
+        resume: go on with the last run in the file.
+        profile: time the nodes of the prompts in the end.
+        usual_depths: the depths are the default; without an MTP head only 0 is measured.
+        peer_dir, peer_python: see :func:`.peers.find.find`.
+    """
+
+    plan: Plan
+    settings: Settings
+    sampling: Sampling
+    command: Sequence[str]
+    prompts: str
+    libraries: tuple[str, ...] = ("",)
+    placement: Mapping[str, Any] = field(default_factory=dict)
+    texts: list[str] | None = None
+    budget_s: float | None = None
+    output: str | None = None
+    advice: str = NAME_ANOTHER
+    resume: bool = False
+    profile: bool = False
+    usual_depths: bool = False
+    peer_dir: str | None = None
+    peer_python: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,30 +120,19 @@ def sampling_record(sampling: Sampling) -> Record:
     return drawn
 
 
-def make_header(
-    run: str,
-    model: Model,
-    plan: Plan,
-    *,
-    settings: Settings,
-    sampling: Sampling,
-    builds: Mapping[str, Build],
-    prompts: str,
-    command: Sequence[str],
-    version: str,
-) -> Record:
-    """The record that begins a run. Fields that older files lack are left out where not given.
+def make_header(model: Model, request: Request, builds: Mapping[str, Build]) -> Record:
+    """The record that begins a new run. Fields that older files lack are left out where not given.
 
     Args:
-        builds: by the plan's names of libraries.
-        prompts: where the text of the prompts comes from, in words.
-        command: arguments as they were given; paths lose their folders here.
+        builds: by the plan's names of libraries and peers.
     """
-    planned = dataclasses.asdict(plan)
-    shared = dataclasses.asdict(settings)
+    from pyllama_mtp import __version__
+
+    planned = dataclasses.asdict(request.plan)
+    shared = dataclasses.asdict(request.settings)
     for name in OWN_SETTINGS:
         shared.pop(name)
-    if not settings.rope.given:
+    if not request.settings.rope.given:
         del shared["rope"]
     for name in ("peers", "prompt_step"):
         if not planned[name]:
@@ -114,19 +144,19 @@ def make_header(
         planned["axes"] = axes
     header: Record = {
         "kind": "run",
-        "run": run,
+        "run": uuid.uuid4().hex[:12],
         "time": now(),
-        "version": version,
-        "command": [without_folders(word) for word in command],
+        "version": __version__,
+        "command": [without_folders(word) for word in request.command],
         "model": _describe_model(model.path),
         "builds": {
             label: {name: value for name, value in vars(build).items() if name != "machine"}
             for label, build in builds.items()
         },
         "machine": next(iter(builds.values())).machine,
-        "plan": {**planned, "prompts": prompts},
+        "plan": {**planned, "prompts": request.prompts},
         "settings": shared,
-        "sampling": sampling_record(sampling),
+        "sampling": sampling_record(request.sampling),
     }
     if slow := slow_types_of(model):
         header["slow_types"] = {kind: round(share, 4) for kind, share in slow.items()}

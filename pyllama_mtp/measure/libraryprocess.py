@@ -11,8 +11,6 @@ import multiprocessing
 import os
 import signal
 import tempfile
-from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from typing import IO, TYPE_CHECKING, Any
 
@@ -67,38 +65,26 @@ def load_library(text: str) -> Library:
     return library
 
 
-@dataclass(frozen=True)
-class Load:
-    """The library and the model that a process loads.
-
-    Attributes:
-        library: "upstream", "patched" or a folder, with switches: see :func:`split_library`.
-        label: name of the library in messages and records.
-        placement: arguments of `Model`: n_gpu_layers, RPC workers and the like.
-        mtp: load the MTP head.
-    """
-
-    library: str
-    label: str
-    model: str
-    placement: dict[str, Any]
-    mtp: bool
-
-
 class LibraryProcess:
-    """A :class:`~pyllama_mtp.measure.runner.Runner` in a process of its own; `profile` is
-    :func:`.profile_prompt` there.
+    """A :class:`~pyllama_mtp.measure.runner.Runner` in a process of its own.
 
     Every method raises what the runner raises, and PyllamaMtpError if the process has died, with
     the last lines that it wrote to stderr.
+
+    Args:
+        library: "upstream", "patched" or a folder, with switches: see :func:`split_library`.
+        label: name of the library in messages and records.
+        model: path of the model file.
+        options: arguments of `Model`: n_gpu_layers, whether to load the MTP head, ...
     """
 
-    def __init__(self, load: Load) -> None:
-        self._label = load.label
+    def __init__(self, library: str, label: str, model: str, **options: Any) -> None:
+        self._label = label
         self._errors: IO[bytes] = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed with it
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, self._errors.name, load))
+        given = (theirs, self._errors.name, library, label, model, options)
+        self._process = context.Process(target=serve, args=given)
         self._process.start()
         theirs.close()
         self._waiting = True  # for the answer to the loading
@@ -174,7 +160,9 @@ class LibraryProcess:
 # -- the process itself ----------------------------------------------------------------------------
 
 
-def serve(pipe: Connection, stderr: str, load: Load) -> None:
+def serve(
+    pipe: Connection, stderr: str, library: str, label: str, path: str, options: dict[str, Any]
+) -> None:
     """The target of the process: load, then answer requests until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent takes Ctrl-C, and ends this process
     end_with_parent()
@@ -184,23 +172,21 @@ def serve(pipe: Connection, stderr: str, load: Load) -> None:
 
     from pyllama_mtp import Model
     from pyllama_mtp.measure.header import Build
-    from pyllama_mtp.measure.profile import profile_prompt
-    from pyllama_mtp.measure.runner import Runner, open_session
+    from pyllama_mtp.measure.runner import Runner
 
     try:
-        library = load_library(load.library)
-        with Model(load.model, **load.placement, mtp=load.mtp) as model:
-            opener = partial(open_session, model)
-            runner, others = Runner(opener), {"profile": partial(profile_prompt, opener)}
-            n_gpu_layers, workers = load.placement["n_gpu_layers"], model.rpc_servers
-            pipe.send(("done", Build.of(library, n_gpu_layers, load.label, workers)))
+        loaded = load_library(library)
+        with Model(path, **options) as model:
+            runner = Runner(model)
+            build = Build.of(loaded, options["n_gpu_layers"], label, model.rpc_servers)
+            pipe.send(("done", build))
             while True:
                 try:
                     method, arguments = pipe.recv()
                 except EOFError:
                     return runner.drop()
                 try:
-                    pipe.send(("done", (others.get(method) or getattr(runner, method))(*arguments)))
+                    pipe.send(("done", getattr(runner, method)(*arguments)))
                 except PyllamaMtpError as error:
                     pipe.send((type(error).__name__, str(error)))
     except PyllamaMtpError as error:

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
 from pyllama_mtp.measure import budget
 from pyllama_mtp.measure.classprompts import Prompts
-from pyllama_mtp.measure.header import OWN_SETTINGS, brief, now, without_folders
+from pyllama_mtp.measure.header import OWN_SETTINGS, Request, brief, now, without_folders
 from pyllama_mtp.measure.peers import PeerError
-from pyllama_mtp.measure.plan import SWITCHES, Group, Plan, Variant, padded_context
-from pyllama_mtp.measure.recordfile import Record, cell_key
-from pyllama_mtp.measure.runner import InterruptedSample, Measured, SideBySide, Task
+from pyllama_mtp.measure.plan import SWITCHES, Group, Variant, padded_context
+from pyllama_mtp.measure.profile import InterruptedSample, Profile
+from pyllama_mtp.measure.recordfile import Record, Run, cell_key
+from pyllama_mtp.measure.runner import Measured, SideBySide, Task
 from pyllama_mtp.settings import Settings
 
 if TYPE_CHECKING:
-    from pyllama_mtp import Model, Sampling
-    from pyllama_mtp.measure.profile import Profile
+    from pyllama_mtp import Model
 
 #: Tokens of a turn. A turn begins with the CPU's caches full of the other sessions' data, so short
 #: turns raise the ratios (the demo model's by 0.1 with 4 tokens against 16); in long turns, noise
@@ -56,53 +56,39 @@ class Event:
 
 
 class Matrix:
-    """Runs a plan.
+    """Runs the plan of a request.
 
     Args:
-        model: only for its context length.
-        settings: settings of every cell; `draft_n_max` and the switches are set to the variant's,
-            `n_ctx` 0 to what the cells of a size need, and synthetic rates are cut to the depth.
-        sampling: sampling of every cell.
+        model: for the prompts, and its context length.
+        run: the run so far; its samples and profiles are not measured again, nor are its skipped
+            cells, but for those of other programs, which may work by now.
         runners: by the plan's names of libraries and peers.
         profilers: by the plan's names of libraries; they time the nodes of each prompt in the end.
-        run: id of the run, for its records.
-        budget_s: seconds after which nothing further begins; None: no limit.
-        measured: (key of the cell, repeat) of samples that an earlier run has measured.
-        skipped: keys of the cells that cannot be measured.
-        profiled: keys of the cells that have a profile.
-        on_event: called at every step; must not raise.
     """
 
     def __init__(
         self,
         model: Model,
-        plan: Plan,
-        *,
-        settings: Settings,
-        sampling: Sampling,
+        request: Request,
+        run: Run,
         runners: Mapping[str, SideBySide],
         profilers: Mapping[str, Callable[[Settings, list[int]], Profile]] = {},
-        prompts: Prompts,
-        run: str = "",
-        budget_s: float | None = None,
-        measured: Collection[tuple[str, int]] = (),
-        skipped: Collection[str] = (),
-        profiled: Collection[str] = (),
-        on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        self.plan = plan
+        plan = self.plan = request.plan
+        #: Called at every step; must not raise.
+        self.on_event: Callable[[Event], None] = lambda event: None
         #: True once the run is interrupted, here or by the caller; it then ends.
         self.interrupted = False
         #: True while a KeyboardInterrupt loses only samples that are not finished.
         self.measuring = False
         #: Groups that the time budget left out.
         self.dropped: list[Group] = []
-        self._model, self._settings, self._sampling = model, settings, sampling
-        self._runners, self._prompts, self._run = runners, prompts, run
-        self._profilers, self._profiled = profilers, profiled
-        self._budget_s = budget_s
-        self.on_event = on_event
-        self._measured, self._skipped = set(measured), set(skipped)
+        self._model, self._request, self._run = model, request, run.id
+        self._runners, self._profilers = runners, profilers
+        self._prompts = Prompts(model, request.texts, plan.output_mode)
+        self._measured, cells = set(run.measured), run.cells.items()
+        self._skipped = {key for key, c in cells if c.skipped and c.program not in plan.peers}
+        self._profiled = {key for key, cell in cells if cell.profile}
         self._times: dict[budget.Kind, list[float]] = {}
         self._identities = {
             (kind, variant): self._identify(*kind, variant)
@@ -160,7 +146,7 @@ class Matrix:
                 {"n_prompt": one.size, "prompt_class": one.prompt_class, "repeat": one.repeat}
                 for one in self.dropped
             ]
-            yield self._record("dropped", {}, budget_s=self._budget_s, groups=groups)
+            yield self._record("dropped", {}, budget_s=self._request.budget_s, groups=groups)
 
     def _profiles(self) -> Iterator[Record]:
         """A profile of every prompt, for each way to process it, that has none yet."""
@@ -182,8 +168,8 @@ class Matrix:
         pending = [group for group in groups if self._to_do(group)]
         cost = budget.estimate(self._times, self.plan.work)
         dropped: set[Group] = set()
-        if self._budget_s is not None and cost is not None:
-            left_s = self._budget_s - (time.monotonic() - began)
+        if self._request.budget_s is not None and cost is not None:
+            left_s = self._request.budget_s - (time.monotonic() - began)
             done = Counter(group.kind for group in groups if group not in pending)
             dropped = budget.to_drop(pending, done, cost, left_s)
         self.dropped = [group for group in pending if group in dropped]
@@ -263,7 +249,7 @@ class Matrix:
                 break  # another program is measured alone
             settings = self._cell_settings(group.size, variant)
             warm_up, own = min(group.size, settings.n_batch), prompts[: variant.n_sequences]
-            task = Task(settings, self._sampling, own, self.plan.max_tokens, warm_up)
+            task = Task(settings, self._request.sampling, own, self.plan.max_tokens, warm_up)
             self.on_event(Event("start", group, variant, left_s=self.left_s()))
             try:
                 self._runners[variant.library].begin(self._number(variant), task)
@@ -323,8 +309,8 @@ class Matrix:
         """Why a prompt of this size cannot be measured; None: it can."""
         needed = size + self.plan.max_tokens
         limit, whose = self._model.n_ctx_train, "the model's context"
-        if 0 < self._settings.n_ctx < limit:
-            limit, whose = self._settings.n_ctx, "the context asked for"
+        if 0 < self._request.settings.n_ctx < limit:
+            limit, whose = self._request.settings.n_ctx, "the context asked for"
         if needed <= limit:
             return None
         return (
@@ -367,14 +353,15 @@ class Matrix:
         return {"cell": cell, "settings": own}
 
     def _cell_settings(self, size: int, variant: Variant) -> Settings:
-        """The settings of one cell; see the class for the fields that are replaced."""
-        needed, depth = self.plan.context_needed(size), variant.depth
-        given = {"synthetic_acceptance": self._settings.synthetic_acceptance, **variant.settings}
+        """The settings of one cell; see :class:`.Request` for the fields that are replaced."""
+        settings, depth = self._request.settings, variant.depth
+        needed = self.plan.context_needed(size)
+        given = {"synthetic_acceptance": settings.synthetic_acceptance, **variant.settings}
         if given["synthetic_acceptance"] and isinstance(depth, int):
             given["synthetic_acceptance"] = given["synthetic_acceptance"][:depth] or None
         return dataclasses.replace(
-            self._settings,
-            n_ctx=self._settings.n_ctx or padded_context(needed, self._model.n_ctx_train),
+            settings,
+            n_ctx=settings.n_ctx or padded_context(needed, self._model.n_ctx_train),
             draft_n_max=depth,
             **{**SWITCHES, **given},
         )

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from pyllama_mtp.arguments import whole
 from pyllama_mtp.llama.trace import Cost
-from pyllama_mtp.measure.runner import WARM_UP_TOKENS, InterruptedSample, OpenSession
 from pyllama_mtp.measure.text import NONE, to_markdown
 from pyllama_mtp.settings import MOST_TOKENS
 
@@ -34,6 +34,8 @@ _KINDS = {
     "rest": "",
 }
 KINDS = (*_KINDS,)
+#: Tokens that a warm-up generates.
+WARM_UP_TOKENS = 8
 #: Tokens that are decoded to measure Python's share.
 DECODED = 64
 
@@ -43,6 +45,10 @@ EXPLANATION = (
     "computed whole, in the same session right before. Copies between devices are in the latter "
     "only."
 )
+
+
+class InterruptedSample(Exception):
+    """The user interrupted a generation."""
 
 
 def kind_of(cost: Cost) -> str:
@@ -93,14 +99,10 @@ class Profile:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Profile:
         """The inverse of :meth:`to_dict`."""
-        costs = (
-            Cost(*(one[name] for name in ("op", "tensor", "n", "s"))) for one in record["costs"]
-        )
-        share = record.get("python_share")
-        return cls(record["n_prompt"], record["prompt_s"], tuple(costs), share)
+        return msgspec.convert(record, cls)
 
 
-def profile_prompt(open_session: OpenSession, settings: Settings, prompt: list[int]) -> Profile:
+def profile_prompt(model: Model, settings: Settings, prompt: list[int]) -> Profile:
     """Process a prompt in a session of its own: whole after a warm-up, then node by node.
 
     Args:
@@ -111,17 +113,17 @@ def profile_prompt(open_session: OpenSession, settings: Settings, prompt: list[i
         UsageError, InsufficientMemoryError: as :class:`.Session`.
         InterruptedSample: by Ctrl-C.
     """
-    from pyllama_mtp.llama import native
+    from pyllama_mtp import Session, native
     from pyllama_mtp.llama.trace import NodeTimes
 
     times = NodeTimes(native.load())
-    with open_session(settings, times=times) as session:
+    with Session(model, settings, times=times) as session:
         process_prompt(session, prompt[: session.settings.n_batch], WARM_UP_TOKENS)
         prompt_s = process_prompt(session, prompt)
         times.start()
         process_prompt(session, prompt)
         costs = tuple(times.stop())
-    with open_session(settings) as session:  # without timed nodes
+    with Session(model, settings) as session:  # without timed nodes
         room = session.n_ctx - len(prompt) - session.settings.depth_limit - 1
         share = python_share(session, prompt, min(DECODED, room)) if room > 1 else None
     return Profile(len(prompt), prompt_s, costs, share)
@@ -194,7 +196,7 @@ def profile(
     Raises:
         UsageError: a bad size, or settings that this library or model cannot do.
     """
-    from pyllama_mtp import Model, Session
+    from pyllama_mtp import Model
     from pyllama_mtp.measure.workload import Workload
     from pyllama_mtp.models.demo import demo_path
     from pyllama_mtp.session import usable_settings
@@ -206,7 +208,7 @@ def profile(
         chosen = usable_settings(model, settings)
         room = size + chosen.depth_limit + 16
         chosen = replace(chosen, n_ctx=chosen.n_ctx or min(room, model.n_ctx_train))
-        return profile_prompt(partial(Session, model), chosen, Workload(model).prompt(size))
+        return profile_prompt(model, chosen, Workload(model).prompt(size))
 
 
 def process_prompt(session: Session, prompt: list[int], max_tokens: int = 1) -> float:

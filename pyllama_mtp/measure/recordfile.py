@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,27 +41,20 @@ def cell_key(record: Record) -> str:
 
 @dataclass
 class Run:
-    """One run: its header, its cells by key in the order of the file, and what it left out.
+    """One run: its header, and its cells by key in the order of the file.
 
     Attributes:
         measured: (key of the cell, number of the repeat) of every sample.
-        dropped: groups that a time budget left out, as in the file.
     """
 
     header: Record
     cells: dict[str, Cell] = field(default_factory=dict)
     measured: set[tuple[str, int]] = field(default_factory=set)
-    dropped: list[Record] = field(default_factory=list)
 
     @property
     def id(self) -> str:
         """The id of the run."""
         return str(self.header["run"])
-
-    @property
-    def skipped(self) -> set[str]:
-        """Keys of the cells that cannot be measured."""
-        return {key for key, cell in self.cells.items() if cell.skipped}
 
     def add(self, line: recordtypes.OfCell, key: str) -> None:
         """Take the next line of the cell with this key.
@@ -94,26 +86,19 @@ class Run:
             raise UsageError(f"its run has no build {cell.build!r}")
         settings = {**header["settings"], **line.settings}
         rates = settings.get("synthetic_acceptance")
+        identity = msgspec.structs.asdict(cell)
+        del identity["build"]
         return Cell(
             model=header["model"]["name"],
-            variant=build["variant"],
-            upstream_commit=build["upstream_commit"],
-            series=build["series"],
-            backend=build["backend"],
             mode=DRAFT_MTP if cell.n_max else NO_MTP,
-            n_max=cell.n_max,
-            n_prompt=cell.n_prompt,
-            max_tokens=cell.max_tokens,
             repeat=header["plan"]["repeat"],
             synthetic_acceptance=list(rates) if rates else None,
             settings={**settings, "sampling": header["sampling"]},
             machine=header["machine"],
             slow_types=header.get("slow_types", {}),
-            prompt_class=cell.prompt_class,
-            program=build["program"],
             run=self.id,
-            adaptive=cell.adaptive,
-            axes=cell.axes,
+            **{name: build[name] for name in recordtypes.Build.__struct_fields__},
+            **identity,
         )
 
 
@@ -154,9 +139,7 @@ class Records:
             self.runs[line.run] = Run(record)
         elif run is None:
             raise UsageError(f"run {line.run} has not begun")
-        elif isinstance(line, recordtypes.Dropped):
-            run.dropped = record["groups"]
-        else:
+        elif not isinstance(line, recordtypes.Dropped):
             run.add(line, cell_key(record))
 
 
@@ -219,10 +202,10 @@ def _may_be_unfinished(line: bytes) -> bool:
 
 
 #: The command line's advice where a file cannot be appended to.
-_NAME_ANOTHER = "name another file with --output"
+NAME_ANOTHER = "name another file with --output"
 
 
-def check_output(path: str | os.PathLike[str], advice: str = _NAME_ANOTHER) -> None:
+def check_output(path: str | os.PathLike[str], advice: str = NAME_ANOTHER) -> None:
     """Refuse, before anything is measured, a file that records cannot be appended to.
 
     Args:
@@ -259,7 +242,7 @@ class Writer:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], header: Record | None, advice: str = _NAME_ANOTHER
+        self, path: str | os.PathLike[str], header: Record | None, advice: str = NAME_ANOTHER
     ) -> None:
         self._path, self._header, self._advice = Path(path), header, advice
         self._file: int | None = None
@@ -340,21 +323,15 @@ def run_to_resume(path: str | os.PathLike[str], header: Record) -> Run | None:
     run = last_run(path, header["model"]["name"])
     if run is None:
         return None
-    for name, was, now in _differences(run.header, json.loads(to_line(header))):
-        raise UsageError(
-            f"--resume: {name} was {was!r} in the last run of {path} and is {now!r} now; give the "
-            "options of that run, or begin a new one without --resume"
-        )
+    parts = [(part, run.header[part], header[part], keys) for part, keys in _COMPARED.items()]
+    for part, old, new, keys in [*parts, ("run", run.header, header, _GIVEN)]:
+        for name in keys or dict.fromkeys((*old, *new)):
+            if (was := old.get(name)) != (now := new.get(name)):
+                raise UsageError(
+                    f"--resume: {part}.{name} was {was!r} in the last run of {path} and is {now!r} "
+                    "now; give the options of that run, or begin a new one without --resume"
+                )
     return run
-
-
-def _differences(old: Record, new: Record) -> Iterator[tuple[str, Any, Any]]:
-    """(field, old value, new value) of every difference that counts."""
-    parts = [(part, old[part], new[part], keys) for part, keys in _COMPARED.items()]
-    for part, was, now, keys in [*parts, ("run", old, new, _GIVEN)]:
-        for name in keys or dict.fromkeys((*was, *now)):
-            if was.get(name) != now.get(name):
-                yield f"{part}.{name}", was.get(name), now.get(name)
 
 
 def read_cells(path: str | os.PathLike[str]) -> list[Cell]:

@@ -8,13 +8,14 @@ in another process; their time does not count.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyllama_mtp.measure.cells import Sample
 from pyllama_mtp.measure.machine import waited_for_core
+from pyllama_mtp.measure.profile import WARM_UP_TOKENS, InterruptedSample, Profile, profile_prompt
 
 if TYPE_CHECKING:
     from pyllama_mtp import (
@@ -27,24 +28,6 @@ if TYPE_CHECKING:
         Settings,
     )
     from pyllama_mtp.answer import Answer
-
-#: Tokens that the warm-up generates.
-WARM_UP_TOKENS = 8
-
-#: Opens a session: takes settings and other arguments of `Session`; with `n_sequences`, of
-#: `BatchSession`.
-OpenSession = Callable[..., Any]
-
-
-def open_session(model: Model, settings: Settings, **more: Any) -> Session | BatchSession:
-    """An :data:`OpenSession`, once `model` is given."""
-    from pyllama_mtp import BatchSession, Session
-
-    return (BatchSession if "n_sequences" in more else Session)(model, settings, **more)
-
-
-class InterruptedSample(Exception):
-    """The user interrupted a generation."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +109,8 @@ class SideBySide(Protocol):
 class Runner:
     """Sessions of one library in this process, by numbers of the caller's choice."""
 
-    def __init__(self, open_session: OpenSession) -> None:
-        self._open = open_session
+    def __init__(self, model: Model) -> None:
+        self._model = model
         self._runs: dict[int, _Run] = {}
 
     def check(self, settings: Settings, n_sequences: int = 1) -> None:
@@ -137,16 +120,22 @@ class Runner:
             UsageError: settings that this library or model cannot do.
             InsufficientMemoryError: the session does not fit into memory.
         """
-        self._open_for(settings, n_sequences).close()
+        self._open(settings, n_sequences).close()
 
-    def _open_for(self, settings: Settings, n_sequences: int) -> Session | BatchSession:
-        more = {"n_sequences": n_sequences} if n_sequences > 1 else {}
-        found: Session | BatchSession = self._open(settings, **more)
-        return found
+    def _open(self, settings: Settings, n_sequences: int) -> Session | BatchSession:
+        from pyllama_mtp import BatchSession, Session
+
+        if n_sequences > 1:
+            return BatchSession(self._model, settings, n_sequences)
+        return Session(self._model, settings)
+
+    def profile(self, settings: Settings, prompt: list[int]) -> Profile:
+        """See :func:`.profile_prompt`."""
+        return profile_prompt(self._model, settings, prompt)
 
     def begin(self, number: int, task: Task) -> None:
         """Open a session and warm it up. Raises as :meth:`check`."""
-        session = self._open_for(task.settings, len(task.prompts))
+        session = self._open(task.settings, len(task.prompts))
         try:
             beginnings = [prompt[: task.warm_up] for prompt in task.prompts]
             warm = _Run(session, _start(session, task, beginnings, WARM_UP_TOKENS), beginnings[0])

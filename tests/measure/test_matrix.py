@@ -3,66 +3,56 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+import pyllama_mtp
 from pyllama_mtp.errors import InsufficientMemoryError
 from pyllama_mtp.llama.trace import Cost
 from pyllama_mtp.measure.cells import Cell
-from pyllama_mtp.measure.classprompts import Prompts
-from pyllama_mtp.measure.header import Build, make_header
+from pyllama_mtp.measure.header import Build, Request, make_header
 from pyllama_mtp.measure.matrix import TURN_TOKENS, Event, Matrix
 from pyllama_mtp.measure.plan import Plan
-from pyllama_mtp.measure.profile import Profile, cell_profiles
-from pyllama_mtp.measure.recordfile import Records
-from pyllama_mtp.measure.runner import WARM_UP_TOKENS, Runner
+from pyllama_mtp.measure.profile import WARM_UP_TOKENS, Profile, cell_profiles
+from pyllama_mtp.measure.recordfile import Records, Run
+from pyllama_mtp.measure.runner import Runner
 from pyllama_mtp.settings import AUTO_DEPTH, Sampling, Settings
 
 PLAN = Plan(sizes=(100, 200), depths=(0, 2, 3), max_tokens=12, repeat=2)
 
 
-def make(fake: ModuleType, plan: Plan = PLAN, **changes: Any) -> Matrix:
+def requested(plan: Plan, **changes: Any) -> Request:
+    return Request(**{**vars(Request(plan, Settings(), Sampling(), ["a"], "a text")), **changes})
+
+
+def make(
+    fake: ModuleType,
+    plan: Plan = PLAN,
+    runner: Runner | None = None,
+    run: Run | None = None,
+    profiler: Any = None,
+    **changes: Any,
+) -> Matrix:
     model = fake.Model("folder/m.gguf")
-    runner = Runner(partial(fake.Session, model))
-    options: dict[str, Any] = {
-        "settings": Settings(),
-        "sampling": Sampling(),
-        "runners": dict.fromkeys(plan.libraries, runner),
-        "prompts": Prompts(model),
-        "run": "r",
-    }
-    return Matrix(model, plan, **{**options, **changes})
-
-
-def header_of(fake: ModuleType, plan: Plan, settings: Settings | None = None) -> dict[str, Any]:
-    builds = {label: Build.of(fake.Library(), -1, label) for label in plan.libraries}
-    return make_header(
-        "r",
-        fake.Model("folder/m.gguf"),
-        plan,
-        settings=settings or Settings(),
-        sampling=Sampling(),
-        builds=builds,
-        prompts="a text",
-        command=["pyllama-mtp", "matrix"],
-        version="1",
-    )
+    runners = dict.fromkeys(plan.libraries, runner or Runner(model))
+    profilers = {"": profiler} if profiler else {}
+    return Matrix(model, requested(plan, **changes), run or Run({"run": "r"}), runners, profilers)
 
 
 def collect(fake: ModuleType, matrix: Matrix) -> Records:
     """The records that a file of this run would hold."""
-    found = Records()
-    found.add(header_of(fake, matrix.plan))
-    for record in matrix.run():
+    plan, found = matrix.plan, Records()
+    builds = {label: Build.of(fake.Library(), -1, label) for label in plan.libraries}
+    header = make_header(fake.Model("folder/m.gguf"), requested(plan), builds)
+    for record in ({**header, "run": "r"}, *matrix.run()):
         found.add(record)
     return found
 
 
-def measure(fake: ModuleType, plan: Plan = PLAN, **changes: Any) -> list[Cell]:
-    return collect(fake, make(fake, plan, **changes)).cells
+def measure(fake: ModuleType, *plan_and_runner: Any, **changes: Any) -> list[Cell]:
+    return collect(fake, make(fake, *plan_and_runner, **changes)).cells
 
 
 def logged(fake: ModuleType, kind: str) -> list[tuple[Any, ...]]:
@@ -77,8 +67,11 @@ def prompts_measured(fake: ModuleType, max_tokens: int = 12) -> list[tuple[int, 
 def test_a_repeat_is_finished_before_the_next_and_turns_go_backwards(fake: ModuleType) -> None:
     cells = measure(fake)
     assert [entry[1] for entry in logged(fake, "open")] == [0, 2, 3] * 2 + [3, 2, 0] * 2
-    sizes = [len(prompt) for prompt in prompts_measured(fake)]
-    assert sizes == [100] * 3 + [200] * 3 + [100] * 3 + [200] * 3
+    prompts = prompts_measured(fake)
+    groups = [prompts[start : start + 3] for start in range(0, 12, 3)]
+    assert [{*map(len, group)} for group in groups] == [{100}, {200}] * 2
+    assert all(len({*group}) == 1 for group in groups), "all variants get the same text"
+    assert len({group[0] for group in groups}) == 4
     assert [(c.n_prompt, c.n_max) for c in cells] == [(s, d) for s in (100, 200) for d in (0, 2, 3)]
     assert [c.mode for c in cells[:2]] == ["no-mtp", "draft-mtp"]
     assert [c.repeats for c in cells] == [[0, 1]] * 6
@@ -94,8 +87,7 @@ def test_tokens_come_by_turns(fake: ModuleType) -> None:
             reached.append({**reached[-1], number: tokens})
             return tokens
 
-    runner = Watched(partial(fake.Session, fake.Model("m.gguf")))
-    measure(fake, Plan((10,), (0, 2), 5 * TURN_TOKENS, 1), runners={"": runner})
+    measure(fake, Plan((10,), (0, 2), 5 * TURN_TOKENS, 1), Watched(fake.Model("m.gguf")))
     assert reached[2] == {0: 1, 1: 1}, "both prompts come before the first turn"
     assert all(abs(at[0] - at[1]) <= TURN_TOKENS + 2 for at in reached[2:])
     assert reached[-1] == {0: 5 * TURN_TOKENS, 1: 5 * TURN_TOKENS}
@@ -103,15 +95,15 @@ def test_tokens_come_by_turns(fake: ModuleType) -> None:
 
 def test_every_sequence_has_a_text_of_its_own(fake: ModuleType) -> None:
     """The first sequence has the text of the cells with one sequence."""
-    model, seen = fake.Model("m.gguf"), []
+    seen = []
 
     class Watched(Runner):
         def begin(self, number: int, task: Any) -> None:
             seen.append(task.prompts)
             super().begin(number, dataclasses.replace(task, prompts=task.prompts[:1]))
 
-    runner = Watched(partial(fake.Session, model))
-    measure(fake, Plan((50,), (0,), 5, 2, {"n_sequences": (1, 3)}), runners={"": runner})
+    plan = Plan((50,), (0,), 5, 2, {"n_sequences": (1, 3)})
+    measure(fake, plan, Watched(fake.Model("m.gguf")))
     alone, together = ([prompts for prompts in seen if len(prompts) == n] for n in (1, 3))
     assert len({tuple(prompt) for prompts in together for prompt in prompts}) == 2 * 3
     assert [prompts[0] for prompts in alone] == [prompts[0] for prompts in together]
@@ -156,14 +148,6 @@ def test_the_warm_up_is_no_longer_than_a_batch(fake: ModuleType) -> None:
     assert {len(entry[1]) for entry in warm_ups} == {64}
 
 
-def test_all_variants_of_a_repeat_get_the_same_text(fake: ModuleType) -> None:
-    measure(fake)
-    prompts = prompts_measured(fake)
-    by_group = [prompts[start : start + 3] for start in range(0, 12, 3)]
-    assert all(len(set(group)) == 1 for group in by_group)
-    assert len({group[0] for group in by_group}) == 4
-
-
 def test_cells_hold_what_was_measured(fake: ModuleType) -> None:
     cell = measure(fake)[2]
     assert (cell.model, cell.variant, cell.backend, cell.n_max) == ("m.gguf", "patched", "CPU", 3)
@@ -182,14 +166,12 @@ def test_cells_hold_what_was_measured(fake: ModuleType) -> None:
     assert set(cell.samples[0].cpu_s) == {"prefill", "decode"}
 
 
-def test_contexts_are_no_bigger_than_needed_and_alike(fake: ModuleType) -> None:
-    measure(fake, Plan((100, 1000), (0, 3), 12, 1))
-    assert [entry[2] for entry in logged(fake, "open")] == [256, 256, 1024, 1024]
-
-
-def test_an_explicit_context_is_kept(fake: ModuleType) -> None:
-    measure(fake, settings=Settings(n_ctx=2048))
-    assert {entry[2] for entry in logged(fake, "open")} == {2048}
+@pytest.mark.parametrize(("n_ctx", "sizes"), [(0, [256, 1024]), (2048, [2048, 2048])])
+def test_contexts_are_those_asked_for_or_no_bigger_than_needed_and_alike(
+    fake: ModuleType, n_ctx: int, sizes: list[int]
+) -> None:
+    measure(fake, Plan((100, 1000), (0, 3), 12, 1), settings=Settings(n_ctx=n_ctx))
+    assert [entry[2] for entry in logged(fake, "open")] == [n for n in sizes for _ in range(2)]
 
 
 @pytest.mark.parametrize("how", ["interrupt", "abort", "stop"])
@@ -228,19 +210,15 @@ def test_a_run_goes_on_with_what_is_missing(fake: ModuleType) -> None:
     """The run was interrupted within a group: samples finished there are not measured again."""
     plan = dataclasses.replace(PLAN, depths=(0, AUTO_DEPTH, "auto"))
     first = collect(fake, make(fake, plan))
-    whole = next(iter(first.runs.values()))
+    whole = first.runs["r"]
     kept = {(key, repeat) for key, repeat in whole.measured if repeat == 0}
     some = min(set(whole.measured) - kept, key=str)
     fake.reset()
-    matrix = make(fake, plan, measured=kept | {some})
+    matrix = make(fake, plan, run=Run({"run": "r"}, measured=kept | {some}))
     assert matrix.n_to_do == 5
-    records = list(matrix.run())
-    assert [record["repeat"] for record in records] == [1] * 5
-    found = Records()
-    found.add(header_of(fake, plan))
-    for record in records:
-        found.add(record)
-    assert next(iter(found.runs.values())).measured == whole.measured - kept - {some}
+    found = collect(fake, matrix)
+    assert [repeat for cell in found.cells for repeat in cell.repeats] == [1] * 5
+    assert found.runs["r"].measured == whole.measured - kept - {some}
     assert matrix.n_to_do == 0
 
 
@@ -266,16 +244,18 @@ def test_a_cell_without_memory_is_skipped_and_the_run_goes_on(fake: ModuleType) 
     assert {(c.n_max, len(c.samples)) for c in cells} == {(0, 2), (2, 0), (3, 2)}
 
 
-def test_sessions_that_do_not_fit_together_are_measured_in_turn(fake: ModuleType) -> None:
+def test_sessions_that_do_not_fit_together_are_measured_in_turn(
+    fake: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Memory holds two sessions."""
-    model = fake.Model("m.gguf")
 
-    def open_session(settings: Any) -> Any:
+    def open_session(*given: Any) -> Any:
         if fake.state["open_sessions"] >= 2:
             raise InsufficientMemoryError("two are there already")
-        return fake.Session(model, settings)
+        return fake.Session(*given)
 
-    cells = measure(fake, runners={"": Runner(open_session)})
+    monkeypatch.setattr(pyllama_mtp, "Session", open_session)
+    cells = measure(fake)
     assert [len(c.samples) for c in cells] == [2] * 6 and not any(c.skipped for c in cells)
     assert max(entry[3] for entry in logged(fake, "open")) == 2
 
@@ -283,7 +263,9 @@ def test_sessions_that_do_not_fit_together_are_measured_in_turn(fake: ModuleType
 def test_progress_tells_of_every_sample(fake: ModuleType) -> None:
     events: list[Event] = []
     plan = Plan((100, 5000), (0, 2), 12, 2)
-    list(make(fake, plan, on_event=events.append).run())
+    matrix = make(fake, plan)
+    matrix.on_event = events.append
+    list(matrix.run())
     done = [(e.group.size, e.variant.depth, e.group.repeat) for e in events if e.kind == "done"]
     assert sorted(done) == [(100, depth, repeat) for depth in (0, 2) for repeat in (0, 1)]
     skipped = [(e.group.size, e.variant.depth) for e in events if e.kind == "skipped"]
@@ -311,7 +293,6 @@ def test_a_budget_leaves_out_the_least_useful_repeats(
     """Time passes only while a prompt is processed: a second per 100 tokens."""
     clock = [0.0]
     monkeypatch.setattr("pyllama_mtp.measure.matrix.time.monotonic", lambda: clock[0])
-    model = fake.Model("m.gguf")
 
     class Slow(Runner):
         def advance(self, number: int, goal: int) -> int:
@@ -324,14 +305,12 @@ def test_a_budget_leaves_out_the_least_useful_repeats(
             super().begin(number, task)
 
     plan = Plan((100, 200, 400), (0, 2), 12, 5)
-    runner = Slow(lambda settings: fake.Session(model, settings))
-    matrix = make(fake, plan, runners={"": runner}, budget_s=budget_s)
+    matrix = make(fake, plan, Slow(fake.Model("m.gguf")), budget_s=budget_s)
     found = collect(fake, matrix)
-    (run,) = found.runs.values()
     counts = dict.fromkeys(plan.sizes, 0)
     counts.update({cell.n_prompt: len(cell.samples) for cell in found.cells})
     assert counts == expected
-    assert len(matrix.dropped) == len(run.dropped) == left_out
+    assert len(matrix.dropped) == left_out
     assert clock[0] <= max(budget_s, 2)
 
 
@@ -353,32 +332,23 @@ def test_a_prompt_is_profiled_once_for_each_way_to_process_it(fake: ModuleType) 
         return Profile(len(prompt), 1.0, (Cost("ADD", "l_out", 1, 2.0),))
 
     plan = dataclasses.replace(PLAN, axes={"prompt_sync": ("full", "kv")})
-    found = collect(fake, make(fake, plan, profilers={"": profiler}))
+    found = collect(fake, make(fake, plan, profiler=profiler))
     ways = [(0, "auto"), (2, "full"), (2, "kv")]
     assert asked == [(size, *way) for size in (100, 200) for way in ways]
     profiled = [cell for cell in found.cells if cell.profile]
-    assert [(c.n_prompt, c.n_max) for c in profiled] == [
-        (100, 0),
-        (100, 2),
-        (100, 2),
-        (200, 0),
-        (200, 2),
-        (200, 2),
-    ]
+    found_ways = [(c.n_prompt, c.n_max) for c in profiled]
+    assert found_ways == [(size, depth) for size in (100, 200) for depth in (0, 2, 2)]
     assert profiled[0].profile["sum_s"] == 2.0 and profiled[0].samples
     shown = cell_profiles(found.cells)
     assert "a prompt of 200 tokens goes (text):" in shown and "| MTP 2, sync kv: % |" in shown
-    run = found.runs["r"]
-    done = {key for key, cell in run.cells.items() if cell.profile}
-    again = make(fake, plan, profilers={"": profiler}, measured=run.measured, profiled=done)
-    assert [*again.run()] == []
+    assert [*make(fake, plan, profiler=profiler, run=found.runs["r"]).run()] == []
 
 
 def test_an_interrupted_profile_ends_the_run(fake: ModuleType) -> None:
     def interrupted(settings: Settings, prompt: list[int]) -> Profile:
         raise KeyboardInterrupt
 
-    matrix = make(fake, profilers={"": interrupted})
+    matrix = make(fake, profiler=interrupted)
     cells = collect(fake, matrix).cells
     assert matrix.interrupted and not matrix.measuring
     assert len(cells) == 6 and not any(cell.profile for cell in cells)

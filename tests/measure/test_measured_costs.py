@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -98,7 +98,7 @@ def test_prompts_get_shorter_where_they_take_long(
     n_prompt: int,
     sizes: list[int],
 ) -> None:
-    def open_session(settings: Settings) -> Any:
+    def open_session(model: None, settings: Settings) -> Any:
         if settings.n_ubatch > most:
             raise InsufficientMemoryError
         return nullcontext(settings.n_ubatch)
@@ -110,7 +110,8 @@ def test_prompts_get_shorter_where_they_take_long(
         return token_s * len(prompt)
 
     monkeypatch.setattr(costs, "process_prompt", process)
-    times = measure_ubatches(open_session, Settings(n_batch=n_batch), [1] * 2048)
+    monkeypatch.setattr(costs, "Session", open_session)
+    times = measure_ubatches(cast("Any", None), Settings(n_batch=n_batch), [1] * 2048)
     assert (times.n_prompt if times else 0) == n_prompt
     assert done[0] == (512, 512), "the usual one is tried first"
     turns = [(n, n_prompt) for n in (*sizes, *sizes[::-1], *sizes)]

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Session, Settings, bench
-from pyllama_mtp.errors import InsufficientMemoryError, UsageError
+from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import native, trace
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.trace import Cost, NodeTimes
-from pyllama_mtp.measure.libraryprocess import LibraryProcess, Load
 from pyllama_mtp.measure.profile import (
     KINDS,
     Profile,
@@ -35,7 +32,7 @@ VIEWS = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")
 @pytest.mark.parametrize("depth", [0, 2])
 def test_every_node_is_counted_once(model: Model, depth: int) -> None:
     settings = replace(SETTINGS, draft_n_max=depth)
-    found = profile_prompt(partial(Session, model), settings, PROMPT)
+    found = profile_prompt(model, settings, PROMPT)
     with Session(model, settings) as session:
         options = replace(session._engine.target.options, trace=True)
     with Context(model, options) as context:
@@ -89,7 +86,7 @@ def test_more_kinds_of_nodes_than_there_is_room_for(
 ) -> None:
     monkeypatch.setattr(trace, "COSTS", 3)
     with pytest.raises(UsageError, match=r"\d+ kinds of graph nodes; 3 can"):
-        profile_prompt(partial(Session, demo), SETTINGS, PROMPT)
+        profile_prompt(demo, SETTINGS, PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -135,20 +132,6 @@ def test_the_table_and_the_record() -> None:
         **{"kind": "rest", "op": "ADD", "tensor": "l_out", "n": 2, "s": 0.1}
     }
     assert tuple(one.to_dict()["kinds"]) == KINDS
-
-
-@pytest.mark.parametrize("library", ["patched", "upstream"])
-def test_in_a_process_of_its_own_with_each_library(library: str, demo_file: Path) -> None:
-    worker = LibraryProcess(Load(library, library, str(demo_file), {"n_gpu_layers": 0}, True))
-    try:
-        worker.loaded()
-        found = worker.profile(SETTINGS, PROMPT)
-        heads = [cost.tensor for cost in found.costs if "nextn.eh_proj" in cost.tensor]
-        assert heads and found.kinds["delta net"] > 0
-        with pytest.raises(InsufficientMemoryError):
-            worker.profile(replace(SETTINGS, n_ctx=2_000_000_000), PROMPT)
-    finally:
-        worker.close()
 
 
 def test_from_python(demo: Model) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from pyllama_mtp.llama import native
 from pyllama_mtp.measure.libraryprocess import (
     CPU_SWITCHES,
     LibraryProcess,
-    Load,
     load_library,
     split_library,
 )
@@ -23,7 +23,7 @@ from pyllama_mtp.measure.runner import Task
 from pyllama_mtp.settings import Sampling, Settings
 
 SETTINGS = Settings(n_ctx=256, n_threads=2, draft_n_max=2)
-CPU = {"n_gpu_layers": 0}
+CPU = {"n_gpu_layers": 0, "mtp": True}
 
 
 def task(n_prompt: int = 40, settings: Settings = SETTINGS) -> Task:
@@ -32,13 +32,10 @@ def task(n_prompt: int = 40, settings: Settings = SETTINGS) -> Task:
 
 @pytest.fixture(params=["patched", "upstream"])
 def worker(request: pytest.FixtureRequest, demo_file: Path) -> Iterator[LibraryProcess]:
-    made = LibraryProcess(Load(request.param, request.param, str(demo_file), CPU, True))
-    try:
+    with closing(LibraryProcess(request.param, request.param, str(demo_file), **CPU)) as made:
         build = made.loaded()
         assert build.variant == request.param and len(build.upstream_commit) == 40
         yield made
-    finally:
-        made.close()
 
 
 def test_a_process_is_given_variables_and_switches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +89,12 @@ def test_sessions_side_by_side_and_idle_between(worker: LibraryProcess) -> None:
     worker.drop()
 
 
+def test_a_prompt_is_profiled_there(worker: LibraryProcess) -> None:
+    found = worker.profile(SETTINGS, [*range(300, 400)])
+    assert any("nextn.eh_proj" in cost.tensor for cost in found.costs)
+    assert found.n_prompt == 100 and found.kinds["delta net"] > 0
+
+
 def test_what_is_refused_there_is_refused_here(worker: LibraryProcess) -> None:
     with pytest.raises(InsufficientMemoryError, match="available"):
         worker.check(Settings(n_ctx=2_000_000_000, draft_n_max=0))
@@ -119,14 +122,10 @@ def test_what_it_wrote_last_is_in_the_error(worker: LibraryProcess) -> None:
 
 
 def test_a_library_or_model_that_cannot_be_loaded(demo_file: Path, tmp_path: Path) -> None:
-    for load in (
-        Load("patched", "patched", str(tmp_path / "nowhere.gguf"), CPU, True),
-        Load(str(tmp_path), "mine", str(demo_file), CPU, True),
-    ):
-        worker = LibraryProcess(load)
-        with pytest.raises(PyllamaMtpError, match=r"nowhere|no native library|tried"):
+    for library, model in ("patched", tmp_path / "nowhere.gguf"), (str(tmp_path), demo_file):
+        failed = pytest.raises(PyllamaMtpError, match=r"nowhere|no native library|tried")
+        with closing(LibraryProcess(library, "mine", str(model), **CPU)) as worker, failed:
             worker.loaded()
-        worker.close()
 
 
 def test_it_is_gone_when_it_is_closed_in_the_middle_of_something(worker: LibraryProcess) -> None:

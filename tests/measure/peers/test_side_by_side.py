@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.measure.cells import Sample
-from pyllama_mtp.measure.classprompts import Prompts
-from pyllama_mtp.measure.header import brief
+from pyllama_mtp.measure.header import Request, brief
 from pyllama_mtp.measure.matrix import Matrix
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.peers.runner import PeerRunner
 from pyllama_mtp.measure.plan import Plan
+from pyllama_mtp.measure.recordfile import Run
 from pyllama_mtp.measure.runner import Measured, Runner, Task
 from pyllama_mtp.settings import Sampling, Settings
 
@@ -46,10 +46,9 @@ same_methods(Peer, PeerRunner)
 
 def matrix(fake: ModuleType, plan: Plan, peer: Any, ours: Runner | None = None, **more: Any) -> Any:
     model = fake.Model("m.gguf")
-    ours = ours or Runner(lambda settings: fake.Session(model, settings))
-    runners = {"": ours, plan.peers[0]: peer}
-    fixed = {"settings": Settings(), "sampling": Sampling(), "prompts": Prompts(model)}
-    return Matrix(model, plan, runners=runners, **fixed, **more)
+    runners = {"": ours or Runner(model), plan.peers[0]: peer}
+    request = Request(plan, Settings(), Sampling(), [], "a text", **more)
+    return Matrix(model, request, Run({"run": "r"}), runners)
 
 
 def kinds(records: Any) -> list[tuple[str, str, int]]:
@@ -68,7 +67,6 @@ def test_what_is_not_installed_takes_nothing_from_the_budget(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr("pyllama_mtp.measure.matrix.time.monotonic", lambda: clock[0])
-    model = fake.Model("m.gguf")
 
     class OneSecond(Runner):
         def begin(self, number: int, task: Task) -> None:
@@ -77,7 +75,7 @@ def test_what_is_not_installed_takes_nothing_from_the_budget(
 
     plan = Plan((10,), (0,), 8, 5, peers=("llama-bench",))
     peer = PeerRunner(PeerError("not installed"), "m.gguf", -1)
-    ours = OneSecond(lambda settings: fake.Session(model, settings))
+    ours = OneSecond(fake.Model("m.gguf"))
     records = [*matrix(fake, plan, peer, ours, budget_s=4.5).run()]
     found = kinds(record for record in records if record["kind"] != "dropped")
     assert found.count(("sample", "", 0)) == 4
@@ -92,7 +90,7 @@ ValueError: Failed to load model from file: /home/me/my models/m.gguf"""
 
 def test_a_record_says_why_in_a_line_and_not_where(fake: ModuleType) -> None:
     class Broken(Peer):
-        def advance(self, number: int, goal: int) -> int:
+        def begin(self, number: int, task: Task) -> None:
             raise PeerError(TRACEBACK)
 
     plan = Plan((10,), (0,), 8, 1, peers=("llama-cpp-python",))
