@@ -235,7 +235,7 @@ def bench_peak(args: argparse.Namespace, model: Path) -> int:
     from pyllama_mtp import Settings
 
     program = str(built(args.peers).program("llama-bench"))
-    options = Options.of(Settings(**settings(args, 0)), str(model), 0)
+    options = Options(Settings(**settings(args, 0)), str(model), 0)
     test = ("-p", str(args.n_prompt), "-n", "0", "-r", "1")
     return peak([program, *options.arguments(), *test])
 

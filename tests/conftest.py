@@ -91,7 +91,7 @@ class FakePeers:
             program.chmod(0o755)
 
     def log(self, key: str) -> list[Any]:
-        """What the programs said they were given: "arguments", "request", "child", "pid"."""
+        """What the programs said they were given: "arguments", "request", "pid"."""
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         return [line[key] for line in map(json.loads, lines) if key in line]
 

@@ -283,11 +283,7 @@ class Matrix:
                 runner(variant).read(self._number(variant), end)
         tokens = {}
         for variant in variants:
-            try:
-                tokens[variant] = turn(variant, 1)
-            except PeerError as error:
-                yield self._skip(group, variant, str(error))
-                continue
+            tokens[variant] = turn(variant, 1)
             self.on_event(Event("prefilled", group, variant, left_s=self.left_s()))
         while tokens:
             variant = min(tokens, key=lambda one: tokens[one])

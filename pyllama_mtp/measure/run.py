@@ -101,15 +101,13 @@ def _peers(
     runners: dict[str, SideBySide] = {}
     files = str(model.path), n_gpu_layers, model.info.head
     for name in request.plan.peers:
-        stamp = ("", "", "", "")
         try:
             peer = find(name, request.peer_dir, request.peer_python, gpu=n_gpu_layers != 0)
-            stamp = (peer.version, peer.upstream_commit, peer.series, peer.backend)
-            runners[name] = PeerRunner(peer, *files)
+            runners[name], builds[name] = PeerRunner(peer, *files), peer.build
         except PeerError as error:
             say(f"{error}; the others are measured")
             runners[name] = PeerRunner(error, *files)
-        builds[name] = Build(*stamp, {}, name)
+            builds[name] = Build("", "", "", "", {}, name)
     return runners
 
 

@@ -41,12 +41,12 @@ def test_the_text_is_the_same(
     program: Path, demo_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = native.locate("patched")[0].resolve()
-    options = Options.of(Settings(n_threads=2), str(demo_file), 0)
+    options = Options(Settings(n_ctx=512, n_threads=2, draft_n_max=3), str(demo_file), 0)
     texts = []
     for folder in ("", str(ours)):
         monkeypatch.setenv(PATH, folder)
         assert (libllama(program) == ours) == bool(folder)
-        with Server(str(program), server_options(options, 512, 3)) as server:
+        with Server(str(program), server_options(options)) as server:
             asked = ({"prompt": text, "n_predict": 48, "temperature": 0} for text in PROMPTS)
             texts.append([server.complete(request)["content"] for request in asked])
     assert texts[0] == texts[1] and all(texts[0])

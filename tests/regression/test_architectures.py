@@ -171,7 +171,7 @@ def test_drafts_are_llama_servers(
         path = write_model(other.architecture, tmp_path / "m.gguf", other.info.n_mtp_layers)
     with Model(path, mtp=True) as model, Session(model, chosen) as session:
         ours = session.generate(prompt, max_tokens=n, ignore_eos=True).run().tokens
-    given = server_options(Options.of(chosen, str(path), 0), N_CTX, 3)
+    given = server_options(Options(chosen, str(path), 0))
     with Server(str(server), [*given, "-lv", "5"]) as running:
         request = completion_request(prompt, n, 1) | {"return_tokens": True}
         assert running.complete(request)["tokens"] == ours

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.header import Build
 from pyllama_mtp.measure.peers import PEERS, PeerError
 from pyllama_mtp.measure.peers.process import Program
 
@@ -72,23 +73,13 @@ def built(folder: Path | None = None) -> Peers:
 
 @dataclass(frozen=True)
 class Installed:
-    """A program that is there and runs.
+    """A program that is there and runs; `command` starts it.
 
-    Attributes:
-        command: starts it.
-        version: its own; "upstream" for a build of ``bench/peers.py``.
-        upstream_commit, series: of llama.cpp and its patches; "" where unknown.
-        backend: "CPU", "CUDA", ...
-        devices: the accelerators that it uses, in words.
+    The variant of its build is its own version; "upstream" for a build of ``bench/peers.py``.
     """
 
-    name: str
     command: tuple[str, ...]
-    version: str
-    upstream_commit: str
-    series: str
-    backend: str
-    devices: tuple[str, ...] = ()
+    build: Build
 
 
 def check_folder(folder: str | None) -> None:
@@ -133,10 +124,8 @@ def find(
         version, commit = "upstream", str(build.info.get("upstream_commit", commit))
         series = str(build.info.get("series", ""))
     devices = _devices(name, path) if gpu else []
-    backend = "+".join(sorted({device.rstrip("0123456789") for device, _ in devices})) or "CPU"
-    return Installed(
-        name, (str(path),), version, commit, series, backend, tuple(words for _, words in devices)
-    )
+    backend = "+".join(sorted({device.rstrip("0123456789") for device in devices})) or "CPU"
+    return Installed((str(path),), Build(version, commit, series, backend, {}, name))
 
 
 def _candidates(name: str, folder: str | None) -> Iterator[Path]:
@@ -166,11 +155,10 @@ def _version(name: str, path: Path) -> tuple[str, str]:
     return found[1], found[2] or ""
 
 
-def _devices(name: str, path: Path) -> list[tuple[str, str]]:
-    """(name, words) of each line like ``  CUDA0: NVIDIA H100 (80000 MiB, 79000 MiB free)``."""
-    said = _ask(name, str(path), "--list-devices")
-    found = re.findall(r"^  (\w+): (.*?)(?: \(\d+ MiB.*)?$", said, re.MULTILINE)
-    return [(device, words) for device, words in found if not device.startswith(("CPU", "BLAS"))]
+def _devices(name: str, path: Path) -> list[str]:
+    """The name in each line like ``  CUDA0: NVIDIA H100 (80000 MiB, 79000 MiB free)``."""
+    found = re.findall(r"^  (\w+): ", _ask(name, str(path), "--list-devices"), re.MULTILINE)
+    return [device for device in found if not device.startswith(("CPU", "BLAS"))]
 
 
 def _find_llama_cpp_python(name: str, python: str | None, gpu: bool) -> Installed:
@@ -186,4 +174,5 @@ def _find_llama_cpp_python(name: str, python: str | None, gpu: bool) -> Installe
     if missing:
         where = f" for {python}" if python else ""
         raise PeerError(f"{name} is not installed{where}: {PEERS[name].obtain}")
-    return Installed(name, command, version, commit, series, "GPU" if gpu and has_gpu else "CPU")
+    backend = "GPU" if gpu and has_gpu else "CPU"
+    return Installed(command, Build(version, commit, series, backend, {}, name))

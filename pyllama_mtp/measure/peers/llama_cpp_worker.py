@@ -75,12 +75,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     generate(llama, prompt[:n_warm], n_first)
     llama.reset()  # nothing of the prompt is taken from the cache
     prefill_s, decode_s = generate(llama, prompt, request["max_tokens"])
-    return {
-        "n_prompt": len(prompt),
-        "n_generated": request["max_tokens"],
-        "prefill_s": prefill_s,
-        "decode_s": decode_s,
-    }
+    return {"prefill_s": prefill_s, "decode_s": decode_s}
 
 
 def generate(llama: Any, prompt: list[int], n_tokens: int) -> tuple[float, float]:

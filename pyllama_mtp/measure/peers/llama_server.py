@@ -13,9 +13,10 @@ from contextlib import suppress
 from http.client import HTTPException
 from typing import Any
 
+from pyllama_mtp.measure.cells import Sample
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.peers.options import Options
-from pyllama_mtp.measure.peers.output import Figures, parse_timings
+from pyllama_mtp.measure.peers.output import parse_timings
 from pyllama_mtp.measure.peers.process import Program
 
 HOST = "127.0.0.1"
@@ -28,48 +29,38 @@ _NAME = "llama-server"
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def server_options(
-    options: Options,
-    n_ctx: int,
-    depth: int,
-    *,
-    p_min: float = 0.0,
-    rates: Sequence[float] | None = None,
-) -> list[str]:
+def server_options(options: Options) -> list[str]:
     """Options for one slot, equal to ours.
 
     Upstream's extra work is off: the prompt cache in RAM, context checkpoints, the adjustment of
     sizes to memory. Drafts are sampled in the graph (`--spec-draft-backend-sampling`), upstream's
-    default.
-
-    Args:
-        depth: drafts per round; 0: no MTP.
-        rates: acceptance to impose, unconditional, one per draft; drawn at random by the server.
+    default. Acceptance that is imposed is drawn at random by the server.
     """
+    settings = options.settings
     given = [
         *options.arguments(),
-        *("-tb", str(options.threads)),
-        *("-c", str(n_ctx)),
+        *("-tb", str(settings.threads)),
+        *("-c", str(settings.n_ctx)),
         *("-np", "1"),
         *("--cache-ram", "0"),
         *("--ctx-checkpoints", "0"),
         *("--fit", "off"),
         "--no-cache-prompt",
     ]
-    if not depth:
+    if not settings.depth_limit:
         return given
-    if rates:
+    if rates := settings.synthetic_acceptance:
         given += ["--spec-synth-rates", ",".join(map(str, rates))]
     return [
         *given,
         *(("-md", options.head) if options.head else ()),
         *("--spec-type", "draft-mtp"),
-        *("--spec-draft-n-max", str(depth)),
-        *("--spec-draft-p-min", f"{p_min:g}"),
-        *("--spec-draft-threads", str(options.threads)),
-        *("--spec-draft-threads-batch", str(options.threads)),
-        *("--spec-draft-type-k", options.cache_type_k),
-        *("--spec-draft-type-v", options.cache_type_v),
+        *("--spec-draft-n-max", str(settings.depth_limit)),
+        *("--spec-draft-p-min", f"{settings.p_min:g}"),
+        *("--spec-draft-threads", str(settings.threads)),
+        *("--spec-draft-threads-batch", str(settings.threads)),
+        *("--spec-draft-type-k", settings.cache_type_k),
+        *("--spec-draft-type-v", settings.cache_type_v),
     ]
 
 
@@ -93,21 +84,13 @@ def completion_request(prompt: Sequence[int], n_predict: int, seed: int) -> dict
 
 
 class Server:
-    """A llama-server on a free port of the loopback interface. A context manager that stops it.
+    """A llama-server on a free port of the loopback interface; `options`: see
+    :func:`server_options`. A context manager that stops it."""
 
-    Args:
-        program: its path.
-        options: see :func:`server_options`.
-        start_timeout_s: how long loading may take; None: START_TIMEOUT_S.
-    """
-
-    def __init__(
-        self, program: str, options: Sequence[str], start_timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, program: str, options: Sequence[str]) -> None:
         # Another program may take the port; only our server answers with this name.
         self._alias = f"peer-{secrets.token_hex(8)}"
         self._command = [program, *options, "--host", HOST, "--alias", self._alias]
-        self._start_timeout_s = start_timeout_s or START_TIMEOUT_S
 
     def __enter__(self) -> Server:
         for attempt in range(_PORTS):
@@ -128,7 +111,7 @@ class Server:
 
     def _wait_until_ready(self, may_retry: bool) -> bool:
         """Wait until the server answers. False: another program took its port."""
-        deadline = time.monotonic() + self._start_timeout_s
+        deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if (code := self._program.exit_code) is not None:
                 said = self._program.last_words()
@@ -141,7 +124,7 @@ class Server:
                     return True
             time.sleep(_POLL_S)
         raise PeerError(
-            f"{_NAME} was not ready in {self._start_timeout_s:.0f} s: {self._program.last_words()}"
+            f"{_NAME} was not ready in {START_TIMEOUT_S:.0f} s: {self._program.last_words()}"
         )
 
     def _is_ours(self) -> bool:
@@ -189,7 +172,7 @@ def measure(
     *,
     warm_up: tuple[int, int],
     seed: int,
-) -> Figures:
+) -> Sample:
     """One completion by a fresh server, after a short one that warms it up.
 
     Args:

@@ -43,7 +43,6 @@ class Program:
 
     Args:
         name: for messages.
-        command: the program and its arguments.
         stdin: the text of its standard input.
 
     Raises:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -99,11 +97,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def serve() -> None:
-    if MODE == "stubborn":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if MODE == "has a child":
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        log(child=child.pid)
     try:
         HTTPServer.allow_reuse_address = False
         server = HTTPServer(("127.0.0.1", int(option("--port", "0"))), Handler)
@@ -126,10 +119,6 @@ def main() -> None:
     if MODE == "dies":
         print("error: unknown model architecture: 'qwen99'", file=sys.stderr)
         sys.exit(3)
-    if MODE == "noisy":
-        for stream in (sys.stdout, sys.stderr):
-            stream.write("x" * 1_000_000 + "\n" if NAME != "llama-bench" else "")
-            stream.flush()
     (serve if NAME == "llama-server" else bench)()
 
 

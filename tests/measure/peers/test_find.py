@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.header import Build
 from pyllama_mtp.measure.peers import PeerError
-from pyllama_mtp.measure.peers.find import check_folder, check_python, find
+from pyllama_mtp.measure.peers.find import check_python, find
 
 
 def test_one_of_the_folder_of_the_environment(peers: Any) -> None:
     found = find("llama-server")
     assert found.command == (str(peers.folder / "llama-server"),)
-    assert (found.version, found.upstream_commit, found.backend) == ("9999", "0c1e570", "CPU")
+    assert found.build == Build("9999", "0c1e570", "", "CPU", {}, "llama-server")
 
 
 def test_the_folder_given_comes_first_path_last(
@@ -40,10 +41,8 @@ def test_those_of_the_checkout_say_what_they_are(peers: Any, tmp_path: Path) -> 
     info = {"upstream_commit": "0c1e57098bba", "series": "ab12"}
     (tmp_path / "peers.json").write_text(json.dumps(info))
     (tmp_path / "request.json").write_text(json.dumps({"defines": []}))
-    found = find("llama-bench", str(tmp_path))
-    assert (found.version, found.upstream_commit, found.series) == (
-        *("upstream", "0c1e57098bba", "ab12"),
-    )
+    found = find("llama-bench", str(tmp_path)).build
+    assert found == Build("upstream", "0c1e57098bba", "ab12", "CPU", {}, "llama-bench")
 
 
 @pytest.mark.parametrize("name", ["llama-server", "llama-bench"])
@@ -98,8 +97,8 @@ def test_llama_cpp_python_of_another_python(
     python = python_with(tmp_path, LIBRARY.replace("{gpu}", "None"))
     found = find("llama-cpp-python", python=python)
     assert found.command[0] == python
-    assert (found.version, found.upstream_commit, found.series) == ("1.2.3", "0c1e57098bba", "ab12")
-    assert found.backend == "CPU", "a backend without a device is no GPU"
+    # A backend without a device is no GPU.
+    assert found.build == Build("1.2.3", "0c1e57098bba", "ab12", "CPU", {}, "llama-cpp-python")
     monkeypatch.setenv("PYLLAMA_MTP_PEER_PYTHON", python)
     assert find("llama-cpp-python") == found
     monkeypatch.setenv("PYLLAMA_MTP_PEER_PYTHON", "no-such-python")
@@ -110,8 +109,8 @@ def test_llama_cpp_python_of_another_python(
 
 def test_llama_cpp_python_with_a_gpu(tmp_path: Path) -> None:
     python = python_with(tmp_path, LIBRARY.replace("{gpu}", "1"))
-    assert find("llama-cpp-python", python=python).backend == "GPU"
-    assert find("llama-cpp-python", python=python, gpu=False).backend == "CPU"
+    assert find("llama-cpp-python", python=python).build.backend == "GPU"
+    assert find("llama-cpp-python", python=python, gpu=False).build.backend == "CPU"
 
 
 def test_a_python_that_is_not_there(tmp_path: Path) -> None:
@@ -121,29 +120,20 @@ def test_a_python_that_is_not_there(tmp_path: Path) -> None:
         check_python(str(tmp_path / "nope"))
 
 
-def test_one_that_is_another_program(peers: Any) -> None:
-    (peers.folder / "llama-server").write_text("#!/bin/sh\necho hello\n")
-    with pytest.raises(PeerError, match="does not say its version as llama-server does: 'hello'"):
-        find("llama-server")
-
-
-def test_one_that_does_not_start(peers: Any) -> None:
-    (peers.folder / "llama-server").write_text(
-        "#!/bin/sh\necho libggml.so: not found >&2; exit 127"
-    )
-    with pytest.raises(PeerError, match=r"llama-server failed \(127\): libggml.so: not found"):
+@pytest.mark.parametrize(
+    ("does", "message"),
+    [
+        ("echo hello", "does not say its version as llama-server does: 'hello'"),
+        ("echo no libggml.so >&2; exit 127", r"llama-server failed \(127\): no libggml.so"),
+    ],
+)
+def test_one_that_is_another_program_or_does_not_start(peers: Any, does: str, message: str) -> None:
+    (peers.folder / "llama-server").write_text(f"#!/bin/sh\n{does}\n")
+    with pytest.raises(PeerError, match=message):
         find("llama-server")
 
 
 def test_the_backend_is_what_computes(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_MODE", "gpu")
-    found = find("llama-server")
-    assert (found.backend, found.devices) == ("CUDA", ("NVIDIA H100",))
-    assert find("llama-server", gpu=False).backend == "CPU"
-
-
-def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
-    check_folder(None)
-    check_folder(str(tmp_path))
-    with pytest.raises(UsageError, match="no such folder"):
-        check_folder(str(tmp_path / "nowhere"))
+    assert find("llama-server").build.backend == "CUDA"
+    assert find("llama-server", gpu=False).build.backend == "CPU"

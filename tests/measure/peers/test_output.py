@@ -29,17 +29,6 @@ def timings(**changes: Any) -> dict[str, Any]:
     return {"content": "", "timings": found | changes}
 
 
-def test_decode_at_depth() -> None:
-    sample = parse_llama_bench(bench_json())
-    assert (sample.decode_tps, sample.prefill_tps) == (24.0, None)
-    assert (sample.n_prompt, sample.n_decoded, sample.rounds) == (256, 192, 0)
-
-
-def test_prefill() -> None:
-    sample = parse_llama_bench(bench_json(n_prompt=512, n_gen=0, n_depth=0, samples_ts=[207.5]))
-    assert (sample.prefill_tps, sample.decode_tps, sample.n_prompt) == (207.5, None, 512)
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -58,20 +47,11 @@ def test_other_output_is_refused(text: str) -> None:
         parse_llama_bench(text)
 
 
-def test_timings_without_drafting() -> None:
-    sample = parse_timings(timings())
-    assert (sample.prefill_tps, sample.decode_tps) == (200.0, 30.0)
-    assert (sample.n_prompt, sample.n_decoded) == (256, 192)
-    assert (sample.rounds, sample.tokens_per_round) == (0, 1.0)
-    assert sample.rounds_per_second == 30.0
-
-
 def test_rounds_follow_from_the_accepted_drafts() -> None:
     """Every round gains one token beside its accepted drafts; the first token is in none."""
     sample = parse_timings(timings(draft_n=177, draft_n_accepted=132))
     assert sample.rounds == 192 - 132
     assert sample.tokens_per_round == pytest.approx(192 / 60)
-    assert sample.rounds_per_second == pytest.approx(30.0 * 60 / 192)
 
 
 def test_a_cached_prompt_is_refused() -> None:

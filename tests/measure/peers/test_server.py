@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from pyllama_mtp.measure.cells import Sample
 from pyllama_mtp.measure.peers import PeerError, llama_server
 from pyllama_mtp.measure.peers.llama_server import HOST, Server, server_options
 from pyllama_mtp.measure.peers.options import Options
-from pyllama_mtp.measure.peers.output import OutputError
+from pyllama_mtp.settings import Settings
 
 Ended = Callable[[int], bool]
-OPTIONS = Options("m.gguf", 2048, 512, 2, "auto", "f16", "q8_0", n_gpu_layers=-1)
+SETTINGS = Settings(n_ctx=256, n_threads=2, draft_n_max=3)
+DRAFTING = Options(SETTINGS, "m.gguf", -1)
+PLAIN = Options(dataclasses.replace(SETTINGS, draft_n_max=0), "m.gguf", -1)
 
 
-def server(peers: Any, **changes: Any) -> Server:
-    return Server(str(peers.folder / "llama-server"), server_options(OPTIONS, 256, 3), **changes)
+def server(peers: Any) -> Server:
+    return Server(str(peers.folder / "llama-server"), server_options(DRAFTING))
 
 
-def measure(peers: Any, depth: int = 3) -> Any:
+def measure(peers: Any, options: Options = DRAFTING) -> Sample:
     return llama_server.measure(
         str(peers.folder / "llama-server"),
-        server_options(OPTIONS, 256, depth),
+        server_options(options),
         [*range(100)],
         13,
         warm_up=(10, 8),
@@ -51,10 +53,10 @@ def taken() -> Iterator[int]:
 
 
 def test_plain_and_with_drafts(peers: Any) -> None:
-    plain, drafting = measure(peers, 0), measure(peers, 3)
-    assert (plain.prefill_tps, plain.decode_tps, plain.rounds) == (500, 50, 0)
+    plain, drafting = measure(peers, PLAIN), measure(peers)
+    assert (plain.prefill_tps, plain.decode_tps, plain.rounds) == (500, 50, 12)
     assert (drafting.decode_tps, drafting.rounds, drafting.tokens_per_round) == (80, 4, 3)
-    assert (plain.n_prompt, plain.n_decoded) == (drafting.n_prompt, drafting.n_decoded) == (100, 12)
+    assert {(one.n_prompt, one.n_generated) for one in (plain, drafting)} == {(100, 13)}
     without, given = peers.log("arguments")
     assert "--spec-type" not in without
     assert given[given.index("--spec-type") + 1] == "draft-mtp"
@@ -67,11 +69,10 @@ def test_plain_and_with_drafts(peers: Any) -> None:
 
 
 def test_a_head_in_a_file_of_its_own_is_a_draft_model() -> None:
-    options = dataclasses.replace(OPTIONS, head="mtp-m.gguf")
-    assert "-md" not in server_options(options, 512, 0)
-    given = server_options(options, 512, 3)
+    assert "-md" not in server_options(dataclasses.replace(PLAIN, head="mtp-m.gguf"))
+    given = server_options(dataclasses.replace(DRAFTING, head="mtp-m.gguf"))
     assert given[given.index("-md") + 1] == "mtp-m.gguf"
-    assert "-md" not in server_options(OPTIONS, 512, 3)
+    assert "-md" not in server_options(DRAFTING)
 
 
 def test_the_request_is_the_prompt_greedy_and_uncached(peers: Any) -> None:
@@ -141,21 +142,9 @@ def test_of_a_stream_the_last_event_counts(peers: Any, monkeypatch: pytest.Monke
 
 def test_one_that_is_never_ready(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_MODE", "never ready")
-    with pytest.raises(PeerError, match="was not ready in 1 s"), server(peers, start_timeout_s=1):
+    monkeypatch.setattr(llama_server, "START_TIMEOUT_S", 1.0)
+    with pytest.raises(PeerError, match="was not ready in 1 s"), server(peers):
         pass
-
-
-@pytest.mark.parametrize("mode", ["noisy", "has a child"])
-def test_what_it_does_beside(
-    peers: Any, mode: str, ended: Ended, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_MODE", mode)
-    assert measure(peers).decode_tps == 80
-    children = peers.log("child")
-    limit = time.monotonic() + 10  # who is killed takes a moment to be gone
-    while not all(map(ended, children)) and time.monotonic() < limit:
-        time.sleep(0.01)
-    assert all(map(ended, children))
 
 
 def test_an_interruption_while_it_starts_ends_it(
@@ -168,9 +157,3 @@ def test_an_interruption_while_it_starts_ends_it(
     monkeypatch.setattr("pyllama_mtp.measure.peers.llama_server.time.sleep", interrupt)
     with pytest.raises(KeyboardInterrupt), server(peers):
         pass
-
-
-def test_output_of_another_version(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Server, "complete", lambda self, request: {"content": "text"})
-    with pytest.raises(OutputError, match="no usable timings"):
-        measure(peers)
