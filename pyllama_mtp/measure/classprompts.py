@@ -83,7 +83,7 @@ class Prompts:
         """Exactly `n_tokens` token ids; every repeat has another text, and another question.
 
         Raises:
-            UsageError: no such class, no text, too few tokens, or no chat template.
+            UsageError: no text, too few tokens, or no chat template.
         """
         if prompt_class not in self._opened:
             self._opened[prompt_class] = self._open(prompt_class)
@@ -95,7 +95,6 @@ class Prompts:
 
     def _open(self, prompt_class: str) -> tuple[Workload, list[Prompt]]:
         """The text and the questions of a class; without questions the text is continued."""
-        check_class(prompt_class)
         usual = stdlib_texts if prompt_class in ("code", "source") else docstrings
         texts = usual() if self._texts is None else self._texts
         before, after, questions = list[int](), list[int](), list[Prompt]()

@@ -35,8 +35,6 @@ AXES = (
         - {"n_ctx", "rope", "draft_n_max", *SWITCHES, *PLAIN_AXES}
     ),
 )
-#: "text": the prompt is a piece of text. "code": a chat that asks for long code after it.
-OUTPUT_MODES = ("text", "code")
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure.
+    """What to measure. Who makes it checks single values.
 
     Attributes:
         sizes: of prompts, in tokens.
@@ -91,6 +89,8 @@ class Plan:
             measured with all their combinations, but only "auto" with those of `ngram`; depth 0
             with the combinations of PLAIN_AXES.
         classes, libraries: kinds of text, labels of native libraries; all are combined.
+        output_mode: "text": the prompt is a piece of text; "code": a chat that asks for long code
+            after it.
         peers: other programs, by their names in `PEERS`. Each is measured without MTP; if it can
             draft, at the depths that are numbers.
         prompt_step: prompts are processed by turns of so many tokens; 0: one after the other.
@@ -109,14 +109,6 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Refuse plans that measure nothing, or the same cell twice."""
-        if wrong := [size for size in self.sizes if size < 1]:
-            raise UsageError(f"prompt sizes must be 1 or more, not {wrong[0]}")
-        for depth in self.depths:
-            if depth != "auto" and not (isinstance(depth, int) and depth >= 0):
-                raise UsageError(f"depths must be 0 or more, or auto, not {depth}")
-        for name in self.axes:
-            if name not in AXES:
-                raise UsageError(f"there is no axis {name!r}; there are {', '.join(AXES)}")
         own = {"classes": self.classes, "libraries": self.libraries}
         given = {"prompt sizes": self.sizes, "depths": self.depths, **self.axes, **own}
         for name, values in given.items():
@@ -135,10 +127,6 @@ class Plan:
             raise UsageError("other programs are measured with one sequence; leave n_sequences out")
         if self.prompt_step and "n_sequences" in self.axes:
             raise UsageError("prompts of several sequences have no steps; leave one of them out")
-        if self.max_tokens < 1 or self.repeat < 1:
-            raise UsageError(
-                f"max_tokens ({self.max_tokens}) and repeat ({self.repeat}) must be 1 or more"
-            )
 
     @property
     def variants(self) -> tuple[Variant, ...]:

@@ -123,7 +123,6 @@ class Workload:
         self._model = model
         self._texts = iter(stdlib_texts() if texts is None else texts)
         self._tokens: list[int] = []
-        self._exhausted = False
         self._prefix = special_prefix(model) + (before or [])
         self._suffix = after or []
 
@@ -160,12 +159,8 @@ class Workload:
 
     def _fill(self, n_tokens: int) -> None:
         """Tokenize documents until there are `n_tokens`, or no more text."""
-        while len(self._tokens) < n_tokens and not self._exhausted:
-            text = next(self._texts, None)
-            if text is None:
-                self._exhausted = True
-            else:
-                self._tokens += self._model.tokenize(text, add_special=False, parse_special=False)
+        while len(self._tokens) < n_tokens and (text := next(self._texts, None)) is not None:
+            self._tokens += self._model.tokenize(text, add_special=False, parse_special=False)
         if not self._tokens:
             raise UsageError("no text to make prompts of; give some with --prompt-file")
 

@@ -44,13 +44,9 @@ def test_an_estimate_is_the_median_of_what_was_measured() -> None:
     assert estimate({}, float) is None
 
 
-def test_nothing_is_left_out_while_it_fits() -> None:
-    pending = groups(SMALL, range(5)) + groups(BIG, range(5))
-    assert to_drop(pending, {}, cost, 25.0) == set()
-
-
 def test_late_repeats_of_expensive_cells_go_first() -> None:
     pending = groups(SMALL, range(5)) + groups(BIG, range(5))
+    assert to_drop(pending, {}, cost, 25.0) == set(), "nothing is left out while it fits"
     assert to_drop(pending, {}, cost, 24.9) == {Group(*BIG, 4)}
     assert to_drop(pending, {}, cost, 20.0) == {Group(*BIG, 4), Group(*BIG, 3)}
 

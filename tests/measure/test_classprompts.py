@@ -8,7 +8,7 @@ import pytest
 
 from pyllama_mtp import Model
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.classprompts import CODE_REQUEST, TEXTS, Prompts, check_class
+from pyllama_mtp.measure.classprompts import CODE_REQUEST, Prompts
 from pyllama_mtp.measure.promptset import CLASSES, demo_prompts, package_prompts
 
 
@@ -18,14 +18,6 @@ def test_documentation_is_prose_and_source_is_code(fake: ModuleType) -> None:
     code = bytes(prompts.prompt("source", 20_000, 0)).decode(errors="replace")
     assert code.count("\n    def ") > 10 * max(1, prose.count("\n    def "))
     assert prose != code and len(prose.split()) > 2_000
-
-
-def test_an_unknown_class_is_refused(fake: ModuleType) -> None:
-    for name in (*TEXTS, *CLASSES):
-        check_class(name)
-    for call in (check_class, lambda name: Prompts(fake.Model("m")).prompt(name, 50, 0)):
-        with pytest.raises(UsageError, match="unknown class of prompts 'prose'; known are text,"):
-            call("prose")
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -12,7 +11,6 @@ from pyllama_mtp.measure.workload import (
     Workload,
     decode_text,
     docstrings,
-    read_text,
     source_of_prompts,
     stdlib_texts,
 )
@@ -74,26 +72,10 @@ def test_special_tokens_in_the_text_stay_text(fake: ModuleType) -> None:
     assert parsed and not any(parsed)
 
 
-def test_bad_utf8_names_the_offset(tmp_path: Path) -> None:
-    path = tmp_path / "latin.txt"
-    path.write_bytes("12345 Größe".encode("latin-1"))
-    with pytest.raises(UsageError, match=r"not UTF-8: byte 0xf6 at offset 8"):
-        read_text(path)
-
-
-@pytest.mark.parametrize("data", [b"", b" \n\t", b"\xef\xbb\xbf"])
-def test_empty_text_is_refused(data: bytes) -> None:
-    with pytest.raises(UsageError, match="the prompt is empty"):
-        decode_text(data, "the prompt")
-
-
 def test_a_byte_order_mark_is_no_text() -> None:
     assert decode_text(b"\xef\xbb\xbfhello", "x") == "hello"
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nowhere\.txt.*No such file"):
-        read_text(tmp_path / "nowhere.txt")
+    with pytest.raises(UsageError, match="the prompt is empty"):
+        decode_text(b"\xef\xbb\xbf", "the prompt")
 
 
 # -- classes and modes -----------------------------------------------------------------------------
