@@ -120,9 +120,6 @@ def costs_against_no_mtp(session: Session, prompt: Sequence[int], repeats: int) 
 
     In :func:`measure_costs` it is a round without drafts, which also writes the MTP head's keys and
     values: the alternative of an adaptive depth, and dearer than a model without MTP.
-
-    Raises:
-        UsageError: the session does not draft, or the context is too short.
     """
     steps = _plain_steps(session, prompt, _PLAIN_STEPS * repeats // 2)
     found = measure_costs(session, prompt, repeats)

@@ -36,9 +36,8 @@ class Request:
     """A checked request for a matrix.
 
     Attributes:
-        settings: of every cell; `draft_n_max` and the switches are set to the variant's, `n_ctx` 0
-            to what the cells of a size need, and synthetic rates are cut to the depth.
-        sampling: of every cell.
+        settings, sampling: of every cell; `draft_n_max` and the switches are set to the variant's,
+            `n_ctx` 0 to what the cells of a size need, and synthetic rates are cut to the depth.
         command: as it was given; paths lose their folders in the records.
         prompts: where the text comes from, in words.
         libraries: as given, one for each label of the plan; "" is the library that is loaded.

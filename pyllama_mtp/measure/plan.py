@@ -78,22 +78,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. Who makes it checks single values.
+    """What to measure, with the fields of :class:`.recordtypes.Plan`. Who makes it checks single
+    values.
 
-    Attributes:
-        sizes: of prompts, in tokens.
-        depths: drafts per round, or "auto".
-        max_tokens: tokens generated per sample.
-        repeat: samples per cell.
-        axes: values of fields of `Settings`, and of `n_sequences`, by name. Every depth above 0 is
-            measured with all their combinations, but only "auto" with those of `ngram`; depth 0
-            with the combinations of PLAIN_AXES.
-        classes, libraries: kinds of text, labels of native libraries; all are combined.
-        output_mode: "text": the prompt is a piece of text; "code": a chat that asks for long code
-            after it.
-        peers: other programs, by their names in `PEERS`. Each is measured without MTP; if it can
-            draft, at the depths that are numbers.
-        prompt_step: prompts are processed by turns of so many tokens; 0: one after the other.
+    Sizes, classes and libraries are all combined. Every depth above 0 is measured with all
+    combinations of the axes, but only "auto" with those of `ngram`; depth 0 with those of
+    PLAIN_AXES. Other programs, by their names in `PEERS`, are measured without MTP; those that can
+    draft, also at the depths that are numbers.
     """
 
     sizes: tuple[int, ...]

@@ -26,9 +26,7 @@ class PeerRunner:
 
     Args:
         peer: the program, or the error for which there is none.
-        model: path of the model file.
-        n_gpu_layers: as in `Model`.
-        head: path of the file with the MTP head, if it is not `model`.
+        model, n_gpu_layers, head: see :class:`.Options`.
     """
 
     def __init__(
