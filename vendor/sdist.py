@@ -85,17 +85,16 @@ def sha256_of(path: Path) -> str:
 def download(pin: Pin, target: Path) -> Path:
     """Let pip fetch and verify the pinned archive, and put it at `target`."""
     print(f"vendor: pip downloads {pin.requirement} (about 75 MB)", file=sys.stderr, flush=True)
-    arguments = ["--require-hashes", "-r", str(pin.path)]
-    return _pip_download(arguments, pin.archive_name, pin.requirement, target)
+    return _pip_download(["--require-hashes", "-r", str(pin.path)], pin.requirement, target)
 
 
 def download_release(version: str | None, folder: Path) -> Path:
     """Let pip fetch the archive of any release, unverified (newest when `version` is None)."""
     requirement = f"{PACKAGE}=={version}" if version else PACKAGE
-    return _pip_download([requirement], None, requirement, folder / "release.tar.gz")
+    return _pip_download([requirement], requirement, folder / "release.tar.gz")
 
 
-def _pip_download(arguments: list[str], name: str | None, requirement: str, target: Path) -> Path:
+def _pip_download(arguments: list[str], requirement: str, target: Path) -> Path:
     """Run pip and move the one archive it brings to `target`, in one rename.
 
     pip cannot fetch a source archive without asking its build backend for metadata, so it also
@@ -116,7 +115,7 @@ def _pip_download(arguments: list[str], name: str | None, requirement: str, targ
     try:
         result = subprocess.run(command, env=_pip_environment(), text=True, errors="replace",
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
-        archives = sorted(folder.glob(name or "*.tar.gz"))
+        archives = [*folder.glob("*.tar.gz")]
         if result.returncode != 0 or len(archives) != 1:
             raise _pip_error(result.stdout, requirement, target)
         archives[0].replace(target)

@@ -22,7 +22,7 @@ from sdist import FetchError, Pin
 
 STAMP = ".pyllama-mtp-tree.json"
 IN_ARCHIVE = "vendor/llama.cpp/"
-GIT_FOLDER = ".git/modules/vendor/llama.cpp/"
+GIT_HEAD = ".git/modules/vendor/llama.cpp/HEAD"  # git keeps a submodule at a commit
 
 # What the build reads: the libraries, the tools that upstream's own figures are measured with, and
 # those of upstream's tests that concern what the patches touch (tests/upstream runs them), or what
@@ -74,23 +74,17 @@ def layout() -> str:
     return hashlib.sha256(repr((KEEP, DROP, KEEP_ANYWAY)).encode()).hexdigest()[:16]
 
 
-def files_below(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+def files_below(root: Path) -> Iterator[tuple[str, Path]]:
     """Every file below `root` but the stamp, with its path relative to `root`."""
-    pending = [(str(root), "")]
-    while pending:
-        folder, prefix = pending.pop()
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                name = prefix + entry.name
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append((entry.path, name + "/"))
-                elif name != STAMP:
-                    yield name, entry
+    for folder, _, names in os.walk(root):
+        for path in (Path(folder, name) for name in names):
+            if (relative := path.relative_to(root).as_posix()) != STAMP:
+                yield relative, path
 
 
 def measure(root: Path) -> tuple[int, int]:
     """Number and total size of the files below `root`: the cheap test for a complete tree."""
-    sizes = [entry.stat(follow_symlinks=False).st_size for _, entry in files_below(root)]
+    sizes = [path.lstat().st_size for _, path in files_below(root)]
     return len(sizes), sum(sizes)
 
 
@@ -98,9 +92,8 @@ def read_stamp(root: Path) -> Tree | None:
     """What the stamp in `root` says, or None without a readable stamp."""
     try:
         raw = json.loads((root / STAMP).read_text(encoding="utf-8"))
-        content = raw["content"] if raw["layout"] == layout() else ""
-        names = (raw["commit"], raw["requirement"], raw["sha256"])
-        return Tree(root, *names, int(raw["files"]), int(raw["bytes"]), content)
+        content = raw.pop("content") if raw.pop("layout") == layout() else ""
+        return Tree(root, **(raw | {"content": content}))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -117,13 +110,12 @@ def check_tree(root: Path, pin: Pin) -> Tree:
     """Verify `root` against the pin, byte for byte; raises FetchError where they differ."""
     tree = read_stamp(root)
     if tree is None:
-        found = (
-            f"{root}: {'no stamp: half unpacked, or not ours' if root.exists() else 'not there'}"
-        )
+        why = "no stamp: half unpacked, or not ours" if root.exists() else "not there"
+        found = f"{root}: {why}"
     elif tree.sha256 != pin.sha256 or not tree.content:
         found = f"{root}: {tree.requirement}, sha256 {tree.sha256}, or other unpacking rules"
     else:
-        hashes = {name: _sha256(Path(entry.path).read_bytes()) for name, entry in files_below(root)}
+        hashes = {name: _sha256(path.read_bytes()) for name, path in files_below(root)}
         if _content(hashes) == tree.content:
             return tree
         found = f"{root}: {len(hashes)} files of {tree.files}, or files edited in place"
@@ -182,15 +174,13 @@ def write_file(path: Path, data: bytes) -> None:
 def _extract(archive: Path, root: Path, pin: Pin) -> Tree:
     """Extract the needed files below `root`, plain files only, and find the commit."""
     hashes: dict[str, str] = {}
-    git: dict[str, str] = {}
-    total = 0
+    commit, total = "", 0
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 _, _, name = member.name.partition("/")
-                if name.startswith(GIT_FOLDER):
-                    _note_reference(git, name[len(GIT_FOLDER) :], tar, member)
-                    continue
+                if name == GIT_HEAD and member.isreg():
+                    commit = tar.extractfile(member).read().decode(errors="replace").strip()  # type: ignore[union-attr]
                 if not name.startswith(IN_ARCHIVE) or member.isdir():
                     continue
                 name = name[len(IN_ARCHIVE) :]
@@ -207,9 +197,8 @@ def _extract(archive: Path, root: Path, pin: Pin) -> Tree:
                 total += len(data)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise _bad_archive(archive, f"a damaged archive: {error}") from error
-    commit = _commit(git)
-    if not commit:
-        raise _bad_archive(archive, f"no commit under {GIT_FOLDER}HEAD")
+    if not re.fullmatch("[0-9a-f]{40}", commit):
+        raise _bad_archive(archive, f"no commit in {GIT_HEAD}")
     if "CMakeLists.txt" not in hashes:
         raise _bad_archive(archive, f"no CMakeLists.txt under {IN_ARCHIVE}")
     return Tree(root, commit, pin.requirement, pin.sha256, len(hashes), total, _content(hashes))
@@ -230,26 +219,6 @@ def _bad_archive(archive: Path, found: str) -> FetchError:
         found=f"{found} ({archive})",
         todo="use the pinned archive; for a newer release, teach vendor/tree.py its layout",
     )
-
-
-def _note_reference(
-    git: dict[str, str], name: str, tar: tarfile.TarFile, member: tarfile.TarInfo
-) -> None:
-    """Remember the files of the git folder that can name the commit."""
-    wanted = name in ("HEAD", "packed-refs") or name.startswith("refs/")
-    if wanted and member.isreg() and member.size < 1 << 20:
-        git[name] = tar.extractfile(member).read().decode("utf-8", "replace")  # type: ignore[union-attr]
-
-
-def _commit(git: dict[str, str]) -> str:
-    """The commit that HEAD names, directly or through a reference; empty when unknown."""
-    head = git.get("HEAD", "").strip()
-    if head.startswith("ref: "):
-        reference = head[5:]
-        line = rf"^([0-9a-f]{{40}}) {re.escape(reference)}$"
-        packed = re.search(line, git.get("packed-refs", ""), re.M)
-        head = git.get(reference, packed.group(1) if packed else "").strip()
-    return head if re.fullmatch("[0-9a-f]{40}", head) else ""
 
 
 def _sha256(data: bytes) -> str:

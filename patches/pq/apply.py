@@ -152,16 +152,16 @@ def _refuse_foreign(dest: Path) -> None:
 
 def _sync(source: Path, staging: Path, touched: set[str], dest: Path) -> tuple[int, int]:
     """Bring `dest` to the wanted content; returns how many files were written and removed."""
-    wanted = {n: Path(e.path) for n, e in files_below(source) if n not in touched}
-    wanted |= {n: Path(e.path) for n, e in files_below(staging)}
+    wanted = {name: path for name, path in files_below(source) if name not in touched}
+    wanted |= dict(files_below(staging))
     dest.mkdir(parents=True, exist_ok=True)
     (dest / STAMP).write_text("{}\n", encoding="utf-8")  # an interrupted run is recognised as ours
     written = removed = 0
     for name, origin in wanted.items():
         written += _write_if_changed(origin, dest / name)
-    for name, entry in list(files_below(dest)):
+    for name, path in list(files_below(dest)):
         if name not in wanted and name not in (STAMP, TREE_STAMP):
-            Path(entry.path).unlink()
+            path.unlink()
             removed += 1
     return written, removed
 

@@ -33,17 +33,29 @@ class Queue:
         """The queue as it is on disk now."""
         return read_series(self.folder)
 
+    @property
+    def work(self) -> Path:
+        """Where the queue is edited or rebased."""
+        return self.root / "work"
+
     def edit(self) -> Path:
         """A work tree of the queue."""
-        work = self.root / "work"
-        worktree.edit(self.series, self.tree, work)
-        return work
+        worktree.edit(self.series, self.tree, self.work)
+        return self.work
 
     def command(self, name: str, *options: object) -> int:
         """Run a command on this queue; the exit code."""
         where = [] if name == "stamp" else ["--tree", str(self.tree)]
         words = ["--patches", str(self.folder), name, *map(str, options), *where]
         return patchqueue.main(words)
+
+    def release(
+        self, changes: dict[str, str | None], target: Path | None = None, **more: str
+    ) -> Path:
+        """The archive of a release whose files differ from the pinned ones; None removes a file."""
+        changed = fake_sdist.NEEDED | changes
+        files = {name: text for name, text in changed.items() if text is not None}
+        return fake_sdist.make_sdist(target or self.root / "newer.tar.gz", files, **more)
 
     @staticmethod
     def commit(work: Path, message: str, files: dict[str, str]) -> None:

@@ -15,8 +15,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from pq.apply import apply_series
-from pq.series import read_series
+from pq.apply import stage
+from pq.series import VARIANTS, read_series
 
 SOURCE = "ggml/src/ggml-cpu/amx/mmq.cpp"
 
@@ -114,11 +114,11 @@ def loaded_configuration(tree: Path, compiler: str, level: str, folder: Path) ->
 
 @pytest.fixture(scope="module")
 def copies(pinned_tree, tmp_path_factory) -> dict[str, Path]:
-    """Patched copies of the pinned tree, one per variant."""
+    """The patched files of the pinned tree, by variant."""
     root = tmp_path_factory.mktemp("copies")
-    for variant in ("upstream", "patched"):
-        apply_series(read_series(), pinned_tree, root / variant, variant)
-    return {variant: root / variant for variant in ("upstream", "patched")}
+    for variant in VARIANTS:
+        stage(read_series().of(variant), pinned_tree, root / variant, "")
+    return {variant: root / variant for variant in VARIANTS}
 
 
 @pytest.mark.parametrize("level", ["-O1", "-O2", "-O3"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import fake_sdist
 import fetch
 import pytest
 from pq import git
-from pq.series import read_series, write_series
+from pq.series import write_series
 from sdist import read_pin, sha256_of
 
 PATCH_1 = "0001-ggml-fix-two.patch"
@@ -22,69 +21,52 @@ LIBRARY = fake_sdist.NEEDED["src/llama.cpp"]
 CONFLICT = {"src/llama.cpp": LIBRARY.replace("return 20", "return 21")}
 
 
-@dataclass(frozen=True)
-class Place:
-    """A project with a pin, a queue and a tree, and a release to move to."""
+def bump(project: Any, *arguments: str) -> int:
+    """Run the command on a project."""
+    where = ("--pin", project.root / "llama-cpp.pin", "--work", project.work)
+    return project.command("bump", *arguments, *where)
 
-    queue: Any
 
-    @property
-    def root(self) -> Path:
-        """The project's folder."""
-        return self.queue.root
+def release(project: Any, changes: dict[str, str | None], folder: str = "") -> str:
+    """The archive of a release, as :meth:`Queue.release`."""
+    target = project.root / folder / f"llama_cpp_python-{NEW}.tar.gz"
+    target.parent.mkdir(exist_ok=True)
+    return str(project.release(changes, target, commit=COMMIT, version=NEW))
 
-    def bump(self, *arguments: str) -> int:
-        """Run the command on this project."""
-        where = ("--pin", self.root / "llama-cpp.pin", "--work", self.work)
-        return self.queue.command("bump", *arguments, *where)
 
-    @property
-    def work(self) -> Path:
-        """Where the queue is rebased."""
-        return self.root / "bump"
-
-    def release(self, changes: dict[str, str | None], folder: str = "") -> str:
-        """The archive of a release whose files differ from the pinned ones; None removes a file."""
-        files = {n: t for n, t in (fake_sdist.NEEDED | changes).items() if t is not None}
-        target = self.root / folder / f"llama_cpp_python-{NEW}.tar.gz"
-        target.parent.mkdir(exist_ok=True)
-        git_files = {"HEAD": COMMIT + "\n"}
-        return str(fake_sdist.make_sdist(target, files, git_files, version=NEW))
-
-    def state(self) -> dict[str, bytes]:
-        """Everything that a bump may change in the end: queue, tree, pin."""
-        names = [self.root / "llama-cpp.pin", *(self.root / "patches").rglob("*")]
-        names += (self.root / "tree").rglob("*")
-        return {str(p): p.read_bytes() for p in names if p.is_file()}
+def state(project: Any) -> dict[str, bytes]:
+    """Everything that a bump may change in the end: queue, tree, pin."""
+    names = [project.root / "llama-cpp.pin", *project.folder.rglob("*"), *project.tree.rglob("*")]
+    return {str(p): p.read_bytes() for p in names if p.is_file()}
 
 
 @pytest.fixture
-def project(queue, monkeypatch) -> Place:
+def project(queue, monkeypatch):
     """The queue of the other tests, with a pin file that names its tree."""
     stamp = json.loads((queue.tree / ".pyllama-mtp-tree.json").read_text())
     line = f"llama-cpp-python==9.9.9 --hash=sha256:{stamp['sha256']}\n"
     text = f"# why it is here\n# llama.cpp commit {stamp['commit']} (a date)\n{line}"
     (queue.root / "llama-cpp.pin").write_text(text)
     monkeypatch.setenv("XDG_CACHE_HOME", str(queue.root / "cache"))
-    return Place(queue)
+    return queue
 
 
-def assert_moved(project: Place, archive: str) -> None:
+def assert_moved(project: Any, archive: str) -> None:
     """Pin, tree and queue are the release's, and they agree with each other."""
     pin = read_pin(project.root / "llama-cpp.pin")
     assert (pin.version, pin.sha256) == (NEW, sha256_of(Path(archive)))
     text = pin.path.read_text()
     assert text.startswith(f"# why it is here\n# llama.cpp commit {COMMIT}\nllama-cpp-python==")
-    assert fetch.check_tree(project.root / "tree", pin).commit == COMMIT
-    assert project.queue.command("check") == 0
+    assert fetch.check_tree(project.tree, pin).commit == COMMIT
+    assert project.command("check") == 0
 
 
 def test_a_release_that_everything_applies_to(project, capsys):
-    archive = project.release({"src/llama.cpp": "// new\n" * 9 + LIBRARY})
-    assert project.bump(NEW, "--archive", archive) == 0
+    archive = release(project, {"src/llama.cpp": "// new\n" * 9 + LIBRARY})
+    assert bump(project, NEW, "--archive", archive) == 0
     output = capsys.readouterr().out
     assert f"llama-cpp-python==9.9.9 -> llama-cpp-python=={NEW}, llama.cpp {COMMIT[:12]}" in output
-    series = read_series(project.root / "patches")
+    series = project.series
     assert f"changed {PATCH_2}" in output and f"changed {PATCH_1}" not in output
     assert f"stamp of patched: {series.stamp('patched')}" in output
     assert "2 patches apply to llama.cpp beef" in output
@@ -94,44 +76,44 @@ def test_a_release_that_everything_applies_to(project, capsys):
 
 
 def test_a_conflict_stops_it_and_continue_goes_on(project, capsys):
-    archive = project.release(CONFLICT)
-    before = project.state()
-    assert project.bump(NEW, "--archive", archive) == 1
+    archive = release(project, CONFLICT)
+    before = state(project)
+    assert bump(project, NEW, "--archive", archive) == 1
     output = capsys.readouterr().out
     assert f"conflict: {PATCH_2}\n  src/llama.cpp (hunk 1 of 1)\n" in output
     assert "bump --continue --work" in output
-    assert project.bump("--continue") == 2
+    assert bump(project, "--continue") == 2
     assert "conflict markers are left in src/llama.cpp" in capsys.readouterr().err
-    assert project.state() == before
+    assert state(project) == before
     source = project.work / "src/llama.cpp"
     source.write_text(LIBRARY.replace("return 20", "return 2121"))
-    assert project.bump("--continue") == 0
-    patch = read_series(project.root / "patches").patches[1].data
+    assert bump(project, "--continue") == 0
+    patch = project.series.patches[1].data
     assert b"-int f20() { return 21; }\n+int f20() { return 2121; }\n" in patch
     assert_moved(project, archive)
-    assert project.bump("--continue") == 2
+    assert bump(project, "--continue") == 2
     assert "no bump is under way" in capsys.readouterr().err
 
 
 def test_two_conflicts_are_two_stops(project, capsys):
-    archive = project.release(CONFLICT | {"ggml/src/ggml.c": "int rewritten;\n"})
-    assert project.bump(NEW, "--archive", archive) == 1
+    archive = release(project, CONFLICT | {"ggml/src/ggml.c": "int rewritten;\n"})
+    assert bump(project, NEW, "--archive", archive) == 1
     assert f"conflict: {PATCH_1}\n  ggml/src/ggml.c (hunk 1 of 1)\n" in capsys.readouterr().out
     (project.work / "ggml/src/ggml.c").write_text("int rewritten;\nint two = 22;\n")
-    assert project.bump("--continue") == 1
+    assert bump(project, "--continue") == 1
     assert f"conflict: {PATCH_2}\n  src/llama.cpp (hunk 1 of 1)\n" in capsys.readouterr().out
     (project.work / "src/llama.cpp").write_text(LIBRARY.replace("return 20", "return 2020"))
-    assert project.bump("--continue") == 0
+    assert bump(project, "--continue") == 0
     assert_moved(project, archive)
 
 
 def test_a_patch_that_upstream_took_over_is_dropped(project, capsys):
     taken = fake_sdist.NEEDED["ggml/src/ggml.c"].replace("two = 2", "two = 22")
-    archive = project.release({"ggml/src/ggml.c": "// fixed\n" + taken})
-    assert project.bump(NEW, "--archive", archive) == 0
+    archive = release(project, {"ggml/src/ggml.c": "// fixed\n" + taken})
+    assert bump(project, NEW, "--archive", archive) == 0
     output = capsys.readouterr().out
     assert f"removed {PATCH_1}" in output and "added 0001-llama-add-a-file.patch" in output
-    names = [(p.name, p.marker) for p in read_series(project.root / "patches").patches]
+    names = [(p.name, p.marker) for p in project.series.patches]
     assert names == [("0001-llama-add-a-file.patch", "patched")]
     # renumbered: the README's table is the maintainer's, and check says so
     assert "check: the queue is not in its exported form:\n  0001-llama-add-a-file" in output
@@ -140,46 +122,46 @@ def test_a_patch_that_upstream_took_over_is_dropped(project, capsys):
 
 @pytest.mark.parametrize("how", ["skipped", "mended to nothing"])
 def test_a_patch_can_be_dropped(project, how):
-    archive = project.release(CONFLICT)
-    assert project.bump(NEW, "--archive", archive) == 1
+    archive = release(project, CONFLICT)
+    assert bump(project, NEW, "--archive", archive) == 1
     if how == "skipped":
         git.must(project.work, "rebase", "--skip")
     else:
         git.must(project.work, "checkout", "upstream", "--", "src/llama.cpp")
         (project.work / "src/mtp.cpp").unlink()
-    assert project.bump("--continue") == 0
-    assert [p.name for p in read_series(project.root / "patches").patches] == [PATCH_1]
+    assert bump(project, "--continue") == 0
+    assert [p.name for p in project.series.patches] == [PATCH_1]
     assert_moved(project, archive)
 
 
 def test_a_file_that_upstream_moved_is_followed(project):
-    archive = project.release({"src/llama.cpp": None, "src/core.cpp": LIBRARY})
-    assert project.bump(NEW, "--archive", archive) == 0
-    assert "src/core.cpp" in read_series(project.root / "patches").patches[1].touched()
+    archive = release(project, {"src/llama.cpp": None, "src/core.cpp": LIBRARY})
+    assert bump(project, NEW, "--archive", archive) == 0
+    assert "src/core.cpp" in project.series.patches[1].touched()
     assert_moved(project, archive)
 
 
 def test_through_pip_the_archive_is_kept_for_the_build(project, monkeypatch):
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    archive = project.release({}, "index")
+    archive = release(project, {}, "index")
     monkeypatch.setenv("PIP_FIND_LINKS", str(project.root / "index"))
-    assert project.bump(NEW) == 0
+    assert bump(project, NEW) == 0
     kept = project.root / "cache" / "pyllama-mtp" / f"llama_cpp_python-{NEW}.tar.gz"
     assert kept.read_bytes() == Path(archive).read_bytes()
     assert_moved(project, archive)
 
 
 def test_a_queue_that_changed_meanwhile_is_not_overwritten(project, capsys):
-    archive = project.release(CONFLICT)
-    assert project.bump(NEW, "--archive", archive) == 1
+    archive = release(project, CONFLICT)
+    assert bump(project, NEW, "--archive", archive) == 1
     (project.work / "src/llama.cpp").write_text(LIBRARY.replace("return 20", "return 2020"))
-    (project.root / "patches" / PATCH_2).unlink()
-    write_series(project.root / "patches", [(PATCH_1, "both")])
-    before = project.state()
-    assert project.bump("--continue") == 2
+    (project.folder / PATCH_2).unlink()
+    write_series(project.folder, [(PATCH_1, "both")])
+    before = state(project)
+    assert bump(project, "--continue") == 2
     assert "changed since the bump began" in capsys.readouterr().err
-    assert project.state() == before
+    assert state(project) == before
 
 
 @pytest.mark.parametrize(
@@ -195,7 +177,7 @@ def test_a_queue_that_changed_meanwhile_is_not_overwritten(project, capsys):
     ],
 )
 def test_refusals(project, case, problem, capsys):
-    archive = project.release({})
+    archive = release(project, {})
     arguments = {
         "no release": [],
         "both": [NEW, "--continue"],
@@ -209,8 +191,8 @@ def test_refusals(project, case, problem, capsys):
     if case == "another tree":
         pin = project.root / "llama-cpp.pin"
         pin.write_text(pin.read_text().replace("sha256:", "sha256:" + "0" * 64)[:-65] + "\n")
-    before = project.state()
-    assert project.bump(*arguments) == 2
+    before = state(project)
+    assert bump(project, *arguments) == 2
     message = capsys.readouterr().err
     assert problem in message
-    assert project.state() == before
+    assert state(project) == before

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "vendor"))
 
 import fake_sdist
+import fetch
 
 
 @dataclass(frozen=True)
@@ -41,5 +42,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     index.mkdir()
     archive = fake_sdist.make_sdist(index / f"{fake_sdist.TOP}.tar.gz")
     pin = fake_sdist.make_pin(tmp_path / "llama-cpp.pin", archive)
+    monkeypatch.setattr(fetch, "PIN_FILE", pin)
     (tmp_path / "out").mkdir()
     return Place(archive, pin, tmp_path / "out" / "llama.cpp", tmp_path / "cache" / "pyllama-mtp")

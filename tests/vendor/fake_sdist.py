@@ -10,7 +10,7 @@ from pathlib import Path
 VERSION = "9.9.9"
 COMMIT = "c0ffee" + "0" * 34
 TOP = f"llama_cpp_python-{VERSION}"
-GIT = ".git/modules/vendor/llama.cpp"
+GIT_HEAD = ".git/modules/vendor/llama.cpp/HEAD"
 
 # A build backend inside the archive itself: real pip accepts the archive without a network.
 BACKEND = """
@@ -55,7 +55,7 @@ NOT_NEEDED = {
 def make_sdist(
     path: Path,
     files: dict[str, str] | None = None,
-    git: dict[str, str] | None = None,
+    commit: str = COMMIT,
     links: dict[str, str] | None = None,
     version: str = VERSION,
 ) -> Path:
@@ -67,8 +67,7 @@ def make_sdist(
         _add(tar, f"{top}/PKG-INFO", information)
         _add(tar, f"{top}/pyproject.toml", project)
         _add(tar, f"{top}/backend.py", BACKEND.replace(VERSION, version))
-        for name, text in ({"HEAD": COMMIT + "\n"} if git is None else git).items():
-            _add(tar, f"{top}/{GIT}/{name}", text)
+        _add(tar, f"{top}/{GIT_HEAD}", commit + "\n")
         for name, text in (NEEDED | NOT_NEEDED if files is None else files).items():
             _add(tar, f"{top}/vendor/llama.cpp/{name}", text)
         for name, target in (links or {}).items():
