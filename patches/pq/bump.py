@@ -16,7 +16,7 @@ from pathlib import Path
 
 from . import git, worktree
 from .apply import pristine
-from .conflicts import conflicts, undecided_files
+from .conflicts import conflicts, unmerged
 from .release import two_trees, unpack_release
 from .series import VARIANTS, PatchError, read_series
 
@@ -86,7 +86,7 @@ def resume(project: Project, work: Path) -> int:
         ) from error
     if not git.under_way(work):
         return _finish(project, work, state)
-    marked = [name for name in undecided_files(work) if _has_markers(work / name)]
+    marked = [name for name in sorted(unmerged(work)) if _has_markers(work / name)]
     if marked:
         raise PatchError(
             f"conflict markers are left in {', '.join(marked)}\nnext:\n"
@@ -104,12 +104,11 @@ def _go_on(project: Project, work: Path, state: State, *arguments: str) -> int:
         return _finish(project, work, state)
     if not git.under_way(work):
         raise PatchError(f"git rebase failed in {work}:\n{result.stdout}")
-    found = conflicts(work, "REBASE_HEAD")
     commits = git.must(work, "rev-list", "--reverse", "pinned..queue").split()
     stopped = git.must(work, "rev-parse", "REBASE_HEAD").strip()
     names = [patch.name for patch in read_series(project.patches).patches]
     print(f"conflict: {names[commits.index(stopped)]}")
-    for conflict in found:
+    for conflict in conflicts(work, "REBASE_HEAD"):
         print(f"  {conflict}")
     print(
         "next:\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from . import git
@@ -13,35 +12,14 @@ HUNK = re.compile(r"^@@ -\d+(?:,\d+)? \+(\d+)(?:,(\d+))? @@", re.M)
 OURS, THEIRS = "2", "3"  # git's stages: what was there, what the patch makes of it
 
 
-@dataclass(frozen=True)
-class Conflict:
-    """One file that a patch and the release both changed."""
-
-    file: str
-    hunks: tuple[int, ...]  # those of the patch that conflict, counted from 1
-    total: int
-    note: str = ""
-
-    def __str__(self) -> str:
-        if self.note:
-            return f"{self.file} ({self.note})"
-        which = ", ".join(map(str, self.hunks))
-        return f"{self.file} (hunk{'s' * (len(self.hunks) > 1)} {which} of {self.total})"
-
-
-def conflicts(work: Path, commit: str) -> list[Conflict]:
-    """The undecided files of the merge of `commit` that is under way in `work`."""
-    return [_describe(work, commit, file, stages) for file, stages in _unmerged(work).items()]
-
-
-def undecided_files(work: Path) -> list[str]:
-    """Files with a conflict that nobody has marked as mended."""
-    return sorted(_unmerged(work))
+def conflicts(work: Path, commit: str) -> list[str]:
+    """The undecided files of the merge of `commit` that is under way in `work`, and their hunks."""
+    return [_describe(work, commit, file, stages) for file, stages in unmerged(work).items()]
 
 
 def take_the_patchs_side(work: Path) -> None:
     """Decide every open conflict for the patch, and stage the outcome."""
-    for file, stages in _unmerged(work).items():
+    for file, stages in unmerged(work).items():
         path = work / file
         if THEIRS not in stages:
             path.unlink(missing_ok=True)
@@ -52,8 +30,8 @@ def take_the_patchs_side(work: Path) -> None:
     git.must(work, "add", "--all", "--force")
 
 
-def _unmerged(work: Path) -> dict[str, set[str]]:
-    """Which stages git's index holds of each undecided file."""
+def unmerged(work: Path) -> dict[str, set[str]]:
+    """Files with a conflict that nobody has marked as mended, and git's stages of each."""
     files: dict[str, set[str]] = {}
     for line in git.must(work, "ls-files", "--unmerged", "-z").split("\0"):
         if line:
@@ -62,11 +40,11 @@ def _unmerged(work: Path) -> dict[str, set[str]]:
     return files
 
 
-def _describe(work: Path, commit: str, file: str, stages: set[str]) -> Conflict:
+def _describe(work: Path, commit: str, file: str, stages: set[str]) -> str:
     if OURS not in stages:
-        return Conflict(file, (), 0, "gone or moved in the release")
+        return f"{file} (gone or moved in the release)"
     if THEIRS not in stages:
-        return Conflict(file, (), 0, "removed by the patch, changed in the release")
+        return f"{file} (removed by the patch, changed in the release)"
     text = git.must(work, "show", "--format=", "--unified=3", commit, "--", file)
     hunks = [(int(start), int(size or 1)) for start, size in HUNK.findall(text)]
     result = git.must(work, "show", f"{commit}:{file}").encode().splitlines()
@@ -77,7 +55,8 @@ def _describe(work: Path, commit: str, file: str, stages: set[str]) -> Conflict:
         at = _find(lines, result, at)
         last = at + max(len(lines), 1)
         hit |= {n for n, (s, size) in enumerate(hunks, 1) if s - 1 < last and at < s - 1 + size}
-    return Conflict(file, tuple(sorted(hit)), len(hunks))
+    which = ", ".join(map(str, sorted(hit)))
+    return f"{file} (hunk{'s' * (len(hit) > 1)} {which} of {len(hunks)})"
 
 
 def _find(lines: list[bytes], text: list[bytes], start: int) -> int:

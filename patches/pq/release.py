@@ -6,7 +6,6 @@ import re
 import shutil
 import tarfile
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from . import git, worktree
@@ -19,17 +18,13 @@ from sdist import Pin, download_release, sha256_of  # isort: skip
 from tree import Tree, unpack  # isort: skip
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How one patch fared on the other release."""
-
-    name: str
-    fits: bool
-    how: str
-
-
 def latest(series: Series, source: Path, version: str | None, archive: Path | None) -> int:
-    """Report how each patch fares on a release (default: the newest); 1 when any does not fit."""
+    """Report how each patch fares on a release (default: the newest); 1 when any does not fit.
+
+    Each is applied to the release in a scratch repository, over those before it. Where one
+    conflicts its own side is taken, so that what is said of the later ones is what they need
+    themselves, and not that an earlier one is missing.
+    """
     pin = pristine(source)
     with tempfile.TemporaryDirectory(prefix="patchqueue-") as temporary:
         root = Path(temporary)
@@ -38,10 +33,14 @@ def latest(series: Series, source: Path, version: str | None, archive: Path | No
         print(f"pinned: {pin.requirement}, llama.cpp {pin.commit[:12]}")
         if version is None and archive is None and release.sha256 == pin.sha256:
             print("the pin is the newest release: there is nothing to move to")
-        outcomes = try_series(series, source, release.path, root / "work")
-    for outcome in outcomes:
-        print(f"{'ok  ' if outcome.fits else 'FAIL'} {outcome.name}: {outcome.how}")
-    failed = sum(not outcome.fits for outcome in outcomes)
+        work = root / "work"
+        two_trees(series, source, release.path, work)
+        commits = git.must(work, "rev-list", "--reverse", "pinned..queue").split()
+        pairs = zip(series.patches, commits, strict=True)
+        outcomes = [_try_patch(patch, commit, work) for patch, commit in pairs]
+    for patch, (fits, how) in zip(series.patches, outcomes, strict=True):
+        print(f"{'ok  ' if fits else 'FAIL'} {patch.name}: {how}")
+    failed = sum(not fits for fits, _ in outcomes)
     print(f"{len(outcomes)} patches, {failed} to mend")
     if failed:
         print("each was tried over those before it, their conflicts decided for the patch")
@@ -88,42 +87,28 @@ def two_trees(series: Series, pinned: Path, release: Path, work: Path) -> None:
     git.must(work, "tag", "--force", "upstream")
 
 
-def try_series(series: Series, pinned: Path, release: Path, work: Path) -> list[Outcome]:
-    """Apply the series to `release` in a scratch repository, one patch after the other.
-
-    Where a patch conflicts its own side is taken, so that what is said of the later ones is
-    what they need themselves, and not that an earlier one is missing.
-    """
-    two_trees(series, pinned, release, work)
-    commits = git.must(work, "rev-list", "--reverse", "pinned..queue").split()
-    pairs = zip(series.patches, commits, strict=True)
-    return [_try_patch(patch, commit, work) for patch, commit in pairs]
-
-
-def _try_patch(patch: Patch, commit: str, work: Path) -> Outcome:
-    """Apply one patch to the scratch repository and commit it."""
+def _try_patch(patch: Patch, commit: str, work: Path) -> tuple[bool, str]:
+    """Apply one patch to the scratch repository and commit it: whether it fits, and how."""
     path = str(patch.path)
     strict = git.run(work, "apply", "--index", "--verbose", "--whitespace=nowarn", path)
     if strict.returncode == 0:
         _commit(work, patch)
         moved = re.findall(r"offset (-?\d+) lines?", strict.stdout)
-        return Outcome(
-            patch.name, True, f"applies ({len(moved)} hunks moved)" if moved else "applies"
-        )
-    taken_over = Outcome(patch.name, False, "already in this release: drop it")
+        return True, f"applies ({len(moved)} hunks moved)" if moved else "applies"
+    taken_over = False, "already in this release: drop it"
     if git.run(work, "apply", "--check", "--reverse", path).returncode == 0:
         return taken_over
     if git.run(work, "cherry-pick", "--no-commit", commit).returncode == 0:
         if git.run(work, "diff", "--cached", "--quiet").returncode == 0:
             return taken_over
         _commit(work, patch)
-        return Outcome(patch.name, True, "applies with a three-way merge: export it anew")
+        return True, "applies with a three-way merge: export it anew"
     found = conflicts(work, commit)
     if not found:
         raise PatchError(f"{patch.name} cannot be tried:\n{strict.stdout}")
     take_the_patchs_side(work)
     _commit(work, patch)
-    return Outcome(patch.name, False, f"conflicts in {', '.join(map(str, found))}")
+    return False, f"conflicts in {', '.join(found)}"
 
 
 def _commit(work: Path, patch: Patch) -> None:

@@ -259,8 +259,3 @@ def test_bad_series(queue, text, problem):
     with pytest.raises(PatchError, match=re.escape(problem)) as caught:
         _ = queue.series
     assert "next:" in str(caught.value)
-
-
-def test_unknown_variant(queue):
-    with pytest.raises(PatchError, match="allowed are upstream, patched"):
-        queue.series.of("other")
