@@ -28,9 +28,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchkit import environment, results, tinymodels
+from benchkit import RESULTS, ROOT, environment, results, tinymodels
 from benchkit.environment import fetch
-from benchkit.paths import RESULTS, ROOT
 
 from pyllama_mtp.errors import PyllamaMtpError
 from pyllama_mtp.llama import native

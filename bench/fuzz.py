@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from benchkit.paths import RESULTS
+from benchkit import RESULTS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

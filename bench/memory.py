@@ -23,10 +23,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchkit import results
+from benchkit import memory_of, results
 from benchkit.model import model_file, random_prompt, synthetic
 
-from pyllama_mtp.errors import PyllamaMtpError
+from pyllama_mtp import Model, PyllamaMtpError, Session, Settings
+from pyllama_mtp.llama import native
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.peers.find import built
 from pyllama_mtp.measure.peers.options import Options
@@ -118,19 +119,15 @@ def serve(request: dict[str, Any]) -> dict[str, Any]:
         figures: peak_rss, anonymous and file of the whole process, before_the_model, and the parts
         that llama.cpp allocated; stamp: that of the library.
     """
-    from pyllama_mtp import Model, Session, Settings
-    from pyllama_mtp.llama import native
-
-    library, own = native.load(request["lib"]), Path("/proc/self/status")
-    before = parse_status(own.read_text().splitlines())["VmHWM"]
+    library, before = native.load(request["lib"]), memory_of("self", "VmHWM")
     with (
         Model(request["model"], mtp=request["mtp"]) as model,
         Session(model, Settings(**request["settings"])) as session,
     ):
         prompt = random_prompt(request["n_prompt"], model.n_vocab)
         session.generate(prompt, max_tokens=request["n_decode"] + 1, ignore_eos=True).run()
-        end = parse_status(own.read_text().splitlines())
-        whole = {"peak_rss": end["VmHWM"], "anonymous": end["RssAnon"], "file": end["RssFile"]}
+        lines = {"peak_rss": "VmHWM", "anonymous": "RssAnon", "file": "RssFile"}
+        whole = {name: memory_of("self", key) for name, key in lines.items()}
         figures = {**whole, "before_the_model": before, **session.memory()}
     return {"figures": figures, "stamp": library.stamp}
 
@@ -148,16 +145,6 @@ def measure(args: argparse.Namespace, model: Path, name: str) -> dict[str, Any]:
     with Program("the process that is measured", command) as program:
         found: dict[str, Any] = json.loads(program.wait(TIMEOUT_S).splitlines()[-1])
         return found
-
-
-def parse_status(lines: list[str]) -> dict[str, int]:
-    """VmHWM, RssAnon and RssFile of a /proc/PID/status, in bytes."""
-    found = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name in ("VmHWM", "RssAnon", "RssFile"):
-            found[name] = int(value.split()[0]) * 1024
-    return found
 
 
 def medians(samples: list[dict[str, int]]) -> dict[str, int]:
@@ -219,11 +206,7 @@ def peak(command: Sequence[str]) -> int:
     most, away = 0, subprocess.DEVNULL
     with subprocess.Popen(command, stdout=away, stderr=away) as process:
         while process.poll() is None:
-            try:
-                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-            except OSError:
-                break
-            most = max(most, parse_status(lines).get("VmHWM", 0))
+            most = max(most, memory_of(process.pid, "VmHWM"))
             time.sleep(LOOK_S)
     if process.returncode:
         raise PeerError(f"{Path(command[0]).name} failed ({process.returncode})")
@@ -232,8 +215,6 @@ def peak(command: Sequence[str]) -> int:
 
 def bench_peak(args: argparse.Namespace, model: Path) -> int:
     """Peak of llama-bench with a prompt as long as ours."""
-    from pyllama_mtp import Settings
-
     program = str(built(args.peers).program("llama-bench"))
     options = Options(Settings(**settings(args, 0)), str(model), 0)
     test = ("-p", str(args.n_prompt), "-n", "0", "-r", "1")

@@ -30,8 +30,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from benchkit import results
-from benchkit.paths import BENCH, RESULTS, ROOT
+from benchkit import BENCH, RESULTS, ROOT, results
 
 import pyllama_mtp.engine as engine
 import pyllama_mtp.llama.context as context

@@ -25,12 +25,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchkit.paths import ROOT
+from benchkit import ROOT
 
 from pyllama_mtp.llama import native
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.peers.find import PROGRAMS, Peers, built
 from pyllama_mtp.measure.peers.output import parse_system_info
+
+sys.path.append(str(ROOT / "patches"))
+
+from pq.series import PatchError, read_series
 
 DEFAULT_FOLDER = ROOT / "build" / "peers"
 SOURCE = ROOT / "bench" / "cmake"
@@ -44,12 +48,7 @@ BACKEND_OPTIONS = {
 
 def series_stamp() -> str:
     """Hash of the patches that the upstream variant of this checkout gets."""
-    tool = ROOT / "patches" / "patchqueue.py"
-    command = [sys.executable, str(tool), "stamp", "--variant", "upstream"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise PeerError(done.stderr.strip())
-    return done.stdout.strip()
+    return read_series().stamp("upstream")
 
 
 def recipe() -> str:
@@ -195,7 +194,7 @@ def main(argv: list[str] | None = None) -> int:
             peers = built(args.folder)
         else:
             peers = build(args.folder.resolve(), args.jobs, args.define, args.archive)
-    except PeerError as error:
+    except (PeerError, PatchError) as error:
         print(f"peers: {error}", file=sys.stderr)
         return 1
     print(report(peers))

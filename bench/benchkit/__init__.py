@@ -1,7 +1,23 @@
 """What the scripts of bench/ share: models, servers, environments, result files."""
 
-import sys
+from __future__ import annotations
 
-from benchkit.paths import ROOT
+import sys
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parents[1]
+ROOT, RESULTS = BENCH.parent, BENCH / "results"
 
 sys.path.append(str(ROOT))  # for tests.*; after the installed package
+
+
+def memory_of(process: int | str, key: str) -> int:
+    """Bytes of a line of /proc/PID/status, such as "VmRSS"; 0: the process has ended.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    return 0

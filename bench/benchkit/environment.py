@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchkit.paths import ROOT
+from benchkit import ROOT
 from pyllama_mtp.measure.peers import PeerError
 
 sys.path.insert(0, str(ROOT / "vendor"))

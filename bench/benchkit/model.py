@@ -6,7 +6,7 @@ import random
 import sys
 from pathlib import Path
 
-from benchkit.paths import ROOT
+from benchkit import ROOT
 from pyllama_mtp.models.synth import write_synthetic
 
 SHAPE, TYPE = "qwen3.5-0.8b", "q8_0"

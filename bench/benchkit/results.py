@@ -10,16 +10,16 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from benchkit.paths import RESULTS
+from benchkit import RESULTS
 from pyllama_mtp.files import write_whole
 from pyllama_mtp.measure.header import without_folders
 from pyllama_mtp.measure.machine import describe_machine
 from pyllama_mtp.measure.text import to_markdown
 
 
-def command_line(argv: Sequence[str] | None = None) -> str:
+def command_line() -> str:
     """The command as typed, without the folders of its paths."""
-    program, *words = sys.argv if argv is None else argv
+    program, *words = sys.argv
     return " ".join(["python", f"bench/{Path(program).name}", *map(without_folders, words)])
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyllama_mtp
-from benchkit import environment, openai_client
-from benchkit.paths import ROOT
+from benchkit import ROOT, environment, openai_client
 from pyllama_mtp import Settings
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.peers.llama_server import free_port

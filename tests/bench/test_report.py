@@ -33,11 +33,6 @@ def test_files_hold_the_raw_samples_and_no_folder(
         assert "bench/memory.py --model m.gguf" in text and "/home/" not in text
 
 
-def test_status_is_read_in_bytes() -> None:
-    lines = ["Name:\tpython", "VmHWM:\t  2048 kB", "RssAnon:\t    1024 kB", "Threads:\t1"]
-    assert memory.parse_status(lines) == {"VmHWM": 2**21, "RssAnon": 2**20}
-
-
 def test_the_difference_in_memory_is_taken_apart() -> None:
     off = {"peak_rss": 1000, "target_context": 100, "target_compute": 50}
     off |= {"draft_context": 0, "draft_compute": 0}
