@@ -21,48 +21,51 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from benchkit import RESULTS
+from benchkit.results import header, header_lines, markdown_table
+from fuzzkit.cases import FINDING, KINDS, LATER, NATIVE, OUTCOMES, REFUSED
+from fuzzkit.pool import Case, Limits, Outcome, Pool
+
+from pyllama_mtp.llama import native
+from pyllama_mtp.models.demo import demo_path
+
+#: Cases of a seed.
+PER_SEED = 1_000_000
+#: Errors that the page names.
+TOP = 15
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; the exit code is 1 if there are findings."""
     options = _parser().parse_args(arguments)
-    from fuzzkit import summary
-    from fuzzkit.cases import FINDING, KINDS
-    from fuzzkit.pool import Case, Limits, Pool
-
-    from pyllama_mtp.models.demo import demo_path
-
     base = options.base or demo_path()
     limits = Limits(options.timeout, options.peak, options.address_space)
-    counts = _counts(options.count, KINDS)
-
-    def cases() -> Iterator[Case]:
-        if options.only:
-            (kind, index), *_ = _counts(options.only.replace(":", "="), KINDS).items()
-            yield Case(kind, _seed(options.seed, index))
-            return
-        for kind, n in counts.items():
-            for index in range(n):
-                yield Case(kind, _seed(options.seed, index))
-
-    began, tally = time.monotonic(), summary.Tally()
+    if options.only:
+        chosen = {kind: (index,) for kind, index in _counts(options.only.replace(":", "=")).items()}
+    else:
+        chosen = {kind: range(n) for kind, n in _counts(options.count).items()}
+    first = options.seed * PER_SEED
+    cases = (Case(kind, first + index) for kind, some in chosen.items() for index in some)
+    began, tally = time.monotonic(), Tally()
     with Pool(base, options.jobs, limits) as pool, suppress(KeyboardInterrupt):
-        for outcome in pool.run(cases()):
+        for outcome in pool.run(cases):
             tally.add(outcome)
             if outcome.outcome == FINDING or options.only:
-                _show(outcome, options.seed)
+                _show(outcome)
             if options.findings and outcome.outcome == FINDING:
                 with options.findings.open("a") as file:
-                    file.write(json.dumps(summary.record(outcome)) + "\n")
+                    file.write(json.dumps(_record(outcome)) + "\n")
             elif sum(tally.total.values()) % 500 == 0:
                 print(f"{tally.line()}  {time.monotonic() - began:.0f} s", file=sys.stderr)
     text = tally.markdown(base, limits, options.jobs, time.monotonic() - began)
@@ -72,30 +75,92 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if tally.total[FINDING] else 0
 
 
-def _seed(seed: int, index: int) -> int:
-    return seed * 1_000_000 + index
+class Tally:
+    """Counts outcomes as they come."""
+
+    def __init__(self) -> None:
+        self.total: Counter[str] = Counter()
+        self.by_kind: dict[str, Counter[str]] = {}
+        self.errors: Counter[str] = Counter()
+        self.seconds, self.peak_mib = 0.0, 0
+
+    def add(self, outcome: Outcome) -> None:
+        """One more."""
+        self.total[outcome.outcome] += 1
+        self.by_kind.setdefault(outcome.case.kind, Counter())[outcome.outcome] += 1
+        if outcome.outcome in (REFUSED, NATIVE, LATER):
+            self.errors[f"{outcome.outcome}: {_words(outcome.detail)}"] += 1
+        self.seconds = max(self.seconds, outcome.seconds)
+        self.peak_mib = max(self.peak_mib, outcome.peak_mib)
+
+    def line(self) -> str:
+        """The counts so far."""
+        counts = ", ".join(f"{self.total[o]} {o}" for o in OUTCOMES if self.total[o])
+        return f"{sum(self.total.values())} cases: {counts}"
+
+    def markdown(self, base: Path, limits: Limits, jobs: int, seconds: float) -> str:
+        """The page."""
+        rows = [
+            [kind, *(str(counts[outcome]) for outcome in OUTCOMES), str(counts.total())]
+            for kind, counts in self.by_kind.items()
+        ]
+        words = "\n".join(f"- {n} times {text}" for text, n in self.errors.most_common(TOP))
+        about = header_lines(header(native.load().stamp))
+        return "\n".join(
+            [
+                "# Damaged and hostile files",
+                "",
+                *about,
+                f"- Copies of: {base.name}",
+                f"- Limits of a case: {limits.seconds:.0f} s, {limits.peak_mib} MiB of memory, "
+                f"{limits.address_space_mib} MiB of address space; {jobs} workers, one thread each",
+                f"- Took {seconds:.0f} s; the longest case {self.seconds:.1f} s, the largest "
+                f"{self.peak_mib} MiB",
+                "",
+                *markdown_table(["cases", *OUTCOMES, "all"], rows),
+                "",
+                "A finding is the end of the process, an exception that is none of this package's, "
+                "or a limit\nexceeded.",
+                "",
+                f"Most frequent errors (of {len(self.errors)} kinds):",
+                "",
+                words,
+                "",
+            ]
+        )
 
 
-def _show(outcome: object, seed: int) -> None:
-    from fuzzkit.pool import Outcome
+def _words(detail: str) -> str:
+    """An error without the parts that differ from case to case."""
+    text = re.sub(r"\S*/case[-\w]*\.(gguf|bin):? ?", "", detail.splitlines()[0] if detail else "")
+    text = re.sub(r"'[^']*'|\"[^\"]*\"|\b[a-z_]+(\.[\w.]+)+", "...", text)
+    text = re.sub(r"\(?-?\b\d[\d.e+, ]*\)?", "N ", text)
+    return text[:90].strip()
 
-    assert isinstance(outcome, Outcome)
-    index = outcome.case.seed - seed * 1_000_000
+
+def _show(outcome: Outcome) -> None:
+    seed, index = divmod(outcome.case.seed, PER_SEED)
     print(f"--seed {seed} --only {outcome.case.kind}:{index}  {outcome.outcome}")
     print(f"  {outcome.detail.strip()[-1200:]}")
     if outcome.edits:
         print(f"  edits: {json.dumps(outcome.edits)[:2000]}")
 
 
-def _counts(text: str, kinds: Sequence[str]) -> dict[str, int]:
+def _record(outcome: Outcome) -> dict[str, Any]:
+    """A finding for --findings: the edits of the file, and the outcome."""
+    about = {"kind": outcome.case.kind, "seed": outcome.case.seed}
+    return {**about, "edits": outcome.edits, "was": outcome.detail[-400:]}
+
+
+def _counts(text: str) -> dict[str, int]:
     """How many of each kind; of models where the text is just a number."""
     if text.isdigit():
-        return {kinds[0]: int(text)}
+        return {KINDS[0]: int(text)}
     counts = {}
     for part in text.split(","):
         kind, _, n = part.partition("=")
-        if kind not in kinds or not n.isdigit():
-            raise SystemExit(f"{text!r}: give a number, or KIND=N of {', '.join(kinds)}")
+        if kind not in KINDS or not n.isdigit():
+            raise SystemExit(f"{text!r}: give a number, or KIND=N of {', '.join(KINDS)}")
         counts[kind] = int(n)
     return counts
 

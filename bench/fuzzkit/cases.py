@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fuzzkit import otherfiles
-from fuzzkit.document import Document, known_arrays, read_document, split
+from fuzzkit.document import Document, read_document, split
 from fuzzkit.edits import Buffer, Edit, apply
 from fuzzkit.models import Mutator
 from pyllama_mtp import Model, PyllamaMtpError, Session, Settings
@@ -61,19 +60,14 @@ class Cases:
 
     def __init__(self, base: Path, folder: Path) -> None:
         self.base, self.folder = base, folder
-        self._mutators: dict[tuple[str, int], Mutator] = {}
-        self._run: dict[str, Callable[[Path], Result]] = {
-            "prompt": self._run_prompt,
-            "draft-vocab": self._run_vocab,
-        }
 
     def edits(self, kind: str, seed: int) -> list[Edit]:
         """The edits of a case; of several files the first edit tells which one is changed."""
         if kind in MODELS:
-            documents = self._documents[kind]
-            which = seed % len(documents)
-            edits = self._mutator(kind, which).edits(seed)
-            return [{"op": "file", "index": which}, *edits] if len(documents) > 1 else edits
+            mutators = self._mutators[kind]
+            which = seed % len(mutators)
+            edits = mutators[which].edits(seed)
+            return [{"op": "file", "index": which}, *edits] if len(mutators) > 1 else edits
         if kind == "prompt":
             members = otherfiles.members(self._prompt)
             header = json.loads(members.pop(otherfiles.HEADER))
@@ -89,7 +83,7 @@ class Cases:
                 which, edits = edits[0]["index"], edits[1:]
             for index, document in enumerate(self._documents[kind]):
                 mine = edits if index == which else []
-                written[self._path(kind, index)] = apply(document, mine, self._known)
+                written[self._path(kind, index)] = apply(document, mine)
         elif kind == "prompt":
             written[self.folder / "case.bin"] = [otherfiles.apply_prompt(self._prompt, edits)]
         else:
@@ -101,7 +95,7 @@ class Cases:
         try:
             if kind in MODELS:
                 return run_model(path, others[0] if kind == "head" else None)
-            return self._run[kind](path)
+            return self._run_prompt(path) if kind == "prompt" else self._run_vocab(path)
         except PyllamaMtpError:
             raise
         except Exception:
@@ -128,18 +122,8 @@ class Cases:
         return {**found, "head": [read_document(trunk), read_document(head)]}
 
     @cached_property
-    def _known(self) -> dict[int, bytes]:
-        return {
-            name: data
-            for documents in self._documents.values()
-            for document in documents
-            for name, data in known_arrays(document).items()
-        }
-
-    def _mutator(self, kind: str, which: int) -> Mutator:
-        if (kind, which) not in self._mutators:
-            self._mutators[kind, which] = Mutator(self._documents[kind][which])
-        return self._mutators[kind, which]
+    def _mutators(self) -> dict[str, list[Mutator]]:
+        return {kind: [*map(Mutator, documents)] for kind, documents in self._documents.items()}
 
     @cached_property
     def _model(self) -> Model:
@@ -195,8 +179,7 @@ class Cases:
     def _run_vocab(self, path: Path) -> Result:
         """Draft from it; the text must be the one without it."""
         try:
-            spec = Settings(**{**vars(SETTINGS), "draft_vocab": str(path)})
-            with Session(self._model, spec) as session:
+            with Session(self._model, replace(SETTINGS, draft_vocab=str(path))) as session:
                 got = session.generate(PROMPT, max_tokens=N_GENERATED).run().tokens
         except PyllamaMtpError as error:
             return Result(REFUSED, str(error))
@@ -223,13 +206,13 @@ def run_model(path: Path, head: Path | None = None) -> Result:
         return Result(ENDED if ended else NATIVE if native else REFUSED, str(error))
     with model:
         try:
-            return _generate(model, model.has_mtp)
+            return _generate(model)
         except PyllamaMtpError as error:
             return Result(LATER, str(error))
 
 
-def _generate(model: Model, mtp: bool) -> Result:
-    settings = SETTINGS if mtp else Settings(**{**vars(SETTINGS), "draft_n_max": 0})
+def _generate(model: Model) -> Result:
+    settings = SETTINGS if model.has_mtp else replace(SETTINGS, draft_n_max=0)
     prompt: Any = model.tokenize(PROMPT) or [0]
     with Session(model, settings) as session:
         answer = session.generate(prompt, max_tokens=N_GENERATED, ignore_eos=True).run()

@@ -1,22 +1,22 @@
 """A GGUF file as parts that can be changed one by one, and written again with every change kept.
 
-Unlike the package's reader this one trusts its input (a model of ours), and unlike the ``gguf``
-package its writer writes anything: wrong counts, lengths, types and offsets are what it is for.
+Unlike that of the ``gguf`` package the writer writes anything: wrong counts, lengths, types and
+offsets are what it is for.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gguf import GGUFReader
+
 from pyllama_mtp.models.ggufheader import TENSOR_TYPES
 
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q"} | {
-    12: "d"
-}
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B"}
+SCALARS |= {10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 _U16, _I32 = 2, 5
 ALIGNMENT = 32
@@ -78,15 +78,18 @@ class Document:
 
 def read_document(path: Path) -> Document:
     """Take a file apart that is known to be good."""
-    cursor = _Cursor(path.read_bytes())
-    cursor.take("I"), cursor.take("I")
-    n_tensors, n_entries = cursor.take("Q"), cursor.take("Q")
-    document = Document([cursor.entry() for _ in range(n_entries)])
-    rows = [cursor.tensor() for _ in range(n_tensors)]
-    data = -(-cursor.at // ALIGNMENT) * ALIGNMENT
-    for tensor, offset in rows:
-        tensor.data = cursor.data[data + offset : data + offset + tensor.nbytes]
-        document.tensors.append(tensor)
+    reader, document = GGUFReader(path), Document()
+    for found in reader.fields.values():
+        if not found.name.startswith("GGUF."):  # version and counts
+            kind, *element = map(int, found.types)
+            parts = [found.parts[i] for i in found.data]
+            strings = STRING in (kind, *element)
+            values = [part.tobytes() if strings else part[0].item() for part in parts]
+            value = values if element else values[0]
+            document.entries.append(Entry(found.name.encode(), kind, value, *element))
+    for tensor in reader.tensors:
+        name, shape, kind = tensor.name.encode(), tensor.shape.tolist(), int(tensor.tensor_type)
+        document.tensors.append(Tensor(name, shape, kind, tensor.data.tobytes()))
     return document
 
 
@@ -107,52 +110,19 @@ def split(document: Document, n: int) -> list[Document]:
     return parts
 
 
-class _Cursor:
-    def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
-
-    def take(self, code: str) -> int:
-        (value,) = struct.unpack_from("<" + code, self.data, self.at)
-        self.at += struct.calcsize("<" + code)
-        return value
-
-    def string(self) -> bytes:
-        n = self.take("Q")
-        self.at += n
-        return self.data[self.at - n : self.at]
-
-    def scalar(self, kind: int) -> Scalar:
-        return self.string() if kind == STRING else self.take(SCALARS[kind])
-
-    def entry(self) -> Entry:
-        key, kind = self.string(), self.take("I")
-        if kind != ARRAY:
-            return Entry(key, kind, self.scalar(kind))
-        element, n = self.take("I"), self.take("Q")
-        return Entry(key, kind, [self.scalar(element) for _ in range(n)], element)
-
-    def tensor(self) -> tuple[Tensor, int]:
-        name, n_dims = self.string(), self.take("I")
-        shape = [self.take("Q") for _ in range(n_dims)]
-        return Tensor(name, shape, self.take("I"), b""), self.take("Q")
-
-
 class Writer:
     """Writes a document.
 
     Args:
         document: what is written.
         name_fields: remember where each number of the header went, in ``fields``; slower.
-        known: bytes of long arrays by the identity of their list, which somebody keeps alive.
     """
 
-    def __init__(
-        self, document: Document, name_fields: bool = True, known: dict[int, bytes] | None = None
-    ) -> None:
+    def __init__(self, document: Document, name_fields: bool = True) -> None:
         #: What stands before the tensors' data, and that.
         self.out, self.data = bytearray(), list[bytes]()
         self.fields: list[Field] = []
-        self._name_fields, self._known = name_fields, known or {}
+        self._name_fields = name_fields
         self._number("magic", "I", 0x46554747)
         self._number("version", "I", 3)
         self._number("tensor count", "Q", len(document.tensors))
@@ -187,9 +157,6 @@ class Writer:
             return
         self._number(f"element type {name}", "I", entry.element)
         self._number(f"array length {name}", "Q", len(entry.value))
-        if not self._name_fields and id(entry.value) in self._known:
-            self.out += self._known[id(entry.value)]
-            return
         for i, value in enumerate(entry.value):
             self._scalar(f"value {name}[{i}]", entry.element, value)
 
@@ -210,21 +177,6 @@ class Writer:
             self.data += [tensor.data, bytes(padding)]
 
 
-def known_arrays(document: Document) -> dict[int, bytes]:
-    """Bytes of the document's long arrays, for :class:`Writer`; valid as long as it lives."""
-    found = {}
-    for entry in document.entries:
-        if isinstance(entry.value, list) and len(entry.value) > 16 and entry.element is not None:
-            writer = Writer(Document([entry]), name_fields=False)
-            start = 4 + 4 + 8 + 8 + 8 + len(entry.key) + 4 + 4 + 8
-            end = start + sum(
-                8 + len(v) if isinstance(v, bytes) else struct.calcsize(SCALARS[entry.element])
-                for v in entry.value
-            )
-            found[id(entry.value)] = bytes(writer.out[start:end])
-    return found
-
-
 def pack(code: str, value: float) -> bytes:
     """``value`` as the struct code ``code``, cut to its width."""
     if code in "fd":
@@ -241,9 +193,3 @@ def tiled(data: bytes, n: int) -> bytes:
     """``n`` bytes: the beginning of ``data``, repeated where it is too short."""
     data = data or b"\0"
     return (data * (n // len(data) + 1))[:n]
-
-
-def names(document: Document) -> Iterator[str]:
-    """Names of the tensors."""
-    for tensor in document.tensors:
-        yield tensor.name.decode(errors="replace")

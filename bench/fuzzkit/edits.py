@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fuzzkit.document import ARRAY, STRING, Document, Entry, Scalar, Tensor, Writer, pack, tiled
+from fuzzkit.document import ARRAY, STRING, Document, Entry, Tensor, Writer, pack, tiled
 from pyllama_mtp.models.layout import model_tensors
 from pyllama_mtp.models.shapes import KEYS, ModelShape
 
@@ -26,20 +26,17 @@ Buffer = bytes | bytearray
 MOST_BYTES = 64 << 20
 
 
-def apply(base: Document, edits: list[Edit], known: dict[int, bytes] | None = None) -> list[Buffer]:
+def apply(base: Document, edits: list[Edit]) -> list[Buffer]:
     """The edited file of a document, in pieces to save copies; the document stays as it is.
 
-    Args:
-        base: the document.
-        edits: applied in the given order within each of the three steps.
-        known: :func:`fuzzkit.document.known_arrays` of the base, which makes it faster.
+    The edits are applied in the given order within each of the three steps.
     """
     document = Document([copy.copy(e) for e in base.entries], [copy.copy(t) for t in base.tensors])
     for edit in edits:
         if edit["op"] in _PARTS:
             _PARTS[edit["op"]](document, edit)
     by_name = any(edit["op"] == "field" for edit in edits)
-    writer = Writer(document, by_name, known)
+    writer = Writer(document, by_name)
     out = writer.out
     for edit in edits:
         if edit["op"] == "field":
@@ -79,10 +76,8 @@ def apply_bytes(data: bytes, edits: list[Edit]) -> bytes:
 # --- edits of parts -----------------------------------------------------------------------------
 
 
-def _scalar(value: Any) -> Scalar:
-    if isinstance(value, str):
-        return value.encode("latin-1")
-    return value  # type: ignore[no-any-return]
+def _scalar(value: Any) -> Any:
+    return value.encode("latin-1") if isinstance(value, str) else value
 
 
 def _set(document: Document, edit: Edit) -> None:
@@ -98,21 +93,14 @@ def _set(document: Document, edit: Edit) -> None:
         document.entries.append(entry)
 
 
-def _delete(document: Document, edit: Edit) -> None:
+def _entry(document: Document, edit: Edit) -> None:
+    """An entry goes, is renamed, or comes twice."""
     old = document.entry(edit["key"])
-    if old:
+    if old and edit["op"] == "delete":
         document.entries.remove(old)
-
-
-def _rename(document: Document, edit: Edit) -> None:
-    old = document.entry(edit["key"])
-    if old:
+    elif old and edit["op"] == "rename":
         old.key = edit["to"].encode("latin-1")
-
-
-def _duplicate(document: Document, edit: Edit) -> None:
-    old = document.entry(edit["key"])
-    if old:
+    elif old:
         document.entries.append(copy.copy(old))
 
 
@@ -150,15 +138,12 @@ def _tensor(document: Document, edit: Edit) -> None:
         tensor.data = tiled(tensor.data, max(0, min(tensor.nbytes, MOST_BYTES // 4)))
 
 
-def _drop(document: Document, edit: Edit) -> None:
+def _row(document: Document, edit: Edit) -> None:
+    """A tensor goes, or is copied under another name."""
     tensor = document.tensor(edit["name"])
-    if tensor:
+    if tensor and edit["op"] == "drop":
         document.tensors.remove(tensor)
-
-
-def _copy(document: Document, edit: Edit) -> None:
-    tensor = document.tensor(edit["name"])
-    if tensor:
+    elif tensor:
         name = edit["to"].encode("latin-1")
         document.tensors.append(Tensor(name, tensor.shape, tensor.type, tensor.data))
 
@@ -174,23 +159,17 @@ def _swap(document: Document, edit: Edit) -> None:
             document.tensors[i], document.tensors[j] = b, a
 
 
-_FILLS: dict[str, float] = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "zero": 0.0} | {
-    "large": 6e4,
-    "small": 6e-8,
-}
+_FILLS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "zero": 0.0}
+_FILLS |= {"large": 6e4, "small": 6e-8}
 
 
 def _weights(document: Document, edit: Edit) -> None:
     """Fill a tensor, or ``n`` of its numbers from ``at``, with one number, or with noise."""
     tensor = document.tensor(edit["name"])
-    if not tensor:
-        return
-    if edit["fill"] == "noise":
-        noise = np.random.default_rng(edit.get("seed", 0))
-        tensor.data = noise.bytes(len(tensor.data))
-        return
-    dtype = {0: "<f4", 1: "<f2"}.get(tensor.type)
-    if dtype:
+    dtype = {0: "<f4", 1: "<f2"}.get(tensor.type) if tensor else None
+    if tensor and edit["fill"] == "noise":
+        tensor.data = np.random.default_rng(edit.get("seed", 0)).bytes(len(tensor.data))
+    elif tensor and dtype:
         numbers = np.frombuffer(tensor.data, dtype).copy()
         at = int(edit.get("at", 0) * len(numbers))
         numbers[at : at + edit["n"] if "n" in edit else None] = _FILLS[edit["fill"]]
@@ -254,14 +233,11 @@ def _shape(document: Document) -> ModelShape | None:
 
 _PARTS: dict[str, Callable[[Document, Edit], None]] = {
     "set": _set,
-    "delete": _delete,
-    "rename": _rename,
-    "duplicate": _duplicate,
+    **dict.fromkeys(("delete", "rename", "duplicate"), _entry),
     "element": _element,
     "resize": _resize,
     "tensor": _tensor,
-    "drop": _drop,
-    "copy": _copy,
+    **dict.fromkeys(("drop", "copy"), _row),
     "swap": _swap,
     "weights": _weights,
     "conform": _conform,

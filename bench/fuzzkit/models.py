@@ -15,59 +15,31 @@ from pyllama_mtp.models.ggufheader import TENSOR_TYPES
 
 #: Keys that llama.cpp reads of any model, or of these; their types by number.
 _U32, _F32, _BOOL, _I32 = 4, 6, 7, 5
-READ_KEYS: dict[str, int] = {
-    **dict.fromkeys(
-        (
-            *("{arch}.embedding_length_out", "{arch}.pooling_type", "{arch}.expert_count"),
-            *("{arch}.expert_used_count", "{arch}.expert_group_count", "{arch}.vocab_size"),
-            *("{arch}.expert_group_used_count", "{arch}.expert_feed_forward_length"),
-            *("{arch}.expert_shared_feed_forward_length", "{arch}.classifier.pooling_type"),
-            *("{arch}.rope.dimension_count_swa", "{arch}.attention.key_length_swa"),
-            *("{arch}.attention.value_length_swa", "{arch}.attention.sliding_window"),
-            *("{arch}.rope.scaling.original_context_length", "general.alignment"),
-            *("general.quantization_version", "split.tensors.count", "general.file_type"),
-            "tokenizer.ggml.token_type_count",
-            *(
-                f"tokenizer.ggml.{name}_token_id"
-                for name in (
-                    *("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask"),
-                    *(f"fim_{x}" for x in ("pre", "suf", "mid", "pad", "rep", "sep")),
-                    *("prefix", "suffix", "middle"),
-                )
-            ),
-        ),
-        _U32,
-    ),
-    **dict.fromkeys(
-        (
-            *("{arch}.rope.scaling.factor", "{arch}.rope.scale_linear"),
-            *("{arch}.rope.scaling.attn_factor", "{arch}.rope.scaling.alpha"),
-            *("{arch}.attention.layer_norm_epsilon", "{arch}.attention.scale"),
-            *("{arch}.attention.clamp_kqv", "{arch}.logit_scale", "general.sampling.temp"),
-            *("{arch}.attention.max_alibi_bias", "{arch}.rope.scaling.yarn_ext_factor"),
-            "{arch}.rope.freq_base",
-        ),
-        _F32,
-    ),
-    **dict.fromkeys(
-        (
-            *("{arch}.attention.causal", "{arch}.rope.scaling.finetuned"),
-            *("{arch}.expert_weights_norm", "tokenizer.ggml.add_bos_token"),
-            *("tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_sep_token"),
-            *("tokenizer.ggml.add_space_prefix", "tokenizer.ggml.remove_extra_whitespaces"),
-        ),
-        _BOOL,
-    ),
-    **dict.fromkeys(
-        (
-            *("{arch}.rope.scaling.type", "tokenizer.ggml.model", "tokenizer.ggml.pre"),
-            *("tokenizer.chat_template", "general.name", "general.architecture"),
-        ),
-        STRING,
-    ),
-    "split.count": 2,
-    "split.no": 2,
+_TOKENS = """bos eos eot eom unknown seperator padding mask fim_pre fim_suf fim_mid fim_pad fim_rep
+fim_sep prefix suffix middle"""
+_KEYS = {
+    _U32: """{arch}.embedding_length_out {arch}.pooling_type {arch}.expert_count
+        {arch}.expert_used_count {arch}.expert_group_count {arch}.vocab_size
+        {arch}.expert_group_used_count {arch}.expert_feed_forward_length
+        {arch}.expert_shared_feed_forward_length {arch}.classifier.pooling_type
+        {arch}.rope.dimension_count_swa {arch}.attention.key_length_swa
+        {arch}.attention.value_length_swa {arch}.attention.sliding_window
+        {arch}.rope.scaling.original_context_length general.alignment general.quantization_version
+        split.tensors.count general.file_type tokenizer.ggml.token_type_count """
+    + " ".join(f"tokenizer.ggml.{name}_token_id" for name in _TOKENS.split()),
+    _F32: """{arch}.rope.scaling.factor {arch}.rope.scale_linear {arch}.rope.scaling.attn_factor
+        {arch}.rope.scaling.alpha {arch}.attention.layer_norm_epsilon {arch}.attention.scale
+        {arch}.attention.clamp_kqv {arch}.logit_scale general.sampling.temp
+        {arch}.attention.max_alibi_bias {arch}.rope.scaling.yarn_ext_factor
+        {arch}.rope.freq_base""",
+    _BOOL: """{arch}.attention.causal {arch}.rope.scaling.finetuned {arch}.expert_weights_norm
+        tokenizer.ggml.add_bos_token tokenizer.ggml.add_eos_token tokenizer.ggml.add_sep_token
+        tokenizer.ggml.add_space_prefix tokenizer.ggml.remove_extra_whitespaces""",
+    STRING: """{arch}.rope.scaling.type tokenizer.ggml.model tokenizer.ggml.pre
+        tokenizer.chat_template general.name general.architecture""",
+    2: "split.count split.no",
 }
+READ_KEYS = {key: kind for kind, keys in _KEYS.items() for key in keys.split()}
 ARRAY_KEYS: dict[str, int] = {
     "{arch}.attention.recurrent_layers": _BOOL,
     "{arch}.attention.head_count": _U32,
@@ -280,7 +252,8 @@ def _table(m: Mutator, rng: random.Random) -> list[Edit]:
 def _extra(m: Mutator, rng: random.Random) -> list[Edit]:
     """A tensor more, of those that the loader takes where they are there."""
     extra = rng.choice(EXTRA_TENSORS)
-    block = rng.choice([n.split(".")[1] for n in map(_text, m.base.tensors) if n[:4] == "blk."])
+    names = [tensor.name.decode() for tensor in m.base.tensors]
+    block = rng.choice([name.split(".")[1] for name in names if name.startswith("blk.")])
     own = extra == "d2t" or extra.startswith(("output.", "rope"))
     to = extra if own else f"blk.{block}.{extra}"
     scale: Edit = {"op": "tensor", "name": to, "fit": True}
@@ -289,10 +262,6 @@ def _extra(m: Mutator, rng: random.Random) -> list[Edit]:
     if rng.random() < 0.6:
         scale["type"] = rng.choice((0, 0, 1, 8, 26, 27, 24, 28, 2))
     return [{"op": "copy", "name": m.name(rng), "to": to}, scale]
-
-
-def _text(tensor: Any) -> str:
-    return str(tensor.name.decode())
 
 
 def _dimensions(m: Mutator, rng: random.Random) -> list[Edit]:

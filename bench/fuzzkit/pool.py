@@ -1,30 +1,37 @@
 """Runs cases in long-living worker processes, and notices a worker that dies, hangs or swells.
 
-A worker gets one case at a time. A worker that ends, does not answer in time or takes too much
-memory is a finding, and is replaced.
+A worker gets one case at a time, and many after each other: starting Python and loading the library
+takes longer than most cases. A worker that ends, does not answer in time or takes too much memory
+is a finding, and is replaced.
 """
 
 from __future__ import annotations
 
-import json
+import logging
+import multiprocessing
 import os
-import selectors
+import resource
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+from unittest import mock
 
-import pyllama_mtp
+from benchkit import memory_of
+
+from fuzzkit.cases import FINDING, Cases, Result
+from fuzzkit.edits import Edit
 
 #: Cases after which a worker is replaced, so that no case is blamed for the leaks of others.
 LIFE = 400
-_ROOTS = (Path(__file__).resolve().parents[1], Path(pyllama_mtp.__file__).resolve().parents[1])
+#: Seconds in which a process has to start and to load the library, with its first case.
+START_S = 30.0
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GGML_NO_BACKTRACE": "1", "MALLOC_ARENA_MAX": "2"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class Case:
 
     kind: str
     seed: int
-    edits: list[dict[str, Any]] | None = None
+    edits: list[Edit] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,158 +61,133 @@ class Outcome:
     detail: str
     seconds: float
     peak_mib: int = 0
-    edits: list[dict[str, Any]] = field(default_factory=list)
+    edits: list[Edit] = field(default_factory=list)
+
+
+def work(pipe: Connection, base: Path, folder: Path, address_space_mib: int) -> None:
+    """In a worker: answer each case with its edits, before they are tried, and with the result and
+    the MiB that it took."""
+    errors = os.open(folder / "stderr", os.O_WRONLY)
+    os.dup2(errors, 1)
+    os.dup2(errors, 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    logging.disable(logging.CRITICAL)
+    cases = Cases(base, folder)
+    limit = memory_of("self", "VmSize") + (address_space_mib << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    with suppress(EOFError):  # the pool is closed
+        while True:
+            case: Case = pipe.recv()
+            edits = cases.edits(case.kind, case.seed) if case.edits is None else case.edits
+            pipe.send(edits)
+            Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+            before = memory_of("self", "VmRSS")
+            result = cases.run(case.kind, edits)
+            pipe.send((result, (memory_of("self", "VmHWM") - before) >> 20))
 
 
 class _Worker:
     def __init__(self, base: Path, limits: Limits) -> None:
-        self.folder = tempfile.TemporaryDirectory(prefix="fuzz-")
-        self.errors = (Path(self.folder.name) / "stderr").open("w+b")
-        paths = [str(root) for root in _ROOTS]
-        arguments = (str(base), self.folder.name, str(limits.address_space_mib))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "fuzzkit.worker", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            cwd=self.folder.name,  # or "-m" would import what lies in this process's folder
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(paths),
-                "OMP_NUM_THREADS": "1",
-                "GGML_NO_BACKTRACE": "1",
-                "MALLOC_ARENA_MAX": "2",
-            },
-        )
+        self._limits = limits
+        self._folder = tempfile.TemporaryDirectory(prefix="fuzz-")
+        self._errors = Path(self._folder.name) / "stderr"
+        self._errors.touch()
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        given = (theirs, base, self._errors.parent, limits.address_space_mib)
+        self.process = context.Process(target=work, args=given, daemon=True)
+        with mock.patch.dict(os.environ, ENVIRONMENT):
+            self.process.start()
+        theirs.close()
         self.case: Case | None = None
-        self.edits: list[dict[str, Any]] = []
-        self._rest = b""
-        self.began, self.done = 0.0, 0
+        self._n_left = LIFE
 
     def start(self, case: Case) -> None:
-        assert self.process.stdin
-        self.case, self.began = case, time.monotonic()
-        self.edits = case.edits or []
-        request = {"kind": case.kind, "seed": case.seed, "edits": case.edits}
+        self.case, self._edits, self._began = case, case.edits or [], time.monotonic()
+        self.end = self._began + self._limits.seconds + (START_S if self._n_left == LIFE else 0)
+        with suppress(BrokenPipeError):  # it is dead, which the end of its answers tells
+            self.pipe.send(case)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can be given another case: after a finding it keeps its case."""
+        return self.case is None and self._n_left > 0 and self.process.is_alive()
+
+    def outcome(self, answered: bool) -> Outcome | None:
+        """The outcome of its case; None: it is still running."""
+        if not answered:
+            if time.monotonic() < self.end:
+                return None
+            return self._outcome(Result(FINDING, f"no answer in {self._limits.seconds:.0f} s"))
         try:
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it is dead, which the end of its output tells
-
-    def lines(self) -> list[bytes] | None:
-        """The whole lines that have arrived; None: the process has ended."""
-        assert self.process.stdout
-        data = os.read(self.process.stdout.fileno(), 1 << 20)
-        if not data:
+            answer = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+            code = self.process.exitcode or 0
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            words = self._errors.read_bytes()[-1500:].decode(errors="replace").strip()
+            return self._outcome(Result(FINDING, f"the process ended ({how}): {words}"))
+        if isinstance(answer, list):
+            self._edits = answer
             return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return lines
+        result, peak_mib = answer
+        if peak_mib > self._limits.peak_mib:
+            detail = f"{peak_mib} MiB of memory; {result.outcome}: {result.detail}"
+            return self._outcome(Result(FINDING, detail), peak_mib)
+        found = self._outcome(result, peak_mib)
+        self.case, self._n_left = None, self._n_left - 1
+        return found
 
-    def last_words(self) -> str:
-        self.errors.seek(0)
-        return self.errors.read()[-1500:].decode(errors="replace").strip()
+    def _outcome(self, result: Result, peak_mib: int = 0) -> Outcome:
+        assert self.case
+        seconds = time.monotonic() - self._began
+        return Outcome(self.case, result.outcome, result.detail, seconds, peak_mib, self._edits)
 
     def close(self) -> None:
         self.process.kill()
-        self.process.communicate()
-        self.errors.close()
-        self.folder.cleanup()
+        self.process.join()
+        self.pipe.close()
+        self._folder.cleanup()
 
 
 class Pool:
     """Some workers on one base model. A context manager."""
 
     def __init__(self, base: Path, jobs: int, limits: Limits | None = None) -> None:
-        self.base, self.limits, self.jobs = base.resolve(), limits or Limits(), jobs
-        self._selector = selectors.DefaultSelector()
+        self._base, self._limits, self._jobs = base.resolve(), limits or Limits(), jobs
         self._workers: set[_Worker] = set()
 
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        for worker in list(self._workers):
-            self._retire(worker)
+    def __exit__(self, *raised: Any) -> None:
+        for worker in self._workers:
+            worker.close()
 
     def run(self, cases: Iterable[Case]) -> Iterator[Outcome]:
         """Outcomes as they come, in any order."""
         waiting = iter(cases)
         idle: list[_Worker] = []
-        more = True
         while True:
-            while more and (idle or len(self._workers) < self.jobs):
+            while idle or len(self._workers) < self._jobs:
                 case = next(waiting, None)
                 if case is None:
-                    more = False
                     break
-                (idle.pop() if idle else self._hire()).start(case)
+                if not idle:
+                    idle.append(_Worker(self._base, self._limits))
+                    self._workers.add(idle[0])
+                idle.pop().start(case)
             busy = [worker for worker in self._workers if worker.case]
             if not busy:
                 return
-            for worker, outcome in self._answers(busy):
-                yield outcome
-                if worker.process.poll() is None and worker.done < LIFE and worker.case is None:
-                    idle.append(worker)
-                else:
-                    self._retire(worker)
-
-    def _hire(self) -> _Worker:
-        worker = _Worker(self.base, self.limits)
-        self._workers.add(worker)
-        self._selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore
-        return worker
-
-    def _retire(self, worker: _Worker) -> None:
-        self._workers.remove(worker)
-        self._selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
-        worker.close()
-
-    def _answers(self, busy: list[_Worker]) -> list[tuple[_Worker, Outcome]]:
-        """Workers that have answered, died or run out of time; waits for the first."""
-        now = time.monotonic()
-        # The first case of a process also starts it and loads the library.
-        ends = {w: w.began + self.limits.seconds + (30 if not w.done else 0) for w in busy}
-        ready = self._selector.select(max(0.0, min(ends.values()) - now))
-        found = [(key.data, self._read(key.data)) for key, _ in ready]
-        now = time.monotonic()
-        for worker in busy:
-            if now >= ends[worker] and worker not in {w for w, outcome in found if outcome}:
-                worker.process.kill()
-                detail = f"no answer in {self.limits.seconds:.0f} s"
-                found.append((worker, self._finding(worker, detail)))
-        return [(worker, outcome) for worker, outcome in found if outcome]
-
-    def _read(self, worker: _Worker) -> Outcome | None:
-        """The outcome of the worker's case; None: it is still running."""
-        lines = worker.lines()
-        if lines is None:
-            code = worker.process.wait()
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            words = worker.last_words()
-            return self._finding(worker, f"the process ended ({how}): {words}")
-        for line in lines:
-            answer = json.loads(line)
-            if "edits" in answer:
-                worker.edits = answer["edits"]
-                continue
-            if answer["peak_mib"] > self.limits.peak_mib:
-                detail = f"{answer['outcome']}: {answer['detail']}"
-                detail = f"{answer['peak_mib']} MiB of memory; {detail}"
-                return self._finding(worker, detail, answer["peak_mib"])
-            assert worker.case
-            case, seconds = worker.case, time.monotonic() - worker.began
-            worker.case, worker.done = None, worker.done + 1
-            return Outcome(case, seconds=seconds, edits=worker.edits, **answer)
-        return None
-
-    def _finding(self, worker: _Worker, detail: str, peak_mib: int = 0) -> Outcome:
-        """A finding; `worker.case` stays set, so that the worker is not used again."""
-        assert worker.case
-        seconds = time.monotonic() - worker.began
-        return Outcome(worker.case, "finding", detail, seconds, peak_mib, worker.edits)
+            soonest = min(worker.end for worker in busy)
+            ready = wait([worker.pipe for worker in busy], max(0.0, soonest - time.monotonic()))
+            for worker in busy:
+                outcome = worker.outcome(worker.pipe in ready)
+                if outcome:
+                    if worker.idle:
+                        idle.append(worker)
+                    else:
+                        self._workers.remove(worker)
+                        worker.close()
+                    yield outcome

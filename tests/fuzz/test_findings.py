@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzzkit.pool import Case, Pool
 
 FINDINGS: list[dict[str, Any]] = json.loads(
     Path(__file__).with_name("findings.json").read_text(encoding="utf-8")
@@ -20,8 +21,6 @@ FINDINGS: list[dict[str, Any]] = json.loads(
 @pytest.fixture(scope="module")
 def outcomes(demo_file: Path) -> dict[int, Any]:
     """The outcomes by index; a worker that dies is replaced."""
-    from fuzzkit.pool import Case, Pool
-
     cases = [Case("model", index, f["edits"]) for index, f in enumerate(FINDINGS)]
     with Pool(demo_file, jobs=1) as pool:
         return {outcome.case.seed: outcome for outcome in pool.run(cases)}

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzzkit.document import read_document
+from fuzzkit.edits import apply
 
 from pyllama_mtp.errors import ModelFileError
 from pyllama_mtp.models.ggufinfo import validate_model_file
@@ -64,9 +66,6 @@ def test_an_error_says_where(demo_file: Path, tmp_path: Path) -> None:
 
 
 def _changed(demo_file: Path, folder: Path, edits: list[dict[str, Any]]) -> Path:
-    from fuzzkit.document import read_document
-    from fuzzkit.edits import apply
-
     path = folder / "changed.gguf"
     path.write_bytes(b"".join(apply(read_document(demo_file), edits)))
     return path
