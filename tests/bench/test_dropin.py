@@ -1,17 +1,11 @@
-"""bench/dropin.py: what is made of a run of llama-cpp-python's tests, and the models for them."""
+"""bench/dropin.py: what is made of a run of llama-cpp-python's tests."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import dropin
-from benchkit import tinymodels
 from dropin import Outcome
-
-from pyllama_mtp.llama import native
 
 PASSED = Outcome("passed")
 REPORT = """<testsuites><testsuite>
@@ -50,47 +44,3 @@ def test_what_is_a_problem() -> None:
     del missing["patched"]["test_llama::b"]
     assert list(dropin.problems(missing)) == ["test_llama::b"]
     assert "1 tests are not as they should be" in dropin.render(missing, ["- Date: today"])
-
-
-def vocabulary(path: Path) -> Path:
-    """A vocabulary file of the usual kind, tiny."""
-    from gguf import GGUFWriter, TokenType
-
-    writer = GGUFWriter(path, "llama")
-    tokens = [b"<unk>", b"<s>", b"</s>", *(f"<0x{i:02X}>".encode() for i in range(256))]
-    kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0] * len(tokens))
-    writer.add_token_types(kinds)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
-
-
-GENERATE = """
-import itertools, sys
-import llama_cpp
-for name in sys.argv[1:]:
-    llama = llama_cpp.Llama(name, n_ctx=64, n_threads=1, n_threads_batch=1, verbose=False)
-    tokens = list(itertools.islice(llama.generate([65, 66, 67], temp=0.0), 4))
-    print(len(tokens), llama._is_recurrent)
-"""
-
-
-def test_the_stand_ins_load_and_generate(tmp_path: Path, llama_cpp_folder: Path) -> None:
-    tokens = vocabulary(tmp_path / "v.gguf")
-    files = [
-        tinymodels.transformer(tmp_path / "transformer.gguf", tokens),
-        tinymodels.recurrent(tmp_path / "recurrent.gguf", tokens),
-    ]
-    environment = {
-        **os.environ,
-        "LLAMA_CPP_LIB_PATH": str(native.locate("patched")[0]),
-        "PYTHONPATH": str(llama_cpp_folder),
-    }
-    command = [sys.executable, "-c", GENERATE, *map(str, files)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["4 False", "4 True"]
