@@ -10,6 +10,7 @@ Exit code 1: a scenario or command did not end as it should.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import shlex
@@ -20,22 +21,20 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "faults"))
+import benchkit  # noqa: F401 - for tests.*
 
-import memory  # noqa: E402
-import signalled  # noqa: E402
-
-from pyllama_mtp import native  # noqa: E402
-from pyllama_mtp.models.demo import demo_path  # noqa: E402
+from pyllama_mtp import native
+from pyllama_mtp.models.demo import demo_path
+from tests.faults import memory, memory_child, signalled
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 def memory_rows(args: argparse.Namespace, model: Path) -> Iterator[tuple[str, list[str]]]:
     """Rows of the table, each with its problems."""
-    names = args.scenarios.split(",") if args.scenarios else list(memory.SCENARIOS)
-    for sweep in memory.sweeps(model, names, args.threads, args.steps, args.jobs):
+    names = args.scenarios.split(",") if args.scenarios else [*memory_child.SCENARIOS]
+    for name, threads in itertools.product(names, args.threads):
+        sweep = memory.sweep(model, name, threads, args.steps, args.jobs)
         bad = [f"{one.headroom} bytes: {one.kind}: {one.detail[-400:]}" for one in sweep.bad]
         yield sweep.row(), bad
 

@@ -11,25 +11,19 @@ for what a run does.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import pyllama_mtp
+from ..processes import environment
 
 CHILD = Path(__file__).with_name("memory_child.py")
 TIMEOUT_S = 120.0
 DONE, CLEAN = "done", "clean error"
-SCENARIOS = (
-    *("load", "context", "first generation", "later generation", "sampled generation"),
-    *("save and restore", "batch", "everything"),
-)
 ABOUT = """Every scenario was played at each of so many limits of its address space (RLIMIT_AS),
 from what it had before to 1.05 times what it takes beyond that ("growth") and 256 MiB for what
 glibc reserves, closer together where little is left, in a process of its own each. Good is success
@@ -52,10 +46,6 @@ class Outcome:
     kind: str
     detail: str
 
-    @property
-    def good(self) -> bool:
-        return self.kind in (DONE, CLEAN)
-
 
 @dataclass
 class Sweep:
@@ -64,11 +54,11 @@ class Sweep:
     scenario: str
     threads: int
     growth: int
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[Outcome]
 
     @property
     def bad(self) -> list[Outcome]:
-        return [outcome for outcome in self.outcomes if not outcome.good]
+        return [outcome for outcome in self.outcomes if outcome.kind not in (DONE, CLEAN)]
 
     def row(self) -> str:
         """A row of the report's table."""
@@ -83,39 +73,30 @@ class Sweep:
         )
 
 
-def run_child(model: Path, scenario: str, threads: int, headroom: int) -> tuple[int, str, str]:
-    """Exit code (-1000: not done after TIMEOUT_S), stdout and stderr of one run."""
-    root = str(Path(pyllama_mtp.__file__).parents[1])
-    arguments = [str(model), scenario, str(threads), str(headroom)]
-    environment = {
-        "PYTHONPATH": root,
-        "OMP_WAIT_POLICY": "passive",
-        "GGML_NO_BACKTRACE": "1",  # it would start a debugger
-    }
-    try:
-        done = subprocess.run(
-            [sys.executable, str(CHILD), *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            env={**os.environ, **environment},
-        )
-    except subprocess.TimeoutExpired:
-        return -1000, "", ""
-    return done.returncode, done.stdout, done.stderr
+def play(
+    model: Path, scenario: str, threads: int, headroom: int
+) -> subprocess.CompletedProcess[str]:
+    """The end of one run. Raises TimeoutExpired."""
+    words = (CHILD, model, scenario, threads, headroom)
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=TIMEOUT_S,
+        # A backtrace would start a debugger.
+        env=environment(OMP_WAIT_POLICY="passive", GGML_NO_BACKTRACE="1"),
+    )
 
 
-def judge(headroom: int, result: tuple[int, str, str], text: str) -> Outcome:
+def judge(headroom: int, done: subprocess.CompletedProcess[str], text: str) -> Outcome:
     """What a run's end means; `text` is the reference."""
-    code, out, err = result
-    if code == -1000:
-        return Outcome(headroom, "hang", f"more than {TIMEOUT_S:.0f} s")
+    code = done.returncode
     if code < 0:
-        return Outcome(headroom, f"killed by {signal.Signals(-code).name}", err[-1500:])
-    if code > 0 or not out.strip():
-        return Outcome(headroom, f"exit code {code}", err[-1500:])
-    found = json.loads(out.splitlines()[-1])
+        return Outcome(headroom, f"killed by {signal.Signals(-code).name}", done.stderr[-1500:])
+    if code > 0 or not done.stdout.strip():
+        return Outcome(headroom, f"exit code {code}", done.stderr[-1500:])
+    found = json.loads(done.stdout.splitlines()[-1])
     if found["again"] != text:
         return Outcome(headroom, "wrong text afterwards", repr(found["again"]))
     if "unclean" in found:
@@ -133,27 +114,19 @@ def sweep(model: Path, scenario: str, threads: int, steps: int, jobs: int = 1) -
     Raises:
         RuntimeError: it fails without a limit.
     """
-    code, out, err = run_child(model, scenario, threads, -1)
-    if code:
-        raise RuntimeError(f"{scenario} fails without a limit: {err}")
-    found = json.loads(out)
+    done = play(model, scenario, threads, -1)
+    if done.returncode:
+        raise RuntimeError(f"{scenario} fails without a limit: {done.stderr}")
+    found = json.loads(done.stdout)
     growth = int(found["peak"] - found["before"])
-    result = Sweep(scenario, threads, growth)
     most = growth * ENOUGH + ARENAS
     limits = [int(most * (step / (steps - 1)) ** 2) for step in range(steps)]
 
     def one(headroom: int) -> Outcome:
-        return judge(headroom, run_child(model, scenario, threads, headroom), found["again"])
+        try:
+            return judge(headroom, play(model, scenario, threads, headroom), found["again"])
+        except subprocess.TimeoutExpired:
+            return Outcome(headroom, "hang", f"more than {TIMEOUT_S:.0f} s")
 
     with ThreadPoolExecutor(jobs) as pool:
-        result.outcomes = list(pool.map(one, limits))
-    return result
-
-
-def sweeps(
-    model: Path, scenarios: Sequence[str], threads: Sequence[int], steps: int, jobs: int
-) -> Iterator[Sweep]:
-    """Every scenario with every number of threads."""
-    for scenario in scenarios:
-        for n in threads:
-            yield sweep(model, scenario, n, steps, jobs)
+        return Sweep(scenario, threads, growth, list(pool.map(one, limits)))

@@ -9,11 +9,9 @@ by then), without a traceback, leaves whole files under their names and no other
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -21,7 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyllama_mtp
+from pyllama_mtp.models.demo import demo_path
+from pyllama_mtp.models.ggufinfo import validate_model_file
+
+from .. import processes
 
 BOUND_S = 30.0  # on a busy machine; a good end takes well under a second
 MARK = "PYLLAMA_TEST_MARK"
@@ -41,13 +42,6 @@ def whole_json(path: Path) -> None:
     json.loads(path.read_bytes())
 
 
-def whole_model(path: Path) -> None:
-    """Check that the model file has all of its tensors."""
-    from pyllama_mtp.models.ggufinfo import validate_model_file
-
-    validate_model_file(path)
-
-
 def whole_page(path: Path) -> None:
     """Check that the file of a report has its end."""
     endings = {".html": b"</html>", ".svg": b"</svg>", ".png": b"IEND\xaeB`\x82"}
@@ -55,7 +49,7 @@ def whole_page(path: Path) -> None:
     assert data.endswith(endings.get(path.suffix, b"")) and data, f"{path.name} is not whole"
 
 
-Check = Callable[[Path], None]
+Check = Callable[[Path], object]
 
 
 @dataclass(frozen=True)
@@ -97,7 +91,7 @@ COMMANDS = {
     "inspect": Command(("inspect", "{demo}"), {}),
     "synth": Command(
         ("synth", "m.gguf", "--shape", "qwen3.5-0.8b", "--set", "n_layer=4"),
-        {"m.gguf": whole_model},
+        {"m.gguf": validate_model_file},
     ),
     "draft-vocab": Command(
         ("draft-vocab", "--text", "text.txt", "-o", "v.json"), {"v.json": whole_json}
@@ -115,23 +109,14 @@ def prepare(folder: Path, measured: bytes) -> None:
     (folder / "text.txt").write_text("def read_lines(path):\n    return path\n" * 3000)
 
 
-def start(name: str, folder: Path, mark: str) -> subprocess.Popen[str]:
-    """The command, as a process that SIGINT reaches also where tests run in the background."""
-    from pyllama_mtp.models.demo import demo_path
-
-    root = str(Path(pyllama_mtp.__file__).parents[1])
+def start(name: str, folder: Path, mark: str = "-") -> subprocess.Popen[str]:
+    """The command, as a process that has installed its handlers, or has ended."""
     words = [word.replace("{demo}", str(demo_path())) for word in COMMANDS[name].words]
-    return subprocess.Popen(
-        [sys.executable, "-m", "pyllama_mtp", *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": root, MARK: mark, "OMP_WAIT_POLICY": "passive"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
-    )
+    variables = processes.environment(**{MARK: mark}, OMP_WAIT_POLICY="passive")
+    process = processes.start(*words, text=True, errors="replace", cwd=folder, env=variables)
+    while not caught(process.pid) >> (signal.SIGTERM - 1) & 1 and process.poll() is None:
+        time.sleep(0.002)
+    return process
 
 
 def caught(pid: int) -> int:
@@ -156,9 +141,7 @@ def left_running(mark: str) -> list[int]:
 
 def duration(name: str, folder: Path) -> float:
     """Seconds from installing the handlers to the end, without a signal."""
-    process = start(name, folder, "-")
-    while not caught(process.pid) >> (signal.SIGTERM - 1) & 1 and process.poll() is None:
-        time.sleep(0.002)
+    process = start(name, folder)
     began = time.monotonic()
     if name == "rpc-worker":
         process.kill()
@@ -173,8 +156,6 @@ def trial(name: str, folder: Path, number: signal.Signals, after_s: float) -> st
     """What was wrong with how a command ended; None: nothing, "" it was done before the signal."""
     mark, before = uuid.uuid4().hex, {path.name for path in folder.iterdir()}
     process = start(name, folder, mark)
-    while not caught(process.pid) >> (signal.SIGTERM - 1) & 1 and process.poll() is None:
-        time.sleep(0.002)
     with suppress(subprocess.TimeoutExpired):
         process.wait(after_s)
     process.send_signal(number)
@@ -223,15 +204,9 @@ HEAD = "| command | signals | stopped by it | was done before | anything else |"
 
 def measure(folder: Path) -> bytes:
     """A file of measurements, for the commands that read one."""
-    root = str(Path(pyllama_mtp.__file__).parents[1])
     words = ("matrix", "--prompt-sizes", "32", "--depths", "0,1", "--repeat", "2", *ONE)
-    subprocess.run(
-        [sys.executable, "-m", "pyllama_mtp", *words, "--max-tokens", "8", "--output", MEASURED],
-        check=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
-    )
+    words += ("--max-tokens", "8", "--output", MEASURED)
+    processes.start(*words, cwd=folder).communicate()
     return (folder / MEASURED).read_bytes()
 
 

@@ -10,15 +10,15 @@ import json
 import resource
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pyllama_mtp.measure.recordfile import read_file
 
-from ..processes import environment
+from ..processes import environment, start
 
 ONE = ("--threads", "1")
 MATRIX = ("matrix", "--prompt-sizes", "32", "--depths", "0,1", "--max-tokens", "8", *ONE)
@@ -29,25 +29,17 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def command(tmp_path: Path) -> Run:
     """Runs a command whose files can have `most` bytes."""
 
-    def run(*words: str, most: int | None = None, **more: object) -> object:
+    def run(*words: str, most: int = resource.RLIM_INFINITY, **more: Any) -> Any:
         def limit() -> None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            if most is not None:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
-        return subprocess.run(
-            [sys.executable, "-m", "pyllama_mtp", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=more.get("stdout", subprocess.PIPE),  # type: ignore[call-overload]
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-            timeout=120,
-            env=environment(PYTHONDONTWRITEBYTECODE="1"),
-            preexec_fn=limit,
-        )
+        env = environment(PYTHONDONTWRITEBYTECODE="1")
+        process = start(*words, text=True, cwd=tmp_path, env=env, preexec_fn=limit, **more)
+        out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
 
-    return run  # type: ignore[return-value]
+    return run
 
 
 def refused(done: subprocess.CompletedProcess[str], name: str) -> None:

@@ -105,14 +105,6 @@ def test_a_context_in_use_is_refused(demo: Model) -> None:
         assert text_of(session, PROMPTS[0])
 
 
-def test_exclusive_is_free_again_after_an_exception() -> None:
-    alone = Exclusive("it")
-    with pytest.raises(KeyboardInterrupt), alone:
-        raise KeyboardInterrupt
-    with alone, pytest.raises(UsageError, match="it is used by two"), alone:
-        pass
-
-
 def test_exclusive_is_free_again_after_an_interruption() -> None:
     """Ctrl-C at any moment of taking and releasing it, thousands of times."""
     alone, interrupted = Exclusive("it"), 0
