@@ -21,12 +21,16 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from benchkit import results
+from benchkit.soaking import Different, Soak
 
-if TYPE_CHECKING:
-    from benchkit.soaking import Soak
+from pyllama_mtp import Model
+from pyllama_mtp.llama import native
+from pyllama_mtp.measure.promptset import CLASSES, prompts_for
+from pyllama_mtp.models.demo import demo_path
 
 WARM_UP = 0.2  # share of the run whose memory readings do not count
 #: Growth that still counts as flat, because it is the allocator's, in a run of any length.
@@ -92,8 +96,6 @@ def growth(readings: Readings) -> dict[str, float]:
     Returns:
         start, end, most: bytes; slope: bytes per hour, least squares; grown: end - start.
     """
-    import numpy as np
-
     last = readings[-1][0]
     settled = [r for r in readings if r[0] >= WARM_UP * last]
     seconds, size = (np.array(column, dtype=float) for column in zip(*settled, strict=True))
@@ -132,13 +134,6 @@ def render(result: dict[str, Any]) -> str:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """The whole soak; returns the result document."""
-    from benchkit.soaking import Different, Soak
-
-    from pyllama_mtp import Model
-    from pyllama_mtp.llama import native
-    from pyllama_mtp.measure.promptset import CLASSES, prompts_for
-    from pyllama_mtp.models.demo import demo_path
-
     path = args.model or demo_path()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, Model(path) as model:

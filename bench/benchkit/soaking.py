@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -79,19 +79,6 @@ class Soak:
         self._last: list[int] = []  # the prompt and answer that came last
         self.tally = Tally()
         self.weights = dict(STEPS)
-        self._actions: dict[str, Callable[[], None]] = {
-            "greedy": self._greedy,
-            "continue": self._continue,
-            "same again": lambda: self._ask(self._last or self._new()),
-            "shortened": self._shortened,
-            "sampled": self._sampled,
-            "cancel": self._cancel,
-            "stop string": self._stop_string,
-            "save and restore": self._save_and_restore,
-            "batch": self._batch,
-            "bad input": self._bad_input,
-            "switch": self.close,
-        }
 
     def step(self) -> str:
         """Do one step; returns its name. After "switch" no session is open.
@@ -104,7 +91,7 @@ class Soak:
             self.settings = self._draw_settings()
             self.session = Session(self.model, self.settings)
             self._last = []
-        self._actions[name]()
+        getattr(self, f"_{name.replace(' ', '_')}")()
         self.tally.steps[name] += 1
         self.tally.digest.update(name.encode())
         return name
@@ -114,6 +101,8 @@ class Soak:
         if self.session:
             self.session.close()
         self.session = None
+
+    _switch = close
 
     def _draw_settings(self) -> Settings:
         chosen = {name: self._random.choice(values) for name, values in CHOICES.items()}
@@ -141,6 +130,9 @@ class Soak:
         """A follow-up: everything so far and another prompt."""
         prompt = [*self._last, *self._new()]
         self._ask(prompt if len(prompt) < N_CTX - 64 else self._new())
+
+    def _same_again(self) -> None:
+        self._ask(self._last or self._new())
 
     def _shortened(self) -> None:
         """Go back to a random place of the last text, and continue in another way."""
@@ -254,32 +246,25 @@ class Soak:
             Different: it differs in another way.
         """
         self.tally.tokens += len(got)
-        parted = self._parts(prompt, got, n, settings)
-        self.tally.equal += parted is None
-        self.tally.near_ties += parted is not None
-        if parted is None:
-            self.tally.digest.update(np.array(got, dtype=np.int32).tobytes())
-        return parted is None
-
-    def _parts(
-        self, prompt: list[int], got: list[int], n: int, settings: Settings | None = None
-    ) -> int | None:
-        """The index at which `got` leaves the fresh answer, at a near tie; None: they are equal."""
         with self._fresh(settings) as fresh:
             plain = fresh.generate(prompt, max_tokens=n).run().tokens
         if got == plain:
-            return None
+            self.tally.equal += 1
+            self.tally.digest.update(np.array(got, dtype=np.int32).tobytes())
+            return True
+        given = settings or self.settings
+        told = f"{given}\nprompt {prompt}\nanswer {got}\nfresh  {plain}"
         pairs = zip(got, plain, strict=False)
         at = next((i for i, (a, b) in enumerate(pairs) if a != b), -1)
-        told = f"{settings or self.settings}\nprompt {prompt}\nanswer {got}\nfresh  {plain}"
         if at < 0:
             raise Different(f"one answer is shorter\n{told}")
-        logits = self._logits([*prompt, *plain[:at]], settings or self.settings)
+        logits = self._logits([*prompt, *plain[:at]], given)
         best, second = np.argsort(logits)[::-1][:2]
         near = float(logits[best] - logits[second]) < 0.01 * float(np.ptp(logits))
         if not near or {got[at], plain[at]} != {int(best), int(second)}:
             raise Different(f"token {at} differs, and not by rounding\n{told}")
-        return at
+        self.tally.near_ties += 1
+        return False
 
     def _logits(self, tokens: list[int], settings: Settings) -> np.ndarray[Any, Any]:
         """Logits after `tokens` in a fresh context, one batch."""
