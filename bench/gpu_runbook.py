@@ -199,12 +199,8 @@ def measurements(book: Runbook, shapes: Sequence[str], sizes: Sequence[int]) -> 
             depths = "0,2,3,4,auto" if size < LONG else "0,3"
             yield matrix(book, "matrix", shape, size, "--depths", depths)
     ways = ["--depths", "0,3", "--sync", "kv,full", "--draft-vocab", "full"]
-    vocabularies = [
-        "--depths",
-        "0,3",
-        "--draft-vocab",
-        "512,full" if book.dry_run else "32768,full",
-    ]
+    few = 512 if book.dry_run else 32768
+    vocabularies = ["--depths", "0,3", "--draft-vocab", f"{few},full"]
     for size in both:
         for shape in shapes:
             yield matrix(book, "drafting", shape, size, *ways)
@@ -236,22 +232,12 @@ def matrix(book: Runbook, kind: str, shape: str, size: int, *options: object) ->
         return [*words, "--budget", f"{max(1, int(left_s - min(MARGIN_S, left_s / 3)))}s"]
 
     name = f"{kind} {shape} {size}"
-    return Unit(name, command, lambda said: unmeasured(output), output, needs=f"model {shape}")
+    return Unit(name, command, unmeasured, output, needs=f"model {shape}")
 
 
-def unmeasured(path: Path) -> str:
-    """What the last run in a file of `pyllama-mtp matrix` lacks; "" is nothing."""
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    last = [record for record in records if record["run"] == records[-1]["run"]]
-    plan = last[0]["plan"]
-    switched = len(plan["prompt_sync"]) * len(plan["draft_vocab"])
-    cells = sum(switched if depth else 1 for depth in plan["depths"])
-    for peer in plan.get("peers", ()):
-        cells += len(plan["depths"]) if peer == "llama-server" else 1
-    found = sum(record["kind"] == "sample" for record in last)
-    found += sum(record["kind"] == "skipped" for record in last) * plan["repeat"]
-    planned = cells * plan["repeat"] * len(plan["sizes"])
-    return "" if found >= planned else f"{found} of {planned} samples"
+def unmeasured(said: str) -> str:
+    """What `pyllama-mtp matrix` says that it left out; "" is nothing."""
+    return next((line for line in said.splitlines() if "left out for the budget" in line), "")
 
 
 def run(command: list[str], log: Any, limit_s: float, **options: Any) -> int | None:

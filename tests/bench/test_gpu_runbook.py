@@ -15,6 +15,8 @@ import gpu_runbook
 import pytest
 from gpu_runbook import CUT, DONE, FAILED, Runbook, Unit, run_all
 
+from ..processes import Cli
+
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = (sys.executable, "-c")
 GPU = {"name": "NVIDIA Test 1", "driver": "580.1", "capability": "9.0", "memory": "80 GiB"}
@@ -57,17 +59,8 @@ def test_a_dry_run_does_it_all(dry: tuple[Path, list[Any]]) -> None:
     assert "the same command goes on" in cut.stderr and "send back" in cut.stdout
     units = json.loads((folder / "state.json").read_text())["units"]
     assert {unit["status"] for unit in units.values()} == {DONE}
-    kinds = {name.split()[0] for name in units}
-    assert kinds == {
-        "build",
-        "doctor",
-        "model",
-        "tests",
-        "matrix",
-        "drafting",
-        "vocabulary",
-        "peers",
-    }
+    kinds = {*["build", "doctor", "model", "tests", "matrix", "drafting", "vocabulary", "peers"]}
+    assert {name.split()[0] for name in units} == kinds
     asked = (folder / "logs" / "build.log").read_text()
     assert "cmake.define.GGML_CUDA=ON" in asked and "--no-index" in asked
     assert "runbook: build ..." not in done.stderr, "it was done before the cut"
@@ -188,15 +181,11 @@ def _runs(stat: Path) -> bool:
         return False
 
 
-def test_a_matrix_is_done_when_all_its_samples_are_there(tmp_path: Path) -> None:
-    plan = {"sizes": [16], "depths": [0, 3], "repeat": 2, "prompt_sync": ["kv"]}
-    plan |= {"draft_vocab": ["512", "full"], "peers": ["llama-server", "llama-bench"]}
-    lines = [{"kind": "run", "run": "a", "plan": plan}, *[{"kind": "sample", "run": "a"}] * 8]
-    path = tmp_path / "m.jsonl"
-    for more, wanted in ((0, "8 of 12 samples"), (1, "10 of 12 samples"), (2, "")):
-        skipped = [{"kind": "skipped", "run": "a"}] * more
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines + skipped))
-        assert gpu_runbook.unmeasured(path) == wanted
+def test_a_matrix_is_done_when_nothing_is_left_out(cli: Cli, tmp_path: Path) -> None:
+    words = ["matrix", "-p", "16", "-n", "2", "--depths", "0", "--output", tmp_path / "m.jsonl"]
+    left_out = cli(*words, "--repeat", "9", "--budget", "0.1s").err
+    assert "of 9 repeats" in gpu_runbook.unmeasured(left_out)
+    assert gpu_runbook.unmeasured(cli(*words, "--repeat", "1").err) == ""
 
 
 # --- the machine ----------------------------------------------------------------------------------
