@@ -23,7 +23,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -41,6 +40,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 from benchkit.results import markdown_table, project_commit
+
+from pyllama_mtp.measure.machine import describe_machine
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIANTS = ("upstream", "patched")
@@ -284,20 +285,9 @@ def build(folder: Path, variant: str, jobs: int) -> dict[str, Any]:
     return info
 
 
-def machine() -> str:
-    """CPU, cores and kernel of this machine."""
-    try:
-        names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
-    except OSError:
-        names = []
-    kernel = ".".join(platform.release().split(".")[:2])
-    cpu = names[0] if names else platform.machine()
-    return f"{cpu}, {os.cpu_count()} cores, {platform.system()} {kernel}"
-
-
 def render(rows: Sequence[Row], infos: Mapping[str, Mapping[str, Any]], threads: int) -> str:
     """The Markdown file."""
-    info = infos["patched"]
+    info, machine = infos["patched"], describe_machine()
     series = ", ".join(f"{name} {infos[name]['series'][:12]}" for name in VARIANTS)
     lines = [
         "# Upstream's own tests on both variants",
@@ -305,7 +295,7 @@ def render(rows: Sequence[Row], infos: Mapping[str, Mapping[str, Any]], threads:
         f"- Date: {datetime.now(timezone.utc):%Y-%m-%d}",
         "- Command: `python tests/upstream/run.py"
         + (f" --threads {threads}`" if threads != 2 else "`"),
-        f"- Machine: {machine()}",
+        f"- Machine: {machine['cpu']}, {machine['cores']} cores, {machine['os']}",
         f"- llama.cpp {info['upstream_commit'][:12]}, compiled by {info['compiler']}; "
         f"CPU features: {info['cpu_features']}",
         f"- Patch series: {series}; commit {project_commit()}",
@@ -345,11 +335,6 @@ def verdict(rows: Sequence[Row]) -> str:
     return f"All {len(rows)} lines are equal on both variants{both}."
 
 
-def exit_code(rows: Sequence[Row]) -> int:
-    """0 when no line has a problem."""
-    return 1 if not rows or any(row.problem for row in rows) else 0
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(description="Run upstream's own tests on both variants.")
@@ -382,7 +367,7 @@ def main(argv: list[str] | None = None) -> int:
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(text)
     print("\n" + text)
-    return exit_code(rows)
+    return 1 if any(row.problem for row in rows) else 0
 
 
 if __name__ == "__main__":
