@@ -30,8 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from sanitizers.build import ROOT, SanitizeError, assemble, build, environment
-from sanitizers.findings import TOUCHED, Sources, collect
-from sanitizers.summary import Run, write_summary
+from sanitizers.findings import TOUCHED, Run, Sources, collect, write_summary
 
 BUILD = ROOT / "build" / "sanitize"
 SUMMARY = ROOT / "bench" / "results" / "sanitizers.md"
@@ -95,15 +94,11 @@ def run_file(file: str, package: Path, logs: Path, limit: float) -> Run:
     begin = time.monotonic()
     output = logs / "output.txt"
     with output.open("w") as stream:
-        process = subprocess.Popen(
-            command, env=variables, cwd=package, stdout=stream, stderr=subprocess.STDOUT
-        )
+        both: dict[str, Any] = {"stdout": stream, "stderr": subprocess.STDOUT}
         try:
-            code = process.wait(limit)
-            outcome = "" if code in (0, 1) else f"ended with {code}"
+            done = subprocess.run(command, env=variables, cwd=package, timeout=limit, **both)
+            outcome = "" if done.returncode in (0, 1) else f"ended with {done.returncode}"
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
             outcome = f"stopped after {limit:.0f} s"
     text = output.read_text(errors="replace")
     counts = re.findall(r"^(?:=+ )?(\d+ (?:passed|failed|error|skipped|deselected).*?)(?: =+)?$",
@@ -117,15 +112,10 @@ def run_file(file: str, package: Path, logs: Path, limit: float) -> Run:
 def run_soak(package: Path, logs: Path, steps: int) -> Run:
     """Random use of every setting (bench/soak.py). Its word on memory does not count here: ASan
     keeps what was freed."""
-    command = [sys.executable, str(ROOT / "bench" / "soak.py"), "--steps", str(steps)]
+    variables = environment(package, logs, leaks=False)
+    command = [sys.executable, str(ROOT / SOAK), "--steps", str(steps)]
     begin = time.monotonic()
-    done = subprocess.run(
-        command,
-        env=environment(package, logs, leaks=False),
-        cwd=package,
-        capture_output=True,
-        text=True,
-    )
+    done = subprocess.run(command, env=variables, cwd=package, capture_output=True, text=True)
     (logs / "output.txt").write_text(done.stdout + done.stderr)
     told = re.search(r"(\d+ equal), .*?(\d+ different)", done.stdout)
     result = f"{told[1]}, {told[2]}" if told else f"ended with {done.returncode}"

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-TESTS = Path(__file__).resolve().parents[1]
-
-
-def load(name: str) -> ModuleType:
-    """A module of tests/sanitizers, which the command imports as ``sanitizers.NAME``."""
-    sys.path.insert(0, str(TESTS))
-    try:
-        return importlib.import_module(f"sanitizers.{name}")
-    finally:
-        sys.path.remove(str(TESTS))
-
-
-findings, summary = load("findings"), load("summary")
+from . import findings
 
 UPSTREAM = "one\ntwo\nthree\nfour\n"
 PATCHED = "one\nours\ntwo\nchanged\nfour\n"
@@ -131,10 +116,10 @@ def test_a_frame_without_a_line_is_told_by_its_library(sources: findings.Sources
 def test_the_summary_keeps_them_apart(sources: findings.Sources, tmp_path: Path) -> None:
     text = UBSAN.format(line=2, n=1) + UBSAN.format(line=1, n=1)
     found = Counter(findings.parse(text, sources))
-    runs = [summary.Run("tests/a.py", "3 passed; stopped after 9 s", ["tests/a.py::test_b"], 9.4)]
+    runs = [findings.Run("tests/a.py", "3 passed; stopped after 9 s", ["tests/a.py::test_b"], 9.4)]
     build = {"upstream_commit": "c" * 40, "series": {"patched": "d" * 64}}
     target = tmp_path / "summary.md"
-    summary.write_summary(target, runs, found, "none", {"tests/x.py": "why"}, build, "a day")
+    findings.write_summary(target, runs, found, "none", {"tests/x.py": "why"}, build, "a day")
     ours, upstreams, rest = target.read_text().split("## ")[1:4]
     assert "src/llama-graph.cpp:2" in ours and "src/llama-graph.cpp:1 " not in ours
     assert "src/llama-graph.cpp:1 " in upstreams and rest.startswith("Leaks")
