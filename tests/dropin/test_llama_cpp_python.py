@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,8 @@ import pytest
 
 from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.llama import native
+
+from ..processes import RunPython, environment
 
 PROMPT = "def main"
 N_TOKENS = 24
@@ -49,28 +49,26 @@ print(json.dumps({"text": theirs, "ours": ours, "backend": pyllama_mtp.native.lo
 """
 
 
-def run(program: str, package: Path, variant: str, *arguments: object) -> dict[str, Any]:
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(run_python: RunPython, llama_cpp_folder: Path, demo_file: Path) -> Run:
     """What a program prints that imports `llama_cpp`, with LLAMA_CPP_LIB_PATH on a variant."""
-    folder, _ = native.locate(variant)
-    sources = str(Path(native.__file__).parents[1])
-    environment = {
-        **os.environ,
-        "LLAMA_CPP_LIB_PATH": str(folder),
-        "PYTHONPATH": f"{package}{os.pathsep}{sources}",
-        native.ENVIRONMENT_VARIABLE: variant,
-    }
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment,
-        cwd=tempfile.gettempdir(),  # in the checkout the sources would be imported
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+
+    def run(program: str, variant: str) -> dict[str, Any]:
+        paths = (str(llama_cpp_folder), environment()["PYTHONPATH"])
+        variables = {
+            "LLAMA_CPP_LIB_PATH": str(native.locate(variant)[0]),
+            "PYTHONPATH": os.pathsep.join(paths),
+            native.ENVIRONMENT_VARIABLE: variant,
+        }
+        done = run_python(program, demo_file, PROMPT, N_TOKENS, env=variables)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -80,17 +78,15 @@ def our_text(demo: Model) -> str:
 
 
 @pytest.mark.parametrize("variant", native.VARIANTS)
-def test_its_greedy_text_is_ours(
-    variant: str, llama_cpp_folder: Path, demo_file: Path, our_text: str
-) -> None:
-    found = run(PROGRAM, llama_cpp_folder, variant, demo_file, PROMPT, N_TOKENS)
+def test_its_greedy_text_is_ours(variant: str, run: Run, our_text: str) -> None:
+    found = run(PROGRAM, variant)
     assert found["text"] == found["streamed"] == our_text != ""
     assert Path(found["library"]).parent == native.locate(variant)[0]
     pin = (Path(__file__).resolve().parents[2] / "vendor" / "llama-cpp.pin").read_text()
     assert f"llama-cpp-python=={found['version']} " in pin
 
 
-def test_both_in_one_process(llama_cpp_folder: Path, demo_file: Path, our_text: str) -> None:
-    found = run(TOGETHER, llama_cpp_folder, "patched", demo_file, PROMPT, N_TOKENS)
+def test_both_in_one_process(run: Run, our_text: str) -> None:
+    found = run(TOGETHER, "patched")
     assert found["text"] == found["ours"] == our_text
     assert found["backend"] == native.load().backend(), "no backend is registered twice"

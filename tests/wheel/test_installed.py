@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pyllama_mtp
@@ -22,8 +23,6 @@ assert str(pyllama_mtp.llama.native.load().folder).startswith(sys.argv[1])
 
 def test_licences_travel_with_the_libraries() -> None:
     assert "ggml authors" in (PACKAGE / "licenses" / "LICENSE-llama.cpp").read_text()
-    from importlib import metadata
-
     licences = [f for f in metadata.files("pyllama-mtp") or [] if f.name == "LICENSE"]
     assert licences and "MIT License" in licences[0].read_text()
 
