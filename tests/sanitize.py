@@ -20,6 +20,7 @@ import datetime
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -194,29 +195,17 @@ def run_all(args: argparse.Namespace, folder: Path, sources: Sources) -> None:
         files.insert(0, SOAK)
 
     def run(file: str) -> None:
-        logs = fresh_folder(folder, file)
+        logs = folder / "runs" / file.replace("/", "-").removesuffix(".py")
+        shutil.rmtree(logs, ignore_errors=True)
         if file == SOAK:
-            keep(logs, run_soak(package, logs, args.soak_steps))
+            done = run_soak(package, logs, args.soak_steps)
         else:
-            keep(logs, run_file(file, package, logs, args.time_limit))
+            done = run_file(file, package, logs, args.time_limit)
+        (logs / "run.json").write_text(json.dumps(vars(done)))
+        print(f"{done.file}: {done.result}, {done.seconds:.0f} s", flush=True)
 
     with ThreadPoolExecutor(args.jobs) as at_once:
         list(at_once.map(run, files))  # raises what a run raised
-
-
-def keep(logs: Path, run: Run) -> None:
-    """Write a run's record beside its logs, and say how it went."""
-    (logs / "run.json").write_text(json.dumps(vars(run)))
-    print(f"{run.file}: {run.result}, {run.seconds:.0f} s", flush=True)
-
-
-def fresh_folder(folder: Path, file: str) -> Path:
-    """An empty folder for the logs of one run."""
-    logs = folder / "runs" / file.replace("/", "-").removesuffix(".py")
-    logs.mkdir(parents=True, exist_ok=True)
-    for old in logs.glob("*"):
-        old.unlink()
-    return logs
 
 
 def summarize(folder: Path, output: Path, sources: Sources) -> int:
