@@ -78,6 +78,10 @@ def test_a_near_tie_is_no_difference(work: Soak, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(work, "_logits", lambda tokens, settings: logits)
     assert not work._compare(prompt, [*answer[:3], other, 0, 0], 6)
     assert (work.tally.equal, work.tally.near_ties) == (0, 1)
+    logits[:] = 0
+    logits[[answer[3], other]] = 10, 9
+    with pytest.raises(Different, match="not by rounding"):
+        work._compare(prompt, [*answer[:3], other, 0, 0], 6)
 
 
 def test_growth_is_taken_after_the_warm_up() -> None:
