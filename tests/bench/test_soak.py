@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import soak
@@ -94,30 +93,21 @@ def test_growth_is_taken_after_the_warm_up() -> None:
     assert found["slope"] == pytest.approx(0, abs=1) and found["grown"] == 0
 
 
-@pytest.mark.parametrize(
-    ("outcome", "code"), [({}, 0), ({"different": 1}, 1), ({"grown": 9 * 2**20}, 1)]
-)
+@pytest.mark.parametrize("wrong", ["", "different", "grown"])
 def test_exit_codes(
-    outcome: dict[str, float],
-    code: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(soak, "run", lambda args: document(**outcome))
-    assert soak.main(["--steps", "1"]) == code
-    assert "12 equal" in capsys.readouterr().out
+    def step(self: Soak) -> str:
+        raise Different("an answer")
 
-
-def document(different: int = 0, grown: float = 0.0) -> dict[str, Any]:
-    memory = {"start": 0, "end": grown, "most": grown, "slope": 0, "grown": grown, "readings": 3}
-    build = dict.fromkeys(("upstream_commit", "compiler", "cpu_features", "variant", "series"), "x")
-    machine = {"cpu": "c", "cores": 1, "memory_bytes": None, "os": "o", "devices": []}
-    return {
-        "date": "d", "command": "c", "project_commit": "p", "machine": machine, "build": build,
-        "model": "m", "seed": 1, "threads": 1, "steps": 1, "seconds": 1.0, "tokens": 1,
-        "equal": 12, "near_ties": 0, "different": different, "difference": "", "memory": memory,
-        "digest": "0" * 64, "by_step": {"greedy": 1},
-    }  # fmt: skip
+    if wrong == "different":
+        monkeypatch.setattr(Soak, "step", step)
+    elif wrong == "grown":
+        monkeypatch.setattr(soak, "SLACK", -(2**40))
+    assert soak.main(["--steps", "3"]) == bool(wrong)
+    said = capsys.readouterr().out
+    told = ("an answer differs" in said, "memory grew" in said)
+    assert told == (wrong == "different", wrong == "grown")
 
 
 @pytest.mark.parametrize("options", [["--minutes", "0"], ["--steps", "0"], ["--threads", "0"]])
