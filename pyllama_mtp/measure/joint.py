@@ -8,9 +8,9 @@ that in 95 of 100 such comparisons none of them misses.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import pi
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,7 @@ _SEED = 20240229
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """A centre and its bounds, on the scale of the values given."""
 
     center: float
@@ -38,14 +37,13 @@ def joint_intervals(
     values: Sequence[Sequence[float]],
     pools: Sequence[str],
     groups: Sequence[Sequence[int]],
-    confidence: float = CONFIDENCE,
 ) -> list[Interval]:
     """One interval per group, around the mean of the medians of its rows.
 
     The half-width is a critical value times the group's standard error. The scale of a row is the
     root of the mean of two variances: its own, which says little with 5 values, and the pooled
     variance of all rows of its pool. So a noisy row gets a wider interval than the others, and a
-    row with lucky values hardly a narrower one. The critical value is the `confidence` point of the
+    row with lucky values hardly a narrower one. The critical value is the `CONFIDENCE` point of the
     largest |mean of medians| / standard error of all groups, drawn 4,000 times from normal noise
     with the same numbers of values (seeded, so the same input gives the same intervals). Source:
     the single-step max-T method of P. H. Westfall and S. S. Young, Resampling-Based Multiple
@@ -55,19 +53,18 @@ def joint_intervals(
         values: rows of independent values with the same centre, such as logarithms of ratios.
         pools: the pool of each row; rows of a pool share their noise.
         groups: indices of rows.
-        confidence: 0 to 1.
 
     Raises:
         UsageError: no row of a pool has two values, so nothing is known of the noise.
     """
     counts = tuple(len(row) for row in values)
     grouped = tuple(tuple(rows) for rows in groups)
-    noise, members = _Noise(counts, tuple(pools)), _members(grouped, len(counts))
+    members = _members(grouped, len(counts))
     medians = np.array([[np.median(row) for row in values]])
     variances = np.array([[np.var(row, ddof=1) if len(row) > 1 else 0.0 for row in values]])
     centers = (medians @ members.T)[0]
-    errors = noise.errors(variances, members)[0]
-    widths = _critical(counts, tuple(pools), grouped, confidence) * errors
+    errors = _errors(counts, tuple(pools), variances, members)[0]
+    widths = _critical(counts, tuple(pools), grouped) * errors
     return [
         Interval(float(center), float(center - width), float(center + width))
         for center, width in zip(centers, widths, strict=True)
@@ -82,29 +79,26 @@ def _members(groups: tuple[tuple[int, ...], ...], n_rows: int) -> Floats:
     return members
 
 
-class _Noise:
-    """Standard errors of rows of given lengths that share their noise by pools."""
-
-    def __init__(self, counts: tuple[int, ...], pools: tuple[str, ...]) -> None:
-        lengths = np.array(counts)
-        self._freedom = np.maximum(lengths - 1, 0)
-        names = np.array(pools)
-        self._shared = (names[:, None] == names[None, :]).astype(float)  # [row, row]
-        self._pooled = self._shared @ self._freedom
-        if not self._pooled.all():
-            raise UsageError(
-                "every cell has one sample only, so nothing is known of the noise; measure again "
-                "with at least --repeat 3 (5 or more tell small changes)"
-            )
-        # Variance of the median of n normal values over that of one: exact for 1 and for many,
-        # 2 % off in between.
-        self._of_median = (pi / 2) / (lengths + pi / 2 - 1)
-
-    def errors(self, variances: Floats, members: Floats) -> Floats:
-        """[draw, row] variances of the values -> [draw, group] standard errors of the means."""
-        pooled = (variances * self._freedom) @ self._shared / self._pooled
-        scale = np.where(self._freedom > 0, (variances + pooled) / 2, pooled)
-        return np.asarray(np.sqrt((scale * self._of_median) @ (members**2).T))
+def _errors(
+    counts: tuple[int, ...], pools: tuple[str, ...], variances: Floats, members: Floats
+) -> Floats:
+    """[draw, row] variances of the values -> [draw, group] standard errors of the means of medians;
+    see :func:`joint_intervals`."""
+    lengths, names = np.array(counts), np.array(pools)
+    freedom = np.maximum(lengths - 1, 0)
+    shared = (names[:, None] == names[None, :]).astype(float)  # [row, row]
+    known = shared @ freedom
+    if not known.all():
+        raise UsageError(
+            "every cell has one sample only, so nothing is known of the noise; measure again "
+            "with at least --repeat 3 (5 or more tell small changes)"
+        )
+    pooled = (variances * freedom) @ shared / known
+    scale = np.where(freedom > 0, (variances + pooled) / 2, pooled)
+    # Variance of the median of n normal values over that of one: exact for 1 and for many, 2 % off
+    # in between.
+    of_median = (pi / 2) / (lengths + pi / 2 - 1)
+    return np.asarray(np.sqrt((scale * of_median) @ (members**2).T))
 
 
 @lru_cache(maxsize=64)
@@ -112,16 +106,16 @@ def _critical(
     counts: tuple[int, ...],
     pools: tuple[str, ...],
     groups: tuple[tuple[int, ...], ...],
-    confidence: float,
 ) -> float:
     """The factor of the half-widths; see :func:`joint_intervals`."""
     random = np.random.default_rng(_SEED)
-    noise, members = _Noise(counts, pools), _members(groups, len(counts))
+    members = _members(groups, len(counts))
     medians, variances = np.empty((_DRAWS, len(counts))), np.zeros((_DRAWS, len(counts)))
     for row, count in enumerate(counts):
         drawn = random.standard_normal((_DRAWS, count))
         medians[:, row] = np.median(drawn, axis=1)
         if count > 1:
             variances[:, row] = drawn.var(axis=1, ddof=1)
-    largest = np.max(np.abs(medians @ members.T) / noise.errors(variances, members), axis=1)
-    return float(np.quantile(largest, confidence))
+    errors = _errors(counts, pools, variances, members)
+    largest = np.max(np.abs(medians @ members.T) / errors, axis=1)
+    return float(np.quantile(largest, CONFIDENCE))

@@ -9,6 +9,7 @@ estimate takes all, and a stray ratio moves it as little.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,21 +86,19 @@ def _figure(sample: Sample, figure: Figure, by_cpu: bool) -> float:
         return value
     if figure == "elapsed_s":
         return sum(sample.cpu_s.values())
-    phase, seconds = "prefill", sample.prefill_s
-    if figure == "decode_tps":
-        phase, seconds = "decode", sample.decode_s
+    phase = figure.removesuffix("_tps")
     spent = sample.cpu_s.get(phase, 0.0)
-    return value * seconds / spent if spent > 0 else 0.0
+    return value * float(getattr(sample, f"{phase}_s")) / spent if spent > 0 else 0.0
 
 
-def typical_ratio(ratios: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
+def typical_ratio(ratios: Sequence[float]) -> Ratio:
     """The Hodges-Lehmann estimate of the ratios with its exact confidence interval.
 
     On a logarithmic scale: the median of the means of all pairs of ratios, each with itself too
     (Walsh averages). The interval is between the k-th smallest and the k-th largest of these means.
     Where the logarithms scatter symmetrically about the true one, this holds it with probability
     1 - 2 P(T < k), T being Wilcoxon's signed-rank statistic. Taken is the largest k with at least
-    `confidence`, or else 1, which is the range of the ratios. Source: M. Hollander, D. A. Wolfe and
+    `CONFIDENCE`, or else 1, which is the range of the ratios. Source: M. Hollander, D. A. Wolfe and
     E. Chicken, Nonparametric Statistical Methods, 3rd ed., sections 3.2 and 3.3.
 
     Raises:
@@ -117,7 +116,7 @@ def typical_ratio(ratios: Sequence[float], confidence: float = CONFIDENCE) -> Ra
         for j, b in enumerate(ratios[: i + 1])
     )
     coverage = _coverages(n)
-    rank = max((k for k, held in coverage.items() if held >= confidence), default=1)
+    rank = max((k for k, held in coverage.items() if held >= CONFIDENCE), default=1)
     return Ratio(median(means), means[rank - 1], means[-rank], n, coverage[rank])
 
 
@@ -134,18 +133,12 @@ def ratio_to_plain(cell: Cell, cells: Sequence[Cell], figure: Figure) -> Ratio |
 
 def _coverages(n: int) -> dict[int, float]:
     """By rank k, from 1 to the middle: 1 - 2 P(T < k), T the signed-rank statistic of n values."""
-    ways = [1]  # subsets of the ranks 1 to n by their sum
+    ways = [1, *[0] * (n * (n + 1) // 2)]  # subsets of the ranks 1 to n by their sum
     for number in range(1, n + 1):
-        ways = [
-            (ways[total] if total < len(ways) else 0)
-            + (ways[total - number] if total >= number else 0)
-            for total in range(len(ways) + number)
-        ]
-    below, found = 0, {}
-    for rank in range(1, (len(ways) + 1) // 2 + 1):
-        below += ways[rank - 1]
-        found[rank] = max(0.0, 1 - 2 * below / (1 << n))
-    return found
+        for total in reversed(range(number, len(ways))):
+            ways[total] += ways[total - number]
+    below = itertools.accumulate(ways[: (len(ways) + 1) // 2])
+    return {rank: max(0.0, 1 - 2 * sums / (1 << n)) for rank, sums in enumerate(below, start=1)}
 
 
 def base_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
@@ -155,15 +148,13 @@ def base_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
     generated tokens, and values on the axes that matter without MTP. Where several cells fit, the
     closest in `cells` is taken.
     """
+    own = next((number for number, other in enumerate(cells) if other is cell), 0)
     fitting = [
-        number
+        (abs(number - own), number)
         for number, other in enumerate(cells)
         if not other.n_max and other.samples and _setting(other) == _setting(cell)
     ]
-    if not fitting:
-        return None
-    own = next((number for number, other in enumerate(cells) if other is cell), 0)
-    return cells[min(fitting, key=lambda number: abs(number - own))]
+    return cells[min(fitting)[1]] if fitting else None
 
 
 def _setting(cell: Cell) -> tuple[object, ...]:

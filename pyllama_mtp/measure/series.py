@@ -109,13 +109,12 @@ def varying(cells: Iterable[Cell]) -> dict[str, set[tuple[str, ...]]]:
     names = [dimension.name for dimension in DIMENSIONS]
     keys = {series_key(cell) for cell in cells}
     found = {}
-    for number, dimension in enumerate(DIMENSIONS):
-        places = [names.index(name) for name in dimension.within]
+    for dimension in DIMENSIONS:
         values: dict[tuple[str, ...], set[str]] = {}
-        for key in keys:
-            values.setdefault(tuple(key[place] for place in places), set()).add(key[number])
-        several = {group for group, different in values.items() if len(different) > 1}
-        if several:
+        for one in (dict(zip(names, key, strict=True)) for key in keys):
+            group = tuple(one[name] for name in dimension.within)
+            values.setdefault(group, set()).add(one[dimension.name])
+        if several := {group for group, different in values.items() if len(different) > 1}:
             found[dimension.name] = several
     return found
 
