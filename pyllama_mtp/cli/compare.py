@@ -101,8 +101,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare, print, and say by the exit code whether something got slower."""
-    from pyllama_mtp.measure import comparetable
-    from pyllama_mtp.measure.compare import compare, of_variants
+    from pyllama_mtp.measure.compare import compare, markdown, of_variants, print_comparison
     from pyllama_mtp.measure.recordfile import read_cells
 
     names: tuple[str, str]
@@ -132,9 +131,9 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         print(json.dumps({"old": names[0], "new": names[1], **found.to_dict()}, indent=1))
     elif args.format == "markdown":
-        print(comparetable.markdown(found, names))
+        print(markdown(found, names))
     else:
-        comparetable.print_comparison(found, names, sys.stdout)
+        print_comparison(found, names, sys.stdout)
     return SLOWER if found.slower else 0
 
 

@@ -366,9 +366,7 @@ def print_report(run: Run, report: Report, file: IO[str], misses: int = 0) -> No
     output = console(file)
     look: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "padding": (0, 1, 0, 0)}
     for grid in _grids(run, report, misses):
-        table = terminal_table(grid.headings, grid.alignment, title=grid.title, **look)
-        for row in grid.rows:
-            table.add_row(*row)
+        table = terminal_table(grid.headings, grid.rows, grid.alignment, title=grid.title, **look)
         print_whole(output, table)
     for note in _notes(run, report):
         output.print(note)

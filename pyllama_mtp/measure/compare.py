@@ -1,4 +1,5 @@
-"""Two measurements cell by cell: what got slower, beyond noise and beyond a threshold.
+"""Two measurements cell by cell: what got slower, beyond noise and beyond a threshold; as a table
+for a terminal (rich) and as Markdown.
 
 Sample r of a cell is compared with sample r of the same cell on the other side: both have the same
 text, and in one interleaved run they are measured next to each other. The figure is the median of
@@ -10,16 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from math import exp, log
 from statistics import median
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure import series
 from pyllama_mtp.measure.cells import Cell
-from pyllama_mtp.measure.joint import Interval, joint_intervals
+from pyllama_mtp.measure.joint import CONFIDENCE, joint_intervals
 from pyllama_mtp.measure.ratios import Figure, base_of, paired_ratios
-from pyllama_mtp.measure.text import counted
+from pyllama_mtp.measure.text import (
+    NONE,
+    UNLIMITED,
+    console,
+    counted,
+    print_whole,
+    terminal_table,
+    to_markdown,
+)
 
 #: The least change of a median that counts, if noise does not explain it.
 THRESHOLD = 0.03
@@ -32,6 +42,10 @@ _MAY_DIFFER = ("machine", "variant", "upstream", "patches", "backend")
 _BUILD = ("variant", "upstream_commit", "series", "backend")
 #: Settings that are no note of their own: the series or its size decides them.
 _FOLLOWS = {"n_ctx", "draft_n_max", "synthetic_acceptance", "sampling"}
+_VERDICTS = {"slower": "SLOWER", "faster": "faster", "unclear": "unclear", "same": ""}
+_STYLES = {"slower": "bold red", "faster": "green", "unclear": "yellow", "same": ""}
+#: Which columns hold words.
+_WORDS = (True, False, True, False, False, False, False, False, True)
 
 
 @dataclass(frozen=True)
@@ -97,16 +111,10 @@ class Comparison:
         return {**asdict(self), "slower": len(self.slower), "faster": len(self.faster)}
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A line without its verdict; `rows`: of the matrix of logarithms of paired ratios."""
-
-    figure: str
-    name: str
-    rows: tuple[int, ...]
-    n_prompt: int | None = None
-    old: float | None = None
-    new: float | None = None
+#: The first fields of a Change, and its rows of the matrix of logarithms of paired ratios.
+_Line = tuple[tuple[str, str, int | None, float | None, float | None], tuple[int, ...]]
+#: Logarithms of the paired ratios NEW / OLD of a cell, and the medians of both sides.
+_Paired = tuple[list[float], float, float]
 
 
 def compare(
@@ -136,17 +144,34 @@ def compare(
         raise UsageError(f"the threshold must be at least 0 and below 1 (100 %), not {threshold}")
     if not figures or set(figures) - set(FIGURES):
         raise UsageError(f"figures must be some of {', '.join(FIGURES)}, not {figures!r}")
-    matched = _Matched(old, new)
-    lines, rows = _lines(matched, figures, ratios)
-    intervals = joint_intervals(
-        rows, [_pool(lines, row) for row in range(len(rows))], [line.rows for line in lines]
+    ignored = _ignored(old, new)
+    label = series.Labels([*old, *new], ignored)
+    before, after = (_by_key(side, ignored) for side in (old, new))
+    pairs = [(before[key], after[key]) for key in before if key in after]
+    only_old, only_new = (
+        [f"{label(cell)}, prompt {cell.n_prompt}" for key, cell in side.items() if key not in other]
+        for side, other in ((before, after), (after, before))
     )
-    changes = [
-        _judge(line, rows, interval, threshold)
-        for line, interval in zip(lines, intervals, strict=True)
+    if not pairs:
+        raise UsageError(
+            f"no cell was measured on both sides; only in OLD: {'; '.join(only_old) or 'nothing'}; "
+            f"only in NEW: {'; '.join(only_new) or 'nothing'}"
+        )
+    notes = [
+        f"measured more than once in {name}, the last counts: {counted(again, 'cell')}"
+        for name, side, kept in (("OLD", old, before), ("NEW", new, after))
+        if (again := sum(bool(cell.samples) for cell in side) - len(kept))
     ]
-    notes = [*matched.notes, *_differences(matched.pairs)]
-    return Comparison(changes, matched.only_old, matched.only_new, notes, threshold, ratios)
+    lines, rows = _lines(pairs, label, figures, (old, new) if ratios else None)
+    pools = [line[0] for line, own in lines if len(own) == 1]
+    intervals = joint_intervals(rows, pools, [own for _, own in lines])
+    changes = []
+    for (line, own), interval in zip(lines, intervals, strict=True):
+        ratio, low, high = map(exp, interval)
+        n = sum(len(rows[row]) for row in own)
+        changes.append(Change(*line, ratio, low, high, n, _judge(ratio, low, high, threshold)))
+    notes += _differences(pairs)
+    return Comparison(changes, only_old, only_new, notes, threshold, ratios)
 
 
 def of_variants(cells: Iterable[Cell], old: str, new: str) -> tuple[list[Cell], list[Cell]]:
@@ -166,150 +191,95 @@ def of_variants(cells: Iterable[Cell], old: str, new: str) -> tuple[list[Cell], 
     return sides[0], sides[1]
 
 
-def _tells_apart(name: str, old: Sequence[Cell], new: Sequence[Cell]) -> bool:
-    """Whether cells match only if they are equal in this dimension: a side has several values, and
-    both sides share some. Otherwise the dimension is what changed between the sides."""
-    if not any(name in series.varying(side) for side in (old, new)):
-        return False
-    value = next(dimension.value for dimension in series.DIMENSIONS if dimension.name == name)
-    return not {value(cell) for cell in old}.isdisjoint(value(cell) for cell in new)
+def _ignored(old: Sequence[Cell], new: Sequence[Cell]) -> set[str]:
+    """The dimensions that changed between the sides: neither has several values there, or they
+    share none. In all others, cells match only if they are equal."""
+    several = {*series.varying(old), *series.varying(new)}
+    return {
+        one.name
+        for one in series.DIMENSIONS
+        if one.name in _MAY_DIFFER
+        and (one.name not in several or {*map(one.value, old)}.isdisjoint(map(one.value, new)))
+    }
 
 
-class _Matched:
-    """The cells that are the same measurement on both sides. Raises UsageError without any."""
-
-    def __init__(self, old: Sequence[Cell], new: Sequence[Cell]) -> None:
-        self.everything = (old, new)
-        self.notes: list[str] = []
-        ignored = {name for name in _MAY_DIFFER if not _tells_apart(name, old, new)}
-        before, after = self._by_key(old, ignored, "OLD"), self._by_key(new, ignored, "NEW")
-        self.label = series.Labels([*old, *new], ignored)
-        self.pairs = [(before[key], after[key]) for key in before if key in after]
-        self.only_old = [self._words(before[key]) for key in before if key not in after]
-        self.only_new = [self._words(after[key]) for key in after if key not in before]
-        if not self.pairs:
-            raise UsageError(
-                "no cell was measured on both sides; only in OLD: "
-                f"{'; '.join(self.only_old) or 'nothing'}; only in NEW: "
-                f"{'; '.join(self.only_new) or 'nothing'}"
-            )
-
-    def _by_key(self, side: Sequence[Cell], ignored: set[str], name: str) -> dict[Any, Cell]:
-        found: dict[Any, Cell] = {}
-        again = 0
-        for cell in side:
-            if not cell.samples:
-                continue
-            key = (
-                cell.n_prompt,
-                *(d.value(cell) for d in series.DIMENSIONS if d.name not in ignored),
-            )
-            again += key in found
-            found[key] = cell
-        if again:
-            cells = counted(again, "cell")
-            self.notes.append(f"measured more than once in {name}, the last counts: {cells}")
-        return found
-
-    def _words(self, cell: Cell) -> str:
-        return f"{self.label(cell)}, prompt {cell.n_prompt}"
+def _by_key(side: Sequence[Cell], ignored: set[str]) -> dict[tuple[object, ...], Cell]:
+    """The cells that have samples; of those that are the same measurement the last one."""
+    compared = [one for one in series.DIMENSIONS if one.name not in ignored]
+    return {
+        (cell.n_prompt, *(one.value(cell) for one in compared)): cell
+        for cell in side
+        if cell.samples
+    }
 
 
 def _lines(
-    matched: _Matched, figures: Sequence[str], ratios: bool
+    pairs: Sequence[tuple[Cell, Cell]],
+    label: series.Labels,
+    figures: Sequence[str],
+    sides: Sequence[Sequence[Cell]] | None,
 ) -> tuple[list[_Line], list[list[float]]]:
+    """Lines of the cells, of all sizes of each series and of all cells; the rows of the cells.
+    `sides`: all cells of OLD and NEW, to compare ratios to no MTP; None: speeds."""
     lines: list[_Line] = []
     rows: list[list[float]] = []
+    paired = _against_no_mtp if sides else _speeds
     for figure in figures:
-        measure = _against_no_mtp if ratios else _speeds
-        cells: list[tuple[str, int]] = []
-        for old, new in matched.pairs:
-            found = measure(old, new, FIGURES[figure], matched.everything)
-            if found is None:
-                continue
-            logarithms, medians = found
-            cells.append((matched.label(old), len(rows)))
-            lines.append(_Line(figure, cells[-1][0], (len(rows),), old.n_prompt, *medians))
-            rows.append(logarithms)
-        lines += _summaries(figure, cells, everything=not ratios)
+        of_series: dict[str, list[int]] = {}
+        for old, new in pairs:
+            if found := paired(old, new, FIGURES[figure], sides or ()):
+                name, row = label(old), len(rows)
+                of_series.setdefault(name, []).append(row)
+                lines.append(((figure, name, old.n_prompt, *found[1:]), (row,)))
+                rows.append(found[0])
+        several = {f"{name}, all sizes": own for name, own in of_series.items() if len(own) > 1}
+        # Cells of one size share the samples without MTP, so the noise of their ratios to no MTP
+        # does not average out.
+        if len(of_series) > 1 and not sides:
+            several["all cells"] = [*chain(*of_series.values())]
+        lines += [((figure, name, None, None, None), tuple(own)) for name, own in several.items()]
     if not lines:
-        wanted = "a cell with MTP beside one without" if ratios else "a speed"
+        wanted = "a cell with MTP beside one without" if sides else "a speed"
         raise UsageError(
             f"there is nothing to compare: no repeat has {wanted} on both sides"
-            + ("; compare the speeds, without --ratios" if ratios else "")
+            + ("; compare the speeds, without --ratios" if sides else "")
         )
     return lines, rows
 
 
-def _summaries(figure: str, cells: Sequence[tuple[str, int]], *, everything: bool) -> list[_Line]:
-    """Lines of all sizes of each series, and of all cells. Ratios to no MTP have no line of all
-    cells: those of one size share the samples without MTP, so their noise does not average out."""
-    names = list(dict.fromkeys(name for name, _ in cells))
-    by_name = {name: tuple(row for other, row in cells if other == name) for name in names}
-    found = [
-        _Line(figure, f"{name}, all sizes", rows) for name, rows in by_name.items() if len(rows) > 1
-    ]
-    if everything and len(names) > 1:
-        found.append(_Line(figure, "all cells", tuple(row for _, row in cells)))
-    return found
-
-
-_Found = tuple[list[float], tuple[float, float]]
-_Sides = tuple[Sequence[Cell], Sequence[Cell]]
-
-
-def _speeds(old: Cell, new: Cell, figure: Figure, _: _Sides) -> _Found | None:
+def _speeds(old: Cell, new: Cell, figure: Figure, _: object) -> _Paired | None:
     paired = paired_ratios(new, old, figure)
     if not paired:
         return None
-    return [log(ratio) for ratio in paired], (_median(old, figure), _median(new, figure))
-
-
-def _median(cell: Cell, figure: Figure) -> float:
-    speeds: list[float] = [getattr(sample, figure) for sample in cell.samples]
-    return median(speed for speed in speeds if speed > 0)
-
-
-def _against_no_mtp(old: Cell, new: Cell, figure: Figure, sides: _Sides) -> _Found | None:
-    """Ratios to no MTP of both sides, in the order of the repeats."""
-    if not old.n_max:
-        return None
-    found = []
-    for cell, side in ((old, sides[0]), (new, sides[1])):
-        base = base_of(cell, side)
-        paired = paired_ratios(cell, base, figure) if base else []
-        if not paired:
-            return None
-        found.append(paired)
-    theirs, ours = found
-    logarithms = [log(b / a) for a, b in zip(theirs, ours, strict=False)]
-    return logarithms, (median(theirs), median(ours))
-
-
-def _pool(lines: Sequence[_Line], row: int) -> str:
-    """The pool of a row: prefill and decode have noise of their own."""
-    return next(line.figure for line in lines if row in line.rows)
-
-
-def _judge(
-    line: _Line, rows: Sequence[Sequence[float]], interval: Interval, threshold: float
-) -> Change:
-    ratio, low, high = (exp(value) for value in (interval.center, interval.low, interval.high))
-    verdict: Verdict = "same"
-    slower = ratio <= 1 - threshold + _ROUNDING
-    faster = ratio >= 1 / (1 - threshold) - _ROUNDING
-    if slower or faster:
-        beyond_noise = high < 1 if slower else low > 1
-        verdict = ("slower" if slower else "faster") if beyond_noise else "unclear"
-    return Change(
-        *(line.figure, line.name, line.n_prompt, line.old, line.new),
-        *(ratio, low, high, sum(len(rows[row]) for row in line.rows)),
-        verdict,
+    before, after = (
+        median(speed for sample in cell.samples if (speed := getattr(sample, figure)) > 0)
+        for cell in (old, new)
     )
+    return [log(ratio) for ratio in paired], before, after
+
+
+def _against_no_mtp(
+    old: Cell, new: Cell, figure: Figure, sides: Sequence[Sequence[Cell]]
+) -> _Paired | None:
+    theirs, ours = (
+        paired_ratios(cell, base, figure) if (base := base_of(cell, side)) else []
+        for cell, side in zip((old, new), sides, strict=True)
+    )
+    if not (old.n_max and theirs and ours):
+        return None
+    logarithms = [log(b / a) for a, b in zip(theirs, ours, strict=False)]
+    return logarithms, median(theirs), median(ours)
+
+
+def _judge(ratio: float, low: float, high: float, threshold: float) -> Verdict:
+    if ratio <= 1 - threshold + _ROUNDING:
+        return "slower" if high < 1 else "unclear"
+    if ratio >= 1 / (1 - threshold) - _ROUNDING:
+        return "faster" if low > 1 else "unclear"
+    return "same"
 
 
 def _differences(pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
-    """Notes on other differences between the sides."""
     kinds: dict[str, Callable[[Cell], dict[str, Any]]] = {
         "machine": lambda cell: cell.machine,
         "build": lambda cell: {name: getattr(cell, name)[:12] for name in _BUILD},
@@ -323,11 +293,82 @@ def _differences(pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
         found: dict[str, None] = {}
         for old, new in pairs:
             ours, theirs = fields(old), fields(new)
-            for name in [*ours, *(name for name in theirs if name not in ours)]:
-                if name not in ours or name not in theirs:
-                    continue  # a field that the older file lacks
-                if ours[name] != theirs[name]:
-                    found[f"{name} {ours[name]} -> {theirs[name]}"] = None
+            for name, value in ours.items():
+                if theirs.get(name, value) != value:  # older files lack some fields
+                    found[f"{name} {value} -> {theirs[name]}"] = None
         if found:
             notes.append(f"different {kind}: {'; '.join(found)}")
     return notes
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def _table(found: Comparison) -> tuple[list[str], list[list[str]]]:
+    """The headings and the rows."""
+    unit, digits = ("to no-MTP", 3) if found.ratios else ("tok/s", 1)
+    headings = [
+        *("figure", "prompt", "mode", f"OLD {unit}", f"NEW {unit}"),
+        *("NEW/OLD", "interval", "pairs", "verdict"),
+    ]
+    rows = [
+        [
+            change.figure,
+            NONE if change.n_prompt is None else str(change.n_prompt),
+            change.name,
+            *(NONE if v is None else f"{v:,.{digits}f}" for v in (change.old, change.new)),
+            f"{change.ratio:.3f}",
+            f"{change.low:.3f}-{change.high:.3f}",
+            str(change.n),
+            _VERDICTS[change.verdict],
+        ]
+        for change in found.changes
+    ]
+    return headings, rows
+
+
+def _summary(found: Comparison) -> str:
+    """The outcome in a sentence."""
+    part = f"{100 * found.threshold:g} %"
+    text = f"nothing got slower by {part} or more"
+    if found.slower:
+        text = f"SLOWER by {part} or more: {len(found.slower)} of {len(found.changes)} lines"
+    if found.faster:
+        text += f"; faster: {len(found.faster)}"
+    if unclear := sum(change.verdict == "unclear" for change in found.changes):
+        text += f"; unclear: {unclear} (past {part}, but within the noise: take more repeats)"
+    return text
+
+
+def _notes(found: Comparison, names: tuple[str, str]) -> list[str]:
+    """What the figures are, what else differs, and which cells have no partner."""
+    what = "ratios to no MTP" if found.ratios else "speeds"
+    return [
+        f"OLD is {names[0]}, NEW is {names[1]}; medians of paired {what}, above 1 is faster; the "
+        f"intervals hold all at once with {100 * CONFIDENCE:g} %",
+        *found.notes,
+        *(f"only in OLD: {cell}" for cell in found.only_old),
+        *(f"only in NEW: {cell}" for cell in found.only_new),
+    ]
+
+
+def markdown(found: Comparison, names: tuple[str, str]) -> str:
+    """The table, its notes and the outcome. `names`: of the two sides."""
+    table = to_markdown(*_table(found), _WORDS)
+    below = [f"- {note}" for note in _notes(found, names)]
+    return "\n".join([table, "", *below, "", f"**{_summary(found)}**"])
+
+
+def print_comparison(found: Comparison, names: tuple[str, str], file: IO[str]) -> None:
+    """Print the same for a terminal. Nothing is cut: long lines run over the edge."""
+    headings, rows = _table(found)
+    headings = [heading.replace(" ", "\n", 1) for heading in headings]
+    styles = [_STYLES[change.verdict] for change in found.changes]
+    table = terminal_table(
+        headings, rows, _WORDS, styles, grouped=True, padding=(0, 0, 0, 0), show_edge=False
+    )
+    output = console(file, None if file.isatty() else UNLIMITED)
+    print_whole(output, table)
+    output.print()
+    for line in (*_notes(found, names), _summary(found)):
+        output.print(line, soft_wrap=True)

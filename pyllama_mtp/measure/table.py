@@ -71,11 +71,10 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
         *few_drafts_note(cells),
         *matrix_verdicts(cells),
     ]
-    settled = [(name, switch_values(cells, name)) for name in SWITCHES]
     alike = [
         f"{axis_name(name)} {values[0]}"
-        for name, values in settled
-        if len(values) == 1 and values[0] not in (NONE, "auto")
+        for name in SWITCHES
+        if len(values := switch_values(cells, name)) == 1 and values[0] not in (NONE, "auto")
     ]
     if alike:
         notes.append(f"all with MTP: {', '.join(alike)}")
@@ -107,14 +106,12 @@ def example_note(cells: Sequence[Cell]) -> list[str]:
 
 
 def _ratio_note(cells: Sequence[Cell]) -> list[str]:
-    """A note on the ratios and their intervals."""
-    worst: dict[Figure, Ratio] = {}
     figures: tuple[Figure, ...] = ("prefill_tps", "decode_tps")
-    for cell in cells:
-        for figure in figures:
-            ratio = ratio_to_plain(cell, cells, figure)
-            if ratio and (figure not in worst or ratio.scatter > worst[figure].scatter):
-                worst[figure] = ratio
+    worst: dict[Figure, Ratio] = {}
+    for figure in figures:
+        ratios = [ratio for cell in cells if (ratio := ratio_to_plain(cell, cells, figure))]
+        if ratios:
+            worst[figure] = max(ratios, key=lambda ratio: ratio.scatter)
     if not worst:
         return []
     note = "vs no-MTP: Hodges-Lehmann estimate of the ratios within a repeat"
@@ -152,7 +149,6 @@ def waiting_note(cells: Sequence[Cell]) -> list[str]:
 
 
 def _adaptive_note(cells: Sequence[Cell]) -> list[str]:
-    """A note on how much the adaptive depth drafted."""
     samples = [sample for cell in cells if cell.adaptive for sample in cell.samples]
     rounds = sum(sample.rounds for sample in samples)
     if not rounds:
@@ -257,11 +253,8 @@ def _terminal_table(cells: Sequence[Cell], columns: Sequence[Column], *, tight: 
     """The matrix with a line between prompt sizes. `tight`: little space between columns."""
     padding = (0, 0, 0, 0 if tight else 1)
     headings, words = [one.heading for one in columns], [one.words for one in columns]
-    table = terminal_table(headings, words, padding=padding, show_edge=not tight)
     rows = matrix_rows(cells, columns)
-    for row, following in zip(rows, [*rows[1:], None], strict=True):
-        table.add_row(*row, end_section=following is not None and following[0] != row[0])
-    return table
+    return terminal_table(headings, rows, words, grouped=True, padding=padding, show_edge=not tight)
 
 
 def _by_model(cells: Sequence[Cell]) -> list[Sequence[Cell]]:

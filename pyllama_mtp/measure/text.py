@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,20 +35,32 @@ def to_markdown(
     headings: Sequence[str], rows: Iterable[Sequence[str]], words: Iterable[bool] = ()
 ) -> str:
     """A table in Markdown. `words`: for each column, whether it holds words, which are aligned to
-    the left; empty: figures everywhere."""
-    rule = [":--" if left else "--:" for left in words] or ["--:"] * len(headings)
+    the left; columns beyond these hold figures."""
+    left = zip_longest(words, headings, fillvalue="")
+    rule = [":--" if is_left else "--:" for is_left, _ in left]
     escaped = ([cell.replace("|", "\\|") for cell in row] for row in rows)
     return "\n".join("| " + " | ".join(line) + " |" for line in [headings, rule, *escaped])
 
 
-def terminal_table(headings: Iterable[str], words: Iterable[bool], **options: Any) -> Table:
-    """A table without rows for a terminal. `words`: as of :func:`to_markdown`, not empty."""
+def terminal_table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    words: Iterable[bool],
+    styles: Iterable[str] = (),
+    grouped: bool = False,
+    **options: Any,
+) -> Table:
+    """A table for a terminal. `words`: as of :func:`to_markdown`; `styles`: of the rows, if any;
+    `grouped`: a line where the first column changes."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, **options)
-    for heading, left in zip(headings, words, strict=True):
+    for left, heading in zip_longest(words, headings, fillvalue=""):
         table.add_column(heading, justify="left" if left else "right", no_wrap=True)
+    for row, following, style in zip_longest(rows, rows[1:], styles):
+        ends = grouped and following is not None and following[0] != row[0]
+        table.add_row(*row, style=style, end_section=ends)
     return table
 
 
