@@ -39,7 +39,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -151,7 +150,6 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, keep every finished result, print the tables."""
-    from pyllama_mtp import Session
     from pyllama_mtp.llama import native
     from pyllama_mtp.measure.accept import Measurement, header, refuse_meaningless
     from pyllama_mtp.measure.acceptance_record import Run, read_run, record
@@ -176,10 +174,8 @@ def run(args: argparse.Namespace) -> int:
             build = Build.of(library, args.n_gpu_layers, workers=args.rpc)
             found = Run(header(model, plan, settings, sampling, build))
             with progress.acceptance(plan) as (begins, ended):
-                session, workload = partial(Session, model), Workload(model, texts)
-                measurement = Measurement(
-                    model, plan, settings, sampling, session, workload, on_prompt=begins
-                )
+                text = Workload(model, texts)
+                measurement = Measurement(model, plan, settings, sampling, text, begins)
                 if output:
                     output.write(record(found.header))
                 code = _collect(measurement, found, output, pairs, ended)
@@ -221,8 +217,7 @@ def choose_prompts(args: argparse.Namespace) -> tuple[tuple[Prompt, ...], str]:
         sources.append(Path(args.prompt_file).name)
     if args.classes or not found:
         classes = args.classes or promptset.CLASSES
-        for name in classes:
-            promptset.check_class(name)
+        promptset.check_classes(classes)
         found += promptset.prompts_for(loading.model_path(args), classes)
         own = "the demo model's own, held out of its training"
         sources.append(own if is_demo(args) else "the package's own")
@@ -266,8 +261,6 @@ def _collect(
                 if pairs:
                     pairs.write(*(miss_record(result, miss) for miss in result.misses))
                 ended(result)
-        if measurement.interrupted:
-            raise KeyboardInterrupt
     except KeyboardInterrupt:
         return interrupted()
     except PyllamaMtpError as error:

@@ -8,13 +8,11 @@ once.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyllama_mtp.errors import DecodeAborted, UsageError
 from pyllama_mtp.measure.acceptance_record import CostResult, Header, Miss, PromptResult
@@ -33,9 +31,6 @@ if TYPE_CHECKING:
 #: Tokens before a miss whose text is kept with it.
 MISS_CONTEXT = 8
 
-OpenSession = Callable[["Settings"], "Session"]
-MeasureCosts = Callable[["Session", Sequence[int], int], Any]
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -51,37 +46,29 @@ class Plan:
         cost_repeats: rounds per depth when costs are measured; 0: costs are not measured.
 
     Raises:
-        UsageError: nothing to measure, or a number out of range.
+        UsageError: a context length twice.
     """
 
     prompts: tuple[Prompt, ...]
     source: str
     depth: int
     max_tokens: int
-    context_lengths: tuple[int, ...] = ()
-    context_prompts: int = 2
-    cost_repeats: int = 9
+    context_lengths: tuple[int, ...]
+    context_prompts: int
+    cost_repeats: int
 
     def __post_init__(self) -> None:
-        if not self.prompts:
-            raise UsageError("no prompts to measure")
-        least = (("depth", 1), ("max_tokens", 1), ("context_prompts", 1), ("cost_repeats", 0))
-        for name, allowed in least:
-            value = getattr(self, name)
-            if value < allowed:
-                raise UsageError(f"{name} is {value}; it must be {allowed} or more")
         lengths = self.context_lengths
-        if len(set(lengths)) < len(lengths) or min(lengths, default=1) < 1:
+        if len(set(lengths)) < len(lengths):
             raise UsageError(f"context lengths {lengths}: give each once, 1 or more")
 
     def chosen(self, context_length: int | None) -> list[tuple[int, Prompt]]:
         """(number within its class, prompt) of those that are measured at a context length."""
-        most = math.inf if context_length is None else self.context_prompts
         counts: Counter[str] = Counter()
         found = []
         for prompt in self.prompts:
             counts[prompt.kind] += 1
-            if counts[prompt.kind] <= most:
+            if context_length is None or counts[prompt.kind] <= self.context_prompts:
                 found.append((counts[prompt.kind], prompt))
         return found
 
@@ -96,28 +83,14 @@ class Plan:
         return sum(len(self.chosen(length)) for length in self.lengths)
 
 
-def split_rounds(pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """Judged drafts by round; a round begins at position 1."""
-    rounds: list[list[Pair]] = []
-    for pair in pairs:
-        if pair.position == 1:
-            rounds.append([])
-        rounds[-1].append(pair)
-    return rounds
-
-
 class Measurement:
     """Measures a plan, one result at a time.
 
     Args:
         settings: of every session; the draft depth, and an `n_ctx` of 0, are replaced.
-        open_session: opens a session, which is closed before the next one is opened.
-        text: padding for context lengths; None where the plan has none.
+        text: padding for context lengths.
         on_prompt: called before every generation with its class, number within the class, and
             context length.
-
-    Attributes:
-        interrupted: the user ended it; the results until then have been yielded.
     """
 
     def __init__(
@@ -126,19 +99,16 @@ class Measurement:
         plan: Plan,
         settings: Settings,
         sampling: Sampling,
-        open_session: OpenSession,
-        text: Workload | None = None,
-        *,
-        on_prompt: Callable[[str, int, int | None], None] = lambda *_: None,
-        costs: MeasureCosts = costs_against_no_mtp,
+        text: Workload,
+        on_prompt: Callable[[str, int, int | None], None],
     ) -> None:
-        refuse_meaningless(settings)
-        self.plan, self.interrupted = plan, False
-        self._model, self._settings, self._sampling = model, settings, sampling
-        self._open, self._on_prompt, self._costs = open_session, on_prompt, costs
+        self.plan, self._model, self._settings, self._sampling = plan, model, settings, sampling
+        self._on_prompt = on_prompt
         self._tokens = {
             length: [
-                (number, prompt, self._encode(prompt, length, text))
+                (number, prompt, padded_tokens(model, prompt, length, text))
+                if length
+                else (number, prompt, prompt.tokens(model))
                 for number, prompt in plan.chosen(length)
             ]
             for length in plan.lengths
@@ -150,13 +120,6 @@ class Measurement:
                 raise UsageError(
                     f"a prompt of {longest} tokens leaves no room to generate in {whose}, {allowed}"
                 )
-
-    def _encode(self, prompt: Prompt, length: int | None, text: Workload | None) -> list[int]:
-        if length is None:
-            return prompt.tokens(self._model)
-        if text is None:
-            raise UsageError("context lengths need a text to pad prompts with")
-        return padded_tokens(self._model, prompt, length, text)
 
     def _longest(self, length: int | None) -> int:
         return max(len(tokens) for _, _, tokens in self._tokens[length])
@@ -172,10 +135,14 @@ class Measurement:
     def run(self) -> Iterator[PromptResult | CostResult]:
         """Results as they come: prompts as they are with their costs, then the context lengths.
 
-        Ctrl-C ends it; the generation in progress is the last result, with its whole rounds.
+        Raises:
+            KeyboardInterrupt: by Ctrl-C, after a last result: the whole rounds of the generation in
+                progress.
         """
+        from pyllama_mtp import Session
+
         for length in self.plan.lengths:
-            with self._open(self._session_settings(length)) as session:
+            with Session(self._model, self._session_settings(length)) as session:
                 for number, prompt, tokens in self._tokens[length]:
                     self._on_prompt(prompt.kind, number, length)
                     if length is None:
@@ -183,8 +150,7 @@ class Measurement:
                     result = self._generate(session, prompt.kind, number, length, tokens)
                     yield result
                     if result.finish_reason == "interrupted":
-                        self.interrupted = True
-                        return
+                        raise KeyboardInterrupt
                 if self.plan.cost_repeats:
                     yield self._measure_costs(session, length)
 
@@ -192,7 +158,8 @@ class Measurement:
         """The costs of every depth, after the prompt of median length."""
         by_length = sorted((tokens for _, _, tokens in self._tokens[length]), key=len)
         tokens = by_length[len(by_length) // 2]
-        return CostResult(length, len(tokens), self._costs(session, tokens, self.plan.cost_repeats))
+        costs = costs_against_no_mtp(session, tokens, self.plan.cost_repeats)
+        return CostResult(length, len(tokens), costs)
 
     def _generate(
         self, session: Session, kind: str, number: int, length: int | None, tokens: list[int]
@@ -207,7 +174,11 @@ class Measurement:
         else:
             reason = generation.finish_reason or "interrupted"
         telemetry, depth = generation.telemetry, self.plan.depth
-        rounds = split_rounds(telemetry.pairs or ())
+        rounds: list[list[Pair]] = []
+        for pair in telemetry.pairs or ():
+            if pair.position == 1:
+                rounds.append([])
+            rounds[-1].append(pair)
         if reason == "interrupted":
             rounds = rounds[:-1]  # the last one may not be complete
         # Rounds with fewer drafts come last, when few tokens are left to generate.
@@ -263,25 +234,22 @@ def header(
     options = dataclasses.asdict(dataclasses.replace(settings, draft_n_max=plan.depth))
     if isinstance(settings.draft_vocab, str):
         options["draft_vocab"] = Path(settings.draft_vocab).name
+    shared = ("variant", "upstream_commit", "series", "backend", "machine")
     return Header(
         model=Path(model.path).name,
-        variant=build.variant,
-        upstream_commit=build.upstream_commit,
-        series=build.series,
-        backend=build.backend,
+        **{name: getattr(build, name) for name in shared},
         depth=plan.depth,
         max_tokens=plan.max_tokens,
         prompts=plan.source,
         planned=plan.size,
         settings={**options, "sampling": sampling_record(sampling)},
-        machine=build.machine,
         time=now(),
     )
 
 
 def limited(prompts: Sequence[Prompt], per_class: int | None) -> tuple[Prompt, ...]:
     """Prompts grouped by class, at most `per_class` of each; None: all."""
-    order = list(dict.fromkeys(prompt.kind for prompt in prompts))
-    grouped = sorted(prompts, key=lambda prompt: order.index(prompt.kind))
-    groups = groupby(grouped, key=lambda prompt: prompt.kind)
-    return tuple(prompt for _, own in groups for prompt in list(own)[:per_class])
+    groups: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        groups.setdefault(prompt.kind, []).append(prompt)
+    return tuple(prompt for own in groups.values() for prompt in own[:per_class])

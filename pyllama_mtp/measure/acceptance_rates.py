@@ -15,14 +15,15 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.acceptance_record import PromptResult
 
 Counts = npt.NDArray[np.int64]
+#: Counts of a prompt, and the number of its rounds; see :func:`tally`.
+Tally = tuple[Counts, int]
 
 #: The standard normal distribution's 97.5 % point.
 Z_95 = 1.959964
@@ -34,55 +35,26 @@ BUCKETS = (0, *(64 * 2**n for n in range(12)))
 PAYS_FROM, BROKEN_BELOW, MOST_CLASSES = 0.60, 0.30, 0.75
 
 
-@dataclass(frozen=True)
-class Rounds:
-    """The rounds of one prompt that were offered all `depth` drafts, in order.
+def tally(result: PromptResult, depth: int, chosen: Iterable[bool] = ()) -> Tally:
+    """Counts of all rounds of a prompt, or of the `chosen` ones, and the number of rounds.
 
-    Attributes:
-        depth: drafts per round.
-        accepted: drafts that the target chose as well in each round, 0 to `depth`.
-        ended: an accepted end token cut the last round; the drafts after it were not judged.
+    Returns:
+        int64 of [3, depth], by position: rounds in which the draft was accepted; in which all those
+        before it were accepted, and it was compared; and of which it is known whether all up to it
+        are accepted.
     """
-
-    depth: int
-    accepted: tuple[int, ...]
-    ended: bool = False
-
-    def starts(self) -> list[int]:
-        """Tokens generated before each round, the prefill's token included."""
-        gained = itertools.accumulate((n + 1 for n in self.accepted), initial=1)
-        return list(gained)[: len(self.accepted)]
-
-    def tally(self, chosen: Iterable[bool] | None = None) -> Tally:
-        """Counts of all rounds, or of the chosen ones."""
-        held, judged, known = np.zeros((3, self.depth), dtype=np.int64)
-        rounds, last = 0, len(self.accepted) - 1
-        taken = zip(self.accepted, chosen or itertools.repeat(True), strict=False)
-        for number, (n, take) in enumerate(taken):
-            if take:
-                cut = n if self.ended and number == last else self.depth
-                held[:n] += 1
-                judged[: min(n + 1, cut)] += 1
-                known[:cut] += 1
-                rounds += 1
-        return Tally(held, judged, known, rounds)
-
-
-@dataclass(frozen=True)
-class Tally:
-    """Counts per position, arrays of [depth].
-
-    Attributes:
-        held: rounds in which the draft was accepted.
-        judged: rounds in which all drafts before it were accepted, and it was compared.
-        known: rounds of which it is known whether all drafts up to it are accepted.
-        rounds: rounds in all.
-    """
-
-    held: Counts
-    judged: Counts
-    known: Counts
-    rounds: int
+    counts = np.zeros((3, depth), dtype=np.int64)
+    held, judged, known = counts
+    rounds, last = 0, len(result.accepted) - 1
+    taken = chosen or itertools.repeat(True)
+    for number, (n, take) in enumerate(zip(result.accepted, taken, strict=False)):
+        if take:
+            cut = n if result.ended and number == last else depth
+            held[:n] += 1
+            judged[: min(n + 1, cut)] += 1
+            known[:cut] += 1
+            rounds += 1
+    return counts, rounds
 
 
 @dataclass(frozen=True)
@@ -96,60 +68,41 @@ class Rate:
     high: float
 
 
-def wilson(held: int, tried: int, z: float = Z_95) -> tuple[float, float]:
+def wilson(held: int, tried: int) -> tuple[float, float]:
     """Score interval of a share (Wilson 1927, "Probable inference, the law of succession, and
-    statistical inference") of independent trials. (0, 1) where nothing was tried."""
-    if not tried:
-        return (0.0, 1.0)
-    rate = held / tried
+    statistical inference") of independent trials; `tried` is 1 or more."""
+    rate, z = held / tried, Z_95
     middle = rate + z * z / (2 * tried)
     half = z * math.sqrt(rate * (1 - rate) / tried + z * z / (4 * tried * tried))
     scale = 1 + z * z / tried
     return (max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale))
 
 
-def bootstrap(held: Counts, tried: Counts) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Percentile intervals, 95 %, of pooled shares, by drawing whole prompts with replacement.
+def pooled(held: Counts, tried: Counts) -> list[Rate | None]:
+    """The share at each position over all prompts, None where nothing was tried.
 
-    Rounds of one prompt resemble each other, so prompts are drawn, not rounds: the cluster
-    bootstrap (Davison and Hinkley 1997, section 3.8; Field and Welsh 2007). With one prompt the
-    interval has no width.
+    Each end of its interval is the wider of two. :func:`wilson` is too narrow where prompts differ.
+    Percentiles, 95 %, of shares of prompts drawn with replacement are too narrow with few prompts,
+    or where everything was accepted. Rounds of one prompt resemble each other, so whole prompts are
+    drawn: the cluster bootstrap (Davison and Hinkley 1997, section 3.8; Field and Welsh 2007).
 
     Args:
         held, tried: int64 of [prompts, positions].
-
-    Returns:
-        Low and high, float64 of [positions]; nan where nothing was tried.
     """
     prompts = len(held)
+    if not prompts:
+        return [None] * held.shape[1]
     draws = np.random.default_rng(SEED).multinomial(
         prompts, np.full(prompts, 1 / prompts), size=RESAMPLES
     )
     sums = draws @ tried
-    with np.errstate(invalid="ignore"):
-        shares = np.where(sums > 0, draws @ held / np.maximum(sums, 1), np.nan)
-    low, high = (np.full(held.shape[1], np.nan) for _ in range(2))
-    for position in np.flatnonzero(tried.sum(axis=0)):
-        low[position], high[position] = np.nanquantile(shares[:, position], (0.025, 0.975))
-    return low, high
-
-
-def pooled(held: Counts, tried: Counts) -> list[Rate | None]:
-    """The share at each position over all prompts, None where nothing was tried. Each end of its
-    interval is the wider of :func:`wilson`, which is too narrow where prompts differ, and
-    :func:`bootstrap`, which is too narrow with few prompts, or where everything was accepted.
-
-    Args:
-        held, tried: int64 of [prompts, positions].
-    """
-    if not len(held):
-        return [None] * held.shape[1]
-    lows, highs = bootstrap(held, tried)
+    shares = np.where(sums > 0, draws @ held / np.maximum(sums, 1), np.nan)
     rates: list[Rate | None] = []
-    for h, t, low, high in zip(held.sum(axis=0), tried.sum(axis=0), lows, highs, strict=True):
+    for h, t, drawn in zip(held.sum(axis=0), tried.sum(axis=0), shares.T, strict=True):
         if not t:
             rates.append(None)
             continue
+        low, high = np.nanquantile(drawn, (0.025, 0.975))
         least, most = wilson(int(h), int(t))
         bounds = float(min(least, low)), float(max(most, high))
         rates.append(Rate(int(h), int(t), float(h / t), *bounds))
@@ -174,9 +127,9 @@ class Acceptance:
     @classmethod
     def of(cls, tallies: Sequence[Tally], depth: int) -> Acceptance:
         """Pooled over prompts; prompts without a round do not count."""
-        rows = [(one.held, one.judged, one.known) for one in tallies if one.rounds]
+        rows = [counts for counts, n in tallies if n]
         held, judged, known = np.array(rows, dtype=np.int64).reshape(-1, 3, depth).swapaxes(0, 1)
-        rounds = sum(tally.rounds for tally in tallies)
+        rounds = sum(n for _, n in tallies)
         return cls(
             prompts=len(rows),
             rounds=rounds,
@@ -191,17 +144,28 @@ class Acceptance:
         return [rate.rate for rate in known if rate]
 
 
-def by_position(prompts: Sequence[Rounds], depth: int) -> Iterator[tuple[int, int, Acceptance]]:
-    """(first, last, acceptance) for buckets of how many tokens were generated before a round."""
-    starts = [rounds.starts() for rounds in prompts]
+@dataclass(frozen=True)
+class Bucket:
+    """Acceptance of the rounds before which `first` to `last` tokens had been generated."""
+
+    first: int
+    last: int
+    acceptance: Acceptance
+
+
+def by_position(results: Sequence[PromptResult], depth: int) -> Iterator[Bucket]:
+    """Acceptance by how many tokens were generated before a round, the prefill's included."""
+    starts = [
+        list(itertools.accumulate((n + 1 for n in one.accepted), initial=1)) for one in results
+    ]
     for begin, end in itertools.pairwise(BUCKETS):
         tallies = [
-            rounds.tally(begin <= start < end for start in own)
-            for rounds, own in zip(prompts, starts, strict=True)
+            tally(result, depth, [begin <= start < end for start in own])
+            for result, own in zip(results, starts, strict=True)
         ]
         found = Acceptance.of(tallies, depth)
         if found.rounds:
-            yield begin, end - 1, found
+            yield Bucket(begin, end - 1, found)
 
 
 @dataclass(frozen=True)
@@ -212,8 +176,8 @@ class Verdict:
     reason: str
 
 
-def verdict(first: Mapping[str, float]) -> Verdict:
-    """Judge the head by a rule that another engine with such heads has published.
+def verdict(first: Mapping[str, float]) -> Verdict | None:
+    """Judge the head by a rule that another engine with such heads has published. None: no class.
 
     Batched verification is worth it with at least 60 % at the first position in three of four
     classes of prompts (factual, long thinking, code, instruction), or in three quarters of another
@@ -222,12 +186,9 @@ def verdict(first: Mapping[str, float]) -> Verdict:
 
     Args:
         first: acceptance at the first draft position, 0 to 1, by class.
-
-    Raises:
-        UsageError: no class.
     """
     if not first:
-        raise UsageError("no class has a judged draft; there is nothing to give a verdict on")
+        return None
     good = [name for name, rate in first.items() if rate >= PAYS_FROM]
     classes = f"{len(first)} class{'' if len(first) == 1 else 'es'}"
     reached = f"{len(good)} of {classes} reach {PAYS_FROM:.0%} at the first position"

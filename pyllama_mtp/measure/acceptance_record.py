@@ -19,7 +19,6 @@ from msgspec import Meta, Struct
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import append
-from pyllama_mtp.measure.acceptance_rates import Rounds
 from pyllama_mtp.measure.recordtypes import Count, Positive, checked
 from pyllama_mtp.speculative.costs import Costs
 
@@ -87,7 +86,7 @@ class PromptResult(Struct, frozen=True, rename={"kind": "class"}):
         accepted: accepted drafts of every round that was offered all drafts. The last rounds, which
             were offered fewer for lack of tokens left to generate, are left out. Before round r,
             1 + the sum of (accepted + 1) over the rounds before it tokens had been generated.
-        ended: see :class:`Rounds`.
+        ended: an accepted end token cut the last round; the drafts after it were not judged.
         decode_s: seconds of all rounds.
         misses: one for every round with a rejected draft; not part of the record.
     """
@@ -102,10 +101,6 @@ class PromptResult(Struct, frozen=True, rename={"kind": "class"}):
     ended: bool
     decode_s: Annotated[float, Meta(ge=0, lt=1e12)]
     misses: tuple[Miss, ...] = ()
-
-    def rounds(self, depth: int) -> Rounds:
-        """The rounds for the statistics."""
-        return Rounds(depth, self.accepted, self.ended)
 
 
 class CostResult(Struct, frozen=True):

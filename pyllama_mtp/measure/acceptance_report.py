@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
@@ -16,9 +16,11 @@ from pyllama_mtp.measure.acceptance_rates import (
     BROKEN_BELOW,
     PAYS_FROM,
     Acceptance,
+    Bucket,
     Rate,
     Verdict,
     by_position,
+    tally,
     verdict,
 )
 from pyllama_mtp.measure.acceptance_record import PromptResult, Run
@@ -57,16 +59,13 @@ class Group:
         cls, name: str, results: Sequence[PromptResult], depth: int, costs: Costs | None
     ) -> Group:
         """The group of these results."""
-        found = Acceptance.of([result.rounds(depth).tally() for result in results], depth)
-        rates = found.rates()
-        depths = range(1, len(rates) + 1) if costs else ()
-        return cls(
-            name=name,
-            n_prompt=median(result.n_prompt for result in results),
-            acceptance=found,
-            speed_up=[speed(costs, rates, each) * costs.plain for each in depths] if costs else [],
-            best_depth=best_depth(costs, rates, len(rates)) if costs and rates else None,
-        )
+        found = Acceptance.of([tally(result, depth) for result in results], depth)
+        rates, n_prompt = found.rates(), median(result.n_prompt for result in results)
+        if not costs or not rates:
+            return cls(name, n_prompt, found, [], None)
+        depths = range(1, len(rates) + 1)
+        gains = [speed(costs, rates, each) * costs.plain for each in depths]
+        return cls(name, n_prompt, found, gains, best_depth(costs, rates, len(rates)))
 
 
 @dataclass(frozen=True)
@@ -81,15 +80,6 @@ class Depth:
     depth: int
     round: float
     break_even: float | None
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Acceptance of the rounds before which `first` to `last` tokens had been generated."""
-
-    first: int
-    last: int
-    acceptance: Acceptance
 
 
 @dataclass(frozen=True)
@@ -126,23 +116,19 @@ class Report:
         first = {group.name: rates[0] for group in groups if (rates := group.acceptance.rates())}
         if len(groups) > 1:
             groups.append(Group.of(ALL, plain, depth, costs))
-        buckets = by_position([result.rounds(depth) for result in plain], depth)
         return cls(
             classes=groups,
-            verdict=verdict(first) if first else None,
-            depths=_depths(costs) if costs else [],
+            verdict=verdict(first),
+            depths=[_depth(costs, each + 1) for each in range(costs.limit)] if costs else [],
             lengths=_lengths(run),
-            positions=[Bucket(*bucket) for bucket in buckets],
+            positions=list(by_position(plain, depth)),
             measured=len(run.results),
             planned=run.header.planned,
         )
 
 
-def _depths(costs: Costs) -> list[Depth]:
-    return [
-        Depth(depth, round_time(costs, depth) / costs.plain, break_even(costs, depth))
-        for depth in range(1, costs.limit + 1)
-    ]
+def _depth(costs: Costs, depth: int) -> Depth:
+    return Depth(depth, round_time(costs, depth) / costs.plain, break_even(costs, depth))
 
 
 def _lengths(run: Run) -> list[Group]:
@@ -158,11 +144,9 @@ def _lengths(run: Run) -> list[Group]:
     return groups
 
 
-def frequent_misses(
-    results: Iterable[PromptResult], most: int
-) -> list[tuple[int, str, str, list[str]]]:
-    """(count, drafted text, actual text, classes) of the most frequent misses, the first of equals
-    first."""
+def frequent_misses(results: Iterable[PromptResult], most: int) -> list[dict[str, Any]]:
+    """The most frequent misses, the first of equals first: how many "times" they came, the texts
+    "drafted" and "actual", and their "classes"."""
     counts: Counter[tuple[str, str]] = Counter()
     classes: dict[tuple[str, str], dict[str, None]] = {}
     for result in results:
@@ -170,93 +154,78 @@ def frequent_misses(
             key = (miss.drafted_text, miss.actual_text)
             counts[key] += 1
             classes.setdefault(key, {})[result.kind] = None
-    return [(n, *key, list(classes[key])) for key, n in counts.most_common(most)]
+    return [
+        {"times": n, "drafted": key[0], "actual": key[1], "classes": list(classes[key])}
+        for key, n in counts.most_common(most)
+    ]
 
 
 # -- tables ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Grid:
-    """One table. The first `words` columns hold words, the others figures."""
+class Grid(NamedTuple):
+    """One table. `words`: as of :func:`to_markdown`."""
 
     title: str
     headings: list[str]
     rows: list[list[str]]
-    words: int = 1
-
-    @property
-    def alignment(self) -> list[bool]:
-        """For each column, whether it holds words."""
-        return [number < self.words for number in range(len(self.headings))]
+    words: tuple[bool, ...] = (True,)
 
 
-def _grids(run: Run, report: Report, misses: int) -> list[Grid]:
+def _grids(run: Run, report: Report, misses: int) -> Iterator[Grid]:
     """All tables that have a row, in the order in which they are read."""
-    depth = run.header.depth
-    drafts = [f"draft {position + 1}" for position in range(depth)]
-    found = [
-        Grid(
-            "Conditional acceptance %: of drafts judged, all before them accepted",
-            ["class", "prompts", "rounds", *drafts],
-            [[g.name, str(g.acceptance.prompts), *_rates(g.acceptance)] for g in report.classes],
-        ),
-        Grid(
-            "Unconditional acceptance %: of rounds, this draft and all before it accepted",
-            ["class", *drafts, "accepted/round"],
-            [
-                [g.name, *map(_rate, g.acceptance.unconditional), _mean(g.acceptance)]
-                for g in report.classes
-            ],
-        ),
-    ]
+    drafts = [f"draft {position + 1}" for position in range(run.header.depth)]
+    yield Grid(
+        "Conditional acceptance %: of drafts judged, all before them accepted",
+        ["class", "prompts", "rounds", *drafts],
+        [[g.name, str(g.acceptance.prompts), *_rates(g.acceptance)] for g in report.classes],
+    )
+    yield Grid(
+        "Unconditional acceptance %: of rounds, this draft and all before it accepted",
+        ["class", *drafts, "accepted/round"],
+        [
+            [g.name, *map(_rate, g.acceptance.unconditional), _mean(g.acceptance)]
+            for g in report.classes
+        ],
+    )
     if report.depths:
-        found.append(_worth(report, depth))
+        yield _worth(report)
     if report.lengths:
-        names = (
-            f"{g.name}, {g.n_prompt:.0f}" if g.name == AS_IS else g.name for g in report.lengths
-        )
-        rows = [
-            [name, *_rates(group.acceptance), _best(group)]
-            for name, group in zip(names, report.lengths, strict=True)
-        ]
+        rows = [[g.name, *_rates(g.acceptance), _best(g)] for g in report.lengths]
+        rows[0][0] += f", {report.lengths[0].n_prompt:.0f}"
         title = "Conditional acceptance % by tokens in the context, the same prompts"
-        found.append(Grid(title, ["context", "rounds", *drafts, "best depth"], rows))
+        yield Grid(title, ["context", "rounds", *drafts, "best depth"], rows)
     if len(report.positions) > 1:
         rows = [[f"{b.first}-{b.last}", *_rates(b.acceptance)] for b in report.positions]
         title = "Conditional acceptance % by tokens generated before the round"
-        found.append(Grid(title, ["generated", "rounds", *drafts], rows))
-    if misses and any(result.misses for result in run.results):
+        yield Grid(title, ["generated", "rounds", *drafts], rows)
+    if found := frequent_misses(run.results, misses):
         rows = [
             [str(n), _quoted(drafted), _quoted(actual), ", ".join(classes)]
-            for n, drafted, actual, classes in frequent_misses(run.results, misses)
+            for n, drafted, actual, classes in map(dict.values, found)
         ]
         headings = ["times", "drafted", "the model chose", "classes"]
-        found.append(Grid("Most frequent misses", headings, rows, words=4))
-    return found
+        yield Grid("Most frequent misses", headings, rows, (True,) * 4)
 
 
-def _worth(report: Report, depth: int) -> Grid:
+def _worth(report: Report) -> Grid:
     """Expected speed per class, and below it what each depth costs."""
-    headings = ["class", *(f"depth {each + 1}" for each in range(depth)), "best depth"]
+    depths = report.depths
     rows = [
         [
             group.name,
             *(f"{ratio:.2f}x" for ratio in group.speed_up),
-            *[NONE] * (depth - len(group.speed_up)),
+            *[NONE] * (len(depths) - len(group.speed_up)),
             _best(group),
         ]
         for group in report.classes
     ]
-    needed = [each.break_even for each in report.depths]
+    needed = [NONE if d.break_even is None else f"{100 * d.break_even:.0f}" for d in depths]
     rows += [
-        ["round, in plain steps", *(f"{each.round:.2f}" for each in report.depths), ""],
-        [
-            "break-even acceptance %",
-            *(NONE if rate is None else f"{100 * rate:.0f}" for rate in needed),
-            "",
-        ],
+        ["round, in plain steps", *(f"{each.round:.2f}" for each in depths), ""],
+        ["break-even acceptance %", *needed, ""],
     ]
+    headings = ["class", *(f"depth {each.depth}" for each in depths), "best depth"]
     return Grid("Expected decode speed against no MTP, at the costs measured here", headings, rows)
 
 
@@ -324,19 +293,16 @@ def _notes(run: Run, report: Report) -> list[str]:
 
 def _unsure(report: Report) -> list[str]:
     """A note where an interval reaches over a bar of the rule."""
-
-    def straddles(group: Group) -> bool:
-        rate = group.acceptance.conditional[0]
-        return rate is not None and any(
-            rate.low < bar <= rate.high for bar in (PAYS_FROM, BROKEN_BELOW)
-        )
-
-    names = [group.name for group in report.classes if straddles(group)]
-    own = [name for name in names if name != ALL or len(report.classes) == 1]
-    if not own:
+    unsure = [
+        group.name
+        for group in report.classes[:-1] or report.classes  # without all of them together
+        if (rate := group.acceptance.conditional[0])
+        and any(rate.low < bar <= rate.high for bar in (PAYS_FROM, BROKEN_BELOW))
+    ]
+    if not unsure:
         return []
     return [
-        f"not sure for {', '.join(own)}: the interval holds a bar of the rule "
+        f"not sure for {', '.join(unsure)}: the interval holds a bar of the rule "
         f"({PAYS_FROM:.0%} or {BROKEN_BELOW:.0%}); more prompts or --max-tokens would tell"
     ]
 
@@ -355,8 +321,8 @@ def _at_these_costs(report: Report) -> list[str]:
 def markdown_report(run: Run, report: Report, misses: int = 0) -> str:
     """Tables and notes as Markdown. `misses`: how many of the most frequent misses to list."""
     parts = [
-        f"### {grid.title}\n\n{to_markdown(grid.headings, grid.rows, grid.alignment)}"
-        for grid in _grids(run, report, misses)
+        f"### {title}\n\n{to_markdown(headings, rows, words)}"
+        for title, headings, rows, words in _grids(run, report, misses)
     ]
     return "\n\n".join([*parts, "\n".join(f"- {note}" for note in _notes(run, report))])
 
@@ -365,9 +331,8 @@ def print_report(run: Run, report: Report, file: IO[str], misses: int = 0) -> No
     """Tables and notes for a terminal. Nothing is cut: long lines run over the edge."""
     output = console(file)
     look: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "padding": (0, 1, 0, 0)}
-    for grid in _grids(run, report, misses):
-        table = terminal_table(grid.headings, grid.rows, grid.alignment, title=grid.title, **look)
-        print_whole(output, table)
+    for title, headings, rows, words in _grids(run, report, misses):
+        print_whole(output, terminal_table(headings, rows, words, title=title, **look))
     for note in _notes(run, report):
         output.print(note)
 
@@ -377,7 +342,5 @@ def json_report(run: Run, report: Report, misses: int = 0) -> dict[str, object]:
     found: dict[str, object] = {"schema": SCHEMA, "kind": "acceptance-report"}
     found |= {"run": msgspec.structs.asdict(run.header), **dataclasses.asdict(report)}
     if misses:
-        names = ("times", "drafted", "actual", "classes")
-        common = frequent_misses(run.results, misses)
-        found["misses"] = [dict(zip(names, each, strict=True)) for each in common]
+        found["misses"] = frequent_misses(run.results, misses)
     return found

@@ -100,13 +100,14 @@ def _prompt(record: Any) -> Prompt:
     for name in ("prompt", "class"):
         if not record[name].strip():
             raise UsageError(f"{name!r} is missing or empty")
-    return Prompt(*(record[name] for name in ("class", "prompt", "chat", "thinking")))
+    return Prompt(*(record[name] for name in _KINDS))
 
 
-def check_class(name: str) -> None:
+def check_classes(classes: Sequence[str]) -> None:
     """Raises UsageError for a class without prompts."""
-    if name not in CLASSES:
-        raise UsageError(f"no prompts of class {name!r}; there are {', '.join(CLASSES)}")
+    for name in classes:
+        if name not in CLASSES:
+            raise UsageError(f"no prompts of class {name!r}; there are {', '.join(CLASSES)}")
 
 
 def package_prompts(classes: Sequence[str] = CLASSES) -> list[Prompt]:
@@ -115,8 +116,7 @@ def package_prompts(classes: Sequence[str] = CLASSES) -> list[Prompt]:
     Raises:
         UsageError: a class without prompts.
     """
-    for name in classes:
-        check_class(name)
+    check_classes(classes)
     folder = Path(__file__).with_name("prompts")
     return [prompt for name in classes for prompt in read_prompts(folder / f"{name}.jsonl")]
 
@@ -129,8 +129,7 @@ def prompts_for(model_path: str | os.PathLike[str], classes: Sequence[str]) -> l
     """
     if not is_demo(model_path):
         return package_prompts(classes)
-    for name in classes:
-        check_class(name)
+    check_classes(classes)
     own = demo_prompts()
     return [prompt for name in classes for prompt in own if prompt.kind == name]
 

@@ -11,22 +11,20 @@ from pyllama_mtp.speculative.costs import Costs
 COSTS = Costs(verify=(0.0, 1.0, 1.25, 1.5), draft=(0.0, 0.25, 0.5))
 
 
-def header(**changes: Any) -> Header:
-    given: dict[str, Any] = {
-        "model": "m.gguf",
-        "variant": "patched",
-        "upstream_commit": "0123456789abcdef",
-        "series": "feedc0dedeadbeef",
-        "backend": "CPU",
-        "depth": 2,
-        "max_tokens": 64,
-        "prompts": "mine.jsonl",
-        "planned": 3,
-        "settings": {"draft_n_max": 2, "sampling": {"temperature": 0.0}},
-        "machine": {"cpu": "a CPU", "cores": 2},
-        "time": "2026-01-02T03:04:05+00:00",
-    }
-    return Header(**{**given, **changes})
+HEADER = Header(
+    model="m.gguf",
+    variant="patched",
+    upstream_commit="0123456789abcdef",
+    series="feedc0dedeadbeef",
+    backend="CPU",
+    depth=2,
+    max_tokens=64,
+    prompts="mine.jsonl",
+    planned=3,
+    settings={"draft_n_max": 2, "sampling": {"temperature": 0.0}},
+    machine={"cpu": "a CPU", "cores": 2},
+    time="2026-01-02T03:04:05+00:00",
+)
 
 
 def result(kind: str, number: int, *accepted: int, **changes: Any) -> PromptResult:
@@ -50,4 +48,4 @@ def a_run() -> Run:
     code = result("code", 1, 2, 2, 1, 0, misses=(miss(" a", "|b"), miss("x", "y")))
     text = result("text", 1, 2, 1, 0, 0, misses=(miss(" a", "|b"),))
     longer = result("code", 1, 1, 1, context_length=512, n_prompt=512)
-    return Run(header(), [code, text, longer], [CostResult(None, 20, COSTS)])
+    return Run(HEADER, [code, text, longer], [CostResult(None, 20, COSTS)])

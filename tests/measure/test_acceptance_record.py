@@ -39,24 +39,18 @@ def test_a_line_without_a_field_is_refused(tmp_path: Path, lines: list[Any]) -> 
     assert len(read_run(path).results) == 3, "what a later writer adds is left out"
 
 
-def test_what_is_written_is_read(tmp_path: Path, lines: list[Any]) -> None:
-    path = tmp_path / "run.jsonl"
-    with Lines(path) as file:
-        for line in lines:
-            file.write(line)
-    run = fakes.a_run()
-    found = read_run(path)
-    results = [msgspec.structs.replace(each, misses=()) for each in run.results]
-    assert (found.header, found.results, found.costs) == (run.header, results, run.costs)
-
-
-def test_lines_are_on_the_disk_at_once(tmp_path: Path, lines: list[Any]) -> None:
+def test_what_is_written_is_read_at_once(tmp_path: Path, lines: list[Any]) -> None:
     path = tmp_path / "run.jsonl"
     with Lines(path) as file:
         file.write(lines[0])
         assert len(read_run(path).results) == 0
         file.write(*lines[1:3])
         assert len(read_run(path).results) == 2
+        file.write(*lines[3:])
+    run = fakes.a_run()
+    found = read_run(path)
+    results = [msgspec.structs.replace(each, misses=()) for each in run.results]
+    assert (found.header, found.results, found.costs) == (run.header, results, run.costs)
 
 
 def test_a_file_that_exists_is_left_alone(tmp_path: Path) -> None:

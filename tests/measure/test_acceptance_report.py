@@ -56,7 +56,9 @@ def test_the_verdict_is_on_classes_not_on_all() -> None:
 
 def test_frequent_misses() -> None:
     found = frequent_misses(fakes.a_run().results, 5)
-    assert found == [(2, " a", "|b", ["code", "text"]), (1, "x", "y", ["code"])]
+    assert [[*each.values()] for each in found] == [
+        [2, " a", "|b", ["code", "text"]], [1, "x", "y", ["code"]],
+    ]  # fmt: skip
     assert len(frequent_misses(fakes.a_run().results, 1)) == 1
 
 

@@ -69,14 +69,6 @@ def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
     assert "mine.jsonl, line 3: " in str(error.value) and message in str(error.value)
 
 
-def test_no_file_and_an_empty_one(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot read the prompts file"):
-        read_prompts(tmp_path / "nowhere.jsonl")
-    (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(UsageError, match="is empty"):
-        read_prompts(tmp_path / "empty.jsonl")
-
-
 class Model:
     """Renders its arguments as text."""
 
