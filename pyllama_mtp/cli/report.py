@@ -53,10 +53,8 @@ def run(args: argparse.Namespace) -> int:
     if not cells:
         raise UsageError(f"no cell in {', '.join(args.files)}; nothing to report")
     words = [PROGRAM, "report", *args.files, "-o", args.output]
-    if args.published is None:
-        published = []
-    else:
-        published = read_published(args.published or None)
+    published = [] if args.published is None else read_published(args.published or None)
+    if args.published is not None:
         words += ["--published", *filter(None, [args.published])]
     files = write_report(
         cells, args.output, published=published, command=shlex.join(words), commands=commands

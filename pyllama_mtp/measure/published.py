@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,11 +66,3 @@ def _figure(path: Path, number: int, line: dict[str, str]) -> Published:
             "prompt size and speeds are above 0"
         ) from None
     return figure
-
-
-def by_source(figures: Iterable[Published]) -> dict[str, list[Published]]:
-    """The figures of each source, in their order."""
-    found: dict[str, list[Published]] = {}
-    for figure in figures:
-        found.setdefault(figure.source, []).append(figure)
-    return found

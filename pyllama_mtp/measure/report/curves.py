@@ -10,7 +10,7 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure import series
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.columns import mode_words, shown_rates
-from pyllama_mtp.measure.published import Published, by_source
+from pyllama_mtp.measure.published import Published
 from pyllama_mtp.measure.ratios import Figure, ratio_to_plain
 from pyllama_mtp.measure.records import spread_of
 
@@ -107,7 +107,8 @@ def published_curves(
     if kind == "acceptance":
         return []
     modes, name, found = {curve.mode for curve in shown}, _figure_of(kind), []
-    for source, members in by_source(figures).items():
+    for source in dict.fromkeys(one.source for one in figures):
+        members = [one for one in figures if one.source == source]
         title = f"{source}: {members[0].model}, {members[0].hardware}"
         plain = {one.n_prompt: getattr(one, name) for one in members if not one.n_max}
         members = sorted(members, key=lambda one: one.n_prompt)

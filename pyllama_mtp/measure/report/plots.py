@@ -15,7 +15,6 @@ from pyllama_mtp.measure.columns import LEAST_DRAFTS
 from pyllama_mtp.measure.published import Published
 from pyllama_mtp.measure.report import style
 from pyllama_mtp.measure.report.curves import Curve, Kind, curves, published_curves
-from pyllama_mtp.measure.report.legend import ROW, draw_legends, legends, looks, source_lines
 from pyllama_mtp.measure.report.style import Shape
 from pyllama_mtp.measure.table import imposed
 
@@ -110,9 +109,9 @@ def figure_size(
     rows = lines = 0
     if shown := curves(cells, kind):
         behind = published_curves(published, shown, kind)
-        rows = sum(legend.rows for legend in legends(shown, behind, shape))
+        rows = sum(legend.rows for legend in style.legends(shown, behind, shape))
         lines = len(_heading_lines(cells, kind, shape))
-    points = (rows * ROW + 2 + lines * _LINE) * shape.type_size
+    points = (rows * style.ROW + 2 + lines * _LINE) * shape.type_size
     return shape.width, shape.height + points / 72
 
 
@@ -158,7 +157,7 @@ def draw(
             _size_axis(axes, sizes, shape)
     _value_axis(axes, [*shown, *behind], kind)
     _heading(axes, cells, kind, shape)
-    draw_legends(axes, legends(shown, behind, shape), shape)
+    style.draw_legends(axes, style.legends(shown, behind, shape), shape)
 
 
 def why_nothing(cells: Sequence[Cell], kind: Kind) -> str:
@@ -186,7 +185,7 @@ def _frame(axes: Axes) -> None:
 
 def _draw_bars(axes: Axes, shown: Sequence[Curve], size: int) -> None:
     """A single prompt size: bars side by side, their values above them."""
-    for number, (curve, look) in enumerate(zip(shown, looks(shown), strict=True)):
+    for number, (curve, look) in enumerate(style.looks(shown)):
         (point,) = curve.points
         axes.bar(
             *(number, point.y, 0.62),
@@ -213,7 +212,7 @@ def _draw_bars(axes: Axes, shown: Sequence[Curve], size: int) -> None:
 
 def _draw_curves(axes: Axes, shown: Sequence[Curve], kind: Kind, places: Mapping[int, int]) -> None:
     """`places`: of the prompt sizes on the axis; empty: a draft position is its own place."""
-    for number, (curve, look) in enumerate(zip(shown, looks(shown), strict=True)):
+    for number, (curve, look) in enumerate(style.looks(shown)):
         aside = _ASIDE * (number - (len(shown) - 1) / 2)
         x = [places.get(point.x, point.x) + aside for point in curve.points]
         below = [point.y - point.low for point in curve.points]
@@ -235,8 +234,8 @@ def _draw_curves(axes: Axes, shown: Sequence[Curve], kind: Kind, places: Mapping
 def _draw_published(
     axes: Axes, behind: Sequence[Curve], shown: Sequence[Curve], places: Mapping[int, int]
 ) -> None:
-    colors = {c.mode: look["color"] for c, look in zip(shown, looks(shown), strict=True)}
-    lines = source_lines(behind)
+    colors = {c.mode: look["color"] for c, look in style.looks(shown)}
+    lines = style.source_lines(behind)
     for curve in behind:
         axes.plot(
             [places[point.x] for point in curve.points],

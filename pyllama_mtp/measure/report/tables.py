@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -17,29 +16,18 @@ from pyllama_mtp.measure.series import Section
 from pyllama_mtp.measure.text import NONE, counted, to_markdown
 from pyllama_mtp.measure.verdict import summary
 
-
-@dataclass(frozen=True)
-class Heading:
-    """The heading of a column; `figures` are aligned to the right."""
-
-    text: str
-    figures: bool = True
-
-
+#: The heading of each column, and whether it holds words, which are aligned to the left.
 HEADINGS = (
-    Heading("prompt tokens"),
-    Heading("mode", figures=False),
-    Heading("prefill tok/s"),
-    Heading("range", figures=False),
-    Heading("to no-MTP"),
-    Heading("interval", figures=False),
-    Heading("decode tok/s"),
-    Heading("range", figures=False),
-    Heading("to no-MTP"),
-    Heading("interval", figures=False),
-    Heading("tokens / round"),
-    Heading("accepted % at 1, 2, ...", figures=False),
-    Heading("samples"),
+    ("prompt tokens", False),
+    ("mode", True),
+    *(
+        column
+        for speed in ("prefill tok/s", "decode tok/s")
+        for column in ((speed, False), ("range", True), ("to no-MTP", False), ("interval", True))
+    ),
+    ("tokens / round", False),
+    ("accepted % at 1, 2, ...", True),
+    ("samples", False),
 )
 
 
@@ -118,8 +106,8 @@ def _confidence(cells: Sequence[Cell]) -> str:
 
 def markdown(section: Section, commands: Mapping[str, str]) -> str:
     """The section as Markdown: heading, build, table, notes."""
-    words = (not heading.figures for heading in HEADINGS)
-    table = to_markdown([heading.text for heading in HEADINGS], rows(section), words)
+    headings, words = zip(*HEADINGS, strict=True)
+    table = to_markdown(headings, rows(section), words)
     about = [f"- {name}: {value}" for name, value in about_section(section, commands)]
     return "\n".join(
         [
