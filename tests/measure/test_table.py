@@ -53,21 +53,11 @@ STATES = [
 
 
 def test_ratios_are_to_no_mtp_of_the_same_size() -> None:
-    rows = [dict(zip(range(10), row, strict=True)) for row in matrix_rows(CELLS)]
-    assert [rows[1][i] for i in range(7)] == [
-        "512",
-        "MTP 3",
-        "1,900",
-        "0.95x",
-        "0.0",
-        "150.0",
-        "1.50x",
-    ]
+    rows = matrix_rows(CELLS)
+    assert "|".join(rows[1]) == "512|MTP 3|1,900|0.95x|0.0|150.0|1.50x|0.40|90 80 70|3.40"
     assert rows[0][3] == rows[0][6] == "1.00x"
     assert rows[2][3] == rows[2][6] == "-", "there is no no-MTP cell of 1024 tokens"
-    assert rows[1][8] == "90 80 70"
     assert rows[0][8] == rows[0][4] == "-"
-    assert rows[1][9] == "3.40"
 
 
 def test_a_switch_has_a_column_if_it_varies() -> None:
@@ -103,10 +93,6 @@ def test_a_skipped_variant_is_named_with_its_switches() -> None:
     left_out.samples, left_out.skipped = [], "no memory"
     assert "skipped: 512 MTP 3 all full: no memory" in matrix_notes([*STATES[2:], left_out])
     assert matrix_rows([*STATES[2:], left_out])[2][:6] == ["512", "MTP 3", "all", "full", "-", "-"]
-
-
-def test_the_order_of_the_cells_does_not_matter_for_ratios() -> None:
-    assert matrix_rows(CELLS[::-1])[1][3] == "0.95x"
 
 
 def repeated(depth: int, speeds: list[float], **changes: Any) -> Cell:
@@ -176,13 +162,6 @@ def test_imposed_acceptance_is_said_in_every_row_and_below() -> None:
     assert not any("SYNTHETIC" in note for note in matrix_notes(CELLS))
 
 
-def test_a_skipped_cell_has_a_row_and_a_reason() -> None:
-    left_out = made_cell(2, [], n_prompt=9000, skipped="too long")
-    cells = [*CELLS, left_out]
-    assert matrix_rows(cells)[3][2:] == ["-"] * 8
-    assert "skipped: 9000 MTP 2: too long" in matrix_notes(cells)
-
-
 def test_nothing_measured() -> None:
     assert matrix_notes([]) == ["nothing was measured"]
 
@@ -220,6 +199,7 @@ def test_eighty_columns_are_enough_for_every_switch() -> None:
         ]
         for heading in ("no-MTP", "at 1,2,...", "decode"):
             assert heading in text, text
+    assert not printed(CELLS, 80).splitlines()[5].strip(), "a line between prompt sizes"
     assert "narrow terminal: sync %;" in " ".join(printed(STATES, 80).split())
     assert "sync %:" not in printed(STATES, 80) and "sync %:" in printed(STATES, None)
     wide = printed(cells, None)
@@ -285,14 +265,6 @@ def test_a_position_that_adaptive_depth_hardly_drafted_at_has_no_rate() -> None:
     chosen.summarize()
     assert said not in " ".join(matrix_notes([chosen]))
     assert matrix_rows([chosen])[0][8] == "100 50 0 0"
-
-
-def test_drafts_of_all_samples_count_together() -> None:
-    chosen = cell(1, 1900, 150, adaptive=True)
-    assert matrix_rows([chosen])[0][8] == "-", "10 drafts"
-    chosen.samples *= 2
-    chosen.summarize()
-    assert matrix_rows([chosen])[0][8] == "90"
 
 
 def test_rows_of_axes_are_in_order() -> None:

@@ -20,6 +20,7 @@ from pyllama_mtp.measure.classprompts import TEXTS
 from pyllama_mtp.measure.plan import AXES, SWITCHES
 from pyllama_mtp.measure.promptset import CLASSES
 from pyllama_mtp.measure.recordfile import Writer, read_cells, read_file
+from pyllama_mtp.measure.report.curves import KINDS
 from pyllama_mtp.measure.table import print_matrix
 from pyllama_mtp.settings import Settings
 
@@ -73,9 +74,7 @@ def pyplot() -> Iterator[ModuleType]:
     pyplot.close("all")
 
 
-@pytest.mark.parametrize(
-    "kind", ["prefill", "decode", "prefill-ratio", "decode-ratio", "acceptance"]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_plot_in_one_call(pyplot: ModuleType, kind: str) -> None:
     axes = bench.read(MEASURED).plot(kind)
     assert pyplot.get_fignums() == [axes.figure.number]
@@ -128,8 +127,9 @@ def test_comparing_files_results_and_variants(tmp_path: Path) -> None:
     assert {change.figure for change in found.slower} == {"prefill"}
     both = bench.Results([*make_matrix(3, variant="upstream"), *new])
     assert both.compare_variants("upstream", "patched", figures=["prefill"]).slower
-    with pytest.raises(UsageError, match="at least 0"):
-        both.compare_variants("upstream", "patched", threshold=-1)
+    for threshold in (-1, 1):
+        with pytest.raises(UsageError, match="at least 0 and below 1"):
+            both.compare_variants("upstream", "patched", threshold=threshold)
 
 
 @pytest.mark.parametrize("threshold", ["3%", "0.03", None, True])

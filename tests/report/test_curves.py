@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.columns import LEAST_DRAFTS
 from pyllama_mtp.measure.published import Published
-from pyllama_mtp.measure.report.curves import Point, check_kind, curves, published_curves
+from pyllama_mtp.measure.report.curves import Point, curves, published_curves
 from pyllama_mtp.measure.report.style import COLORS, DARK, dark, size_words
 
 from .conftest import make_cell
@@ -26,19 +25,6 @@ def test_ratios_are_of_paired_ratios() -> None:
     value = (2**0.5 + 1.5) / 2  # the middle of the six means of 1.5, 2 and 1
     assert curve.label == "MTP 3" and curve.points == (Point(512, value, 1.0, 2.0),)
     assert curves(cells[1:], "decode-ratio") == []
-
-
-def test_every_program_is_compared_with_its_own_base() -> None:
-    peer = {"program": "llama-server", "variant": "release"}
-    cells = [
-        make_cell(0, decode=[10, 10, 10]),
-        make_cell(3, decode=[20, 20, 20]),
-        make_cell(0, decode=[40, 40, 40], **peer),
-        make_cell(3, decode=[20, 20, 20], **peer),
-        make_cell(3, decode=[20, 20, 20], program="llama-bench"),
-    ]
-    found = {c.label: c.points[0].y for c in curves(cells, "decode-ratio")}
-    assert found == {"MTP 3": 2.0, "llama-server MTP 3": 0.5}
 
 
 def test_acceptance_is_pooled_over_sizes() -> None:
@@ -73,12 +59,6 @@ def test_published_figures_of_the_modes_that_are_shown() -> None:
     assert [(p.x, p.y) for p in ratio.points] == [(1024, 0.8)]
     assert ratio.source == "s: m, gpu"
     assert published_curves(figures, curves(cells, "acceptance"), "acceptance") == []
-
-
-def test_a_plot_that_there_is_not() -> None:
-    assert check_kind("decode-ratio") == "decode-ratio"
-    with pytest.raises(UsageError, match="there are: prefill, decode"):
-        check_kind("speed")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import csv
 import re
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,19 +13,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.published import read_published
 from pyllama_mtp.measure.report import plots
-from pyllama_mtp.measure.report.curves import Kind
+from pyllama_mtp.measure.report.curves import KINDS, Kind
 from pyllama_mtp.measure.report.page import write_report
 from pyllama_mtp.measure.report.plots import make_plot
 from pyllama_mtp.measure.report.style import three_digits
-from pyllama_mtp.measure.series import sections
 
 from ..processes import Cli
 from .conftest import MEASURED, make_cell, make_matrix
-
-PLOTS = ("prefill", "decode", "prefill-ratio", "decode-ratio", "acceptance")
 
 
 @pytest.fixture
@@ -45,9 +40,9 @@ def test_the_files_of_a_real_result(cli: Cli, tmp_path: Path) -> None:
     result = cli("report", MEASURED, "-o", folder, "--published")
     assert result.code == 0 and result.out == f"{folder / 'index.html'}\n"
     wanted = {"index.html", "tables.md", "tables.csv"}
-    wanted |= {f"{name}.{form}" for name in PLOTS for form in ("svg", "png")}
+    wanted |= {f"{name}.{form}" for name in KINDS for form in ("svg", "png")}
     assert {path.name for path in folder.iterdir()} == wanted
-    for name in PLOTS:
+    for name in KINDS:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert ET.parse(folder / f"{name}.svg").getroot().tag.endswith("svg")
     text = page(folder)
@@ -113,7 +108,7 @@ def test_the_result_comes_first_and_noise_is_said(tmp_path: Path) -> None:
     assert noise in (tmp_path / "tables.md").read_text()
 
 
-@pytest.mark.parametrize("kind", ["prefill", "decode", "prefill-ratio", "decode-ratio"])
+@pytest.mark.parametrize("kind", KINDS[:-1])
 def test_bars_where_there_is_one_size(kind: Kind) -> None:
     """One size has bars from 0, one per curve; several sizes have lines; axes name their scale."""
     axes = Figure().add_subplot()
@@ -143,10 +138,6 @@ def test_three_significant_digits(value: float, words: str) -> None:
     assert three_digits(value) == words
 
 
-def drawn(svg: str, color: str) -> int:
-    return svg.count(f"stroke: {color}")
-
-
 def test_the_warning_is_in_the_picture() -> None:
     """Pictures are quoted without the page around them."""
     real, imposed = (
@@ -162,7 +153,7 @@ def test_every_depth_has_its_colour_and_the_line_of_no_mtp() -> None:
     plot = make_plot(make_matrix(1), "decode-ratio")
     assert plot and "MTP 4: " in plot.alt
     for svg in plot.svg.values():
-        assert all(drawn(svg, color) for color in ("#0072b2", "#d55e00", "#009e73"))
+        assert all(f"stroke: {one}" in svg for one in ("#0072b2", "#d55e00", "#009e73"))
     assert "at 512" in plot.alt and "at 8k" in plot.alt
 
 
@@ -239,14 +230,8 @@ def test_bad_input(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not (tmp_path / "x").exists()
 
 
-def test_a_class_of_prompts_is_a_section() -> None:
-    cells: Sequence[Cell] = [*make_matrix(1, prompt_class="code"), *make_matrix(2)]
-    assert [section.prompt_class for section in sections(cells)] == ["code", "text"]
-
-
 @pytest.mark.usefixtures("unrendered")
 def test_adaptive_depth_comes_after_the_fixed_ones(tmp_path: Path) -> None:
-    """With a colour of its own beside the fixed depth that is its most."""
     cells = [make_cell(6, adaptive=True), make_cell(6), make_cell(9), make_cell(0)]
     write_report(cells, tmp_path)
     lines = (tmp_path / "tables.md").read_text().splitlines()
@@ -254,8 +239,6 @@ def test_adaptive_depth_comes_after_the_fixed_ones(tmp_path: Path) -> None:
     assert modes == ["no-MTP", "MTP 6", "MTP 9", "MTP auto"]
     table = csv.DictReader((tmp_path / "tables.csv").open())
     assert [row["adaptive"] for row in table] == ["True", "False", "False", "False"]
-    plot = make_plot(cells, "decode")
-    assert plot and all(f"{mode}: " in plot.alt for mode in modes)
 
 
 @pytest.mark.usefixtures("unrendered")
