@@ -23,10 +23,10 @@ NAME = "demo"
 
 
 class Running:
-    """A server that runs: where it is, and its worker."""
+    """A server that runs: where it is, and its generator."""
 
-    def __init__(self, worker: Generator, served: Served, port: int, key: str | None) -> None:
-        self.worker, self.served = worker, served
+    def __init__(self, generator: Generator, served: Served, port: int, key: str | None) -> None:
+        self.generator, self.served = generator, served
         self.url, self.port = f"http://127.0.0.1:{port}", port
         self.client = openai.OpenAI(
             base_url=f"{self.url}/v1", api_key=key or "any", max_retries=0, timeout=60
@@ -57,7 +57,7 @@ class Running:
     def wait_until_idle(self) -> None:
         """Wait until no request runs or waits; abandoned ones end soon."""
         deadline = time.monotonic() + 20
-        while self.worker.n_running or self.worker.n_waiting:
+        while self.generator.n_running or self.generator.n_waiting:
             assert time.monotonic() < deadline, "the server is still busy"
             time.sleep(0.01)
 
@@ -79,34 +79,34 @@ def running(
 ) -> Iterator[Running]:
     chosen = {"n_ctx": 512, "n_batch": 48, "n_ubatch": 32, "n_threads": 1, "draft_n_max": 3}
     settings = Settings(**{**chosen, **options})  # type: ignore[arg-type]
-    worker = Generator(model, settings, n_sequences, max_queue)
+    generator = Generator(model, settings, n_sequences, max_queue)
     served = Served(
-        *(model, NAME, worker.n_ctx, max_tokens, settings.synthetic_acceptance),
+        *(model, NAME, generator.n_ctx, max_tokens, settings.synthetic_acceptance),
         *("fp", 1_700_000_000),
         strict_model=strict_model,
     )
     listening = server.listen("127.0.0.1", 0)
     config = uvicorn.Config(
-        build_app(worker, served, api_key, origins),
+        build_app(generator, served, api_key, origins),
         log_level="warning",
         lifespan="on",
         timeout_graceful_shutdown=1,
     )
-    http = server.Server(config, worker)
+    http = server.Server(config, generator)
     thread = threading.Thread(target=http.run, kwargs={"sockets": [listening]}, daemon=True)
-    worker.start()
+    generator.start()
     thread.start()
     while not http.started:
         time.sleep(0.005)
     try:
-        yield Running(worker, served, listening.getsockname()[1], api_key)
+        yield Running(generator, served, listening.getsockname()[1], api_key)
     finally:
         http.should_exit = True
         thread.join(20)
-        worker.end(0)
-        worker.join(20)
+        generator.end(0)
+        generator.join(20)
         listening.close()
-        assert not thread.is_alive() and not worker.is_alive(), "the server does not end"
+        assert not thread.is_alive() and not generator.is_alive(), "the server does not end"
 
 
 @pytest.fixture

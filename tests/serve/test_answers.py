@@ -44,7 +44,7 @@ def test_chat_is_what_the_driver_says(shared: Running, demo: Model) -> None:
 
 def test_usage_has_drafts(shared: Running) -> None:
     """The tokens are one per round, the accepted drafts, and the first token of the prompt."""
-    total = shared.worker.total
+    total = shared.generator.total
     rounds, drafted, accepted = total.rounds, sum(total.drafted), sum(total.accepted)
     got = shared.client.completions.create(
         model=NAME, prompt="import os\n\ndef", temperature=0, max_tokens=60
@@ -211,7 +211,7 @@ def test_a_failed_decode_is_an_error_and_the_server_goes_on(
     got = server.client.completions.create(**{**asked, "prompt": longer})
     assert got.choices[0].text == wanted
     assert got.usage.prompt_tokens_details.cached_tokens == 0
-    assert server.worker.outcomes["error"] == 2
+    assert server.generator.outcomes["error"] == 2
 
 
 def test_sampling_is_the_model_files_unless_the_request_says(

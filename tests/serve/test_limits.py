@@ -74,7 +74,7 @@ def test_what_it_does_not_have(shared: Running, kind: str) -> None:
 
 
 def test_too_long_is_refused_with_the_numbers(shared: Running) -> None:
-    n_ctx = shared.worker.n_ctx
+    n_ctx = shared.generator.n_ctx
     for n in (n_ctx, n_ctx + 9):
         error = shared.post("/v1/completions", {"prompt": [5] * n}).json()["error"]
         assert str(n) in error["message"] and str(n_ctx) in error["message"]
@@ -83,7 +83,7 @@ def test_too_long_is_refused_with_the_numbers(shared: Running) -> None:
 
 @pytest.mark.parametrize("asked", [2, 100_000, -1])
 def test_an_answer_gets_what_fits(shared: Running, asked: int) -> None:
-    n_ctx = shared.worker.n_ctx
+    n_ctx = shared.generator.n_ctx
     body = {"prompt": [5] * (n_ctx - 9), "max_tokens": asked, "ignore_eos": True}
     got = shared.post("/v1/completions", body).json()
     n = min(asked, 9) if asked > 0 else 9
@@ -142,7 +142,7 @@ def test_api_key(start: Start) -> None:
         assert httpx.get(server.url + path).status_code == 401
     assert server.post("/v1/completions", TEXT).status_code == 401
     assert httpx.get(f"{server.url}/health").status_code == 200
-    assert server.worker.outcomes["unauthorized"] == 4
+    assert server.generator.outcomes["unauthorized"] == 4
 
 
 def test_a_full_queue(start: Start) -> None:
@@ -150,7 +150,7 @@ def test_a_full_queue(start: Start) -> None:
     asked = {"model": NAME, "prompt": "x", "max_tokens": 4000, "temperature": 0}
     more = {"extra_body": {"ignore_eos": True}, "stream": True}
     streams = [server.client.completions.create(**asked, **more) for _ in range(2)]
-    while server.worker.n_running + server.worker.n_waiting < 2:
+    while server.generator.n_running + server.generator.n_waiting < 2:
         time.sleep(0.01)
     with pytest.raises(openai.RateLimitError, match="the queue is full") as refused:
         server.client.completions.create(**asked)
@@ -161,7 +161,7 @@ def test_a_full_queue(start: Start) -> None:
         stream.close()
     server.wait_until_idle()
     assert server.client.completions.create(model=NAME, prompt="x", max_tokens=2).choices
-    assert server.worker.outcomes["rejected"] == 1
+    assert server.generator.outcomes["rejected"] == 1
 
 
 def figures(server: Running) -> dict[str, float]:
@@ -202,7 +202,7 @@ def test_metrics(start: Start) -> None:
         assert found[f"pyllama_mtp_acceptance,{position}"] == pytest.approx(accepted / drafted)
     assert found["pyllama_mtp_requests_running"] == found["pyllama_mtp_requests_waiting"] == 0
     running.start()
-    while not server.worker.n_running:
+    while not server.generator.n_running:
         time.sleep(0.005)
     assert figures(server)["pyllama_mtp_requests_running"] == 1
     running.join()

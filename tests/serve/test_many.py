@@ -58,7 +58,7 @@ def test_32_streams_of_which_some_hang_up(
     with ThreadPoolExecutor(CLIENTS) as pool:
         texts = list(pool.map(lambda i: client_of(server, i, together), range(CLIENTS)))
     server.wait_until_idle()
-    assert (server.worker.total.draft_vocab["replaced"] > 0) is bool(options)
+    assert (server.generator.total.draft_vocab["replaced"] > 0) is bool(options)
     survivors = {i: text for i, text in enumerate(texts) if text is not None}
     n_gone = CLIENTS - len(survivors)
     assert n_gone == len(range(0, CLIENTS, 3))
@@ -70,9 +70,9 @@ def test_32_streams_of_which_some_hang_up(
         assert text == wanted or is_near_tie(demo, prompt, text, wanted)
     assert n_equal >= len(survivors) * 7 // 8
     assert len(set(survivors.values())) > len(survivors) // 2, "too much alike to be mixed up"
-    counts = server.worker.outcomes
+    counts = server.generator.outcomes
     assert counts["length"] == len(survivors) and counts["cancelled"] == n_gone
-    assert max(server.worker.total.passes) == 6, "they were not decoded together"
+    assert max(server.generator.total.passes) == 6, "they were not decoded together"
     # It serves, and says that it is idle.
     assert server.text("x") == alone(demo, demo.tokenize("x"), 8, ignore_eos=True).text
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "running": 0, "waiting": 0}
@@ -105,11 +105,11 @@ def test_hanging_up_stops_the_generation(start: Start, stream: bool) -> None:
     for client in clients:
         client.join()
     server.wait_until_idle()
-    n = server.worker.total.n_generated
+    n = server.generator.total.n_generated
     assert 0 < n < 3500
     time.sleep(0.2)
-    assert server.worker.total.n_generated == n
-    assert server.worker.outcomes["cancelled"] == 2
+    assert server.generator.total.n_generated == n
+    assert server.generator.outcomes["cancelled"] == 2
 
 
 @pytest.mark.parametrize("cost", ["the contents", "the context"])
@@ -138,7 +138,7 @@ def test_a_decode_that_fails_costs_what_ran_and_no_more(
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask, "def")
-        while not server.worker.n_running and not first.done():
+        while not server.generator.n_running and not first.done():
             time.sleep(0.001)
         second = pool.submit(ask, "class")
         assert "the computation failed: made up" in first.result(60)
@@ -171,7 +171,7 @@ def test_a_lost_worker_ends_the_service(start: Start, monkeypatch: pytest.Monkey
     server = start()
 
     def lost(context: Context, batch: Any) -> None:
-        while server.worker.n_running + server.worker.n_waiting < 2:
+        while server.generator.n_running + server.generator.n_waiting < 2:
             time.sleep(0.001)
         raise WorkerLostError("the worker at 127.0.0.1:1 is lost", "127.0.0.1:1")
 
@@ -184,7 +184,7 @@ def test_a_lost_worker_ends_the_service(start: Start, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Context, "decode_batch", lost)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask)
-        while not server.worker.n_running and not first.done():
+        while not server.generator.n_running and not first.done():
             time.sleep(0.001)
         second = pool.submit(ask)
         assert (first.result(60), second.result(60)) == (500, 503)

@@ -81,7 +81,7 @@ def test_a_grammar_that_fails_in_mid_answer_ends_only_its_request(
 
     def add(self: Constraint, token: int) -> None:
         usual(self, token)
-        if shared.worker.n_running > 1:
+        if shared.generator.n_running > 1:
             self._matcher.consume_token(int(np.flatnonzero(~self.allowed())[0]))
         else:
             time.sleep(0.01)  # the other request is on its way
@@ -91,7 +91,7 @@ def test_a_grammar_that_fails_in_mid_answer_ends_only_its_request(
     with ThreadPoolExecutor(1) as pool:
         create: Any = shared.client.completions.create
         first = pool.submit(create, model=NAME, prompt="x", max_tokens=300, extra_body=failing)
-        while not shared.worker.n_running and not first.done():
+        while not shared.generator.n_running and not first.done():
             time.sleep(0.001)
         text = shared.text("def", 100)
         with pytest.raises(openai.BadRequestError, match="JSON schema cannot be used"):
