@@ -191,22 +191,23 @@ def best(ranking: Ids, size: int, tokenizer: Tokenizer) -> Ids:
 
 @dataclass(frozen=True, eq=False)
 class RankedTokens:
-    """The tokens of a model file's tokenizer by the default ranking.
+    """The tokens of a model file's tokenizer by a ranking.
 
     Attributes:
-        ids: [n_vocab] int32, read-only: the special tokens, then the others, most useful first.
+        ids: [n] int32, read-only: the special tokens, then the others, most useful first.
         n_special: number of special tokens.
-        fingerprint: see :attr:`Tokenizer.fingerprint`.
+        n_vocab, fingerprint: see :class:`Tokenizer`.
     """
 
     ids: Ids
     n_special: int
+    n_vocab: int
     fingerprint: str
 
 
 def ranked_tokens(model_path: str | os.PathLike[str]) -> RankedTokens:
-    """The ranked tokens of a model file. Those of the last file are kept, because reading them
-    takes 0.3 s and Python does not give all memory back.
+    """The tokens of a model file by the default ranking. Those of the last file are kept, because
+    reading them takes 0.3 s and Python does not give all memory back.
 
     Raises:
         ModelFileError: see :func:`read_tokenizer`.
@@ -220,13 +221,15 @@ def ranked_tokens(model_path: str | os.PathLike[str]) -> RankedTokens:
 
 @functools.lru_cache(maxsize=1)
 def _ranked_tokens(path: str, _version: tuple[int, int]) -> RankedTokens:
-    return _ranked(read_tokenizer(path))
+    tokenizer = read_tokenizer(path)
+    return _ranked(default_ranking(tokenizer), tokenizer)
 
 
-def _ranked(tokenizer: Tokenizer) -> RankedTokens:
-    ids = best(default_ranking(tokenizer), tokenizer.n_vocab, tokenizer)
+def _ranked(ranking: Ids, tokenizer: Tokenizer) -> RankedTokens:
+    ids = best(ranking, tokenizer.n_vocab, tokenizer)
     ids.flags.writeable = False
-    return RankedTokens(ids, len(tokenizer.special), tokenizer.fingerprint)
+    n_special = len(tokenizer.special)
+    return RankedTokens(ids, n_special, tokenizer.n_vocab, tokenizer.fingerprint)
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,23 +280,24 @@ def choose(
     """
     if spec == "full":
         return None
-    number = re.fullmatch(r"-?\d{1,18}", str(spec))
-    tokenizer = None if number else read_tokenizer(model_path)
-    known = _ranked(tokenizer) if tokenizer else ranked_tokens(model_path)
-    least = max(DRAFT_VOCAB_LEAST, known.n_special)
-    need = f"at least {least} are needed (special tokens: {known.n_special})"
-    if not tokenizer:
-        if int(str(spec)) < least:
-            raise UsageError(f"a draft vocabulary of {spec}: {need}; give more, or 'full'")
-        ids = known.ids[: int(str(spec))]
+    word = str(spec)
+    number = re.fullmatch(r"-?\d{1,18}", word)
+    if number:
+        ranked, size = ranked_tokens(model_path), int(word)
     else:
-        path = str(spec)
-        ids = best(load(path, tokenizer).ids, DEFAULT_SIZE, tokenizer)
-        if len(ids) < least:
-            raise DraftVocabError(f"{path}: it has {len(ids)} tokens, {need}; make it anew", path)
-    if len(ids) >= len(known.ids):
+        tokenizer = read_tokenizer(model_path)
+        ranked = _ranked(load(word, tokenizer).ids, tokenizer)
+        size = min(DEFAULT_SIZE, len(ranked.ids))
+    least = max(DRAFT_VOCAB_LEAST, ranked.n_special)
+    if size < least:
+        need = f"at least {least} are needed (special tokens: {ranked.n_special})"
+        if number:
+            raise UsageError(f"a draft vocabulary of {spec}: {need}; give more, or 'full'")
+        raise DraftVocabError(f"{word}: it has {size} tokens, {need}; make it anew", word)
+    if size >= ranked.n_vocab:
         return None
-    return DraftVocab(np.sort(ids), len(known.ids), known.fingerprint, ids)
+    ids = ranked.ids[:size]
+    return DraftVocab(np.sort(ids), ranked.n_vocab, ranked.fingerprint, ids)
 
 
 def save(path: str | os.PathLike[str], ranking: Ranking, tokenizer: Tokenizer, source: str) -> None:
