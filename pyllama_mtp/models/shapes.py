@@ -111,133 +111,59 @@ KEYS = {
 #  [config] config.json of the published model, as other projects copy or check it
 #  [gguf]   metadata and number of weights that llama.cpp prints when it loads a published file
 #           (pull requests 13194 and 22673, logs of llama-bench)
+# fmt: off
 _QWEN35_08B = ModelShape(
-    name="qwen3.5-0.8b",
-    n_layer=24,
-    n_embd=1024,
-    n_head=8,
-    n_head_kv=2,
-    head_dim=256,
-    n_vocab=248320,
-    ssm_k_heads=16,
-    ssm_v_heads=16,
-    n_ff=3584,
-    tied_embeddings=True,
+    name="qwen3.5-0.8b", n_layer=24, n_embd=1024, n_head=8, n_head_kv=2, head_dim=256,
+    n_vocab=248320, ssm_k_heads=16, ssm_v_heads=16, n_ff=3584, tied_embeddings=True,
     source="[card] Qwen/Qwen3.5-0.8B; tied embeddings inferred from its parameter count",
 )
 _QWEN35_2B = replace(
-    _QWEN35_08B,
-    name="qwen3.5-2b",
-    n_embd=2048,
-    n_ff=6144,
+    _QWEN35_08B, name="qwen3.5-2b", n_embd=2048, n_ff=6144,
     source="[config] Qwen/Qwen3.5-2B; [gguf] 1.88 B parameters",
 )
 _QWEN35_4B = replace(
-    _QWEN35_08B,
-    name="qwen3.5-4b",
-    n_layer=32,
-    n_embd=2560,
-    n_head=16,
-    n_head_kv=4,
-    ssm_v_heads=32,
-    n_ff=9216,
+    _QWEN35_08B, name="qwen3.5-4b", n_layer=32, n_embd=2560, n_head=16, n_head_kv=4,
+    ssm_v_heads=32, n_ff=9216,
     source="[config] Qwen/Qwen3.5-4B; [gguf] 4.21 B parameters",
 )
 _QWEN35_9B = replace(
-    _QWEN35_4B,
-    name="qwen3.5-9b",
-    n_embd=4096,
-    n_ff=12288,
-    tied_embeddings=False,
+    _QWEN35_4B, name="qwen3.5-9b", n_embd=4096, n_ff=12288, tied_embeddings=False,
     source="[config] Qwen/Qwen3.5-9B; [gguf] 8.95 B parameters",
 )
-_QWEN36_27B = ModelShape(
-    name="qwen3.6-27b",
-    n_layer=64,
-    n_embd=5120,
-    n_head=24,
-    n_head_kv=4,
-    head_dim=256,
-    n_vocab=248320,
-    ssm_k_heads=16,
-    ssm_v_heads=48,
-    n_ff=17408,
+_QWEN36_27B = replace(
+    _QWEN35_9B, name="qwen3.6-27b", n_layer=64, n_embd=5120, n_head=24, ssm_v_heads=48, n_ff=17408,
     source="[card] Qwen/Qwen3.6-27B; [gguf] ssm.inner_size 6144, time_step_rank 48",
 )
 _QWEN38_27B = replace(
-    _QWEN36_27B,
-    name="qwen3.8-27b",
+    _QWEN36_27B, name="qwen3.8-27b",
     source="[config] Qwen/Qwen3.8-27B: as Qwen3.6-27B; published Q8_0 files have 29.05 GB",
 )
-_QWEN36_35B_A3B = ModelShape(
-    name="qwen3.6-35b-a3b",
-    n_layer=40,
-    n_embd=2048,
-    n_head=16,
-    n_head_kv=2,
-    head_dim=256,
-    n_vocab=248320,
-    ssm_k_heads=16,
-    ssm_v_heads=32,
-    n_expert=256,
-    n_expert_used=8,
-    n_ff_exp=512,
-    n_ff_shexp=512,
+_QWEN36_35B_A3B = replace(
+    _QWEN35_9B, name="qwen3.6-35b-a3b", n_layer=40, n_embd=2048, n_head_kv=2,
+    n_ff=0, n_expert=256, n_expert_used=8, n_ff_exp=512, n_ff_shexp=512,
     source="[card] Qwen/Qwen3.6-35B-A3B; [hf] Qwen3_5MoeTextConfig",
 )
 _QWEN35_397B_A17B = replace(
-    _QWEN36_35B_A3B,
-    name="qwen3.5-397b-a17b",
-    n_layer=60,
-    n_embd=4096,
-    n_head=32,
-    ssm_v_heads=64,
-    n_expert=512,
-    n_expert_used=10,
-    n_ff_exp=1024,
-    n_ff_shexp=1024,
+    _QWEN36_35B_A3B, name="qwen3.5-397b-a17b", n_layer=60, n_embd=4096, n_head=32, ssm_v_heads=64,
+    n_expert=512, n_expert_used=10, n_ff_exp=1024, n_ff_shexp=1024,
     source="[config] Qwen/Qwen3.5-397B-A17B; [gguf] ssm.inner_size 8192, 396.35 B parameters",
 )
 _QWEN36_MOE_SMALL = replace(
-    _QWEN36_35B_A3B,
-    name="qwen3.6-moe-small",
-    n_layer=24,
-    n_embd=1024,
-    n_head=8,
-    ssm_k_heads=8,
-    ssm_v_heads=16,
-    n_expert=32,
-    n_expert_used=8,
-    n_ff_exp=256,
-    n_ff_shexp=256,
+    _QWEN36_35B_A3B, name="qwen3.6-moe-small", n_layer=24, n_embd=1024, n_head=8,
+    ssm_k_heads=8, ssm_v_heads=16, n_expert=32, n_ff_exp=256, n_ff_shexp=256,
     source="not published: qwen3.6-35b-a3b cut down to 1.4 GB in q8_0, for speed on small machines",
 )
 _TINY = ModelShape(
-    name="tiny",
-    n_layer=4,
-    n_embd=128,
-    n_head=2,
-    n_head_kv=1,
-    head_dim=64,
-    n_vocab=2048,
-    ssm_k_heads=2,
-    ssm_v_heads=4,
-    n_ff=256,
-    ssm_head_dim=32,
-    n_ctx_train=32768,
+    name="tiny", n_layer=4, n_embd=128, n_head=2, n_head_kv=1, head_dim=64, n_vocab=2048,
+    ssm_k_heads=2, ssm_v_heads=4, n_ff=256, ssm_head_dim=32, n_ctx_train=32768,
     tied_embeddings=True,
     source="not published: the smallest model with every kind of tensor, for tests",
 )
 _TINY_MOE = replace(
-    _TINY,
-    name="tiny-moe",
-    n_ff=0,
-    n_expert=8,
-    n_expert_used=2,
-    n_ff_exp=64,
-    n_ff_shexp=64,
+    _TINY, name="tiny-moe", n_ff=0, n_expert=8, n_expert_used=2, n_ff_exp=64, n_ff_shexp=64,
     tied_embeddings=False,
 )
+# fmt: on
 
 #: Shapes by the name the command line takes.
 SHAPES: dict[str, ModelShape] = {
