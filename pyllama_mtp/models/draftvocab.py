@@ -29,7 +29,7 @@ import numpy.typing as npt
 from ..errors import DraftVocabError, UsageError
 from ..files import write_whole
 from ..settings import DRAFT_VOCAB_LEAST
-from .ggufheader import ArraySummary, Parser, Value, parse_file
+from .ggufheader import STRING, ArraySummary, Parser, Value, parse_file
 from .vocab import CONTROL, UNUSED, byte_alphabet
 
 #: Tokens that can be drafted where the user gives no number.
@@ -88,7 +88,7 @@ class _TokenizerParser(Parser):
         if key not in self.texts:
             return super().string_array(key, n)
         self.texts[key] = self.strings(key, n, keep=True)
-        return ArraySummary(8, n)
+        return ArraySummary(STRING, n)
 
     def value(self, key: str, kind: int) -> Value:
         start = self.pos

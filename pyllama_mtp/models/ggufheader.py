@@ -37,7 +37,7 @@ _CHUNK = 1 << 20
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"} | {
     12: "d"
 }
-_STRING, _ARRAY = 8, 9
+STRING, _ARRAY = 8, 9
 # Tensor types by number: (name, elements per block, bytes per block). Q2_0 is in the pinned tree
 # but not in every release of the gguf package; Q8_1 has 40 bytes there, which is wrong.
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {42: ("Q2_0", 64, 18)} | {
@@ -251,12 +251,12 @@ class Parser:
         what = f"value of {key!r}"
         if kind in _SCALARS:
             return self.number(_SCALARS[kind], what)
-        if kind == _STRING:
+        if kind == STRING:
             return self.string(what).partition("\0")[0]  # as much as the loader reads
         if kind != _ARRAY:
             raise self.fail(f"{what} has unknown type {kind}")
         kind = self.number("I", what)
-        if kind == _STRING:
+        if kind == STRING:
             return self.string_array(key, self.count("Q", f"length of {key!r}", MAX_STRINGS, 8))
         if kind not in _SCALARS:
             raise self.fail(f"{what} is an array of unknown type {kind}")
@@ -271,9 +271,9 @@ class Parser:
         """Read ``n`` strings; duplicate tokens are counted, because the loader aborts on them."""
         texts = self.strings(key, n, keep=key == "tokenizer.ggml.tokens")
         if not texts:
-            return ArraySummary(_STRING, n)
+            return ArraySummary(STRING, n)
         digest = hashlib.sha256(b"\0".join(texts)).hexdigest()
-        return ArraySummary(_STRING, n, _distinct(texts), digest)
+        return ArraySummary(STRING, n, _distinct(texts), digest)
 
     def strings(self, key: str, n: int, keep: bool) -> list[bytes]:
         """Move past ``n`` strings; with ``keep``, return them."""

@@ -11,11 +11,11 @@ import os
 from pyllama_mtp.errors import ModelFileError, NoMtpHeadError, UnsupportedArchitectureError
 from pyllama_mtp.models import sidecar
 from pyllama_mtp.models.architectures import NOT_TEXT, elsewhere
+from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, STRING, ArraySummary, TensorEntry
 from pyllama_mtp.models.hyperparameters import hyperparameter_problems
+from pyllama_mtp.models.layout import has_fused, model_tensors
 from pyllama_mtp.models.modelinfo import GGUFInfo, describe
-from pyllama_mtp.models.tensortable import tensor_problems
-from pyllama_mtp.models.tokenizertable import tokenizer_problems
-from pyllama_mtp.models.trimmedhead import trimmed_head_problems
+from pyllama_mtp.models.trimmedhead import D2T, trimmed_head_problems
 
 _SHOWN = 4  # problems, or missing tensors, that a message lists
 
@@ -79,12 +79,12 @@ def validate_model_file(
             + (f"; {elsewhere(arch)}" if arch == "gemma4-assistant" else ""),
             path,
         )
-    problems = hyperparameter_problems(info) or tokenizer_problems(info)
+    problems = hyperparameter_problems(info) or _tokenizer_problems(info)
     if not problems and require_mtp is not False:
         _check_head(info, path, required=require_mtp is True)
     if info.validated and not problems:
         in_use = require_mtp is not False and info.has_mtp
-        problems = tensor_problems(info, in_use)
+        problems = _tensor_problems(info, in_use)
     elif not problems and require_mtp is not False and info.supported:
         n = info.n_mtp_layers
         if n > 1 and not info.abilities.several_heads:
@@ -118,3 +118,79 @@ def _check_head(info: GGUFInfo, path: str | os.PathLike[str], required: bool) ->
         missing = info.mtp_missing
         why = f"the MTP head is incomplete, {len(missing)} missing: {', '.join(missing[:_SHOWN])}"
     raise NoMtpHeadError(f"{path}: {why}", path, partial=info.has_mtp)
+
+
+# --- the tokenizer and the tensors ---------------------------------------------------------------
+
+
+def _tokenizer_problems(info: GGUFInfo) -> list[str]:
+    """What is wrong with the tokenizer; [] if nothing is known to be wrong.
+
+    The native code itself handles tables that are too short, missing or of another type, and
+    special tokens that do not exist: it raises an error, or does without them.
+    """
+    tokens = info.metadata.get("tokenizer.ggml.tokens")
+    texts = tokens if isinstance(tokens, ArraySummary) and tokens.type == STRING else None
+    if not info.tokenizer_model or texts is None or not texts.length:
+        return ["the file has no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens)"]
+    if texts.n_distinct not in (None, texts.length):
+        n = texts.length - (texts.n_distinct or 0)
+        return [f"tokenizer.ggml.tokens: the vocabulary has {n} duplicate tokens"]
+    if not info.validated:
+        return []
+    if info.tokenizer_model != "gpt2":
+        return [
+            f"tokenizer {info.tokenizer_model[:40]!r}; these architectures have byte-level BPE "
+            "(gpt2)"
+        ]
+    if info.tokenizer_pre == "whitespace":  # the search for merges ends the process on two spaces
+        return [
+            f"tokenizer.ggml.pre is {info.tokenizer_pre!r}, which leaves spaces in words; these "
+            "architectures have byte-level BPE"
+        ]
+    if "tokenizer.ggml.merges" not in info.metadata:
+        return ["the tokenizer has no merges (tokenizer.ggml.merges)"]
+    return []
+
+
+def _tensor_problems(info: GGUFInfo, require_mtp: bool) -> list[str]:
+    """Missing tensors, wrong shapes and types; the table of tensors is the writer's.
+
+    The loader itself refuses tensors that are missing, of another shape or unknown. It does not
+    check types, with which kernels may end the process, nor tensors that only the graph needs.
+    """
+    have = {t.name: t for t in info.tensors}
+    problems = []
+    for spec in model_tensors(info.to_shape(), info.recurrent_layers):
+        found = have.get(spec.name)
+        in_mtp = spec.name.startswith(f"blk.{info.n_layer}.")
+        if found is None:
+            optional = not spec.required or (in_mtp and not require_mtp)
+            if not optional and not has_fused(spec.name, have):
+                problems.append(f"tensor {spec.name} is missing")
+        elif _squeezed(found.shape) != _squeezed(spec.shape):
+            problems.append(f"tensor {spec.name} is {found.shape}, expected {spec.shape}")
+    problems += [
+        f"tensor {t.name} has type {t.type}, which no kernel takes there"
+        for t in info.tensors
+        if not _type_fits(t)
+    ]
+    return problems
+
+
+def _type_fits(tensor: TensorEntry) -> bool:
+    """Kernels expect vectors and the convolution in F32, as llama.cpp's converter writes them."""
+    if tensor.name == D2T:  # token ids, checked with their head
+        return True
+    if tensor.name.endswith("ffn_gate_inp_shexp.weight"):  # a vector, multiplied as a matrix
+        return tensor.type not in NOT_WEIGHTS
+    if len(_squeezed(tensor.shape)) == 1 or tensor.name.endswith("ssm_conv1d.weight"):
+        return tensor.type == "F32"
+    return tensor.type not in NOT_WEIGHTS
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without trailing dimensions of 1."""
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
