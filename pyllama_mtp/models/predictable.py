@@ -67,8 +67,10 @@ def check(shape: ModelShape, noise: float) -> None:
         raise UsageError(f"{shape.name} has no MTP head (n_mtp is {shape.n_mtp})")
 
 
-def draw(spec: TensorSpec, shape: ModelShape, noise: float) -> Draw:
-    """How `spec` is drawn; `noise` is a share of the embedding's norm."""
+def draw(spec: TensorSpec, shape: ModelShape, noise: float | None) -> Draw:
+    """How `spec` is drawn; `noise` is a share of the embedding's norm, None: as in any model."""
+    if noise is None:
+        return Draw(spec.name)
     n, n_parts = shape.n_embd, 2 * (shape.n_layer + 1)
     # Applied at a part's norm and again at its output, so that neither gets too small for the
     # scales of quantized blocks (F16).

@@ -17,7 +17,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
@@ -31,7 +31,7 @@ from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.sidecar import NO_HEAD
 
-#: Called with (bytes read, bytes in all) after every tensor.
+#: Called with (bytes done, bytes in all), after every tensor or piece.
 Progress = Callable[[int, int], None]
 
 #: Numbers of the file types by llama-quantize's names. Q2_0 is in the pinned tree but not in every
@@ -174,6 +174,27 @@ def stored_bytes(shape: tuple[int, ...], name: str) -> int:
     """Bytes of a tensor of this shape in a type, which is spelled as in GGUF."""
     n_elements, n_bytes = _SIZES[name]
     return math.prod(shape) // n_elements * n_bytes
+
+
+def padded_data(
+    tensors: Iterable[Iterable[bytes]], alignment: int, total: int, progress: Progress | None
+) -> Iterator[bytes]:
+    """The data of a file's tensors, whose pieces are given, with the padding after each tensor.
+
+    Args:
+        total: bytes in all, for `progress`.
+    """
+    done = 0
+    for pieces in tensors:
+        for piece in pieces:
+            yield piece
+            done += len(piece)
+            if progress is not None:
+                progress(done, total)
+        yield bytes(-done % alignment)
+        done += -done % alignment
+    if progress is not None:
+        progress(total, total)
 
 
 def _check_requantizing(info: GGUFInfo, types: Mapping[str, str], allowed: bool) -> None:

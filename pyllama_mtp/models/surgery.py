@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,12 +23,16 @@ from pyllama_mtp.files import check_room, check_target, replace_whole, write_err
 from pyllama_mtp.models.ggufheader import TENSOR_TYPES, Parser, TensorEntry, Value, parse_file
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.modelinfo import GGUFInfo
-from pyllama_mtp.models.quantize import FILE_TYPES, WEIGHT_TYPES, stored_bytes
+from pyllama_mtp.models.quantize import (
+    FILE_TYPES,
+    WEIGHT_TYPES,
+    Progress,
+    padded_data,
+    stored_bytes,
+)
 from pyllama_mtp.models.sidecar import NO_HEAD, in_head, same
 from pyllama_mtp.models.trimmedhead import D2T, own_head
 
-#: Called with (bytes written, bytes in all).
-Progress = Callable[[int, int], None]
 File = str | os.PathLike[str]
 
 _PIECE = 8 << 20
@@ -148,26 +153,15 @@ def _write(
     if path.exists() and any(path.samefile(source) for source in sources):
         raise UsageError(f"{path} is a file that is read; choose another name")
     stored = [_stored(tensor, kind) for tensor in tensors]
-    alignment = _whole(info.metadata.get("general.alignment"), 32)
+    alignment = info.metadata.get("general.alignment", 32)
+    assert isinstance(alignment, int)  # the parser has looked
     sizes = [stored_bytes(t.shape, name) for t, name in zip(tensors, stored, strict=True)]
     padded = [-(-size // alignment) * alignment for size in sizes]
     start = _start(info, changes, tensors, stored, padded, alignment)
     check_room(path, len(start) + sum(padded))
-
-    def parts() -> Iterator[bytes]:
-        yield start
-        done, total = 0, sum(padded)
-        for tensor, name, size, room in zip(tensors, stored, sizes, padded, strict=True):
-            for piece in _pieces(info, tensor, name):
-                yield piece
-                done += len(piece)
-                if progress is not None:
-                    progress(done, total)
-            yield bytes(room - size)
-            done += room - size
-
+    data = (_pieces(info, tensor, name) for tensor, name in zip(tensors, stored, strict=True))
     try:
-        replace_whole(path, parts())
+        replace_whole(path, chain([start], padded_data(data, alignment, sum(padded), progress)))
     except OSError as error:
         raise write_error(error, path) from error
     return path
@@ -244,7 +238,3 @@ def _start(
 def _text(text: str) -> bytes:
     data = text.encode()
     return struct.pack("<Q", len(data)) + data
-
-
-def _whole(value: Value | None, default: int) -> int:
-    return value if isinstance(value, int) else default

@@ -8,7 +8,7 @@ which the library chooses (:mod:`.quantize`). The same seed gives the same bytes
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,18 @@ from pyllama_mtp.files import check_room, check_target, write_error
 from pyllama_mtp.models import predictable
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
-from pyllama_mtp.models.predictable import Draw
 from pyllama_mtp.models.quantize import (
     FILE_TYPES,
     WEIGHT_TYPES,
+    Progress,
     check_types,
     choose_types,
+    padded_data,
     stored_bytes,
 )
 from pyllama_mtp.models.randomweights import BLOCK, BLOCK_BYTES, TENSOR_TYPES, tensor_chunks
 from pyllama_mtp.models.shapes import KEYS, MOE_FIELDS, ModelShape, check_shape, get_shape
 from pyllama_mtp.models.vocab import CHAT_TEMPLATE, Vocabulary, synthetic_vocabulary
-
-#: Called with (bytes written, bytes in all) after every chunk.
-Progress = Callable[[int, int], None]
 
 #: File types with all matrices in one type.
 _UNIFORM = ("f32", "f16", "q8_0")
@@ -134,24 +132,25 @@ def write_synthetic(
     specs = model_tensors(shape)
     if uniform:
         _check_rows(specs, tensor_type)
-    draws = [
-        Draw(spec.name) if head_noise is None else predictable.draw(spec, shape, head_noise)
-        for spec in specs
-    ]
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
-        types = {spec.name: _stored_type(spec, tensor_type if uniform else "f16") for spec in specs}
+        types = _types(specs, tensor_type if uniform else "f16")
         if not uniform:
             _write_header(part, shape, specs, types, "f16", seed, head_noise)
-            types = _mixture(part, specs, tensor_type, head_type)
-        n_bytes = sum(_padded(_size(spec, types)) for spec in specs)
+            # The library reads the header only, but the file must have the right length.
+            os.truncate(part, part.stat().st_size + _data_bytes(specs, types))
+            chosen = choose_types(read_gguf(part), tensor_type, head_type)
+            types = {name: kind.lower() for name, kind in chosen.items()}
+        n_bytes = _data_bytes(specs, types)
         check_room(target, 0 if empty else n_bytes)
         _write_header(part, shape, specs, types, tensor_type, seed, head_noise)
         if empty:
             os.truncate(part, part.stat().st_size + n_bytes)
         else:
+            drawn = ((spec, predictable.draw(spec, shape, head_noise)) for spec in specs)
+            data = (tensor_chunks(spec, types[spec.name], seed, draw) for spec, draw in drawn)
             with part.open("ab") as file:
-                _write_data(file.write, zip(specs, draws, strict=True), types, seed, progress)
+                file.writelines(padded_data(data, ALIGNMENT, n_bytes, progress))
         part.replace(target)
     except OSError as exc:
         raise write_error(exc, target) from exc
@@ -165,35 +164,21 @@ def synthetic_size(shape: ModelShape, tensor_type: str) -> int:
     :data:`pyllama_mtp.models.quantize.WEIGHT_TYPES` (its header, up to about 10 MB, comes on top).
     """
     specs = model_tensors(shape)
-    types = {spec.name: _stored_type(spec, tensor_type) for spec in specs}
-    return sum(_padded(_size(spec, types)) for spec in specs)
+    return _data_bytes(specs, _types(specs, tensor_type))
+
+
+def _types(specs: Iterable[TensorSpec], tensor_type: str) -> dict[str, str]:
+    """The type of each tensor where all matrices have one."""
+    return {spec.name: tensor_type if spec.quantizable else "f32" for spec in specs}
 
 
 def _size(spec: TensorSpec, types: Mapping[str, str]) -> int:
     return stored_bytes(spec.shape, types[spec.name].upper())
 
 
-def _stored_type(spec: TensorSpec, tensor_type: str) -> str:
-    return tensor_type if spec.quantizable else "f32"
-
-
-def _mixture(
-    part: Path, specs: Iterable[TensorSpec], file_type: str, head_type: str | None
-) -> dict[str, str]:
-    """The type that the library would give each tensor of the F16 model with this header.
-
-    The library reads the header only, but the file must have the right length: it gets a hole.
-    """
-    f16 = sum(
-        _padded(stored_bytes(spec.shape, _stored_type(spec, "f16").upper())) for spec in specs
-    )
-    os.truncate(part, part.stat().st_size + f16)
-    chosen = choose_types(read_gguf(part), file_type, head_type)
-    return {name: kind.lower() for name, kind in chosen.items()}
-
-
-def _padded(n: int) -> int:
-    return -(-n // ALIGNMENT) * ALIGNMENT
+def _data_bytes(specs: Iterable[TensorSpec], types: Mapping[str, str]) -> int:
+    """Bytes of tensor data, padding included."""
+    return sum(-(-_size(spec, types) // ALIGNMENT) * ALIGNMENT for spec in specs)
 
 
 # --- checks -------------------------------------------------------------------------------------
@@ -243,7 +228,11 @@ def _write_header(
         if head_noise is not None:
             writer.add_float32("pyllama_mtp.synthetic.head_noise", head_noise)
         _add_dimensions(writer, shape)
-        _add_vocabulary(writer, shape.n_vocab)
+        vocab = add_tokens(writer, shape.n_vocab)
+        writer.add_pad_token_id(vocab.endoftext)
+        writer.add_bos_token_id(vocab.endoftext)
+        writer.add_add_bos_token(False)
+        writer.add_chat_template(CHAT_TEMPLATE)
         for spec in specs:
             # The gguf package counts dimensions from the slow end, as numpy does.
             dims, n_bytes = spec.shape[::-1], _size(spec, types)
@@ -299,37 +288,3 @@ def add_tokens(writer: GGUFWriter, n_vocab: int, pre: str = "qwen35") -> Vocabul
     writer.add_token_merges(vocab.merges)
     writer.add_eos_token_id(vocab.im_end)
     return vocab
-
-
-def _add_vocabulary(writer: GGUFWriter, n_vocab: int) -> None:
-    vocab = add_tokens(writer, n_vocab)
-    writer.add_pad_token_id(vocab.endoftext)
-    writer.add_bos_token_id(vocab.endoftext)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(CHAT_TEMPLATE)
-
-
-# --- weights ------------------------------------------------------------------------------------
-
-
-def _write_data(
-    write: Callable[[bytes], int],
-    tensors: Iterable[tuple[TensorSpec, Draw]],
-    types: Mapping[str, str],
-    seed: int,
-    progress: Progress | None,
-) -> None:
-    tensors = list(tensors)
-    done, total = 0, sum(_padded(_size(spec, types)) for spec, _ in tensors)
-    for spec, draw in tensors:
-        n_bytes = _size(spec, types)
-        for chunk in tensor_chunks(spec, types[spec.name], seed, draw):
-            write(chunk)
-            done += len(chunk)
-            if progress is not None:
-                progress(done, total)
-        padding = _padded(n_bytes) - n_bytes
-        write(bytes(padding))
-        done += padding
-    if progress is not None:
-        progress(total, total)
