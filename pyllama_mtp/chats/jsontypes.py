@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..arguments import listed
+
 #: All types of JSON, which a schema without a type allows.
 ANY = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 #: Python's words for values, as templates write them.
@@ -49,7 +51,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
     else:
         found = ANY
         for word in ("anyOf", "oneOf", "allOf"):
-            each = [_types(one, root, depth + 1) for one in _listed(schema.get(word))]
+            each = [_types(one, root, depth + 1) for one in listed(schema.get(word)) or ()]
             if each:
                 found &= (
                     frozenset.intersection(*each) if word == "allOf" else frozenset().union(*each)
@@ -57,8 +59,9 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
     return found | {"null"} if schema.get("nullable") is True else found
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def to_json(value: Any) -> str:
+    """A value as JSON in one line; of a text also as Lark writes it."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def type_of(value: Any) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from .jsontypes import typed, types_of
+from .jsontypes import to_json, typed, types_of
 from .thinking import CLOSE_CALL, OPEN_CALL, Piece, overlap
 
 FUNCTION, END_FUNCTION = "<function=", "</function>"
@@ -309,16 +309,16 @@ class CallReader:
         before = "{"
         while (yield from source.mark(PARAMETER, END_FUNCTION, CLOSE_CALL)) == PARAMETER:
             key = yield from source.until(">")
-            yield f"{before}{_json(key)}: "
+            yield f"{before}{to_json(key)}: "
             before = ", "
             types = types_of(schema, key)
             if types == {"string"}:
                 yield '"'
                 try:
                     for part in source.value(self._sure):
-                        yield part and _json(part)[1:-1]
+                        yield part and to_json(part)[1:-1]
                 except _Broken:
-                    yield _json(source.take(len(source.text)))[1:-1]
+                    yield to_json(source.take(len(source.text)))[1:-1]
                     raise
                 yield '"'
             else:
@@ -328,7 +328,7 @@ class CallReader:
                 except _Broken:
                     yield "".join(parts) + source.take(len(source.text))
                     raise
-                yield _json(typed("".join(parts), types))
+                yield to_json(typed("".join(parts), types))
         yield "{}" if before == "{" else "}"
         if not source.text[: source.at].endswith(CLOSE_CALL):
             yield from source.mark(CLOSE_CALL, needed=False)
@@ -363,11 +363,7 @@ class CallReader:
             raise _Broken
         self._schema(name)
         yield name
-        yield _json(arguments)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+        yield to_json(arguments)
 
 
 def _collected(parts: _Parts, into: list[str]) -> Iterator[None]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..arguments import flag, listed, refusal
 from ..errors import UsageError
 from ..grammar import Grammar
-from .jsontypes import resolved, types_of
+from .jsontypes import resolved, to_json, types_of
 from .thinking import CLOSE_CALL, OPEN_CALL
 from .toolcalls import CallReader, Form
 
@@ -160,19 +160,14 @@ def _tag(model: Model, tag: str) -> str:
     """A tag in Lark: a special token where the vocabulary has one, else text."""
     ids, lib = model.tokenize(tag, add_special=False, parse_special=True), model._lib
     special = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_USER_DEFINED
-    return tag if len(ids) == 1 and model.attributes(ids[0]) & special else _quoted(tag)
-
-
-def _quoted(value: Any) -> str:
-    """JSON, and a text as Lark writes it."""
-    return json.dumps(value, ensure_ascii=False)
+    return tag if len(ids) == 1 and model.attributes(ids[0]) & special else to_json(tag)
 
 
 def _json_rules(rule: str, name: str, schema: Mapping[str, Any]) -> list[str]:
     """A call in JSON."""
     if "properties" in schema:
         schema = {"additionalProperties": False, **schema}
-    begin = _quoted(f'{{"name": {_quoted(name)}, "arguments": ')
+    begin = to_json(f'{{"name": {to_json(name)}, "arguments": ')
     return [f'{rule}: {begin} %json {json.dumps({**schema, **_JSON})} "}}"']
 
 
@@ -188,24 +183,24 @@ def _xml_rules(rule: str, name: str, schema: Mapping[str, Any]) -> list[str]:
         if isinstance(key, str) and not re.search(r"[>\n]", key):
             part = f"{rule}_{number}"
             written = _value(resolved(value, schema), schema, types_of(schema, key))
-            rules.append(f"{part}: {_quoted(f'<parameter={key}>' + chr(10))} {written}")
+            rules.append(f"{part}: {to_json(f'<parameter={key}>' + chr(10))} {written}")
             parts.append(part if key in required else f"{part}?")
     if own.get("additionalProperties", not isinstance(properties, Mapping)):
         parts.append("other*")
-    begin = _quoted(f"<function={name}>\n")
+    begin = to_json(f"<function={name}>\n")
     return [f'{rule}: {" ".join([begin, *parts])} "</function>"', *rules]
 
 
 def _value(schema: Any, root: Mapping[str, Any], types: frozenset[str]) -> str:
     """A parameter's value and its closing tag."""
-    end = _quoted("\n</parameter>\n")
+    end = to_json("\n</parameter>\n")
     said = schema if isinstance(schema, Mapping) else {}
     values = listed(said.get("enum", [said["const"]] if "const" in said else None))
     if types == {"boolean"} and values is None:
         values = [True, False, "True", "False"]  # templates write Python's words
     if values:
         words = [value if isinstance(value, str) else json.dumps(value) for value in values]
-        return f"({' | '.join(map(_quoted, words))}) {end}"
+        return f"({' | '.join(map(to_json, words))}) {end}"
     if "string" in types:
         return "text"
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
@@ -262,7 +257,7 @@ def in_words(messages: Messages, tools: Tools | None) -> list[dict[str, Any]]:
         for call in calls:
             function = call["function"]
             shown = {"name": function["name"], "arguments": function["arguments"]}
-            said.append(f"{OPEN_CALL}\n{_quoted(shown)}\n{CLOSE_CALL}")
+            said.append(f"{OPEN_CALL}\n{to_json(shown)}\n{CLOSE_CALL}")
         if role == "tool":
             said = [f"<tool_response>\n{one['content']}\n</tool_response>"]
             one = {"role": "user"}
@@ -273,7 +268,7 @@ def in_words(messages: Messages, tools: Tools | None) -> list[dict[str, Any]]:
         answered = role == "tool"
         found.append(one)
     if tools:
-        offered = "\n".join(_quoted(tool) for tool in tools.offered)
+        offered = "\n".join(to_json(tool) for tool in tools.offered)
         words = IN_WORDS.format(tools=offered)
         if found and found[0].get("role") == "system":
             found[0]["content"] = f"{found[0]['content']}\n\n{words}"
