@@ -52,11 +52,8 @@ class Ticket:
         self.jobs, self._generator, self._n_left = jobs, generator, len(jobs)
         self._events: asyncio.Queue[tuple[Job, Event]] = asyncio.Queue()
         for job in jobs:
-            job.post = self._post
+            job.post = self._events.put_nowait
         generator.submit(jobs)
-
-    def _post(self, job: Job, event: Event) -> None:
-        self._events.put_nowait((job, event))
 
     @property
     def waits(self) -> bool:

@@ -69,13 +69,13 @@ class Job:
 
     Attributes:
         index: number of the choice.
-        post: takes an event; called on the event loop.
+        post: takes this job and an event; called on the event loop.
         progress: send events with `progress`.
     """
 
     index: int
     request: Request
-    post: Callable[[Job, Event], None] = lambda job, event: None
+    post: Callable[[tuple[Job, Event]], None] = lambda found: None
     done: bool = False
     progress: bool = False
 
@@ -343,4 +343,4 @@ def _tells(progress: Progress) -> bool:
 
 def _deliver(events: list[tuple[Job, Event]]) -> None:
     for job, event in events:
-        job.post(job, event)
+        job.post((job, event))

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyllama_mtp.llama.model import Model
 from pyllama_mtp.llama.toplogprobs import TopLogprobs
 
 #: The API's value for minus infinity, which JSON lacks.
 LEAST = -9999.0
-
-
-@dataclass(frozen=True)
-class Entry:
-    """The log probabilities of a token; its text begins `offset` characters into the answer."""
-
-    found: TopLogprobs
-    offset: int
+#: The log probabilities of a token, and where in the answer its text begins, in characters.
+Entry: TypeAlias = tuple[TopLogprobs, int]
 
 
 class LogprobStream:
@@ -34,12 +27,12 @@ class LogprobStream:
     def feed(self, found: Sequence[TopLogprobs]) -> None:
         """Add those of the next tokens."""
         for one in found:
-            self._held.append(Entry(one, self._length))
+            self._held.append((one, self._length))
             self._length += len(self._decoder.decode(self._model.piece(one.token)))
 
     def release(self, n_emitted: int) -> list[Entry]:
         """The entries whose text begins within the first `n_emitted` characters of the answer."""
-        ready = [entry for entry in self._held if entry.offset < n_emitted]
+        ready = [entry for entry in self._held if entry[1] < n_emitted]
         self._held = self._held[len(ready) :]
         return ready
 
@@ -57,10 +50,10 @@ def for_chat(model: Model, entries: Sequence[Entry]) -> dict[str, Any]:
 
     content = [
         {
-            **one(entry.found.token, entry.found.logprob),
-            "top_logprobs": [one(token, logprob) for token, logprob in entry.found.top],
+            **one(found.token, found.logprob),
+            "top_logprobs": [one(token, logprob) for token, logprob in found.top],
         }
-        for entry in entries
+        for found, _ in entries
     ]
     return {"content": content, "refusal": None}
 
@@ -72,11 +65,11 @@ def for_completion(model: Model, entries: Sequence[Entry]) -> dict[str, Any]:
         return model.piece(token, special=True).decode("utf-8", "replace")
 
     return {
-        "tokens": [text(entry.found.token) for entry in entries],
-        "token_logprobs": [max(entry.found.logprob, LEAST) for entry in entries],
+        "tokens": [text(found.token) for found, _ in entries],
+        "token_logprobs": [max(found.logprob, LEAST) for found, _ in entries],
         "top_logprobs": [
-            {text(token): max(logprob, LEAST) for token, logprob in entry.found.top}
-            for entry in entries
+            {text(token): max(logprob, LEAST) for token, logprob in found.top}
+            for found, _ in entries
         ],
-        "text_offset": [entry.offset for entry in entries],
+        "text_offset": [offset for _, offset in entries],
     }
