@@ -32,15 +32,19 @@ class Running:
             base_url=f"{self.url}/v1", api_key=key or "any", max_retries=0, timeout=60
         )
 
+    def complete(self, prompt: object, **options: Any) -> Any:
+        """The client's completion; greedy, if the options do not say otherwise."""
+        usual: dict[str, Any] = {"model": NAME, "prompt": prompt, "temperature": 0}
+        return self.client.completions.create(**{**usual, **options})
+
+    def answer(self, messages: object, **options: Any) -> Any:
+        """The client's answer to a chat; greedy, if the options do not say otherwise."""
+        usual: dict[str, Any] = {"model": NAME, "messages": messages, "temperature": 0}
+        return self.client.chat.completions.create(**{**usual, **options})
+
     def text(self, prompt: str, max_tokens: int = 8) -> str:
         """A greedy answer of `max_tokens` tokens."""
-        got = self.client.completions.create(
-            model=NAME,
-            prompt=prompt,
-            temperature=0,
-            max_tokens=max_tokens,
-            extra_body={"ignore_eos": True},
-        )
+        got = self.complete(prompt, max_tokens=max_tokens, extra_body={"ignore_eos": True})
         return str(got.choices[0].text)
 
     def post(self, path: str, body: object) -> httpx.Response:
@@ -53,6 +57,11 @@ class Running:
         got = self.post("/v1/chat/completions", body)
         assert got.status_code == 200, got.text
         return got.json()
+
+    def wait_until_busy(self, n: int = 1, unless: Callable[[], bool] = lambda: False) -> None:
+        """Wait until `n` requests run or wait, or `unless` is true."""
+        while self.generator.n_running + self.generator.n_waiting < n and not unless():
+            time.sleep(0.001)
 
     def wait_until_idle(self) -> None:
         """Wait until no request runs or waits; abandoned ones end soon."""

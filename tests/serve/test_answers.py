@@ -7,7 +7,6 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletionChunk
 
 from pyllama_mtp import Model, Sampling, generate
 from pyllama_mtp.llama.toplogprobs import top_logprobs
@@ -17,6 +16,7 @@ from pyllama_mtp.serve.jobs import make_jobs
 from .conftest import NAME, Running, Start
 from .support import QUESTIONS, alone, chat, chat_tokens, last_logits
 
+PROMPT = "import os\n\ndef"
 N = 40
 
 
@@ -29,14 +29,11 @@ def test_models(shared: Running) -> None:
 def test_chat_is_what_the_driver_says(shared: Running, demo: Model) -> None:
     prompt = chat_tokens(demo, chat(QUESTIONS[0]))
     wanted = alone(demo, prompt, N)
-    got = shared.client.chat.completions.create(
-        model=NAME, messages=chat(QUESTIONS[0]), temperature=0, max_completion_tokens=N
-    )
+    got = shared.answer(chat(QUESTIONS[0]), max_completion_tokens=N)
     (choice,) = got.choices
     assert choice.message.content == wanted.text and choice.message.role == "assistant"
     assert choice.finish_reason == ("length" if wanted.finish_reason == "length" else "stop")
     assert got.object == "chat.completion" and got.model == NAME
-    assert got.usage is not None
     assert got.usage.prompt_tokens == len(prompt)
     assert got.usage.completion_tokens == len(wanted.tokens)
     assert got.usage.total_tokens == len(prompt) + len(wanted.tokens)
@@ -46,14 +43,9 @@ def test_usage_has_drafts(shared: Running) -> None:
     """The tokens are one per round, the accepted drafts, and the first token of the prompt."""
     total = shared.generator.total
     rounds, drafted, accepted = total.rounds, sum(total.drafted), sum(total.accepted)
-    got = shared.client.completions.create(
-        model=NAME, prompt="import os\n\ndef", temperature=0, max_tokens=60
-    )
-    assert got.usage is not None
+    got = shared.complete(PROMPT, max_tokens=60)
     details = got.usage.completion_tokens_details
-    assert details is not None and details.accepted_prediction_tokens
-    assert details.accepted_prediction_tokens == sum(total.accepted) - accepted
-    assert details.rejected_prediction_tokens is not None
+    assert details.accepted_prediction_tokens == sum(total.accepted) - accepted > 0
     n_drafted = details.accepted_prediction_tokens + details.rejected_prediction_tokens
     assert n_drafted == sum(total.drafted) - drafted
     n_rounds = total.rounds - rounds
@@ -62,12 +54,9 @@ def test_usage_has_drafts(shared: Running) -> None:
 
 @pytest.mark.parametrize("include_usage", [False, True])
 def test_a_stream_adds_up_to_the_answer(shared: Running, include_usage: bool) -> None:
-    asked = {"model": NAME, "messages": chat(QUESTIONS[3]), "temperature": 0, "max_tokens": N}
-    whole = shared.client.chat.completions.create(**asked)
+    whole = shared.answer(chat(QUESTIONS[3]), max_tokens=N)
     options = {"stream_options": {"include_usage": True}} if include_usage else {}
-    chunks: list[ChatCompletionChunk] = list(
-        shared.client.chat.completions.create(**asked, stream=True, **options)
-    )
+    chunks = list(shared.answer(chat(QUESTIONS[3]), max_tokens=N, stream=True, **options))
     last = chunks.pop() if include_usage else None
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert text == whole.choices[0].message.content
@@ -76,7 +65,7 @@ def test_a_stream_adds_up_to_the_answer(shared: Running, include_usage: bool) ->
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
     assert len({chunk.id for chunk in chunks}) == 1 and len(chunks) > 5
     if last:
-        assert last.choices == [] and last.usage and whole.usage
+        assert last.choices == []
         assert last.usage.completion_tokens == whole.usage.completion_tokens
     assert all(chunk.usage is None for chunk in chunks)
 
@@ -85,42 +74,34 @@ def test_prompts_of_all_kinds_and_n(shared: Running, demo: Model) -> None:
     texts = ["def main(", "The list of"]
     tokens = [demo.tokenize(text) for text in texts]
     wanted = [alone(demo, prompt, 12).text for prompt in tokens]
-    asked = {"model": NAME, "temperature": 0, "max_tokens": 12}
-    create = shared.client.completions.create
-    assert [c.text for c in create(prompt=texts, **asked).choices] == wanted
-    assert [c.text for c in create(prompt=tokens, **asked).choices] == wanted
-    assert [c.text for c in create(prompt=tokens[1], **asked).choices] == wanted[1:]
-    got = create(prompt=texts, n=2, **asked)
+    for prompt, said in ((texts, wanted), (tokens, wanted), (tokens[1], wanted[1:])):
+        assert [c.text for c in shared.complete(prompt, max_tokens=12).choices] == said
+    got = shared.complete(texts, n=2, max_tokens=12)
     assert [choice.text for choice in got.choices] == [wanted[0]] * 2 + [wanted[1]] * 2
     assert [choice.index for choice in got.choices] == [0, 1, 2, 3]
-    assert got.usage and got.usage.prompt_tokens == sum(map(len, tokens))
-    assert len(create(model=NAME, prompt=texts[0], temperature=0).choices[0].text) < len(
-        create(prompt=texts[0], **{**asked, "max_tokens": 64}).choices[0].text
-    ), "16 tokens are what the API gives"
+    assert got.usage.prompt_tokens == sum(map(len, tokens))
+    usual, more = (shared.complete(texts[0], **n).choices[0].text for n in ({}, {"max_tokens": 64}))
+    assert len(usual) < len(more), "16 tokens are what the API gives"
 
 
 def test_stop_strings_across_pieces(shared: Running, demo: Model) -> None:
     """A stop string that lies across tokens ends the text before it, in a stream as well."""
-    prompt = demo.tokenize("import os\n\ndef")
-    answer = alone(demo, prompt, N)
+    answer = alone(demo, demo.tokenize(PROMPT), N)
     pieces = [demo.piece(token).decode() for token in answer.tokens]
     at = next(i for i in range(6, len(pieces)) if len(pieces[i]) > 1 and pieces[i + 1])
     stop = pieces[at][-1] + pieces[at + 1][0]
     wanted = answer.text.partition(stop)[0]
-    asked = {"model": NAME, "prompt": "import os\n\ndef", "temperature": 0, "max_tokens": N}
     for stops in (stop, ["never so", stop]):
-        got = shared.client.completions.create(**asked, stop=stops)
+        got = shared.complete(PROMPT, max_tokens=N, stop=stops)
         assert (got.choices[0].text, got.choices[0].finish_reason) == (wanted, "stop")
-        chunks = list(shared.client.completions.create(**asked, stop=stops, stream=True))
+        chunks = list(shared.complete(PROMPT, max_tokens=N, stop=stops, stream=True))
         assert "".join(chunk.choices[0].text for chunk in chunks) == wanted
 
 
 def test_a_seed_is_a_text(shared: Running) -> None:
     def text(**options: object) -> str:
-        got = shared.client.chat.completions.create(
-            model=NAME, messages=chat(QUESTIONS[1]), max_tokens=24, temperature=1.5, **options
-        )
-        return got.choices[0].message.content
+        got = shared.answer(chat(QUESTIONS[1]), max_tokens=24, temperature=1.5, **options)
+        return str(got.choices[0].message.content)
 
     assert text(seed=7) == text(seed=7)
     assert len({text(seed=seed) for seed in (1, 2, 3, -4)}) > 1
@@ -131,14 +112,14 @@ def test_a_seed_is_a_text(shared: Running) -> None:
 def test_logprobs_are_the_models_own(shared: Running, demo: Model, stream: bool) -> None:
     """Every token, accepted drafts too, has the log probability that a fresh context computes."""
     prompt = chat_tokens(demo, chat(QUESTIONS[0]))
-    asked = {"messages": chat(QUESTIONS[0]), "max_tokens": 20, "logprobs": True, "top_logprobs": 3}
-    create = shared.client.chat.completions.create
+    asked = {"max_tokens": 20, "logprobs": True, "top_logprobs": 3, "stream": stream}
+    got = shared.answer(chat(QUESTIONS[0]), **asked)
     if stream:
-        chunks = list(create(model=NAME, temperature=0, stream=True, **asked))
+        chunks = list(got)
         found = [e for c in chunks for e in (c.choices[0].logprobs.content or [])]
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     else:
-        choice = create(model=NAME, temperature=0, **asked).choices[0]
+        choice = got.choices[0]
         found, text = choice.logprobs.content, choice.message.content
     assert b"".join(bytes(entry.bytes) for entry in found).decode() == text
     tokens = alone(demo, prompt, 20).tokens
@@ -152,16 +133,14 @@ def test_logprobs_are_the_models_own(shared: Running, demo: Model, stream: bool)
 
 def test_logprobs_of_a_completion(shared: Running) -> None:
     """Log probabilities end where a stop string ends the text."""
-    asked = {"model": NAME, "prompt": "import os\n\ndef", "temperature": 0, "max_tokens": 30}
-    whole = shared.client.completions.create(**asked).choices[0].text
-    got = shared.client.completions.create(**asked, logprobs=2, stop=whole[14:17]).choices[0]
+    whole = shared.complete(PROMPT, max_tokens=30).choices[0].text
+    got = shared.complete(PROMPT, max_tokens=30, logprobs=2, stop=whole[14:17]).choices[0]
     found = got.logprobs
-    assert found and found.tokens and found.text_offset and found.token_logprobs
+    assert found.tokens
     assert "".join(found.tokens).startswith(got.text) and found.text_offset[-1] < len(got.text)
     assert found.text_offset == [len("".join(found.tokens[:i])) for i in range(len(found.tokens))]
-    for token, logprob, top in zip(
-        found.tokens, found.token_logprobs, found.top_logprobs or [], strict=True
-    ):
+    entries = zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True)
+    for token, logprob, top in entries:
         assert len(top) == 2 and max(top.values()) == pytest.approx(top[token]) == logprob
 
 
@@ -170,21 +149,14 @@ def test_the_next_turn_of_a_chat_goes_on(start: Start, demo: Model) -> None:
     server = start()
     messages = chat(QUESTIONS[0])
     for question in (QUESTIONS[4], QUESTIONS[5]):
-        first = server.client.chat.completions.create(
-            model=NAME, messages=messages, temperature=0, max_tokens=N
-        )
-        assert first.usage
+        first = server.answer(messages, max_tokens=N)
         text = first.choices[0].message.content
         messages += [{"role": "assistant", "content": text}, *chat(question)]
         # Someone else comes in between.
-        server.client.completions.create(model=NAME, prompt="x = ", max_tokens=5)
+        server.text("x = ")
         prompt = chat_tokens(demo, messages)
-        got = server.client.chat.completions.create(
-            model=NAME, messages=messages, temperature=0, max_tokens=N
-        )
-        assert got.usage and got.usage.prompt_tokens_details
-        cached = got.usage.prompt_tokens_details.cached_tokens
-        assert cached and cached >= first.usage.prompt_tokens
+        got = server.answer(messages, max_tokens=N)
+        assert got.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens
         assert got.choices[0].message.content == alone(demo, prompt, N).text
 
 
@@ -198,18 +170,16 @@ def test_a_failed_decode_is_an_error_and_the_server_goes_on(
         verify(*arguments)
         raise RuntimeError("a fault")
 
-    asked = {"model": NAME, "prompt": "import os\n\ndef", "temperature": 0, "max_tokens": 20}
     with monkeypatch.context() as patch:
         patch.setattr(generate, "verify", fail)
         with pytest.raises(openai.InternalServerError, match="a fault"):
-            server.client.completions.create(**asked)
+            server.complete(PROMPT)
         with pytest.raises(openai.APIError, match="a fault"):
-            list(server.client.completions.create(**asked, stream=True))
+            list(server.complete(PROMPT, stream=True))
     # A prompt that continues the failed ones: nothing of theirs is used.
-    longer = [*demo.tokenize(asked["prompt"]), *demo.tokenize(" main(", add_special=False)]
-    wanted = alone(demo, longer, 20).text
-    got = server.client.completions.create(**{**asked, "prompt": longer})
-    assert got.choices[0].text == wanted
+    longer = [*demo.tokenize(PROMPT), *demo.tokenize(" main(", add_special=False)]
+    got = server.complete(longer, max_tokens=20)
+    assert got.choices[0].text == alone(demo, longer, 20).text
     assert got.usage.prompt_tokens_details.cached_tokens == 0
     assert server.generator.outcomes["error"] == 2
 
@@ -220,10 +190,8 @@ def test_sampling_is_the_model_files_unless_the_request_says(
     """A file that asks for top_k 1 is answered greedily; every parameter reaches the sampler."""
     monkeypatch.setitem(demo.__dict__, "sampling", Sampling(temperature=0.8, top_k=1))
     server = start()
-    prompt = "import os\n\ndef"
-    asked: dict[str, Any] = {"model": NAME, "prompt": prompt, "max_tokens": 20}
-    greedy = alone(demo, demo.tokenize(prompt), 20).text
-    assert server.client.completions.create(**asked).choices[0].text == greedy
+    got = server.client.completions.create(model=NAME, prompt=PROMPT, max_tokens=20)
+    assert got.choices[0].text == alone(demo, demo.tokenize(PROMPT), 20).text
     given: dict[str, Any] = {
         **{"top_k": -1, "top_n_sigma": -1, "min_p": 0.1, "typical_p": 0.5, "top_p": 0.5},
         **{"xtc_probability": 0.5, "xtc_threshold": 0.2, "repetition_penalty": 1.5},
@@ -231,7 +199,7 @@ def test_sampling_is_the_model_files_unless_the_request_says(
         **{"dry_multiplier": 1, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": 4},
         **{"dry_sequence_breakers": ["a"], "logit_bias": {"5": -1}, "seed": 7},
     }
-    body = parse(CompletionBody, {"prompt": prompt, **given})
+    body = parse(CompletionBody, {"prompt": PROMPT, **given})
     (job,) = make_jobs(server.served, body)
     found = dataclasses.asdict(job.request.sampler.sampling)
     given["repeat_penalty"] = given.pop("repetition_penalty")

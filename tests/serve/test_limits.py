@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import httpx
@@ -133,7 +132,7 @@ def test_names_of_other_models(start: Start) -> None:
 
 def test_api_key(start: Start) -> None:
     server = start(api_key="right")
-    assert server.client.completions.create(model=NAME, prompt="x", max_tokens=1).choices
+    assert server.complete("x").choices
     wrong = openai.OpenAI(base_url=f"{server.url}/v1", api_key="wröng", max_retries=0)
     wrong = wrong.with_options(default_headers={"Authorization": "Bearer wrong"})
     with pytest.raises(openai.AuthenticationError, match="API key is missing or wrong"):
@@ -147,20 +146,18 @@ def test_api_key(start: Start) -> None:
 
 def test_a_full_queue(start: Start) -> None:
     server = start(n_sequences=1, max_queue=1, n_ctx=4096)
-    asked = {"model": NAME, "prompt": "x", "max_tokens": 4000, "temperature": 0}
-    more = {"extra_body": {"ignore_eos": True}, "stream": True}
-    streams = [server.client.completions.create(**asked, **more) for _ in range(2)]
-    while server.generator.n_running + server.generator.n_waiting < 2:
-        time.sleep(0.01)
+    more: Any = {"max_tokens": 4000, "extra_body": {"ignore_eos": True}, "stream": True}
+    streams = [server.complete("x", **more) for _ in range(2)]
+    server.wait_until_busy(2)
     with pytest.raises(openai.RateLimitError, match="the queue is full") as refused:
-        server.client.completions.create(**asked)
+        server.complete("x")
     assert int(refused.value.response.headers["retry-after"]) > 0
     health = httpx.get(f"{server.url}/health").json()
     assert (health["running"], health["waiting"]) == (1, 1)
     for stream in streams:
         stream.close()
     server.wait_until_idle()
-    assert server.client.completions.create(model=NAME, prompt="x", max_tokens=2).choices
+    assert server.complete("x").choices
     assert server.generator.outcomes["rejected"] == 1
 
 
@@ -202,7 +199,6 @@ def test_metrics(start: Start) -> None:
         assert found[f"pyllama_mtp_acceptance,{position}"] == pytest.approx(accepted / drafted)
     assert found["pyllama_mtp_requests_running"] == found["pyllama_mtp_requests_waiting"] == 0
     running.start()
-    while not server.generator.n_running:
-        time.sleep(0.005)
+    server.wait_until_busy()
     assert figures(server)["pyllama_mtp_requests_running"] == 1
     running.join()

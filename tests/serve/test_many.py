@@ -15,7 +15,7 @@ from pyllama_mtp import Model, generate
 from pyllama_mtp.errors import FatalDecodeError, WorkerLostError
 from pyllama_mtp.llama.context import Context
 
-from .conftest import NAME, Running, Start
+from .conftest import Running, Start
 from .support import QUESTIONS, alone, chat, chat_tokens, is_near_tie
 
 CLIENTS, N = 32, 48
@@ -31,14 +31,9 @@ def client_of(server: Running, number: int, together: threading.Barrier) -> str 
     """A client's text; None when it has hung up."""
     together.wait(60)
     text, hangs_up = "", number % 3 == 0
-    with server.client.chat.completions.create(
-        model=NAME,
-        messages=chat(question(number)),
-        temperature=0,
-        max_tokens=FAR if hangs_up else N,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    ) as stream:
+    more: Any = {"extra_body": {"ignore_eos": True}, "stream": True}
+    n_most = FAR if hangs_up else N
+    with server.answer(chat(question(number)), max_tokens=n_most, **more) as stream:
         for n, chunk in enumerate(stream):
             if hangs_up and n == HANG_UP_AFTER:
                 return None
@@ -82,13 +77,7 @@ def test_32_streams_of_which_some_hang_up(
 def test_hanging_up_stops_the_generation(start: Start, stream: bool) -> None:
     """The client of a running answer hangs up, and the client of a waiting one."""
     server = start(n_sequences=1, n_ctx=4096)
-    body = {
-        "prompt": "def",
-        "max_tokens": 3500,
-        "ignore_eos": True,
-        "stream": stream,
-        "temperature": 0,
-    }
+    body = {"prompt": "def", "max_tokens": 3500, "ignore_eos": True, "stream": stream}
 
     def hang_up() -> None:
         try:
@@ -138,8 +127,7 @@ def test_a_decode_that_fails_costs_what_ran_and_no_more(
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask, "def")
-        while not server.generator.n_running and not first.done():
-            time.sleep(0.001)
+        server.wait_until_busy(unless=first.done)
         second = pool.submit(ask, "class")
         assert "the computation failed: made up" in first.result(60)
         assert second.result(60) == alone(demo, demo.tokenize("class"), 8, ignore_eos=True).text
@@ -171,8 +159,7 @@ def test_a_lost_worker_ends_the_service(start: Start, monkeypatch: pytest.Monkey
     server = start()
 
     def lost(context: Context, batch: Any) -> None:
-        while server.generator.n_running + server.generator.n_waiting < 2:
-            time.sleep(0.001)
+        server.wait_until_busy(2)
         raise WorkerLostError("the worker at 127.0.0.1:1 is lost", "127.0.0.1:1")
 
     def ask() -> int:
@@ -184,8 +171,7 @@ def test_a_lost_worker_ends_the_service(start: Start, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Context, "decode_batch", lost)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask)
-        while not server.generator.n_running and not first.done():
-            time.sleep(0.001)
+        server.wait_until_busy(unless=first.done)
         second = pool.submit(ask)
         assert (first.result(60), second.result(60)) == (500, 503)
     assert ask() == 503

@@ -15,7 +15,7 @@ import pytest
 
 from pyllama_mtp.speculative.constraint import Constraint
 
-from .conftest import NAME, Running
+from .conftest import Running
 from .support import QUESTIONS, chat
 
 SCHEMA = {
@@ -39,21 +39,16 @@ OPENAI = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, 
 )
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_json_that_fits(shared: Running, given: dict[str, Any], temperature: int) -> None:
-    got = shared.client.chat.completions.create(
-        model=NAME, messages=chat(QUESTIONS[0]), temperature=temperature, extra_body=given
-    )
+    got = shared.answer(chat(QUESTIONS[0]), temperature=temperature, extra_body=given)
     (choice,) = got.choices
     assert choice.finish_reason == "stop"
     jsonschema.validate(json.loads(choice.message.content or ""), SCHEMA)
 
 
 def test_any_object_and_gbnf(shared: Running) -> None:
-    got = shared.client.chat.completions.create(
-        model=NAME, messages=chat(QUESTIONS[0]), response_format={"type": "json_object"}, seed=1
-    )
-    assert (got.choices[0].message.content or "").startswith("{")
-    gbnf = {"grammar": 'root ::= "yes" | "no"'}
-    said = shared.client.completions.create(model=NAME, prompt="x", seed=1, extra_body=gbnf)
+    got = shared.answer(chat(QUESTIONS[0]), response_format={"type": "json_object"}, max_tokens=40)
+    assert got.choices[0].message.content.startswith("{")
+    said = shared.complete("x", extra_body={"grammar": 'root ::= "yes" | "no"'})
     assert re.fullmatch("yes|no", said.choices[0].text)
 
 
@@ -70,7 +65,7 @@ def test_any_object_and_gbnf(shared: Running) -> None:
 )
 def test_bad_schemas(shared: Running, given: dict[str, Any], reason: str) -> None:
     with pytest.raises(openai.BadRequestError, match=reason):
-        shared.client.completions.create(model=NAME, prompt="x", extra_body=given)
+        shared.complete("x", extra_body=given)
 
 
 def test_a_grammar_that_fails_in_mid_answer_ends_only_its_request(
@@ -89,10 +84,8 @@ def test_a_grammar_that_fails_in_mid_answer_ends_only_its_request(
     monkeypatch.setattr(Constraint, "add", add)
     failing = {"json_schema": {"type": "string", "minLength": 400}}
     with ThreadPoolExecutor(1) as pool:
-        create: Any = shared.client.completions.create
-        first = pool.submit(create, model=NAME, prompt="x", max_tokens=300, extra_body=failing)
-        while not shared.generator.n_running and not first.done():
-            time.sleep(0.001)
+        first = pool.submit(shared.complete, "x", max_tokens=300, extra_body=failing)
+        shared.wait_until_busy(unless=first.done)
         text = shared.text("def", 100)
         with pytest.raises(openai.BadRequestError, match="JSON schema cannot be used"):
             first.result()

@@ -8,7 +8,7 @@ import pytest
 
 from pyllama_mtp import Model
 
-from .conftest import NAME, Running
+from .conftest import Running
 from .support import alone, chat, chat_tokens
 
 QUESTION = "What does this function do?\ndef g(a, b):\n    return a + b"
@@ -39,16 +39,13 @@ def test_thought_is_told_apart(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_budget_and_an_answer(shared: Running, stream: bool) -> None:
-    options: Any = {"extra_body": {"thinking_budget": 9}, "temperature": 0, "max_tokens": N}
-    create = shared.client.chat.completions.create
+    budget = {"extra_body": {"thinking_budget": 9}}
+    got = shared.answer(chat(QUESTION), max_tokens=N, stream=stream, **budget)
     if not stream:
-        message = create(model=NAME, messages=chat(QUESTION), **options).choices[0].message
-        thought, answer = message.reasoning_content, message.content  # type: ignore[attr-defined]
+        message = got.choices[0].message
+        thought, answer = message.reasoning_content, message.content
     else:
-        deltas = [
-            chunk.choices[0].delta
-            for chunk in create(model=NAME, messages=chat(QUESTION), stream=True, **options)
-        ]
+        deltas = [chunk.choices[0].delta for chunk in got]
         thought = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
         answer = "".join(delta.content or "" for delta in deltas)
     whole = ask(shared, thinking_budget_tokens=9)

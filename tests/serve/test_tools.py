@@ -10,7 +10,7 @@ import pytest
 
 from pyllama_mtp import Grammar, Model, Sampling
 
-from .conftest import NAME, Running
+from .conftest import Running
 from .support import chat
 
 PAINT = {
@@ -86,8 +86,7 @@ def test_a_call_that_must_be_made(
 ) -> None:
     options: Any = {"temperature": temperature, "max_tokens": 300, "seed": 5}
     options |= {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
-    create = shared.client.chat.completions.create
-    found = create(model=NAME, messages=chat("Paint!"), **options).choices[0]
+    found = shared.answer(chat("Paint!"), **options).choices[0]
     assert found.finish_reason == "tool_calls" and found.message.content is None
     assert found.message.tool_calls and len(found.message.tool_calls) == 1
     call = found.message.tool_calls[0]
@@ -95,7 +94,7 @@ def test_a_call_that_must_be_made(
     assert check(call) == "paint" or choice == "required"
 
     parts, reasons, names, deltas = "", [], [], 0
-    for chunk in create(model=NAME, messages=chat("Paint!"), stream=True, **options):
+    for chunk in shared.answer(chat("Paint!"), stream=True, **options):
         delta = chunk.choices[0].delta
         assert not delta.content
         for part in delta.tool_calls or ():
@@ -110,15 +109,8 @@ def test_a_call_that_must_be_made(
 
 
 def test_several_calls(shared: Running, form: str) -> None:
-    chunks = shared.client.chat.completions.create(
-        model=NAME,
-        messages=chat("Stop!"),  # type: ignore[arg-type]
-        tools=[STOP],  # type: ignore[list-item]
-        tool_choice="required",
-        max_tokens=110,
-        temperature=0,
-        stream=True,
-    )
+    options: Any = {"tools": [STOP], "tool_choice": "required", "max_tokens": 110}
+    chunks = shared.answer(chat("Stop!"), stream=True, **options)
     parts = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or ()]
     began = [part.index for part in parts if part.id]
     assert len(began) > 1 and began == list(range(len(began))), "the model makes one call only"
@@ -149,14 +141,7 @@ def test_calls_that_the_model_makes(
         grammar = Grammar.lark(f"start: {json.dumps(text)}")
         monkeypatch.setattr(demo, "sampling", Sampling(grammar=grammar))
         whole = ask(shared, tools=TOOLS)
-        create = shared.client.chat.completions.create
-        chunks = create(
-            model=NAME,
-            messages=chat("Paint!"),  # type: ignore[arg-type]
-            tools=TOOLS,
-            stream=True,
-            temperature=0,
-        )
+        chunks = shared.answer(chat("Paint!"), tools=TOOLS, stream=True)
         content, calls = "", list[dict[str, str]]()
         for chunk in chunks:
             delta = chunk.choices[0].delta
