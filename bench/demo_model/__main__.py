@@ -7,7 +7,6 @@ from the checkpoint in the work folder; `--stages` runs a part (export of a runn
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -47,31 +46,6 @@ def trained(work: Path) -> tuple[Model, dict[str, Any]]:
     return model, {key: saved[key] for key in ("plan", "step", "tokens", "seconds")}
 
 
-def write_card(work: Path, out: Path, n_train: int, n_heldout: int) -> None:
-    """Gather every measured fact and write MODEL_CARD.md."""
-    gguf_file = out / "demo.gguf"
-    model = export.load(gguf_file)
-    _, run = trained(work)
-    parameters = sum(p.numel() for p in model.parameters())
-    facts = {
-        "sources": card.load_json(work / "sources.json"),
-        "characters": card.load_json(work / "characters.json"),
-        "tokens": {"train": n_train, "heldout": n_heldout},
-        "plan": run["plan"],
-        "run": run,
-        "weights": (train.HEAD_WEIGHT, train.SECOND_WEIGHT),
-        "evaluation": card.load_json(work / "evaluation.json"),
-        "file": {
-            "millions": f"{parameters / 1e6:.1f}",
-            "parameters": parameters,
-            "head_parameters": sum(p.numel() for p in model.head.parameters()),
-            "size": gguf_file.stat().st_size,
-            "sha256": hashlib.sha256(gguf_file.read_bytes()).hexdigest(),
-        },
-    }
-    card.write(out / "MODEL_CARD.md", facts, model.c)
-
-
 def main() -> None:
     """Run the stages that were asked for."""
     args = arguments()
@@ -100,7 +74,8 @@ def main() -> None:
         path = args.reference or work / "demo_reference.npz"
         print("largest differences:", reference.write(gguf_file, heldout, path))
     if "card" in stages:
-        write_card(work, out, len(stream), len(heldout))
+        _, run = trained(work)
+        card.write(work, gguf_file, export.load(gguf_file), run, len(stream), len(heldout))
 
 
 if __name__ == "__main__":

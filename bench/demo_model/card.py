@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-from .evaluate import CLASSES
-from .net import Config
+from . import evaluate
+from .corpus import CLASSES
+from .net import Model
+from .train import HEAD_WEIGHT, SECOND_WEIGHT
 
 TEMPLATE = Path(__file__).with_name("card.md.in")
 
@@ -22,18 +25,11 @@ def _percent(values: list[float]) -> str:
 
 def _figures(result: dict[str, Any]) -> str:
     """The evaluation section."""
-    held = result["heldout"]
-    rows = [["all", held], *result["by_class"].items()]
+    losses = ("trunk_loss", "head_loss")
     text = _table(
         [
-            [
-                name,
-                f"{r['tokens']:,}",
-                f"{r['trunk_loss']:.3f}",
-                f"{r['head_loss']:.3f}",
-                _percent(r["agreement"]),
-            ]
-            for name, r in rows
+            [name, f"{r['tokens']:,}", *(f"{r[k]:.3f}" for k in losses), _percent(r["agreement"])]
+            for name, r in (("all", result["heldout"]), *result["by_class"].items())
         ]
     )
     out = (
@@ -46,13 +42,8 @@ def _figures(result: dict[str, Any]) -> str:
     )
     for key, title in (("greedy", "greedy"), ("sampled", "temperature 0.8")):
         rows_ = [
-            [
-                name,
-                str(r["drafted"][0]),
-                _percent(r["rate"]),
-                f"{r['tokens_per_round']:.2f}",
-            ]
-            for name, r in ((n, result[key]["classes"][n]) for n in CLASSES)
+            [name, str(r["drafted"][0]), _percent(r["rate"]), f"{r['tokens_per_round']:.2f}"]
+            for name, r in ((n, result[key]["classes"][n]) for n in evaluate.CLASSES)
         ]
         out += (
             f"\n### Acceptance on held-out prompts, {title}\n"
@@ -67,45 +58,53 @@ def _figures(result: dict[str, Any]) -> str:
     return out
 
 
-def _classes(counts: dict[str, int], classes: list[str]) -> str:
-    return " / ".join(f"{counts.get(name, 0):,}" for name in classes)
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text())
 
 
-def write(path: Path, facts: dict[str, Any], config: Config) -> None:
-    """Write the card. `facts` holds: sources, characters, tokens, plan, run, file, evaluation."""
-    classes = ["prose", "code", "factual", "instruction", "thinking"]
-    sources = _table(
-        [
-            [s["name"], s["version"], s["licence"], s["what"], f"`{s['sha256']}`"]
-            for s in facts["sources"]
-        ]
-    )[2:-2]
-    attention = ", ".join(str(i) for i in range(config.n_layer) if (i + 1) % config.interval == 0)
-    plan, run = facts["plan"], facts["run"]
+def write(
+    work: Path, gguf_file: Path, model: Model, run: dict[str, Any], n_train: int, n_heldout: int
+) -> None:
+    """Write MODEL_CARD.md beside the model.
+
+    Args:
+        work: the folder with sources.json, characters.json and evaluation.json.
+        run: the record of the training: plan, step, tokens, seconds.
+        n_train, n_heldout: tokens of the two parts.
+    """
+    c, plan, characters = model.c, run["plan"], _read(work / "characters.json")
+    keys = ("name", "version", "licence", "what")
+    sources = _read(work / "sources.json")
+    parameters = sum(p.numel() for p in model.parameters())
+
+    def counts(part: str) -> str:
+        return " / ".join(f"{characters[part].get(name, 0):,}" for name in CLASSES)
+
     fields = {
-        "c": config,
-        "attention": attention,
-        "sources": "| " + sources + " |",
-        "classes": " / ".join(classes),
-        "train_chars": _classes(facts["characters"]["train"], classes),
-        "held_chars": _classes(facts["characters"]["heldout"], classes),
-        "train_tokens": facts["tokens"]["train"],
-        "held_tokens": facts["tokens"]["heldout"],
-        "epochs": run["tokens"] / facts["tokens"]["train"],
+        "c": c,
+        "millions": f"{parameters / 1e6:.1f}",
+        "parameters": parameters,
+        "head_parameters": sum(p.numel() for p in model.head.parameters()),
+        "attention": ", ".join(str(i) for i in range(c.n_layer) if (i + 1) % c.interval == 0),
+        "size": gguf_file.stat().st_size,
+        "sha256": hashlib.sha256(gguf_file.read_bytes()).hexdigest(),
+        "sources": _table([[*(s[key] for key in keys), f"`{s['sha256']}`"] for s in sources]),
+        "classes": " / ".join(CLASSES),
+        "train_chars": counts("train"),
+        "held_chars": counts("heldout"),
+        "train_tokens": n_train,
+        "held_tokens": n_heldout,
+        "steps": run["step"],
+        "tokens": run["tokens"],
+        "epochs": run["tokens"] / n_train,
         "taken": run["seconds"] / 60,
         "compiled": " --compile" if plan["compile"] else "",
         "long": 1 - plan["long_from"],
         "per_step": plan["tokens_per_step"],
-        "figures": _figures(facts["evaluation"]),
+        "hw": HEAD_WEIGHT,
+        "sw": SECOND_WEIGHT,
+        "n_ctx": c.n_ctx,
+        "figures": _figures(_read(work / "evaluation.json")),
     }
-    fields |= {"hw": facts["weights"][0], "sw": facts["weights"][1], "tokens": run["tokens"]}
     fields |= {k: plan[k] for k in ("minutes", "seed", "row", "long_row", "lr_matrix", "lr_other")}
-    text = TEMPLATE.read_text().format(
-        steps=run["step"], n_ctx=config.n_ctx, **fields, **facts["file"]
-    )
-    path.write_text(text)
-
-
-def load_json(path: Path) -> Any:
-    """Parsed content of a JSON file."""
-    return json.loads(path.read_text())
+    gguf_file.with_name("MODEL_CARD.md").write_text(TEMPLATE.read_text().format(**fields))

@@ -10,19 +10,16 @@ from dataclasses import dataclass
 MAX_LITERAL = 12  # elements of a container literal before it counts as a data table
 MAX_LINES = 70  # lines of one definition after rewriting
 
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
 
 @dataclass
 class Function:
-    """One function with a docstring: its name, arguments, first sentence, code and tree."""
+    """One function; `summary` is the first line of its docstring, or empty."""
 
     name: str
     arguments: list[str]
     summary: str
     code: str
     tree: ast.FunctionDef | ast.AsyncFunctionDef
-    owner: str = ""
 
 
 def _is_data(node: ast.AST) -> bool:
@@ -138,11 +135,9 @@ def _class_parts(node: ast.ClassDef) -> Iterator[str]:
 
 
 def functions(tree: ast.Module) -> Iterator[Function]:
-    """Every function and method of 2 to 28 lines that has a docstring of its own."""
-    owners: list[tuple[str, ast.AST]] = [("", tree)]
-    owners += [(n.name, n) for n in tree.body if isinstance(n, ast.ClassDef)]
-    for owner, parent in owners:
-        for node in parent.body:  # type: ignore[attr-defined]
+    """Every function and method of at least two statements and at most 28 lines."""
+    for parent in (tree, *(n for n in tree.body if isinstance(n, ast.ClassDef))):
+        for node in parent.body:
             if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or _is_data(node):
                 continue
             code = _written(node)
@@ -150,4 +145,4 @@ def functions(tree: ast.Module) -> Iterator[Function]:
             if not _good(code) or len(code.splitlines()) > 28 or len(node.body) < 2:
                 continue
             arguments = [a.arg for a in node.args.args if a.arg not in ("self", "cls")]
-            yield Function(node.name, arguments, summary, code, node, owner)
+            yield Function(node.name, arguments, summary, code, node)

@@ -1,8 +1,8 @@
 """The corpus: clean every source, make the chat pairs, split by file, write JSON lines.
 
-Each line is `{"class": ..., "source": ..., "text": ...}` with class one of `prose`, `code`,
-`factual`, `instruction`, `thinking`. A file belongs to the held-out part when the first byte of
-the sha256 of its path is below HELDOUT; everything made from it goes where the file goes.
+Each line is `{"class": ..., "source": ..., "text": ...}` with one of CLASSES. A file belongs to the
+held-out part if the first byte of the sha256 of its path is below HELDOUT; all that is made from
+the file goes there, too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from . import chat, code, prose
 from .sources import fetch
 
+CLASSES = ("prose", "code", "factual", "instruction", "thinking")
 HELDOUT = 10  # of 256: about 4 % of the files
 MAX_DOCUMENT = 6000  # characters; longer pages are cut at paragraph ends
 
@@ -42,18 +43,18 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _pieces(paragraphs: list[str], joiner: str = "\n\n") -> Iterator[str]:
+def _pieces(paragraphs: list[str]) -> Iterator[str]:
     """Join paragraphs into documents of at most MAX_DOCUMENT characters."""
     piece: list[str] = []
     size = 0
     for paragraph in paragraphs:
         if size + len(paragraph) > MAX_DOCUMENT and piece:
-            yield joiner.join(piece)
+            yield "\n\n".join(piece)
             piece, size = [], 0
         piece.append(paragraph)
         size += len(paragraph)
     if size > 200:
-        yield joiner.join(piece)
+        yield "\n\n".join(piece)
 
 
 def from_code(text: str) -> Iterator[tuple[str, str]]:

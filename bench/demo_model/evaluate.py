@@ -17,8 +17,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from tokenizers import Tokenizer
-from torch import Tensor
 
+from . import corpus
 from .chat import END_OF_TEXT, IM_END, IM_START
 from .net import Model, rope_tables
 from .tokenizer import encode, read
@@ -33,13 +33,6 @@ def prompt_text(record: dict[str, Any]) -> str:
     if not record["chat"]:
         return record["prompt"]
     return f"{IM_START}user\n{record['prompt']}{IM_END}\n{IM_START}assistant\n"
-
-
-@torch.no_grad()
-def choices(model: Model, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Logits of the trunk (b, t, v) and the first choice of each draft step, each (b, t)."""
-    hidden, states = model(tokens, steps=DEPTH)
-    return model.logits(hidden), [model.logits(state).argmax(-1) for state in states]
 
 
 @torch.no_grad()
@@ -134,6 +127,7 @@ def rounds(
     return drafted, accepted, count
 
 
+@torch.no_grad()
 def acceptance(
     model: Model,
     tokenizer: Tokenizer,
@@ -149,8 +143,9 @@ def acceptance(
     counts: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
     samples = []
     for record, prompt, text in zip(records, prompts, texts, strict=True):
-        _, drafts = choices(model, torch.tensor([text]))
-        drafted, accepted, n_rounds = rounds(len(prompt), text, [d[0].tolist() for d in drafts])
+        _, states = model(torch.tensor([text]), steps=DEPTH)
+        drafts = [model.logits(state).argmax(-1)[0].tolist() for state in states]
+        drafted, accepted, n_rounds = rounds(len(prompt), text, drafts)
         totals[record["class"]] += np.array([drafted, accepted])
         counts[record["class"]] += (n_rounds, len(text) - len(prompt) - 1)
         shown = tokenizer.decode(text[len(prompt) :], skip_special_tokens=False)
@@ -181,7 +176,7 @@ def evaluate(
         "heldout": on_text(model, np.load(work / "heldout.npy"), limit=limit),
         "by_class": {},
     }
-    for kind in ("prose", "code", "factual", "instruction", "thinking"):
+    for kind in corpus.CLASSES:
         chosen = [r for r in heldout if r["class"] == kind]
         stream = encode(tokenizer, chosen, 0)
         result["by_class"][kind] = on_text(model, stream, limit=class_limit)

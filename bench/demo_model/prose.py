@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 ROLE = re.compile(r":[a-zA-Z:+-]+:`([^`<]*?)(?:\s*<[^`>]*>)?`")
 LINK = re.compile(r"`([^`<]+?)\s*<[^`>]+>`_{1,2}")
-NAMED = re.compile(r"`([^`]+)`__?\b|\b(\w+)_\b(?!\w)")
 RULE = re.compile(r"^([=\-~^*+#\"'.])\1{2,}\s*$")
 DIRECTIVE = re.compile(r"^(\s*)\.\. ([\w:-]+)::\s*(.*)$")
 API = {
@@ -157,7 +156,7 @@ def clean(source: str) -> Page:
 
 
 def readable(text: str) -> bool:
-    """True for ASCII text that is mostly words: no tables, digests or number lists."""
+    """Whether this is ASCII text that is mostly words: no tables, digests or number lists."""
     if not text.isascii() or ("http" in text and len(text) < 120) or "<|" in text:
         return False
     letters = sum(c.isalpha() or c.isspace() for c in text)

@@ -26,36 +26,17 @@ class Package:
     what: str
 
 
+PYTHON, LIBRARY = "3.11.2-6+deb12u8", "the standard library's Python code and docstrings"
+# fmt: off
 PACKAGES = (
-    Package(
-        "libpython3.11-stdlib",
-        "3.11.2-6+deb12u8",
-        "apt",
-        "PSF-2.0",
-        "the standard library's Python code and docstrings",
-    ),
-    Package(
-        "libpython3.11-minimal",
-        "3.11.2-6+deb12u8",
-        "apt",
-        "PSF-2.0",
-        "the standard library's Python code and docstrings",
-    ),
-    Package(
-        "python3.11-doc",
-        "3.11.2-6+deb12u8",
-        "apt",
-        "PSF-2.0 (code examples also 0BSD)",
-        "the Python manual's source text, without its change log",
-    ),
-    Package(
-        "Django",
-        "5.2",
-        "pip",
-        "BSD-3-Clause",
-        "the package's code and docstrings, its manual without the release notes",
-    ),
+    Package("libpython3.11-stdlib", PYTHON, "apt", "PSF-2.0", LIBRARY),
+    Package("libpython3.11-minimal", PYTHON, "apt", "PSF-2.0", LIBRARY),
+    Package("python3.11-doc", PYTHON, "apt", "PSF-2.0 (code examples also 0BSD)",
+            "the Python manual's source text, without its change log"),
+    Package("Django", "5.2", "pip", "BSD-3-Clause",
+            "the package's code and docstrings, its manual without the release notes"),
 )
+# fmt: on
 
 
 class FetchError(RuntimeError):

@@ -8,9 +8,8 @@ from .code import Function
 
 
 def _q(node: ast.AST) -> str:
-    """The source of an expression in backquotes; long ones are cut to their head."""
-    text = ast.unparse(node)
-    return f"`{text}`"
+    """The source of an expression in backquotes."""
+    return f"`{ast.unparse(node)}`"
 
 
 def _short(node: ast.AST, limit: int = 70) -> bool:

@@ -62,10 +62,8 @@ def encode(tokenizer: Tokenizer, records: list[dict[str, str]], seed: int) -> np
     order = list(range(len(records)))
     random.Random(seed).shuffle(order)
     end = tokenizer.token_to_id(END_OF_TEXT)
-    parts = []
-    for encoding in tokenizer.encode_batch([records[i]["text"] for i in order]):
-        parts.append(np.array([*encoding.ids, end], dtype=np.uint16))
-    return np.concatenate(parts)
+    encodings = tokenizer.encode_batch([records[i]["text"] for i in order])
+    return np.concatenate([np.array([*one.ids, end], dtype=np.uint16) for one in encodings])
 
 
 def prepare(work: Path, n_vocab: int, seed: int) -> tuple[Tokenizer, np.ndarray, np.ndarray]:
