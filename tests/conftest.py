@@ -127,6 +127,22 @@ def demo(demo_file: Path, n_gpu_layers: int) -> Iterator[Model]:
         yield model
 
 
+@pytest.fixture
+def told(
+    demo: Model, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[list[dict[str, Any]], dict[str, Any], str]]:
+    """What the demo model's template is told, and says: messages, variables, text of each call."""
+    found: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = []
+    plain = demo.apply_chat_template
+
+    def listen(messages: Any, **variables: Any) -> str:
+        found.append((messages, variables, plain(messages, **variables)))
+        return found[-1][2]
+
+    monkeypatch.setattr(demo, "apply_chat_template", listen)
+    return found
+
+
 @pytest.fixture(scope="session")
 def moe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A mixture-of-experts model with random weights."""

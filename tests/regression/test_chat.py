@@ -134,15 +134,9 @@ def test_the_same_prompt_again_is_answered_at_once(demo: Model, depth: int | str
         assert session.generate(other, **options).run().tokens == more.tokens
 
 
-def test_what_the_template_is_told(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, Any]] = []
-    plain = demo.apply_chat_template
-
-    def listen(messages: Any, **variables: Any) -> str:
-        told.append(variables)
-        return plain(messages)
-
-    monkeypatch.setattr(demo, "apply_chat_template", listen)
+def test_what_the_template_is_told(
+    demo: Model, monkeypatch: pytest.MonkeyPatch, told: list[Any]
+) -> None:
     call = "<function=f>\n<parameter=a>\nb\n</parameter>\n</function>"
     monkeypatch.setattr(demo, "chat_template", f"<tool_call>\n{call}\n</tool_call>")
     tools = [{"type": "function", "function": {"name": "f"}}]
@@ -151,7 +145,7 @@ def test_what_the_template_is_told(demo: Model, monkeypatch: pytest.MonkeyPatch)
         session.chat(ASKS, tools=tools, thinking=False)
         options = ChatOptions(reasoning_effort="high", variables={"x": 1})
         session.chat(ASKS, options=options)
-    assert told == [
+    assert [variables for _, variables, _ in told] == [
         {},
         {"tools": tools, "enable_thinking": False},
         {"x": 1, "enable_thinking": True, "reasoning_effort": "high"},

@@ -71,24 +71,14 @@ def test_no_thought(shared: Running, options: Any) -> None:
     assert message["content"] and "reasoning_content" not in message
 
 
-def test_what_the_template_is_told(
-    shared: Running, demo: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[Any] = []
-    plain = demo.apply_chat_template
-
-    def listen(messages: Any, **variables: Any) -> str:
-        told.append((messages, variables))
-        return plain(messages)
-
-    monkeypatch.setattr(demo, "apply_chat_template", listen)
+def test_what_the_template_is_told(shared: Running, told: list[Any]) -> None:
     turn = {"role": "assistant", "content": "b", "reasoning": "a"}
     messages = [*chat("x"), turn, *chat("y")]
     ask(shared, messages=messages, max_tokens=1, reasoning_effort="low")
     ask(shared, max_tokens=1, chat_template_kwargs={"enable_thinking": True, "more": 1})
     ask(shared, max_tokens=1)
     assert told[0][0][1] == {"role": "assistant", "content": "b", "reasoning_content": "a"}
-    assert [variables for _, variables in told] == [
+    assert [variables for _, variables, _ in told] == [
         {"enable_thinking": True, "reasoning_effort": "low"},
         {"enable_thinking": True, "more": 1},
         {},

@@ -170,16 +170,8 @@ def test_calls_that_the_model_makes(
 
 
 def test_what_the_template_is_told(
-    shared: Running, demo: Model, form: str, monkeypatch: pytest.MonkeyPatch
+    shared: Running, demo: Model, form: str, told: list[Any]
 ) -> None:
-    told: list[Any] = []
-    plain = demo.apply_chat_template
-
-    def listen(messages: Any, **variables: Any) -> str:
-        told.append((messages, variables, plain(messages, **variables)))
-        return str(told[-1][2])
-
-    monkeypatch.setattr(demo, "apply_chat_template", listen)
     function = {"name": "paint", "arguments": '{"colour": "red", "where": ["<a>"]}'}
     call = {"id": "call_1", "index": 0, "type": "function", "function": function}
     messages = [
@@ -196,7 +188,7 @@ def test_what_the_template_is_told(
     for text in (told_of_tools, told_nothing):
         assert where in text and "Done." in text and "None" not in text
     assert '"description": "Paint it."' in told_of_tools
-    assert "description" not in told_nothing and usual == plain(chat("Hello"))
+    assert "description" not in told_nothing and usual == demo.apply_chat_template(chat("Hello"))
     if form == "xml":
         assert told[0][1]["tools"] == TOOLS and "tools" not in told[1][1]
         assert told[0][0][2]["tool_calls"][0]["function"]["arguments"]["where"] == ["<a>"]
