@@ -1,5 +1,5 @@
-"""Model files made from whole ones: with other tensors, with an MTP head over a part of the
-vocabulary."""
+"""Model files of a few arrays and tensors; others made from whole ones: with other tensors, with an
+MTP head over a part of the vocabulary."""
 
 from __future__ import annotations
 
@@ -43,6 +43,29 @@ def finish(writer: GGUFWriter, tensors: Mapping[str, Any]) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def write_bare(
+    path: Path,
+    tokens: list[str],
+    types: Any,
+    merges: list[str],
+    tensors: Tensors | None = None,
+) -> Path:
+    """A file with these arrays and tensors, and no more than a description of it needs."""
+    writer = GGUFWriter(path, "qwen35")
+    writer.add_block_count(3)
+    writer.add_uint32("qwen35.nextn_predict_layers", 1)
+    if tokens:
+        writer.add_token_list(tokens)
+    if isinstance(types, list) and types:
+        writer.add_token_types(types)
+    elif types:
+        writer.add_key_value("tokenizer.ggml.token_type", types, GGUFValueType.ARRAY)
+    if merges:
+        writer.add_token_merges(merges)
+    finish(writer, tensors or {"output.weight": np.zeros((2, 32))})
+    return path
 
 
 def rewrite(

@@ -31,7 +31,7 @@ from pyllama_mtp.models.draftvocab import (
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.settings import DRAFT_VOCAB_LEAST
 
-from .modelfiles import write_model
+from ..trimmed import write_bare
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
@@ -101,7 +101,7 @@ def test_tokenizers_of_no_use(
     tmp_path: Path, tokens: list[str], types: Any, merges: list[str], message: str
 ) -> None:
     with pytest.raises(ModelFileError, match=message) as caught:
-        read_tokenizer(write_model(tmp_path / "m.gguf", tokens, types, merges))
+        read_tokenizer(write_bare(tmp_path / "m.gguf", tokens, types, merges))
     assert caught.value.path == str(tmp_path / "m.gguf")
 
 
@@ -239,7 +239,7 @@ def test_a_number_too_small(demo_file: Path, size: Any) -> None:
 def test_more_special_tokens_than_the_least_size(tmp_path: Path) -> None:
     names = [f"t{i}" for i in range(600)]
     types = [NORMAL] * 100 + [CONTROL] * 400 + [NORMAL] * 100
-    path = write_model(tmp_path / "m.gguf", names, types, ["t 1"])
+    path = write_bare(tmp_path / "m.gguf", names, types, ["t 1"])
     with pytest.raises(UsageError, match=r"at least 400 are needed .special tokens: 400"):
         choose(path, 399)
     chosen = choose(path, 400)
@@ -253,10 +253,7 @@ def saved(folder: Path, tokenizer: Tokenizer, ids: Any, name: str = "ranking.jso
 
 
 def test_a_file_gives_its_best(
-    tmp_path: Path,
-    demo_file: Path,
-    demo_tokenizer: Tokenizer,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, demo_file: Path, demo_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     special = demo_tokenizer.special.tolist()
     others = [t for t in range(2047, -1, -1) if t not in special]

@@ -16,7 +16,7 @@ from pyllama_mtp.llama.drafthead import HeadRows, head_rows
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.synth import write_synthetic
 
-from .modelfiles import write_model
+from ..trimmed import write_bare
 
 IDS = np.array([0, 1, 7, 1000, 2046, 2047], dtype=np.int32)
 
@@ -65,7 +65,7 @@ def test_the_block_has_a_head_of_its_own(tmp_path: Path, kind: str) -> None:
     own = "blk.2.nextn.shared_head_head.weight"
     tensors = {name: (data[::-1].copy(), quant) for name in ("output.weight", "token_embd.weight")}
     tensors["blk.1.nextn.shared_head_head.weight"] = tensors["output.weight"]
-    path = write_model(tmp_path / "m.gguf", ["a"], [1], ["a b"], {**tensors, own: (data, quant)})
+    path = write_bare(tmp_path / "m.gguf", ["a"], [1], ["a b"], {**tensors, own: (data, quant)})
     ids = np.array([0, 17, 39], np.int32)
     found = head_rows(path, ids)
     assert (found.name, found.type) == (own, int(quant))
@@ -81,7 +81,7 @@ def test_rows_that_a_head_has_not(demo_file: Path, ids: list[int]) -> None:
 
 def test_a_file_without_a_head(tmp_path: Path) -> None:
     tensors = {"output_norm.weight": (np.ones(32, np.float32), None)}
-    path = write_model(tmp_path / "m.gguf", ["a"], [1], ["a b"], tensors)
+    path = write_bare(tmp_path / "m.gguf", ["a"], [1], ["a b"], tensors)
     with pytest.raises(ModelFileError, match="has no LM head"):
         head_rows(path, IDS)
 
