@@ -144,6 +144,14 @@ def told(
 
 
 @pytest.fixture(scope="session")
+def tiny_dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dense model with random weights."""
+    from pyllama_mtp.models.synth import write_synthetic
+
+    return write_synthetic(tmp_path_factory.mktemp("models") / "dense.gguf", "tiny", "q8_0")
+
+
+@pytest.fixture(scope="session")
 def moe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A mixture-of-experts model with random weights."""
     from pyllama_mtp.models.synth import write_synthetic

@@ -47,8 +47,8 @@ def write_changed(
     return write_synthetic(path, "tiny", "f16", **overrides)
 
 
-def test_tiny_models_are_valid(tiny_dense: Path, tiny_moe: Path) -> None:
-    dense, moe = validate_model_file(tiny_dense), validate_model_file(tiny_moe)
+def test_tiny_models_are_valid(tiny_dense: Path, moe_file: Path) -> None:
+    dense, moe = validate_model_file(tiny_dense), validate_model_file(moe_file)
     assert (dense.architecture, moe.architecture) == ("qwen35", "qwen35moe")
     for info in (dense, moe):
         assert (info.n_layer, info.n_mtp_layers, info.n_embd, info.n_vocab) == (4, 1, 128, 2048)
@@ -61,8 +61,8 @@ def test_tiny_models_are_valid(tiny_dense: Path, tiny_moe: Path) -> None:
     assert set(dense.tensor_types) == {"Q8_0", "F32"}
 
 
-def test_description_agrees_with_the_gguf_package(tiny_moe: Path) -> None:
-    info, reader = read_gguf(tiny_moe), gguf.GGUFReader(tiny_moe)
+def test_description_agrees_with_the_gguf_package(moe_file: Path) -> None:
+    info, reader = read_gguf(moe_file), gguf.GGUFReader(moe_file)
     theirs = {
         t.name: (tuple(int(d) for d in t.shape), t.tensor_type.name, t.data_offset, t.n_bytes)
         for t in reader.tensors
@@ -110,10 +110,7 @@ CHANGES: list[tuple[Callable[[gguf.GGUFWriter], object] | str, str]] = [
         (lambda w, key=key, value=value: w.add_uint32(f"qwen35.{key}", value), message)  # type: ignore[misc]
         for (key, value), message in NUMBERS.items()
     ),
-    (
-        lambda w: w.kv_data[0].pop("qwen35.ssm.state_size"),
-        "missing hyper-parameters: .*state_size",
-    ),
+    (lambda w: w.kv_data[0].pop("qwen35.ssm.state_size"), "missing hyper-parameters: .*state_size"),
     (lambda w: w.add_string("qwen35.block_count", "5"), "expected a whole number"),
     (lambda w: w.add_uint16("split.count", 3), "one of 3 parts"),
     *(

@@ -45,9 +45,9 @@ def test_a_split_model_is_the_model(parts: list[Path], demo_file: Path) -> None:
     assert text(parts[0]) == text(demo_file)
 
 
-def test_rows_of_the_head_are_read_where_it_is(tiny_moe: Path, tmp_path: Path) -> None:
-    parts, ids = write_parts(tiny_moe, tmp_path, 30), np.arange(0, 2048, 7, dtype=np.int32)
-    split, whole = head_rows(parts[0], ids), head_rows(tiny_moe, ids)
+def test_rows_of_the_head_are_read_where_it_is(moe_file: Path, tmp_path: Path) -> None:
+    parts, ids = write_parts(moe_file, tmp_path, 30), np.arange(0, 2048, 7, dtype=np.int32)
+    split, whole = head_rows(parts[0], ids), head_rows(moe_file, ids)
     (place,) = {t.file for t in read_gguf(parts[0]).tensors if t.name == "output.weight"}
     assert place == str(parts[-1])
     assert np.array_equal(split.data, whole.data)

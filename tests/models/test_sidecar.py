@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_mtp import files
 from pyllama_mtp.errors import (
-    DiskFullError,
     HeadMismatchError,
     ModelFileError,
     NoMtpHeadError,
@@ -43,7 +41,7 @@ def tensors(info: GGUFInfo) -> dict[str, tuple[str, tuple[int, ...], str]]:
     return found
 
 
-@pytest.fixture(params=["demo_file", "tiny_dense", "tiny_moe"])
+@pytest.fixture(params=["demo_file", "tiny_dense", "moe_file"])
 def whole(request: pytest.FixtureRequest) -> Path:
     """Models with one matrix for embedding and LM head, and with two; dense and of experts."""
     path: Path = request.getfixturevalue(request.param)
@@ -261,7 +259,7 @@ def test_the_head_of_another_model_of_this_shape(
     assert message in str(caught.value) and str(head) in str(caught.value)
 
 
-def test_what_is_refused(demo_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_refused(demo_file: Path, tmp_path: Path) -> None:
     trunk = drop_head(demo_file, tmp_path / "m.gguf")
     out = tmp_path / "out.gguf"
     cases: list[tuple[type[PyllamaMtpError], str, Callable[[], object]]] = [
@@ -269,16 +267,12 @@ def test_what_is_refused(demo_file: Path, tmp_path: Path, monkeypatch: pytest.Mo
         (NoMtpHeadError, "no MTP head to be left out", lambda: drop_head(trunk, out)),
         (UsageError, "unknown type 'q9'", lambda: extract_head(demo_file, out, "q9")),
         (UsageError, "importance matrix", lambda: extract_head(demo_file, out, "iq2_xxs")),
-        (UsageError, "exists", lambda: extract_head(demo_file, trunk)),
         (UsageError, "is read", lambda: graft_head(trunk, demo_file, trunk, force=True)),
         (ModelFileError, "no such", lambda: graft_head(trunk, tmp_path / "x.gguf", out)),
     ]
     for kind, message, act in cases:
         with pytest.raises(kind, match=message):
             act()
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 8, 1))
-    with pytest.raises(DiskFullError, match=r"needs 0\.00 GB"):
-        extract_head(demo_file, out)
     assert {path.name for path in tmp_path.iterdir()} == {"m.gguf"}
 
 

@@ -14,9 +14,7 @@ import gguf
 import numpy as np
 import pytest
 
-from pyllama_mtp import files
-from pyllama_mtp.cli import main
-from pyllama_mtp.errors import DiskFullError, UsageError
+from pyllama_mtp.errors import UsageError
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
 from pyllama_mtp.models.predictable import Draw
@@ -26,7 +24,7 @@ from pyllama_mtp.models.synth import synthetic_size, write_synthetic
 from pyllama_mtp.models.vocab import byte_alphabet, synthetic_vocabulary
 from pyllama_mtp.sizing import HOST
 
-from ..processes import disk_full_at
+from ..processes import Cli
 
 
 @pytest.mark.parametrize("tensor_type", TENSOR_TYPES)
@@ -98,50 +96,6 @@ def test_memory_stays_bounded_on_a_large_file(tmp_path: Path) -> None:
     assert path.stat().st_size > 250 << 20
 
 
-def test_progress_ends_at_the_total(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    write_synthetic(
-        tmp_path / "m.gguf", "tiny", "q8_0", progress=lambda done, total: seen.append((done, total))
-    )
-    assert [d for d, _ in seen] == sorted(d for d, _ in seen)
-    assert seen[-1] == (synthetic_size(get_shape("tiny"), "q8_0"),) * 2
-
-
-def test_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    path.write_text("precious")
-    with pytest.raises(UsageError, match="exists"):
-        write_synthetic(path, "tiny", "q8_0")
-    assert path.read_text() == "precious"
-    write_synthetic(path, "tiny", "q8_0", force=True)
-    validate_model_file(path)
-
-
-def test_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(DiskFullError, match="are free"):
-        write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("limit", [1000, 60_000, 500_000])
-def test_disk_that_fills_up(limit: int, tmp_path: Path) -> None:
-    """The file size limit strikes in the header, in the vocabulary, in the weights."""
-    with disk_full_at(limit), pytest.raises(DiskFullError, match="free some space"):
-        write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0")
-    assert not list(tmp_path.iterdir())
-
-
-def test_interruption_leaves_nothing(tmp_path: Path) -> None:
-    def interrupt(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0", progress=interrupt)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -171,13 +125,6 @@ def test_bad_arguments(arguments: dict[str, object], message: str, tmp_path: Pat
     with pytest.raises(UsageError, match=message):
         write_synthetic(tmp_path / "m.gguf", **call)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
-
-
-def test_missing_folder_and_directory(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="does not exist"):
-        write_synthetic(tmp_path / "no" / "m.gguf", "tiny")
-    with pytest.raises(UsageError, match="is a directory"):
-        write_synthetic(tmp_path, "tiny")
 
 
 #: Billions of weights, as llama.cpp prints them for the published files: without the head, with it.
@@ -214,17 +161,13 @@ def test_published_sizes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_memory_of_published_shapes(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_memory_of_published_shapes(cli: Cli, name: str, tmp_path: Path) -> None:
     """A file with a hole instead of weights takes no room; inspect says what the model needs."""
     path, shape = tmp_path / "m.gguf", SHAPES[name]
-    words = ["synth", str(path), "--shape", name, "--type", "q4_k_m", "--empty"]
-    assert main([*words, "--set", "n_vocab=4096"]) == 0  # the whole takes seconds to write and read
+    smaller = ("--set", "n_vocab=4096")  # the whole takes seconds to write and read
+    cli("synth", path, "--shape", name, "--type", "q4_k_m", "--empty", *smaller)
     assert path.stat().st_blocks * 512 < 4e6 < path.stat().st_size
-    capsys.readouterr()
-    assert main(["inspect", str(path), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)["memory"]
+    said = json.loads(cli("inspect", path, "--json").out)["memory"]
     needed = {way: said[way]["devices"][HOST] for way in ("no_mtp", "mtp")}
     info = validate_model_file(path)
     cells = 8192 * 2 * 2 * shape.n_head_kv * shape.head_dim

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyllama_mtp import cli
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama.drafthead import draft_head, head_rows
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.trimmedhead import trimmed_head, trimmed_head_ids
 
+from ..processes import Cli
 from ..trimmed import rewrite, tensors_of, write_trimmed
 
 #: Tokens of a head, in an order of no kind; the vocabulary has 2,048.
@@ -25,7 +25,7 @@ HEAD = "blk.4.nextn.shared_head_head.weight"
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-@pytest.mark.parametrize("which", ["tiny_dense", "tiny_moe"])
+@pytest.mark.parametrize("which", ["tiny_dense", "moe_file"])
 def test_a_trimmed_head(
     which: str, dtype: type[np.generic], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -130,9 +130,9 @@ def test_the_whole_vocabulary_is_refused(spec: str | int, tiny_dense: Path, tmp_
         draft_head(info, spec)
 
 
-def test_a_number_takes_rows_of_the_models_head(tiny_moe: Path, tmp_path: Path) -> None:
-    info = read_gguf(write_trimmed(tiny_moe, tmp_path / "m.gguf", IDS, IDS))
-    head, wanted = draft_head(info, 300), draft_head(read_gguf(tiny_moe), 300)
+def test_a_number_takes_rows_of_the_models_head(moe_file: Path, tmp_path: Path) -> None:
+    info = read_gguf(write_trimmed(moe_file, tmp_path / "m.gguf", IDS, IDS))
+    head, wanted = draft_head(info, 300), draft_head(read_gguf(moe_file), 300)
     assert head and wanted
     rows, their_rows = head.rows(), wanted.rows()
     assert rows and their_rows and rows.name == their_rows.name == "output.weight"
@@ -140,32 +140,23 @@ def test_a_number_takes_rows_of_the_models_head(tiny_moe: Path, tmp_path: Path) 
     np.testing.assert_array_equal(rows.data, their_rows.data)
     last = np.array([2047], np.int32)
     np.testing.assert_array_equal(
-        head_rows(info, last).data, head_rows(read_gguf(tiny_moe), last).data
+        head_rows(info, last).data, head_rows(read_gguf(moe_file), last).data
     )
 
 
 # -- inspect ---------------------------------------------------------------------------------------
 
 
-def inspected(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    assert cli.main(["inspect", str(path), *options]) == 0
-    return capsys.readouterr().out
-
-
-def test_inspect_shows_it(
-    tiny_dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_shows_it(cli: Cli, tiny_dense: Path, tmp_path: Path) -> None:
     path = write_trimmed(tiny_dense, tmp_path / "m.gguf", IDS, IDS)
-    assert "complete (1 block, trimmed to 5 of 2048 tokens)\n" in inspected(path, capsys)
-    assert json.loads(inspected(path, capsys, "--json"))["mtp_trimmed_to"] == 5
-    assert "complete (1 block)\n" in inspected(tiny_dense, capsys)
-    assert json.loads(inspected(tiny_dense, capsys, "--json"))["mtp_trimmed_to"] is None
+    assert "complete (1 block, trimmed to 5 of 2048 tokens)\n" in cli("inspect", path).out
+    assert json.loads(cli("inspect", path, "--json").out)["mtp_trimmed_to"] == 5
+    assert "complete (1 block)\n" in cli("inspect", tiny_dense).out
+    assert json.loads(cli("inspect", tiny_dense, "--json").out)["mtp_trimmed_to"] is None
 
 
 @pytest.mark.parametrize("name", ["too few ids", "the same id twice", "no head", "no ids"])
-def test_inspect_shows_what_is_wrong(
-    malformed: dict[str, Path], name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = inspected(malformed[name], capsys)
+def test_inspect_shows_what_is_wrong(cli: Cli, malformed: dict[str, Path], name: str) -> None:
+    out = cli("inspect", malformed[name]).out
     assert "MTP head        MALFORMED, " in out and "d2t" in out
-    json.loads(inspected(malformed[name], capsys, "--json"))
+    json.loads(cli("inspect", malformed[name], "--json").out)
