@@ -81,12 +81,7 @@ class ChatOptions:
         return given if isinstance(given, bool) else None
 
     def prompt(
-        self,
-        model: Model,
-        messages: Messages,
-        tools: Tools | None = None,
-        *,
-        goes_on: bool = False,
+        self, model: Model, messages: Messages, tools: Tools | None = None, *, goes_on: bool = False
     ) -> list[int]:
         """Token ids of a conversation that the model is to answer.
 

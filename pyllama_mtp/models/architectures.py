@@ -91,10 +91,7 @@ PATCHES = {
     "best tokens and candidates picked in the graph": "",
     "products and attention of a few rows": "",
 }
-_ROLLBACK = {
-    "cut": "their cells are dropped",
-    "snapshot": "back to a snapshot of the state",
-}
+_ROLLBACK = {"cut": "their cells are dropped", "snapshot": "back to a snapshot of the state"}
 
 
 def used(one: Architecture) -> tuple[list[str], list[str]]:

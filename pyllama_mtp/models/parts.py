@@ -68,7 +68,7 @@ def part_path(header: Header, number: int, count: int) -> Path:
     if not found or int(found[3]) != count:
         raise header.error(
             f"one of {count} parts of a model, which must be named NAME-00001-of-{count:05}.gguf "
-            "and so on; name them so, or join them with 'llama-gguf-split --merge'",
+            "and so on; name them so, or join them with 'llama-gguf-split --merge'"
         )
     return Path(header.path).with_name(f"{found[1]}-{number:05}-of-{count:05}.gguf")
 

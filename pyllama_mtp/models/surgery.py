@@ -82,12 +82,7 @@ def extract_head(
 
 
 def graft_head(
-    trunk: File,
-    head: File,
-    target: File,
-    *,
-    progress: Progress | None = None,
-    force: bool = False,
+    trunk: File, head: File, target: File, *, progress: Progress | None = None, force: bool = False
 ) -> Path:
     """Write a model with the MTP head of another file inside; returns its path.
 
