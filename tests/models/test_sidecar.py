@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.models.trimmedhead import trimmed_head
 
+from ..processes import Program
 from ..trimmed import write_trimmed
 from .test_parts import write_parts
 
@@ -276,25 +275,21 @@ def test_what_is_refused(demo_file: Path, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"m.gguf"}
 
 
-def test_the_command(demo_file: Path, tmp_path: Path) -> None:
-    def run(*words: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pyllama_mtp", *map(str, words)]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-
-    made = run("head", "extract", demo_file, "-o", "mtp-t.gguf", "--type", "q4_0")
-    assert made.returncode == 0 and made.stdout.startswith("mtp-t.gguf: 17 tensors (Q4_0 0.5 MB")
-    assert run("head", "drop", demo_file, "-o", "t-F16.gguf").returncode == 0
-    assert run("head", "graft", "t-F16.gguf", "mtp-t.gguf", "-o", "g.gguf").returncode == 0
-    said = run("inspect", "t-F16.gguf").stdout
-    assert "complete (1 block), in mtp-t.gguf" in said and "NOT" not in said
-    assert "MTP head alone" in run("inspect", "mtp-t.gguf").stdout
+def test_the_command(program: Program, demo_file: Path) -> None:
+    made = program("head", "extract", demo_file, "-o", "mtp-t.gguf", "--type", "q4_0")
+    assert made.stdout.startswith(b"mtp-t.gguf: 17 tensors (Q4_0 0.5 MB")
+    program("head", "drop", demo_file, "-o", "t-F16.gguf")
+    program("head", "graft", "t-F16.gguf", "mtp-t.gguf", "-o", "g.gguf")
+    said = program("inspect", "t-F16.gguf").stdout
+    assert b"complete (1 block), in mtp-t.gguf" in said and b"NOT" not in said
+    assert b"MTP head alone" in program("inspect", "mtp-t.gguf").stdout
     options = ("generate", "--max-tokens", 8, "--threads", 1, "x = ")
-    beside = run(*options, "-m", "t-F16.gguf")
-    assert beside.stderr == "pyllama-mtp: the MTP head is in mtp-t.gguf\n"
-    given = run(*options, "-m", "t-F16.gguf", "--head", "mtp-t.gguf")
-    assert (given.stdout, given.stderr) == (beside.stdout, "")
-    assert run(*options, "-m", "g.gguf").stdout == beside.stdout
-    bad = run(*options, "-m", "t-F16.gguf", "--head", "t-F16.gguf")
-    assert bad.returncode == 2 and "t-F16.gguf has no MTP head" in bad.stderr
-    hint = run(*options, "-m", "t-F16.gguf", "-md", "mtp-t.gguf")
-    assert "-md of llama.cpp is here --head" in hint.stderr
+    beside = program(*options, "-m", "t-F16.gguf")
+    assert beside.stderr == b"pyllama-mtp: the MTP head is in mtp-t.gguf\n"
+    given = program(*options, "-m", "t-F16.gguf", "--head", "mtp-t.gguf")
+    assert (given.stdout, given.stderr) == (beside.stdout, b"")
+    assert program(*options, "-m", "g.gguf").stdout == beside.stdout
+    bad = program(*options, "-m", "t-F16.gguf", "--head", "t-F16.gguf", code=2)
+    assert b"t-F16.gguf has no MTP head" in bad.stderr
+    hint = program(*options, "-m", "t-F16.gguf", "-md", "mtp-t.gguf", code=2)
+    assert b"-md of llama.cpp is here --head" in hint.stderr

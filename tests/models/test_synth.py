@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +20,7 @@ from pyllama_mtp.models.synth import synthetic_size, write_synthetic
 from pyllama_mtp.models.vocab import byte_alphabet, synthetic_vocabulary
 from pyllama_mtp.sizing import HOST
 
-from ..processes import Cli
+from ..processes import Cli, RunPython
 
 
 @pytest.mark.parametrize("tensor_type", TENSOR_TYPES)
@@ -76,22 +72,20 @@ def test_same_seed_same_bytes(tmp_path: Path) -> None:
     assert first[start:] != other[start:]
 
 
-def test_memory_stays_bounded_on_a_large_file(tmp_path: Path) -> None:
+BOUNDED = """
+import resource, sys
+from pyllama_mtp.models.synth import write_synthetic
+mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+limit = mapped + (150 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+write_synthetic(sys.argv[1], "tiny", "f16", n_embd=2048, n_ff=8192, n_layer=2)
+"""
+
+
+def test_memory_stays_bounded_on_a_large_file(run_python: RunPython, tmp_path: Path) -> None:
     """A 260 MB file in a process that may map only 150 MB more than it starts with."""
-    code = """
-        import resource, sys
-        from pyllama_mtp.models.synth import write_synthetic
-        mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-        limit = mapped + (150 << 20)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        write_synthetic(sys.argv[1], "tiny", "f16", n_embd=2048, n_ff=8192, n_layer=2)
-    """
     path = tmp_path / "large.gguf"
-    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", textwrap.dedent(code), str(path)]
-    done = subprocess.run(
-        command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = run_python(BOUNDED, path, env={"OPENBLAS_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert path.stat().st_size > 250 << 20
 
