@@ -2,5 +2,5 @@
 
 ``server`` runs it; ``app`` has the routes; ``bodies`` checks requests; ``jobs`` turns them into
 requests of the driver; ``generator`` is the one thread that calls the native library; ``replies``
-and ``logprobs`` write the responses; ``metrics`` is for Prometheus.
+writes the responses; ``metrics`` is for Prometheus.
 """

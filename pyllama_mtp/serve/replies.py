@@ -1,26 +1,32 @@
-"""Responses: whole answers, chunks of a stream, usage."""
+"""Responses: whole answers, chunks of a stream, usage, log probabilities."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import logging
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyllama_mtp.chats.toolcalls import CallPiece
+from pyllama_mtp.llama.model import Model
+from pyllama_mtp.llama.toplogprobs import TopLogprobs
 
 from .bodies import Body, ChatBody
 from .generator import Event, Job
 from .jobs import Served
-from .logprobs import LogprobStream, for_chat, for_completion
 
 #: The log of requests; see :func:`.app.log_requests`.
 log = logging.getLogger("pyllama_mtp.serve.requests")
 
 #: The API's words for why an answer has ended.
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
+#: The API's value for minus infinity, which JSON lacks.
+LEAST_LOGPROB = -9999.0
+#: The log probabilities of a token, and where in the answer its text begins, in characters.
+Entry: TypeAlias = tuple[TopLogprobs, int]
 
 
 def sse(data: str) -> bytes:
@@ -87,7 +93,7 @@ class Choice:
         self._n_taken = 0
         self._served, self._chat = served, isinstance(body, ChatBody)
         self._logprobs = (
-            LogprobStream(served.model) if job.request.answer.n_logprobs is not None else None
+            _LogprobStream(served.model) if job.request.answer.n_logprobs is not None else None
         )
         self.begun = False  # a part was sent
 
@@ -107,7 +113,7 @@ class Choice:
         """A choice, with the log probabilities of the text since the last call."""
         logprobs = None
         if self._logprobs:
-            make = for_chat if self._chat else for_completion
+            make = _for_chat if self._chat else _for_completion
             logprobs = make(self._served.model, self._logprobs.release(self._n_taken))
         about = {"logprobs": logprobs, "finish_reason": self.finish_reason or None}
         return {"index": self.job.index, **content, **about}
@@ -202,3 +208,66 @@ class Reply:
             return DONE
         found = {**self._head, "choices": [], "usage": usage(self._jobs, self._body.n)}
         return sse(to_json(found)) + DONE
+
+
+# --- log probabilities --------------------------------------------------------------------------
+
+
+class _LogprobStream:
+    """Holds entries back until their text is emitted; entries without text are dropped."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0
+        self._held: list[Entry] = []
+
+    def feed(self, found: Sequence[TopLogprobs]) -> None:
+        """Add those of the next tokens."""
+        for one in found:
+            self._held.append((one, self._length))
+            self._length += len(self._decoder.decode(self._model.piece(one.token)))
+
+    def release(self, n_emitted: int) -> list[Entry]:
+        """The entries whose text begins within the first `n_emitted` characters of the answer."""
+        ready = [entry for entry in self._held if entry[1] < n_emitted]
+        self._held = self._held[len(ready) :]
+        return ready
+
+
+def _for_chat(model: Model, entries: Sequence[Entry]) -> dict[str, Any]:
+    """`logprobs` of a choice of /v1/chat/completions."""
+
+    def one(token: int, logprob: float) -> dict[str, Any]:
+        data = model.piece(token, special=True)
+        return {
+            "token": data.decode("utf-8", "replace"),
+            "logprob": max(logprob, LEAST_LOGPROB),
+            "bytes": list(data),
+        }
+
+    content = [
+        {
+            **one(found.token, found.logprob),
+            "top_logprobs": [one(token, logprob) for token, logprob in found.top],
+        }
+        for found, _ in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _for_completion(model: Model, entries: Sequence[Entry]) -> dict[str, Any]:
+    """`logprobs` of a choice of /v1/completions."""
+
+    def text(token: int) -> str:
+        return model.piece(token, special=True).decode("utf-8", "replace")
+
+    return {
+        "tokens": [text(found.token) for found, _ in entries],
+        "token_logprobs": [max(found.logprob, LEAST_LOGPROB) for found, _ in entries],
+        "top_logprobs": [
+            {text(token): max(logprob, LEAST_LOGPROB) for token, logprob in found.top}
+            for found, _ in entries
+        ],
+        "text_offset": [offset for _, offset in entries],
+    }

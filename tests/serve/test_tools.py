@@ -203,11 +203,8 @@ def test_what_the_template_is_told(
     ("options", "param", "why"),
     [
         ({"tools": [{"type": "custom"}]}, "tools", "tools[0]"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "name"),
         ({"tools": [STOP, STOP]}, "tools", "two functions 'stop'"),
         ({"tools": TOOLS, "tool_choice": "some"}, "tool_choice", "paint, stop"),
-        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "tool_choice"),
-        ({"tool_choice": "required"}, "tool_choice", "no tools"),
         ({"tools": [NO_SCHEMA], "tool_choice": "required"}, None, "cannot be used"),
         ({"messages": NO_JSON}, "messages", "messages[1].tool_calls[0].function.arguments"),
         ({"messages": [{"role": "tool", "tool_call_id": "x"}]}, "messages", "content is required"),

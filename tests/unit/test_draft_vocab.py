@@ -108,14 +108,6 @@ def test_tokenizers_of_no_use(
 # --- rankings -------------------------------------------------------------------------------------
 
 
-def test_the_default_ranking_has_every_token_once(models: list[Path]) -> None:
-    for path in models:
-        tokenizer = read_tokenizer(path)
-        ranking = default_ranking(tokenizer)
-        assert ranking.dtype == np.int32
-        assert sorted(ranking.tolist()) == [*range(tokenizer.n_vocab)]
-
-
 def test_the_order_of_every_kind_of_token() -> None:
     tokens = {
         "unreached": NORMAL,
