@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyllama_mtp.errors import ModelFileError, UsageError
-from pyllama_mtp.llama.drafthead import draft_head, head_rows
-from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
+from pyllama_mtp.errors import ModelFileError
+from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.trimmedhead import trimmed_head, trimmed_head_ids
 
 from ..processes import Cli
@@ -111,37 +110,6 @@ def test_rows_of_another_length(tiny_dense: Path, tmp_path: Path) -> None:
         path = rewrite(tiny_dense, tmp_path / "m.gguf", other)
         with pytest.raises(ModelFileError, match=rf"{HEAD} is \(.*\), expected \(128, 2048\)"):
             validate_model_file(path)
-
-
-# -- what is drafted with --------------------------------------------------------------------------
-
-
-def test_auto_is_the_trimmed_head(tiny_dense: Path, tmp_path: Path) -> None:
-    info = read_gguf(write_trimmed(tiny_dense, tmp_path / "m.gguf", IDS, IDS))
-    head = draft_head(info, "auto")
-    assert head and head.rows() is None and head.ids.tolist() == IDS.tolist()
-
-
-@pytest.mark.parametrize("spec", ["full", 2048, 4096])
-def test_the_whole_vocabulary_is_refused(spec: str | int, tiny_dense: Path, tmp_path: Path) -> None:
-    """No head for it was trained, and a copy of the model's would take its memory again."""
-    info = read_gguf(write_trimmed(tiny_dense, tmp_path / "m.gguf", IDS, IDS))
-    with pytest.raises(UsageError, match=r"5 of 2048 tokens; use 'auto'"):
-        draft_head(info, spec)
-
-
-def test_a_number_takes_rows_of_the_models_head(moe_file: Path, tmp_path: Path) -> None:
-    info = read_gguf(write_trimmed(moe_file, tmp_path / "m.gguf", IDS, IDS))
-    head, wanted = draft_head(info, 300), draft_head(read_gguf(moe_file), 300)
-    assert head and wanted
-    rows, their_rows = head.rows(), wanted.rows()
-    assert rows and their_rows and rows.name == their_rows.name == "output.weight"
-    assert head.ids.tolist() == wanted.ids.tolist()
-    np.testing.assert_array_equal(rows.data, their_rows.data)
-    last = np.array([2047], np.int32)
-    np.testing.assert_array_equal(
-        head_rows(info, last).data, head_rows(read_gguf(moe_file), last).data
-    )
 
 
 # -- inspect ---------------------------------------------------------------------------------------

@@ -245,8 +245,9 @@ def test_other_tokens_than_the_files(
     """Rows of the model's own LM head; for the whole vocabulary there is no head."""
     wanted = drafting(demo, prompts[:3], seen, draft_vocab=512)
     assert drafting(trimmed, prompts[:3], seen, draft_vocab=512) == wanted
-    with pytest.raises(UsageError, match=r"\d+ of 2048 tokens; use 'auto'"):
-        Session(trimmed, settings(3, draft_vocab="full"))
+    for every_token in ("full", 4096):
+        with pytest.raises(UsageError, match=r"\d+ of 2048 tokens; use 'auto'"):
+            Session(trimmed, settings(3, draft_vocab=every_token))
 
 
 def test_without_the_head(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import openai
 import pytest
 
-from pyllama_mtp import Model, Sampling, generate
+from pyllama_mtp import Model, Sampling
 from pyllama_mtp.llama.toplogprobs import top_logprobs
 from pyllama_mtp.serve.bodies import CompletionBody, parse
 from pyllama_mtp.serve.jobs import make_jobs
@@ -158,30 +157,6 @@ def test_the_next_turn_of_a_chat_goes_on(start: Start, demo: Model) -> None:
         got = server.answer(messages, max_tokens=N)
         assert got.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens
         assert got.choices[0].message.content == alone(demo, prompt, N).text
-
-
-def test_a_failed_decode_is_an_error_and_the_server_goes_on(
-    start: Start, monkeypatch: pytest.MonkeyPatch, demo: Model
-) -> None:
-    server = start()
-    verify = generate.verify
-
-    def fail(*arguments: Any) -> None:
-        verify(*arguments)
-        raise RuntimeError("a fault")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(generate, "verify", fail)
-        with pytest.raises(openai.InternalServerError, match="a fault"):
-            server.complete(PROMPT)
-        with pytest.raises(openai.APIError, match="a fault"):
-            list(server.complete(PROMPT, stream=True))
-    # A prompt that continues the failed ones: nothing of theirs is used.
-    longer = [*demo.tokenize(PROMPT), *demo.tokenize(" main(", add_special=False)]
-    got = server.complete(longer, max_tokens=20)
-    assert got.choices[0].text == alone(demo, longer, 20).text
-    assert got.usage.prompt_tokens_details.cached_tokens == 0
-    assert server.generator.outcomes["error"] == 2
 
 
 def test_sampling_is_the_model_files_unless_the_request_says(

@@ -105,7 +105,8 @@ def test_hanging_up_stops_the_generation(start: Start, stream: bool) -> None:
 def test_a_decode_that_fails_costs_what_ran_and_no_more(
     start: Start, demo: Model, monkeypatch: pytest.MonkeyPatch, cost: str
 ) -> None:
-    """The first of two requests fails; the second is answered, with new contexts if need be."""
+    """The first of two requests fails. The second one, which begins alike, is answered: with new
+    contexts if need be, and with nothing that the first one has left."""
     server = start(n_sequences=1)
     decode, calls = Context.decode_batch, iter(range(1000))
 
@@ -118,19 +119,22 @@ def test_a_decode_that_fails_costs_what_ran_and_no_more(
         decode(context, batch)
 
     monkeypatch.setattr(Context, "decode_batch", fail_once)
+    more: Any = {"max_tokens": 8, "extra_body": {"ignore_eos": True}}
 
-    def ask(prompt: str) -> str:
-        try:
-            return server.text(prompt)
-        except openai.InternalServerError as error:
-            return str(error)
+    def stream() -> None:
+        with pytest.raises(openai.APIError, match="the computation failed: made up"):
+            list(server.complete("def", stream=True, **more))
 
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(ask, "def")
+        first = pool.submit(stream)
         server.wait_until_busy(unless=first.done)
-        second = pool.submit(ask, "class")
-        assert "the computation failed: made up" in first.result(60)
-        assert second.result(60) == alone(demo, demo.tokenize("class"), 8, ignore_eos=True).text
+        second = pool.submit(server.complete, "def main(", **more)
+        first.result(60)
+        got = second.result(60)
+    wanted = alone(demo, demo.tokenize("def main("), 8, ignore_eos=True)
+    assert got.choices[0].text == wanted.text
+    assert got.usage.prompt_tokens_details.cached_tokens == 0
+    assert server.generator.outcomes["error"] == 1
     assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
 
 
