@@ -22,12 +22,12 @@ WORDS = {
 
 
 def frame(question: str, answer: str) -> str:
-    """One user turn and one assistant turn in the frame that the file's chat template writes."""
+    """One user turn and one assistant turn, as the file's chat template writes them."""
     return f"{IM_START}user\n{question}{IM_END}\n{IM_START}assistant\n{answer}{IM_END}\n"
 
 
 def seeded(text: str) -> random.Random:
-    """A generator that depends on the text alone, so that every run makes the same pairs."""
+    """A generator seeded by the text alone, so that every run makes the same pairs."""
     return random.Random(hashlib.sha256(text.encode()).digest())
 
 

@@ -23,7 +23,7 @@ class Function:
 
 
 def _is_data(node: ast.AST) -> bool:
-    """True if a literal inside `node` is a table, a long string or looks encoded."""
+    """Whether a literal inside `node` is a table, a long string or looks encoded."""
     for child in ast.walk(node):
         if isinstance(child, (ast.List, ast.Tuple, ast.Set)) and len(child.elts) > MAX_LITERAL:
             return True
@@ -37,7 +37,7 @@ def _is_data(node: ast.AST) -> bool:
 
 
 def tidy(doc: str | None) -> str:
-    """A docstring as plain paragraphs, first at most 900 characters; '' if it has none."""
+    """A docstring as plain paragraphs, at most 900 characters; '' if there is none."""
     if not doc or not doc.isascii():
         return ""
     paragraphs = []
@@ -52,7 +52,7 @@ def tidy(doc: str | None) -> str:
 
 
 class _Docstrings(ast.NodeTransformer):
-    """Rewrites docstrings to tidy ones and drops bodies that are data."""
+    """Replaces docstrings by the first paragraph of their tidy form."""
 
     def _visit(self, node: ast.AST) -> ast.AST:
         self.generic_visit(node)

@@ -1,9 +1,9 @@
 """Measure a finished file: losses, agreement of head and trunk, acceptance on held-out prompts.
 
-Everything runs in float32 on the weights of the GGUF file. Acceptance is what a driver sees that
-drafts DEPTH tokens greedily each round and accepts those that equal the tokens the trunk emits:
-the trunk's text is generated first (greedy, or sampled at a temperature), then the rounds are
-played over it with the head's choices at every position, which gives the same counts.
+Everything runs in float32 on the weights of the GGUF file. Acceptance is that of a driver which
+drafts DEPTH tokens greedily each round. It is counted afterwards: the trunk's text is generated
+first, greedily or by sampling; then the rounds are played over the text with the head's choices at
+every position.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def rounds(
 ) -> tuple[list[int], list[int], int]:
     """Play the draft rounds over `text`, whose position `start` holds the first generated token.
 
-    In the round that begins with x_p as the last emitted token, draft n is made at row p + n - 1
-    and is right when it equals x_{p + n}. Returns drafted and accepted per depth, and rounds.
+    In the round whose last emitted token is x_p, draft n is made at row p + n - 1, and is right if
+    it equals x_{p + n}. Returns drafted and accepted per depth, and the number of rounds.
     """
     drafted, accepted, count, p = [0] * DEPTH, [0] * DEPTH, 0, start
     while p + 1 < len(text):

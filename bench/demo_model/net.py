@@ -19,7 +19,7 @@ KV = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of the model; rows of every matrix are multiples of 32 so that Q8_0 can be made."""
+    """Sizes of the model; rows of every matrix are multiples of 32, the blocks of Q8_0."""
 
     n_vocab: int = 2048
     n_embd: int = 192

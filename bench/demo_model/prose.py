@@ -57,7 +57,7 @@ def _blocks(source: str) -> list[list[str]]:
 
 
 class Cleaner:
-    """Walks the blocks of one file; skips tables, grammars, option lists and link targets."""
+    """Goes through the blocks of one file; skips tables, grammars, options and link targets."""
 
     def __init__(self) -> None:
         self.page = Page()

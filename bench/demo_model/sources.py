@@ -62,14 +62,14 @@ def _find(folder: Path, package: Package) -> Path | None:
 
 
 def _download(folder: Path, package: Package) -> Path:
-    """Fetch one package; the pinned version first, for apt then whatever the release offers."""
+    """Fetch a package in the pinned version; where apt no longer has that, in its newer one."""
     have = _find(folder, package)
     if have:
         return have
     if package.manager == "apt":
         try:
             _run(["apt-get", "download", f"{package.name}={package.version}"], folder)
-        except FetchError:  # security updates replace a version in the archive
+        except FetchError:  # a security update has replaced it
             _run(["apt-get", "download", package.name], folder)
     else:
         wanted = f"{package.name}=={package.version}"

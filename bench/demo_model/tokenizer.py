@@ -15,7 +15,7 @@ from .chat import END_OF_TEXT, END_THINK, IM_END, IM_START, THINK
 SPECIAL = (END_OF_TEXT, IM_START, IM_END)
 ADDED = (THINK, END_THINK)
 
-# The words of Qwen3.5's tokenizer.json, in the spelling llama.cpp uses for `qwen35`
+# The regular expression of Qwen3.5's tokenizer.json as llama.cpp writes it
 # (LLAMA_VOCAB_PRE_TYPE_QWEN35 in src/llama-vocab.cpp): one digit at a time, letters with marks.
 SPLIT = (
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"

@@ -1,8 +1,8 @@
 """Train trunk and head together; the head is distilled from the trunk at every position.
 
 Loss = cross-entropy of the trunk + 0.5 KL(trunk || head) + 0.25 KL(trunk || head's second step).
-The trunk's distribution is detached in the KL terms, so they teach the head (and, through the
-hidden rows it reads, make the trunk's hidden state useful to it) and never flatten the trunk.
+The trunk's distribution is detached in the KL terms: they teach the head, and make the hidden rows
+that it reads more useful to it, but they do not flatten the distribution.
 Matrices are updated by Muon, everything else by AdamW; learning rates fall linearly to zero.
 """
 
@@ -25,7 +25,7 @@ HEAD_WEIGHT, SECOND_WEIGHT = 0.5, 0.25
 
 @dataclass
 class Plan:
-    """How long and how to train. One of `minutes` (wall clock) and `steps` bounds the run."""
+    """How long and how to train: for so many `steps`, or if these are 0, `minutes` by the clock."""
 
     minutes: float = 60.0
     steps: int = 0
@@ -124,7 +124,7 @@ def quick_eval(model: Model, heldout: np.ndarray, rows: int = 24) -> dict[str, f
 
 
 class Run:
-    """State of one training run: resumable from `work/checkpoint.pt`."""
+    """A training run, which goes on from `work/checkpoint.pt` if there is one."""
 
     def __init__(self, work: Path, config: Config, plan: Plan) -> None:
         torch.set_num_threads(plan.threads)
