@@ -3,7 +3,7 @@ MTP head over a part of the vocabulary."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +69,19 @@ def write_bare(
 
 
 def rewrite(
-    source: Path, target: Path, tensors: Mapping[str, tuple[Any, Any]], **options: Any
+    source: Path,
+    target: Path,
+    tensors: Mapping[str, Any],
+    change: Callable[[GGUFWriter], object] = lambda writer: None,
+    **options: Any,
 ) -> Path:
-    """Write the metadata of `source` with these tensors; returns `target`. `options`: of
-    GGUFWriter."""
+    """Write the metadata of `source`, as `change` leaves them, and these tensors; returns `target`.
+    `options`: of GGUFWriter."""
     reader = GGUFReader(source)
     architecture = str(reader.fields["general.architecture"].contents())
     writer = GGUFWriter(target, architecture, **options)
     add_metadata(writer, reader)
+    change(writer)
     finish(writer, tensors)
     return target
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 
 from pyllama_mtp.errors import (
@@ -16,35 +17,16 @@ from pyllama_mtp.errors import (
     NoMtpHeadError,
     UnsupportedArchitectureError,
 )
-from pyllama_mtp.models import layout, synth
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
-from pyllama_mtp.models.layout import TensorSpec
 from pyllama_mtp.models.synth import write_synthetic
 
 from ..plain import write_model
+from ..trimmed import rewrite, tensors_of
 
 
-def write_changed(
-    path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    keep: Callable[[TensorSpec], bool] = lambda spec: True,
-    metadata: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
-    **overrides: object,
-) -> Path:
-    """A tiny model without some tensors, or with other metadata."""
-    dimensions = synth._add_dimensions
-
-    def specs(shape, recurrent=None):  # type: ignore[no-untyped-def]
-        return [s for s in layout.model_tensors(shape, recurrent) if keep(s)]
-
-    def changed(writer, shape):  # type: ignore[no-untyped-def]
-        dimensions(writer, shape)
-        metadata(writer)
-
-    monkeypatch.setattr(synth, "model_tensors", specs)
-    monkeypatch.setattr(synth, "_add_dimensions", changed)
-    return write_synthetic(path, "tiny", "f16", **overrides)
+def without(name: str, file: Path) -> dict[str, Any]:
+    """The tensors of a file but one."""
+    return {key: tensor for key, tensor in tensors_of(file).items() if key != name}
 
 
 def test_tiny_models_are_valid(tiny_dense: Path, moe_file: Path) -> None:
@@ -82,9 +64,9 @@ def test_model_without_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "part", ["nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "attn_k", "ffn_up"]
 )
-def test_incomplete_head(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_head(part: str, tiny_dense: Path, tmp_path: Path) -> None:
     name = f"blk.4.{part}.weight"
-    path = write_changed(tmp_path / "m.gguf", monkeypatch, keep=lambda s: s.name != name)
+    path = rewrite(tiny_dense, tmp_path / "m.gguf", without(name, tiny_dense))
     with pytest.raises(NoMtpHeadError, match=f"incomplete.*{name}"):
         validate_model_file(path)
     assert read_gguf(path).mtp_missing == (name,)
@@ -104,8 +86,8 @@ NUMBERS = {
     ("nextn_predict_layers", 6): "6 MTP blocks",
     ("expert_count", 8): "n_expert_used is 0",
 }
-#: Other metadata, or a tensor that is left out.
-CHANGES: list[tuple[Callable[[gguf.GGUFWriter], object] | str, str]] = [
+#: Other metadata.
+CHANGES: list[tuple[Callable[[gguf.GGUFWriter], object], str]] = [
     *(
         (lambda w, key=key, value=value: w.add_uint32(f"qwen35.{key}", value), message)  # type: ignore[misc]
         for (key, value), message in NUMBERS.items()
@@ -113,37 +95,22 @@ CHANGES: list[tuple[Callable[[gguf.GGUFWriter], object] | str, str]] = [
     (lambda w: w.kv_data[0].pop("qwen35.ssm.state_size"), "missing hyper-parameters: .*state_size"),
     (lambda w: w.add_string("qwen35.block_count", "5"), "expected a whole number"),
     (lambda w: w.add_uint16("split.count", 3), "one of 3 parts"),
-    *(
-        (name, f"{name} is missing")
-        for name in ("blk.0.attn_qkv.weight", "blk.1.ssm_a", "blk.3.attn_q.weight")
-    ),
 ]
 
 
 @pytest.mark.parametrize(("change", "message"), CHANGES)
-def test_a_file_that_says_or_lacks_something_else(
-    change: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_says_something_else(
+    change: Callable[[gguf.GGUFWriter], object], message: str, tiny_dense: Path, tmp_path: Path
 ) -> None:
-    name = change if isinstance(change, str) else ""
-    metadata = (lambda writer: None) if name else change
-    path = write_changed(
-        tmp_path / "m.gguf", monkeypatch, keep=lambda s: s.name != name, metadata=metadata
-    )
+    path = rewrite(tiny_dense, tmp_path / "m.gguf", tensors_of(tiny_dense), change)
     with pytest.raises(ModelFileError, match=message):
         validate_model_file(path)
 
 
-def test_duplicate_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = synth.synthetic_vocabulary
-
-    def doubled(n_vocab: int):  # type: ignore[no-untyped-def]
-        vocab = plain(n_vocab)
-        vocab.tokens[300] = vocab.tokens[301]
-        return vocab
-
-    monkeypatch.setattr(synth, "synthetic_vocabulary", doubled)
-    path = write_synthetic(tmp_path / "m.gguf", "tiny", "f16")
-    with pytest.raises(ModelFileError, match="1 duplicate"):
+@pytest.mark.parametrize("name", ["blk.0.attn_qkv.weight", "blk.1.ssm_a", "blk.3.attn_q.weight"])
+def test_a_file_that_lacks_a_tensor(name: str, tiny_dense: Path, tmp_path: Path) -> None:
+    path = rewrite(tiny_dense, tmp_path / "m.gguf", without(name, tiny_dense))
+    with pytest.raises(ModelFileError, match=f"{name} is missing"):
         validate_model_file(path)
 
 
@@ -171,11 +138,8 @@ def test_an_architecture_without_a_head(tmp_path: Path) -> None:
     with pytest.raises(NoMtpHeadError, match="no MTP head; load it without"):
         validate_model_file(path)
     info = validate_model_file(path, None)
-    assert (info.supported, info.has_mtp, info.why_no_mtp) == (
-        False,
-        False,
-        "the model has no MTP head",
-    )
+    assert not info.supported and not info.has_mtp
+    assert info.why_no_mtp == "the model has no MTP head"
 
 
 @pytest.mark.parametrize("require_mtp", [True, None, False])
@@ -221,17 +185,13 @@ def test_numbers_that_no_architecture_can_have(
         validate_model_file(path, None)
 
 
-def test_fused_projections_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_projections_are_accepted(tiny_dense: Path, tmp_path: Path) -> None:
     """The loader takes attn_qkv in place of attn_q, attn_k and attn_v (create_tensor_qkv)."""
-    plain = layout.model_tensors
-
-    def fused(shape, recurrent=None):  # type: ignore[no-untyped-def]
-        parts = tuple(f"blk.3.attn_{x}.weight" for x in "qkv")
-        specs = [s for s in plain(shape, recurrent) if s.name not in parts]
-        return [*specs, TensorSpec("blk.3.attn_qkv.weight", (128, 384), "matrix")]
-
-    monkeypatch.setattr(synth, "model_tensors", fused)
-    validate_model_file(write_synthetic(tmp_path / "m.gguf", "tiny", "f16"))
+    tensors = tensors_of(tiny_dense)
+    for part in "qkv":
+        del tensors[f"blk.3.attn_{part}.weight"]
+    tensors["blk.3.attn_qkv.weight"] = np.zeros((384, 128), np.float16), None
+    validate_model_file(rewrite(tiny_dense, tmp_path / "m.gguf", tensors))
 
 
 def test_what_a_decode_step_reads(tmp_path: Path) -> None:
