@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from pyllama_mtp import Answer, Model, Session, Settings
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp import Answer, Model, Session
+
+from ..regression.support import last_logits, settings
 
 QUESTIONS = (
     "What does str.split() do?",
@@ -28,21 +31,10 @@ def chat_tokens(model: Model, messages: list[dict[str, str]]) -> list[int]:
     return model.tokenize(text, add_special=False, parse_special=True)
 
 
-def alone(model: Model, prompt: list[int], max_tokens: int, **options: object) -> Answer:
+def alone(model: Model, prompt: list[int], max_tokens: int, **options: Any) -> Answer:
     """Plain greedy decoding, without MTP."""
-    settings = Settings(draft_n_max=0, n_ctx=512, n_batch=48, n_ubatch=32, n_threads=1)
-    with Session(model, settings) as session:
-        return session.generate(prompt, max_tokens=max_tokens, **options).run()  # type: ignore[arg-type]
-
-
-def last_logits(model: Model, tokens: list[int]) -> np.ndarray:
-    """[n_vocab] float32: after `tokens`, from a fresh context."""
-    options = ContextOptions(n_ctx=512, n_batch=512, n_ubatch=512, n_threads=1)
-    with Context(model, options) as context:
-        outputs = np.zeros(len(tokens), dtype=np.int8)
-        outputs[-1] = 1
-        context.decode(np.array(tokens, dtype=np.int32), 0, outputs)
-        return context.logits(len(tokens) - 1).copy()
+    with Session(model, settings(0, n_ubatch=32)) as session:
+        return session.generate(prompt, max_tokens=max_tokens, **options).run()
 
 
 def is_near_tie(model: Model, prompt: list[int], text: str, other: str) -> bool:

@@ -12,8 +12,9 @@ from pyllama_mtp.llama.toplogprobs import top_logprobs
 from pyllama_mtp.serve.bodies import CompletionBody, parse
 from pyllama_mtp.serve.jobs import make_jobs
 
+from ..regression.support import last_logits
 from .conftest import NAME, Running, Start
-from .support import QUESTIONS, alone, chat, chat_tokens, last_logits
+from .support import QUESTIONS, alone, chat, chat_tokens
 
 PROMPT = "import os\n\ndef"
 N = 40
