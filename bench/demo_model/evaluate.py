@@ -36,14 +36,14 @@ def prompt_text(record: dict[str, Any]) -> str:
 
 
 @torch.no_grad()
-def on_text(model: Model, stream: np.ndarray, row: int = 256, limit: int = 0) -> dict[str, Any]:
+def on_text(model: Model, stream: np.ndarray, limit: int) -> dict[str, Any]:
     """Losses (nats per token) and agreement per draft step, teacher-forced over rows of `stream`.
 
-    `limit` rows are drawn from all of it (0: every row).
+    At most `limit` rows are drawn from all of it.
     """
-    rows = Rows(stream, row, 0)
+    rows = Rows(stream, 256, 0)
     size = 16
-    batches = max(1, min(limit or rows.n, rows.n) // size)
+    batches = max(1, min(limit, rows.n) // size)
     trunk = head = tokens = 0.0
     same = np.zeros(DEPTH)
     seen = np.zeros(DEPTH)
@@ -173,13 +173,13 @@ def evaluate(
     heldout = read(work / "heldout.jsonl")
     limit, class_limit = (16, 16) if small else (320, 64)  # rows, drawn from all the text
     result: dict[str, Any] = {
-        "heldout": on_text(model, np.load(work / "heldout.npy"), limit=limit),
+        "heldout": on_text(model, np.load(work / "heldout.npy"), limit),
         "by_class": {},
     }
     for kind in corpus.CLASSES:
         chosen = [r for r in heldout if r["class"] == kind]
         stream = encode(tokenizer, chosen, 0)
-        result["by_class"][kind] = on_text(model, stream, limit=class_limit)
+        result["by_class"][kind] = on_text(model, stream, class_limit)
     records = [json.loads(line) for line in prompts.read_text().splitlines()]
     n_new = 16 if small else 64
     result["greedy"] = acceptance(model, tokenizer, records, 0.0, n_new) | {"n_new": n_new}

@@ -29,6 +29,23 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"
 )
 
+#: Sizes of the model, and their keys in the file after the architecture's name.
+KEYS = {
+    "n_ctx": "context_length",
+    "n_embd": "embedding_length",
+    "n_ff": "feed_forward_length",
+    "n_head": "attention.head_count",
+    "n_head_kv": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "eps": "attention.layer_norm_rms_epsilon",
+    "rope_base": "rope.freq_base",
+    "n_rot": "rope.dimension_count",
+    "interval": "full_attention_interval",
+    "conv": "ssm.conv_kernel",
+    "gdn_dim": "ssm.state_size",
+    "gdn_heads": "ssm.time_step_rank",
+    "n_vocab": "vocab_size",
+}
 SHARED = {
     "attn_norm.weight": "attn_norm.weight",
     "post_norm.weight": "post_attention_norm.weight",
@@ -84,27 +101,18 @@ def stored(name: str, value: torch.Tensor) -> np.ndarray:
 
 
 def _dimensions(writer: gguf.GGUFWriter, c: Config) -> None:
-    writer.add_context_length(c.n_ctx)
-    writer.add_embedding_length(c.n_embd)
-    writer.add_block_count(c.n_layer + 1)
-    writer.add_nextn_predict_layers(1)
-    writer.add_feed_forward_length(c.n_ff)
-    writer.add_head_count(c.n_head)
-    writer.add_head_count_kv(c.n_head_kv)
-    writer.add_key_length(c.head_dim)
-    writer.add_value_length(c.head_dim)
-    writer.add_layer_norm_rms_eps(c.eps)
-    writer.add_rope_freq_base(c.rope_base)
-    writer.add_rope_dimension_count(c.n_rot)
     half = c.n_rot // 2  # frequencies are dealt out to the three axes in turn: 8 -> 3, 3, 2
     writer.add_rope_dimension_sections([(half + 2 - axis) // 3 for axis in range(3)] + [0])
-    writer.add_full_attention_interval(c.interval)
-    writer.add_ssm_conv_kernel(c.conv)
-    writer.add_ssm_state_size(c.gdn_dim)
-    writer.add_ssm_group_count(c.gdn_heads)
-    writer.add_ssm_time_step_rank(c.gdn_heads)
-    writer.add_ssm_inner_size(c.gdn_heads * c.gdn_dim)
-    writer.add_vocab_size(c.n_vocab)
+    sizes = {key: getattr(c, name) for name, key in KEYS.items()} | {
+        "block_count": c.n_layer + 1,
+        "nextn_predict_layers": 1,
+        "attention.value_length": c.head_dim,
+        "ssm.group_count": c.gdn_heads,
+        "ssm.inner_size": c.gdn_heads * c.gdn_dim,
+    }
+    for key, value in sizes.items():
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"{ARCH}.{key}", value)
 
 
 def _vocabulary(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
@@ -161,27 +169,8 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
 def read_config(path: Path) -> Config:
     """The sizes, from the file's metadata."""
     fields = gguf.GGUFReader(path).fields
-
-    def value(key: str) -> int | float:
-        return fields[f"{ARCH}.{key}"].contents()
-
-    return Config(
-        n_vocab=int(value("vocab_size")),
-        n_embd=int(value("embedding_length")),
-        n_layer=int(value("block_count")) - 1,
-        interval=int(value("full_attention_interval")),
-        n_ff=int(value("feed_forward_length")),
-        n_head=int(value("attention.head_count")),
-        n_head_kv=int(value("attention.head_count_kv")),
-        head_dim=int(value("attention.key_length")),
-        n_rot=int(value("rope.dimension_count")),
-        rope_base=float(value("rope.freq_base")),
-        gdn_heads=int(value("ssm.time_step_rank")),
-        gdn_dim=int(value("ssm.state_size")),
-        conv=int(value("ssm.conv_kernel")),
-        eps=float(np.float32(value("attention.layer_norm_rms_epsilon"))),
-        n_ctx=int(value("context_length")),
-    )
+    values = {name: fields[f"{ARCH}.{key}"].contents() for name, key in KEYS.items()}
+    return Config(**values, n_layer=fields[f"{ARCH}.block_count"].contents() - 1)
 
 
 def load(path: Path) -> Model:

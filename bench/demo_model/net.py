@@ -141,7 +141,7 @@ class Attention(nn.Module):
         return self.finish(mixed, gate), (k, v)
 
 
-def delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunk: int = 64) -> Tensor:
+def delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunk: int) -> Tensor:
     """The gated delta rule in chunks: q, k, v (batch, heads, tokens, d), g and beta (b, h, t).
 
     S_t = exp(g_t) S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T and o_t = S_t q_t, with

@@ -12,8 +12,8 @@ def _q(node: ast.AST) -> str:
     return f"`{ast.unparse(node)}`"
 
 
-def _short(node: ast.AST, limit: int = 70) -> bool:
-    return len(ast.unparse(node)) <= limit
+def _short(node: ast.AST) -> bool:
+    return len(ast.unparse(node)) <= 70
 
 
 def sentence(node: ast.stmt) -> str:
