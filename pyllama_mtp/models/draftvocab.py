@@ -125,9 +125,7 @@ def default_ranking(tokenizer: Tokenizer) -> Ids:
     frequency: byte pair encoding learns its merges greedily, at each step the pair that is then the
     most frequent of the training text (Sennrich et al., arXiv:1508.07909), so that a token's count
     when it is made falls with its rank. Tokens that later merges use up rank higher than they
-    should, which wastes some rows. What the proxy cannot know is how the user's text differs from
-    the tokenizer's training text; a measured ranking does. Last come tokens that no merge makes,
-    and then unused ones.
+    should. Last come tokens that no merge makes, and then unused ones.
     """
     index = {text: token for token, text in enumerate(tokenizer.tokens)}
     made = np.array(

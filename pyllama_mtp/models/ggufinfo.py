@@ -83,8 +83,7 @@ def validate_model_file(
     if not problems and require_mtp is not False:
         _check_head(info, path, required=require_mtp is True)
     if info.validated and not problems:
-        in_use = require_mtp is not False and info.has_mtp
-        problems = _tensor_problems(info, in_use)
+        problems = _tensor_problems(info)
     elif not problems and require_mtp is not False and info.supported:
         n = info.n_mtp_layers
         if n > 1 and not info.abilities.several_heads:
@@ -153,8 +152,8 @@ def _tokenizer_problems(info: GGUFInfo) -> list[str]:
     return []
 
 
-def _tensor_problems(info: GGUFInfo, require_mtp: bool) -> list[str]:
-    """Missing tensors, wrong shapes and types; the table of tensors is the writer's.
+def _tensor_problems(info: GGUFInfo) -> list[str]:
+    """Missing tensors of the trunk, wrong shapes and types; the table of tensors is the writer's.
 
     The loader itself refuses tensors that are missing, of another shape or unknown. It does not
     check types, with which kernels may end the process, nor tensors that only the graph needs.
@@ -163,10 +162,9 @@ def _tensor_problems(info: GGUFInfo, require_mtp: bool) -> list[str]:
     problems = []
     for spec in model_tensors(info.to_shape(), info.recurrent_layers):
         found = have.get(spec.name)
-        in_mtp = spec.name.startswith(f"blk.{info.n_layer}.")
         if found is None:
-            optional = not spec.required or (in_mtp and not require_mtp)
-            if not optional and not has_fused(spec.name, have):
+            in_mtp = spec.name.startswith(f"blk.{info.n_layer}.")  # see _check_head
+            if spec.required and not in_mtp and not has_fused(spec.name, have):
                 problems.append(f"tensor {spec.name} is missing")
         elif _squeezed(found.shape) != _squeezed(spec.shape):
             problems.append(f"tensor {spec.name} is {found.shape}, expected {spec.shape}")
