@@ -55,11 +55,6 @@ class Ticket:
             job.post = self._events.put_nowait
         generator.submit(jobs)
 
-    @property
-    def waits(self) -> bool:
-        """Whether a job is still running."""
-        return self._n_left > 0
-
     async def events(self) -> AsyncGenerator[tuple[Job, Event], None]:
         """All events of all jobs.
 
@@ -74,11 +69,12 @@ class Ticket:
             self._n_left -= event.finish_reason is not None
             yield job, event
 
-    def close(self) -> None:
-        """Cancel the jobs that are not done."""
-        if self._n_left:
-            self._n_left = 0
+    def close(self) -> bool:
+        """Cancel the jobs that are not done; returns whether there were any."""
+        n_left, self._n_left = self._n_left, 0
+        if n_left:
             self._generator.cancel(self.jobs)
+        return n_left > 0
 
 
 class EventStream(StreamingResponse):
@@ -97,9 +93,7 @@ class EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            gone = self._ticket.waits
-            self._ticket.close()
-            if gone:
+            if self._ticket.close():
                 self._reply.log(GONE, "the client went away")
 
 

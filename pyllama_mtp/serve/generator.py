@@ -76,7 +76,6 @@ class Job:
     index: int
     request: Request
     post: Callable[[tuple[Job, Event]], None] = lambda found: None
-    done: bool = False
     progress: bool = False
 
 
@@ -201,7 +200,7 @@ class Generator(threading.Thread):
             end_at = self._end_at
         self._admit()
         for job in drops:
-            if not job.done and self._loop.drop(job.request):
+            if job.request in self._jobs and self._loop.drop(job.request):
                 self._close(job, "cancelled")
         if end_at is None:
             return True
@@ -306,7 +305,6 @@ class Generator(threading.Thread):
         return failed
 
     def _close(self, job: Job, outcome: str) -> None:
-        job.done = True
         del self._jobs[job.request]
         self.outcomes[outcome] += 1
         with self._changed:
