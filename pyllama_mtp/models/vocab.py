@@ -54,7 +54,6 @@ class Vocabulary:
     types: list[int]
     merges: list[str]
     endoftext: int
-    im_start: int
     im_end: int
 
 
@@ -93,7 +92,7 @@ def synthetic_vocabulary(n_vocab: int) -> Vocabulary:
     names = [*tokens, ENDOFTEXT, IM_START, IM_END]
     names += [f"[PAD{i}]" for i in range(len(names), n_vocab)]
     types = [NORMAL] * first + [CONTROL] * 3 + [UNUSED] * (n_vocab - first - 3)
-    return Vocabulary(names, types, merges, first, first + 1, first + 2)
+    return Vocabulary(names, types, merges, first, first + 2)
 
 
 def _merges(letters: list[str], tokens: dict[str, None], limit: int) -> list[str]:
