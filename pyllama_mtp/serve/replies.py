@@ -86,58 +86,56 @@ def _calls(pieces: Sequence[CallPiece]) -> dict[str, Any]:
 
 
 class Choice:
-    """One choice of an answer, as it grows."""
+    """One choice of an answer."""
 
     def __init__(self, served: Served, body: Body, job: Job) -> None:
-        self.job, self.text, self.reasoning, self.finish_reason = job, "", "", ""
-        self._n_taken = 0
-        self._served, self._chat = served, isinstance(body, ChatBody)
-        self._logprobs = (
-            _LogprobStream(served.model) if job.request.answer.n_logprobs is not None else None
-        )
-        self.begun = False  # a part was sent
+        self._served, self._index, self._answer = served, job.index, job.request.answer
+        self._chat = isinstance(body, ChatBody)
+        keeps = self._answer.n_logprobs is not None
+        self._logprobs = _LogprobStream(served.model) if keeps else None
+        self._begun = False  # a part was sent
 
-    def take(self, event: Event) -> None:
-        """Add an event."""
-        self.text += event.text
-        self.reasoning += event.reasoning
-        self._n_taken = event.n_taken
-        if event.finish_reason:
-            reason = FINISH_REASONS[event.finish_reason]
-            called = reason == "stop" and self.job.request.answer.tool_calls
-            self.finish_reason = "tool_calls" if called else reason
-        if self._logprobs:
-            self._logprobs.feed(event.logprobs)
-
-    def _with_the_rest(self, content: dict[str, Any]) -> dict[str, Any]:
-        """A choice, with the log probabilities of the text since the last call."""
+    def _choice(
+        self, content: dict[str, Any], finish_reason: str | None, n_taken: int
+    ) -> dict[str, Any]:
+        """A choice, with the log probabilities of the text since the last call, up to `n_taken`."""
         logprobs = None
         if self._logprobs:
             make = _for_chat if self._chat else _for_completion
-            logprobs = make(self._served.model, self._logprobs.release(self._n_taken))
-        about = {"logprobs": logprobs, "finish_reason": self.finish_reason or None}
-        return {"index": self.job.index, **content, **about}
+            logprobs = make(self._served.model, self._logprobs.release(n_taken))
+        reason = FINISH_REASONS[finish_reason] if finish_reason else None
+        if reason == "stop" and self._answer.tool_calls:
+            reason = "tool_calls"
+        return {"index": self._index, **content, "logprobs": logprobs, "finish_reason": reason}
 
     def whole(self) -> dict[str, Any]:
         """The choice of a complete answer."""
-        content: dict[str, Any] = {"text": self.text}
+        answer = self._answer
+        content: dict[str, Any] = {"text": answer.text}
         if self._chat:
-            message: dict[str, Any] = {"role": "assistant", "content": self.text, "refusal": None}
-            calls = [call.to_message() for call in self.job.request.answer.tool_calls]
+            message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+            calls = [call.to_message() for call in answer.tool_calls]
             if calls:
-                message |= {"content": self.text or None, "tool_calls": calls}
-            content = {"message": message | _thought(self.reasoning)}
-        return self._with_the_rest(content)
+                message |= {"content": answer.text or None, "tool_calls": calls}
+            content = {"message": message | _thought(answer.reasoning)}
+        if self._logprobs:
+            self._logprobs.feed(answer.logprobs)
+        return self._choice(content, answer.finish_reason, answer.n_taken)
 
-    def part(self, event: Event) -> dict[str, Any]:
-        """The choice of a chunk with an event's text."""
+    def part(self, event: Event) -> dict[str, Any] | None:
+        """The choice of a chunk with an event's text; None: there is nothing to send."""
+        if self._logprobs:
+            self._logprobs.feed(event.logprobs)
+        says = event.text or event.reasoning or event.calls or event.finish_reason
+        if self._begun and not (says or event.progress):
+            return None
         content: dict[str, Any] = {"text": event.text}
         if self._chat:
-            delta: dict[str, Any] = {} if self.begun else {"role": "assistant", "content": ""}
+            delta: dict[str, Any] = {} if self._begun else {"role": "assistant", "content": ""}
             text = {"content": event.text} if event.text else {}
             content = {"delta": delta | _thought(event.reasoning) | text | _calls(event.calls)}
-        self.begun = True
-        return self._with_the_rest(content)
+        self._begun = True
+        return self._choice(content, event.finish_reason, event.n_taken)
 
 
 class Reply:
@@ -179,10 +177,6 @@ class Reply:
             time.monotonic() - self._began,
         )
 
-    def take(self, job: Job, event: Event) -> None:
-        """Add an event, for an answer that is sent when it is complete."""
-        self._choices[job.index].take(event)
-
     def whole(self) -> dict[str, Any]:
         """The complete answer."""
         choices = [choice.whole() for choice in self._choices]
@@ -190,12 +184,10 @@ class Reply:
 
     def chunk(self, job: Job, event: Event) -> bytes:
         """The chunk of a stream with this event; empty: nothing to send."""
-        choice = self._choices[job.index]
-        choice.take(event)
-        says = event.text or event.reasoning or event.calls or event.finish_reason
-        if choice.begun and not (says or event.progress):
+        part = self._choices[job.index].part(event)
+        if part is None:
             return b""
-        chunk: dict[str, Any] = {**self._head, "choices": [choice.part(event)]}
+        chunk: dict[str, Any] = {**self._head, "choices": [part]}
         if event.progress:
             chunk["prompt_progress"] = event.progress
         if self._body.include_usage:
