@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelFileError, UsageError
-from ..models.draftvocab import DEFAULT_SIZE, DraftVocab, Ids, choose
+from ..models.draftvocab import DEFAULT_SIZE, Ids, choose
 from ..models.ggufheader import TENSOR_TYPES, TensorEntry
 from ..models.ggufinfo import read_gguf
 from ..models.modelinfo import GGUFInfo
@@ -296,22 +296,22 @@ def draft_head(
             )
         log.info("drafting over the whole vocabulary: a LoRA adapter changes the LM head")
         return None
-    vocab = _by_size(info) if spec == "auto" else choose(info.path, spec)
-    if trimmed and not vocab:
+    ranked = _by_size(info) if spec == "auto" else choose(info.path, spec)
+    if trimmed and ranked is None:
         raise UsageError(
             f"draft_vocab {spec!r}: the MTP head of {info.path} has {n_rows(trimmed)} of "
             f"{info.n_vocab} tokens; use 'auto', or fewer rows of the model's LM head"
         )
-    if not vocab and kind == "file":
+    if ranked is None and kind == "file":
         return None
     head = HeadFile(info, kind)
-    if not vocab and not head.converts:
+    if ranked is None and not head.converts:
         return None
-    ids = vocab.ids if vocab else np.arange(info.n_vocab, dtype=np.int32)
-    return DraftHead(ids, head, vocab.ranked if vocab else None)
+    ids = np.arange(info.n_vocab, dtype=np.int32) if ranked is None else np.sort(ranked)
+    return DraftHead(ids, head, ranked)
 
 
-def _by_size(info: GGUFInfo) -> DraftVocab | None:
+def _by_size(info: GGUFInfo) -> Ids | None:
     """The default draft vocabulary; None: the whole one."""
     if info.n_vocab <= 2 * DEFAULT_SIZE:
         return None

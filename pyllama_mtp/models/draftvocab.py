@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -187,25 +187,21 @@ def best(ranking: Ids, size: int, tokenizer: Tokenizer) -> Ids:
     return np.concatenate([special, ranking[~np.isin(ranking, special)]])[:size]
 
 
-@dataclass(frozen=True, eq=False)
-class RankedTokens:
-    """The tokens of a model file's tokenizer by a ranking.
+class RankedTokens(NamedTuple):
+    """The tokens of a model file's tokenizer by the default ranking.
 
     Attributes:
-        ids: [n] int32, read-only: the special tokens, then the others, most useful first.
+        ids: [n_vocab] int32, read-only: the special tokens, then the others, most useful first.
         n_special: number of special tokens.
-        n_vocab, fingerprint: see :class:`Tokenizer`.
     """
 
     ids: Ids
     n_special: int
-    n_vocab: int
-    fingerprint: str
 
 
 def ranked_tokens(model_path: str | os.PathLike[str]) -> RankedTokens:
-    """The tokens of a model file by the default ranking. Those of the last file are kept, because
-    reading them takes 0.3 s and Python does not give all memory back.
+    """The ranked tokens of a model file. Those of the last file are kept, because reading them
+    takes 0.3 s and Python does not give all memory back.
 
     Raises:
         ModelFileError: see :func:`read_tokenizer`.
@@ -220,50 +216,14 @@ def ranked_tokens(model_path: str | os.PathLike[str]) -> RankedTokens:
 @functools.lru_cache(maxsize=1)
 def _ranked_tokens(path: str, _version: tuple[int, int]) -> RankedTokens:
     tokenizer = read_tokenizer(path)
-    return _ranked(default_ranking(tokenizer), tokenizer)
-
-
-def _ranked(ranking: Ids, tokenizer: Tokenizer) -> RankedTokens:
-    ids = best(ranking, tokenizer.n_vocab, tokenizer)
+    ids = best(default_ranking(tokenizer), tokenizer.n_vocab, tokenizer)
     ids.flags.writeable = False
-    n_special = len(tokenizer.special)
-    return RankedTokens(ids, n_special, tokenizer.n_vocab, tokenizer.fingerprint)
+    return RankedTokens(ids, len(tokenizer.special))
 
 
-@dataclass(frozen=True, eq=False)
-class DraftVocab:
-    """The tokens that can be drafted.
-
-    Attributes:
-        ids: [n] int32, read-only, ascending and unique: row i of the small LM head is token ids[i].
-        n_vocab: size of the whole vocabulary.
-        fingerprint: of the tokenizer that the ids belong to, see :attr:`Tokenizer.fingerprint`.
-        ranked: the same ids, most useful first; None: not known.
-    """
-
-    ids: Ids
-    n_vocab: int
-    fingerprint: str
-    ranked: Ids | None = None
-
-    def __post_init__(self) -> None:
-        """Native code writes where the ids say, so no other can exist. Raises UsageError."""
-        ids = self.ids
-        if ids.ndim != 1 or ids.dtype != np.int32 or not ids.size or not (np.diff(ids) > 0).all():
-            raise UsageError("ids of a draft vocabulary are int32, ascending and unique")
-        if ids[0] < 0 or ids[-1] >= self.n_vocab:
-            raise UsageError(f"ids {ids[0]} to {ids[-1]}, allowed: 0 to {self.n_vocab - 1}")
-        ids.flags.writeable = False
-
-    def __len__(self) -> int:
-        """Number of tokens that can be drafted."""
-        return len(self.ids)
-
-
-def choose(
-    model_path: str | os.PathLike[str], spec: str | int | os.PathLike[str]
-) -> DraftVocab | None:
-    """The draft vocabulary that a user asks for; None is the whole vocabulary.
+def choose(model_path: str | os.PathLike[str], spec: str | int | os.PathLike[str]) -> Ids | None:
+    """The tokens that a user lets the head draft: [n] int32, unique, most useful first; None is the
+    whole vocabulary.
 
     Args:
         model_path: the model file, for its tokenizer.
@@ -281,21 +241,19 @@ def choose(
     word = str(spec)
     number = re.fullmatch(r"-?\d{1,18}", word)
     if number:
-        ranked, size = ranked_tokens(model_path), int(word)
+        ids, n_special = ranked_tokens(model_path)
+        n_vocab, size = len(ids), int(word)
     else:
         tokenizer = read_tokenizer(model_path)
-        ranked = _ranked(load(word, tokenizer).ids, tokenizer)
-        size = min(DEFAULT_SIZE, len(ranked.ids))
-    least = max(DRAFT_VOCAB_LEAST, ranked.n_special)
+        ids = best(load(word, tokenizer).ids, DEFAULT_SIZE, tokenizer)
+        n_special, n_vocab, size = len(tokenizer.special), tokenizer.n_vocab, len(ids)
+    least = max(DRAFT_VOCAB_LEAST, n_special)
     if size < least:
-        need = f"at least {least} are needed (special tokens: {ranked.n_special})"
+        need = f"at least {least} are needed (special tokens: {n_special})"
         if number:
             raise UsageError(f"a draft vocabulary of {spec}: {need}; give more, or 'full'")
         raise DraftVocabError(f"{word}: it has {size} tokens, {need}; make it anew", word)
-    if size >= ranked.n_vocab:
-        return None
-    ids = ranked.ids[:size]
-    return DraftVocab(np.sort(ids), ranked.n_vocab, ranked.fingerprint, ids)
+    return ids[:size] if size < n_vocab else None
 
 
 def save(path: str | os.PathLike[str], ranking: Ranking, tokenizer: Tokenizer, source: str) -> None:

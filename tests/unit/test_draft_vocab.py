@@ -17,7 +17,6 @@ import pytest
 from pyllama_mtp.errors import DraftVocabError, ModelFileError, UsageError
 from pyllama_mtp.models import draftvocab
 from pyllama_mtp.models.draftvocab import (
-    DraftVocab,
     Ranking,
     Tokenizer,
     best,
@@ -186,22 +185,6 @@ def test_special_tokens_are_in_every_part(demo_tokenizer: Tokenizer) -> None:
 # --- choosing -------------------------------------------------------------------------------------
 
 
-def test_a_draft_vocabulary_is_sorted_and_cannot_be_changed() -> None:
-    vocabulary = DraftVocab(np.array([0, 3, 7], np.int32), 8, "print")
-    assert len(vocabulary) == 3
-    with pytest.raises(ValueError, match="read-only"):
-        vocabulary.ids[0] = 1
-
-
-@pytest.mark.parametrize(
-    ("ids", "dtype"),
-    [*(([*ids], "i4") for ids in ([], [1, 1], [2, 1], [-1, 1], [1, 8], [[1, 2]])), ([1, 2], "i8")],
-)
-def test_no_draft_vocabulary_that_native_code_could_not_take(ids: Any, dtype: str) -> None:
-    with pytest.raises(UsageError, match="ids"):
-        DraftVocab(np.array(ids, dtype), 8, "print")
-
-
 def test_the_whole_vocabulary(demo_file: Path, tmp_path: Path) -> None:
     assert choose(tmp_path / "not even looked at", "full") is None
     for spec in (2048, "2048", 10**9, "9" * 18):
@@ -213,12 +196,10 @@ def test_a_number_takes_the_best_of_the_default_ranking(models: list[Path]) -> N
         tokenizer = read_tokenizer(path)
         for size in (256, 257, 1000, 2047):
             chosen, same = choose(path, size), choose(path, str(size))
-            assert chosen and same and len(chosen) == size
-            assert chosen.ids.tolist() == sorted(default_ranking(tokenizer)[:size].tolist())
-            assert chosen.ids.tolist() == same.ids.tolist()
-            assert {*tokenizer.special.tolist()} <= {*chosen.ids.tolist()}
-            assert chosen.fingerprint == tokenizer.fingerprint
-            assert chosen.n_vocab == tokenizer.n_vocab
+            assert chosen is not None and same is not None and chosen.dtype == np.int32
+            assert chosen.tolist() == same.tolist() == default_ranking(tokenizer)[:size].tolist()
+            assert len({*chosen.tolist()}) == size
+            assert {*tokenizer.special.tolist()} <= {*chosen.tolist()}
 
 
 @pytest.mark.parametrize("size", [-1, 0, 1, DRAFT_VOCAB_LEAST - 1, "0", "-5", "255"])
@@ -235,7 +216,7 @@ def test_more_special_tokens_than_the_least_size(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"at least 400 are needed .special tokens: 400"):
         choose(path, 399)
     chosen = choose(path, 400)
-    assert chosen and chosen.ids.tolist() == [*range(100, 500)]
+    assert chosen is not None and chosen.tolist() == [*range(100, 500)]
 
 
 def saved(folder: Path, tokenizer: Tokenizer, ids: Any, name: str = "ranking.json") -> Path:
@@ -255,7 +236,8 @@ def test_a_file_gives_its_best(
     monkeypatch.setattr(draftvocab, "default_ranking", None)  # not asked: it takes a while
     for spec in (path, str(path)):
         chosen = choose(demo_file, spec)
-        assert chosen and chosen.ids.tolist() == sorted(special + others[: 300 - len(special)])
+        assert chosen is not None
+        assert chosen.tolist() == special + others[: 300 - len(special)]
 
 
 def test_a_file_that_holds_fewer(
@@ -264,7 +246,7 @@ def test_a_file_that_holds_fewer(
     special = demo_tokenizer.special.tolist()
     for n in (251, 252, 400):
         chosen = choose(demo_file, saved(tmp_path, demo_tokenizer, range(1000, 1000 + n)))
-        assert chosen and chosen.ids.tolist() == [*special, *range(1000, 1000 + n)]
+        assert chosen is not None and chosen.tolist() == [*special, *range(1000, 1000 + n)]
     with pytest.raises(DraftVocabError, match="has 255 tokens, at least 256 are needed") as caught:
         choose(demo_file, saved(tmp_path, demo_tokenizer, range(1000, 1250)))
     assert caught.value.path == str(tmp_path / "ranking.json")
