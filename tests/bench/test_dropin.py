@@ -40,6 +40,13 @@ def test_what_is_a_problem() -> None:
     differ = both(explained, Outcome("failed", "wants 1"))
     differ["patched"][explained] = Outcome("failed", "wants 2")
     assert list(dropin.problems(differ)) == [explained], "failing in another way counts too"
+    different = next(iter(dropin.DIFFERENT))
+    rounded = both(different, PASSED)
+    rounded["patched"][different] = Outcome("failed", "wants 3")
+    assert not dropin.problems(rounded)
+    page = dropin.render(rounded, [])
+    assert "1 of 2 tests end alike" in page and dropin.DIFFERENT[different] in page
+    assert list(dropin.problems(both(different, Outcome("failed", "wants 3")))) == [different]
     missing = both("test_llama::b", PASSED)
     del missing["patched"]["test_llama::b"]
     assert list(dropin.problems(missing)) == ["test_llama::b"]
