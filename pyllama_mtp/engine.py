@@ -25,7 +25,7 @@ from .settings import Settings
 from .speculative.choice import DraftChoice
 from .speculative.drafter import Drafter
 from .speculative.heads import Heads
-from .speculative.rollback import Rollback, go_back, make_rollback
+from .speculative.rollback import Rollback, go_back
 from .speculative.upstream import Decoded, UpstreamDrafter
 from .telemetry import PHASES, Telemetry, timed
 
@@ -134,7 +134,7 @@ class Engine:
     def _place(self, seq: int) -> Place:
         s, rollback = self.settings, None
         if s.depth_limit:
-            rollback = make_rollback(self.target, s.depth_limit, s.rollback, seq)
+            rollback = Rollback(self.target, s.depth_limit, s.rollback, seq)
         return Place(seq, rollback, Checkpoints(s.checkpoints if self.model.is_recurrent else 0))
 
     @property

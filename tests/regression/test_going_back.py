@@ -18,7 +18,7 @@ from pyllama_mtp.errors import FatalDecodeError
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.batch import Batch
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.speculative.rollback import go_back, make_rollback
+from pyllama_mtp.speculative.rollback import Rollback, go_back
 
 from .support import N_CTX, decode, made_up, plain_context
 from .twocontexts import trunk
@@ -132,7 +132,7 @@ def test_llama_cpp_would_go_back_to_another_state(context: Context) -> None:
 
 def test_by_a_checkpoint_of_its_own(context: Context) -> None:
     """Replay: any number of rows, one sequence after the other."""
-    rollbacks = [make_rollback(context, SNAPSHOTS, "replay", seq) for seq in range(N_SEQS)]
+    rollbacks = [Rollback(context, SNAPSHOTS, "replay", seq) for seq in range(N_SEQS)]
     for rollback in rollbacks:
         rollback.before()
     starts = [context.past(seq) for seq in range(N_SEQS)]
