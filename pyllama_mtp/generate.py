@@ -37,17 +37,21 @@ from .arguments import FLAG, keep_checked, option, wholes
 from .engine import Engine, Place
 from .llama.batch import Batch, Ints
 from .llama.toplogprobs import TopLogprobs, top_logprobs
-from .speculative.acceptance import SyntheticAcceptance, Verdict
-from .speculative.acceptance import accept as accept_best
+from .speculative.acceptance import (
+    Distribution,
+    SyntheticAcceptance,
+    accept_best,
+    accept_sampled,
+    point,
+)
 from .speculative.drafter import Drafts, Newest
-from .speculative.rejection import Distribution, accept_sampled, point
-from .speculative.sampling import Sampler, prepare
+from .speculative.sampling import Sampler
 from .speculative.upstream import Decoded
 from .telemetry import timed
 
-#: judge(drafts, first): which drafts of one sequence to accept; `first` is the batch entry of its
-#: first verified row.
-Judge = Callable[[Drafts, int], Verdict]
+#: judge(drafts, first): the accepted drafts of one sequence, and one token more; `first` is the
+#: batch entry of its first verified row.
+Judge = Callable[[Drafts, int], list[int]]
 #: Most forced tokens in a pass: logits have the same bits in passes of up to 8 rows.
 MOST_FORCED = 7
 #: Called while a prompt is processed, with (tokens done, tokens in all).
@@ -86,15 +90,17 @@ class Request:
 
 @dataclass(eq=False)
 class Live:
-    """A request that has a place.
+    """A request that has a place, and its share of the current round.
 
     Attributes:
         judge: accepts its drafts.
         draws: draws its drafts; None: drafts are the head's best tokens.
-        token: the newest token, in no cache yet; -1: the prompt is being processed.
         wanted: tokens that may still come.
-        n_usable: drafts of the current round that can be accepted.
-        logprobs: of the tokens of the current round, if the request wants them.
+        token: the newest token, in no cache yet; -1: the prompt is being processed.
+        drafts: those that are verified.
+        n_usable: how many of the drafts can be accepted.
+        chosen: the target's choice: the accepted drafts and one token more.
+        logprobs: of the chosen tokens, if the request wants them.
     """
 
     request: Request
@@ -103,49 +109,36 @@ class Live:
     draws: Sampler | None
     wanted: int
     token: int = -1
+    drafts: Drafts = field(default_factory=Drafts)
     n_usable: int = 0
+    chosen: list[int] = field(default_factory=list)
     logprobs: list[TopLogprobs] = field(default_factory=list)
 
 
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """A sequence's share of a round.
-
-    Attributes:
-        drafts: the verified drafts.
-        n_usable: how many of the drafts could be accepted.
-        tokens: the target's choice: the accepted drafts and one token more.
-        logprobs: of the tokens, if the request wants them.
-    """
-
-    drafts: Drafts
-    n_usable: int
-    tokens: list[int]
-    logprobs: list[TopLogprobs]
-
-
-def speculate(engine: Engine, live: Sequence[Live]) -> list[Outcome]:
+def speculate(engine: Engine, live: Sequence[Live]) -> None:
     """One round: draft k tokens for each sequence, verify them in one pass, keep what holds."""
-    drafts = draft(engine, live)
-    passed = verify(engine, live, drafts)
-    verdicts = accept(engine, live, drafts)
-    roll_back(engine, live, passed, verdicts)
-    return emit(live, drafts, verdicts)
+    draft(engine, live)
+    passed = verify(engine, live)
+    accept(engine, live)
+    roll_back(engine, live, passed)
 
 
 @timed("draft")
-def draft(engine: Engine, live: Sequence[Live]) -> list[Drafts]:
+def draft(engine: Engine, live: Sequence[Live]) -> None:
     """Guess what follows the newest token of each sequence: tokens that its grammar forces; n-gram
     drafts, when they are likelier to pay; or else the head's drafts."""
+    for one in live:
+        one.drafts = Drafts()
     forced = force(engine, live)
     if forced:
-        return [Drafts(forced, forced=True)]
+        live[0].drafts = Drafts(forced, forced=True)
+        return
     room = min(engine.settings.depth_limit, min(engine.room(one.place) for one in live) - 1)
     # A round emits one token more than it accepts.
     usable = min(room, max(one.wanted for one in live) - 1)
     drafted = [one for one in live if one.place.drafting]
     if not drafted:
-        return [Drafts() for _ in live]
+        return
     newest = [(one.place.seq, one.token) for one in drafted]
     found = engine.choice.look_up(newest, usable if len(live) == 1 else 0)
     n_max = len(found) or engine.choice.depth(len(live), usable, room)
@@ -153,13 +146,13 @@ def draft(engine: Engine, live: Sequence[Live]) -> list[Drafts]:
         one.n_usable = min(n_max, one.wanted - 1)
     if found:
         q = [point(token) for token in found] if live[0].draws else []
-        return [cut(live[0], Drafts(found, q, looked_up=True), forced)]
-    if n_max < 1 or not engine.drafter:
-        return [Drafts() for _ in live]
-    engine.intact = False
-    begun = [Newest(one.place.seq, one.token, one.n_usable, one.draws) for one in drafted]
-    made = iter(engine.drafter.draft(begun, n_max, engine.settings.p_min))
-    return [cut(one, next(made), forced) if one.place.drafting else Drafts() for one in live]
+        live[0].drafts = cut(live[0], Drafts(found, q, looked_up=True), forced)
+    elif n_max > 0 and engine.drafter:
+        engine.intact = False
+        begun = [Newest(one.place.seq, one.token, one.n_usable, one.draws) for one in drafted]
+        made = engine.drafter.draft(begun, n_max, engine.settings.p_min)
+        for one, drafts in zip(drafted, made, strict=True):
+            one.drafts = cut(one, drafts, forced)
 
 
 def force(engine: Engine, live: Sequence[Live]) -> list[int] | None:
@@ -192,7 +185,7 @@ def cut(one: Live, made: Drafts, forced: list[int] | None = None) -> Drafts:
 
 
 @timed("verify")
-def verify(engine: Engine, live: Sequence[Live], drafts: Sequence[Drafts]) -> Ints:
+def verify(engine: Engine, live: Sequence[Live]) -> Ints:
     """One pass of the target over the newest token and the k drafts of each sequence.
 
     Row i of a sequence says what follows its first i drafts. All rows are outputs. Where a lone
@@ -202,16 +195,16 @@ def verify(engine: Engine, live: Sequence[Live], drafts: Sequence[Drafts]) -> In
     Returns:
         [sequences, k + 1]: the tokens of the pass.
     """
-    target, n_rows = engine.target, 1 + max(len(made.tokens) for made in drafts)
+    target, n_rows = engine.target, 1 + max(len(one.drafts.tokens) for one in live)
     wanted = live[0].request.answer.n_logprobs is not None
-    forced = len(live) == 1 and drafts[0].forced and not wanted
+    forced = len(live) == 1 and live[0].drafts.forced and not wanted
     prepare_rows(engine, live)
     engine.intact = False
     engine.follow(any(one.place.drafting for one in live))
     target.set_snapshots(n_rows > 1 and not forced)
     tokens, positions, seqs = list[int](), list[int](), list[int]()
-    for one, made in zip(live, drafts, strict=True):
-        place, start = one.place, len(one.place.cached)
+    for one in live:
+        place, start, made = one.place, len(one.place.cached), one.drafts
         if place.rollback and n_rows > 1 and not forced:
             place.rollback.before()
         tokens += [one.token, *made.tokens, *[one.token] * (n_rows - 1 - len(made.tokens))]
@@ -228,25 +221,29 @@ def verify(engine: Engine, live: Sequence[Live], drafts: Sequence[Drafts]) -> In
 
 
 @timed("sampling")
-def accept(engine: Engine, live: Sequence[Live], drafts: Sequence[Drafts]) -> list[Verdict]:
+def accept(engine: Engine, live: Sequence[Live]) -> None:
     """Accept drafts by the target's own choice in each row, and add the token after them."""
-    verdicts, entry = [], 0
-    n_rows = 1 + max(len(made.tokens) for made in drafts)
-    for one, made in zip(live, drafts, strict=True):
-        if len(made.tokens) > one.n_usable:
-            made = Drafts(made.tokens[: one.n_usable], made.distributions)
-        verdicts.append(one.judge(made, entry))
-        one.logprobs = logprobs(engine, one, verdicts[-1].tokens, entry)
+    n_rows, entry = 1 + max(len(one.drafts.tokens) for one in live), 0
+    for one in live:
+        usable = Drafts(one.drafts.tokens[: one.n_usable], one.drafts.distributions)
+        take(engine, one, one.judge(usable, entry), entry)
         entry += n_rows
-    return verdicts
+
+
+def take(engine: Engine, one: Live, chosen: list[int], entry: int) -> None:
+    """Take the target's choice at batch entries from `entry` on; its last token is the sequence's
+    newest one now."""
+    n, row = one.request.answer.n_logprobs, engine.target.logits
+    one.chosen, one.logprobs, one.token = chosen, [], chosen[-1]
+    one.wanted -= len(chosen)
+    if n is not None:
+        one.logprobs = [top_logprobs(row(entry + i), token, n) for i, token in enumerate(chosen)]
 
 
 @timed("sync")
-def roll_back(
-    engine: Engine, live: Sequence[Live], passed: Ints, verdicts: Sequence[Verdict]
-) -> None:
+def roll_back(engine: Engine, live: Sequence[Live], passed: Ints) -> None:
     """Keep the newest token and the accepted drafts of each sequence, drop the rest."""
-    n_rows, kept = passed.shape[1], [verdict.n_accepted + 1 for verdict in verdicts]
+    n_rows, kept = passed.shape[1], [len(one.chosen) for one in live]
     if engine.upstream:
         engine.upstream.decoded(
             [
@@ -263,42 +260,26 @@ def roll_back(
     engine.intact = True
 
 
-def emit(
-    live: Sequence[Live], drafts: Sequence[Drafts], verdicts: Sequence[Verdict]
-) -> list[Outcome]:
-    """Hand out the target's choice; its last token is the sequence's newest one now."""
-    outcomes = []
-    for one, made, verdict in zip(live, drafts, verdicts, strict=True):
-        outcomes.append(Outcome(made, one.n_usable, verdict.tokens, one.logprobs))
-        one.token = verdict.tokens[-1]
-        one.wanted -= len(verdict.tokens)
-    return outcomes
-
-
 # -- how one sequence goes on ----------------------------------------------------------------------
 
 
 def start(engine: Engine, place: Place, request: Request) -> Live:
     """Give a request a place; its prompt is still to be processed."""
     sampler, limits = request.sampler, request.limits
-    draws = sampler if engine.settings.draft_sampling and not sampler.greedy else None
+    draws = sampler if engine.settings.draft_sampling and not sampler.sampling.greedy else None
     return Live(request, place, make_judge(engine, sampler, limits), draws, limits.max_tokens)
 
 
 def prepare_rows(engine: Engine, live: Sequence[Live]) -> None:
-    """Have the next decode leave the rows that samplers need; all logits for log probabilities."""
-    prepare(engine.target, [one.request.sampler for one in live])
-    if any(one.request.answer.n_logprobs is not None for one in live):
-        engine.target.set_greedy(False)
-        engine.target.set_candidates(0)
-
-
-def logprobs(engine: Engine, one: Live, tokens: Sequence[int], entry: int) -> list[TopLogprobs]:
-    """Log probabilities of `tokens`, chosen at batch entries from `entry` on, if wanted."""
-    n, row = one.request.answer.n_logprobs, engine.target.logits
-    if n is None:
-        return []
-    return [top_logprobs(row(entry + i), token, n) for i, token in enumerate(tokens)]
+    """Have the next decodes leave rows that all samplers can use: the best token, some best tokens,
+    or all logits, which log probabilities need, too."""
+    few, most = True, 0
+    for request in (one.request for one in live):
+        n, best = request.sampler.n_candidates, request.sampler.sampling.plain_greedy
+        few = few and (n > 0 or best) and request.answer.n_logprobs is None
+        most = max(most, n)
+    engine.target.set_greedy(few)
+    engine.target.set_candidates(most if few else 0)
 
 
 def make_judge(engine: Engine, sampler: Sampler, limits: Limits) -> Judge:
@@ -310,7 +291,7 @@ def make_judge(engine: Engine, sampler: Sampler, limits: Limits) -> Judge:
     def ends(token: int) -> bool:
         return not limits.ignore_eos and engine.model.is_end(token)
 
-    def judge(drafts: Drafts, entry: int) -> Verdict:
+    def judge(drafts: Drafts, entry: int) -> list[int]:
         def sample_row(row: int) -> int:
             return sampler.sample(engine.target, entry + row)
 

@@ -15,8 +15,7 @@ from .answer import Answer
 from .chats.thinking import Piece
 from .engine import Engine, Place
 from .errors import UsageError
-from .generate import Live, Outcome, Request, logprobs, prepare_rows, speculate, start
-from .speculative.drafter import Drafts
+from .generate import Live, Request, prepare_rows, speculate, start, take
 from .telemetry import PHASES, BatchTelemetry, Pair, Telemetry
 
 Item = TypeVar("Item")
@@ -115,7 +114,7 @@ class Scheduler:
                 found = self._fill(self._filling[0])
             else:
                 found = self._round() if self._live else []
-        return [self._hand_over(live, outcome) for live, outcome in found]
+        return [self._hand_over(live) for live in found]
 
     # -- prompts -------------------------------------------------------------------------------
 
@@ -129,65 +128,61 @@ class Scheduler:
             engine.enter(place, request.prompt, telemetry, drafting)
         _tell(request)
 
-    def _fill(self, live: Live) -> list[tuple[Live, Outcome]]:
+    def _fill(self, live: Live) -> list[Live]:
         """The next part of the prompt; at its end, choose the first token."""
         engine, request, total = self._engine, live.request, self._total
-        telemetry, found = request.answer.telemetry, list[tuple[Live, Outcome]]()
+        telemetry = request.answer.telemetry
         before = telemetry.time_s["prompt_sync"]
         with _clocked(telemetry, total):
             prepare_rows(engine, [live])
             entry = engine.prefill(live.place, request.prompt, telemetry)
             if entry is not None:
                 engine.begin_drafting(live.place, request.prompt, total, telemetry)
-                live.token = request.sampler.sample(engine.target, entry)
-                live.wanted -= 1
-                chosen = [live.token]
-                found = [
-                    (live, Outcome(Drafts(), 0, chosen, logprobs(engine, live, chosen, entry)))
-                ]
+                take(engine, live, [request.sampler.sample(engine.target, entry)], entry)
         _tell(request)
         total.time_s["prompt_sync"] += telemetry.time_s["prompt_sync"] - before
-        if found:
-            self._filling.remove(live)
-            self._live.append(live)
-            self._live.sort(key=lambda one: one.place.seq)
-            total.n_started += 1
-            total.n_prompt += telemetry.n_prompt
-            total.n_cached += telemetry.n_cached
-        return found
+        if entry is None:
+            return []
+        self._filling.remove(live)
+        self._live.append(live)
+        self._live.sort(key=lambda one: one.place.seq)
+        total.n_started += 1
+        total.n_prompt += telemetry.n_prompt
+        total.n_cached += telemetry.n_cached
+        return [live]
 
     # -- rounds --------------------------------------------------------------------------------
 
-    def _round(self) -> list[tuple[Live, Outcome]]:
+    def _round(self) -> list[Live]:
         """A round of all sequences whose prompts are done, and its figures."""
-        engine, live, total, began = self._engine, self._live, self._total, time.perf_counter()
+        engine, live, total, began = self._engine, [*self._live], self._total, time.perf_counter()
         times = engine.times = dict.fromkeys(PHASES, 0.0)
-        found = list(zip(live, speculate(engine, live), strict=True))
-        for one, outcome in found:
-            engine.see(one.place, outcome.tokens, total, one.request.answer.telemetry)
+        speculate(engine, live)
+        for one in live:
+            engine.see(one.place, one.chosen, total, one.request.answer.telemetry)
         seconds = time.perf_counter() - began
-        drafts = max((outcome.drafts for _, outcome in found), key=lambda made: len(made.tokens))
+        drafts = max((one.drafts for one in live), key=lambda made: len(made.tokens))
         total.count_pass(len(live), len(drafts.tokens))
         total.count_times(times, seconds)
-        for one, outcome in found:
-            own, made = one.request.answer.telemetry, outcome.drafts
-            n_drafted, n_accepted = len(made.tokens), len(outcome.tokens) - 1
+        for one in live:
+            own, made = one.request.answer.telemetry, one.drafts
+            n_drafted, n_accepted = len(made.tokens), len(one.chosen) - 1
             for telemetry in (total, own):
-                n_offered = min(outcome.n_usable, n_drafted)
+                n_offered = min(one.n_usable, n_drafted)
                 telemetry.count_round(n_offered, n_accepted, made.looked_up, made.forced)
             own.count_times(times, seconds)
             if own.pairs is not None and not (made.looked_up or made.forced):
-                _log_pairs(engine, own.pairs, outcome)
+                _log_pairs(engine, own.pairs, one)
         drafted = [
-            (one.place.seq, 0 if o.drafts.forced else o.n_usable, o.tokens)
-            for one, o in found
+            (one.place.seq, 0 if one.drafts.forced else one.n_usable, one.chosen)
+            for one in live
             if one.place.drafting
         ]
         if drafted:
             engine.choice.learn(drafts, drafted, times["draft"], seconds)
-        return found
+        return live
 
-    def _hand_over(self, live: Live, outcome: Outcome) -> Progress:
+    def _hand_over(self, live: Live) -> Progress:
         """Give tokens to the answer; retire a request that is done."""
         answer, pieces = live.request.answer, list[Piece]()
         if error := live.request.sampler.error:
@@ -195,12 +190,12 @@ class Scheduler:
             self._retire(live)
             return Progress(live.request, [], [], error)
         n_before = len(answer.tokens)
-        for token in outcome.tokens:
+        for token in live.chosen:
             pieces += answer.take(token)
             if answer.ended:
                 break
         new = answer.tokens[n_before:]
-        answer.logprobs += outcome.logprobs[: len(new)]
+        answer.logprobs += live.logprobs[: len(new)]
         answer.telemetry.n_generated += len(new)
         self._total.n_generated += len(new)
         if answer.ended or live.wanted < 1 or self._engine.room(live.place) < 1:
@@ -235,10 +230,10 @@ def choose_place(
     return min(free, key=price) if len(free) > 1 else free[0]
 
 
-def _log_pairs(engine: Engine, pairs: list[Pair], outcome: Outcome) -> None:
+def _log_pairs(engine: Engine, pairs: list[Pair], one: Live) -> None:
     text = engine.model.detokenize
-    drafts = outcome.drafts.tokens[: outcome.n_usable]
-    for i, (drafted, actual) in enumerate(zip(drafts, outcome.tokens, strict=False)):
+    drafts = one.drafts.tokens[: one.n_usable]
+    for i, (drafted, actual) in enumerate(zip(drafts, one.chosen, strict=False)):
         pairs.append(Pair(i + 1, drafted, actual, text([drafted], True), text([actual], True)))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..llama.batch import Floats, Ints
 from ..llama.context import Context
-from .rejection import Distribution, softmax
+from .acceptance import Distribution, softmax
 from .sampling import Sampler
 
 #: Candidates among which a draft's probability is taken, as in upstream's draft-mtp (top_k = 10).

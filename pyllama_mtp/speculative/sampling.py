@@ -3,7 +3,7 @@
 Drafts that are the head's best tokens need no sampling from the head: each verified row is sampled
 as in a plain decode step, and a draft is accepted if it is the sampled token. So the text is a draw
 from the target's distribution, whatever the drafts are. Drafts that are drawn from the head need
-the target's distribution itself; see :mod:`.rejection`.
+the target's distribution itself; see :mod:`.acceptance`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..errors import FatalDecodeError, InsufficientMemoryError, UsageError
 from ..llama.batch import Floats, Ints
 from ..settings import Sampling
 from ..telemetry import NearTie
+from .acceptance import Distribution, draft_distribution, draw, point, softmax
 from .constraint import Constraint
-from .rejection import Distribution, draft_distribution, draw, point, softmax
 
 if TYPE_CHECKING:
     from ..llama.context import Context
@@ -166,16 +166,6 @@ class Sampler:
         reorders = s.reorders or s.top_n_sigma > 0  # which looks at all logits
         few = 0 < s.top_k <= MOST_CANDIDATES
         return s.top_k if few and not s.greedy and not reorders else 0
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the best token is taken, after penalties."""
-        return self.sampling.greedy
-
-    @property
-    def plain_greedy(self) -> bool:
-        """Whether the best token of a row is taken, without logits."""
-        return self._chain is None
 
     @property
     def _answers(self) -> bool:
@@ -327,10 +317,7 @@ class Sampler:
             logits: [n] float32: a row of the head.
             ids: [n] int32: their tokens; None: 0 to n - 1.
         """
-        s = self.sampling
-        q = draft_distribution(
-            logits, ids, s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p
-        )
+        q = draft_distribution(logits, ids, self.sampling)
         return draw(q, self.rng), q
 
     def accept(self, token: int) -> None:
@@ -351,12 +338,3 @@ class Sampler:
     def __del__(self) -> None:
         if getattr(self, "_chain", None) is not None:
             self.close()
-
-
-def prepare(context: Context, samplers: Sequence[Sampler]) -> None:
-    """Have the next decodes of `context` leave rows that all samplers can use: the best token, some
-    best tokens, or all logits."""
-    needed = [sampler.n_candidates for sampler in samplers]
-    few = all(n or sampler.plain_greedy for n, sampler in zip(needed, samplers, strict=True))
-    context.set_greedy(few)
-    context.set_candidates(max(needed) if few else 0)

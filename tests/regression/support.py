@@ -25,7 +25,6 @@ from pyllama_mtp import generate as steps
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.settings import AUTO_DEPTH
-from pyllama_mtp.speculative.acceptance import Verdict
 from pyllama_mtp.speculative.depth import DepthController
 from pyllama_mtp.speculative.drafter import Drafts
 from pyllama_mtp.speculative.sampling import Sampler
@@ -252,15 +251,16 @@ class OneSequence(Engine):
     def draft(self, token: int, n_max: int) -> Drafts:
         """Drafts for what follows the newest token."""
         self._live[0].token, self._live[0].wanted = token, n_max + 1
-        return steps.draft(self, self._live)[0]
+        steps.draft(self, self._live)
+        return self._live[0].drafts
 
     def verify(self, token: int, drafts: Sequence[int]) -> None:
-        self._live[0].token = token
-        self._passed = steps.verify(self, self._live, [Drafts(list(drafts))])
+        self._live[0].token, self._live[0].drafts = token, Drafts(list(drafts))
+        self._passed = steps.verify(self, self._live)
 
     def keep(self, n_accepted: int) -> None:
-        tokens = [*self._passed[0, 1 : n_accepted + 1].tolist(), 0]
-        steps.roll_back(self, self._live, self._passed, [Verdict(tokens)])
+        self._live[0].chosen = [*self._passed[0, 1 : n_accepted + 1].tolist(), 0]
+        steps.roll_back(self, self._live, self._passed)
 
 
 class Scripted(DepthController):

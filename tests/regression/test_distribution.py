@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session, generate
-from pyllama_mtp.speculative.acceptance import Verdict
 from pyllama_mtp.speculative.drafter import Drafter, Drafts
 from pyllama_mtp.speculative.sampling import Sampler
 
@@ -87,7 +86,7 @@ def test_frequencies_with_bad_drafts(
 
 def half_of_all(
     drafts: Sequence[int], sample_row: Callable[[int], int], ends: Callable[[int], bool]
-) -> Verdict:
+) -> list[int]:
     """Takes a draft on the toss of a coin, whatever the target says."""
     tokens: list[int] = []
     for row in range(len(drafts) + 1):
@@ -95,12 +94,12 @@ def half_of_all(
         if row == len(drafts) or hash((*drafts, *tokens)) % 2:
             break
         tokens[-1] = drafts[row]
-    return Verdict(tokens)
+    return tokens
 
 
 def second_draw(
     drafts: Sequence[int], sample_row: Callable[[int], int], ends: Callable[[int], bool]
-) -> Verdict:
+) -> list[int]:
     """Where a draft fails, draws from p once more instead of from p without the draft."""
     tokens: list[int] = []
     for row in range(len(drafts) + 1):
@@ -108,12 +107,12 @@ def second_draw(
         if row == len(drafts) or tokens[-1] != drafts[row]:
             tokens[-1] = sample_row(row)
             break
-    return Verdict(tokens)
+    return tokens
 
 
 @pytest.mark.parametrize("wrong", [half_of_all, second_draw])
 def test_wrong_acceptance_is_seen(
-    demo: Model, exact: Exact, monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Verdict]
+    demo: Model, exact: Exact, monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., list[int]]
 ) -> None:
     monkeypatch.setattr(generate, "accept_best", wrong)
     with Session(demo, settings(3)) as session:

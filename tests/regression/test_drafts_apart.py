@@ -19,7 +19,7 @@ from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.llama.drafthead import head_rows
 from pyllama_mtp.models.architectures import ARCHITECTURES
-from pyllama_mtp.speculative.rejection import Distribution
+from pyllama_mtp.speculative.acceptance import Distribution
 from pyllama_mtp.speculative.sampling import Sampler
 
 from .. import architectures

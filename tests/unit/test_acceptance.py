@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama_mtp.speculative.acceptance import SyntheticAcceptance, accept
+from pyllama_mtp.speculative.acceptance import SyntheticAcceptance, accept_best
 
 
 class Rows:
@@ -33,21 +33,18 @@ def test_the_targets_choice_is_emitted(
     drafts: list[int], choices: list[int], tokens: list[int]
 ) -> None:
     rows = Rows(*choices)
-    verdict = accept(drafts, rows)
-    assert verdict.tokens == tokens
-    assert verdict.n_accepted == len(tokens) - 1
+    assert accept_best(drafts, rows) == tokens
     assert rows.asked == list(range(len(tokens))), "each row once, in order, and no further"
 
 
 def test_nothing_follows_an_end_token() -> None:
     rows = Rows(1, 99, 3, 4)
-    verdict = accept([1, 99, 3], rows, lambda token: token == 99)
-    assert verdict.tokens == [1, 99]
+    assert accept_best([1, 99, 3], rows, lambda token: token == 99) == [1, 99]
     assert rows.asked == [0, 1]
 
 
 def test_an_end_token_that_was_not_drafted() -> None:
-    assert accept([1, 2], Rows(99, 2, 3), lambda token: token == 99).tokens == [99]
+    assert accept_best([1, 2], Rows(99, 2, 3), lambda token: token == 99) == [99]
 
 
 @pytest.mark.parametrize("rounds", [50, 1000])
@@ -58,9 +55,9 @@ def test_imposed_rates(rounds: int) -> None:
     counts = [0] * len(rates)
     for _ in range(rounds):
         rows = Rows(10, 11, 12, 13, 14)
-        verdict = imposed.accept([1, 2, 3, 4], rows)
-        n = verdict.n_accepted
-        assert verdict.tokens == [*[1, 2, 3, 4][:n], 10 + n]
+        tokens = imposed.accept([1, 2, 3, 4], rows)
+        n = len(tokens) - 1
+        assert tokens == [*[1, 2, 3, 4][:n], 10 + n]
         assert rows.asked == list(range(n + 1)), "the cost of a real round"
         for position in range(n):
             counts[position] += 1
@@ -69,8 +66,8 @@ def test_imposed_rates(rounds: int) -> None:
 
 
 def test_imposed_rates_at_the_ends() -> None:
-    assert SyntheticAcceptance((1.0, 1.0)).accept([1, 2], Rows(0, 0, 5)).tokens == [1, 2, 5]
-    assert SyntheticAcceptance((0.0, 0.0)).accept([1, 2], Rows(5)).tokens == [5]
-    assert SyntheticAcceptance((1.0, 1.0)).accept([], Rows(5)).tokens == [5]
-    fewer = SyntheticAcceptance((1.0, 1.0)).accept([1], Rows(0, 5))
-    assert fewer.tokens == [1, 5], "fewer drafts than rates"
+    always = SyntheticAcceptance((1.0, 1.0))
+    assert always.accept([1, 2], Rows(0, 0, 5)) == [1, 2, 5]
+    assert always.accept([], Rows(5)) == [5]
+    assert always.accept([1], Rows(0, 5)) == [1, 5], "fewer drafts than rates"
+    assert SyntheticAcceptance((0.0, 0.0)).accept([1, 2], Rows(5)) == [5]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pyllama_mtp.generate import Live, Request, cut
+from pyllama_mtp.speculative.acceptance import point
 from pyllama_mtp.speculative.drafter import Drafts, top_probability
-from pyllama_mtp.speculative.rejection import point
 from pyllama_mtp.speculative.sampling import Sampler
 
 from ..fakes import like

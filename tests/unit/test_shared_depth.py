@@ -38,7 +38,7 @@ def run(
     for _ in range(n_rounds):
         depth = depths.choose(n_sequences=n)
         used[depth] += 1
-        held = [judge.accept([0] * depth, lambda row: 0).n_accepted for judge in judges]
+        held = [len(judge.accept([0] * depth, lambda row: 0)) - 1 for judge in judges]
         noise = 1.0 + 0.02 * draw.random()
         draft_s = DRAFT * depth * noise
         total_s = draft_s + verify_s(n * (depth + 1)) * noise
