@@ -13,6 +13,7 @@ from pyllama_mtp.measure.profile import process_prompt
 from pyllama_mtp.measure.tune import UbatchTimes
 from pyllama_mtp.session import Session
 from pyllama_mtp.speculative.costs import Costs
+from pyllama_mtp.speculative.depth import Outcomes
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model
@@ -55,13 +56,7 @@ class Rotation:
         depth = 0 if self.done else self._plan[self._rounds]
         return depth if at_most is None else min(depth, at_most)
 
-    def update_pooled(
-        self,
-        n_drafted: int,
-        outcomes: Sequence[tuple[int, int]],
-        draft_s: float,
-        total_s: float,
-    ) -> None:
+    def update(self, n_drafted: int, outcomes: Outcomes, draft_s: float, total_s: float) -> None:
         """Take the times of a round; a round that was cut short does not count."""
         if self.done:
             return

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..settings import Settings
-from .depth import DepthController
+from .depth import DepthController, Outcomes
 from .drafter import Drafts
 from .ngram import Match, NgramLookup
 
@@ -17,13 +17,7 @@ class DepthChoice(Protocol):
     def choose(self, at_most: int | None = None, n_sequences: int = 1) -> int:
         """Drafts per sequence of the next round."""
 
-    def update_pooled(
-        self,
-        n_drafted: int,
-        outcomes: Sequence[tuple[int, int]],
-        draft_s: float,
-        total_s: float,
-    ) -> None:
+    def update(self, n_drafted: int, outcomes: Outcomes, draft_s: float, total_s: float) -> None:
         """The outcome of the round."""
 
 
@@ -120,7 +114,7 @@ class DraftChoice:
             self.depths.update_lookup(n_drafted, n_accepted, total_s)
         elif self.depths:
             held = [(usable, len(tokens) - 1) for _, usable, tokens in outcomes]
-            self.depths.update_pooled(n_drafted, held, draft_s, total_s)
+            self.depths.update(n_drafted, held, draft_s, total_s)
         if self.lookups:
             for seq, _, tokens in outcomes:
                 if self._match:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from .costmodel import LINE, STALL, CostModel
 from .costmodel import MEMORY as COST_MEMORY
@@ -20,6 +21,9 @@ PRIOR_RATE, PRIOR_WEIGHT = 0.7, 3.0
 #: Rounds after which an outcome counts for 1/e; the same for recent outcomes, which show when the
 #: text changes; and the standard deviations between both at which older outcomes are dropped.
 MEMORY, RECENT_MEMORY, SURPRISE = 64.0, 8.0, 2.0
+
+#: For each sequence of a round: how many drafts it could use, and how many of them held.
+Outcomes: TypeAlias = Sequence[tuple[int, int]]
 
 #: Depths that were never used are tried up to so far beyond the deepest one used.
 STRIDE = 2
@@ -213,31 +217,16 @@ class DepthController:
         self._pace = tokens[use.depth] / steps[use.depth]
         return use.depth
 
-    def update(self, n_drafted: int, n_accepted: int, draft_s: float, total_s: float) -> None:
-        """Learn from a round of one sequence, of the depth chosen last.
+    def update(self, n_drafted: int, outcomes: Outcomes, draft_s: float, total_s: float) -> None:
+        """Learn from a round, of the depth chosen last.
 
         Args:
-            n_drafted: drafts verified; fewer than asked for if p_min stopped drafting.
-            n_accepted: how many of them held.
-            draft_s: seconds of drafting.
-            total_s: seconds of the whole round, drafting included.
-        """
-        self.update_pooled(n_drafted, [(self._asked, n_accepted)], draft_s, total_s)
-
-    def update_pooled(
-        self,
-        n_drafted: int,
-        outcomes: Sequence[tuple[int, int]],
-        draft_s: float,
-        total_s: float,
-    ) -> None:
-        """Learn from a round of several sequences, of the depth chosen last.
-
-        Args:
-            n_drafted: drafts verified of each sequence.
+            n_drafted: drafts verified of each sequence; fewer than asked for if p_min stopped
+                drafting.
             outcomes: for each sequence, at least one: how many drafts it could use, at most as many
                 as were asked for, and how many of them held.
-            draft_s, total_s: see :meth:`update`.
+            draft_s: seconds of drafting.
+            total_s: seconds of the whole round, drafting included.
         """
         n = len(outcomes)
         for n_usable, n_held in outcomes:

@@ -22,7 +22,7 @@ def run(rotation: Rotation, draft_s: float, rest_s: float) -> list[int]:
         slow = 10 if len(chosen) % 2 == 0 else 1
         chosen.append(depth)
         draft = slow * draft_s * depth
-        rotation.update_pooled(depth, [], draft, draft + slow * rest_s * (depth + 1))
+        rotation.update(depth, [], draft, draft + slow * rest_s * (depth + 1))
     return chosen
 
 
@@ -39,7 +39,7 @@ def test_medians() -> None:
     for rest in (1.0, 9.0, 2.0):
         for depth in (0, 0, 1, 1) if rest != 9.0 else (1, 1, 0, 0):
             assert rotation.choose() == depth
-            rotation.update_pooled(depth, [], depth * rest, depth * rest + rest)
+            rotation.update(depth, [], depth * rest, depth * rest + rest)
     assert rotation.costs().verify == (0.0, 2.0, 2.0) and rotation.costs().draft == (0.0, 2.0)
 
 
@@ -49,7 +49,7 @@ def test_a_round_cut_short_does_not_count() -> None:
         at_most = 1
         depth = rotation.choose(at_most)
         assert depth <= at_most
-        rotation.update_pooled(depth, [], 1.0, 2.0)
+        rotation.update(depth, [], 1.0, 2.0)
     with pytest.raises(UsageError, match="longer context"):
         rotation.costs()
 
@@ -59,7 +59,7 @@ def test_tokens_needed_is_what_all_accepted_rounds_emit() -> None:
     while not rotation.done:
         depth = rotation.choose()
         emitted += depth + 1
-        rotation.update_pooled(depth, [], 1.0, 2.0)
+        rotation.update(depth, [], 1.0, 2.0)
     assert emitted == tokens_needed(3, 2)
 
 

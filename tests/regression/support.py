@@ -25,7 +25,7 @@ from pyllama_mtp import generate as steps
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.settings import AUTO_DEPTH
-from pyllama_mtp.speculative.depth import DepthController
+from pyllama_mtp.speculative.depth import DepthController, Outcomes
 from pyllama_mtp.speculative.drafter import Drafts
 from pyllama_mtp.speculative.sampling import Sampler
 
@@ -292,13 +292,7 @@ class Scripted(DepthController):
         assert all(0 <= rate <= 1 for rate in rates)
         return min(self._now[1], max(at_most, 0))
 
-    def update_pooled(
-        self,
-        n_drafted: int,
-        outcomes: Sequence[tuple[int, int]],
-        draft_s: float,
-        total_s: float,
-    ) -> None:
+    def update(self, n_drafted: int, outcomes: Outcomes, draft_s: float, total_s: float) -> None:
         assert 0 <= draft_s < total_s
         assert all(0 <= held <= min(usable, n_drafted) for usable, held in outcomes)
         asked = self.asked[-1] if self.asked else 0  # without a head nobody asks

@@ -17,11 +17,7 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.speculative.costs import Costs, best_depth
-from pyllama_mtp.speculative.depth import (
-    PRIOR_RATE,
-    SHARE,
-    DepthController,
-)
+from pyllama_mtp.speculative.depth import PRIOR_RATE, SHARE, DepthController, Outcomes
 
 LIMIT = 6
 
@@ -57,7 +53,7 @@ class Fixed:
     def choose(self, at_most: int | None = None) -> int:
         return self.depth if at_most is None else min(self.depth, at_most)
 
-    def update(self, n_drafted: int, n_accepted: int, draft_s: float, total_s: float) -> None:
+    def update(self, n_drafted: int, outcomes: Outcomes, draft_s: float, total_s: float) -> None:
         pass
 
 
@@ -102,7 +98,7 @@ class Simulation:
             if self.depths and self.depths[-1] != asked:
                 rest_s += self.change
             self.depths.append(asked)
-            chooser.update(asked, accepted, draft_s, draft_s + rest_s)
+            chooser.update(asked, [(asked, accepted)], draft_s, draft_s + rest_s)
             total += draft_s + rest_s
             position += accepted + 1
         return total
@@ -145,7 +141,8 @@ def one_round(controller: DepthController, costs: Costs, share_held: float = 1.0
     """A round in exactly the time of the table; the first share of its drafts held."""
     asked = controller.choose()
     draft_s = costs.draft[asked]
-    controller.update(asked, int(share_held * asked), draft_s, draft_s + costs.verify[asked + 1])
+    outcomes = [(asked, int(share_held * asked))]
+    controller.update(asked, outcomes, draft_s, draft_s + costs.verify[asked + 1])
     return asked
 
 
@@ -228,7 +225,7 @@ def test_a_plain_round_loses_nothing_however_long() -> None:
     controller.probing.balance = -9.0
     before = controller.total.balance
     assert controller.choose() == 0
-    controller.update(0, 0, 0.0, 30.0)
+    controller.update(0, [(0, 0)], 0.0, 30.0)
     assert before < controller.total.balance < before + 2 * SHARE
 
 
@@ -239,7 +236,7 @@ def test_a_stall_is_charged_as_little_more_than_a_usual_round() -> None:
         controller = DepthController(LIMIT, costs)
         depth = controller.choose()
         draft_s, rest_s = factor * costs.draft[depth], factor * costs.verify[depth + 1]
-        controller.update(depth, 0, draft_s, draft_s + rest_s)
+        controller.update(depth, [(depth, 0)], draft_s, draft_s + rest_s)
         balances.append(controller.total.balance)
     assert 0.1 < balances[0] - balances[1] < 1.0
 

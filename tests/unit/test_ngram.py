@@ -106,7 +106,7 @@ def test_not_where_the_head_is_faster() -> None:
     controller = DepthController(LIMIT, free)
     for _ in range(40):
         depth = controller.choose()
-        controller.update(depth, depth, 0.0, free.verify[depth + 1])
+        controller.update(depth, [(depth, depth)], 0.0, free.verify[depth + 1])
     assert controller.depth() == LIMIT
     assert controller.lookup_depth([0.9] * LIMIT, LIMIT) == 0
 
@@ -126,9 +126,9 @@ def test_losses_end_it() -> None:
 def test_nothing_is_looked_up_before_a_plain_step_is_known() -> None:
     controller = DepthController(LIMIT)
     assert controller.choose() == 0 and controller.lookup_depth([1.0] * LIMIT, LIMIT) == 0
-    controller.update(0, 0, 0.0, 1.0)
+    controller.update(0, [(0, 0)], 0.0, 1.0)
     controller.choose()
-    controller.update(0, 0, 0.0, 1.0)
+    controller.update(0, [(0, 0)], 0.0, 1.0)
     controller.choose()
     assert 1 <= controller.lookup_depth([1.0] * LIMIT, LIMIT) <= LIMIT
 
@@ -141,7 +141,7 @@ def test_the_plain_round_after_a_lookup_may_build_a_graph() -> None:
         controller.total.balance = -9.0  # plain rounds follow
         for seconds in (1.5, 1.0, 1.0, 1.0):
             assert controller.choose() == 0
-            controller.update(0, 0, 0.0, seconds)
+            controller.update(0, [(0, 0)], 0.0, seconds)
     costs = controller.costs()
     assert costs and costs.plain == pytest.approx(1.0, rel=0.04)
 
@@ -158,7 +158,7 @@ def test_what_going_back_costs_is_part_of_the_price() -> None:
         controller.total.balance = controller.probing.balance = -9.0  # plain rounds follow
         for seconds in (2.0, 1.0, 1.0):
             assert controller.choose() == 0
-            controller.update(0, 0, 0.0, seconds)
+            controller.update(0, [(0, 0)], 0.0, seconds)
         controller.total.balance = 5.0
     assert controller.choose() >= 0 and controller.lookup_depth(rates, LIMIT) == 0
     assert controller.lookup_depth([0.95] * LIMIT, LIMIT) == LIMIT

@@ -42,7 +42,7 @@ def run(
         noise = 1.0 + 0.02 * draw.random()
         draft_s = DRAFT * depth * noise
         total_s = draft_s + verify_s(n * (depth + 1)) * noise
-        depths.update_pooled(depth, [(depth, one) for one in held], draft_s, total_s)
+        depths.update(depth, [(depth, one) for one in held], draft_s, total_s)
         seconds, tokens = seconds + total_s, tokens + sum(held) + n
     return tokens / seconds, used
 
@@ -81,7 +81,7 @@ def test_outcomes_of_all_sequences_count() -> None:
         outcomes = [(depth, depth), (depth, 0), (min(depth, 1), min(depth, 1))]
         for usable, held in outcomes:
             tracker.update(usable, held)
-        controller.update_pooled(depth, outcomes, 0.1 * depth, 1.0 + 0.1 * depth)
+        controller.update(depth, outcomes, 0.1 * depth, 1.0 + 0.1 * depth)
     assert depth > 0, "no round with drafts: it was not tested"
     assert controller.acceptance == tracker.rates()
 
@@ -92,9 +92,9 @@ def test_a_round_yields_the_mean() -> None:
     controller = DepthController(2)
     for _ in range(2):
         controller.choose(n_sequences=4)
-        controller.update_pooled(0, [(0, 0)] * 4, 0.0, 1.0)
+        controller.update(0, [(0, 0)] * 4, 0.0, 1.0)
     before = controller.total.balance
     controller.choose(n_sequences=4)
     controller._asked = 2
-    controller.update_pooled(2, [(2, 2), (2, 0)] * 2, 0.5, 2.0)
+    controller.update(2, [(2, 2), (2, 0)] * 2, 0.5, 2.0)
     assert controller.total.balance == pytest.approx(before, abs=0.05)
