@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from .chats.thinking import Piece, Splitter, overlap, text_of
@@ -118,7 +119,8 @@ class Answer:
             pieces = [Piece(text)] if text else []
             self.n_taken += len(text)
         if self._calls:
-            pieces = self._told_apart(self._calls, pieces, final)
+            told = [[piece] if piece.thought else self._calls.feed(piece) for piece in pieces]
+            pieces = [*chain(*told), *(self._calls.feed("", final=True) if final else [])]
         for piece in pieces:
             if isinstance(piece, CallPiece):
                 if piece.name is not None:
@@ -129,11 +131,3 @@ class Answer:
             else:
                 self.text += piece
         return pieces
-
-    @staticmethod
-    def _told_apart(calls: CallReader, pieces: list[Piece], final: bool) -> list[Piece]:
-        """Pieces in which calls are told from text."""
-        found: list[Piece] = []
-        for piece in pieces:
-            found += [piece] if piece.thought else calls.feed(piece)
-        return found + (calls.feed("", final=True) if final else [])

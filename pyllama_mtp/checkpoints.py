@@ -12,11 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .errors import UsageError
-
 if TYPE_CHECKING:
     from .llama.batch import Floats
-
 
 #: Tokens at a prompt's end that the next prompt may not share: a chat template's opening of the
 #: answer, an empty thinking part.
@@ -41,14 +38,9 @@ class Checkpoint:
     state: bytes | bytearray
     carry: Floats | None = None
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of host memory."""
-        return len(self.state)
-
 
 class Checkpoints:
-    """At most `limit` checkpoints of one text, thinned out away from its end.
+    """At most `limit` checkpoints of one text, thinned out away from its end; 0 keeps none.
 
     When there is one too many, the checkpoint goes whose removal leaves the smallest relative gap:
     ``(next - previous) / (newest - previous)``, with position 0 before the first; the newest always
@@ -64,14 +56,8 @@ class Checkpoints:
     """
 
     def __init__(self, limit: int) -> None:
-        """Raises UsageError for a negative `limit`; with 0 nothing is kept."""
-        if limit < 0:
-            raise UsageError(f"limit is {limit}; it must be 0 (no checkpoints) or more")
         self.limit = limit
         self._kept: list[Checkpoint] = []  # by n_past
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
     @property
     def positions(self) -> list[int]:
@@ -81,14 +67,11 @@ class Checkpoints:
     @property
     def n_bytes(self) -> int:
         """Bytes of host memory that the checkpoints take."""
-        return sum(checkpoint.n_bytes for checkpoint in self._kept)
+        return sum(len(checkpoint.state) for checkpoint in self._kept)
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint of the cache's end, in place of checkpoints there or further on, whose
-        tokens the cache no longer holds. Raises UsageError: `n_past` below 1; the empty cache needs
-        no checkpoint."""
-        if checkpoint.n_past < 1:
-            raise UsageError(f"a checkpoint at n_past {checkpoint.n_past}; it must be at least 1")
+        tokens the cache no longer holds."""
         self.drop_above(checkpoint.n_past - 1)
         if not self.limit:
             return
@@ -151,24 +134,15 @@ def boundaries(
 
     Args:
         start: first position to process.
-        stop: one past the last.
+        stop: one past the last; above `start`.
         n_batch: most tokens per call.
         n_ubatch: tokens per graph; llama.cpp takes n_batch if that is less.
         again: the prompt is likely to come again, as it is or with another end, as in chats. A long
             last graph is then cut SHORT_TAIL tokens before the end, too.
 
     Returns:
-        The ends of the calls, ascending; the last is `stop`. Empty when there is nothing to do.
-
-    Raises:
-        UsageError: start > stop, or a size below 1.
+        The ends of the calls, ascending; the last is `stop`.
     """
-    if start > stop:
-        raise UsageError(f"prefill from {start} to {stop}: the end lies before the start")
-    if min(n_batch, n_ubatch) < 1:
-        raise UsageError(f"n_batch is {n_batch} and n_ubatch {n_ubatch}; both must be at least 1")
-    if start == stop:
-        return []
     n_ubatch = min(n_ubatch, n_batch)
     step = n_batch // n_ubatch * n_ubatch
     last = start + (stop - start - 1) // n_ubatch * n_ubatch

@@ -97,7 +97,7 @@ class Engine:
             chats: see the attribute.
         """
         settings = settings_for(model, settings)
-        self.model, self.settings, self.n_sequences = model, settings, n_sequences
+        self.model, self.settings = model, settings
         self.turn = 0
         self.alone = Exclusive("a session")
         self.intact = True
@@ -136,11 +136,6 @@ class Engine:
         if s.depth_limit:
             rollback = Rollback(self.target, s.depth_limit, s.rollback, seq)
         return Place(seq, rollback, Checkpoints(s.checkpoints if self.model.is_recurrent else 0))
-
-    @property
-    def closed(self) -> bool:
-        """Whether a context is closed, or was lost in a failure."""
-        return any(context.closed for context in self._contexts())
 
     def close(self) -> None:
         """Free the contexts. May be called again."""
@@ -302,7 +297,7 @@ class Engine:
 
     def count_traffic(self, telemetry: Telemetry) -> None:
         """Note the bytes copied since :meth:`begin`, and how the MTP head was kept in step."""
-        if self.closed:
+        if any(context.closed for context in self._contexts()):
             return
         telemetry.output_bytes = self._output_bytes() - self._outputs_before
         if self.drafter and any(place.drafting for place in self.places):

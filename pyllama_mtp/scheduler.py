@@ -54,11 +54,6 @@ class Scheduler:
             self._turn = engine.begin()
 
     @property
-    def n_waiting(self) -> int:
-        """Requests without a place."""
-        return len(self._waiting)
-
-    @property
     def n_running(self) -> int:
         """Requests with a place."""
         return len(self._live) + len(self._filling)

@@ -112,15 +112,11 @@ def simulate(twin: Model, settings: Settings, n_sequences: int, n_ctx: int) -> l
     return found
 
 
-def refuse_if_short(needed: Sequence[DeviceMemory], loaded: bool, what: str) -> None:
-    """Raises InsufficientMemoryError, with the numbers, if one memory is too small.
-
-    Args:
-        loaded: the weights are there already.
-        what: the name, for the message, of the thing to be made.
-    """
+def _refuse_if_short(needed: Sequence[DeviceMemory], what: str) -> None:
+    """Raises InsufficientMemoryError, with the numbers, if one memory, which has the weights
+    already, is too small."""
     for one in needed:
-        free = one.free + (one.parts["weights"] if loaded else 0)
+        free = one.free + one.parts["weights"]
         if one.total > free:
             raise InsufficientMemoryError(
                 f"{what} needs {one.describe()}, and {gigabytes(free)} are available; use a "
@@ -154,7 +150,7 @@ def choose_n_ctx(model: Model, settings: Settings, n_sequences: int, needed: int
         _refuse_hopeless(model, *given, wanted, what)
         if not _plenty(model, *given, wanted):
             with model.without_memory() as twin:
-                refuse_if_short(simulate(twin, *given, wanted), True, what)
+                _refuse_if_short(simulate(twin, *given, wanted), what)
         if wanted > padded(trained):
             log.warning(
                 "%s is longer than the %d that the model was trained for; text beyond them may be "

@@ -118,11 +118,11 @@ def test_requests_come_and_go_between_steps(served: Served, text: list[int], gap
     assert all(request.answer.tokens for request in requests)
     requests += [served.add(prompt, 60) for prompt in prompts[2:]]
     served.loop.step()
-    assert served.loop.n_running == 3 and served.loop.n_waiting == 4
+    assert served.loop.n_running == 3 and len(served.loop.waiting()) == 4
     assert not requests[2].answer.tokens, "its prompt is being processed"
     for number in (1, 2, 6):
         assert served.loop.drop(requests[number])
-    assert served.loop.n_running == 1 and served.loop.n_waiting == 3
+    assert served.loop.n_running == 1 and len(served.loop.waiting()) == 3
     served.run()
     for number, request in enumerate(requests):
         if number in (1, 2, 6):
