@@ -15,16 +15,7 @@ import numpy.typing as npt
 
 from . import enginestate
 from .answer import Answer
-from .arguments import (
-    as_index,
-    file_name,
-    flag,
-    instance,
-    refusal,
-    stop_strings,
-    token_ids,
-    whole,
-)
+from .arguments import as_index, file_name, flag, instance, refusal, stop_strings, token_ids, whole
 from .chats.options import ChatOptions, call_form
 from .chats.thinking import Splitter, opened
 from .chats.tools import Messages, Tools
@@ -126,12 +117,7 @@ class Places(Owned):
         return self._engine.n_ctx
 
     def _request(
-        self,
-        kind: type[Kind],
-        prompt: Prompt,
-        limits: Limits,
-        sampling: Sampling,
-        o: Options,
+        self, kind: type[Kind], prompt: Prompt, limits: Limits, sampling: Sampling, o: Options
     ) -> tuple[Request, Kind]:
         """A request for this prompt, and its answer, still empty."""
         tokens = prompt_tokens(self.model, prompt, self.n_ctx)

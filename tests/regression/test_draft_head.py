@@ -261,11 +261,7 @@ def share(runs: Sequence[Generation]) -> float:
 @pytest.mark.parametrize("options", [{}, {"rollback": "replay"}, {"p_min": 0.4}], ids=str)
 @pytest.mark.parametrize("depth", [1, 3])
 def test_the_text_is_the_same(
-    demo: Model,
-    prompts: list[list[int]],
-    seen: list[int],
-    depth: int,
-    options: dict[str, object],
+    demo: Model, prompts: list[list[int]], seen: list[int], depth: int, options: dict[str, object]
 ) -> None:
     """With fewer tokens to draft fewer drafts are accepted: what is outside cannot be proposed.
     Probabilities are taken among the logits of the part."""

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama_mtp.speculative.costmodel import (
-    GUESS,
-    LINE,
-    MEMORY,
-    STALL,
-    CostModel,
-    Line,
-)
+from pyllama_mtp.speculative.costmodel import GUESS, LINE, MEMORY, STALL, CostModel, Line
 from pyllama_mtp.speculative.costs import Costs
 
 TABLE = Costs(verify=(0.0, 1.0, 1.5, 1.75, 2.05), draft=(0.0, 0.14, 0.26, 0.38))

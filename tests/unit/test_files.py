@@ -42,10 +42,7 @@ def test_disk_that_fills_up(good: Path) -> None:
     ],
 )
 def test_failure_before_the_last_step(
-    good: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: BaseException,
-    expected: type[BaseException],
+    good: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, expected: type[BaseException]
 ) -> None:
     seen: list[list[Path]] = []
 

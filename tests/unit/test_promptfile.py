@@ -16,12 +16,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import promptfile
-from pyllama_mtp.errors import (
-    DiskFullError,
-    InsufficientMemoryError,
-    PromptFileError,
-    UsageError,
-)
+from pyllama_mtp.errors import DiskFullError, InsufficientMemoryError, PromptFileError, UsageError
 from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.modelinfo import GGUFInfo
