@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from . import enginestate
+from . import promptfile
 from .answer import Answer
 from .arguments import as_index, file_name, flag, instance, refusal, stop_strings, token_ids, whole
 from .chats.options import ChatOptions, call_form
@@ -180,7 +180,7 @@ class Places(Owned):
         """
         with self._engine.alone:
             place = self._engine.places[self._sequence(sequence)]
-            enginestate.save(self._engine, place, file_name("path", path))
+            promptfile.save(self._engine, place, file_name("path", path))
 
     def restore(self, path: str | os.PathLike[str], sequence: int = 0) -> int:
         """Continue from a file of :meth:`save`; MTP works at once. Returns the number of tokens.
@@ -196,7 +196,7 @@ class Places(Owned):
         """
         with self._engine.alone:
             place = self._engine.places[self._sequence(sequence)]
-            return enginestate.restore(self._engine, place, file_name("path", path))
+            return promptfile.restore(self._engine, place, file_name("path", path))
 
     def _sequence(self, sequence: int) -> int:
         most = len(self._engine.places) - 1
