@@ -126,8 +126,8 @@ def _refuse_if_short(needed: Sequence[DeviceMemory], what: str) -> None:
             )
 
 
-def choose_n_ctx(model: Model, settings: Settings, n_sequences: int, needed: int = 0) -> int:
-    """The length of a sequence's context: `settings.n_ctx`, if it is not 0.
+def fitted(model: Model, settings: Settings, n_sequences: int, needed: int = 0) -> Settings:
+    """The settings with the length of a sequence's context: `n_ctx` as it is, if it is not 0.
 
     Else the tokens `needed`, at least USUAL_N_CTX and at most the training length. Where that takes
     more than SHARE of a device's free memory, or HOST_SHARE of the host's, it is halved, but not
@@ -139,12 +139,11 @@ def choose_n_ctx(model: Model, settings: Settings, n_sequences: int, needed: int
     Raises:
         InsufficientMemoryError: the length asked for does not fit.
     """
-    wanted = settings.n_ctx
+    wanted, given = settings.n_ctx, (settings_for(model, settings), n_sequences)
     trained = settings.rope.length(model.n_ctx_train)
     usual = min(max(USUAL_N_CTX, padded(needed)), trained)
     if model.options.no_alloc:
-        return wanted or usual
-    given = settings, n_sequences
+        return replace(settings, n_ctx=wanted or usual)
     if wanted:
         what = f"a context of {wanted} tokens"
         _refuse_hopeless(model, *given, wanted, what)
@@ -157,7 +156,7 @@ def choose_n_ctx(model: Model, settings: Settings, n_sequences: int, needed: int
                 "poor",
                 *(what, trained),
             )
-        return wanted
+        return settings
     n_ctx, least = usual, min(usual, max(LEAST_N_CTX, padded(needed)))
     if not _plenty(model, *given, n_ctx):
         with model.without_memory() as twin:
@@ -165,12 +164,6 @@ def choose_n_ctx(model: Model, settings: Settings, n_sequences: int, needed: int
                 n_ctx = max(n_ctx // 2, least)
     if n_ctx < usual:
         log.info("context of %d tokens, not %d: memory is short", n_ctx, usual)
-    return n_ctx
-
-
-def fitted(model: Model, settings: Settings, n_sequences: int, needed: int = 0) -> Settings:
-    """The settings with the `n_ctx` that :func:`choose_n_ctx` finds."""
-    n_ctx = choose_n_ctx(model, settings_for(model, settings), n_sequences, needed)
     return replace(settings, n_ctx=n_ctx)
 
 

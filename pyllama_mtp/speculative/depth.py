@@ -75,11 +75,11 @@ class AcceptanceTracker:
 
     Args:
         limit: positions.
-        rate, weight: prior of the first position, and how many outcomes each prior is worth.
+        rate: prior of the first position.
     """
 
-    def __init__(self, limit: int, rate: float = PRIOR_RATE, weight: float = PRIOR_WEIGHT) -> None:
-        self._rate, self._weight = rate, weight
+    def __init__(self, limit: int, rate: float = PRIOR_RATE) -> None:
+        self._rate = rate
         self._all, self._recent = _Counts(limit, MEMORY), _Counts(limit, RECENT_MEMORY)
         self._rates = self._posterior()
 
@@ -104,7 +104,7 @@ class AcceptanceTracker:
         return self._rates
 
     def _posterior(self) -> tuple[float, ...]:
-        return posterior(self._all.tried, self._all.held, self._rate, self._weight)
+        return posterior(self._all.tried, self._all.held, self._rate, PRIOR_WEIGHT)
 
 
 @dataclass
