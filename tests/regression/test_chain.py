@@ -116,23 +116,6 @@ def test_with_a_draft_head(model: Model, size: int) -> None:
     tally.conclude()
 
 
-def test_heads_act_on_the_next_chain(model: Model) -> None:
-    """Heads of one size: llama.cpp would use the graph of the other head again."""
-    heads = [np.arange(first, model.n_vocab, 3, dtype=np.int32) for first in (0, 1)]
-    drafts = set()
-    with beside(model) as (found, wanted):
-        after_prompt(found, wanted, 20)
-        whole = drafts_of(found, 7, 4)
-        for ids in (*heads, *heads):
-            found.set_draft_head(head_rows(model.info, ids), ids)
-            chain = drafts_of(found, 7, 4)
-            assert agree(chain, wanted.draft(7, 4, ids=ids))
-            drafts.add(tuple(chain))
-        found.use_own_head()
-        assert drafts_of(found, 7, 4) == whole
-    assert len(drafts) == 2, "a switch has no effect"
-
-
 # -- several sequences -----------------------------------------------------------------------------
 
 LENGTHS = (7, 12, 30, 1)

@@ -30,7 +30,7 @@ from .draftheads import (
     set_head,
     tokens_of,
 )
-from .support import engine_of, greedy, made_up, settings
+from .support import greedy, made_up, settings
 from .twocontexts import context as context_of
 from .twocontexts import last, one_sequence
 
@@ -282,25 +282,6 @@ def test_the_text_is_the_same(
     for told in ([run.telemetry for run in found] for found in runs):
         n_drafted = sum(sum(one.drafted) for one in told)
         assert 0 < n_drafted < depth * sum(one.rounds for one in told), "no round stops early"
-
-
-def test_a_head_of_all_rows_drafts_as_the_whole_one(
-    demo: Model, prompts: list[list[int]], seen: list[int]
-) -> None:
-    """All but one token that nobody would draft: the same drafts, one by one."""
-    with Session(demo, settings(3)) as session:
-        for prompt in prompts[:4]:
-            greedy(session, prompt, 24)
-        wanted = seen.copy()
-        seen.clear()
-        unused = next(t for t in range(demo.n_vocab) if t not in wanted)
-        ids = np.array([t for t in range(demo.n_vocab) if t != unused], dtype=np.int32)
-        drafter = engine_of(session).drafter
-        assert drafter
-        set_head(drafter.context, ids)
-        for prompt in prompts[:4]:
-            greedy(session, prompt, 24)
-    assert seen == wanted and len(wanted) > 50
 
 
 def test_memory_of_a_session(demo: Model) -> None:

@@ -1,7 +1,8 @@
 """Drafts that are drawn, and the logits that come with drafts.
 
 The Gumbel-max trick: the largest of logits / temperature + noise is a draw from softmax(logits /
-temperature), if the noise has the standard Gumbel distribution.
+temperature), if the noise has the standard Gumbel distribution. That texts drawn so are as frequent
+as they must be is tested in test_distribution.py.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ import pytest
 
 from pyllama_mtp import Model
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.llama.batch import Floats, Ints
+from pyllama_mtp.llama.batch import Floats
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafthead import head_rows
 
-from .distributions import Doubles, chi_square, softmax
 from .support import made_up, scaled
 from .twocontexts import agree, beside, context, one_sequence
 
@@ -155,56 +155,6 @@ def test_the_next_step_takes_what_was_drawn(model: Model) -> None:
         # The same token as the newest one's draft, by the reference's own way.
         steps = wanted.draft(7, 2, ids=np.array([second], dtype=np.int32))
         np.testing.assert_allclose(logits[1, 0], steps.logits[1], rtol=0, atol=scaled(1e-4) * size)
-
-
-def assert_distributed(counts: Ints, shares: Doubles) -> None:
-    """A right sampler fails as rarely as distributions.py says, and the seed is fixed."""
-    statistic, limit = chi_square(counts.tolist(), (shares * counts.sum()).tolist())
-    assert statistic < limit, f"{statistic:.0f}, and {limit:.0f} is the limit"
-
-
-def test_tokens_are_drawn_by_their_probability(demo: Model) -> None:
-    """A few thousand draws of the first two steps, of three sequences with temperatures of their
-    own; one without noise has its best token each time."""
-    n_draws, temperatures, rng = 3000, warm(0.7, 1.0, 1.5), np.random.default_rng(5)
-    first = np.zeros((3, demo.n_vocab), dtype=np.int32)
-    with context(demo, n_seq_max=3, unified=True) as found:
-        for seq in range(3):
-            found.decode_batch(one_sequence(made_up(demo, N + seq, 100 * seq), seq=seq))
-        best = found.draft(NEWEST, SEQS, 1)[0]
-        for _ in range(n_draws):
-            noise = gumbel(rng, 1, 3, demo.n_vocab)
-            noise[:, 2] = 0
-            drawn = found.draft(NEWEST, SEQS, 1, temperatures=temperatures, noise=noise)[0]
-            first[SEQS, drawn] += 1
-        logits = found.draft_logits[0].copy()
-        assert first[2, best[2]] == n_draws
-        for seq in range(2):
-            shares = softmax(logits[seq] / temperatures[seq])
-            assert_distributed(first[seq], shares)
-            with pytest.raises(AssertionError, match="is the limit"):
-                assert_distributed(first[seq], softmax(logits[seq] / (1.2 * temperatures[seq])))
-
-
-def test_the_second_step_is_drawn_by_its_probability(demo: Model) -> None:
-    """After each first draft, among the draws that began with it."""
-    n_draws, rng, temperature = 5000, np.random.default_rng(6), 0.5
-    seconds: dict[int, Ints] = {}
-    shares: dict[int, Doubles] = {}
-    with context(demo) as found:
-        found.decode_batch(one_sequence(made_up(demo, N)))
-        for _ in range(n_draws):
-            noise = gumbel(rng, 2, 1, demo.n_vocab)
-            drawn = found.draft(
-                NEWEST[:1], SEQS[:1], 2, temperatures=warm(temperature), noise=noise
-            )
-            one, two = (int(token) for token in drawn[:, 0])
-            seconds.setdefault(one, np.zeros(demo.n_vocab, dtype=np.int32))[two] += 1
-            shares[one] = softmax(found.draft_logits[1, 0] / temperature)
-    common = sorted(seconds, key=lambda token: -int(seconds[token].sum()))[:2]
-    assert seconds[common[1]].sum() > 100
-    for token in common:
-        assert_distributed(seconds[token], shares[token])
 
 
 def test_shapes_that_do_not_fit(found: Context) -> None:

@@ -82,19 +82,6 @@ def test_each_goes_back_as_far_as_it_likes(context: Context, order: Sequence[int
         assert off(context, seq) < 0.01
 
 
-def test_as_many_as_there_are_rows(context: Context) -> None:
-    context.decode_batch(some(context, {0: 2, 2: 2}))
-    assert [context.rewind(seq) for seq in range(N_SEQS)] == [1, 0, 1]
-    context.decode_batch(some(context, {0: 1, 2: 1}))
-    assert [context.rewind(seq) for seq in range(N_SEQS)] == [0, 0, 0]
-
-
-def test_not_after_another_decode(context: Context) -> None:
-    context.decode_batch(some(context, {0: 4, 1: 4}))
-    context.decode_batch(some(context, {2: 1}))
-    assert not context.remove(context.past(0) - 1, 0)
-
-
 def test_not_after_a_decode_that_was_interrupted(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,14 +97,25 @@ def test_not_after_a_decode_that_was_interrupted(
 
 
 RAGGED = {1: 2, 0: 4, 2: 4}
-LARGE = {0: 6, 1: 6, 2: 6}
+#: Tokens of each sequence, decode by decode, and how far each can then go back.
+DECODES: dict[str, tuple[list[dict[int, int]], list[int]]] = {
+    "as many as there are rows": ([{0: 2, 2: 2}], [1, 0, 1]),
+    "single rows": ([{0: 2, 2: 2}, {0: 1, 2: 1}], [0, 0, 0]),
+    "after another decode": ([{0: 4, 1: 4}, {2: 1}], [0, 0, 0]),
+    "ragged": ([RAGGED], [0, 0, 0]),
+    "more than a graph": ([{0: 6, 1: 6, 2: 6}], [0, 0, 0]),
+}
 
 
-@pytest.mark.parametrize("lengths", [RAGGED, LARGE], ids=["ragged", "more than a graph"])
-def test_not_with_several_graphs(context: Context, lengths: dict[int, int]) -> None:
-    context.decode_batch(some(context, lengths))
-    assert [context.rewind(seq) for seq in range(N_SEQS)] == [0, 0, 0]
-    assert not context.remove(context.past(1) - 1, 1)
+@pytest.mark.parametrize(("decodes", "rewinds"), DECODES.values(), ids=DECODES)
+def test_no_further_than_there_are_states(
+    context: Context, decodes: list[dict[int, int]], rewinds: list[int]
+) -> None:
+    for lengths in decodes:
+        context.decode_batch(some(context, lengths))
+    assert [context.rewind(seq) for seq in range(N_SEQS)] == rewinds
+    for seq, n in enumerate(rewinds):
+        assert not context.remove(context.past(seq) - n - 1, seq)
     assert all(off(context, seq) < 0.01 for seq in range(N_SEQS))
 
 

@@ -64,15 +64,6 @@ def test_with_many_drafting_stops() -> None:
     assert run(depths, 1, 200)[1][0] < 20, "what 16 cost is not what one costs"
 
 
-def test_costs_are_kept_apart() -> None:
-    depths = DepthController(LIMIT)
-    run(depths, 1, 100)
-    assert depths.costs(1) and depths.costs(2) is None
-    run(depths, 2, 100)
-    one, two = depths.costs(1), depths.costs(2)
-    assert one and two and one.verify[3] < 1.1 and two.verify[5] > 1.1
-
-
 def test_outcomes_of_all_sequences_count() -> None:
     """Each by itself; of what a sequence could not use nothing is learned."""
     controller, tracker = DepthController(3), AcceptanceTracker(3)
