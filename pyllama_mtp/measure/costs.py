@@ -13,7 +13,7 @@ from pyllama_mtp.measure.profile import process_prompt
 from pyllama_mtp.measure.tune import UbatchTimes
 from pyllama_mtp.session import Session
 from pyllama_mtp.speculative.costs import Costs
-from pyllama_mtp.speculative.depth import Outcomes
+from pyllama_mtp.speculative.depth import DepthController, Outcomes
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model
@@ -30,7 +30,7 @@ MOST_ROUND_S = 20.0
 _PLAIN_STEPS = 8
 
 
-class Rotation:
+class Rotation(DepthController):
     """Takes every depth in turn, in place of the engine's own choice.
 
     Each depth has two rounds, and the second counts: the first may have to build its graphs. Every
@@ -39,6 +39,7 @@ class Rotation:
     """
 
     def __init__(self, limit: int, repeats: int) -> None:
+        super().__init__(limit)
         depths = [*range(limit + 1)]
         turns = [depths[:: 1 if turn % 2 == 0 else -1] for turn in range(repeats)]
         self._plan = [depth for turn in turns for depth in turn for _ in range(2)]
@@ -65,8 +66,8 @@ class Rotation:
             self.rest_s[n_drafted].append(total_s - draft_s)
         self._rounds += 1
 
-    def costs(self) -> Costs:
-        """Medians. Raises UsageError when a depth was never measured."""
+    def medians(self) -> Costs:
+        """The costs. Raises UsageError when a depth was never measured."""
         if not all(self.rest_s):
             raise UsageError("too few rounds to measure every depth; use a longer context")
         drafts = [median(times) for times in self.draft_s[1:]]
@@ -102,7 +103,7 @@ def measure_costs(session: Session, prompt: Sequence[int], repeats: int) -> Cost
                 break
     finally:
         engine.choice.depths = before
-    return rotation.costs()
+    return rotation.medians()
 
 
 def tokens_after(depth: int, repeats: int) -> int:

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from ..settings import Settings
-from .depth import DepthController, Outcomes
+from .depth import DepthController
 from .drafter import Drafts
 from .ngram import Match, NgramLookup
-
-
-class DepthChoice(Protocol):
-    """Chooses how many drafts the head makes in each round; see :class:`.DepthController`."""
-
-    def choose(self, at_most: int | None = None, n_sequences: int = 1) -> int:
-        """Drafts per sequence of the next round."""
-
-    def update(self, n_drafted: int, outcomes: Outcomes, draft_s: float, total_s: float) -> None:
-        """The outcome of the round."""
 
 
 class DraftChoice:
@@ -26,8 +15,8 @@ class DraftChoice:
 
     Attributes:
         depths: chooses the depth; None: the depth is fixed.
-        lookups: the texts by sequence, for n-gram drafts; empty: no n-gram drafts. A lone sequence
-            uses them, if a DepthController knows their worth.
+        lookups: the texts by sequence, for n-gram drafts, which a lone sequence uses; empty: no
+            n-gram drafts.
     """
 
     def __init__(self, settings: Settings, n_sequences: int = 1, head: bool = True) -> None:
@@ -35,7 +24,7 @@ class DraftChoice:
         head: there is an MTP head; False: n-gram drafts only.
         """
         self._head = head
-        self.depths: DepthChoice | None = None
+        self.depths: DepthController | None = None
         self.lookups: list[NgramLookup] = []
         self._match: Match | None = None
         if settings.draft_n_max == "auto":
@@ -46,7 +35,7 @@ class DraftChoice:
     @property
     def plain_s(self) -> float | None:
         """Seconds of a plain step of one sequence; None: not measured."""
-        costs = self.depths.costs() if isinstance(self.depths, DepthController) else None
+        costs = self.depths.costs() if self.depths else None
         return costs.plain if costs else None
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
@@ -67,7 +56,7 @@ class DraftChoice:
             return []
         for seq, token in newest:
             self.lookups[seq].add([token])
-        if at_most < 1 or not isinstance(self.depths, DepthController):
+        if at_most < 1 or not self.depths:
             return []
         lookup = self.lookups[newest[0][0]]
         self._match = match = lookup.find()
@@ -106,14 +95,12 @@ class DraftChoice:
             draft_s: seconds of drafting.
             total_s: seconds of the whole round, drafting included.
         """
-        n_drafted = len(drafts.tokens)
-        if drafts.forced and len(outcomes) == 1:
-            pass  # the round says nothing of the head, nor of the cost of output rows
-        elif drafts.looked_up and isinstance(self.depths, DepthController):
-            n_accepted = len(outcomes[0][2]) - 1
-            self.depths.update_lookup(n_drafted, n_accepted, total_s)
-        elif self.depths:
-            held = [(usable, len(tokens) - 1) for _, usable, tokens in outcomes]
+        n_drafted, held = len(drafts.tokens), [(n, len(tokens) - 1) for _, n, tokens in outcomes]
+        # A forced round says nothing of the head, nor of the cost of output rows.
+        forced = drafts.forced and len(outcomes) == 1
+        if self.depths and drafts.looked_up:
+            self.depths.update_lookup(n_drafted, held[0][1], total_s)
+        elif self.depths and not forced:
             self.depths.update(n_drafted, held, draft_s, total_s)
         if self.lookups:
             for seq, _, tokens in outcomes:

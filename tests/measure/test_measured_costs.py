@@ -30,7 +30,7 @@ def test_depths_take_turns_and_the_first_round_of_each_is_dropped() -> None:
     rotation = Rotation(2, 2)
     assert run(rotation, 1.0, 5.0) == [0, 0, 1, 1, 2, 2, 2, 2, 1, 1, 0, 0]
     assert rotation.choose() == 0
-    costs = rotation.costs()
+    costs = rotation.medians()
     assert costs.draft == (0.0, 1.0, 2.0) and costs.verify == (0.0, 5.0, 10.0, 15.0)
 
 
@@ -40,7 +40,7 @@ def test_medians() -> None:
         for depth in (0, 0, 1, 1) if rest != 9.0 else (1, 1, 0, 0):
             assert rotation.choose() == depth
             rotation.update(depth, [], depth * rest, depth * rest + rest)
-    assert rotation.costs().verify == (0.0, 2.0, 2.0) and rotation.costs().draft == (0.0, 2.0)
+    assert rotation.medians().verify == (0.0, 2.0, 2.0) and rotation.medians().draft == (0.0, 2.0)
 
 
 def test_a_round_cut_short_does_not_count() -> None:
@@ -51,7 +51,7 @@ def test_a_round_cut_short_does_not_count() -> None:
         assert depth <= at_most
         rotation.update(depth, [], 1.0, 2.0)
     with pytest.raises(UsageError, match="longer context"):
-        rotation.costs()
+        rotation.medians()
 
 
 def test_tokens_needed_is_what_all_accepted_rounds_emit() -> None:
