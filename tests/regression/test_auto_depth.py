@@ -123,17 +123,10 @@ def test_a_round_is_two_graphs_and_none_is_built_anew(
             session.reset()
 
 
-@pytest.mark.parametrize("n_sequences", [1, 2])
-def test_auto_needs_no_head(
-    demo: Model, demo_file: Path, text: list[int], n_sequences: int
-) -> None:
-    expected = written(demo, text[:20], 12, 0).tokens
-    with Model(demo_file, mtp=False) as model:
-        with BatchSession(model, AUTO, n_sequences) as session:
-            (answer,) = session.generate([text[:20]], max_tokens=12).run().results
-            assert answer.tokens == expected
-        with pytest.raises(UsageError, match="without an MTP head; use draft_n_max=0 or 'auto'"):
-            BatchSession(model, settings(2), n_sequences)
+def test_a_fixed_depth_needs_a_head(demo_file: Path) -> None:
+    refused = pytest.raises(UsageError, match="without an MTP head; use draft_n_max=0 or 'auto'")
+    with Model(demo_file, mtp=False) as model, refused:
+        Session(model, settings(2))
 
 
 def test_what_a_step_without_drafts_takes(demo: Model, text: list[int]) -> None:
