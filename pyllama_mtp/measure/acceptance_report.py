@@ -65,7 +65,7 @@ class Group:
             return cls(name, n_prompt, found, [], None)
         depths = range(1, len(rates) + 1)
         gains = [speed(costs, rates, each) * costs.plain for each in depths]
-        return cls(name, n_prompt, found, gains, best_depth(costs, rates, len(rates)))
+        return cls(name, n_prompt, found, gains, best_depth(costs, rates))
 
 
 @dataclass(frozen=True)

@@ -61,13 +61,8 @@ def expected_tokens(acceptance: Sequence[float], depth: int) -> float:
 
     Args:
         acceptance: conditional, per position: acceptance[i] is the probability that draft i + 1
-            is accepted, all before it being accepted.
-
-    Raises:
-        UsageError: fewer than `depth` rates, or a negative depth.
+            is accepted, all before it being accepted; at least `depth` rates.
     """
-    if not 0 <= depth <= len(acceptance):
-        raise UsageError(f"depth is {depth}, there are acceptance rates for 0 to {len(acceptance)}")
     return tokens_by_depth(acceptance[:depth])[depth]
 
 
@@ -97,49 +92,42 @@ def tokens_by_depth(acceptance: Sequence[float]) -> list[float]:
     return tokens
 
 
-def round_time(costs: Costs, depth: int, offered: Sequence[float] = ()) -> float:
-    """Mean time of a round that asks for `depth` drafts, in the unit of `costs`.
+def round_time(costs: Costs, depth: int) -> float:
+    """Time of a round of `depth` drafts, in the unit of `costs`."""
+    return costs.draft[depth] + costs.verify[depth + 1]
+
+
+def times_by_depth(costs: Costs, limit: int, offered: Sequence[float]) -> list[float]:
+    """Mean times of rounds that ask for 0 to `limit` drafts, in the unit of `costs`.
 
     Args:
-        offered: offered[i] is the probability that draft i + 1 is made when it is asked for and
-            the one before it was made: below 1 where drafting stops at improbable drafts (p_min).
-            The draft at which it stops is computed but not verified. Empty: always made.
+        offered: [limit] offered[i] is the probability that draft i + 1 is made when it is asked for
+            and the one before it was made: below 1 where drafting stops at improbable drafts
+            (p_min). The draft at which it stops is computed but not verified.
     """
-    return times_by_depth(costs, depth, offered)[depth]
-
-
-def times_by_depth(costs: Costs, limit: int, offered: Sequence[float] = ()) -> list[float]:
-    """:func:`round_time` of each depth from 0 to `limit`."""
     draft, verify, times = costs.draft, costs.verify, list[float]()
     stopped, made = 0.0, 1.0  # made: the probability that at least n drafts are
     for n in range(limit + 1):
-        times.append(stopped + made * (draft[n] + verify[n + 1]))
-        rate = offered[n] if n < len(offered) else 1.0
-        if rate < 1.0 and n < limit:
-            stopped += made * (1.0 - rate) * (draft[n + 1] + verify[n + 1])
-            made *= rate
+        times.append(stopped + made * round_time(costs, n))
+        if n < limit and offered[n] < 1.0:
+            stopped += made * (1.0 - offered[n]) * (draft[n + 1] + verify[n + 1])
+            made *= offered[n]
     return times
 
 
-def speed(
-    costs: Costs, acceptance: Sequence[float], depth: int, offered: Sequence[float] = ()
-) -> float:
-    """Tokens per unit of time of rounds that ask for `depth` drafts; depth 0 is plain decoding.
+def speed(costs: Costs, acceptance: Sequence[float], depth: int) -> float:
+    """Tokens per unit of time of rounds of `depth` drafts; depth 0 is plain decoding.
 
     The ratio of the means, to which a long text converges: Leviathan et al. 2023, theorem 3.8, with
-    measured costs in place of their cost coefficient and free parallel verification.
-
-    Args:
-        acceptance: see :func:`expected_tokens`. Where `offered` is given, a draft that was asked
-            for and not made counts as not accepted.
-        offered: see :func:`round_time`.
+    measured costs in place of their cost coefficient and free parallel verification. `acceptance`:
+    see :func:`expected_tokens`.
     """
-    return expected_tokens(acceptance, depth) / round_time(costs, depth, offered)
+    return expected_tokens(acceptance, depth) / round_time(costs, depth)
 
 
-def best_depth(costs: Costs, acceptance: Sequence[float], limit: int | None = None) -> int:
-    """The fastest depth from 0 to `limit` (None: all that have costs), the shallowest of equals."""
-    limit = costs.limit if limit is None else min(limit, costs.limit)
+def best_depth(costs: Costs, acceptance: Sequence[float]) -> int:
+    """The fastest of the depths with costs and acceptance rates, the shallowest of equals."""
+    limit = min(len(acceptance), costs.limit)
     return max(range(limit + 1), key=lambda depth: speed(costs, acceptance, depth))
 
 

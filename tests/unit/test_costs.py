@@ -10,8 +10,8 @@ from pyllama_mtp.speculative.costs import (
     best_depth,
     break_even,
     expected_tokens,
-    round_time,
     speed,
+    times_by_depth,
 )
 
 COSTS = Costs(verify=(0.0, 1.0, 1.5, 1.75, 2.05), draft=(0.0, 0.14, 0.26, 0.38))
@@ -59,31 +59,18 @@ def test_expected_tokens(acceptance: tuple[float, ...], depth: int, tokens: floa
     assert expected_tokens(acceptance, depth) == pytest.approx(tokens, abs=1e-12)
 
 
-@pytest.mark.parametrize("depth", [3, -1])
-def test_a_depth_without_rates_is_refused(depth: int) -> None:
-    with pytest.raises(UsageError, match=f"depth is {depth}"):
-        expected_tokens((0.5, 0.5), depth)
-
-
-def test_round_time() -> None:
-    assert round_time(COSTS, 0) == 1.0
-    assert round_time(COSTS, 2) == pytest.approx(0.26 + 1.75)
-    assert round_time(COSTS, 2, (1.0, 1.0, 0.0)) == pytest.approx(0.26 + 1.75)
-
-
-def test_round_time_where_drafting_stops() -> None:
+def test_times_of_rounds() -> None:
     """A draft that is dropped is paid for; the rows it would have had are not."""
+    assert times_by_depth(COSTS, 2, (1.0, 1.0)) == pytest.approx([1.0, 0.14 + 1.5, 0.26 + 1.75])
     none, one, two = 0.14 + 1.0, 0.26 + 1.5, 0.26 + 1.75
     expected = 0.4 * none + 0.6 * 0.5 * one + 0.6 * 0.5 * two
-    assert round_time(COSTS, 2, (0.6, 0.5)) == pytest.approx(expected)
-    assert round_time(COSTS, 2, (0.0, 0.5)) == pytest.approx(none)
+    assert times_by_depth(COSTS, 2, (0.6, 0.5))[2] == pytest.approx(expected)
+    assert times_by_depth(COSTS, 2, (0.0, 0.5))[2] == pytest.approx(none)
 
 
 def test_speed() -> None:
     assert speed(IN_SECONDS, (0.8, 0.8, 0.8), 0) == pytest.approx(50.0)
     assert speed(IN_SECONDS, (0.8, 0.8, 0.8), 2) == pytest.approx(2.44 / (0.02 * 2.01))
-    expected = (1 + 0.3 + 0.3 * 0.4) / round_time(COSTS, 2, (0.6, 0.5))
-    assert speed(COSTS, (0.3, 0.4), 2, (0.6, 0.5)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("rate", "depth"), [(0.1, 0), (0.6, 0), (0.7, 2), (0.9, 3), (1.0, 3)])
@@ -91,10 +78,10 @@ def test_best_depth(rate: float, depth: int) -> None:
     assert best_depth(COSTS, [rate] * 3) == best_depth(IN_SECONDS, [rate] * 3) == depth
 
 
-def test_best_depth_within_a_limit() -> None:
-    assert best_depth(COSTS, [0.9] * 3, limit=1) == 1
-    assert best_depth(COSTS, [0.9] * 3, limit=0) == 0
-    assert best_depth(COSTS, [0.9] * 3, limit=9) == 3
+def test_best_depth_with_costs_and_rates() -> None:
+    assert best_depth(COSTS, [0.9]) == 1
+    assert best_depth(COSTS, []) == 0
+    assert best_depth(COSTS, [0.9] * 9) == 3
     assert best_depth(COSTS, [0.9, 0.9, 0.0]) == 2
 
 
