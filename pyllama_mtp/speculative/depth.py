@@ -155,13 +155,11 @@ class DepthController:
         calibration: costs of one sequence measured earlier.
 
     Attributes:
-        rounds, probes: how many there were.
         probing, total: see above.
     """
 
     def __init__(self, limit: int, calibration: Costs | None = None) -> None:
         self.limit = limit
-        self.rounds = self.probes = 0
         self.probing = Allowance(balance=0.0, most=0.0)
         self.total = Allowance(balance=2.5, most=20.0)
         self._model = CostModel(limit, calibration)
@@ -169,12 +167,6 @@ class DepthController:
         self._uses = {1: _Use(rounds=2 if calibration else 0)}
         self._asked, self._is_probe, self._looked_up = 0, False, False
         self._pace = 1.0  # tokens per plain step of the depth in use
-
-    @property
-    def acceptance(self) -> tuple[float, ...]:
-        """Estimated conditional acceptance per position. A draft that was asked for and not made
-        (p_min) counts as not accepted."""
-        return self._accepted.rates()
 
     def costs(self, n_sequences: int = 1) -> Costs | None:
         """Estimated costs of rounds of so many sequences; None while nothing is known."""
@@ -276,7 +268,6 @@ class DepthController:
     ) -> None:
         """Learn the cost of a round of `n` sequences, and compare the round, which gave each of
         them `n_tokens` on average, with plain decoding."""
-        self.rounds += 1
         self._uses.setdefault(n, _Use()).rounds += 1
         self._model.update(asked, n_drafted, draft_s, total_s - draft_s, n)
         costs = self.costs(n)
@@ -286,4 +277,3 @@ class DepthController:
             lost = steps - n_tokens if asked or n_drafted else 0.0
             self.total.count(steps, lost)
             self.probing.count(steps, lost if self._is_probe else 0.0)
-            self.probes += self._is_probe

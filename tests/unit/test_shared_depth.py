@@ -74,7 +74,7 @@ def test_outcomes_of_all_sequences_count() -> None:
             tracker.update(usable, held)
         controller.update(depth, outcomes, 0.1 * depth, 1.0 + 0.1 * depth)
     assert depth > 0, "no round with drafts: it was not tested"
-    assert controller.acceptance == tracker.rates()
+    assert controller._accepted.rates() == tracker.rates()
 
 
 def test_a_round_yields_the_mean() -> None:
