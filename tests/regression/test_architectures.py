@@ -145,8 +145,9 @@ def test_best_tokens_picked_in_the_graph(other: Model, monkeypatch: pytest.Monke
             found, recorded.rounds = recorded.rounds, []
             n_bytes = engine_of(session).upstream.context.output_bytes  # type: ignore[union-attr]
         with Session(other, settings(3, p_min=p_min)) as session:
-            assert isinstance(engine_of(session).drafter, UpstreamDrafter)
-            engine_of(session).drafter._few = False
+            drafter = engine_of(session).drafter
+            assert isinstance(drafter, UpstreamDrafter)
+            drafter.patched = False
             session.generate(prompt, max_tokens=24, ignore_eos=True).run()
         lengths = {*map(len, found)}
         assert found == recorded.rounds and (len(lengths) > 1 if p_min else 3 in lengths)
