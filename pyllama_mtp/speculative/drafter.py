@@ -23,13 +23,13 @@ from .sampling import Sampler
 P_MIN_CANDIDATES = 10
 
 
-def top_probability(logits: Floats, k: int = P_MIN_CANDIDATES) -> float:
-    """Probability of the best token among the k best ones: softmax over their logits.
+def top_probability(logits: Floats) -> float:
+    """Probability of the best of the P_MIN_CANDIDATES best tokens: softmax over their logits.
 
     Args:
-        logits: [n] float32: of all tokens, or of the k best.
+        logits: [n] float32: of all tokens, or of the best.
     """
-    k = min(k, len(logits))
+    k = min(P_MIN_CANDIDATES, len(logits))
     best = np.partition(logits, len(logits) - k)[-k:].astype(np.float64)
     return float(1.0 / np.exp(best - best.max()).sum())
 

@@ -68,12 +68,10 @@ def test_without_a_grammar_drafts_stay() -> None:
 
 
 def test_probability_among_the_best() -> None:
-    """Softmax over the k best; the others do not count."""
-    logits = np.log(np.array([0.1, 0.6, 0.2, 0.1], dtype=np.float32))
-    assert top_probability(logits, k=4) == pytest.approx(0.6)
-    assert top_probability(logits, k=2) == pytest.approx(0.6 / 0.8)
-    assert top_probability(logits, k=1) == 1.0
-    assert top_probability(logits, k=10) == pytest.approx(0.6), "fewer tokens than k"
+    """Softmax over the ten best; the others do not count."""
+    logits = np.log(np.array([0.01] * 9 + [0.6] + [0.009] * 9, dtype=np.float32))
+    assert top_probability(logits) == pytest.approx(0.6 / 0.69)
+    assert top_probability(logits[7:10]) == pytest.approx(0.6 / 0.62), "fewer tokens"
 
 
 def test_probability_of_large_and_of_equal_logits() -> None:
