@@ -109,32 +109,25 @@ class _Rounds:
 
 
 class CostModel:
-    """Costs of every depth, by the number of sequences, from calibration and rounds.
+    """Costs of every depth, by the number of sequences, from rounds.
 
     The first guess for another number of sequences: a row costs the same, and drafting grows as a
     plain step does.
 
     Args:
         limit: greatest depth.
-        calibration: costs of one sequence measured earlier, up to any depth.
 
     Attributes:
         change: plain steps by which the first round at another size takes longer, lately.
     """
 
-    def __init__(self, limit: int, calibration: Costs | None = None) -> None:
+    def __init__(self, limit: int) -> None:
         self.limit, self.change = limit, 0.0
         self._rounds: dict[int, _Rounds] = {}
         self._pace = 1.0  # of rounds now, as a multiple of the times that are kept
         self._now = 0
         self._first_s = 0.0  # seconds of the last round, if it was the first one of its size
         self._last = (0, 0, 0)  # sequences, drafts verified and drafts computed of the last round
-        if calibration:
-            known = self._rounds[1] = _Rounds()
-            for depth in range(min(limit, calibration.limit) + 1):
-                known.verify[depth] = Estimate(calibration.verify[depth + 1], SURE, 0)
-                known.draft[depth] = Estimate(calibration.draft[depth], SURE, 0)
-            self._complete(1)
 
     def costs(self, n: int = 1) -> Costs | None:
         """Costs of depths 0 to `limit` in rounds of `n` sequences, guesses filled in; None while no

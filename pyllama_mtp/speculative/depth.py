@@ -152,19 +152,18 @@ class DepthController:
 
     Args:
         limit: greatest depth.
-        calibration: costs of one sequence measured earlier.
 
     Attributes:
         probing, total: see above.
     """
 
-    def __init__(self, limit: int, calibration: Costs | None = None) -> None:
+    def __init__(self, limit: int) -> None:
         self.limit = limit
         self.probing = Allowance(balance=0.0, most=0.0)
         self.total = Allowance(balance=2.5, most=20.0)
-        self._model = CostModel(limit, calibration)
+        self._model = CostModel(limit)
         self._accepted, self._offered = AcceptanceTracker(limit), AcceptanceTracker(limit, rate=1.0)
-        self._uses = {1: _Use(rounds=2 if calibration else 0)}
+        self._uses = {1: _Use()}
         self._asked, self._is_probe, self._looked_up = 0, False, False
         self._pace = 1.0  # tokens per plain step of the depth in use
 

@@ -19,6 +19,8 @@ import pytest
 from pyllama_mtp.speculative.costs import Costs, best_depth
 from pyllama_mtp.speculative.depth import PRIOR_RATE, SHARE, DepthController, Outcomes
 
+from .test_costmodel import learn
+
 LIMIT = 6
 
 
@@ -146,6 +148,14 @@ def one_round(controller: DepthController, costs: Costs, share_held: float = 1.0
     return asked
 
 
+def experienced(limit: int, costs: Costs) -> DepthController:
+    """A controller that knows the costs and nothing else."""
+    controller = DepthController(limit)
+    learn(controller._model, costs)
+    controller._uses[1].rounds = 2
+    return controller
+
+
 def known(controller: DepthController) -> Costs:
     costs = controller.costs()
     assert costs
@@ -159,11 +169,10 @@ def test_the_first_rounds_are_plain() -> None:
     assert known(controller).plain == 1.0
 
 
-def test_calibration_saves_them() -> None:
+def test_costs_decide_before_any_outcome() -> None:
     costs = TABLES["gpu"]
-    controller = DepthController(LIMIT, costs)
-    assert controller.choose() == best_depth(costs, [PRIOR_RATE] * LIMIT) > 0
-    hopeless = DepthController(LIMIT, TABLES["hopeless"])
+    assert experienced(LIMIT, costs).choose() == best_depth(costs, [PRIOR_RATE] * LIMIT) > 0
+    hopeless = experienced(LIMIT, TABLES["hopeless"])
     assert hopeless.choose() < 2 and hopeless.depth() == 0
 
 
@@ -175,7 +184,7 @@ def test_unknown_depths_are_approached_in_steps() -> None:
 
 
 def test_no_more_than_can_be_used() -> None:
-    controller = DepthController(LIMIT, TABLES["gpu"])
+    controller = experienced(LIMIT, TABLES["gpu"])
     assert [controller.choose(most) for most in (2, 0, -1)] == [2, 0, 0]
     assert controller.choose() > 2
 
@@ -190,17 +199,17 @@ def test_a_change_waits_until_staying_has_cost_as_much() -> None:
     """Depth 2 is 2 % faster than depth 1: 0.028 plain steps per round of 1.4."""
     two = (1 + 0.7 + 0.49) / (1.02 * 1.7 / 1.4)
     costs = Costs((0.0, 1.0, 1.3, two - 0.2), (0.0, 0.1, 0.2))
-    controller = DepthController(2, costs)
+    controller = experienced(2, costs)
     controller._uses[1].depth = 1
     assert [controller.choose() for _ in range(5)] == [1, 1, 1, 2, 2]
-    controller = DepthController(2, Costs((0.0, 1.0, 1.3, two - 0.5), (0.0, 0.1, 0.2)))
+    controller = experienced(2, Costs((0.0, 1.0, 1.3, two - 0.5), (0.0, 0.1, 0.2)))
     controller._uses[1].depth = 1
     assert controller.choose() == 2, "much faster: at once"
 
 
 def test_drafting_that_has_lost_too_much_pauses() -> None:
     costs = TABLES["gpu"]
-    controller = DepthController(LIMIT, costs)
+    controller = experienced(LIMIT, costs)
     assert controller.choose() > 0
     controller.total.balance = -0.1
     depths = [one_round(controller, costs) for _ in range(12)]
@@ -211,7 +220,7 @@ def test_drafting_that_has_lost_too_much_pauses() -> None:
 def test_gains_and_losses_against_plain_decoding() -> None:
     costs = TABLES["cpu"]
     for share_held in (0.0, 1.0):
-        controller = DepthController(LIMIT, costs)
+        controller = experienced(LIMIT, costs)
         before = controller.total.balance
         depth = one_round(controller, costs, share_held)
         steps = costs.draft[depth] + costs.verify[depth + 1]
@@ -220,7 +229,7 @@ def test_gains_and_losses_against_plain_decoding() -> None:
 
 
 def test_a_plain_round_loses_nothing_however_long() -> None:
-    controller = DepthController(LIMIT, TABLES["hopeless"])
+    controller = experienced(LIMIT, TABLES["hopeless"])
     controller.probing.balance = -9.0
     before = controller.total.balance
     assert controller.choose() == 0
@@ -232,7 +241,7 @@ def test_a_stall_is_charged_as_little_more_than_a_usual_round() -> None:
     costs = TABLES["cpu"]
     balances = []
     for factor in (1.0, 10.0):
-        controller = DepthController(LIMIT, costs)
+        controller = experienced(LIMIT, costs)
         depth = controller.choose()
         draft_s, rest_s = factor * costs.draft[depth], factor * costs.verify[depth + 1]
         controller.update(depth, [(depth, 0)], draft_s, draft_s + rest_s)
@@ -243,7 +252,7 @@ def test_a_stall_is_charged_as_little_more_than_a_usual_round() -> None:
 def test_probes_wait_for_their_allowance() -> None:
     """At depth 0 the acceptance is probed, which costs 0.64 when the draft is rejected."""
     costs = TABLES["cpu"]
-    controller = DepthController(LIMIT, costs)
+    controller = experienced(LIMIT, costs)
     depths = [one_round(controller, costs, 0.0) for _ in range(400)]
     late = depths[100:]
     assert controller.depth() == 0 and set(late) <= {0, 1}
@@ -254,7 +263,7 @@ def test_probes_wait_for_their_allowance() -> None:
 
 def test_a_probe_that_holds_is_followed_by_the_next() -> None:
     costs = TABLES["cpu"]
-    controller = DepthController(LIMIT, costs)
+    controller = experienced(LIMIT, costs)
     for _ in range(100):
         one_round(controller, costs, 0.0)
     while one_round(controller, costs) == 0:
@@ -266,7 +275,7 @@ def test_a_probe_that_holds_is_followed_by_the_next() -> None:
 def test_a_depth_not_measured_lately_is_measured_in_two_rounds() -> None:
     """A plain step, above all: everything is compared with it."""
     costs = TABLES["gpu"]
-    controller = DepthController(LIMIT, costs)
+    controller = experienced(LIMIT, costs)
     depths = [one_round(controller, costs) for _ in range(1000)]
     plain = [i for i, depth in enumerate(depths) if depth == 0]
     assert plain and len(plain) <= 12
@@ -277,7 +286,7 @@ def test_a_depth_not_measured_lately_is_measured_in_two_rounds() -> None:
 def test_a_depth_that_has_become_cheap_is_found() -> None:
     """Deeper rounds stop being dear: nothing but a probe can tell."""
     before, after = table((1.0, 1.3, 3.0, 3.2), 0.1), table((1.0, 1.3, 1.35, 1.4), 0.1)
-    controller = DepthController(3, before)
+    controller = experienced(3, before)
     assert {one_round(controller, before) for _ in range(100)} <= {0, 1}
     assert controller.depth() == 1
     for _ in range(900):

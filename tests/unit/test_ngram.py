@@ -11,6 +11,8 @@ from pyllama_mtp.speculative.costs import Costs
 from pyllama_mtp.speculative.depth import DepthController
 from pyllama_mtp.speculative.ngram import KINDS, LEAST, MOST, Match, NgramLookup
 
+from .test_depth import experienced
+
 LIMIT = 6
 
 
@@ -89,7 +91,7 @@ COSTS = Costs((0.0, 1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7), (0.0, 0.2, 0.4, 0.6, 0.8
 
 
 def test_worth_it_where_it_beats_the_depth_in_use() -> None:
-    controller = DepthController(LIMIT, COSTS)
+    controller = experienced(LIMIT, COSTS)
     controller.choose()
     assert controller.lookup_depth([0.99] * LIMIT, LIMIT) == LIMIT
     assert controller.lookup_depth([0.99] * LIMIT, 2) == 2
@@ -103,7 +105,7 @@ def test_worth_it_where_it_beats_the_depth_in_use() -> None:
 def test_not_where_the_head_is_faster() -> None:
     """Drafts that hold nine times in ten, against a head that is free and always right."""
     free = Costs(COSTS.verify, (0.0, *[1e-6] * LIMIT))
-    controller = DepthController(LIMIT, free)
+    controller = experienced(LIMIT, free)
     for _ in range(40):
         depth = controller.choose()
         controller.update(depth, [(depth, depth)], 0.0, free.verify[depth + 1])
@@ -113,7 +115,7 @@ def test_not_where_the_head_is_faster() -> None:
 
 def test_losses_end_it() -> None:
     """Losses against plain decoding count, whatever the rates promise."""
-    controller = DepthController(LIMIT, COSTS)
+    controller = experienced(LIMIT, COSTS)
     controller.choose()
     for _ in range(20):
         n = controller.lookup_depth([0.99] * LIMIT, LIMIT)
@@ -135,7 +137,7 @@ def test_nothing_is_looked_up_before_a_plain_step_is_known() -> None:
 
 def test_the_plain_round_after_a_lookup_may_build_a_graph() -> None:
     """What it takes more is not taken for the cost of a plain step."""
-    controller = DepthController(LIMIT, COSTS)
+    controller = experienced(LIMIT, COSTS)
     for _ in range(10):
         controller.update_lookup(2, 0, COSTS.verify[3])
         controller.total.balance = -9.0  # plain rounds follow
@@ -149,7 +151,7 @@ def test_the_plain_round_after_a_lookup_may_build_a_graph() -> None:
 def test_what_going_back_costs_is_part_of_the_price() -> None:
     """Graphs that take as long to rebuild as a step: drafts must gain that, too, unless the last
     round had some as well."""
-    controller, rates = DepthController(LIMIT, COSTS), [0.5] * LIMIT
+    controller, rates = experienced(LIMIT, COSTS), [0.5] * LIMIT
     controller.choose()
     assert controller.lookup_depth(rates, LIMIT) > 0
     for _ in range(30):
