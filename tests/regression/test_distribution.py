@@ -84,19 +84,6 @@ def test_frequencies_with_bad_drafts(
     assert 0.02 < accepted < 0.3
 
 
-def half_of_all(
-    drafts: Sequence[int], sample_row: Callable[[int], int], ends: Callable[[int], bool]
-) -> list[int]:
-    """Takes a draft on the toss of a coin, whatever the target says."""
-    tokens: list[int] = []
-    for row in range(len(drafts) + 1):
-        tokens.append(sample_row(row))
-        if row == len(drafts) or hash((*drafts, *tokens)) % 2:
-            break
-        tokens[-1] = drafts[row]
-    return tokens
-
-
 def second_draw(
     drafts: Sequence[int], sample_row: Callable[[int], int], ends: Callable[[int], bool]
 ) -> list[int]:
@@ -110,11 +97,10 @@ def second_draw(
     return tokens
 
 
-@pytest.mark.parametrize("wrong", [half_of_all, second_draw])
 def test_wrong_acceptance_is_seen(
-    demo: Model, exact: Exact, monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., list[int]]
+    demo: Model, exact: Exact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generate, "accept_best", wrong)
+    monkeypatch.setattr(generate, "accept_best", second_draw)
     with Session(demo, settings(3)) as session:
         found, limit, _ = compare(exact, session, SAMPLINGS["top-k"], 3)
     assert found > limit

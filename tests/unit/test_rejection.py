@@ -169,20 +169,6 @@ def test_a_wrong_residual_is_seen(
     assert found > 2 * limit
 
 
-class TakenAsCertain(Distribution):
-    """A draft distribution with which a draft is accepted with p, not p / q."""
-
-    def probability(self, token: int) -> float:
-        return 1.0
-
-
-def accepted_with_p(
-    drafts: Sequence[int], heads: Sequence[Distribution], rows: Rows, rng: np.random.Generator
-) -> list[int]:
-    certain = [TakenAsCertain(q.ids, q.probabilities) for q in heads]
-    return accept_sampled(drafts, certain, rows, rng)
-
-
 def last_row_from_the_head(
     drafts: Sequence[int], heads: Sequence[Distribution], rows: Rows, rng: np.random.Generator
 ) -> list[int]:
@@ -190,9 +176,8 @@ def last_row_from_the_head(
     return accept_sampled(drafts, heads, lambda i: rows(i) if i < len(drafts) else last, rng)
 
 
-@pytest.mark.parametrize("wrong", [accepted_with_p, last_row_from_the_head])
-def test_a_wrong_rule_is_seen(wrong: Rule) -> None:
-    found, limit = compare(CASES["another"], 2, wrong)
+def test_a_wrong_rule_is_seen() -> None:
+    found, limit = compare(CASES["another"], 2, last_row_from_the_head)
     assert found > 2 * limit
 
 
@@ -207,20 +192,6 @@ def test_acceptance_is_what_p_and_q_have_in_common(name: str) -> None:
     expected = overlap(chains.p, chains.q)
     error = (expected * (1 - expected) / N_TEXTS) ** 0.5
     assert abs(accepted / N_TEXTS - expected) <= FALSE_ALARM_SIGMAS * error + 1e-12
-
-
-def test_more_is_accepted_than_of_best_drafts() -> None:
-    """Where the head is close to the target and neither is sure, as at temperature 1."""
-    drawn = CASES["nearly the same"]
-    best = Chains(drawn.p, np.eye(N_TOKENS)[drawn.q.argmax(axis=1)])
-    assert overlap(best.p, best.q) == pytest.approx(drawn.p[0, drawn.q[0].argmax()])
-    rng = np.random.default_rng(13)
-    by_best, by_drawn = (
-        sum(len(chains.round(0, 1, rng)) - 1 for _ in range(1000)) / 1000
-        for chains in (best, drawn)
-    )
-    assert by_drawn > 0.9
-    assert by_best < 0.6
 
 
 class Asked:
