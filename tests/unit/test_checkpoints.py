@@ -44,16 +44,11 @@ def test_closest_that_has_the_hidden_state() -> None:
     assert found(checkpoints, 99, need_carry=True) is None
 
 
-def test_same_position_is_replaced() -> None:
-    checkpoints = filled(8, 100, 200)
-    newer = Checkpoint(200, b"newer")
+def test_what_lies_there_or_further_on_belongs_to_a_text_that_is_gone() -> None:
+    checkpoints, newer = filled(8, 100, 200, 300), Checkpoint(200, b"newer")
     checkpoints.add(newer)
     assert checkpoints.positions == [100, 200]
     assert checkpoints.closest(200, need_carry=False) is newer
-
-
-def test_what_lies_further_on_belongs_to_a_text_that_is_gone() -> None:
-    checkpoints = filled(8, 100, 200, 300)
     checkpoints.add(at(150))
     assert checkpoints.positions == [100, 150]
 

@@ -11,21 +11,14 @@ from pyllama_mtp import Telemetry
 
 def test_rounds_are_counted_per_position() -> None:
     telemetry = Telemetry()
-    for drafted, accepted in ((3, 3), (3, 0), (2, 1), (0, 0), (3, 2)):
+    for drafted, accepted in ((1, 0), (3, 3), (3, 0), (2, 1), (0, 0), (3, 2)):
         telemetry.count_round(drafted, accepted)
-    assert telemetry.rounds == 5
-    assert telemetry.drafted == [4, 4, 3]
+    assert telemetry.rounds == 6
+    assert telemetry.drafted == [5, 4, 3]
     assert telemetry.accepted == [3, 2, 1]
-    assert telemetry.acceptance_per_position == pytest.approx([3 / 4, 2 / 4, 1 / 3])
-    assert telemetry.mean_accepted_length == pytest.approx(6 / 5)
-    assert telemetry.tokens_per_round == pytest.approx(11 / 5)
-
-
-def test_a_longer_round_after_shorter_ones() -> None:
-    telemetry = Telemetry()
-    telemetry.count_round(1, 0)
-    telemetry.count_round(3, 3)
-    assert (telemetry.drafted, telemetry.accepted) == ([2, 1, 1], [1, 1, 1])
+    assert telemetry.acceptance_per_position == pytest.approx([3 / 5, 2 / 4, 1 / 3])
+    assert telemetry.mean_accepted_length == pytest.approx(6 / 6)
+    assert telemetry.tokens_per_round == pytest.approx(12 / 6)
 
 
 def test_rates() -> None:
