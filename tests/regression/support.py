@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -164,25 +163,6 @@ def assert_same_tokens(
     found = float(logits[best] - logits[second])
     assert found < gap, f"{what}; they differ by {found}, rounding is {gap}"
     return False
-
-
-@dataclass
-class Rounds:
-    """Verification passes by outcome."""
-
-    all_accepted: int = 0
-    first_rejected: int = 0
-
-    def count(self, telemetry: Telemetry, depth: int) -> None:
-        """Add the rounds of a generation made with ``log_pairs=True``: full-depth ones that were
-        accepted to the end, and those whose first draft was rejected."""
-        assert telemetry.pairs is not None
-        run = 0
-        for pair in telemetry.pairs:
-            same = pair.drafted == pair.actual
-            run = (run if pair.position > 1 else 0) + same
-            self.all_accepted += run == depth
-            self.first_rejected += pair.position == 1 and not same
 
 
 def engine_of(session: Session | BatchSession) -> Engine:
