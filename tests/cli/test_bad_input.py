@@ -7,61 +7,32 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from pyllama_mtp.errors import InsufficientMemoryError
-
 from ..processes import Cli
 
 GENERATE = [
     (["--draft-n-max", "-1", "x"], "--draft-n-max: draft_n_max is -1, it must be a draft depth"),
     (["--draft-n-max", "two", "x"], "draft_n_max is 'two', it must be a whole number"),
     (["--max-tokens", "0", "x"], "--max-tokens: 0 is not allowed; give 1 or more"),
-    (["--n-ctx", "-5", "x"], "--n-ctx: n_ctx is -5, it must be 0 (as much"),
-    (["--n-batch", "0", "x"], "--n-batch: n_batch is 0, it must be from 1"),
-    (["--n-ubatch", "0", "x"], "--n-ubatch: n_ubatch is 0, it must be from 1"),
-    (["--threads", "0", "x"], "--threads: n_threads is 0, it must be from 1"),
     (["--n-gpu-layers", "-2", "x"], "--n-gpu-layers: -2 is not allowed"),
     (["--temperature", "nan", "x"], "--temperature: temperature is nan, it must be 0 (greedy) or"),
-    (["--top-k", "-1", "x"], "--top-k: top_k is -1, it must be 0 (off) or above"),
-    (["--top-p", "1.1", "x"], "--top-p: top_p is 1.1, it must be above 0, at most 1"),
-    (["--min-p", "2", "x"], "--min-p: min_p is 2.0, it must be from 0 to 1"),
-    (["--repeat-penalty", "0", "x"], "repeat_penalty is 0.0"),
-    (["--repeat-last-n", "-1", "x"], "--repeat-last-n: repeat_last_n is -1, it must be from 0"),
-    (["--seed", "-1", "x"], "--seed: seed is -1, it must be from 0 to"),
     (["--grammar", "nowhere.gbnf", "x"], "cannot read the grammar file nowhere.gbnf: No such"),
     (["--logit-bias", "7", "x"], "'7' is not ID=BIAS, as in 42=-2.5"),
     (["--logit-bias", "7=nan", "x"], "logit_bias is {7: nan}"),
-    (["--p-min", "1.5", "x"], "--p-min: p_min is 1.5, it must be a probability from 0 to 1"),
     (["--cache-type-k", "q3", "x"], "--cache-type-k: invalid choice: 'q3'"),
     (["--cache-type-v", "q4_0", "--flash-attn", "off", "x"], "needs flash attention"),
-    (["--flash-attn", "maybe", "x"], "--flash-attn: invalid choice"),
-    (["--rows", "first", "x"], "--rows: invalid choice"),
     (["--rows", "last,all", "x"], "--rows: invalid choice"),
-    (["--sync", "half", "x"], "--sync: invalid choice"),
-    (["--hidden", "norm", "x"], "--hidden: invalid choice"),
-    (["--checkpoints", "-1", "x"], "--checkpoints: checkpoints is -1, it must be from 0 (none)"),
     (["--prompt-rows", "all", "x"], "unrecognized arguments: --prompt-rows"),
-    (["--rollback", "never", "x"], "--rollback: invalid choice"),
     (["--synthetic-acceptance", "0.8,1.7,0.6", "x"], "(0.8, 1.7, 0.6), it must be one or more"),
     (["--synthetic-acceptance", "0.8;0.7", "x"], "'0.8;0.7', it must be one or more rates from 0"),
-    (["--synthetic-acceptance", "0.8,,0.7", "x"], "is '0.8,,0.7', it must be one or more"),
-    (["--synthetic-acceptance", "", "x"], "is '', it must be one or more rates"),
-    (["--synthetic-acceptance", "0.6,0.7,0.8", "x"], "do not increase"),
-    (
-        ["--synthetic-acceptance", "0.8,0.7", "--draft-n-max", "3", "x"],
-        "one rate for each of the 3 draft positions",
-    ),
     (["--synthetic-acceptance", "0.8", "--draft-n-max", "0", "x"], "--draft-n-max is 0"),
     (["--log-pairs", "p.jsonl", "--draft-n-max", "0", "x"], "--draft-n-max is 0"),
     (["--log-pairs", "no/such/folder/p.jsonl", "x"], "cannot create no/such/folder/p.jsonl"),
-    (["--log-pairs", ".", "x"], "cannot create ."),
     (["--stop", "", "x"], "--stop with an empty text"),
     (["--system", "Be kind.", "x"], "--system needs --chat"),
     ([], "no prompt"),
     ([""], "the prompt is empty"),
-    (["  \n"], "the prompt is empty"),
     (["\udcff"], "the prompt is not UTF-8: byte 0xff at offset 0"),
     (["--prompt-file", "nowhere.txt"], "cannot read the prompt file nowhere.txt: No such file"),
-    (["--prompt-file", "."], "cannot read the prompt file .: Is a directory"),
     (["--prompt-file", "a.txt", "x"], "not allowed with argument"),
     (["--no-such-option", "x"], "unrecognized arguments: --no-such-option"),
 ]
@@ -73,13 +44,10 @@ MATRIX = [
     (["--depths", "2,2"], "depths 2, 2 name one value twice"),
     (["--depths", "0,99"], "draft_n_max is 99"),
     (["--prompt-sizes", "0"], "0 is not allowed; give 1 or more"),
-    (["--prompt-sizes", "512,,1024"], "has an empty item"),
-    (["--prompt-sizes", "1x"], "'1x' is not a whole number"),
     (["--max-tokens", "0"], "--max-tokens: 0 is not allowed"),
     (["--repeat", "0"], "--repeat: 0 is not allowed"),
     (["--synthetic-acceptance", "0.8,0.7", "--depths", "0,3"], "depth 3 needs one for each draft"),
     (["--synthetic-acceptance", "0.8", "--depths", "0"], "needs a depth above 0"),
-    (["--synthetic-acceptance", "2"], "(2.0,), it must be one or more rates"),
     (["--prompt-file", "nowhere.txt"], "cannot read the prompt file nowhere.txt"),
     (["--output", "."], "cannot write .: Is a directory"),
     (["--output", "no/such/folder/m.jsonl"], "cannot write no/such/folder/m.jsonl"),
@@ -87,11 +55,6 @@ MATRIX = [
     (["--format", "html"], "--format: invalid choice: 'html'"),
     (["512"], "unrecognized arguments: 512"),
     (["--rows", "first"], "--rows: prompt_rows is 'first', it must be one of last, all"),
-    (["--sync", "kv,half"], "--sync: prompt_sync is 'half', it must be one of auto, kv, full"),
-    (["--sync", "kv,kv"], "prompt_sync kv, kv name one value twice"),
-    (["--sync", ""], "has an empty item"),
-    (["--hidden", "pre"], "--hidden: hidden is 'pre', it must be one of post-norm, pre-norm"),
-    (["--checkpoints", "31"], "checkpoints is 31"),
     (
         ["--depths", "0", "--rows", "all,last"],
         "--rows, --sync, --hidden and --draft-vocab need a depth above 0",
@@ -106,8 +69,6 @@ MATRIX = [
     (["--axis", "p-min=0.1", "--axis", "p_min=0.2"], "--axis names one axis twice"),
     (["--axis", "p-min=0.1", "--depths", "0"], "as axes of drafting (p_min) do"),
     (["--axis", "synthetic-acceptance=0.5", "--depths", "2"], "gives 1 rates, but depth 2 needs"),
-    (["--axis", "n-sequences=2", "--peers", "llama-bench"], "are measured with one sequence"),
-    (["--classes", "poems"], "unknown class of prompts 'poems'; known are text, source"),
     (["--classes", "code", "--prompt-file", "p.txt"], "leave --classes out"),
     (["--budget", "soon"], "'soon' is no length of time"),
     (["--lib", "upstream", "--variants", "patched"], "give one of them"),
@@ -140,16 +101,6 @@ def test_matrix(fake: ModuleType, cli: Cli, arguments: list[str], message: str) 
     assert not Path("matrix.jsonl").exists()
 
 
-@pytest.mark.parametrize("command", ["generate", "matrix"])
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [(b"abc \xe9t\xe9", "is not UTF-8: byte 0xe9 at offset 4"), (b"", "is empty")],
-)
-def test_prompt_files(fake: ModuleType, cli: Cli, command: str, data: bytes, message: str) -> None:
-    Path("p.txt").write_bytes(data)
-    refused(cli(command, "--prompt-file", "p.txt"), f"the prompt file p.txt {message}")
-
-
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
@@ -164,18 +115,12 @@ def test_prompt_files(fake: ModuleType, cli: Cli, command: str, data: bytes, mes
     ],
 )
 def test_what_was_meant_is_said(cli: Cli, arguments: list[str], hint: str) -> None:
-    result = cli(*arguments)
-    refused(result, hint.split(" of llama")[0])
-    assert hint in result.err
+    refused(cli(*arguments), hint)
 
 
 def test_no_hint_where_nothing_is_known(cli: Cli) -> None:
-    for arguments in (
-        ["generate", "--nonsense", "x"],
-        ["matrix", "--draft-max", "2"],
-        ["matrix", "x"],
-    ):
-        result = cli(*arguments)
+    for arguments in ("generate --nonsense x", "matrix --draft-max 2", "matrix x"):
+        result = cli(*arguments.split())
         assert result.code == 2 and "of llama.cpp" not in result.err and "quotes" not in result.err
 
 
@@ -197,37 +142,8 @@ def test_a_model_without_an_mtp_head_names_the_way_out(fake: ModuleType, cli: Cl
     refused(cli("generate", "--model", "m.gguf", "x"), "give --draft-n-max 0")
 
 
-def test_a_library_that_cannot_be_loaded(fake: ModuleType, cli: Cli) -> None:
-    fake.native.library = None
-    for command in (["generate", "x"], ["matrix"]):
-        refused(cli(*command), "no native library; tried: here and there")
-
-
-def test_a_switch_that_the_library_lacks(fake: ModuleType, cli: Cli) -> None:
-    fake.state["has_tap"] = False
-    message = "prompt_sync 'kv' is not in upstream's library"
-    refused(cli("generate", "--model", "m.gguf", "--sync", "kv", "x"), message)
-    refused(cli("matrix", "--model", "m.gguf", "--sync", "full,kv"), f"sync kv: {message}")
-    assert not [entry for entry in fake.log if entry[0] == "generate"]
-    assert not Path("matrix.jsonl").exists()
-
-
-def test_a_context_larger_than_memory(fake: ModuleType, cli: Cli) -> None:
-    fake.refuse_session[(1 << 20, "auto")] = InsufficientMemoryError(
-        "needs 99 GiB, 1 GiB available"
-    )
-    result = cli("generate", "--model", "m.gguf", "--n-ctx", str(1 << 20), "x")
-    refused(result, "needs 99 GiB")
-
-
-def test_log_pairs_never_overwrites(fake: ModuleType, cli: Cli) -> None:
-    Path("old.jsonl").write_text("precious")
-    refused(cli("generate", "--log-pairs", "old.jsonl", "x"), "File exists")
-    assert Path("old.jsonl").read_text() == "precious"
-
-
 def test_a_failure_leaves_no_empty_files(fake: ModuleType, cli: Cli) -> None:
     fake.native.library = None
-    cli("generate", "--log-pairs", "pairs.jsonl", "x")
-    cli("matrix")
+    for command in (["generate", "--log-pairs", "pairs.jsonl", "x"], ["matrix"]):
+        refused(cli(*command), "no native library; tried: here and there")
     assert not list(Path.cwd().iterdir())

@@ -20,7 +20,6 @@ from pyllama_mtp.errors import (
     FatalDecodeError,
     LibraryError,
     NoMtpHeadError,
-    UsageError,
 )
 from pyllama_mtp.llama.modeloptions import ModelOptions
 from pyllama_mtp.settings import Sampling, Settings
@@ -32,7 +31,7 @@ STAMP = {
     "series": "feedc0dedeadbeef",
     "cpu_features": "",
     "compiler": "fake 1.0",
-    "cuda": "OFF",
+    "cuda": False,
 }
 
 log: list[tuple[Any, ...]] = []
@@ -42,7 +41,7 @@ script: dict[int, Callable[[Generation], None]] = {}
 AUTO_CHOICE = 3
 #: Like `script`, for opening a session; the key is (n_ctx, draft_n_max).
 refuse_session: dict[tuple[int, int], Exception] = {}
-state = {"generations": 0, "open_sessions": 0, "has_mtp": True, "has_tap": True, "partial": False}
+state = {"generations": 0, "open_sessions": 0, "has_mtp": True, "partial": False}
 
 
 def reset() -> None:
@@ -50,7 +49,7 @@ def reset() -> None:
     log.clear()
     script.clear()
     refuse_session.clear()
-    state.update(generations=0, open_sessions=0, has_mtp=True, has_tap=True, partial=False)
+    state.update(generations=0, open_sessions=0, has_mtp=True, partial=False)
 
 
 class Generation:
@@ -95,7 +94,7 @@ class Generation:
         t.prefill_s += t.n_prompt / 1000 if settings.prompt_rows == "all" else 0
         if not settings.draft_n_max:
             return
-        t.prompt_sync = "full" if settings.prompt_sync == "full" or not state["has_tap"] else "kv"
+        t.prompt_sync = "full" if settings.prompt_sync == "full" else "kv"
         t.time_s["prompt_sync"] = t.n_prompt / 1000 / (4 if t.prompt_sync == "full" else 10)
         t.prefill_s += t.time_s["prompt_sync"] if t.prompt_sync == "full" else 0
 
@@ -112,8 +111,6 @@ class Session:
         refused = refuse_session.get((settings.n_ctx, settings.draft_n_max))
         if refused is not None:
             raise refused
-        if settings.prompt_sync == "kv" and not state["has_tap"]:
-            raise UsageError("prompt_sync 'kv' is not in upstream's library")
         self.settings = settings
         state["open_sessions"] += 1
         log.append(("open", settings.draft_n_max, settings.n_ctx, state["open_sessions"]))

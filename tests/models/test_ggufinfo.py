@@ -58,7 +58,8 @@ def test_model_without_head(tmp_path: Path) -> None:
     path = write_synthetic(tmp_path / "plain.gguf", "tiny", "f16", n_mtp=0)
     with pytest.raises(NoMtpHeadError, match="no MTP head"):
         validate_model_file(path)
-    assert not validate_model_file(path, require_mtp=False).has_mtp
+    info = validate_model_file(path, require_mtp=False)
+    assert not info.has_mtp and "give one in a file of its own" in info.why_no_mtp
 
 
 @pytest.mark.parametrize(
