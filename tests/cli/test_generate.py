@@ -130,7 +130,7 @@ def test_short_options(fake: ModuleType, cli: Cli) -> None:
     assert (report["settings"]["n_ctx"], report["settings"]["n_threads"]) == (512, 1)
     _, _, max_tokens, _, _, sampling = options_of_the_generation(fake)
     assert (max_tokens, sampling.temperature, sampling.top_k) == (3, 0.5, 9)
-    assert ("tokenize", "hello", True, False) in fake.log
+    assert ("tokenize", "hello", True, False) in fake.log  # special tokens stay text
     assert cli("generate", "-p", "a", "b").code == 2
 
 
@@ -152,12 +152,6 @@ def test_chat_goes_through_the_template(fake: ModuleType, cli: Cli) -> None:
     cli("generate", "--model", "m.gguf", "--chat", "--system", "Be kind.", "Why?")
     tokenized = [entry for entry in fake.log if entry[0] == "tokenize"]
     assert tokenized == [("tokenize", "<system>Be kind.<user>Why?<assistant>", False, True)]
-
-
-def test_special_tokens_of_a_plain_prompt_stay_text(fake: ModuleType, cli: Cli) -> None:
-    cli("generate", "--model", "m.gguf", "<|im_end|>")
-    tokenized = [entry for entry in fake.log if entry[0] == "tokenize"]
-    assert tokenized == [("tokenize", "<|im_end|>", True, False)]
 
 
 def test_prompt_from_a_file_and_from_stdin(

@@ -134,25 +134,18 @@ WRONG_TYPES_OF_SAMPLING = [
 ]
 
 
-def shown(value: object) -> str:
-    """How a message begins to show a value."""
-    return repr(value)[:SHOWN]
-
-
-@pytest.mark.parametrize(("name", "value", "allowed"), BAD_SETTINGS + WRONG_TYPES_OF_SETTINGS)
-def test_bad_settings(name: str, value: object, allowed: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "allowed"),
+    [
+        *((Settings, *row) for row in BAD_SETTINGS + WRONG_TYPES_OF_SETTINGS),
+        *((Sampling, *row) for row in BAD_SAMPLING + WRONG_TYPES_OF_SAMPLING),
+    ],
+)
+def test_bad_values(kind: Any, name: str, value: object, allowed: str) -> None:
     with pytest.raises(UsageError) as caught:
-        Settings(**{name: value})  # type: ignore[arg-type]
+        kind(**{name: value})
     message = str(caught.value)
-    assert name in message and shown(value) in message and allowed in message
-
-
-@pytest.mark.parametrize(("name", "value", "allowed"), BAD_SAMPLING + WRONG_TYPES_OF_SAMPLING)
-def test_bad_sampling(name: str, value: object, allowed: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        Sampling(**{name: value})  # type: ignore[arg-type]
-    message = str(caught.value)
-    assert name in message and shown(value) in message and allowed in message
+    assert name in message and repr(value)[:SHOWN] in message and allowed in message
 
 
 def kinds(kind: Any, **values: Any) -> dict[str, tuple[type, object]]:
