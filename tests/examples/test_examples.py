@@ -43,8 +43,11 @@ def run(folder: Path, name: str, *arguments: object, python_path: Path | None = 
     return done.stdout
 
 
+Greedy = Callable[[str, int], str]
+
+
 @pytest.fixture
-def greedy(demo: Model) -> Callable[[str, int], str]:
+def greedy(demo: Model) -> Greedy:
     """The model's text, without MTP."""
 
     def generate(prompt: str, max_tokens: int) -> str:
@@ -55,35 +58,32 @@ def greedy(demo: Model) -> Callable[[str, int], str]:
     return generate
 
 
-Greedy = Callable[[str, int], str]
-
-
-def check_stream_text(folder: Path, greedy: Greedy, _: Path) -> None:
-    text, _, figures = run(folder, "stream_text", "--prompt", PROMPT).partition("\n\nprefill ")
+def test_stream_text(tmp_path: Path, greedy: Greedy) -> None:
+    text, _, figures = run(tmp_path, "stream_text", "--prompt", PROMPT).partition("\n\nprefill ")
     assert text.rstrip("\n") == (PROMPT + greedy(PROMPT, 48)).rstrip("\n")
     found = re.search(r"48 tokens in (\d+) rounds, (\d+) of them drafted", figures)
     assert found and int(found[1]) + int(found[2]) == 47, "the first token is the prompt's"
     assert re.search(r"by position: \d+%, \d+%, \d+%$", figures.strip())
 
 
-def check_chat(folder: Path, greedy: Greedy, _: Path) -> None:
-    out = run(folder, "chat", "--max-tokens", 24)
+def test_chat(tmp_path: Path) -> None:
+    out = run(tmp_path, "chat", "--max-tokens", 24)
     turns = [(int(a), int(b)) for a, b in re.findall(r"\[(\d+) tokens of prompt, (\d+) of", out)]
     assert len(turns) == 3 and turns[0][1] == 0
     for before, (n_prompt, n_cached) in itertools.pairwise(turns):
         assert before[0] <= n_cached < n_prompt, "what the turns share is not processed again"
 
 
-def check_matrix(folder: Path, greedy: Greedy, _: Path) -> None:
-    out = run(folder, "matrix", "--sizes", "32,64", "--output", "cells.jsonl")
+def test_matrix(tmp_path: Path) -> None:
+    out = run(tmp_path, "matrix", "--sizes", "32,64", "--output", "cells.jsonl")
     rows = re.findall(r"^\| (32|64) \| (no-MTP|MTP [23]) \| ([\d.,]+) \|", out, re.MULTILINE)
     assert len({(size, mode) for size, mode, _ in rows}) == 6
     assert all(float(speed.replace(",", "")) > 0 for _, _, speed in rows)
-    assert len(bench.read(folder / "cells.jsonl")) == 6
+    assert len(bench.read(tmp_path / "cells.jsonl")) == 6
 
 
-def check_choose_depth(folder: Path, greedy: Greedy, _: Path) -> None:
-    out = run(folder, "choose_depth", "--limit", 2)
+def test_choose_depth(tmp_path: Path) -> None:
+    out = run(tmp_path, "choose_depth", "--limit", 2)
     table, _, tried = out.partition("\non this prompt:\n")
     assert re.search(r"draft_n_max=\d", table), "there is advice"
     speeds = re.findall(r"draft_n_max=(\S+): decode (\d+) tok/s", tried)
@@ -91,8 +91,8 @@ def check_choose_depth(folder: Path, greedy: Greedy, _: Path) -> None:
     assert all(int(speed) > 0 for _, speed in speeds)
 
 
-def check_compare_builds(folder: Path, greedy: Greedy, _: Path) -> None:
-    out = run(folder, "compare_builds", "--repeat", 2)
+def test_compare_builds(tmp_path: Path) -> None:
+    out = run(tmp_path, "compare_builds", "--repeat", 2)
     found = re.findall(
         r"^(no-MTP|MTP 3), prompt 256, (prefill|decode): ([\d.]+) \(([\d.]+) to ([\d.]+)\), \w+$",
         out,
@@ -102,30 +102,30 @@ def check_compare_builds(folder: Path, greedy: Greedy, _: Path) -> None:
     assert all(float(low) <= float(ratio) <= float(high) for _, _, ratio, low, high in found)
 
 
-def check_notebook(folder: Path, greedy: Greedy, _: Path) -> None:
-    out = run(folder, "notebook", "--output", "figure.png")
+def test_notebook(tmp_path: Path) -> None:
+    out = run(tmp_path, "notebook", "--output", "figure.png")
     assert len(re.findall(r"^\d +(?:64|256) +[03] +\d", out, re.MULTILINE)) == 4
-    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-def check_drop_in(folder: Path, greedy: Greedy, llama_cpp: Path) -> None:
-    out = run(folder, "drop_in", "--prompt", PROMPT, python_path=llama_cpp)
+def test_drop_in(tmp_path: Path, greedy: Greedy, llama_cpp_folder: Path) -> None:
+    out = run(tmp_path, "drop_in", "--prompt", PROMPT, python_path=llama_cpp_folder)
     said, _, text = out.partition("\n")
     library = pyllama_mtp.llama.native.locate("patched")[0] / "libllama.so"
     assert re.fullmatch(rf"llama-cpp-python [\d.]+ on {re.escape(str(library))}", said)
     assert text.rstrip("\n") == (PROMPT + greedy(PROMPT, 32)).rstrip("\n")
 
 
-def check_save_prompt(folder: Path, greedy: Greedy, _: Path) -> None:
-    out = run(folder, "save_prompt", "--output", "document.prompt")
+def test_save_prompt(tmp_path: Path) -> None:
+    out = run(tmp_path, "save_prompt", "--output", "document.prompt")
     found = re.search(r"^(\d+) tokens in .*\nrestored; (\d+) tokens were left, .*\n(\d+) dr", out)
     assert found and 0 < int(found[2]) < int(found[1]) / 10
     assert int(found[3]) > 0, "the head's part of the file works too"
-    assert out.endswith("the same text\n") and (folder / "document.prompt").stat().st_size > 10**5
+    assert out.endswith("the same text\n") and (tmp_path / "document.prompt").stat().st_size > 10**5
 
 
-def check_draft_vocabulary(folder: Path, greedy: Greedy, _: Path) -> None:
-    out = run(folder, "draft_vocabulary")
+def test_draft_vocabulary(tmp_path: Path) -> None:
+    out = run(tmp_path, "draft_vocabulary")
     share = re.search(r"the best 512 of 2048 tokens are ([\d.]+)% of the text", out)
     assert share and 50 < float(share[1]) < 100
     rounds = [float(one) for one in re.findall(r"([\d.]+) tokens per round", out)]
@@ -133,44 +133,30 @@ def check_draft_vocabulary(folder: Path, greedy: Greedy, _: Path) -> None:
     assert out.endswith("the same text\n")
 
 
-def check_batch(folder: Path, greedy: Greedy, _: Path) -> None:
+def test_batch(tmp_path: Path, greedy: Greedy) -> None:
     prompts = (PROMPT, "class Reader:\n", "for line in")
-    out = run(folder, "batch", *prompts, "--max-tokens", 16)
+    out = run(tmp_path, "batch", *prompts, "--max-tokens", 16)
     for prompt in prompts:
         assert re.search(rf"^{re.escape(repr(prompt))}: \d+ tokens \(\w+\): ", out, re.MULTILINE)
         assert out.count(f": {greedy(prompt, 16)!r}\n") == 1, "the text that it gets alone"
     assert re.search(r"^3 prompts, \d+ rounds, \d+ tok/s$", out, re.MULTILINE)
 
 
-def check_rpc(folder: Path, greedy: Greedy, _: Path) -> None:
-    out = run(folder, "rpc")
+def test_rpc(tmp_path: Path) -> None:
+    out = run(tmp_path, "rpc")
     assert "the same text:\n" in out and out.count("tokens per round") == 2
 
 
-def check_server_client(folder: Path, greedy: Greedy, _: Path) -> None:
-    out = run(folder, "server_client", "--prompt", PROMPT, "--max-tokens", 24)
+def test_server_client(tmp_path: Path, greedy: Greedy) -> None:
+    out = run(tmp_path, "server_client", "--prompt", PROMPT, "--max-tokens", 24)
     assert f"{PROMPT}{greedy(PROMPT, 24)}" in out
     found = re.search(r"(\d+) tokens, (\d+) drafted, (\d+) accepted", out)
     assert found and int(found[1]) == 24 and int(found[3]) <= int(found[2])
 
 
-#: What each recipe must show: (folder, greedy text, folder of llama-cpp-python).
-CHECKS: dict[str, Callable[[Path, Greedy, Path], None]] = {
-    name.removeprefix("check_"): check
-    for name, check in list(globals().items())
-    if name.startswith("check_")
-}
-
-
-@pytest.mark.parametrize("name", recipes())
-def test_recipe(name: str, tmp_path: Path, greedy: Greedy, request: pytest.FixtureRequest) -> None:
-    assert name in CHECKS, f"nothing checks what {name} shows"
-    folder = request.getfixturevalue("llama_cpp_folder") if name == "drop_in" else tmp_path
-    CHECKS[name](tmp_path, greedy, folder)
-
-
 @pytest.mark.parametrize("name", recipes())
 def test_recipe_says_what_it_shows_and_how_it_is_run(name: str) -> None:
+    assert f"test_{name}" in globals(), "nothing checks what it shows"
     text = (FOLDER / f"{name}.py").read_text()
     first, _, rest = text.partition('"""')[2].partition("\n")
     assert 20 < len(first) < 100 and first.endswith(".")
