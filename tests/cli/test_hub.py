@@ -17,7 +17,7 @@ from pyllama_mtp.errors import HubQuantError
 from pyllama_mtp.models.hub import choose, head_of
 
 from ..models.test_parts import write_parts
-from ..processes import Program, RunPython, start
+from ..processes import Program, RunPython, environment, start
 
 NOWHERE = "http://127.0.0.1:9"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -38,17 +38,19 @@ FILES = [
 
 
 @pytest.mark.parametrize(
-    ("quant", "files"),
+    ("names", "quant", "files"),
     [
-        (None, ["Qwen-Q4_K_M.gguf"]),
-        ("q4_k_m", ["Qwen-Q4_K_M.gguf"]),
-        ("UD-Q4_K_M", ["Qwen-UD-Q4_K_M.gguf"]),
-        ("Qwen-Q4_K_M.gguf", ["Qwen-Q4_K_M.gguf"]),
-        ("BF16", ["BF16/Qwen-BF16-00001-of-00002.gguf", "BF16/Qwen-BF16-00002-of-00002.gguf"]),
+        (FILES, None, ["Qwen-Q4_K_M.gguf"]),
+        (FILES, "q4_k_m", ["Qwen-Q4_K_M.gguf"]),
+        (FILES, "UD-Q4_K_M", ["Qwen-UD-Q4_K_M.gguf"]),
+        (FILES, "Qwen-Q4_K_M.gguf", ["Qwen-Q4_K_M.gguf"]),
+        (FILES, "BF16", [f"BF16/Qwen-BF16-0000{i}-of-00002.gguf" for i in (1, 2)]),
+        (["x.gguf", "mtp-x.gguf"], None, ["x.gguf"]),
     ],
 )
-def test_a_quant_names_a_model(quant: str | None, files: list[str]) -> None:
-    assert choose("o/r", FILES, quant) == files
+def test_a_quant_names_a_model(names: list[str], quant: str | None, files: list[str]) -> None:
+    """The only model needs no quant."""
+    assert choose("o/r", names, quant) == files
 
 
 @pytest.mark.parametrize(
@@ -65,10 +67,6 @@ def test_what_is_not_clear_is_listed(names: list[str], quant: str | None, messag
     with pytest.raises(HubQuantError) as caught:
         choose("o/r", names, quant)
     assert re.search(message, str(caught.value), re.S)
-
-
-def test_the_only_model_needs_no_quant() -> None:
-    assert choose("o/r", ["x.gguf", "mtp-x.gguf"], None) == ["x.gguf"]
 
 
 def test_the_head_that_is_most_like_the_model() -> None:
@@ -130,10 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "RepoNotFound")
         siblings = [{"rfilename": file} for file in files]
         body = json.dumps({"id": name, "sha": COMMIT, "siblings": siblings}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
+        self._begin(200, {"Content-Type": "application/json", "Content-Length": len(body)})
         self.wfile.write(body)
 
     def _send_file(self, data: bytes, name: str) -> None:
@@ -143,13 +138,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.server.ranges.append(self.headers["Range"])
             begin = int((self.headers["Range"] or "bytes=0-")[6:-1])
-        self.send_response(206 if begin else 200)
-        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.send_header("Content-Length", str(len(data) - begin))
+        digest, size = hashlib.sha256(data).hexdigest(), len(data)
+        headers = {"ETag": f'"{digest}"', "X-Repo-Commit": COMMIT, "Content-Length": size - begin}
         if begin:
-            self.send_header("Content-Range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
-        self.end_headers()
+            headers["Content-Range"] = f"bytes {begin}-{size - 1}/{size}"
+        self._begin(206 if begin else 200, headers)
         if self.command == "GET":
             stop_at, self.server.stop_at = self.server.stop_at, 0
             if stop_at:
@@ -161,9 +154,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(data[begin:])
 
     def _refuse(self, status: int, code: str) -> None:
+        self._begin(status, {"X-Error-Code": code, "Content-Length": 0})
+
+    def _begin(self, status: int, headers: dict[str, object]) -> None:
         self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
+        for name, value in headers.items():
+            self.send_header(name, str(value))
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -180,14 +176,11 @@ def hub(demo_file: Path) -> Iterator[Hub]:
         server.shutdown()
 
 
-def test_a_download_goes_on_where_it_stopped(
-    hub: Hub, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_goes_on_where_it_stopped(hub: Hub, program: Program, tmp_path: Path) -> None:
     """A file in the cache is read without a network."""
     hub.stop_at = 25_000_000  # huggingface_hub writes 10 MiB at a time
-    for variable, value in hub.environment(tmp_path).items():
-        monkeypatch.setenv(variable, value)
-    first = start("inspect", "hf:o/r:F16", cwd=tmp_path)
+    env = environment(**hub.environment(tmp_path))
+    first = start("inspect", "hf:o/r:F16", cwd=tmp_path, env=env)
     assert hub.stopped.wait(60)
     blobs = tmp_path / "hub" / "models--o--r" / "blobs"
     while sum(file.stat().st_size for file in blobs.glob("*")) < 20 << 20:
@@ -196,17 +189,14 @@ def test_a_download_goes_on_where_it_stopped(
     _, err = first.communicate(timeout=60)
     assert first.returncode == 130 and b"Traceback" not in err
     hub.go_on.set()
-    done = program("inspect", "hf:o/r:f16")
+    done = program("inspect", "hf:o/r:f16", env=env)
     assert b"qwen35" in done.stdout
     before, after = hub.ranges
     assert before is None and after == f"bytes={20 << 20}-"
     assert [file.suffix for file in blobs.iterdir()] == [""], "one file, nothing partial"
-    again: dict[str, str] = {}
-    for variables in (again, {"HF_ENDPOINT": NOWHERE}, {"HF_HUB_OFFLINE": "1"}):
-        for variable, value in variables.items():
-            monkeypatch.setenv(variable, value)
-        done = program("generate", "-m", "hf:o/r:F16", "-n", "4", "def f")
-        assert done.stdout.strip()
+    for more in ({}, {"HF_ENDPOINT": NOWHERE}, {"HF_HUB_OFFLINE": "1"}):
+        env |= more
+        assert program("generate", "-m", "hf:o/r:F16", "-n", "4", "def f", env=env).stdout.strip()
     assert len(hub.ranges) == 2
 
 
@@ -247,15 +237,10 @@ def test_what_cannot_be_fetched_is_told(hub: Hub, run_python: RunPython, tmp_pat
     ],
 )
 def test_no_network_and_nothing_in_the_cache(
-    program: Program,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    variables: dict[str, str],
-    message: bytes,
+    program: Program, tmp_path: Path, variables: dict[str, str], message: bytes
 ) -> None:
-    for name, value in {"HF_HOME": str(tmp_path), **variables}.items():
-        monkeypatch.setenv(name, value)
-    done = program("generate", "-m", "hf:o/r", "x", code=2)
+    env = environment(HF_HOME=str(tmp_path), **variables)
+    done = program("generate", "-m", "hf:o/r", "x", code=2, env=env)
     assert re.search(message, done.stderr), done.stderr
 
 
