@@ -59,7 +59,7 @@ COMMANDS = {
 
 #: Options of llama.cpp's programs that have another name here.
 OTHER_NAMES = {
-    **dict.fromkeys(("--ctx-size",), "--n-ctx"),
+    "--ctx-size": "--n-ctx",
     **dict.fromkeys(("--predict", "--n-predict"), "--max-tokens"),
     "--gpu-layers": "--n-gpu-layers",
     "--hf-repo": "--model: -m hf:OWNER/REPO:QUANT",
@@ -100,16 +100,12 @@ pyllama-mtp COMMAND --help explains a command.
 class Parser(argparse.ArgumentParser):
     """Reports a bad argument as UsageError, like every other bad input."""
 
+    #: The parser of the command, if it is one.
+    chosen: argparse.ArgumentParser | None = None
+
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print."""
         raise UsageError(f"{message}\nsee {self.prog} --help")
-
-    def options_of(self, command: str) -> set[str]:
-        """The names of a command's options."""
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction) and command in action.choices:
-                return set(action.choices[command]._option_string_actions)
-        return set()
 
 
 def build_parser(command: str | None) -> Parser:
@@ -135,7 +131,7 @@ def build_parser(command: str | None) -> Parser:
             continue
         module = importlib.import_module(f"pyllama_mtp.cli.{name.replace('-', '_')}")
         description, _, epilog = (module.__doc__ or "").partition("\n\n")
-        chosen = subparsers.add_parser(
+        parser.chosen = chosen = subparsers.add_parser(
             name,
             help=summary,
             description=" ".join(description.split()),
@@ -250,7 +246,7 @@ def _run(arguments: list[str]) -> int:
     try:
         args = parser.parse_args(arguments)
     except UsageError as error:
-        raise UsageError(f"{error}{_hint(command, arguments, str(error))}") from None
+        raise UsageError(f"{error}{_hint(parser.chosen, arguments, str(error))}") from None
     _set_log_levels(args.verbose)
     if args.version:
         print(f"{PROGRAM} {pyllama_mtp.__version__}")
@@ -261,16 +257,15 @@ def _run(arguments: list[str]) -> int:
     return int(args.run(args))
 
 
-def _hint(command: str | None, arguments: list[str], message: str) -> str:
+def _hint(chosen: argparse.ArgumentParser | None, arguments: list[str], message: str) -> str:
     """A guess of what was meant, for the end of an error message; "": no guess."""
-    words = [word.partition("=")[0] for word in arguments]
-    if command and (known := build_parser(command).options_of(command)):
-        for word in words:
-            name = OTHER_NAMES.get(word, "")
-            if name.partition(":")[0] in known and word not in known:
-                return f"\n{word} of llama.cpp is here {name}"
+    known = chosen._option_string_actions if chosen else {}
+    for word in (argument.partition("=")[0] for argument in arguments):
+        name = OTHER_NAMES.get(word, "")
+        if name.partition(":")[0] in known and word not in known:
+            return f"\n{word} of llama.cpp is here {name}"
     _, found, rest = message.partition("\n")[0].partition("unrecognized arguments: ")
-    if command == "generate" and found and not rest.startswith("-"):
+    if chosen and chosen.prog == f"{PROGRAM} generate" and found and not rest.startswith("-"):
         at = arguments.index(rest.split(" ")[0])
         text = " ".join(arguments[at - 1 : at + len(rest.split(" "))])
         return f'\na prompt of several words needs quotes: {PROGRAM} generate "{text}"'
