@@ -171,7 +171,7 @@ def run(args: argparse.Namespace) -> int:
         library = native.load(args.lib)
         with loading.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
             plan = make_plan(args, model, prompts, source)
-            build = Build.of(library, args.n_gpu_layers, workers=args.rpc)
+            build = Build.of(library, args.n_gpu_layers, workers=args.rpc_servers)
             found = Run(header(model, plan, settings, sampling, build))
             with progress.acceptance(plan) as (begins, ended):
                 text = Workload(model, texts)

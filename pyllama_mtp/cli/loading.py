@@ -44,6 +44,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, several: bool = False)
     )
     group.add_argument(
         "--rpc",
+        dest="rpc_servers",
         type=parsing.comma_list(parsing.worker),
         default=(),
         metavar="HOST:PORT,...",
@@ -167,15 +168,9 @@ def model_path(args: argparse.Namespace) -> str | Path:
     return demo_path()
 
 
-#: Attributes of `ModelOptions` whose option has another name.
-_OPTIONS = {"rpc_servers": "rpc"}
-
-
 def placement(args: argparse.Namespace) -> dict[str, Any]:
-    """The options about loading, as arguments of `Model`; options that were not given are left
-    out."""
-    names = (field.name for field in dataclasses.fields(ModelOptions))
-    found = {name: getattr(args, _OPTIONS.get(name, name), None) for name in names}
+    """The options about loading that were given, as arguments of `Model`."""
+    found = {one.name: getattr(args, one.name, None) for one in dataclasses.fields(ModelOptions)}
     return {name: value for name, value in found.items() if value not in (None, ())}
 
 

@@ -290,7 +290,7 @@ def _check(args: argparse.Namespace, first: bool) -> Request:
         )
     texts = None if args.prompt_file is None else [read_text(args.prompt_file)]
     sampling = options.sampling_from(args)
-    if plan.peers and args.rpc:
+    if plan.peers and args.rpc_servers:
         raise UsageError("--peers run on this machine alone, and --rpc is for this program only")
     if plan.peers and not sampling.plain_greedy:
         raise UsageError(

@@ -58,16 +58,14 @@ def add_field(
 
 def checked(one: Field[Any]) -> Callable[[str], Any]:
     """An argparse type: a value of the field."""
+    kind: Kind = one.metadata["kind"]
 
+    @parsing.told
     def parse(text: str) -> Any:
-        kind: Kind = one.metadata["kind"]
         value: Any = text
         with suppress(ValueError):
             value = kind.read(text)
-        try:
-            return kind.check(one.name, value)
-        except UsageError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+        return kind.check(one.name, value)
 
     return parse
 
@@ -116,8 +114,7 @@ def add_settings_options(
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `Sampling`."""
     group = parser.add_argument_group("sampling")
-    for one in _of(Sampling, "sampling"):
-        add_field(group, one)
+    add_parts(group, "sampling", of=Sampling)
     group.add_argument(
         "--dry-sequence-breaker",
         dest="dry_sequence_breakers",
@@ -134,8 +131,8 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         metavar="ID=BIAS",
         help="add BIAS to the logit of the token ID; -inf excludes it; may be given several times",
     )
-    for one in (*_of(Settings, "sampling"), *_of(Sampling, "seed")):
-        add_field(group, one)
+    add_parts(group, "sampling")
+    add_parts(group, "seed", of=Sampling)
 
 
 def _add_grammar_options(group: argparse._ArgumentGroup) -> None:
@@ -214,9 +211,9 @@ def leave_sampling_to_the_model(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(**dict.fromkeys(names))
 
 
-def add_parts(parser: argparse.ArgumentParser, *parts: str) -> None:
-    """Add the options of `Settings` that belong to these parts: "depth", "ngram"."""
-    for one in _of(Settings, *parts):
+def add_parts(parser: argparse._ActionsContainer, *parts: str, of: type = Settings) -> None:
+    """Add the options that belong to these parts: "depth", "ngram"."""
+    for one in _of(of, *parts):
         add_field(parser, one)
 
 

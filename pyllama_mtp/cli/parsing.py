@@ -6,8 +6,8 @@ import argparse
 import json
 import math
 import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.errors import UsageError
@@ -37,16 +37,13 @@ def add_lib_option(parser: argparse._ActionsContainer) -> None:
     )
 
 
-@contextmanager
-def new_file(name: str | None) -> Iterator[Lines | None]:
+def new_file(name: str | None) -> AbstractContextManager[Lines | None]:
     """A new file of JSON lines for an option, if the option was given. Raises UsageError."""
     if name is None:
-        yield None
-        return
+        return nullcontext()
     from pyllama_mtp.measure.acceptance_record import Lines
 
-    with Lines(name) as lines:
-        yield lines
+    return Lines(name)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -81,17 +78,17 @@ def whole(least: int) -> Callable[[str], int]:
     return parse
 
 
-def real(least: float, most: float = math.inf) -> Callable[[str], float]:
-    """An argparse type: a number from `least` to `most`."""
+def real(least: float) -> Callable[[str], float]:
+    """An argparse type: a number of at least `least`, not infinite."""
 
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not least <= value <= most or math.isinf(value):
-            bounds = f"from {least:g}" + (f" to {most:g}" if math.isfinite(most) else " upwards")
-            raise argparse.ArgumentTypeError(f"{text} is not allowed; give a number {bounds}")
+        if not least <= value < math.inf:
+            allowed = f"a number from {least:g} upwards"
+            raise argparse.ArgumentTypeError(f"{text} is not allowed; give {allowed}")
         return value
 
     return parse
@@ -161,14 +158,24 @@ assignment = pair(str, "=", str, "PATTERN=DEVICE, as in exps=CPU")
 scaled = pair(str, ":", float, "FILE:SCALE, as in a.gguf:0.5")
 
 
+def told(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """An argparse type: what `read` makes of a text; its UsageError is the option's message."""
+
+    def parse(text: str) -> Any:
+        try:
+            return read(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
+
+
+@told
 def worker(text: str) -> str:
     """An argparse type: HOST:PORT of a worker."""
     from pyllama_mtp.llama.rpc import parse_address
 
-    try:
-        parse_address(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    parse_address(text)
     return text
 
 
@@ -194,6 +201,7 @@ def one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
     return parse
 
 
+@told
 def axis(text: str) -> tuple[str, tuple[Any, ...]]:
     """An argparse type: "NAME=VALUE,...", the values of an axis by its name."""
     from pyllama_mtp.measure.plan import AXES, axis_value
@@ -203,7 +211,4 @@ def axis(text: str) -> tuple[str, tuple[Any, ...]]:
     name = name.replace("-", "_")
     if not equals or name not in AXES:
         raise argparse.ArgumentTypeError(f"{text!r} is no NAME=VALUE,...; NAME: {', '.join(AXES)}")
-    try:
-        return name, axis_values(name, tuple(axis_value(name, word) for word in words.split(",")))
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return name, axis_values(name, tuple(axis_value(name, word) for word in words.split(",")))
