@@ -81,17 +81,19 @@ def _print(finding: Finding) -> None:
 def check(lib: str | None, *, self_test: bool) -> Iterator[Finding]:
     """Make every check in turn. A check that fails becomes a finding, and the others go on, even
     where the native library does not load."""
-    yield from _guarded("machine", check_machine)
-    yield from _guarded("libraries", check_libraries)
     library: Any = None
-    try:
+
+    def load() -> Iterator[Finding]:
+        nonlocal library
         from pyllama_mtp.llama import native
 
         library = native.load(lib)
-    except Exception as error:
-        yield _failure("library", error)
+        yield from check_library(library)
+
+    yield from _guarded("machine", check_machine)
+    yield from _guarded("libraries", check_libraries)
+    yield from _guarded("library", load)
     if library is not None:
-        yield from _guarded("library", lambda: check_library(library))
         yield from _guarded("CPU features", lambda: check_cpu_features(library))
         yield from _guarded("devices", lambda: check_devices(library))
     yield from _guarded("GPU", lambda: check_gpu(library))
@@ -102,17 +104,13 @@ def check(lib: str | None, *, self_test: bool) -> Iterator[Finding]:
 
 
 def _guarded(name: str, checks: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """What checks find. Our own errors say what to do; others show their type."""
     try:
         yield from checks()
+    except PyllamaMtpError as error:
+        yield Finding(name, "wrong", str(error))
     except Exception as error:
-        yield _failure(name, error)
-
-
-def _failure(name: str, error: Exception) -> Finding:
-    """The finding for an exception. Our own errors say what to do; others show their type."""
-    if isinstance(error, PyllamaMtpError):
-        return Finding(name, "wrong", str(error))
-    return Finding(name, "wrong", f"{type(error).__name__}: {error}", _REBUILD)
+        yield Finding(name, "wrong", f"{type(error).__name__}: {error}", _REBUILD)
 
 
 def check_machine() -> Iterator[Finding]:
@@ -145,33 +143,23 @@ def check_library(library: Any) -> Iterator[Finding]:
     yield Finding("library", "ok", f"{library.variant}, loaded from {library.folder}")
     yield Finding("upstream", "ok", f"llama.cpp {stamp.get('upstream_commit')}")
     yield Finding("patches", "ok", f"series {str(stamp.get('series'))[:12]}")
-    cuda = stamp.get("cuda")
-    yield Finding("build", "ok", f"{stamp.get('compiler')}; CUDA {cuda if is_on(cuda) else 'no'}")
-
-
-def is_on(switch: Any) -> bool:
-    """Whether a switch is on, as CMake or JSON writes it."""
-    return str(switch).strip().lower() not in ("", "none", "null", "off", "no", "false", "0")
+    cuda = stamp.get("cuda") or "no"
+    yield Finding("build", "ok", f"{stamp.get('compiler')}; CUDA {cuda}")
 
 
 def check_cpu_features(library: Any) -> Iterator[Finding]:
-    """Whether the CPU has the features that the build needs."""
+    """What the build needs of the CPU; a library for another CPU is not loaded."""
     from pyllama_mtp.llama.native import cpu_flags
 
-    listed = library.stamp.get("cpu_features") or ""
-    needed = listed.split() if isinstance(listed, str) else list(listed)
-    flags = cpu_flags()
+    needed = library.stamp["cpu_features"]
     if not needed:
         loaded = library.cpu_generation() or "unknown"
         detail = f"built for each generation of CPUs; loaded here: {loaded}"
-        yield Finding("CPU features", "ok", detail)
-    elif flags is None:
-        yield Finding("CPU features", "ok", f"built for {' '.join(needed)}")
-    elif missing := [feature for feature in needed if feature not in flags]:
-        detail = f"the build needs {' '.join(missing)}, which this CPU lacks"
-        yield Finding("CPU features", "wrong", detail, _REBUILD)
+    elif cpu_flags() is None:
+        detail = f"built for {needed}"
     else:
-        yield Finding("CPU features", "ok", f"{' '.join(needed)}: this CPU has them all")
+        detail = f"{needed}: this CPU has them all"
+    yield Finding("CPU features", "ok", detail)
 
 
 def check_devices(library: Any) -> Iterator[Finding]:
@@ -193,14 +181,13 @@ def check_gpu(library: Any) -> Iterator[Finding]:
     present = Path("/dev/nvidia0").exists() or (folder.is_dir() and any(folder.iterdir()))
     gpus = [] if library is None else [d.name for d in library.devices() if "gpu" in d.kind]
     computes = f"{', '.join(gpus) or 'the CPU'} {'compute' if len(gpus) > 1 else 'computes'}"
-    if not present and library is not None and is_on(library.stamp.get("cuda")):
-        detail = f"no NVIDIA GPU here, for which the build has CUDA ({library.stamp['cuda']})"
-        yield Finding("GPU", "ok", f"{detail}; {computes}")
-    elif not present:
-        yield Finding("GPU", "ok", f"no NVIDIA GPU here; {computes}")
+    cuda = library and library.stamp.get("cuda")
+    if not present:
+        but = f", for which the build has CUDA ({cuda})" if cuda else ""
+        yield Finding("GPU", "ok", f"no NVIDIA GPU here{but}; {computes}")
     elif library is None:
         yield Finding("GPU", "note", "an NVIDIA GPU is here", "make the library load first")
-    elif not is_on(library.stamp.get("cuda")):
+    elif not cuda:
         detail = f"an NVIDIA GPU is here, but this build has no CUDA; {computes}"
         yield Finding("GPU", "note", detail, f"with nvcc installed: {_WITH_CUDA}")
     else:
@@ -211,13 +198,11 @@ def check_demo() -> Iterator[Finding]:
     """Whether the demo model came with the package."""
     from pyllama_mtp.models.demo import demo_path
 
-    path = Path(demo_path())
+    path = demo_path()
     if not path.is_file():
         remedy = "install the package again: the model comes with it"
         yield Finding("demo model", "wrong", f"{path} is missing", remedy)
-        return
-    data = path.read_bytes()
-    if data.startswith(b"GGUF"):
+    elif (data := path.read_bytes()).startswith(b"GGUF"):
         yield Finding("demo model", "ok", f"{path.name}, {len(data) / 2**20:.1f} MiB")
     else:
         detail = f"{path} is not a GGUF file ({len(data)} bytes)"
