@@ -86,39 +86,27 @@ def run(args: argparse.Namespace) -> int:
             return talk.run()
 
 
+@dataclasses.dataclass
 class Conversation:
     """The messages so far, and the settings of the next answer."""
 
-    def __init__(
-        self,
-        session: Session,
-        sampling: Sampling,
-        chat: ChatOptions,
-        max_tokens: int | None,
-        stats: bool,
-        system: str | None,
-    ) -> None:
-        self._session, self._sampling, self._chat = session, sampling, chat
-        self._max_tokens, self._stats, self._system = max_tokens, stats, system
-        self._messages: list[dict[str, str]] = []
-        self._last: Generation | None = None
-        self._terminal = sys.stdin.isatty()
-        self._commands: dict[str, Callable[[str], None]] = {
-            "help": lambda rest: print(_HELP),
-            "reset": self._reset,
-            "retry": self._retry,
-            "system": self._set_system,
-            "set": self._set,
-            "stats": lambda rest: self._show_stats(),
-        }
+    session: Session
+    sampling: Sampling
+    chat: ChatOptions
+    max_tokens: int | None
+    stats: bool
+    system: str | None
+    messages: list[dict[str, str]] = dataclasses.field(default_factory=list)
+    last: Generation | None = None
 
     def run(self) -> int:
         """Read and answer until the input ends; the exit code."""
-        if self._terminal:
+        terminal = sys.stdin.isatty()
+        if terminal:
             print("/help lists commands; Ctrl-C ends an answer, Ctrl-D the conversation")
         while True:
             try:
-                line = self._read().strip()
+                line = _read(terminal).strip()
                 if line in ("/exit", "/quit"):
                     return 0
                 if line.startswith("/"):
@@ -126,74 +114,74 @@ class Conversation:
                 elif line:
                     self._say(line)
             except EOFError:
-                if self._terminal:
+                if terminal:
                     print()
                 return 0
             except (KeyboardInterrupt, DecodeAborted):
-                if not go_on() or not self._terminal:
+                if not go_on() or not terminal:
                     return interrupted()
                 print()
             except PyllamaMtpError as error:
                 print(f"error: {error}", file=sys.stderr)
 
-    def _read(self) -> str:
-        """The next question: a line, joined with the next one after a backslash."""
-        lines, prompt = [input("> " if self._terminal else "")], ". " if self._terminal else ""
-        while lines[-1].endswith("\\"):
-            lines[-1] = lines[-1][:-1]
-            lines.append(input(prompt))
-        return "\n".join(lines)
-
     def _command(self, line: str) -> None:
         name, _, rest = line[1:].partition(" ")
-        if name not in self._commands:
+        commands: dict[str, Callable[[str], None]] = {
+            "help": lambda rest: print(_HELP),
+            "reset": self._reset,
+            "retry": self._retry,
+            "system": self._set_system,
+            "set": self._set,
+            "stats": self._show_stats,
+        }
+        if name not in commands:
             raise UsageError(f"there is no /{name}; /help lists the commands")
-        self._commands[name](rest.strip())
+        commands[name](rest.strip())
 
     # -- turns ---------------------------------------------------------------------------------
 
     def _say(self, text: str) -> None:
         """Ask, show the answer, and remember both; forget a question without an answer."""
-        asked: list[dict[str, str]] = [*self._messages, {"role": "user", "content": text}]
-        first = [{"role": "system", "content": self._system}] if self._system else []
+        asked: list[dict[str, str]] = [*self.messages, {"role": "user", "content": text}]
+        first = [{"role": "system", "content": self.system}] if self.system else []
         with progress.prompt() as tell:
-            self._last = self._session.chat(
+            self.last = self.session.chat(
                 [*first, *asked],
-                options=self._chat,
-                max_tokens=self._max_tokens,
-                sampling=self._sampling,
+                options=self.chat,
+                max_tokens=self.max_tokens,
+                sampling=self.sampling,
                 on_progress=tell,
             )
-            _show(self._last)
-        turn = {"role": "assistant", "content": self._last.text}
-        if self._last.reasoning:
-            turn["reasoning_content"] = self._last.reasoning
-        self._messages = [*asked, turn]
-        if self._last.finish_reason == "length":
+            _show(self.last)
+        turn = {"role": "assistant", "content": self.last.text}
+        if self.last.reasoning:
+            turn["reasoning_content"] = self.last.reasoning
+        self.messages = [*asked, turn]
+        if self.last.finish_reason == "length":
             print("[the answer has no room to go on: see max_tokens, --n-ctx]", file=sys.stderr)
-        if self._stats:
+        if self.stats:
             self._show_stats()
 
     def _reset(self, rest: str = "") -> None:
-        self._messages = []
-        self._last = None
+        self.messages = []
+        self.last = None
 
     def _retry(self, rest: str) -> None:
-        if not self._messages:
+        if not self.messages:
             raise UsageError("nothing was asked yet")
-        *self._messages, question, _ = self._messages
+        *self.messages, question, _ = self.messages
         self._say(question["content"])
 
     def _set_system(self, rest: str) -> None:
         self._reset()
-        self._system = rest or None
+        self.system = rest or None
 
-    def _show_stats(self) -> None:
+    def _show_stats(self, rest: str = "") -> None:
         from pyllama_mtp.measure.telemetrylines import telemetry_lines
 
-        if self._last is None:
+        if self.last is None:
             raise UsageError("nothing was answered yet")
-        print("\n".join(telemetry_lines(self._last.telemetry)), file=sys.stderr)
+        print("\n".join(telemetry_lines(self.last.telemetry)), file=sys.stderr)
 
     # -- settings ------------------------------------------------------------------------------
 
@@ -209,20 +197,20 @@ class Conversation:
         if name not in self._settings():
             raise UsageError(f"there is no setting {name!r}; /set shows them")
         if name == "stats":
-            self._stats = bool(value)
+            self.stats = bool(value)
         elif name == "max_tokens":
-            self._max_tokens = None if value is None else Limits(value).max_tokens
+            self.max_tokens = None if value is None else Limits(value).max_tokens
         elif name in _CHAT:
-            self._chat = dataclasses.replace(self._chat, **{name: value})
+            self.chat = dataclasses.replace(self.chat, **{name: value})
         else:
-            self._sampling = dataclasses.replace(self._sampling, **{name: value})
+            self.sampling = dataclasses.replace(self.sampling, **{name: value})
 
     def _settings(self) -> dict[str, Any]:
-        sampling = dataclasses.asdict(self._sampling)
+        sampling = dataclasses.asdict(self.sampling)
         for other in ("grammar", "logit_bias", "logits_processors", "reasoning_budget"):
             del sampling[other]
-        chat = {name: getattr(self._chat, name) for name in _CHAT}
-        return {**chat, "max_tokens": self._max_tokens, "stats": self._stats, **sampling}
+        chat = {name: getattr(self.chat, name) for name in _CHAT}
+        return {**chat, "max_tokens": self.max_tokens, "stats": self.stats, **sampling}
 
 
 def _value(text: str) -> Any:
@@ -237,6 +225,15 @@ def _value(text: str) -> Any:
 
 
 # -- the terminal ----------------------------------------------------------------------------------
+
+
+def _read(terminal: bool) -> str:
+    """The next question: a line, joined with the next one after a backslash."""
+    lines, prompt = [input("> " if terminal else "")], ". " if terminal else ""
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        lines.append(input(prompt))
+    return "\n".join(lines)
 
 
 def _show(generation: Generation) -> None:

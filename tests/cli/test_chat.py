@@ -59,6 +59,11 @@ class Terminal:
         shown, _, self.text = self.text.partition(words)
         return shown + words
 
+    def ask(self, line: str, words: str = "> ") -> str:
+        """Type a line; the output up to `words`."""
+        self.type(f"{line}\n")
+        return self.wait_for(words)
+
     def end(self) -> int:
         """Read the output to its end; returns the exit code."""
         with contextlib.suppress(OSError):
@@ -87,16 +92,11 @@ def open_chat(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
 
 def test_a_conversation_in_a_terminal(open_chat: Callable[..., Terminal], tmp_path: Path) -> None:
     terminal = open_chat("-n", "20")
-    terminal.type("What does str.splix() do?\x1b[D\x1b[D\x1b[D\x1b[D\x1b[D\x1b[D\x7ft\x01\n")
-    first = terminal.wait_for("> ")
-    assert "method" in first
-    terminal.type("\x1b[A\n")  # the last question again
-    assert QUESTION in terminal.wait_for("> ")
-    terminal.type("/stats\n")
-    prompt = terminal.wait_for("> ")
-    assert "kept from before" in prompt, "only what is new is processed"
-    terminal.type("/reset\n")
-    terminal.wait_for("> ")
+    left = "\x1b[D"
+    assert "method" in terminal.ask(f"What does str.splix() do?{6 * left}\x7ft\x01")
+    assert QUESTION in terminal.ask("\x1b[A"), "the last question again"
+    assert "kept from before" in terminal.ask("/stats"), "only what is new is processed"
+    terminal.ask("/reset")
     terminal.type("\x04")
     assert terminal.end() == 0
     history = tmp_path / "pyllama-mtp" / "chat-history"
@@ -105,20 +105,16 @@ def test_a_conversation_in_a_terminal(open_chat: Callable[..., Terminal], tmp_pa
 
 def test_thought_is_dimmed(open_chat: Callable[..., Terminal]) -> None:
     terminal = open_chat("-n", "40", "--reasoning-budget", "10")
-    terminal.type("What does this function do?\\\n")
-    terminal.wait_for(". ")
-    terminal.type("def g(a, b):\\\n")
-    terminal.wait_for(". ")
-    terminal.type("    return a\n")
-    thought = terminal.wait_for("\x1b[0m")
+    for line in ("What does this function do?", "def g(a, b):"):
+        terminal.ask(line + "\\", ". ")
+    thought = terminal.ask("    return a", "\x1b[0m")
     assert "\x1b[2mThe user asks" in thought and "think>" not in thought
     assert terminal.wait_for("> ").removesuffix("> ").strip(), "nothing is answered"
 
 
 def test_ctrl_c_ends_the_answer_and_not_the_program(open_chat: Callable[..., Terminal]) -> None:
     terminal = open_chat()
-    terminal.type(QUESTION + "\n")
-    terminal.wait_for("`str")
+    terminal.ask(QUESTION, "`str")
     terminal.type("/set ignored\x15")  # typed ahead, and taken back
     terminal.type("\x03")
     terminal.wait_for("> ")
@@ -126,8 +122,8 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(open_chat: Callable[..., Ter
         terminal.type("\x03")
         if terminal.shows("> ", 0.5):
             break
-    terminal.type("/set max_tokens 5\n/retry\n/stats\n")
-    assert "answer     5 tokens" in terminal.wait_for("tokens written")
+    shown = terminal.ask("/set max_tokens 5\n/retry\n/stats", "tokens written")
+    assert "answer     5 tokens" in shown
     terminal.type("/exit\n")
     assert terminal.end() == 0
 
