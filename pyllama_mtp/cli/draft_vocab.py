@@ -106,11 +106,8 @@ def _tokens(path: str | Path, texts: Sequence[str]) -> Iterator[list[int]]:
 
 
 def _chunks(path: str) -> Iterator[str]:
-    """A text file in pieces that end with a line, unless a line is longer than a piece.
-
-    Raises:
-        UsageError: the file cannot be read or is not UTF-8.
-    """
+    """A text file in pieces that end with a line, unless a line is longer than a piece. Raises
+    UsageError: the file cannot be read or is not UTF-8."""
     try:
         with Path(path).open(encoding="utf-8", newline="") as file:
             while chunk := file.read(_CHUNK):
@@ -134,20 +131,17 @@ def _show_coverage(tokenizer: Tokenizer, default: Ids, ranking: Ranking) -> None
     """Print the share of the text's tokens that the best of either ranking cover."""
     import numpy as np
 
+    from pyllama_mtp.models.draftvocab import best
+
     counts: Counts = np.zeros(tokenizer.n_vocab, dtype=np.int64)
     counts[ranking.ids] = ranking.counts
     print(f"{counts.sum()} tokens in the text, {np.count_nonzero(counts)} different ones")
     print(f"{'draft vocabulary':>16}{'default ranking':>18}{'by this text':>15}")
     for size in _sizes(tokenizer.n_vocab):
-        covered = [_covered(counts, ids, size, tokenizer) for ids in (default, ranking.ids)]
-        print(f"{size:16}{covered[0]:17.2%} {covered[1]:14.2%}")
+        kept = (counts[best(ids, size, tokenizer)].sum() for ids in (default, ranking.ids))
+        usual, own = (n / counts.sum() for n in kept)
+        print(f"{size:16}{usual:17.2%} {own:14.2%}")
     print("The last column is for the text of the ranking itself; expect less for other text.")
-
-
-def _covered(counts: Counts, ranking: Ids, size: int, tokenizer: Tokenizer) -> float:
-    from pyllama_mtp.models.draftvocab import best
-
-    return float(counts[best(ranking, size, tokenizer)].sum() / counts.sum())
 
 
 def _show_default(tokenizer: Tokenizer, default: Ids) -> None:

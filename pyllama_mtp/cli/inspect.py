@@ -27,6 +27,9 @@ from pyllama_mtp.settings import Settings
 if TYPE_CHECKING:
     from pyllama_mtp.sizing import DeviceMemory
 
+    Needed = dict[str, list[DeviceMemory]]
+    SlowTypes = dict[str, float] | None
+
 _PROPERTIES = (
     *("supported", "has_mtp", "mtp_complete", "mtp_missing", "most_drafts"),
     *("tensor_types", "n_params", "step_types"),
@@ -67,24 +70,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read the header and print the description."""
     info = read_gguf(local_file(args.model), args.head)
-    types = (args.cache_type_k, args.cache_type_v)
-    slow = _slow_types(info)
-    settings = Settings(
-        n_ctx=args.n_ctx,
-        cache_type_k=types[0],
-        cache_type_v=types[1],
-        draft_n_max=args.depth,
-    )
+    k, v, slow = args.cache_type_k, args.cache_type_v, _slow_types(info)
+    settings = Settings(n_ctx=args.n_ctx, cache_type_k=k, cache_type_v=v, draft_n_max=args.depth)
     try:
         needed, why = _needed(info, settings), ""
     except PyllamaMtpError as error:  # a model that cannot be loaded can still be described
         needed, why = {}, str(error)
     if args.json:
-        print(json.dumps(_as_json(info, args, needed, why, slow), indent=2))
+        print(json.dumps(_as_json(info, args.n_ctx, needed, why, slow), indent=2))
         return 0
     _print_model(info)
     _print_step(info, slow)
-    print(f"memory, context {args.n_ctx}, cache {types[0]}/{types[1]}, draft depth {args.depth}:")
+    print(f"memory, context {args.n_ctx}, cache {k}/{v}, draft depth {args.depth}:")
     if why:
         print(f"  unknown: {why}")
     else:
@@ -92,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _needed(info: GGUFInfo, settings: Settings) -> dict[str, list[DeviceMemory]]:
+def _needed(info: GGUFInfo, settings: Settings) -> Needed:
     """What llama.cpp would allocate in each memory, without MTP and with it."""
     from pyllama_mtp import Model
     from pyllama_mtp.sizing import simulate
@@ -103,13 +100,11 @@ def _needed(info: GGUFInfo, settings: Settings) -> dict[str, list[DeviceMemory]]
             return simulate(model, chosen, 1, settings.n_ctx)
 
     without = of(False)
-    return {
-        "no_mtp": without,
-        "mtp": of(True) if info.has_mtp and info.supported and settings.depth_limit else without,
-    }
+    drafts = info.has_mtp and info.supported and settings.depth_limit
+    return {"no_mtp": without, "mtp": of(True) if drafts else without}
 
 
-def _print_memory(needed: dict[str, list[DeviceMemory]]) -> None:
+def _print_memory(needed: Needed) -> None:
     print(f"  {'':24}{'no MTP':>12}{'MTP':>12}")
 
     def line(label: str, figures: list[int]) -> None:
@@ -128,7 +123,7 @@ def _print_memory(needed: dict[str, list[DeviceMemory]]) -> None:
         print(f"  {'    free now':24}{'':12}{one.free / 2**20:8.1f} MiB  ({verdict})")
 
 
-def _slow_types(info: GGUFInfo) -> dict[str, float] | None:
+def _slow_types(info: GGUFInfo) -> SlowTypes:
     """Types without a fast path on this CPU, and their shares of a decode step's bytes; None if the
     native library cannot be loaded."""
     from pyllama_mtp.llama import native
@@ -139,7 +134,7 @@ def _slow_types(info: GGUFInfo) -> dict[str, float] | None:
         return None
 
 
-def _print_step(info: GGUFInfo, slow: dict[str, float] | None) -> None:
+def _print_step(info: GGUFInfo, slow: SlowTypes) -> None:
     """Print which types a decode step reads, and what that means for MTP on this CPU."""
     active = f", {info.n_expert_used} of {info.n_expert} experts" if info.n_expert else ""
     print(f"a decode step reads (matrices{active}):{'':8}a few rows on this CPU")
@@ -208,11 +203,7 @@ def _print_model(info: GGUFInfo) -> None:
 
 
 def _as_json(
-    info: GGUFInfo,
-    args: argparse.Namespace,
-    needed: dict[str, list[DeviceMemory]],
-    why: str,
-    slow: dict[str, float] | None,
+    info: GGUFInfo, n_ctx: int, needed: Needed, why: str, slow: SlowTypes
 ) -> dict[str, Any]:
     skipped = ["tensors", "metadata", "head_tensors"]
     if not info.validated:  # only the native library knows the kinds of the layers
@@ -226,7 +217,7 @@ def _as_json(
         "n_tensors": len(info.tensors),
         "slow_types": slow,
         "memory": {
-            "n_ctx": args.n_ctx,
+            "n_ctx": n_ctx,
             **{
                 kind: {
                     "total": sum(one.total for one in memories),

@@ -85,11 +85,7 @@ def _ended(pid: int) -> int:
 
 def _serve(args: argparse.Namespace, port: int, pipe: int, *, quiet: bool) -> None:
     """Serve until a signal comes, then end the process: see :class:`pyllama_mtp.llama.rpc.Worker`.
-
-    Args:
-        pipe: gets the address when the server listens.
-        quiet: do not print the address.
-    """
+    `pipe` gets the address when the server listens; `quiet`: it is not printed."""
     from pyllama_mtp.llama import rpc
     from pyllama_mtp.settings import available_threads
 
@@ -99,12 +95,7 @@ def _serve(args: argparse.Namespace, port: int, pipe: int, *, quiet: bool) -> No
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
-    try:
-        worker = rpc.Worker(args.host, port, args.threads or available_threads())
-    except BaseException:
-        os.dup2(out.fileno(), 1)
-        out.close()
-        raise
+    worker = rpc.Worker(args.host, port, args.threads or available_threads())
     if not worker.loopback and not quiet:
         log.warning(
             "%s can be reached from other machines, and there is no authentication: whoever "
