@@ -40,12 +40,6 @@ def require(ok: bool, name: str, value: object, allowed: str) -> None:
         raise refusal(name, value, allowed)
 
 
-def choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raise unless `value` is one of these texts."""
-    ok = isinstance(value, str) and value in allowed
-    require(ok, name, value, "one of " + ", ".join(allowed))
-
-
 def instance(name: str, value: object, kind: type[T], allowed: str) -> T:
     """`value`, which must be of this kind."""
     if not isinstance(value, kind):
@@ -208,7 +202,8 @@ def words(*choices: str) -> Kind:
     """One of these words."""
 
     def check(name: str, value: Any) -> Any:
-        choice(name, value, choices)
+        ok = isinstance(value, str) and value in choices
+        require(ok, name, value, "one of " + ", ".join(choices))
         return value
 
     return Kind(check, choices=choices)

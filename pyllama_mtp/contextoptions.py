@@ -11,8 +11,6 @@ from .arguments import Kind, between, documented, keep_checked, option, wholes, 
 if TYPE_CHECKING:
     from .llama.trace import NodeTimes
 
-ROPE_SCALING = ("none", "linear", "yarn")
-
 
 def _to(most: float, least: float = 1e-6) -> Kind:
     allowed = f"from {least:g} to {most:g}, or None (as the file says)"
@@ -34,7 +32,7 @@ class RopeScaling:
     """
 
     rope_scaling: str | None = _rope(
-        None, words(*ROPE_SCALING).or_this(None), "how positions are scaled"
+        None, words("none", "linear", "yarn").or_this(None), "how positions are scaled"
     )
     rope_freq_scale: float | None = _rope(None, _to(1.0), "the same as 1/N", "X")
     rope_freq_base: float | None = _rope(None, _to(1e30), "base of the frequencies", "X")

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .arguments import choice, refusal
+from .arguments import refusal, words
 from .errors import InsufficientMemoryError, UsageError
 
 Value = TypeVar("Value")
@@ -102,7 +102,7 @@ class Grammar:
     source: str
 
     def __post_init__(self) -> None:
-        choice("kind", self.kind, KINDS)
+        words(*KINDS).check("kind", self.kind)
         source: object = self.source
         if not isinstance(source, str) or not source:
             raise refusal(self._name, source, "text, and not empty")

@@ -88,7 +88,6 @@ class Sampling:
         dry_multiplier: DRY ("don't repeat yourself") subtracts dry_multiplier * dry_base ** (n -
             dry_allowed_length) from the logit of a token that would continue a repetition of n >=
             dry_allowed_length tokens; 0 is off.
-        dry_base, dry_allowed_length: see dry_multiplier.
         dry_sequence_breakers: texts that no repetition goes across.
         logit_bias: added to the logits of these token ids; minus infinity excludes one.
         logits_processors: functions of (ids, logits) that return logits, one after the other, as in

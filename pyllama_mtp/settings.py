@@ -29,11 +29,6 @@ from .samplingoptions import LogitsProcessor as LogitsProcessor
 from .samplingoptions import Sampling as Sampling
 
 CACHE_TYPES = ("f16", "q8_0", "q4_0", "bf16", "f32")
-FLASH_ATTENTION = ("auto", "on", "off")
-PROMPT_ROWS = ("last", "all")
-PROMPT_SYNC = ("auto", "kv", "full")
-HIDDEN = ("post-norm", "pre-norm")
-ROLLBACK = ("auto", "snapshot", "replay")
 #: Most checkpoints along a text.
 CHECKPOINT_LIMIT = 30
 MOST_THREADS = 512  # GGML_MAX_N_THREADS
@@ -140,7 +135,7 @@ class Settings:
     )
     cache_type_k: str = _speed("f16", words(*CACHE_TYPES), "type of the K cache")
     cache_type_v: str = _speed("f16", words(*CACHE_TYPES), "type of the V cache")
-    flash_attn: str = _speed("auto", words(*FLASH_ATTENTION), "flash attention")
+    flash_attn: str = _speed("auto", words("auto", "on", "off"), "flash attention")
     rope: RopeScaling = option(RopeScaling(), _ROPE)
     draft_n_max: int | str = _depth(
         "auto",
@@ -156,21 +151,21 @@ class Settings:
     )
     prompt_rows: str = _cost(
         "last",
-        words(*PROMPT_ROWS),
+        words("last", "all"),
         "prompt rows that the LM head runs on: 'all' brings back the slow prefill that this "
         "package exists to avoid",
         "--rows",
     )
     prompt_sync: str = _cost(
         "auto",
-        words(*PROMPT_SYNC),
+        words("auto", "kv", "full"),
         "how the MTP head is kept in step: with its K and V, in the model's own context, or in "
         "full, as upstream does, in another context; 'auto' is 'kv' if the library can",
         "--sync",
     )
     hidden: str = _cost(
         "post-norm",
-        words(*HIDDEN),
+        words("post-norm", "pre-norm"),
         "the hidden state that the block gets: after the model's final norm, as Qwen3.5 and 3.6 "
         "were trained, or before it",
     )
@@ -220,7 +215,7 @@ class Settings:
     )
     rollback: str = _speed(
         "auto",
-        words(*ROLLBACK),
+        words("auto", "snapshot", "replay"),
         "how rejected drafts leave the recurrent state: 'snapshot' for each token, or a checkpoint "
         "and a 'replay' of the accepted tokens; 'auto' is snapshots where possible",
     )
