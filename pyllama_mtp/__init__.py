@@ -14,45 +14,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import errors
-    from .answer import Answer
-    from .batchsession import BatchSession
-    from .chats.options import ChatOptions
-    from .chats.toolcalls import CallPiece, ToolCall
-    from .contextoptions import RopeScaling
-    from .errors import PyllamaMtpError
-    from .grammar import Grammar
-    from .llama import native
-    from .llama.model import Model
+    from . import errors as errors
+    from .answer import Answer as Answer
+    from .batchsession import BatchSession as BatchSession
+    from .chats.options import ChatOptions as ChatOptions
+    from .chats.toolcalls import CallPiece as CallPiece
+    from .chats.toolcalls import ToolCall as ToolCall
+    from .contextoptions import RopeScaling as RopeScaling
+    from .errors import PyllamaMtpError as PyllamaMtpError
+    from .grammar import Grammar as Grammar
+    from .llama import native as native
+    from .llama.model import Model as Model
     from .measure import api as bench  # noqa: F401 - lazy, not for import *
-    from .scheduler import BatchGeneration, Generation
-    from .session import Session, stream
-    from .settings import Sampling, Settings
-    from .telemetry import Pair, Telemetry
+    from .scheduler import BatchGeneration as BatchGeneration
+    from .scheduler import Generation as Generation
+    from .session import Session as Session
+    from .session import stream as stream
+    from .settings import Sampling as Sampling
+    from .settings import Settings as Settings
+    from .telemetry import Pair as Pair
+    from .telemetry import Telemetry as Telemetry
 
     __version__: str
-
-__all__ = [
-    "Answer",
-    "BatchGeneration",
-    "BatchSession",
-    "CallPiece",
-    "ChatOptions",
-    "Generation",
-    "Grammar",
-    "Model",
-    "Pair",
-    "PyllamaMtpError",
-    "RopeScaling",
-    "Sampling",
-    "Session",
-    "Settings",
-    "Telemetry",
-    "ToolCall",
-    "errors",
-    "native",
-    "stream",
-]
 
 # Imported when it is used: the command line answers Ctrl-C and `--help` before numpy is there.
 _MODULES = {
@@ -71,6 +54,7 @@ _MODULES = {
 }
 _ROOMS = {"bench": ".measure.api", "errors": ".errors", "native": ".llama.native"}
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted([*_WHERE, "errors", "native"])
 
 
 def __getattr__(name: str) -> Any:
