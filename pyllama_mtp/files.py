@@ -6,7 +6,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -61,29 +61,22 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
         DiskFullError: no space, a quota or a size limit.
         UsageError: `path` is no regular file, or its folder cannot be written.
     """
-    try:
-        replace_whole(path, [data])
-    except OSError as error:
-        raise write_error(error, path) from error
-
-
-def replace_whole(path: str | os.PathLike[str], parts: Iterable[bytes | bytearray]) -> None:
-    """Write a file of these parts, or replace one; see :func:`replacing`."""
     with replacing(path) as file:
-        for data in parts:
-            file.write(data)
+        file.write(data)
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def replacing(path: str | os.PathLike[str], name: str = "") -> Iterator[BinaryIO]:
     """A file to write into, which becomes `path`, or replaces it, when all is written.
 
     The file has another name beside `path` until it is on the disk. An exception removes it and
     leaves an existing file as it was. A file that is replaced hands its permissions on.
 
+    Args:
+        name: of the file, for messages, if not `path`.
+
     Raises:
-        OSError: the file cannot be written; callers turn it into :func:`write_error`.
-        UsageError: `path` is no regular file.
+        DiskFullError, UsageError: see :func:`write_error`; also where `path` is no regular file.
     """
     target = Path(os.path.realpath(path))  # a link stays one
     if target.exists() and not target.is_file():
@@ -97,8 +90,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         with suppress(FileNotFoundError):
             shutil.copymode(target, part)
         part.replace(target)
+    except OSError as error:
+        raise write_error(error, name or path) from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
 
 
 def append(file: int, data: bytes, path: str | os.PathLike[str]) -> None:

@@ -34,7 +34,7 @@ import numpy.typing as npt
 from msgspec import Meta, Struct
 
 from .errors import InsufficientMemoryError, PromptFileError, UsageError
-from .files import replacing, write_error
+from .files import replacing
 from .models.ggufheader import ArraySummary, Value
 from .models.memory import available_memory
 from .models.modelinfo import GGUFInfo
@@ -119,13 +119,10 @@ def write(path: str | os.PathLike[str], prompt: ProcessedPrompt) -> None:
         DiskFullError: no space, a quota or a size limit.
     """
     members = _members(prompt)
-    try:
-        with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
-            for name, data in members.items():
-                archive.writestr(zipfile.ZipInfo(name), data)
-    except OSError as error:
-        megabytes = sum(map(len, members.values())) / 1e6
-        raise write_error(error, f"{os.fspath(path)} ({megabytes:.1f} MB)") from error
+    shown = f"{os.fspath(path)} ({sum(map(len, members.values())) / 1e6:.1f} MB)"
+    with replacing(path, shown) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(zipfile.ZipInfo(name), data)
 
 
 def _members(prompt: ProcessedPrompt) -> dict[str, bytes | bytearray]:

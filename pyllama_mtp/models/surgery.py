@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 
 from pyllama_mtp.errors import NoMtpHeadError, UsageError
-from pyllama_mtp.files import check_room, check_target, replace_whole, write_error
+from pyllama_mtp.files import check_room, check_target, replacing
 from pyllama_mtp.models.ggufheader import TENSOR_TYPES, Parser, TensorEntry, Value, parse_file
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.modelinfo import GGUFInfo
@@ -155,10 +155,8 @@ def _write(
     start = _start(info, changes, tensors, stored, padded, alignment)
     check_room(path, len(start) + sum(padded))
     data = (_pieces(info, tensor, name) for tensor, name in zip(tensors, stored, strict=True))
-    try:
-        replace_whole(path, chain([start], padded_data(data, alignment, sum(padded), progress)))
-    except OSError as error:
-        raise write_error(error, path) from error
+    with replacing(path) as file:
+        file.writelines(chain([start], padded_data(data, alignment, sum(padded), progress)))
     return path
 
 
