@@ -244,7 +244,7 @@ class Engine:
             outputs[:] = 1
         target.decode(chunk, start, outputs, seq=place.seq)
         if place.drafting and self.upstream:
-            with telemetry.timed("prompt_sync"):
+            with timed(telemetry.time_s, "prompt_sync"):
                 self.upstream.decoded([Decoded(place.seq, start, chunk, 0, len(chunk))])
         place.cached += prompt[start:end]
         telemetry.n_left = len(prompt) - end
@@ -276,13 +276,13 @@ class Engine:
             self.choice.begin(place.seq, prompt)
             self.see(place, prompt, *counts, prompt=True)
 
-    @timed("sync")
     def see(
         self, place: Place, tokens: Sequence[int], *counts: Telemetry, prompt: bool = False
     ) -> None:
         """The text of a place goes on with `tokens`, for :class:`.Heads`."""
         if self.heads and place.drafting:
-            self.heads.see(tokens, counts, prompt)
+            with timed(self.times, "sync"):
+                self.heads.see(tokens, counts, prompt)
 
     def synchronize(self) -> None:
         """Wait until every decode has finished."""

@@ -117,13 +117,16 @@ class Live:
 
 def speculate(engine: Engine, live: Sequence[Live]) -> None:
     """One round: draft k tokens for each sequence, verify them in one pass, keep what holds."""
-    draft(engine, live)
-    passed = verify(engine, live)
-    accept(engine, live)
-    roll_back(engine, live, passed)
+    with timed(engine.times, "draft"):
+        draft(engine, live)
+    with timed(engine.times, "verify"):
+        passed = verify(engine, live)
+    with timed(engine.times, "sampling"):
+        accept(engine, live)
+    with timed(engine.times, "sync"):
+        roll_back(engine, live, passed)
 
 
-@timed("draft")
 def draft(engine: Engine, live: Sequence[Live]) -> None:
     """Guess what follows the newest token of each sequence: tokens that its grammar forces; n-gram
     drafts, when they are likelier to pay; or else the head's drafts."""
@@ -184,7 +187,6 @@ def cut(one: Live, made: Drafts, forced: list[int] | None = None) -> Drafts:
     return Drafts(made.tokens[:n], made.distributions[:n], made.looked_up)
 
 
-@timed("verify")
 def verify(engine: Engine, live: Sequence[Live]) -> Ints:
     """One pass of the target over the newest token and the k drafts of each sequence.
 
@@ -220,7 +222,6 @@ def verify(engine: Engine, live: Sequence[Live]) -> Ints:
     return ids.reshape(len(live), n_rows)
 
 
-@timed("sampling")
 def accept(engine: Engine, live: Sequence[Live]) -> None:
     """Accept drafts by the target's own choice in each row, and add the token after them."""
     n_rows, entry = 1 + max(len(one.drafts.tokens) for one in live), 0
@@ -240,7 +241,6 @@ def take(engine: Engine, one: Live, chosen: list[int], entry: int) -> None:
         one.logprobs = [top_logprobs(row(entry + i), token, n) for i, token in enumerate(chosen)]
 
 
-@timed("sync")
 def roll_back(engine: Engine, live: Sequence[Live], passed: Ints) -> None:
     """Keep the newest token and the accepted drafts of each sequence, drop the rest."""
     n_rows, kept = passed.shape[1], [len(one.chosen) for one in live]

@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from typing import Any
 
 PHASES = ("draft", "verify", "sync", "sampling")
 
 
-class HasTimes(Protocol):
-    """Something with seconds by phase."""
-
-    times: dict[str, float]
-
-
-C = TypeVar("C", bound=HasTimes)
-
-
-def timed(
-    phase: str,
-) -> Callable[[Callable[Concatenate[C, P], R]], Callable[Concatenate[C, P], R]]:
-    """A decorator: adds the time of a call to `times[phase]` of the call's first argument."""
-
-    def decorate(function: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
-        @functools.wraps(function)
-        def wrapper(first: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            start = time.perf_counter()
-            try:
-                return function(first, *args, **kwargs)
-            finally:
-                first.times[phase] += time.perf_counter() - start
-
-        return wrapper
-
-    return decorate
+@contextmanager
+def timed(times: dict[str, float], phase: str) -> Iterator[None]:
+    """Add the seconds of a block to `times[phase]`, whatever ends the block."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        times[phase] += time.perf_counter() - start
 
 
 @dataclass(frozen=True)
@@ -119,15 +97,6 @@ class Telemetry:
     pairs: list[Pair] | None = None
     near_ties: list[NearTie] | None = None
     plain_s: float | None = None
-
-    @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        """Add the time of a block to `time_s[phase]`, whatever ends the block."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.time_s[phase] += time.perf_counter() - start
 
     def count_times(self, times: dict[str, float], seconds: float) -> None:
         """Decode time: of phases, and of all."""
