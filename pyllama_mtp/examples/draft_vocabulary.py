@@ -34,15 +34,14 @@ with Model(args.model) as model, tempfile.TemporaryDirectory() as folder:
     texts = [Path(name).read_text(encoding="utf-8") for name in args.text]
     ids = [model.tokenize(text, add_special=False) for text in texts]
     ranking = draftvocab.measure_ranking(ids, draftvocab.default_ranking(tokenizer))
-    ids_kept = draftvocab.best(ranking.ids, args.size, tokenizer)  # special tokens stay
-    best = set(ids_kept.tolist())
-    seen = [token for text in ids for token in text]
-    share = sum(token in best for token in seen) / len(seen)
+    counts = np.zeros(tokenizer.n_vocab, np.int64)
+    counts[ranking.ids] = ranking.counts
+    best = draftvocab.best(ranking.ids, args.size, tokenizer)  # special tokens stay
+    share = counts[best].sum() / counts.sum()
     print(f"the best {args.size} of {tokenizer.n_vocab} tokens are {share:.1%} of the text")
 
     file = Path(folder) / "mine.json"
-    counts = dict(zip(ranking.ids.tolist(), ranking.counts.tolist(), strict=True))
-    kept = draftvocab.Ranking(ids_kept, np.array([counts[i] for i in ids_kept.tolist()]))
+    kept = draftvocab.Ranking(best, counts[best])
     draftvocab.save(file, kept, tokenizer, f"{len(texts)} files")
     answers = []
     for name, choice in (("all", "full"), (str(args.size), str(file))):
