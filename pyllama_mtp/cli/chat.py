@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from pyllama_mtp.arguments import flag
 from pyllama_mtp.cli import go_on, interrupted, loading, note_signal, options, parsing, progress
 from pyllama_mtp.errors import DecodeAborted, PyllamaMtpError, UsageError
 
@@ -197,7 +198,7 @@ class Conversation:
         if name not in self._settings():
             raise UsageError(f"there is no setting {name!r}; /set shows them")
         if name == "stats":
-            self.stats = bool(value)
+            self.stats = flag("stats", value)
         elif name == "max_tokens":
             self.max_tokens = None if value is None else Limits(value).max_tokens
         elif name in _CHAT:

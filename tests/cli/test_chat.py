@@ -129,12 +129,13 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(open_chat: Callable[..., Ter
 
 
 def test_questions_from_a_pipe(program: Program) -> None:
-    script = f"{QUESTION}\n/set temperature -1\n/nonsense\n/stats\n/set\n"
+    script = f"{QUESTION}\n/set temperature -1\n/set stats maybe\n/nonsense\n/stats\n/set\n"
     done = program("chat", *QUICK, "-n", "12", input=script.encode())
     out, err = done.stdout.decode(), done.stderr.decode()
     assert "\x1b" not in out
     assert out.startswith("`str") and "temperature        0.0" in out
-    assert "temperature is -1" in err and "no /nonsense" in err and "answer     12 tokens" in err
+    assert "temperature is -1" in err and "stats is 'maybe'" in err
+    assert "no /nonsense" in err and "answer     12 tokens" in err
 
 
 def test_a_model_that_is_not_there(program: Program) -> None:
