@@ -51,7 +51,6 @@ _HELP = """\
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
     parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
     parsing.add_whole(
         parser,

@@ -47,7 +47,6 @@ class Finding:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
     parsing.add_lib_option(parser)
     parser.add_argument(
         "--no-self-test",

@@ -35,7 +35,6 @@ _SHOWN = 12  # tokens
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
     loading.add_model_option(parser)
     parser.add_argument(
         "--text", nargs="+", default=[], metavar="TEXT.txt", help="UTF-8 text files to count in"

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text; '-' reads stdin")
     source.add_argument("-p", "--prompt", dest="text", metavar="TEXT", help="the same as PROMPT")

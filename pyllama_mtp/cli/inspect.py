@@ -46,7 +46,6 @@ _PARTS = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
     parser.add_argument("model", metavar="FILE", help="a .gguf file, or hf:OWNER/REPO[:QUANT]")
     parser.add_argument(
         "--head", metavar="FILE|none", help="a .gguf file with the MTP head; see 'generate --help'"

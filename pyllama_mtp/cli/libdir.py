@@ -33,7 +33,6 @@ LIBRARY = "libllama.so"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
     parsing.add_lib_option(parser)
 
 

@@ -35,7 +35,6 @@ _PR_SET_PDEATHSIG = 1
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
     parser.add_argument("--host", default="127.0.0.1", help="name or IPv4 address to listen at")
     parsing.add_whole(
         parser, "--port", default=0, least=0, help="port to listen at; 0 is a free one (default: 0)"

@@ -40,7 +40,6 @@ KEY_VARIABLE = "PYLLAMA_MTP_API_KEY"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="name or address to listen at")
     parsing.add_whole(

@@ -19,7 +19,6 @@ from pyllama_mtp.models.synth import synthetic_size, write_synthetic
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
     parser.add_argument("output", nargs="?", metavar="OUT.gguf", help="file to write")
     parser.add_argument(
         "--shape",
