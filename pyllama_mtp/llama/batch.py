@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..errors import UsageError
 from .nativecontext import Floats as Floats
 from .nativecontext import Ints as Ints
-from .sequencecontext import SequenceContext
+from .nativecontext import NativeContext
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class Batch:
         if self.hidden is not None:
             self.hidden = np.ascontiguousarray(self.hidden, dtype=np.float32)
 
-    def check(self, context: SequenceContext) -> None:
+    def check(self, context: NativeContext) -> None:
         """Refuse every batch on which a GGML_ASSERT would end the interpreter. Raises UsageError:
         the batch does not fit `context`; the message says what would."""
         n, options = len(self.tokens), context.options
@@ -88,7 +88,7 @@ class Batch:
         if hidden is not None and hidden.shape != shape:
             raise UsageError(f"hidden rows of shape {hidden.shape}, expected {shape}")
 
-    def view(self, context: SequenceContext) -> tuple[Any, list[Any]]:
+    def view(self, context: NativeContext) -> tuple[Any, list[Any]]:
         """A ``struct pyllama_batch`` on these arrays, and objects that must outlive it."""
         ffi = context.library.ffi
         view = ffi.new("struct pyllama_batch *")

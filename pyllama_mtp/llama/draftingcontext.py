@@ -9,8 +9,7 @@ import numpy as np
 
 from ..errors import FatalDecodeError, InsufficientMemoryError, UsageError
 from . import native
-from .nativecontext import Floats, Ints
-from .sequencecontext import SequenceContext
+from .nativecontext import Floats, Ints, NativeContext
 
 if TYPE_CHECKING:
     from .drafthead import HeadRows
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 NAN = "the model's logits are NaN: damaged weights, or a kernel bug"
 
 
-class DraftingContext(SequenceContext):
+class DraftingContext(NativeContext):
     """A context that drafts, if it was made with_mtp.
 
     Attributes:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
+SEQ = 0  # the sequence of a driver that has one
 
 #: How often a long computation looks for Ctrl-C.
 POLL_PERIOD_US = 50_000
@@ -286,6 +287,16 @@ class NativeContext(Owned, OfThisProcess):
         return UsageError(f"{what} is not possible here: {said or otherwise}")
 
     # -- figures -------------------------------------------------------------------------------
+
+    @property
+    def n_past(self) -> int:
+        """Positions of sequence 0 in the cache: the next one to fill."""
+        return self.past()
+
+    def past(self, seq: int = SEQ) -> int:
+        """Positions of a sequence in the cache."""
+        self.handle  # noqa: B018 - raises when closed
+        return int(self._lib.llama_memory_seq_pos_max(self._memory, seq)) + 1
 
     @property
     def graphs_built(self) -> int:

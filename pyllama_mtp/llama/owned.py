@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from _thread import RLock
-from types import TracebackType
 from typing import TypeVar
 
 from ..errors import UsageError
@@ -24,12 +23,7 @@ class Owned:
     def __enter__(self: T) -> T:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and not issubclass(kind, Exception):  # Ctrl-C, or the program ends
             native.be_patient_no_longer()
         self.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from pyllama_mtp import Model, Session
 from pyllama_mtp.llama.batch import Batch, Floats, Ints
 from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.owned import Owned
 from pyllama_mtp.llama.trace import Node
 
 from . import kvstate
@@ -143,7 +143,7 @@ def agree(found: Sequence[int], wanted: Steps) -> bool:
     return True
 
 
-class TwoContexts:
+class TwoContexts(Owned):
     """The trunk and the block beside each other, in step."""
 
     def __init__(self, model: Model, hidden: str = "post-norm", **options: object) -> None:
@@ -156,15 +156,7 @@ class TwoContexts:
         self._rows: dict[tuple[int, int], Floats] = {}
         self._zeros = np.zeros(model.n_embd, dtype=np.float32)
 
-    def __enter__(self) -> TwoContexts:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self.block.close()
         self.target.close()
 
