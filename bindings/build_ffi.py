@@ -1,4 +1,4 @@
-"""Emit the C source of the cffi extension from the declarations in ``cdef/``.
+"""Emit the C source of the cffi extension from the declarations in ``cdef/`` and of the shim.
 
 Usage: ``build_ffi.py OUT.c``. API mode: the C compiler checks every declaration against upstream's
 headers, so a change of upstream's shows up at build time.
@@ -6,13 +6,15 @@ headers, so a change of upstream's shows up at build time.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 from cffi import FFI
 
+HERE = Path(__file__).parent
 #: By topic, in the order in which later files use the types of earlier ones.
-CDEFS = ("ggml", "vocab", "model", "context", "sampling", "mtp", "shim", "callbacks")
+CDEFS = ("ggml", "vocab", "model", "context", "sampling", "mtp", "callbacks")
 
 PRELUDE = """
 #include "ggml.h"
@@ -23,12 +25,19 @@ PRELUDE = """
 """
 
 
+def shim_declarations() -> str:
+    """What the shim's header declares, as cffi reads it; values are left to the compiler."""
+    header = (HERE / "shim" / "pyllama_shim.h").read_text()
+    text = header.partition('extern "C" {\n#endif\n')[2].rpartition("#ifdef __cplusplus")[0]
+    return re.sub(r"(#define \w+).*", r"\1 ...", re.sub(r"//.*|PYLLAMA_API ", "", text))
+
+
 def make_ffi() -> FFI:
     """The FFI with all declarations, ready to emit."""
     ffi = FFI()
-    folder = Path(__file__).parent / "cdef"
     for topic in CDEFS:
-        ffi.cdef((folder / f"{topic}.h").read_text())
+        ffi.cdef((HERE / "cdef" / f"{topic}.h").read_text())
+    ffi.cdef(shim_declarations())
     ffi.set_source("pyllama_mtp._native", PRELUDE, py_limited_api=True)
     return ffi
 

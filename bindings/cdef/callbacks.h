@@ -1,4 +1,4 @@
-// Python functions that C calls; see pyllama_mtp/llama/native.py for the protocol
+// Python functions that C calls; pyllama_mtp/llama/native.py says what they must do
 extern "Python" void pyllama_on_log(enum ggml_log_level level, const char * text, void * user_data);
 extern "Python" bool pyllama_on_load_progress(float progress, void * user_data);
 extern "Python" int  pyllama_on_poll(void * data);

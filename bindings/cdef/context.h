@@ -47,17 +47,12 @@ struct llama_context_params {
 struct llama_context_params llama_context_default_params(void);
 void     llama_free      (struct llama_context * ctx);
 uint32_t llama_n_ctx     (const struct llama_context * ctx);
-uint32_t llama_n_ctx_seq (const struct llama_context * ctx);
 uint32_t llama_n_batch   (const struct llama_context * ctx);
 uint32_t llama_n_ubatch  (const struct llama_context * ctx);
-uint32_t llama_n_seq_max (const struct llama_context * ctx);
 uint32_t llama_n_rs_seq  (const struct llama_context * ctx);
-void     llama_set_n_threads(struct llama_context * ctx, int32_t n_threads, int32_t n_threads_batch);
-void     llama_synchronize(struct llama_context * ctx);
 float *  llama_get_logits_ith(struct llama_context * ctx, int32_t i);
 
 llama_memory_t llama_get_memory(const struct llama_context * ctx);
-void      llama_memory_clear      (llama_memory_t mem, bool data);
 bool      llama_memory_seq_rm     (llama_memory_t mem, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
 llama_pos llama_memory_seq_pos_min(llama_memory_t mem, llama_seq_id seq_id);
 llama_pos llama_memory_seq_pos_max(llama_memory_t mem, llama_seq_id seq_id);
@@ -67,11 +62,4 @@ llama_pos llama_memory_seq_pos_max(llama_memory_t mem, llama_seq_id seq_id);
 size_t llama_state_seq_get_size_ext(struct llama_context * ctx, llama_seq_id seq_id, uint32_t flags);
 
 struct llama_batch_ext;
-struct llama_batch_ext * llama_batch_ext_init(struct llama_context * ctx);
-void                     llama_batch_ext_free(struct llama_batch_ext * batch);
-
-struct llama_perf_context_data {
-    double t_start_ms; double t_load_ms; double t_p_eval_ms; double t_eval_ms;
-    int32_t n_p_eval; int32_t n_eval; int32_t n_reused;
-};
-struct llama_perf_context_data llama_perf_context(const struct llama_context * ctx);
+void llama_batch_ext_free(struct llama_batch_ext * batch);

@@ -1,4 +1,4 @@
-// ggml: what the driver asks of it
+// ggml
 enum ggml_type {
     GGML_TYPE_F32 = ..., GGML_TYPE_F16 = ..., GGML_TYPE_BF16 = ...,
     GGML_TYPE_Q4_0 = ..., GGML_TYPE_Q8_0 = ..., GGML_TYPE_IQ4_NL = ..., ...
@@ -26,13 +26,13 @@ typedef struct ggml_backend_buffer_type * ggml_backend_buffer_type_t;
 ggml_backend_buffer_type_t ggml_backend_dev_buffer_type(ggml_backend_dev_t device);
 const char *               ggml_backend_buft_name(ggml_backend_buffer_type_t buft);
 
-// A backend's functions by name: those of RPC lie in a library that is loaded when there is one.
+// A backend's functions, by name. RPC's are in a library of their own, which some builds lack.
 ggml_backend_reg_t ggml_backend_reg_by_name(const char * name);
 size_t             ggml_backend_reg_dev_count(ggml_backend_reg_t reg);
 ggml_backend_dev_t ggml_backend_reg_dev_get  (ggml_backend_reg_t reg, size_t index);
 void *             ggml_backend_reg_get_proc_address(ggml_backend_reg_t reg, const char * name);
 
-// Rows of matrices: to F32, and from it to another type.
+// Converting rows of matrices: to F32, and from F32 to another type.
 struct ggml_type_traits { void (*to_float)(const void * x, float * y, int64_t k); ...; };
 const struct ggml_type_traits * ggml_get_type_traits(enum ggml_type type);
 bool   ggml_quantize_requires_imatrix(enum ggml_type type);

@@ -29,7 +29,6 @@ struct llama_model_params llama_model_default_params(void);
 void     llama_model_free(struct llama_model * model);
 void     llama_backend_init(void);
 int32_t  llama_model_n_ctx_train  (const struct llama_model * model);
-int32_t  llama_model_n_embd       (const struct llama_model * model);
 int32_t  llama_model_n_embd_out   (const struct llama_model * model);
 int32_t  llama_model_n_swa        (const struct llama_model * model);
 int32_t  llama_model_n_layer      (const struct llama_model * model);
@@ -39,10 +38,9 @@ uint64_t llama_model_n_params     (const struct llama_model * model);
 bool     llama_model_is_hybrid    (const struct llama_model * model);
 bool     llama_model_is_recurrent (const struct llama_model * model);
 int32_t  llama_model_desc(const struct llama_model * model, char * buf, size_t buf_size);
-int32_t  llama_model_meta_val_str(const struct llama_model * model, const char * key, char * buf, size_t buf_size);
 const char * llama_model_chat_template(const struct llama_model * model, const char * name);
 const struct llama_vocab * llama_model_get_vocab(const struct llama_model * model);
-// LoRA adapters, which are freed with their model
+// LoRA adapters; their model frees them
 struct llama_adapter_lora;
 int32_t llama_set_adapters_lora(struct llama_context * ctx, struct llama_adapter_lora ** adapters, size_t n_adapters, float * scales);
 enum llama_ftype { LLAMA_FTYPE_ALL_F32 = ..., LLAMA_FTYPE_MOSTLY_F16 = ..., ... };

@@ -2,27 +2,21 @@
 struct llama_mtp_memory { size_t model; size_t context; size_t compute; };
 void    llama_mtp_set_embeddings_nextn    (struct llama_context * ctx, bool value, bool masked);
 float * llama_mtp_get_embeddings_nextn    (struct llama_context * ctx);
-float * llama_mtp_get_embeddings_nextn_ith(struct llama_context * ctx, int32_t i);
 void    llama_mtp_set_layer_offset        (struct llama_context * ctx, int32_t offset);
-struct llama_context * llama_mtp_get_ctx_other(struct llama_context * ctx);
 struct llama_mtp_memory llama_mtp_get_memory(const struct llama_context * ctx);
 struct llama_mtp_memory llama_mtp_get_memory_of(const struct llama_context * ctx, ggml_backend_dev_t dev);
 struct llama_mtp_tensor { const char * name; const char * from; };
-// absent from the upstream variant, where they answer false, -1 or NULL
+// not in the upstream variant, where they return false, 0, -1 or NULL (shim/mtp_absent.cpp)
 enum llama_mtp_tap_point { LLAMA_MTP_TAP_POST_NORM = ..., LLAMA_MTP_TAP_PRE_NORM = ..., ... };
 bool    llama_set_embeddings_pre_norm      (struct llama_context * ctx, bool value);
 bool    llama_get_need_embd_pre_norm       (const struct llama_context * ctx);
 void    llama_set_embeddings_pre_norm_point(struct llama_context * ctx, enum llama_mtp_tap_point point);
 float * llama_get_embeddings_pre_norm      (struct llama_context * ctx);
-float * llama_get_embeddings_pre_norm_ith  (struct llama_context * ctx, int32_t i);
 void    llama_mtp_set_slice  (struct llama_context * ctx, bool value);
 void    llama_mtp_set_rs_snapshots(struct llama_context * ctx, bool value);
 void     llama_mtp_set_greedy      (struct llama_context * ctx, bool value);
 int32_t  llama_mtp_get_greedy_ith  (struct llama_context * ctx, int32_t i);
 uint64_t llama_mtp_get_output_bytes(const struct llama_context * ctx);
-bool     llama_mtp_set_draft_head  (struct llama_context * ctx, int32_t type, const void * rows, size_t n_bytes, const int32_t * ids, int32_t n_rows);
-bool     llama_mtp_replace_draft_rows(struct llama_context * ctx, int32_t n, const int32_t * slots, const int32_t * ids, const void * rows, size_t n_bytes);
-int32_t  llama_mtp_use_model_draft_head(struct llama_context * ctx, const int32_t ** ids);
 void     llama_mtp_set_candidates    (struct llama_context * ctx, int32_t n);
 int32_t  llama_mtp_get_candidates_ith(struct llama_context * ctx, int32_t i, const int32_t ** ids, const float ** logits);
 const float * llama_mtp_get_draft_logits(const struct llama_context * ctx, int32_t * n);

@@ -1,12 +1,5 @@
 // samplers: libllama's own, in a chain
 struct llama_sampler;
-typedef struct llama_token_data { llama_token id; float logit; float p; } llama_token_data;
-typedef struct llama_token_data_array {
-    llama_token_data * data;
-    size_t size;
-    int64_t selected;
-    bool sorted;
-} llama_token_data_array;
 struct llama_sampler_chain_params { ...; };
 struct llama_sampler_chain_params llama_sampler_chain_default_params(void);
 struct llama_sampler * llama_sampler_chain_init(struct llama_sampler_chain_params params);
@@ -28,5 +21,4 @@ struct llama_sampler * llama_sampler_init_penalties(int32_t n_vocab, int32_t pen
 typedef struct llama_logit_bias { llama_token token; float bias; } llama_logit_bias;
 struct llama_sampler * llama_sampler_init_logit_bias(int32_t n_vocab, int32_t n_logit_bias, const llama_logit_bias * logit_bias);
 void        llama_sampler_accept(struct llama_sampler * smpl, llama_token token);
-void        llama_sampler_reset (struct llama_sampler * smpl);
 void        llama_sampler_free  (struct llama_sampler * smpl);

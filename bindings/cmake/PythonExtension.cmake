@@ -1,5 +1,5 @@
-# The cffi extension: C emitted from cdef/*.h, checked by the compiler against upstream's headers.
-file(GLOB _cdefs CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cdef/*.h)
+# The cffi extension: C emitted from cdef/*.h and the shim's header. The compiler checks it against upstream's headers.
+file(GLOB _cdefs CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cdef/*.h ${PYLLAMA_SHIM_DIR}/pyllama_shim.h)
 set(_generated ${CMAKE_BINARY_DIR}/generated/_native.c)
 add_custom_command(OUTPUT ${_generated}
     COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/build_ffi.py ${_generated}
@@ -11,8 +11,7 @@ target_include_directories(_native PRIVATE ${PYLLAMA_SHIM_DIR} ${PYLLAMA_TREE_pa
 target_compile_definitions(_native PRIVATE LLAMA_SHARED GGML_SHARED GGML_BACKEND_SHARED)
 target_link_libraries(_native PRIVATE shim-patched llama-patched ggml)
 pyllama_sanitize_target(_native)
-# No run-time path on purpose: native.py loads a variant first, and the loader then finds the same
-# SONAMEs in memory. Imported any other way, the extension fails instead of guessing.
-# A wheel that travels has one all the same, which the loader does not need: auditwheel follows it.
+# There is no run-time path: native.py loads a variant first, and the loader finds the same SONAMEs in memory. If the
+# extension is imported in another way, it fails, and does not guess. A wheel that travels has a path, for auditwheel.
 set_target_properties(_native PROPERTIES INSTALL_RPATH "$<$<BOOL:${PYLLAMA_CPU_ALL}>:$ORIGIN/lib/patched:$ORIGIN/lib>")
 target_link_options(_native PRIVATE $<$<PLATFORM_ID:Linux>:-Wl,--no-as-needed>)

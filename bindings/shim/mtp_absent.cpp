@@ -1,11 +1,10 @@
-// Upstream has nothing of what our patches add behind llama-mtp.h. Its variant answers so: false, -1, NULL.
+// The functions of llama-mtp.h that upstream's variant lacks. Here they return false, 0, -1 or NULL.
 #include "llama-mtp.h"
 
 bool    llama_set_embeddings_pre_norm(llama_context *, bool value) { return !value; }
 bool    llama_get_need_embd_pre_norm(const llama_context *) { return false; }
 void    llama_set_embeddings_pre_norm_point(llama_context *, llama_mtp_tap_point) {}
 float * llama_get_embeddings_pre_norm(llama_context *) { return nullptr; }
-float * llama_get_embeddings_pre_norm_ith(llama_context *, int32_t) { return nullptr; }
 
 void llama_mtp_set_slice(llama_context *, bool) {}
 void llama_mtp_set_rs_snapshots(llama_context *, bool) {}
