@@ -1,7 +1,7 @@
-# The CPU backend is built for the features of this machine, each switched on by its own ggml option
-# rather than by -march=native: ggml then compiles a feature check into the backend, so that a machine
-# that lacks one refuses the library instead of dying with SIGILL (and GGML_NATIVE excludes
-# GGML_BACKEND_DL). PYLLAMA_CPU_ALL=ON builds one backend per CPU generation instead, for wheels that travel.
+# The CPU backend is built for the features of this machine. Each feature has an option of ggml's, which also compiles a
+# check into the backend: a machine without the feature refuses the library. With -march=native it would die of SIGILL,
+# and GGML_NATIVE excludes GGML_BACKEND_DL. PYLLAMA_CPU_ALL=ON, for wheels that travel, builds a backend for each CPU
+# generation.
 option(PYLLAMA_CPU_ALL "build the CPU backend for every x86-64 generation, chosen at load time" OFF)
 
 set(GGML_NATIVE OFF CACHE BOOL "" FORCE)

@@ -1,15 +1,15 @@
-# ggml once, from PYLLAMA_TREE_ggml. The variants share it: what the patches change in it lies in the CPU
-# backend, behind switches that the upstream variant turns off when it is loaded (pyllama_set_cpu_changes),
-# and in the RPC backend, where it matters to lost workers and to several clients of one; or where an allocation has
-# failed, which is all that they may change in the files of _on_failure; or it lets the Vulkan backend compile.
+# ggml is built once, from PYLLAMA_TREE_ggml, for both variants. So the patches may change in it only: the CPU backend,
+# behind switches that the upstream variant turns off when it is loaded (pyllama_set_cpu_changes); the RPC backend, for
+# lost workers and for several clients of a worker; what follows a failed allocation, in the files of _on_failure; and
+# the Vulkan backend, so that it compiles.
 set(_on_failure ggml/src/ggml-alloc.c ggml/src/ggml-backend.cpp)
 set(GGML_BACKEND_DL ON CACHE BOOL "" FORCE)
 set(GGML_BUILD_TESTS OFF CACHE BOOL "" FORCE)
 set(GGML_BUILD_EXAMPLES OFF CACHE BOOL "" FORCE)
-# What upstream's own top-level CMakeLists.txt, which we do not run, turns on in ggml.
+# Upstream's top-level CMakeLists.txt, which we do not run, turns these on.
 set(GGML_LLAMAFILE_DEFAULT ON)
 set(GGML_CUDA_GRAPHS_DEFAULT ON)
-# Devices of other processes and machines. Without RDMA, whose library would be needed wherever a wheel is used.
+# Devices of other processes and machines. No RDMA: every user of a wheel would need its library.
 set(GGML_RPC ON CACHE BOOL "the RPC backend: workers (pyllama-mtp rpc-worker)")
 set(GGML_RPC_RDMA OFF CACHE BOOL "RDMA transport of the RPC backend")
 
@@ -25,16 +25,16 @@ foreach(_file ${_theirs})
 endforeach()
 
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/backends)
-# ggml asks git for its commit; the answer would be ours, and change with every commit of ours.
+# ggml asks git for its commit, and would get that of this project, which changes often.
 set(ENV{GIT_CEILING_DIRECTORIES} ${CMAKE_BINARY_DIR})
-# An assertion that fails becomes a C++ exception where the shim waits for one; it passes through C.
+# The shim turns a failed assertion into a C++ exception, which passes through C code.
 add_compile_options($<$<COMPILE_LANGUAGE:C>:-fexceptions>)
-# The Vulkan backend has a project inside whose cache names the ninja of the pip that built it first, which is gone.
+# The Vulkan backend has a project inside, whose cache names the ninja of an earlier run of pip. That ninja is gone.
 file(REMOVE ${CMAKE_BINARY_DIR}/ggml/src/ggml-vulkan/vulkan-shaders-gen-prefix/src/vulkan-shaders-gen-build/CMakeCache.txt)
 add_subdirectory(${PYLLAMA_TREE_ggml}/ggml ${CMAKE_BINARY_DIR}/ggml EXCLUDE_FROM_ALL)
 
-# Backends are loaded by file name, so they carry no version; ggml and ggml-base are installed under
-# the name that other libraries ask for (their SONAME), because a wheel cannot hold links.
+# Backends are loaded by file name, so they carry no version. A wheel holds no links, so ggml and ggml-base are installed
+# under their SONAME, by which other libraries ask for them.
 set(PYLLAMA_BACKENDS ${GGML_AVAILABLE_BACKENDS})
 foreach(_target ggml ggml-base)
     set_property(TARGET ${_target} PROPERTY VERSION)

@@ -1,4 +1,4 @@
-# Into the wheel: the extension, the libraries by the names their users ask for, and both licences.
+# The wheel holds the extension, the libraries under the names that their users ask for, and two licences.
 set(_package pyllama_mtp)
 install(TARGETS _native LIBRARY DESTINATION ${_package})
 install(TARGETS ggml ggml-base LIBRARY DESTINATION ${_package}/lib NAMELINK_SKIP)

@@ -1,4 +1,4 @@
-# libllama per variant. Sources that no patch reaches, directly or through a header, are compiled once.
+# A libllama for each variant. Sources that no patch changes, themselves or through a header, are compiled once.
 set(PYLLAMA_SHIM_DIR ${CMAKE_CURRENT_SOURCE_DIR}/shim)
 
 # The version numbers live in upstream's top-level CMakeLists.txt, which we do not run.
@@ -34,7 +34,7 @@ function(llama_unity target)
         UNITY_BUILD_RELOCATABLE ON)  # relative includes: ccache then hits from any build folder
 endfunction()
 
-# stamp.c is one file in two libraries: its definitions go to the target, next to which they are true.
+# stamp.c is compiled for each variant, with the definitions of that variant.
 function(llama_stamp_definitions variant)
     set(_cuda $<IF:$<BOOL:${GGML_CUDA}>,\\"${PYLLAMA_CUDA}\\",false>)
     target_compile_definitions(llama-${variant} PRIVATE
@@ -73,13 +73,12 @@ function(llama_variant variant)
     set_target_properties(${_llama} PROPERTIES OUTPUT_NAME llama SOVERSION ${LLAMA_VERSION_MAJOR}
         LINKER_LANGUAGE CXX LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/${variant})
 
-    # The shim: exceptions stop here, batches are filled here. The upstream
-    # variant lacks llama-mtp.h by definition, so its shim carries the same file that patch 6 adds, and
-    # says that the rest is absent.
+    # The shim. Upstream's libllama has nothing of llama-mtp.h, so its shim adds what it can: the file of patch 6, and
+    # functions that say that the rest is absent.
     set(_shim shim-${variant})
     add_library(${_shim} SHARED ${PYLLAMA_SHIM_DIR}/shim.cpp)
     if(variant STREQUAL "upstream")
-        # a copy, because what is included from beside the file would be the patched tree's
+        # a copy: beside the original, it would include headers of the patched tree
         configure_file(${PYLLAMA_TREE_patched}/src/llama-mtp.cpp ${CMAKE_BINARY_DIR}/generated/llama-mtp.cpp COPYONLY)
         target_sources(${_shim} PRIVATE ${CMAKE_BINARY_DIR}/generated/llama-mtp.cpp
             ${PYLLAMA_SHIM_DIR}/mtp_absent.cpp)
@@ -99,7 +98,7 @@ function(llama_variant variant)
         pyllama_sanitize_target(${_shim})
     endif()
 
-    # What other programs load by the name libllama.so. It needs all of them, although it uses little.
+    # libllama.so for other programs. They search it for functions of all these libraries, so it needs all of them.
     set(_dropin dropin-${variant})
     add_library(${_dropin} SHARED ${PYLLAMA_SHIM_DIR}/dropin.cpp)
     target_include_directories(${_dropin} PRIVATE ${PYLLAMA_SHIM_DIR} ${_tree}/include)
@@ -107,7 +106,7 @@ function(llama_variant variant)
         PYLLAMA_HAS_PATCHES=$<IF:$<STREQUAL:${variant},patched>,true,false>)
     target_link_libraries(${_dropin} PRIVATE ${_shim} ${_llama} ggml ${CMAKE_DL_LIBS})
     target_link_options(${_dropin} PRIVATE $<$<PLATFORM_ID:Linux>:-Wl,--no-as-needed>)
-    # Not beside libllama in the build folder, where the linker's own name for that one is the same.
+    # In a folder of its own: in the build folder, the linker's name for libllama is libllama.so, too.
     set_target_properties(${_dropin} PROPERTIES OUTPUT_NAME llama
         LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/${variant}/dropin)
 endfunction()

@@ -1,7 +1,7 @@
 # PYLLAMA_SANITIZE=address,undefined instruments the patched variant, for tests/sanitize.py; never for a wheel.
-# Instrumented are ggml, the shim, the extension, and the files of libllama that a patch changes or adds
-# (PYLLAMA_SANITIZE_ALL: all files of libllama). What no patch touches is compiled as in an ordinary build, so
-# that ccache has it; its allocations are watched all the same. The upstream variant stays as it is.
+# It instruments ggml, the shim, the extension, and the files of libllama that a patch changes or adds; with
+# PYLLAMA_SANITIZE_ALL, all files of libllama. Other files are compiled as in an ordinary build, which ccache has;
+# their allocations are watched all the same. The upstream variant stays as it is.
 set(PYLLAMA_SANITIZE "" CACHE STRING "sanitizers to build with, as -fsanitize= names them: address,undefined")
 option(PYLLAMA_SANITIZE_ALL "with PYLLAMA_SANITIZE: also the files of libllama that no patch touches" OFF)
 
@@ -10,7 +10,7 @@ if(PYLLAMA_SANITIZE)
         message(FATAL_ERROR "pyllama-mtp: PYLLAMA_SANITIZE needs GCC or Clang, "
             "this is ${CMAKE_CXX_COMPILER_ID}. Choose one with CMAKE_C_COMPILER and CMAKE_CXX_COMPILER.")
     endif()
-    # Behind the build type's own flags: -O1 wins over its -O. Line numbers, and whole stacks without a debugger.
+    # -O1 follows the build type's own -O, and wins. -g1 and frame pointers give line numbers and whole stacks.
     set(PYLLAMA_SANITIZE_OPTIONS -fsanitize=${PYLLAMA_SANITIZE} -O1 -g1 -fno-omit-frame-pointer)
     get_property(_ordinary_options DIRECTORY PROPERTY COMPILE_OPTIONS)
     foreach(_option ${PYLLAMA_SANITIZE_OPTIONS})  # for ggml, whose folder inherits them
@@ -20,7 +20,7 @@ if(PYLLAMA_SANITIZE)
     message(STATUS "pyllama-mtp: sanitizers: ${PYLLAMA_SANITIZE}")
 endif()
 
-# After ggml: what follows is compiled as in a release unless it is named by the functions below.
+# After ggml: from here on, only the targets and sources named by the functions below are instrumented.
 macro(pyllama_sanitize_the_rest_by_name)
     if(PYLLAMA_SANITIZE)
         set_property(DIRECTORY PROPERTY COMPILE_OPTIONS ${_ordinary_options})
@@ -43,8 +43,8 @@ function(pyllama_sanitize_all_of target)
     endif()
 endfunction()
 
-# Instrument the sources of a libllama that differ from upstream's. The architectures among the others go into
-# an object library of their own, not optimised: they are half of the build, and no test runs them.
+# Instrument those sources of a libllama that differ from upstream's. The other architectures go into an object library
+# that is not optimised: they are half of the build, and no test runs them.
 function(pyllama_sanitize_sources variable tree)
     if(NOT PYLLAMA_SANITIZE OR PYLLAMA_SANITIZE_ALL)
         return()

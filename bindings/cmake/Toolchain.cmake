@@ -1,4 +1,4 @@
-# An optimised build unless told otherwise; ccache when it is there.
+# An optimised build by default; ccache if it is there.
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
     set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
@@ -13,7 +13,7 @@ set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/..")
 
 find_program(PYLLAMA_CCACHE ccache)
 if(PYLLAMA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-    # The build folder differs from one `pip install` to the next: paths must not reach the hash.
+    # Each `pip install` may have another build folder, so its path must not be a part of the hash.
     set(_launcher ${CMAKE_COMMAND} -E env CCACHE_NOHASHDIR=true
         CCACHE_BASEDIR=${CMAKE_BINARY_DIR} ${PYLLAMA_CCACHE})
     foreach(_language C CXX CUDA)

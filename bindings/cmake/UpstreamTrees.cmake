@@ -1,4 +1,4 @@
-# One pristine tree (vendor/), then one tree per variant in the build folder, made by the patch queue.
+# vendor/ holds the pristine tree. The patch queue makes a tree of it for each variant, in the build folder.
 function(pyllama_run what)
     execute_process(COMMAND ${Python_EXECUTABLE} ${ARGN}
         RESULT_VARIABLE _rc OUTPUT_VARIABLE _out ERROR_VARIABLE _err OUTPUT_STRIP_TRAILING_WHITESPACE)

@@ -1,8 +1,8 @@
-// libllama.so: what programs load that know nothing of this package (llama-cpp-python with LLAMA_CPP_LIB_PATH).
+// libllama.so, for programs that know nothing of this package, such as llama-cpp-python with LLAMA_CPP_LIB_PATH.
 //
-// It has no functions of its own: who asks it for one is given that of libllama.so.0, which it needs (dlsym() searches
-// a library together with all that it needs). It stands in for a link, which a wheel cannot hold. And as soon as it is
-// loaded, it loads the backends. In a usual build they are linked in, so such programs do not think of loading any.
+// It stands in for a link to libllama.so.0, because a wheel holds no links. It has no functions of its own: dlsym() also
+// searches the libraries that a library needs, and finds those of libllama.so.0. When it is loaded, it loads the backends.
+// Such programs load none, because usual builds of llama.cpp have them linked in.
 #include "ggml-backend.h"
 #include "pyllama_shim.h"
 
@@ -12,7 +12,7 @@
 
 namespace {
 
-// The folder of this library; "." if the loader was given a bare name.
+// The folder of this library; ".": the loader was given a bare name.
 std::string own_folder() {
     Dl_info info = {};
     if (!dladdr(reinterpret_cast<void *>(&own_folder), &info) || !info.dli_fname) {
@@ -27,11 +27,11 @@ bool has_cpu() {
     return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) != nullptr;
 }
 
-// Runs after the constructors of all that this library needs. What ggml logs meanwhile, a line for each backend on
-// stderr, is not what a program expects of an import.
+// Runs after the constructors of the libraries that this one needs. ggml's log is off meanwhile: a program does not expect
+// a line on stderr for each backend.
 __attribute__((constructor)) void load_backends() {
     if (has_cpu()) {
-        return;  // the bindings of this package, in the same process, have done it, and have set what follows
+        return;  // the bindings of this package, in the same process, have done all this
     }
     ggml_log_callback callback  = nullptr;
     void            * user_data = nullptr;
@@ -44,7 +44,7 @@ __attribute__((constructor)) void load_backends() {
         }
     }
     ggml_log_set(callback, user_data);
-    // ggml is one for both variants; upstream's is to be what upstream wrote (see native.py, _start).
+    // Both variants share one ggml. In upstream's variant, our changes to it are off (see native.py, _start).
     pyllama_set_cpu_changes(PYLLAMA_HAS_PATCHES);
 }
 

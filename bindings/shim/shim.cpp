@@ -29,11 +29,11 @@
 
 namespace {
 
-// Address space that a guarded call finds free at least, where the process has a limit: allocations of a few bytes,
-// most of which nobody checks, then do not fail before large ones, which are.
+// In a process with a limit, a guarded call begins only if this much address space is free. So a large allocation fails
+// first, which is checked, before a small one, which often is not.
 constexpr size_t RESERVE = 8u << 20;
 
-// An assertion that failed, or an allocation that ggml gives up on.
+// A failed assertion, or a failed allocation that ggml gives up on.
 struct aborted : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -53,8 +53,8 @@ struct guard {
     ~guard() { --guards; }
 };
 
-// ggml calls this before it ends the process. Where a guarded call waits on this thread, it ends that call instead. A
-// parallel region cannot be left so (its other threads would wait for ever), and other threads have nobody to tell.
+// ggml calls this before it ends the process. If this thread is in a guarded call, the exception ends that call instead.
+// An exception must not leave a parallel region, whose other threads would wait for ever; other threads have no such call.
 void on_abort(const char * message) {
 #ifdef _OPENMP
     const bool can_leave = !omp_in_parallel();
@@ -67,7 +67,7 @@ void on_abort(const char * message) {
     fprintf(stderr, "%s\n", message);
 }
 
-// Throws where less than RESERVE is left of a limited address space.
+// Throws if the address space is limited and less than RESERVE is left.
 void require_room() {
     rlimit limit;
     if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
@@ -80,8 +80,8 @@ void require_room() {
     munmap(room, RESERVE);
 }
 
-// Makes the OpenMP threads that the next computation on this thread uses, where a failure can still be told: the
-// OpenMP runtime ends the process when it gets no thread, and waits for ever for those that a fork left behind.
+// Makes the OpenMP threads for the next computation on this thread, or throws. The OpenMP runtime itself ends the process
+// when it gets no thread, and in a forked process it waits for ever for the parent's threads.
 void require_threads(int n_threads) {
 #ifdef _OPENMP
     static thread_local int   n_ready = 1;
@@ -101,7 +101,7 @@ void require_threads(int n_threads) {
     trial.reserve(n_threads);
     try {
         for (int i = 1; i < n_threads; ++i) {
-            trial.emplace_back([] { usleep(1000); });  // all at once; the C library keeps their stacks for the next ones
+            trial.emplace_back([] { usleep(1000); });  // all at once; the C library keeps their stacks for OpenMP
         }
     } catch (const std::system_error &) {
         for (auto & thread : trial) {
@@ -129,7 +129,7 @@ void say(char * message, size_t n_message, const char * text) {
     }
 }
 
-// Runs `body`; on an exception writes the reason and returns what `failed` makes of the code.
+// Runs `body`; on an exception, writes the reason and returns what `failed` makes of the code.
 template <typename Body, typename Failed>
 auto guarded(char * message, size_t n_message, Body body, Failed failed) -> decltype(body()) {
     say(message, n_message, "");
@@ -155,13 +155,19 @@ auto guarded(char * message, size_t n_message, Body body, Failed failed) -> decl
     }
 }
 
-// The same for a body whose result is a number, 0 or above, or a truth value; on an exception the code is returned.
+// The same for a body whose result is a truth value, or 0 or above; on an exception, returns the code.
 template <typename Body>
 int32_t guarded_code(char * message, size_t n_message, Body body) {
     return guarded(message, n_message, [&]() -> int32_t { return body(); }, [](int32_t code) { return code; });
 }
 
-// Adds entry i; false when llama_batch_ext refuses it.
+// The same; on an exception, returns NULL or 0.
+template <typename Body>
+auto guarded_or_null(char * message, size_t n_message, Body body) -> decltype(body()) {
+    return guarded(message, n_message, body, [](int32_t) { return decltype(body()) {}; });
+}
+
+// Adds entry i; false: llama_batch_ext refuses it.
 bool add_entry(llama_batch_ext * batch, const pyllama_batch & e, int32_t i) {
     const int32_t idx = llama_batch_ext_add_token(batch, e.seq_id[i], e.token[i]);
     if (idx < 0 || !llama_batch_ext_set_pos(batch, idx, &e.pos[i])) {
@@ -169,8 +175,8 @@ bool add_entry(llama_batch_ext * batch, const pyllama_batch & e, int32_t i) {
     }
     if (e.hidden) {
         const llama_embd row = { e.hidden + (size_t) i * e.n_embd, 1, (size_t) e.n_embd };
-        // Upstream hands the MTP hidden state over in the embedding slot of a token
-        // (common/speculative.cpp, draft-mtp); set_embd_state() is not implemented yet.
+        // As upstream (common/speculative.cpp, draft-mtp): the hidden state goes into the slot for the token's embedding.
+        // llama_batch_ext_set_embd_state() is not implemented yet.
         if (!llama_batch_ext_set_embd_token(batch, idx, row)) {
             return false;
         }
@@ -178,8 +184,8 @@ bool add_entry(llama_batch_ext * batch, const pyllama_batch & e, int32_t i) {
     return llama_batch_ext_set_output_logits(batch, idx, e.output[i] != 0);
 }
 
-// The row's candidates (llama_mtp_set_candidates), or all tokens, with their logits; the next call on this thread
-// overwrites them. Throws where the row has neither.
+// The row's candidates (llama_mtp_set_candidates), or else all tokens, with their logits. The next call on this thread
+// overwrites them. Throws if the row has neither.
 llama_token_data_array row_candidates(llama_context * ctx, int32_t row) {
     static thread_local std::vector<llama_token_data> data;
     const llama_token * ids    = nullptr;
@@ -193,7 +199,7 @@ llama_token_data_array row_candidates(llama_context * ctx, int32_t row) {
     for (size_t i = 0; i < data.size(); ++i) {
         data[i] = { n_candidates ? ids[i] : (llama_token) i, logits[i], 0.0f };
     }
-    if (n_candidates) {  // as the sampler of the k best leaves them
+    if (n_candidates) {  // in the order that the top-k sampler leaves
         std::sort(data.begin(), data.end(), [](const llama_token_data & a, const llama_token_data & b) {
             return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
         });
@@ -201,8 +207,9 @@ llama_token_data_array row_candidates(llama_context * ctx, int32_t row) {
     return { data.data(), data.size(), -1, n_candidates > 0 };
 }
 
-// The weights that a node reads, "blk.3.ffn_up.weight" without the layer; without weights, what the node is called, up to
-// its layer: "conv_input-3", "cache_k_l3 (view)". One that has no name ("node_9") is called after what it reads.
+// The name of the weights that a node reads, without the layer: "ffn_up.weight" of "blk.3.ffn_up.weight". Without weights,
+// the node's own name without the layer: "conv_input" of "conv_input-3". A node without a name ("node_9") takes the name
+// of its source.
 void cost_name(const ggml_tensor * node, char (& name)[64]) {
     for (const ggml_tensor * src : node->src) {
         const char * end = src ? strstr(src->name, ".weight") : nullptr;
@@ -268,26 +275,20 @@ bool pyllama_few_columns(int32_t type) {
 llama_model * pyllama_model_load(
         const char * path, const char * path_head, uint32_t n_layer_nextn, const llama_mtp_tensor * tensors,
         size_t n_tensors, llama_model_params params, char * message, size_t n_message) {
-    return guarded(message, n_message,
-            [&] {
-                return path_head ? llama_mtp_load_model(path, path_head, n_layer_nextn, tensors, n_tensors, params)
-                                 : llama_model_load_from_file(path, params);
-            },
-            [](int32_t) { return (llama_model *) nullptr; });
+    return guarded_or_null(message, n_message, [&] {
+        return path_head ? llama_mtp_load_model(path, path_head, n_layer_nextn, tensors, n_tensors, params)
+                         : llama_model_load_from_file(path, params);
+    });
 }
 
 llama_context * pyllama_context_init(
         llama_model * model, llama_context_params params, char * message, size_t n_message) {
-    return guarded(message, n_message,
-            [&] { return llama_init_from_model(model, params); },
-            [](int32_t) { return (llama_context *) nullptr; });
+    return guarded_or_null(message, n_message, [&] { return llama_init_from_model(model, params); });
 }
 
 llama_adapter_lora * pyllama_adapter_lora_init(
         llama_model * model, const char * path, char * message, size_t n_message) {
-    return guarded(message, n_message,
-            [&] { return llama_adapter_lora_init(model, path); },
-            [](int32_t) { return (llama_adapter_lora *) nullptr; });
+    return guarded_or_null(message, n_message, [&] { return llama_adapter_lora_init(model, path); });
 }
 
 int32_t pyllama_regex_search(const char * pattern, const char * text, char * message, size_t n_message) {
@@ -329,9 +330,7 @@ int32_t pyllama_decode(
 }
 
 llama_batch_ext * pyllama_batch_ext_init(llama_context * ctx, char * message, size_t n_message) {
-    return guarded(message, n_message,
-            [&] { return llama_batch_ext_init(ctx); },
-            [](int32_t) { return (llama_batch_ext *) nullptr; });
+    return guarded_or_null(message, n_message, [&] { return llama_batch_ext_init(ctx); });
 }
 
 int32_t pyllama_synchronize(llama_context * ctx, char * message, size_t n_message) {
@@ -344,8 +343,7 @@ int32_t pyllama_memory_clear(llama_context * ctx, char * message, size_t n_messa
 
 int32_t pyllama_memory_seq_rm(
         llama_context * ctx, llama_seq_id seq_id, llama_pos p0, llama_pos p1, char * message, size_t n_message) {
-    return guarded_code(message, n_message,
-            [&] { return llama_memory_seq_rm(llama_get_memory(ctx), seq_id, p0, p1); });
+    return guarded_code(message, n_message, [&] { return llama_memory_seq_rm(llama_get_memory(ctx), seq_id, p0, p1); });
 }
 
 int32_t pyllama_set_embeddings_pre_norm(llama_context * ctx, bool value, char * message, size_t n_message) {
@@ -387,28 +385,24 @@ int32_t pyllama_mtp_reserve(llama_context * ctx, int32_t n_seqs, int32_t n_steps
 size_t pyllama_state_seq_get(
         llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, uint32_t flags,
         char * message, size_t n_message) {
-    return guarded(message, n_message,
-            [&] { return llama_state_seq_get_data_ext(ctx, dst, size, seq_id, flags); },
-            [](int32_t) { return (size_t) 0; });
+    return guarded_or_null(message, n_message,
+            [&] { return llama_state_seq_get_data_ext(ctx, dst, size, seq_id, flags); });
 }
 
 size_t pyllama_state_seq_set(
         llama_context * ctx, const uint8_t * src, size_t size, llama_seq_id seq_id, uint32_t flags,
         char * message, size_t n_message) {
-    return guarded(message, n_message,
-            [&] { return llama_state_seq_set_data_ext(ctx, src, size, seq_id, flags); },
-            [](int32_t) { return (size_t) 0; });
+    return guarded_or_null(message, n_message,
+            [&] { return llama_state_seq_set_data_ext(ctx, src, size, seq_id, flags); });
 }
 
 llama_sampler * pyllama_sampler_init_grammar(
         const llama_vocab * vocab, const char * grammar, char * message, size_t n_message) {
-    return guarded(message, n_message,
-            [&] { return llama_sampler_init_grammar(vocab, grammar, "root"); },
-            [](int32_t) { return (llama_sampler *) nullptr; });
+    return guarded_or_null(message, n_message, [&] { return llama_sampler_init_grammar(vocab, grammar, "root"); });
 }
 
 llama_token pyllama_sample(llama_sampler * chain, llama_context * ctx, int32_t row) {
-    return guarded(nullptr, 0, [&]() -> llama_token {
+    return guarded_code(nullptr, 0, [&]() -> llama_token {
         llama_token_data_array candidates = row_candidates(ctx, row);
         llama_sampler_apply(chain, &candidates);
         if (candidates.selected < 0 || candidates.selected >= (int64_t) candidates.size) {
@@ -416,16 +410,16 @@ llama_token pyllama_sample(llama_sampler * chain, llama_context * ctx, int32_t r
         }
         const llama_token_data & chosen = candidates.data[candidates.selected];
         if (std::isinf(chosen.logit)) {
-            return PYLLAMA_NO_TOKEN;  // a grammar would end the process on it
+            return PYLLAMA_NO_TOKEN;  // a grammar that is told of it would end the process
         }
         llama_sampler_accept(chain, chosen.id);
         return chosen.id;
-    }, [](int32_t code) { return code; });
+    });
 }
 
 int32_t pyllama_distribution(
         llama_sampler * chain, llama_context * ctx, int32_t row, int32_t * ids, float * logits, int32_t capacity) {
-    return guarded(nullptr, 0, [&]() -> int32_t {
+    return guarded_code(nullptr, 0, [&]() -> int32_t {
         llama_token_data_array candidates = row_candidates(ctx, row);
         for (int i = 0; i + 1 < llama_sampler_chain_n(chain); ++i) {
             llama_sampler_apply(llama_sampler_chain_get(chain, i), &candidates);
@@ -438,7 +432,7 @@ int32_t pyllama_distribution(
             logits[i] = candidates.data[i].logit;
         }
         return (int32_t) candidates.size;
-    }, [](int32_t code) { return code; });
+    });
 }
 
 bool pyllama_abort_poll(void * p) {
@@ -453,11 +447,11 @@ bool pyllama_abort_poll(void * p) {
 
 void pyllama_wait_for_device(ggml_backend_dev_t device) {
     try {
-        const guard here;  // whatever memory is left
+        const guard here;  // with however little memory
         size_t free, total;
         ggml_backend_dev_memory(device, &free, &total);
     } catch (const std::exception &) {
-        // what follows will tell
+        // the calls that follow will find it
     }
 }
 
@@ -485,7 +479,7 @@ bool pyllama_trace_node(ggml_tensor * node, bool ask, void * p) {
         std::copy(node->ne, node->ne + 4, entry.ne);
     }
     ++trace->n;
-    return false;  // its data is not asked for
+    return false;  // do not fetch its data
 }
 
 bool pyllama_time_node(ggml_tensor * node, bool ask, void * p) {

@@ -1,5 +1,5 @@
-// What this libllama was built from. One string literal, so that it can be found in the file without
-// loading it; see pyllama_mtp/llama/native.py.
+// What this libllama was built from. One string literal: pyllama_mtp/llama/variants.py finds it in the file, and need not
+// load the library.
 #include "pyllama_shim.h"
 
 const char * pyllama_stamp(void) {
