@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from ..arguments import (
@@ -94,14 +95,6 @@ def _adapters(name: str, value: object) -> tuple[tuple[str, float], ...]:
     return tuple(pairs)
 
 
-def _shares(name: str, value: object) -> tuple[float, ...]:
-    return numbers_of(name, value, "numbers, one per device")
-
-
-def _head(name: str, value: object) -> str:
-    return file_name(name, value, "a .gguf file, 'none', or None")
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """Parameters of one model, in llama.cpp's terms. Raises UsageError for a value that cannot be.
@@ -141,7 +134,9 @@ class ModelOptions:
         rpc.SILENCE_S, wholes(0, _MOST // 1000, "0 (no limit) or above, in seconds")
     )
     split_mode: str = option("layer", words(*SPLIT_MODES))
-    tensor_split: Any = option(None, Kind(_shares).or_this(None))
+    tensor_split: Any = option(
+        None, Kind(partial(numbers_of, allowed="numbers, one per device")).or_this(None)
+    )
     main_gpu: int = option(0, wholes(0, _MOST, "index of a device, 0 or above"))
     n_cpu_moe: int = option(0, wholes(0, _MOST, "0 layers or more"))
     cpu_moe: bool = option(False, FLAG)
@@ -150,7 +145,9 @@ class ModelOptions:
     use_mlock: bool = option(False, FLAG)
     no_alloc: bool = option(False, FLAG)
     lora: Any = option((), Kind(_adapters))
-    head: Any = option(None, Kind(_head).or_this(None))
+    head: Any = option(
+        None, Kind(partial(file_name, kind="a .gguf file, 'none', or None")).or_this(None)
+    )
 
     def __post_init__(self) -> None:
         keep_checked(self)

@@ -22,7 +22,6 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ..errors import LibraryError
@@ -207,8 +206,11 @@ def load(library: str | os.PathLike[str] | None = None) -> Library:
     folder, stamp = locate(library)
     with little_spinning():
         _load_shim(folder)
-        extension = _import_extension()
-        _loaded = Library(str(stamp["variant"]), folder, stamp, extension.ffi, extension.lib)
+        try:
+            from .. import _native
+        except ImportError as reason:
+            raise LibraryError(f"the extension cannot be imported: {reason}") from None
+        _loaded = Library(str(stamp["variant"]), folder, stamp, _native.ffi, _native.lib)
         try:
             _start(_loaded)
         except BaseException:
@@ -226,15 +228,6 @@ def _load_shim(folder: Path) -> None:
             f"the libraries in {folder} cannot be loaded: {reason}. "
             "Build them again with `pip install --force-reinstall .` on this machine."
         ) from None
-
-
-def _import_extension() -> ModuleType:
-    try:
-        from .. import _native
-    except ImportError as reason:
-        raise LibraryError(f"the extension cannot be imported: {reason}") from None
-    module: ModuleType = _native
-    return module
 
 
 def _start(library: Library) -> None:

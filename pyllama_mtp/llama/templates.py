@@ -12,7 +12,8 @@ from __future__ import annotations
 import operator
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -69,7 +70,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         tree = _Concatenation().visit(self.parse(source))
         template = jinja2.Template.from_code(self, self.compile(tree), self.make_globals(None))
         pieces, size = [], 0
-        with _Clocked():
+        with _clocked():
             for piece in template.generate(**variables):
                 pieces.append(piece)
                 size += len(piece)
@@ -92,25 +93,23 @@ def _size(name: str, left: Any, right: Any) -> int:
     return sum(sizes) * times[0] if name == "*" and times else sum(sizes)
 
 
-class _Clocked:
+@contextmanager
+def _clocked() -> Iterator[None]:
     """A block that may compute for MOST_SECONDS in this thread; then its next line raises an error.
 
     A debugger's trace function rests meanwhile.
     """
+    end, before = time.thread_time() + MOST_SECONDS, sys.gettrace()
 
-    def __init__(self) -> None:
-        self._end = 0.0
-        self._before: Callable[..., Any] | None = None
-
-    def __enter__(self) -> None:
-        self._end, self._before = time.thread_time() + MOST_SECONDS, sys.gettrace()
-        sys.settrace(self._look)
-
-    def __exit__(self, *exception: object) -> None:
-        sys.settrace(self._before)
-
-    def _look(self, frame: FrameType, event: str, value: Any) -> Callable[..., Any]:
-        if time.thread_time() > self._end:
-            self._end += MOST_SECONDS  # time to handle the error
+    def look(frame: FrameType, event: str, value: Any) -> Callable[..., Any]:
+        nonlocal end
+        if time.thread_time() > end:
+            end += MOST_SECONDS  # time to handle the error
             raise TemplateLimitError(f"it computes for more than {MOST_SECONDS:g} s")
-        return self._look
+        return look
+
+    sys.settrace(look)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
