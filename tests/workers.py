@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import struct
 import subprocess
@@ -11,7 +13,27 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from pyllama_mtp import Model, Session, Settings
+
 from .processes import environment
+
+#: For a short text of a model.
+SMALL = Settings(n_ctx=128, n_batch=32, n_ubatch=16, n_threads=1, draft_n_max=2)
+PROMPT = "def add(a, b):"
+#: Prints that text: model file, address of a worker.
+TEXT_OF = f"""
+import sys
+from pyllama_mtp import Model, Session, Settings
+small = Settings(n_ctx=128, n_batch=32, n_ubatch=16, n_threads=1, draft_n_max=2)
+with Model(sys.argv[1], rpc_servers=sys.argv[2]) as model, Session(model, small) as session:
+    print(session.generate({PROMPT!r}, max_tokens=12).run().text, end="")
+"""
+
+
+def text_of(model: Model) -> str:
+    """The text."""
+    with Session(model, SMALL) as session:
+        return session.generate(PROMPT, max_tokens=12).run().text
 
 
 def start_worker(*options: str) -> subprocess.Popen[str]:
@@ -38,14 +60,22 @@ def address_of(process: subprocess.Popen[str]) -> str:
 
 
 @contextmanager
+def running_worker(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A worker's process and its address. It ends with the block, even if it was stopped."""
+    process = start_worker(*options)
+    try:
+        yield process, address_of(process)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@contextmanager
 def worker() -> Iterator[str]:
     """The address of a worker that ends with the block."""
-    process = start_worker()
-    try:
-        yield address_of(process)
-    finally:
-        process.kill()
-        process.communicate()
+    with running_worker() as (_, address):
+        yield address
 
 
 class Line:

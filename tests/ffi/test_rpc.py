@@ -13,15 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp import Model, Session
 from pyllama_mtp.errors import LibraryError, ModelFileError, UsageError
 from pyllama_mtp.llama import native, rpc
 
 from ..processes import RunPython
 from ..regression.support import engine_of
-from ..workers import address_of, start_worker, worker
-
-SMALL = Settings(n_ctx=128, n_batch=32, n_ubatch=16, n_threads=1)
+from ..workers import SMALL, TEXT_OF, address_of, start_worker, text_of, worker
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +59,8 @@ def test_addresses() -> None:
     assert rpc.check_addresses("host:1") == ("host:1",)
     assert rpc.check_addresses(["host:1", "host:2"]) == ("host:1", "host:2")
     assert rpc.check_addresses(()) == ()
+    with pytest.raises(UsageError, match="twice"):
+        rpc.check_addresses(("a:1", "b:1", "a:1"))
 
 
 @pytest.mark.parametrize(
@@ -73,19 +73,11 @@ def test_no_address(bad: str, demo_file: Path) -> None:
         Model(demo_file, rpc_servers=(bad,))
 
 
-def test_named_twice(demo_file: Path) -> None:
-    with pytest.raises(UsageError, match="twice"):
-        Model(demo_file, rpc_servers=("a:1", "b:1", "a:1"))
-
-
 def test_nothing_listens(demo_file: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(UsageError, match=rf"no worker can be reached at {address}.*rpc-worker"):
         Model(demo_file, rpc_servers=address)
-
-
-def test_an_unknown_host() -> None:
     with pytest.raises(UsageError, match="no worker can be reached"):
         rpc.check("no-such-host.invalid:1")
 
@@ -140,11 +132,6 @@ def test_a_library_without_rpc(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- models ----------------------------------------------------------------------------------------
 
 
-def text_of(model: Model) -> str:
-    with Session(model, SMALL) as session:
-        return session.generate("def add(a, b):", max_tokens=12).run().text
-
-
 def test_only_the_model_that_asks_uses_a_worker(demo: Model, demo_file: Path, served: str) -> None:
     before = native.load().devices()
     with Model(demo_file, rpc_servers=served) as remote:
@@ -183,17 +170,8 @@ def test_bad_shares(demo_file: Path, shares: tuple[float, ...]) -> None:
 def test_upstreams_variant_too(
     run_python: RunPython, demo: Model, demo_file: Path, served: str
 ) -> None:
-    code = """
-import sys
-from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.llama import native
-with Model(sys.argv[1], rpc_servers=sys.argv[2]) as model:
-    with Session(model, Settings(n_ctx=128, n_batch=32, n_ubatch=16, n_threads=1)) as session:
-        print(native.load().variant)
-        print(session.generate("def add(a, b):", max_tokens=12).run().text, end="")
-"""
-    done = run_python(code, demo_file, served, env={"PYLLAMA_MTP_LIB": "upstream"})
-    assert done.stdout == "upstream\n" + text_of(demo), done.stderr
+    done = run_python(TEXT_OF, demo_file, served, env={"PYLLAMA_MTP_LIB": "upstream"})
+    assert done.stdout == text_of(demo), done.stderr
 
 
 # -- the command -----------------------------------------------------------------------------------

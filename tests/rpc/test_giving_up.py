@@ -24,27 +24,16 @@ import pytest
 from pyllama_mtp.llama import native, rpc
 
 from ..processes import environment, start
-from ..workers import address_of, start_worker
+from ..workers import running_worker
 
 SCRIPT = Path(__file__).with_name("give_up.py")
 LIMIT_S = 60  # far above what it takes, and below every timeout
 
 
-@contextmanager
-def a_worker() -> Iterator[tuple[int, str]]:
-    """Process id and address of a worker that may be stopped."""
-    process = start_worker()
-    try:
-        yield process.pid, address_of(process)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
 def steps(what: str, demo_file: Path) -> dict[str, dict[str, Any]]:
     """Run the script; returns what it printed, by step."""
-    with a_worker() as (pid, address):
-        arguments = (what, str(demo_file), address, str(pid))
+    with running_worker() as (worker, address):
+        arguments = (what, str(demo_file), address, str(worker.pid))
         done = subprocess.run(
             [sys.executable, str(SCRIPT), *arguments],
             capture_output=True,
@@ -95,11 +84,11 @@ def test_while_loading_or_closing(demo_file: Path, what: str) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_command_ends(demo_file: Path, number: signal.Signals, code: int) -> None:
     options = ("--max-tokens", "900", "--n-ctx", "1024", "--threads", "1", "--ignore-eos")
-    with a_worker() as (pid, address):
+    with running_worker() as (worker, address):
         command = ["generate", "--model", demo_file, "--rpc", address, *options, "x = 1\n"]
         process = start(*command, env=environment(OMP_NUM_THREADS="1"))
         assert process.stdout and process.stdout.read(20)
-        os.killpg(pid, signal.SIGSTOP)
+        os.killpg(worker.pid, signal.SIGSTOP)
         for _ in range(2):
             time.sleep(0.5)
             process.send_signal(number)
@@ -114,7 +103,7 @@ def test_the_server_ends(demo_file: Path) -> None:
     start = "import sys; from pyllama_mtp import cli, native; native.PATIENCE_S = 1.0; "
     start += "sys.exit(cli.entry())"
     options = ("--n-ctx", "1024", "--n-sequences", "1", "--threads", "1", "--grace", "0")
-    with a_worker() as (pid, address):
+    with running_worker() as (worker, address):
         command = ["serve", "--model", str(demo_file), "--rpc", address, "--port", "0", *options]
         process = subprocess.Popen(
             [sys.executable, "-c", start, *command],
@@ -134,7 +123,7 @@ def test_the_server_ends(demo_file: Path) -> None:
         )
         with ended_in_time(process), urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
             assert answer.readline().startswith(b"data: ")
-            os.killpg(pid, signal.SIGSTOP)
+            os.killpg(worker.pid, signal.SIGSTOP)
             time.sleep(0.5)
             process.send_signal(signal.SIGTERM)
             _, err = process.communicate(timeout=LIMIT_S)

@@ -6,19 +6,18 @@ Each case runs in an interpreter of its own, because an abort is what would go w
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import pyllama_mtp
-
 from ..processes import environment
-from ..workers import address_of, start_worker, worker
+from ..workers import running_worker, worker
 
 SCRIPT = Path(__file__).with_name("lose_a_worker.py")
 LIMIT_S = 60  # far above what it takes; a hang would take for ever
@@ -47,10 +46,9 @@ def second() -> Iterator[str]:
 
 def lose(when: str, demo_file: Path, second: str, *and_then: str) -> dict[str, dict[str, Any]]:
     """Run the script with two workers; returns what it printed, by step, and the lost address."""
-    workers = [start_worker()]
-    try:
-        first = address_of(workers[0])
-        arguments = (when, str(demo_file), first, second, str(workers[0].pid), *and_then)
+    with ExitStack() as stack:
+        lost, first = stack.enter_context(running_worker())
+        arguments = (when, str(demo_file), first, second, str(lost.pid), *and_then)
         script = subprocess.Popen(
             [sys.executable, str(SCRIPT), *arguments],
             stdin=subprocess.PIPE,
@@ -60,32 +58,25 @@ def lose(when: str, demo_file: Path, second: str, *and_then: str) -> dict[str, d
             # a debugger would take its time
             env=environment(OMP_NUM_THREADS="1", GGML_NO_BACKTRACE="1"),
         )
-        workers.append(script)
+        stack.enter_context(script)  # which waits for it
+        stack.callback(script.kill)
+        watch = threading.Timer(LIMIT_S, script.kill)
+        watch.start()
+        stack.callback(watch.cancel)
         assert script.stdout
         lines = []
-        watch = signal.signal(signal.SIGALRM, lambda *_: script.kill())
-        signal.alarm(LIMIT_S)
-        try:
-            for line in filter(json_line, script.stdout):
-                lines.append(json.loads(line))
-                if lines[-1]["step"] == "restart":
-                    workers[0].kill()
-                    workers[0].communicate()
-                    workers.append(start_worker("--port", first.split(":")[1]))
-                    assert address_of(workers[-1]) == first
-                    break
-            out, err = script.communicate("\n")
-        finally:
-            signal.alarm(0)
-            signal.signal(signal.SIGALRM, watch)
+        for line in filter(json_line, script.stdout):
+            lines.append(json.loads(line))
+            if lines[-1]["step"] == "restart":
+                lost.communicate()
+                again = running_worker("--port", first.split(":")[1])
+                assert stack.enter_context(again)[1] == first
+                break
+        out, err = script.communicate("\n")
         lines += map(json.loads, filter(json_line, out.splitlines()))
         last = (script.returncode, lines, err[-3000:])
         assert script.returncode == 0 and lines[-1]["step"] == "end", last
         return {line.pop("step"): line for line in [*lines, {"step": "first", "address": first}]}
-    finally:
-        for process in workers:
-            process.kill()
-            process.communicate()
 
 
 def assert_lost(found: dict[str, dict[str, Any]], *steps: str) -> None:
@@ -122,8 +113,3 @@ def test_while_loading(demo_file: Path, second: str, when: str) -> None:
     found = lose(when, demo_file, second)
     assert_lost(found, "lost")
     assert len(found["local"]["result"]) == 60
-
-
-def test_a_bad_limit(demo_file: Path) -> None:
-    with pytest.raises(pyllama_mtp.errors.UsageError, match="rpc_timeout"):
-        pyllama_mtp.Model(demo_file, rpc_timeout=-1)

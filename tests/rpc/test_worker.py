@@ -15,13 +15,20 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp import Model, Session
 from pyllama_mtp.llama import rpc
 
 from ..processes import RunPython
-from ..workers import address_of, start_worker
+from ..workers import (
+    PROMPT,
+    SMALL,
+    TEXT_OF,
+    address_of,
+    running_worker,
+    start_worker,
+    text_of,
+)
 
-SMALL = Settings(n_ctx=128, n_batch=32, n_ubatch=16, n_threads=1, draft_n_max=2)
 #: Commands and sizes of ggml's protocol (ggml-rpc.cpp).
 ALLOC, GET_BASE, SET_TENSOR, GRAPH_COMPUTE = 0, 3, 6, 10
 TENSOR = struct.Struct("<QIQ4I4II16ii10QQQQ64si")  # rpc_tensor
@@ -64,11 +71,6 @@ def ask(line: socket.socket, command: int, data: bytes, answer: struct.Struct) -
 def server_of(process: subprocess.Popen[str]) -> int:
     """The process that serves: the only child of the command's."""
     return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
-
-
-def text_of(model: Model) -> str:
-    with Session(model, SMALL) as session:
-        return session.generate("def add(a, b):", max_tokens=12).run().text
 
 
 def rubbish(n: int) -> Iterator[bytes]:
@@ -129,18 +131,10 @@ def test_clients_that_stall_or_die_keep_it_from_nobody(
 def test_two_processes_at_once(
     run_python: RunPython, address: str, demo: Model, demo_file: Path
 ) -> None:
-    code = """
-import sys
-from pyllama_mtp import Model, Session, Settings
-with Model(sys.argv[1], rpc_servers=sys.argv[2]) as model:
-    settings = Settings(n_ctx=128, n_batch=32, n_ubatch=16, n_threads=1, draft_n_max=2)
-    with Session(model, settings) as session:
-        print(session.generate("def add(a, b):", max_tokens=12).run().text, end="")
-"""
     with Model(demo_file, rpc_servers=address) as model, Session(model, SMALL) as session:
-        first = session.generate("def add(a, b):", max_tokens=12)
+        first = session.generate(PROMPT, max_tokens=12)
         begun = next(iter(first))
-        done = run_python(code, demo_file, address)
+        done = run_python(TEXT_OF, demo_file, address)
         assert done.stdout == text_of(demo), done.stderr
         assert begun + first.run().text.removeprefix(begun) == text_of(demo)
 
@@ -148,9 +142,7 @@ with Model(sys.argv[1], rpc_servers=sys.argv[2]) as model:
 def test_a_server_that_died_is_started_again(demo: Model, demo_file: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    process = start_worker("--port", str(port))
-    try:
-        address = address_of(process)
+    with running_worker("--port", str(port)) as (process, address):
         before = server_of(process)
         os.kill(before, signal.SIGABRT)
         deadline = time.monotonic() + 20
@@ -167,26 +159,17 @@ def test_a_server_that_died_is_started_again(demo: Model, demo_file: Path) -> No
         out, err = process.communicate(timeout=20)
         assert (process.returncode, out) == (0, "")
         assert f"{address} died of SIGABRT; it is started again" in err
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_a_server_does_not_outlive_its_command() -> None:
-    process = start_worker()
-    address = address_of(process)
-    server = server_of(process)
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + 20
-    try:
+    with running_worker() as (process, address):
+        server = server_of(process)
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 20
         while Path(f"/proc/{server}").exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(server, signal.SIGKILL)
-        process.communicate()
     with pytest.raises(rpc.UsageError, match="no worker can be reached"):
         rpc.check(address)
 
