@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,13 +30,6 @@ def names(demo_file: Path, two_workers: tuple[str, str]) -> list[str]:
 
 
 def named(value: Any, names: list[str]) -> Any:
-    """The value with these names in place of RPC0 and RPC1."""
-    if isinstance(value, str):
-        return re.sub(r"RPC([01])\b", lambda found: names[int(found[1])], value)
-    if isinstance(value, dict):
-        return {key: named(one, names) for key, one in value.items()}
-    return (
-        type(value)(named(one, names) for one in value)
-        if isinstance(value, list | tuple)
-        else value
-    )
+    """A value that JSON can hold, with these names in place of RPC0 and RPC1."""
+    text = re.sub(r"RPC([01])\b", lambda found: names[int(found[1])], json.dumps(value))
+    return json.loads(text)
