@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from .ggmlcalls import BF16, F16, F32, Q4_0, Q4_1, Q8_0, Floats, Ggml
+from .ggmlcalls import BF16, F16, F32, Q4_0, Q4_1, Q8_0, Floats
+from .products import Products
 
 TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8_0": Q8_0, "q4_0": Q4_0, "q4_1": Q4_1}
 HIDDEN = -np.inf
@@ -73,24 +73,13 @@ def variations(rows: int) -> list[Case]:
     return [no_mask, biased, alibi, replace(one, sinks=sinks)]
 
 
-class Attention(Ggml):
-    def fill(self, tensor: Any, data: bytes) -> None:
-        assert self.ggml_nbytes(tensor) == len(data)
-        self.ffi.memmove(self.ggml_get_data(tensor), data, len(data))
-
+class Attention(Products):
     def cache(self, ctx: Any, numbers: Floats, kind: int) -> Any:
         """[d, cells, kv heads, streams]: a view as llama.cpp has it, cell by cell in memory."""
         streams, cells, heads, d = numbers.shape
         row = self.ggml_row_size(kind, d)
-        source = self.ffi.from_buffer("float[]", np.ascontiguousarray(numbers))
-        data = self.ffi.new("char[]", row * (numbers.size // d))
-        if kind == F32:
-            self.ffi.memmove(data, source, numbers.nbytes)
-        else:
-            n = numbers.size // d
-            self.ggml_quantize_chunk(kind, source, data, 0, n, d, self.ffi.NULL)
         whole = self.ggml_new_tensor_4d(ctx, kind, d, heads, cells, streams)
-        self.fill(whole, bytes(self.ffi.buffer(data)))
+        self.fill(whole, self.quantize(numbers, kind))
         strides = (row * heads, row, row * heads * cells)
         return self.ggml_view_4d(ctx, whole, d, cells, heads, streams, *strides, 0)
 
@@ -112,14 +101,6 @@ class Attention(Ggml):
                 self.fill(sinks, one.sinks.astype(np.float32).tobytes())
                 self.ggml_flash_attn_ext_add_sinks(out, sinks)
             return self.computed(ctx, out, n_threads).reshape(streams, rows, heads, -1)
-
-    def on_and_off(self, switch: Callable[[bool], bool], one: Case) -> tuple[Floats, Floats]:
-        """The results with a switch of the library on, and off."""
-        found = []
-        for on in (True, False):
-            assert switch(on)
-            found.append(self.run(one))
-        return found[0], found[1]
 
     def stored(self, numbers: Floats, kind: int) -> Any:
         """What a cache of a type keeps of these numbers, in float64."""

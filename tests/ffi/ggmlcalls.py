@@ -107,10 +107,13 @@ class Ggml:
     def ints(self, ctx: Any, values: list[int]) -> Any:
         """A tensor of these I32 values."""
         made = self.ggml_new_tensor_2d(ctx, I32, len(values), 1)
-        self.ffi.memmove(
-            self.ggml_get_data(made), np.array(values, np.int32).tobytes(), 4 * len(values)
-        )
+        self.fill(made, np.array(values, np.int32).tobytes())
         return made
+
+    def fill(self, tensor: Any, data: bytes) -> None:
+        """Write the bytes of a contiguous tensor."""
+        assert self.ggml_nbytes(tensor) == len(data)
+        self.ffi.memmove(self.ggml_get_data(tensor), data, len(data))
 
     def data(self, tensor: Any) -> Floats:
         """The values of a contiguous F32 tensor, to read and to write; no copy."""

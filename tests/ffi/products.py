@@ -35,7 +35,7 @@ class Products(Ggml):
         with self.context(4 * len(weights) + 8 * n * (m + k)) as ctx:
             a = self.ggml_new_tensor_2d(ctx, kind, k, m)
             b = self.ggml_new_tensor_2d(ctx, F32, k, n)
-            self.ffi.memmove(self.ggml_get_data(a), weights, len(weights))
+            self.fill(a, weights)
             self.data(b)[:] = columns.ravel()
             return self.computed(ctx, self.ggml_mul_mat(ctx, a, b), n_threads).reshape(n, m)
 
@@ -59,7 +59,7 @@ class Products(Ggml):
             a = self.ggml_new_tensor_4d(ctx, kind, k, m, n_experts, 1)
             b = self.ggml_new_tensor_4d(ctx, F32, k, u, t, 1)
             c = self.ggml_new_tensor_2d(ctx, I32, ids.shape[1], t)
-            self.ffi.memmove(self.ggml_get_data(a), weights, len(weights))
+            self.fill(a, weights)
             self.data(b)[:] = columns.ravel()
             self.data(c).view(np.int32)[:] = ids.ravel()
             out = self.computed(ctx, self.ggml_mul_mat_id(ctx, a, b, c), n_threads)

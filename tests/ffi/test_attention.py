@@ -1,0 +1,247 @@
+"""Patches 5 and 9: attention of 1 to 8 rows, and of more, against numpy in float64.
+
+A row's bits depend on what the row itself sees, and on nothing else: not on the number of threads,
+nor on hidden cells, whatever is in them and however many follow the last one. With 1 to 8 rows they
+do not depend on the rows beside it either. Shapes are those around the edges of the kernels' tiles
+(64 cells), stretches (256 cells, from 4,096 on 512), panels (48 or 16 queries, rows and heads
+together) and blocks (240 queries).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pyllama_mtp.llama import native
+
+from .attentioncalls import HIDDEN, TYPES, Attention, Case, case, variations
+from .ggmlcalls import Q4_0, Q8_0
+
+#: Types for more than 8 rows; TYPES are those for 1 to 8.
+KINDS = ("f32", "f16", "q8_0", "q4_0")
+
+
+def assert_right(ggml: Attention, one: Case) -> None:
+    """With more than 8 rows, rounded no worse than F16 rounds."""
+    found, wanted = ggml.run(one), ggml.wanted(one)
+    tolerance = 4e-6 if one.q.shape[1] <= 8 else 5e-4
+    assert np.abs(found - wanted).max() < tolerance * np.abs(wanted).max()
+
+
+def assert_rows_are_rows_alone(ggml: Attention, one: Case, counts: tuple[int, ...]) -> None:
+    n = one.q.shape[1]
+    alone = np.concatenate([ggml.run(one.rows(row)) for row in range(n)], axis=1)
+    for count in counts:
+        for first in (0, n - count):
+            rows = range(first, first + count)
+            found = ggml.run(one.rows(*rows))
+            assert found.tobytes() == alone[:, list(rows)].tobytes(), f"{count} rows"
+
+
+# -- the values ------------------------------------------------------------------------------------
+
+SIZES = [(kind, 8, cells) for kind in TYPES for cells in (8, 65, 300, 4700)]
+MORE_ROWS = [(rows, cells) for rows in (9, 12, 17, 31, 48, 61, 70) for cells in (70, 128, 129, 700)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "cells"), [*SIZES, *((kind, *size) for kind in KINDS for size in MORE_ROWS)]
+)
+def test_it_is_right(ggml: Attention, kind: str, rows: int, cells: int) -> None:
+    assert_right(ggml, case(cells, rows, type_k=TYPES[kind], type_v=TYPES[kind]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("heads", "kv", "d", "dv"),
+    [(8, 2, 64, 64), (8, 2, 256, 256), (5, 1, 128, 128), (3, 3, 64, 64), (1, 1, 32, 32),
+     (16, 1, 64, 128), (6, 2, 96, 96), (6, 2, 96, 32)],
+)  # fmt: skip
+def test_shapes(ggml: Attention, heads: int, kv: int, d: int, dv: int, kind: str) -> None:
+    types = {"type_k": TYPES[kind], "type_v": TYPES[kind]}
+    for rows in (1, 3, 9, 33):
+        assert_right(ggml, case(200, rows, heads, kv, d, dv=dv, streams=2, **types))
+
+
+def test_variations(ggml: Attention) -> None:
+    odd = [case(200, rows, 5, 1, 80, dv=112, streams=2) for rows in (1, 3, 20)]
+    types = [case(300, rows, type_k=Q8_0, type_v=Q4_0) for rows in (8, 20)]
+    for one in (*variations(8), *variations(40), case(300, softcap=3.0), *odd, *types):
+        assert_right(ggml, one)
+
+
+def hide_tiles(one: Case) -> None:
+    """Several sequences in one cache: rows see tiles that others do not."""
+    assert one.mask is not None
+    mask, rows = one.mask[0], np.arange(one.mask.shape[1])
+    mask[:, 128:256] = HIDDEN  # of no row
+    mask[rows % 2 == 0, 320:448] = HIDDEN
+    mask[rows % 3 == 1, :300] = HIDDEN
+    mask[5] = HIDDEN
+    mask[5, 77] = 0.0  # one cell only
+    mask[6] = HIDDEN  # nothing
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_that_hide_whole_tiles(ggml: Attention, kind: str) -> None:
+    one = case(600, 50, type_k=TYPES[kind], type_v=TYPES[kind])
+    hide_tiles(one)
+    assert one.mask is not None
+    seen = np.isfinite(one.mask[0]).any(axis=1)
+    assert not ggml.run(one)[0, ~seen].any()
+    one.mask[0, ~seen, 0] = 0.0
+    assert_right(ggml, one)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+def test_numbers_of_all_sizes(ggml: Attention, kind: str) -> None:
+    """Sums of shorts do not overflow, and small numbers beside large ones count."""
+    one = case(200, 20, d=256, type_k=TYPES[kind], type_v=TYPES[kind])
+    for factor in (1e-4, 1e3):
+        assert_right(ggml, replace(one, v=one.v * np.float32(factor)))
+        scaled = replace(one, q=one.q / np.float32(factor), k=one.k * np.float32(factor))
+        assert_right(ggml, scaled)
+    alike = replace(one, q=np.ones_like(one.q), k=np.ones_like(one.k), v=np.ones_like(one.v))
+    assert_right(ggml, alike)
+    assert_right(ggml, replace(alike, k=-alike.k, v=-alike.v))
+    single = np.zeros_like(one.q)
+    single[..., 3] = 50.0
+    assert_right(ggml, replace(one, q=single))
+    assert_right(ggml, replace(one, q=0 * one.q))
+    assert not ggml.run(replace(one, v=one.v * 0)).any()
+
+
+def test_what_is_no_number_stays_so(ggml: Attention) -> None:
+    one = case(200, 20)
+    q = one.q.copy()
+    q[0, 3, 1, 5] = np.nan
+    found = ggml.run(replace(one, q=q))
+    assert np.isnan(found[0, 3, 1]).all()
+    assert np.isfinite(np.delete(found[0].reshape(160, 64), 3 * 8 + 1, axis=0)).all()
+
+
+def test_a_row_that_sees_nothing_is_zero(ggml: Attention) -> None:
+    one = case(200, rows=3)
+    assert one.mask is not None
+    one.mask[0, 1] = HIDDEN
+    found = ggml.run(one)[0]
+    assert not found[1].any()
+    assert np.isfinite(found).all() and found[0].any() and found[2].any()
+
+
+# -- the bits --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("cells", [9, 64, 65, 257, 511, 513, 700, 4099, 5000])
+def test_the_rows_beside_it(ggml: Attention, cells: int, kind: str) -> None:
+    one = case(cells, type_k=TYPES[kind], type_v=TYPES[kind])
+    assert_rows_are_rows_alone(ggml, one, (2, 3, 5, 8) if cells > 1000 else (2, 3, 4, 5, 6, 7, 8))
+
+
+@pytest.mark.parametrize(("heads", "kv", "d"), [(8, 2, 256), (3, 1, 96), (5, 5, 32), (16, 1, 64)])
+def test_the_rows_beside_it_in_other_shapes(ggml: Attention, heads: int, kv: int, d: int) -> None:
+    assert_rows_are_rows_alone(ggml, case(400, 8, heads, kv, d), (2, 3, 4, 5, 6, 7, 8))
+    biased = replace(case(400, 8, heads, kv, d), max_bias=8.0, softcap=20.0)
+    assert_rows_are_rows_alone(ggml, biased, (2, 7))
+
+
+def test_rows_that_see_other_cells(ggml: Attention) -> None:
+    """Rows of several sequences in one cache see different cells; so do rows after a rollback."""
+    one = case(1000)
+    assert one.mask is not None
+    rng = np.random.default_rng(0)
+    mine = rng.integers(0, 3, 1000)
+    for row in range(8):
+        one.mask[0, row, mine != row % 3] = HIDDEN
+    one.mask[0, 4, :] = HIDDEN
+    one.mask[0, 4, 640] = 0.0  # of one cell in the middle of a stretch
+    one.mask[0, 5, 128:900] = HIDDEN
+    assert_right(ggml, one)
+    assert_rows_are_rows_alone(ggml, one, (2, 3, 5, 8))
+
+
+@pytest.mark.parametrize("n_threads", [1, 3, 5])
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize(
+    ("rows", "cells"),
+    [*((rows, cells) for rows in (1, 4, 8) for cells in (40, 700, 6000)), (9, 500), (70, 500),
+     (200, 500)],
+)  # fmt: skip
+def test_the_number_of_threads(
+    ggml: Attention, rows: int, cells: int, kind: str, n_threads: int
+) -> None:
+    one = case(cells, rows, type_k=TYPES[kind], type_v=TYPES[kind])
+    if rows > 8:
+        hide_tiles(one)
+    assert ggml.run(one, n_threads).tobytes() == ggml.run(one, 2).tobytes()
+
+
+UNSEEN = [(kind, 4, cells) for kind in TYPES for cells in (10, 63, 256, 500, 4096, 4150)]
+
+
+@pytest.mark.parametrize(("kind", "rows", "cells"), [*UNSEEN, *((k, 20, 130) for k in KINDS)])
+def test_cells_that_no_row_sees(ggml: Attention, kind: str, rows: int, cells: int) -> None:
+    """What lies there may be NaN; the cache's view ends at a multiple of 256 cells, or later."""
+    one = case(cells, rows, type_k=TYPES[kind], type_v=TYPES[kind])
+    assert one.mask is not None
+    hidden = slice(cells // 3, cells // 2)
+    one.mask[:, :, hidden] = HIDDEN
+    wanted = ggml.run(one).tobytes()
+    value = 7.0 if kind.startswith("q") else np.nan
+    for more in (1, 64, 246, 1000):
+        width = [(0, 0), (0, more), (0, 0), (0, 0)]
+        k, v = (np.pad(part, width, constant_values=value) for part in (one.k, one.v))
+        k[:, hidden] = v[:, hidden] = value
+        mask = np.pad(one.mask, [(0, 0), (0, 0), (0, more)], constant_values=HIDDEN)
+        assert ggml.run(replace(one, k=k, v=v, mask=mask)).tobytes() == wanted, f"{more} more"
+
+
+@pytest.mark.parametrize("row", range(8))
+def test_cells_that_only_others_see(ggml: Attention, row: int) -> None:
+    one = case(300)
+    wanted = ggml.run(one)[0, row].tobytes()
+    assert one.mask is not None
+    hidden = one.mask[0, row] == HIDDEN
+    k, v = one.k.copy(), one.v.copy()
+    k[0, hidden], v[0, hidden] = np.nan, np.nan
+    assert ggml.run(replace(one, k=k, v=v))[0, row].tobytes() == wanted
+
+
+def test_streams_are_streams_alone(ggml: Attention) -> None:
+    one = case(300, rows=3, streams=3)
+    assert one.mask is not None
+    one.mask[1, :, :200] = HIDDEN
+    assert_right(ggml, one)
+    found = ggml.run(one)
+    for stream in range(3):
+        assert found[stream].tobytes() == ggml.run(one.stream(stream))[0].tobytes()
+
+
+# -- switches --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "others"),
+    [
+        ("few_rows_attention", case(700, rows=8), [case(700, rows=9)]),
+        (
+            "large_batch",
+            case(300, 20),
+            [case(300, 8), case(300, 20, softcap=3.0), case(300, 20, d=36)],
+        ),
+    ],
+    ids=["1 to 8 rows", "more"],
+)
+def test_each_can_be_switched_off_and_leaves_some_to_others(
+    ggml: Attention, name: str, own: Case, others: list[Case]
+) -> None:
+    found = {}
+    for value in (True, False):
+        assert getattr(native.load(), f"set_{name}")(value)
+        found[value] = [ggml.run(one) for one in (own, *others)]
+    (on, *same), (off, *as_before) = found[True], found[False]
+    assert on.tobytes() != off.tobytes() and np.abs(on - off).max() < 3e-2  # upstream sums in F16
+    assert [one.tobytes() for one in same] == [one.tobytes() for one in as_before]
