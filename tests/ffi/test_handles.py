@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.errors import ContextClosedError, ModelFileError
+from pyllama_mtp.errors import ContextClosedError
 from pyllama_mtp.llama.context import Context, ContextOptions
 
 from ..processes import RunPython
@@ -19,15 +19,6 @@ from ..regression.support import engine_of
 SMALL = ContextOptions(n_ctx=64, n_batch=8, n_ubatch=8, n_threads=1)
 SETTINGS = Settings(n_ctx=64, n_threads=1, draft_n_max=2)
 ONE, OUT = np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int8)
-
-
-def test_closing_twice(demo_file: Path) -> None:
-    model = Model(demo_file)
-    context = Context(model, SMALL)
-    session = Session(model, SETTINGS)
-    for thing in (context, session, model):
-        thing.close()
-        thing.close()
 
 
 def test_closing_the_model_closes_its_contexts(demo_file: Path) -> None:
@@ -41,8 +32,8 @@ def test_closing_the_model_closes_its_contexts(demo_file: Path) -> None:
         context.decode(ONE, 0, OUT)
     with pytest.raises(ContextClosedError):
         session.generate([1], max_tokens=2).run()
-    context.close()
-    session.close()
+    for thing in (context, session, model, context, session):
+        thing.close()
 
 
 def test_closing_contexts_in_either_order(demo: Model) -> None:
@@ -107,15 +98,6 @@ def test_using_a_closed_session(demo: Model) -> None:
     for use in (session.reset, session.memory, session.generate([1]).run):
         with pytest.raises(ContextClosedError):
             use()
-
-
-def test_a_model_that_failed_to_load_frees_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "no.gguf"
-    path.write_bytes(b"not a model")
-    for name in (path, tmp_path / "absent.gguf"):
-        with pytest.raises(ModelFileError):
-            Model(name)
-    gc.collect()
 
 
 def test_never_closed(run_python: RunPython, demo_file: Path) -> None:
