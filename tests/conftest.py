@@ -118,15 +118,6 @@ def demo_file() -> Path:
     return demo_path()
 
 
-@pytest.fixture(scope="session")
-def demo(demo_file: Path, n_gpu_layers: int) -> Iterator[Model]:
-    """The demo model, loaded once."""
-    from pyllama_mtp import Model
-
-    with Model(demo_file, n_gpu_layers=n_gpu_layers) as model:
-        yield model
-
-
 @pytest.fixture
 def told(
     demo: Model, monkeypatch: pytest.MonkeyPatch
@@ -157,15 +148,6 @@ def moe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from pyllama_mtp.models.synth import write_synthetic
 
     return write_synthetic(tmp_path_factory.mktemp("moe") / "moe.gguf", "tiny-moe", "f16")
-
-
-@pytest.fixture(scope="session")
-def moe(moe_file: Path, n_gpu_layers: int) -> Iterator[Model]:
-    """The mixture-of-experts model, loaded once."""
-    from pyllama_mtp import Model
-
-    with Model(moe_file, n_gpu_layers=n_gpu_layers) as model:
-        yield model
 
 
 @pytest.fixture(scope="session")
@@ -207,13 +189,20 @@ def next_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model("qwen3next", tmp_path_factory.mktemp("next") / "next.gguf")
 
 
-@pytest.fixture(scope="session")
-def qwen3next(next_file: Path, n_gpu_layers: int) -> Iterator[Model]:
-    """The model of architecture qwen3next, loaded once."""
-    from pyllama_mtp import Model
+def loaded(file: str) -> Any:
+    """A fixture: the model of the fixture `file`, loaded once."""
 
-    with Model(next_file, n_gpu_layers=n_gpu_layers) as model:
-        yield model
+    @pytest.fixture(scope="session")
+    def model(request: pytest.FixtureRequest, n_gpu_layers: int) -> Iterator[Model]:
+        from pyllama_mtp import Model
+
+        with Model(request.getfixturevalue(file), n_gpu_layers=n_gpu_layers) as found:
+            yield found
+
+    return model
+
+
+demo, moe, qwen3next = map(loaded, ("demo_file", "moe_file", "next_file"))
 
 
 @pytest.fixture(params=["demo", "moe", "qwen3next"])
