@@ -82,6 +82,12 @@ def assert_close(found: KVState, wanted: KVState, tolerance: float) -> None:
         assert np.max(off) < tolerance, f"{what} is off by {np.max(off):.4f}, at {worst}"
 
 
+def assert_same(a: KVState, b: KVState) -> None:
+    """K, V and the carry, to the bit."""
+    for one, other in ((a.k, b.k), (a.v, b.v), (a.carry, b.carry)):
+        assert one.tobytes() == other.tobytes()
+
+
 def check(model: Model, batches: Sequence[Batch], n_seqs: int = 1, **options: object) -> None:
     """Caches of every sequence, and logits, after the same batches: those of two contexts, and the
     logits of a context that knows nothing of MTP."""
@@ -239,9 +245,7 @@ def test_a_state_that_is_restored(model: Model, back: int, on_device: bool) -> N
         target.clear()
         target.load_state(data)
         assert drafts_of(target, 7, 8) == wanted
-        after = state(target)
-        for a, b in ((before.k, after.k), (before.v, after.v), (before.carry, after.carry)):
-            assert a.tobytes() == b.tobytes()
+        assert_same(before, state(target))
         found.decode_batch(verified(model, found.n_past, 800))
         if not on_device:
             fresh.decode_batch(verified(model, fresh.n_past, 800))
@@ -267,8 +271,7 @@ def test_checkpoints_of_the_recurrent_part(model: Model, on_device: bool, seq: i
         assert found.remove(N, seq)
         assert drafts_of(found, 7, 8, seq) == wanted and drafts_of(found, 7, 8, 1 - seq) == other
         after = state(found, seq)
-        for a, b in ((before.k, after.k), (before.v, after.v), (before.carry, after.carry)):
-            assert a.tobytes() == b.tobytes()
+        assert_same(before, after)
         assert before.recurrent == after.recurrent
 
 
@@ -330,6 +333,5 @@ def test_a_mixed_batch_goes_by_sequence(model: Model) -> None:
             found.decode_batch(Batch(*columns, last(2 * n)))
             states.append([state(found, seq) for seq in range(2)])
     for a, b in zip(*states, strict=True):
-        assert a.k.tobytes() == b.k.tobytes() and a.v.tobytes() == b.v.tobytes()
-        assert a.carry.tobytes() == b.carry.tobytes()
+        assert_same(a, b)
     assert states[0][0].carry.tobytes() != states[0][1].carry.tobytes()

@@ -49,11 +49,6 @@ def quantized_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_synthetic(path, "tiny", "q4_0")
 
 
-def files(request: pytest.FixtureRequest) -> dict[str, Path]:
-    names = ("demo", "moe", "quantized")
-    return {name: request.getfixturevalue(f"{name}_file") for name in names}
-
-
 def used(model: Model, settings: Settings, n_sequences: int) -> dict[Any, dict[str, int]]:
     """Bytes allocated, by memory, after prompts and drafts."""
     prompt = made_up(model, 200).tolist()
@@ -95,7 +90,7 @@ def check(model: Model, settings: Settings, n_sequences: int = 1) -> list[dict[s
 def test_on_the_cpu(
     request: pytest.FixtureRequest, name: str, options: dict[str, Any], n_sequences: int
 ) -> None:
-    with Model(files(request)[name], n_gpu_layers=0) as model:
+    with Model(request.getfixturevalue(f"{name}_file"), n_gpu_layers=0) as model:
         check(model, Settings(n_threads=1, **options), n_sequences)
 
 
@@ -118,7 +113,8 @@ def test_on_a_device(
     n_sequences: int,
     placed: dict[str, Any],
 ) -> None:
-    with worker() as address, Model(files(request)[name], rpc_servers=address, **placed) as model:
+    path = request.getfixturevalue(f"{name}_file")
+    with worker() as address, Model(path, rpc_servers=address, **placed) as model:
         assert len(check(model, Settings(n_threads=1, **options), n_sequences)) == 2
 
 
