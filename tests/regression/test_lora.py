@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Session
-from pyllama_mtp.errors import ModelFileError, PromptFileError, UsageError
+from pyllama_mtp.errors import ModelFileError, UsageError
 
 from ..adapters import RANK, trunk, write_adapter
 from ..trimmed import rewrite, tensors_of
@@ -129,22 +129,6 @@ def test_a_chain_has_room_for_what_an_adapter_adds(
             options = {"n_batch": 16, "n_ubatch": 16}
             got = written(model, text[:30], 20, depth, **options).tokens
             assert_same_tokens(model, text[:30], got, expected, rounding(model, text[:97]))
-
-
-def test_what_was_saved_is_for_the_same_adapters(
-    demo_file: Path, demo: Model, tmp_path: Path, text: list[int]
-) -> None:
-    adapter = write_adapter(tmp_path / "a.gguf", demo.info, trunk(demo.info))
-    saved = tmp_path / "saved"
-    with Model(demo_file, lora=adapter) as model, Session(model, settings(2)) as session:
-        session.process(text[:50])
-        session.save(saved)
-        session.restore(saved)
-    with (
-        Session(demo, settings(2)) as session,
-        pytest.raises(PromptFileError, match=r"lora a\.gguf"),
-    ):
-        session.restore(saved)
 
 
 Q = "blk.2.attn_q.weight"

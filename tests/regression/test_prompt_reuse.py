@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyllama_mtp import Generation, Model, Session
+from pyllama_mtp import Generation, Model, RopeScaling, Session
 from pyllama_mtp.errors import PromptFileError, PyllamaMtpError, UsageError
 
+from ..adapters import trunk, write_adapter
 from .kvstate import KVState
 from .support import N_UBATCH, assert_same_tokens, cached, engine_of, scaled, settings
 from .twocontexts import draft_state
@@ -227,6 +228,8 @@ def test_saved_after_an_answer(demo: Model, text: list[int], gap: float, tmp_pat
 def test_what_does_not_fit_is_refused(
     demo: Model, moe: Model, text: list[int], tmp_path: Path
 ) -> None:
+    adapter = write_adapter(tmp_path / "a.gguf", demo.info, trunk(demo.info))
+    adapted = Model(demo.path, lora=adapter)
     path = tmp_path / "prompt.bin"
     with Session(demo, settings(3)) as session:
         with pytest.raises(UsageError, match="process one first"):
@@ -239,6 +242,8 @@ def test_what_does_not_fit_is_refused(
     others: list[tuple[Model, dict[str, object], str, str]] = [
         (demo, {"cache_type_k": "q8_0"}, "prompt.bin", "cache_type_k"),
         (demo, {"hidden": "pre-norm"}, "prompt.bin", "hidden"),
+        (demo, {"rope": RopeScaling(rope_freq_scale=0.5)}, "prompt.bin", "rope"),
+        (adapted, {}, "prompt.bin", r"lora .* a\.gguf"),
         (moe, {}, "prompt.bin", "model"),
         (demo, {"n_ctx": 256}, "prompt.bin", "longer n_ctx"),
         (demo, {}, "cut.bin", "cut.bin"),
@@ -253,6 +258,7 @@ def test_what_does_not_fit_is_refused(
             assert isinstance(caught.value, (PromptFileError, UsageError))
             held_now = cached(session)
             assert held_now == kept, "a refused file must leave the session as it was"
+    adapted.close()
     with Session(demo, settings(3)) as session:
         session.restore(path)
         assert cached(session) == held

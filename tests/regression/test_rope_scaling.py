@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, RopeScaling, Session
-from pyllama_mtp.errors import PromptFileError, UsageError
+from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.context import Context, ContextOptions
 
 from .support import assert_same_tokens, engine_of, greedy, made_up, settings, written
@@ -72,17 +72,6 @@ def test_the_context_may_be_longer(demo: Model, caplog: pytest.LogCaptureFixture
     assert record.levelno == logging.WARNING and "4352 tokens is longer" in record.getMessage()
     with Session(demo, settings(0, n_ctx=0, rope=RopeScaling(**YARN))) as session:
         assert trained < session.n_ctx == 8192
-
-
-def test_what_was_saved_is_for_the_same_scaling(
-    demo: Model, text: list[int], tmp_path: Any
-) -> None:
-    with Session(demo, settings(2, rope=RopeScaling(**YARN))) as session:
-        session.process(text[:40])
-        session.save(tmp_path / "saved")
-        session.restore(tmp_path / "saved")
-    with Session(demo, settings(2)) as session, pytest.raises(PromptFileError, match="rope"):
-        session.restore(tmp_path / "saved")
 
 
 @pytest.mark.parametrize(
