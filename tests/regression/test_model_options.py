@@ -129,6 +129,7 @@ def test_how_the_file_is_read_and_the_text_does_not_depend_on_it(
         ({"cpu_moe": 1}, "cpu_moe is 1"),
         ({"split_mode": "tensor"}, "split_mode is 'tensor', it must be one of none, layer, row"),
         ({"main_gpu": -1}, "main_gpu is -1"),
+        ({"rpc_timeout": -1}, "rpc_timeout is -1"),
         ({"use_mmap": 2}, "use_mmap is 2"),
         ({"use_mlock": None}, "use_mlock is None"),
     ],
