@@ -11,7 +11,7 @@ from gguf import GGUFWriter
 
 from pyllama_mtp.models.modelinfo import GGUFInfo
 
-from .trimmed import finish
+from .trimmed import add_values, finish
 
 RANK = 4
 
@@ -42,13 +42,7 @@ def write_adapter(
         **(change or {}),
     }
     writer = GGUFWriter(path, metadata.pop("general.architecture", info.architecture))
-    for key, value in metadata.items():
-        if isinstance(value, float):
-            writer.add_float32(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        elif value is not None:
-            writer.add_array(key, value)
+    add_values(writer, metadata)
     found: dict[str, Any] = {}
     shapes = {tensor.name: tensor.shape for tensor in info.tensors}
     for name in names:

@@ -21,7 +21,7 @@ from pyllama_mtp.models.synth import add_tokens
 from pyllama_mtp.models.vocab import CHAT_TEMPLATE
 
 from .hyperparameters import N_LAYER_LARGE, N_VOCAB_LARGE, hyperparameters
-from .trimmed import add_metadata, finish
+from .trimmed import add_metadata, add_values, finish
 
 Array = npt.NDArray[np.float32]
 
@@ -61,12 +61,7 @@ def tensor_shapes(header: Path) -> dict[str, tuple[int, ...]]:
     base.gguf_init_from_file.restype = ctypes.c_void_p
     base.gguf_init_from_file.argtypes = (ctypes.c_char_p, Init)
     llama.llama_model_init_from_user.restype = ctypes.c_void_p
-    llama.llama_model_init_from_user.argtypes = (
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        Params,
-    )
+    llama.llama_model_init_from_user.argtypes = (*(ctypes.c_void_p,) * 3, Params)
     metadata = base.gguf_init_from_file(str(header).encode(), Init(True, None))
     pointer = ctypes.cast(seen, ctypes.c_void_p)
     model = llama.llama_model_init_from_user(metadata, pointer, None, params)
@@ -206,24 +201,11 @@ def write_model(
 
 
 def _write(
-    path: Path,
-    arch: str,
-    given: Mapping[str, Any],
-    tensors: Mapping[str, Array],
-    large: bool,
+    path: Path, arch: str, given: Mapping[str, Any], tensors: Mapping[str, Array], large: bool
 ) -> None:
     writer = GGUFWriter(path, arch)
     writer.add_name(f"{arch}, random weights")
-    for key, value in given.items():
-        name = f"{arch}.{key}"
-        if isinstance(value, bool):
-            writer.add_bool(name, value)
-        elif isinstance(value, float):
-            writer.add_float32(name, value)
-        elif isinstance(value, list):
-            writer.add_array(name, value)
-        else:
-            writer.add_uint32(name, value)
+    add_values(writer, {f"{arch}.{key}": value for key, value in given.items()})
     if large:
         add_tokens(writer, N_VOCAB_LARGE, "qwen2")
         writer.add_chat_template(CHAT_TEMPLATE)

@@ -13,7 +13,7 @@ import numpy as np
 from pyllama_mtp.models.synth import add_tokens
 from pyllama_mtp.models.vocab import CHAT_TEMPLATE
 
-from .trimmed import finish
+from .trimmed import add_values, finish
 
 #: Attention only; with a sliding window; with tokenizers of both kinds; a recurrent state without
 #: snapshots.
@@ -21,6 +21,22 @@ ARCHITECTURES = ("llama", "gemma3", "qwen3", "mamba")
 N_EMBD, N_HEAD, N_KV, HEAD, N_FF, N_VOCAB, N_CTX = 64, 4, 2, 16, 128, 640, 1024
 WINDOW = 32
 _INNER, _STATE, _RANK, _KERNEL = 128, 16, 32, 4
+
+_ATTENTION = {
+    "feed_forward_length": N_FF,
+    "attention.head_count": N_HEAD,
+    "attention.head_count_kv": N_KV,
+    "attention.key_length": HEAD,
+    "attention.value_length": HEAD,
+    "rope.dimension_count": HEAD,
+    "rope.freq_base": 10000.0,
+}
+_MAMBA = {
+    "ssm.conv_kernel": _KERNEL,
+    "ssm.inner_size": _INNER,
+    "ssm.state_size": _STATE,
+    "ssm.time_step_rank": _RANK,
+}
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
@@ -32,12 +48,12 @@ def write_model(path: Path, arch: str, n_layer: int = 6, **metadata: Any) -> Pat
         "block_count": n_layer,
         "context_length": N_CTX,
         "embedding_length": N_EMBD,
-        **(_mamba_numbers() if arch == "mamba" else _attention_numbers(arch)),
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        **(_MAMBA if arch == "mamba" else _ATTENTION),
+        **({"attention.sliding_window": WINDOW} if arch == "gemma3" else {}),
         **metadata,
     }
-    adders = {float: writer.add_float32, bool: writer.add_bool, int: writer.add_uint32}
-    for key, value in numbers.items():
-        adders[type(value)](f"{arch}.{key}", value)
+    add_values(writer, {f"{arch}.{key}": value for key, value in numbers.items()})
     writer.add_name(f"random {arch}")
     writer.add_chat_template(CHAT_TEMPLATE)
     (_bpe if arch in ("qwen3", "mamba") else _spm)(writer)
@@ -57,30 +73,6 @@ def write_model(path: Path, arch: str, n_layer: int = 6, **metadata: Any) -> Pat
         tensors[name] = data
     finish(writer, tensors)
     return path
-
-
-def _attention_numbers(arch: str) -> dict[str, Any]:
-    numbers = {
-        "feed_forward_length": N_FF,
-        "attention.head_count": N_HEAD,
-        "attention.head_count_kv": N_KV,
-        "attention.key_length": HEAD,
-        "attention.value_length": HEAD,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.dimension_count": HEAD,
-        "rope.freq_base": 10000.0,
-    }
-    return numbers | ({"attention.sliding_window": WINDOW} if arch == "gemma3" else {})
-
-
-def _mamba_numbers() -> dict[str, Any]:
-    return {
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "ssm.conv_kernel": _KERNEL,
-        "ssm.inner_size": _INNER,
-        "ssm.state_size": _STATE,
-        "ssm.time_step_rank": _RANK,
-    }
 
 
 def _attention(arch: str, n_layer: int) -> Shapes:

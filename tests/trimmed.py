@@ -34,6 +34,15 @@ def add_metadata(writer: GGUFWriter, source: GGUFReader, prefix: str = "") -> No
             writer.add_key_value(name, field.contents(), kind, sub_type=sub)
 
 
+def add_values(writer: GGUFWriter, values: Mapping[str, Any]) -> None:
+    """Add metadata, each by the type of its value; None is left out."""
+    numbers = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    adders: dict[type, Any] = {**numbers, str: writer.add_string, list: writer.add_array}
+    for name, value in values.items():
+        if value is not None:
+            adders[type(value)](name, value)
+
+
 def finish(writer: GGUFWriter, tensors: Mapping[str, Any]) -> None:
     """Write a file of these tensors, each an array or (array, type), and what was added before."""
     for name, found in tensors.items():
