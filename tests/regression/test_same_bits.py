@@ -20,7 +20,7 @@ from pyllama_mtp.models.synth import write_synthetic
 
 from .support import Floats, decode, made_up, plain_context
 
-#: File types that need no importance matrix; IQ2 and IQ3 are in tests/ffi/test_small_batch.py.
+#: File types that need no importance matrix; IQ2 and IQ3 are in tests/ffi/test_products.py.
 TYPES = ["f32", "f16", "bf16", "q8_0", "q5_0", "q4_0", "iq4_nl", "mxfp4_moe"]
 TYPES += ["q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k", "iq4_xs"]
 #: How many rows each batch has.
@@ -88,10 +88,9 @@ def test_rows_together_are_rows_alone(model: Model, options: dict[str, str]) -> 
 def test_upstream_differs_here(shape: str, tmp_path: Path) -> None:
     """What is tested above can fail: upstream's bits do depend on the rows."""
     write_synthetic(tmp_path / "m.gguf", shape, "f16", n_embd=256)
-    library = native.load()
+    switch = native.load().lib.pyllama_set_cpu_changes
     try:
-        library.set_small_batch(False)
-        library.set_few_rows_attention(False)
+        switch(False)
         with (
             Model(tmp_path / "m.gguf", mtp=False, n_gpu_layers=0) as model,
             plain_context(model, n_ctx=1024, n_batch=600, n_outputs_max=8) as context,
@@ -99,7 +98,6 @@ def test_upstream_differs_here(shape: str, tmp_path: Path) -> None:
             state = begin(context, 600)
             alone, together = rows(context, state, [1] * 8), rows(context, state, [8])
     finally:
-        library.set_small_batch(True)
-        library.set_few_rows_attention(True)
+        switch(True)
     assert together.tobytes() != alone.tobytes()
     assert np.abs(together - alone).max() < 0.05 * np.ptp(alone)
