@@ -1,5 +1,5 @@
 """Model files of a few arrays and tensors; others made from whole ones: with other tensors, with an
-MTP head over a part of the vocabulary."""
+MTP head over a part of the vocabulary; rows of an LM head."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ import numpy.typing as npt
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 
+from pyllama_mtp.llama.drafthead import HeadFile, HeadRows
 from pyllama_mtp.models import synth
+from pyllama_mtp.models.draftvocab import Ids
+from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.layout import TensorSpec, model_tensors
+from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.shapes import ModelShape
 
 Tensors = dict[str, tuple[npt.NDArray[Any], GGMLQuantizationType | None]]
@@ -107,6 +111,11 @@ def write_untied(target: Path, shape: str, kind: str, *names: str, **options: An
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(synth, "model_tensors", specs)
         return synth.write_synthetic(target, shape, kind, pure=True, **options)
+
+
+def head_rows(model: Path | GGUFInfo, ids: Ids, kind: str = "file") -> HeadRows:
+    """Rows of a model's LM head; see `HeadFile`."""
+    return HeadFile(model if isinstance(model, GGUFInfo) else read_gguf(model), kind).rows(ids)
 
 
 def write_trimmed(

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from ..errors import ModelFileError, UsageError
 from ..models.draftvocab import DEFAULT_SIZE, Ids, choose
 from ..models.ggufheader import TENSOR_TYPES, TensorEntry
-from ..models.ggufinfo import read_gguf
 from ..models.modelinfo import GGUFInfo
 from ..models.trimmedhead import n_lm_heads, n_rows, own_head, trimmed_head, trimmed_head_ids
 from ..settings import available_threads
@@ -215,20 +214,6 @@ def _number(name: str) -> int:
 def _row_bytes(number: int, n_embd: int) -> int:
     _, block, block_bytes = TENSOR_TYPES[number]
     return n_embd // block * block_bytes
-
-
-def head_rows(model: str | os.PathLike[str] | GGUFInfo, ids: Ids, kind: str = "file") -> HeadRows:
-    """Rows of a model file's LM head; see :class:`HeadFile`.
-
-    Args:
-        model: a model file, or its description, which saves reading it again.
-        ids: [n] rows, in the order wanted.
-        kind: the type they are given; "file": as they are.
-
-    Raises:
-        ModelFileError, UsageError: see :class:`HeadFile`.
-    """
-    return HeadFile(model if isinstance(model, GGUFInfo) else read_gguf(model), kind).rows(ids)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,9 @@ import pytest
 
 from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.errors import ModelFileError
-from pyllama_mtp.llama.drafthead import head_rows
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 
-from ..trimmed import rewrite, tensors_of
+from ..trimmed import head_rows, rewrite, tensors_of
 
 
 def write_parts(source: Path, folder: Path, most: int) -> list[Path]:

@@ -15,8 +15,8 @@ import numpy as np
 from pyllama_mtp import Generation, Model, Sampling, Session
 from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import head_rows
 
+from ..trimmed import head_rows
 from .support import made_up, scaled, settings
 from .twocontexts import context as context_of
 from .twocontexts import one_sequence

@@ -18,8 +18,8 @@ import pytest
 from pyllama_mtp import Model
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import head_rows
 
+from ..trimmed import head_rows
 from .support import N_BATCH, made_up
 from .twocontexts import (
     TwoContexts,

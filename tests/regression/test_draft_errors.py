@@ -19,8 +19,8 @@ from pyllama_mtp.errors import (
 )
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import head_rows
 
+from ..trimmed import head_rows
 from .support import made_up
 from .twocontexts import context, every, one_sequence
 

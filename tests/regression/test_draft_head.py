@@ -13,10 +13,10 @@ from pyllama_mtp import Generation, Model, Session
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import HeadRows, head_rows
+from pyllama_mtp.llama.drafthead import HeadRows
 from pyllama_mtp.models.demo import demo_path
 
-from ..trimmed import write_untied
+from ..trimmed import head_rows, write_untied
 from .draftheads import (
     NEWEST,
     N,

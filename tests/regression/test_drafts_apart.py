@@ -17,13 +17,13 @@ from pyllama_mtp import Model, Sampling, Session
 from pyllama_mtp.errors import PromptFileError, UsageError
 from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context, ContextOptions
-from pyllama_mtp.llama.drafthead import head_rows
 from pyllama_mtp.models.architectures import ARCHITECTURES
 from pyllama_mtp.speculative.acceptance import Distribution
 from pyllama_mtp.speculative.sampling import Sampler
 
 from .. import architectures
 from ..architectures import write_model
+from ..trimmed import head_rows
 from .support import N_CTX, alone, settings
 from .test_architectures import N_BLOCKS, Recorded, prompt_of
 

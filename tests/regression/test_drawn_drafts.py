@@ -16,8 +16,8 @@ from pyllama_mtp import Model
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Floats
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import head_rows
 
+from ..trimmed import head_rows
 from .support import made_up, scaled
 from .twocontexts import agree, beside, context, one_sequence
 

@@ -14,10 +14,10 @@ from pyllama_mtp import BatchSession, Model, Sampling, Session
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import HeadRows, draft_head, head_rows
+from pyllama_mtp.llama.drafthead import HeadRows, draft_head
 from pyllama_mtp.models.ggufinfo import read_gguf
 
-from ..trimmed import write_trimmed
+from ..trimmed import head_rows, write_trimmed
 from ..workers import worker
 from .draftheads import (
     NEWEST,

@@ -13,13 +13,13 @@ from gguf.quants import dequantize, quantize
 from pyllama_mtp import Model, Session
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import drafthead
-from pyllama_mtp.llama.drafthead import HeadFile, draft_head, head_rows
+from pyllama_mtp.llama.drafthead import HeadFile, draft_head
 from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, TENSOR_TYPES
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.synth import write_synthetic
 from pyllama_mtp.settings import HEAD_TYPES
 
-from ..trimmed import write_trimmed
+from ..trimmed import head_rows, write_trimmed
 from .draftheads import context, logits_of, set_head
 from .support import draft_ids, greedy, settings
 

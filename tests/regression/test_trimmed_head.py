@@ -18,7 +18,6 @@ from pyllama_mtp import BatchSession, Model, Sampling, Session
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import head_rows
 from pyllama_mtp.models.draftvocab import Ranking, read_tokenizer, save
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.modelinfo import GGUFInfo
@@ -28,7 +27,7 @@ from pyllama_mtp.sizing import simulate
 
 from ..models.test_trimmed_head import MALFORMED
 from ..processes import RunPython
-from ..trimmed import rewrite, tensors_of, write_trimmed
+from ..trimmed import head_rows, rewrite, tensors_of, write_trimmed
 from .draftheads import NEWEST, context, drafted, generated, logits_of, set_head, tokens_of
 from .support import N_CTX, computed_by, engine_of, made_up, scaled, settings
 from .twocontexts import context as context_of

@@ -17,11 +17,10 @@ import pytest
 from pyllama_mtp import Model
 from pyllama_mtp.llama import rpc
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import head_rows
 from pyllama_mtp.models.synth import write_synthetic
 
 from ..regression.twocontexts import TwoContexts, agree, context, drafts_of, one_sequence
-from ..trimmed import write_trimmed
+from ..trimmed import head_rows, write_trimmed
 from ..workers import Line, worker
 
 #: ggml-rpc.cpp.

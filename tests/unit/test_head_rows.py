@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from pyllama_mtp.errors import ModelFileError
-from pyllama_mtp.llama.drafthead import HeadRows, head_rows
+from pyllama_mtp.llama.drafthead import HeadRows
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.synth import write_synthetic
 
-from ..trimmed import write_bare
+from ..trimmed import head_rows, write_bare
 
 IDS = np.array([0, 1, 7, 1000, 2046, 2047], dtype=np.int32)
 
