@@ -79,10 +79,10 @@ def replacing(path: str | os.PathLike[str], name: str = "") -> Iterator[BinaryIO
         DiskFullError, UsageError: see :func:`write_error`; also where `path` is no regular file.
     """
     target = Path(os.path.realpath(path))  # a link stays one
-    if target.exists() and not target.is_file():
-        raise UsageError(f"cannot write {os.fspath(path)}: it exists and is no regular file")
-    part = target.with_name(f".{secrets.token_hex(8)}.part")
+    part = target.parent / f".{secrets.token_hex(8)}.part"
     try:
+        if target.exists() and not target.is_file():
+            raise UsageError(f"cannot write {os.fspath(path)}: it exists and is no regular file")
         with part.open("xb") as file:
             yield file
             file.flush()

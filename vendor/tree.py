@@ -75,9 +75,14 @@ def layout() -> str:
 
 
 def files_below(root: Path) -> Iterator[tuple[str, Path]]:
-    """Every file below `root` but the stamp, with its path relative to `root`."""
-    for folder, _, names in os.walk(root):
-        for path in (Path(folder, name) for name in names):
+    """Every file and link below `root` but the stamp, with its path relative to `root`."""
+
+    def failed(error: OSError) -> None:
+        raise error
+
+    for folder, folders, names in os.walk(root, onerror=failed):
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        for path in (Path(folder, name) for name in [*names, *links]):
             if (relative := path.relative_to(root).as_posix()) != STAMP:
                 yield relative, path
 
@@ -94,7 +99,7 @@ def read_stamp(root: Path) -> Tree | None:
         raw = json.loads((root / STAMP).read_text(encoding="utf-8"))
         content = raw.pop("content") if raw.pop("layout") == layout() else ""
         return Tree(root, **(raw | {"content": content}))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -115,7 +120,8 @@ def check_tree(root: Path, pin: Pin) -> Tree:
     elif tree.sha256 != pin.sha256 or not tree.content:
         found = f"{root}: {tree.requirement}, sha256 {tree.sha256}, or other unpacking rules"
     else:
-        hashes = {name: _sha256(path.read_bytes()) for name, path in files_below(root)}
+        links = {name for name, path in files_below(root) if path.is_dir()}
+        hashes = {n: _sha256(b"" if n in links else p.read_bytes()) for n, p in files_below(root)}
         if _content(hashes) == tree.content:
             return tree
         found = f"{root}: {len(hashes)} files of {tree.files}, or files edited in place"

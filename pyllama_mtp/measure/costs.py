@@ -38,6 +38,8 @@ class Rotation(DepthController):
     depths alike.
     """
 
+    looks_up = False
+
     def __init__(self, limit: int, repeats: int) -> None:
         super().__init__(limit)
         depths = [*range(limit + 1)]

@@ -251,6 +251,8 @@ class Matrix:
             warm_up, own = min(group.size, settings.n_batch), prompts[: variant.n_sequences]
             task = Task(settings, self._request.sampling, own, self.plan.max_tokens, warm_up)
             self.on_event(Event("start", group, variant, left_s=self.left_s()))
+            if variant.library in self.plan.peers:
+                time.sleep(SETTLE_S)
             try:
                 self._runners[variant.library].begin(self._number(variant), task)
             except (InsufficientMemoryError, PeerError) as error:
@@ -264,6 +266,8 @@ class Matrix:
     def _finish(self, group: Group, variants: list[Variant]) -> Iterator[Record]:
         """Process the prompts one after the other, or by turns, then decode by turns; yield records
         as generations end."""
+        if not variants:
+            return  # none of them can be measured
         last = ""
 
         def runner(variant: Variant) -> SideBySide:

@@ -56,7 +56,7 @@ class DraftChoice:
             return []
         for seq, token in newest:
             self.lookups[seq].add([token])
-        if at_most < 1 or not self.depths:
+        if at_most < 1 or not (self.depths and self.depths.looks_up):
             return []
         lookup = self.lookups[newest[0][0]]
         self._match = match = lookup.find()

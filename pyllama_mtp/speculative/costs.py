@@ -61,8 +61,13 @@ def expected_tokens(acceptance: Sequence[float], depth: int) -> float:
 
     Args:
         acceptance: conditional, per position: acceptance[i] is the probability that draft i + 1
-            is accepted, all before it being accepted; at least `depth` rates.
+            is accepted, all before it being accepted.
+
+    Raises:
+        UsageError: fewer than `depth` rates, or a negative depth.
     """
+    if not 0 <= depth <= len(acceptance):
+        raise UsageError(f"depth is {depth}, there are acceptance rates for 0 to {len(acceptance)}")
     return tokens_by_depth(acceptance[:depth])[depth]
 
 

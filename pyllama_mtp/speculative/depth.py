@@ -157,6 +157,9 @@ class DepthController:
         probing, total: see above.
     """
 
+    #: Whether rounds may draft what followed the same tokens earlier in the text.
+    looks_up = True
+
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.probing = Allowance(balance=0.0, most=0.0)

@@ -59,6 +59,12 @@ def test_expected_tokens(acceptance: tuple[float, ...], depth: int, tokens: floa
     assert expected_tokens(acceptance, depth) == pytest.approx(tokens, abs=1e-12)
 
 
+@pytest.mark.parametrize("depth", [3, -1])
+def test_a_depth_without_rates_is_refused(depth: int) -> None:
+    with pytest.raises(UsageError, match=f"depth is {depth}"):
+        expected_tokens((0.5, 0.5), depth)
+
+
 def test_times_of_rounds() -> None:
     """A draft that is dropped is paid for; the rows it would have had are not."""
     assert times_by_depth(COSTS, 2, (1.0, 1.0)) == pytest.approx([1.0, 0.14 + 1.5, 0.26 + 1.75])

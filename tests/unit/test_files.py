@@ -64,6 +64,7 @@ def test_failure_before_the_last_step(
         ("pipe", "no regular file"),
         ("absent/r", "No such file"),
         ("file/below", "Not a directory"),
+        ("long" * 100, "File name too long"),
     ],
 )
 def test_paths_that_cannot_be_written(good: Path, name: str, message: str) -> None:

@@ -51,6 +51,8 @@ def half_unpack(how: str, dest: Path) -> None:
     if how in WRITTEN:
         name, text = WRITTEN[how]
         (dest / name).write_text(text)
+    elif how == "link to a folder":
+        (dest / "src/more").symlink_to("../src")
     else:
         for name in REMOVED[how] or names(dest):
             (dest / name).unlink()
@@ -60,10 +62,11 @@ WRITTEN = {
     "file cut short": ("src/llama.cpp", "int"),
     "extra file": ("src/extra.cpp", "int extra;\n"),
     "broken stamp": (tree_module.STAMP, '{"commit": '),
+    "stamp of no object": (tree_module.STAMP, "3"),
     "edited in place": ("src/llama.cpp", NEEDED["src/llama.cpp"].replace("return 7", "return 8")),
 }
 REMOVED = {"no stamp": [tree_module.STAMP], "file missing": ["src/llama.cpp"], "empty folder": []}
-HALF = [*REMOVED, *WRITTEN][:-1]  # what is edited in place is found by --check alone
+HALF = ["link to a folder", *REMOVED, *WRITTEN][:-1]  # an edit is found by --check alone
 
 
 @pytest.mark.parametrize("how", HALF)

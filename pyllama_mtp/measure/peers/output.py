@@ -27,7 +27,7 @@ def made_sample(
         accepted: draft tokens.
     """
     prefill_s = n_prompt / prefill_tps
-    decode_s = n_decoded / decode_tps if n_decoded else 0.0
+    decode_s = n_decoded / decode_tps if decode_tps else 0.0
     rounds = (n_decoded - accepted) or n_decoded
     return Sample(
         n_prompt=n_prompt,

@@ -54,6 +54,10 @@ def test_rounds_follow_from_the_accepted_drafts() -> None:
     assert sample.tokens_per_round == pytest.approx(192 / 60)
 
 
+def test_a_server_that_generates_nothing() -> None:
+    assert parse_timings(timings(predicted_n=0)).n_generated == 0
+
+
 def test_a_cached_prompt_is_refused() -> None:
     with pytest.raises(OutputError, match="255 prompt tokens from its cache"):
         parse_timings(timings(cache_n=255, prompt_n=1))

@@ -73,7 +73,7 @@ def test_what_is_not_installed_takes_nothing_from_the_budget(
             clock[0] += 1
             super().begin(number, task)
 
-    plan = Plan((10,), (0,), 8, 5, peers=("llama-bench",))
+    plan = Plan((10,), (0,), 8, 5, peers=("llama-bench",), prompt_step=4)
     peer = PeerRunner(PeerError("not installed"), "m.gguf", -1)
     ours = OneSecond(fake.Model("m.gguf"))
     records = [*matrix(fake, plan, peer, ours, budget_s=4.5).run()]
