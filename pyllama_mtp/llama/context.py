@@ -72,7 +72,7 @@ class Context(DraftingContext):
         batch.check(self)
         view, alive = batch.view(self)
         if self._trace:
-            self._trace.data.n = 0
+            self._trace.clear()
         self._rewind = {}
         self._settled = not (self.model.on_gpu or self.model.rpc_servers)
         code = self._run(self._lib.pyllama_decode, self._batch, view)

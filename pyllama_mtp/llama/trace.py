@@ -43,9 +43,12 @@ class Trace:
         ffi = library.ffi
         self._text = library.text
         self._nodes = ffi.new("struct pyllama_node[]", CAPACITY)
-        #: Its `n` counts the recorded nodes.
         self.data = ffi.new("struct pyllama_trace *", {"node": self._nodes, "capacity": CAPACITY})
         self.callback = library.lib.pyllama_trace_node
+
+    def clear(self) -> None:
+        """Forget the recorded nodes."""
+        self.data.n = 0
 
     def nodes(self) -> list[Node]:
         """The nodes. Raises UsageError if there were too many to record."""
