@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -108,6 +108,28 @@ def no_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PYLLAMA_MTP_PEERS", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("pyllama_mtp.measure.peers.find.BUILD_FOLDER", tmp_path)
+
+
+@pytest.fixture
+def peers(fake_peers: FakePeers, no_peers: None, monkeypatch: pytest.MonkeyPatch) -> FakePeers:
+    """The fake programs, where the package looks for the real ones."""
+    for name, value in fake_peers.environment.items():
+        monkeypatch.setenv(name, value)
+    return fake_peers
+
+
+@pytest.fixture
+def ended() -> Callable[[int], bool]:
+    """Whether a process has ended and left nothing behind."""
+
+    def check(pid: int) -> bool:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return True
+        return stat.rpartition(")")[2].split()[0] == "Z" and int(stat.split()[3]) != os.getpid()
+
+    return check
 
 
 @pytest.fixture(scope="session")

@@ -47,13 +47,6 @@ def test_other_output_is_refused(text: str) -> None:
         parse_llama_bench(text)
 
 
-def test_rounds_follow_from_the_accepted_drafts() -> None:
-    """Every round gains one token beside its accepted drafts; the first token is in none."""
-    sample = parse_timings(timings(draft_n=177, draft_n_accepted=132))
-    assert sample.rounds == 192 - 132
-    assert sample.tokens_per_round == pytest.approx(192 / 60)
-
-
 def test_a_server_that_generates_nothing() -> None:
     assert parse_timings(timings(predicted_n=0)).n_generated == 0
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from pyllama_mtp.measure.peers import PeerError, process
 from pyllama_mtp.measure.peers.process import Program
-
-from ...processes import environment
 
 Ended = Callable[[int], bool]
 WAIT = "import time; time.sleep(600)"
@@ -67,22 +63,6 @@ def test_what_it_has_started_ends_too(ended: Ended) -> None:
         assert until(lambda: program.stdout().endswith("\n"))
         child = int(program.stdout())
     assert ended(program._process.pid) and until(lambda: ended(child))
-
-
-def test_it_ends_when_its_owner_is_killed(ended: Ended, tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from pyllama_mtp.measure.peers.process import Program\n"
-        f"p = Program('p', [sys.executable, '-c', {WAIT!r}])\n"
-        "print(p._process.pid, flush=True); time.sleep(600)"
-    )
-    command = [sys.executable, "-c", code]
-    owner = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), cwd=tmp_path)
-    assert owner.stdout
-    pid = int(owner.stdout.readline())
-    assert not ended(pid)
-    owner.kill()
-    owner.communicate()
-    assert until(lambda: ended(pid))
 
 
 def test_ctrl_c_of_the_terminal_does_not_reach_it() -> None:

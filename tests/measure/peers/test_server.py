@@ -66,6 +66,11 @@ def test_plain_and_with_drafts(peers: Any) -> None:
         assert arguments[arguments.index("-ngl") + 1] == "999"
         assert arguments[arguments.index("--host") + 1] == HOST
         assert "--spec-synth-rates" not in arguments
+    warm_up, request = peers.log("request")[:2]
+    assert warm_up["prompt"] == [*range(10)] and warm_up["n_predict"] == 8
+    assert request["prompt"] == [*range(100)] and request["n_predict"] == 13
+    wanted = {"temperature": 0, "top_k": 1, "ignore_eos": True, "cache_prompt": False}
+    assert wanted.items() <= request.items()
 
 
 def test_a_head_in_a_file_of_its_own_is_a_draft_model() -> None:
@@ -73,25 +78,6 @@ def test_a_head_in_a_file_of_its_own_is_a_draft_model() -> None:
     given = server_options(dataclasses.replace(DRAFTING, head="mtp-m.gguf"))
     assert given[given.index("-md") + 1] == "mtp-m.gguf"
     assert "-md" not in server_options(DRAFTING)
-
-
-def test_the_request_is_the_prompt_greedy_and_uncached(peers: Any) -> None:
-    measure(peers)
-    warm_up, request = peers.log("request")
-    assert warm_up["prompt"] == [*range(10)] and warm_up["n_predict"] == 8
-    assert request["prompt"] == [*range(100)] and request["n_predict"] == 13
-    wanted = {"temperature": 0, "top_k": 1, "ignore_eos": True, "cache_prompt": False}
-    assert wanted.items() <= request.items()
-
-
-def test_a_port_that_is_taken_meanwhile(
-    peers: Any, taken: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free = llama_server.free_port
-    ports = [taken, taken]
-    monkeypatch.setattr(llama_server, "free_port", lambda: ports.pop() if ports else free())
-    measure(peers)
-    assert len(peers.log("arguments")) == 3
 
 
 def test_no_port_at_all(peers: Any, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,12 +92,13 @@ def test_another_server_at_the_port_is_not_measured(
     """Another server answers at the port; ours cannot bind it and starts again at another one."""
     with server(peers) as other:
         taken = int(other._url.rpartition(":")[2])
-        free, ports = llama_server.free_port, [taken]
+        free, ports = llama_server.free_port, [taken, taken]
         monkeypatch.setattr(llama_server, "free_port", lambda: ports.pop() if ports else free())
         with server(peers) as ours:
             assert ours._url != other._url and ours._is_ours()
         ours._url = other._url
         assert not ours._is_ours()
+    assert len(peers.log("arguments")) == 1 + 3
 
 
 @pytest.mark.parametrize(
