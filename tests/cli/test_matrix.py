@@ -33,6 +33,7 @@ def test_table_and_cells(fake: ModuleType, cli: Cli) -> None:
     for word in ("MTP 2", "no-MTP", "1,000", "1.00x", "medians of 2 samples", "m.gguf"):
         assert word in result.out, word
     assert "samples in matrix.jsonl: 8" in result.err
+    assert "folder" not in Path("matrix.jsonl").read_text(), "no path of this machine"
     assert fake.log[-1] == ("model closed",)
 
 
@@ -71,17 +72,15 @@ def test_the_demo_model_is_done_in_its_budget(
 def test_the_states_of_the_prefill_side_by_side(fake: ModuleType, cli: Cli) -> None:
     """All rows or the last, full synchronization or K and V only."""
     options = ("--rows", "all,last", "--sync", "full,kv", "--checkpoints", "9")
+    options += ("--hidden", "pre-norm")
     result = cli(*SMALL, *options)
     assert result.code == 0
     found = [cell for cell in read_cells("matrix.jsonl") if cell.n_prompt == 64]
-    settings = [(c.n_max, c.settings["prompt_rows"], c.settings["prompt_sync"]) for c in found]
-    assert settings == [
-        (0, "last", "auto"),
-        (2, "all", "full"),
-        (2, "all", "kv"),
-        (2, "last", "full"),
-        (2, "last", "kv"),
-    ]
+    names = ("prompt_rows", "prompt_sync", "hidden")
+    settings = [(c.n_max, *(c.settings[name] for name in names)) for c in found]
+    both = [(rows, sync) for rows in ("all", "last") for sync in ("full", "kv")]
+    drafting = [(2, *each, "pre-norm") for each in both]
+    assert settings == [(0, "last", "auto", "post-norm"), *drafting]
     assert {c.settings["checkpoints"] for c in found} == {9}
     assert [c.samples[0].prompt_sync for c in found[1:]] == ["full", "kv", "full", "kv"]
     first = "prompt 64, depth 2, rows all, sync full, repeat 1: prefill"
@@ -140,24 +139,6 @@ def test_several_models_are_measured_one_after_the_other(fake: ModuleType, cli: 
     assert [len(run.measured) for run in runs] == [8, 8]
 
 
-def test_one_value_of_a_switch_needs_no_column(fake: ModuleType, cli: Cli) -> None:
-    result = cli(*SMALL, "--sync", "full", "--hidden", "pre-norm")
-    assert "all with MTP: rows last, sync full, hidden pre-norm" in result.out
-    cells = read_cells("matrix.jsonl")
-    assert [c.settings["hidden"] for c in cells] == ["post-norm", "pre-norm"] * 2
-
-
-def test_no_output_writes_nothing(fake: ModuleType, cli: Cli) -> None:
-    assert cli(*SMALL, "--no-output").code == 0
-    assert not list(Path.cwd().iterdir())
-
-
-def test_no_path_of_this_machine_in_the_file(fake: ModuleType, cli: Cli, tmp_path: Path) -> None:
-    cli("matrix", "--model", str(tmp_path / "m.gguf"), *SMALL[3:])
-    text = Path("matrix.jsonl").read_text()
-    assert str(tmp_path) not in text and '"name": "m.gguf"' in text
-
-
 def test_json_and_markdown(fake: ModuleType, cli: Cli) -> None:
     cells = json.loads(cli(*SMALL, "--format", "json").out)
     assert [cell["n_max"] for cell in cells] == [0, 2, 0, 2]
@@ -166,19 +147,13 @@ def test_json_and_markdown(fake: ModuleType, cli: Cli) -> None:
     assert "| 128 | MTP 2 |" in markdown
 
 
-def test_piped_output_is_plain_and_whole(fake: ModuleType, cli: Cli) -> None:
-    out = cli(*SMALL, "--depths", "0,1,2,3,4,5,6,7,8", "--max-tokens", "64").out
-    assert "\x1b" not in out and "…" not in out
-    assert "100 100 100 100 100 100 100 0" in out
-    (note,) = [line for line in out.splitlines() if "tokens generated" in line]
-    assert note.endswith("totals over totals")
-
-
 def test_progress_without_a_terminal_is_one_line_per_sample(fake: ModuleType, cli: Cli) -> None:
-    lines = cli(*SMALL).err.splitlines()
-    assert lines[0].startswith("[1/8] prompt 64, no MTP, repeat 1: prefill 1000.0 tok/s, decode ")
-    assert lines[7].startswith("[8/8] prompt 128, ") and ", repeat 2: prefill" in lines[7]
+    result = cli(*SMALL, "-p", "64", "--classes", "text,source")
+    lines = result.err.splitlines()
+    assert lines[0].startswith("[1/8] prompt 64 text, no MTP, repeat 1: prefill 1000.0 tok/s, dec")
+    assert lines[7].startswith("[8/8] prompt 64 source, ") and ", repeat 2: prefill" in lines[7]
     assert " left" not in lines[0] and " left" not in lines[7]
+    assert [c.prompt_class for c in read_cells("matrix.jsonl")] == ["text"] * 2 + ["source"] * 2
 
 
 def test_the_bar_has_room_in_eighty_columns() -> None:
@@ -189,17 +164,6 @@ def test_the_bar_has_room_in_eighty_columns() -> None:
     labels = [short_label(Event("start", group, v), plan) for v in plan.variants]
     assert labels[:2] == ["16384 tokens, no MTP", "16384 tokens, depth 3, all, full, post-norm"]
     assert max(map(len, labels)) <= 44
-
-
-def test_ctrl_c_keeps_what_was_measured(fake: ModuleType, cli: Cli) -> None:
-    fake.script[10] = fake.interrupt  # in the third group: size 64, repeat 2
-    result = cli(*SMALL)
-    assert result.code == 130
-    kept = [(c.n_prompt, c.n_max, len(c.samples)) for c in read_cells("matrix.jsonl")]
-    assert kept == [(64, 0, 1), (64, 2, 1), (128, 0, 1), (128, 2, 1)]
-    assert "interrupted" in result.err and "medians of 1 sample," in result.out
-    assert "samples in matrix.jsonl: 4; --resume goes on" in result.err
-    assert fake.state["open_sessions"] == 0 and fake.log[-1] == ("model closed",)
 
 
 def test_ctrl_c_between_two_samples_loses_neither(
@@ -257,13 +221,6 @@ def test_what_a_budget_left_out_is_said_and_recorded(fake: ModuleType, cli: Cli)
 
 
 # -- axes ------------------------------------------------------------------------------------------
-
-
-def test_classes_are_an_axis(fake: ModuleType, cli: Cli) -> None:
-    result = cli(*SMALL, "--classes", "text,source")
-    found = [(c.prompt_class, c.n_prompt) for c in read_cells("matrix.jsonl")[::2]]
-    assert found == [(kind, size) for kind in ("text", "source") for size in (64, 128)]
-    assert "class" in result.out and "prompt 64 source, no MTP, repeat 1" in result.err
 
 
 def test_a_size_too_small_for_a_question_is_refused_beforehand(fake: ModuleType, cli: Cli) -> None:
@@ -337,6 +294,7 @@ def test_the_head_is_loaded_only_when_a_depth_needs_it(
     fake.state["has_mtp"] = False
     result = cli(*SMALL, "--depths", depths, "--no-output")
     assert result.code == (0 if depths == "0" else 2)
+    assert not list(Path.cwd().iterdir()), "--no-output writes nothing"
 
 
 def test_adaptive_depth_beside_fixed_ones(fake: ModuleType, cli: Cli) -> None:

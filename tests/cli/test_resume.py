@@ -14,47 +14,28 @@ from .conftest import SMALL
 
 
 def test_resume_measures_what_is_missing(fake: ModuleType, cli: Cli) -> None:
-    fake.script[10] = fake.interrupt
-    assert cli(*SMALL).code == 130
-    before = Path("matrix.jsonl").read_bytes()
+    fake.script[10] = fake.interrupt  # in the third group: size 64, repeat 2
+    result = cli(*SMALL)
+    assert result.code == 130 and "interrupted" in result.err
+    assert "medians of 1 sample," in result.out
+    assert "samples in matrix.jsonl: 4; --resume goes on" in result.err
+    assert fake.state["open_sessions"] == 0 and fake.log[-1] == ("model closed",)
+    path = Path("matrix.jsonl")
+    before = path.read_bytes()
+    refused = cli(*SMALL, "--resume", "--n-ubatch", "64")
+    assert refused.code == 2 and "--resume: settings.n_ubatch was 512" in refused.err
+    assert path.read_bytes() == before
     fake.reset()
     result = cli(*SMALL, "--resume")
     assert result.code == 0
     assert "going on with run " in result.err and ": 4 of 8 samples are there" in result.err
     assert result.err.splitlines()[1].startswith("[5/8] ")
-    after = Path("matrix.jsonl").read_bytes()
+    after = path.read_bytes()
     assert after.startswith(before) and after.count(b'"kind": "run"') == 1
-    assert [c.repeats for c in read_cells("matrix.jsonl")] == [[0, 1]] * 4
+    assert [c.repeats for c in read_cells(path)] == [[0, 1]] * 4
     assert "medians of 2 samples" in result.out
-
-
-def test_resume_of_a_complete_run_measures_nothing(fake: ModuleType, cli: Cli) -> None:
-    first = cli(*SMALL)
-    before = Path("matrix.jsonl").read_bytes()
     again = cli(*SMALL, "--resume")
-    assert (again.code, again.out) == (0, first.out)
-    assert Path("matrix.jsonl").read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--repeat", "3"), "plan.repeat was 2"),
-        (("--prompt-sizes", "64,256"), "plan.sizes was [64, 128]"),
-        (("--n-ubatch", "64"), "settings.n_ubatch was 512"),
-        (("--temperature", "1"), "sampling.temperature was 0.0"),
-        (("--model", "other.gguf"), "model.name was 'm.gguf'"),
-    ],
-)
-def test_resume_of_something_else_is_refused(
-    fake: ModuleType, cli: Cli, options: tuple[str, ...], message: str
-) -> None:
-    cli(*SMALL)
-    before = Path("matrix.jsonl").read_bytes()
-    result = cli(*SMALL, "--resume", *options)
-    assert result.code == 2
-    assert f"--resume: {message}" in result.err
-    assert Path("matrix.jsonl").read_bytes() == before
+    assert (again.code, again.out, path.read_bytes()) == (0, result.out, after)
 
 
 def test_resume_keeps_the_threads_that_were_chosen(
@@ -73,11 +54,7 @@ def test_resume_keeps_the_threads_that_were_chosen(
 
 
 def test_a_damaged_file_is_refused_before_anything_is_loaded(fake: ModuleType, cli: Cli) -> None:
-    cli(*SMALL)
-    path = Path("matrix.jsonl")
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:2], b"{}\n", *lines[2:]]))
-    fake.reset()
+    Path("matrix.jsonl").write_text("{}\n")
     result = cli(*SMALL, "--resume")
-    assert result.code == 2 and "matrix.jsonl, line 3: not a record" in result.err
+    assert result.code == 2 and "matrix.jsonl, line 1: not a record" in result.err
     assert not fake.log
