@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.cli.accept import lengths
 from pyllama_mtp.measure.acceptance_record import read_run
 from pyllama_mtp.measure.promptset import demo_prompts
 
@@ -167,15 +166,3 @@ def test_refusals(fake: ModuleType, cli: Cli, options: Any, message: str) -> Non
     assert loaded is ("m.gguf" in options), "only a prompt's length takes a model to know"
     assert not [entry for entry in fake.log if entry[0] == "generate"]
     assert Path("bad.jsonl").read_text().endswith('{"promt": "b"}\n')
-
-
-def test_a_refusal_leaves_no_file(fake: ModuleType, cli: Cli) -> None:
-    fake.state["has_mtp"] = False
-    result = cli("accept", "--model", "m.gguf", "--output", "a.jsonl", "--pairs", "b.jsonl")
-    assert result.code == 2 and "has no MTP head" in result.err
-    assert not list(Path.cwd().iterdir())
-
-
-def test_lengths() -> None:
-    assert lengths("1k,512,2K") == (1024, 512, 2048)
-    assert lengths("none") == ()

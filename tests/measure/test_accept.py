@@ -104,27 +104,24 @@ def only(driver: ModuleType, *rounds: Round) -> PromptResult:
     return result
 
 
-def test_accepted_drafts_per_round(driver: ModuleType) -> None:
-    result = only(driver, ("bc", "bcd"), ("ef", "x"), ("yz", "yw"))
-    assert (result.accepted, result.ended, result.finish_reason) == ((2, 0, 1), False, "length")
-    assert (result.n_prompt, result.n_generated) == (3, 7)
-
-
-def test_short_rounds_at_the_end_do_not_count(driver: ModuleType) -> None:
-    assert only(driver, ("bc", "x"), ("d", "de"), ("", "f")).accepted == (0,)
-    assert only(driver, ("b", "bc")).accepted == ()
-
-
-def test_an_end_token_cuts_a_round(driver: ModuleType) -> None:
-    drafted = only(driver, ("bc", "bcd"), (".c", "."))
-    assert (drafted.accepted, drafted.ended, drafted.finish_reason) == ((2, 1), True, "eos")
-
-
-def test_an_end_token_that_was_not_drafted_cuts_nothing(driver: ModuleType) -> None:
-    chosen = only(driver, ("bc", "b."))
-    assert (chosen.accepted, chosen.ended) == ((1,), False)
-    whole = only(driver, ("b.", "b."))
-    assert (whole.accepted, whole.ended) == ((2,), False)
+@pytest.mark.parametrize(
+    ("rounds", "accepted", "ended", "reason"),
+    [
+        ([("bc", "bcd"), ("ef", "x"), ("yz", "yw")], (2, 0, 1), False, "length"),
+        ([("bc", "x"), ("d", "de"), ("", "f")], (0,), False, "length"),  # short ones at the end
+        ([("b", "bc")], (), False, "length"),
+        ([("bc", "bcd"), (".c", ".")], (2, 1), True, "eos"),  # an end token cuts a round
+        ([("bc", "b.")], (1,), False, "eos"),  # one that was not drafted cuts nothing
+        ([("b.", "b.")], (2,), False, "eos"),
+    ],
+)
+def test_accepted_drafts_per_round(
+    driver: ModuleType, rounds: list[Round], accepted: tuple[int, ...], ended: bool, reason: str
+) -> None:
+    result = only(driver, *rounds)
+    assert (result.accepted, result.ended, result.finish_reason) == (accepted, ended, reason)
+    assert result.n_prompt == 3
+    assert result.n_generated == 1 + sum(len(chosen) for _, chosen in rounds)
 
 
 def test_misses_with_what_came_before(driver: ModuleType) -> None:
