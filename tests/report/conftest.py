@@ -15,6 +15,7 @@ from pyllama_mtp.measure.recordfile import Record, to_line
 
 from ..cells import made_cell, made_sample
 from ..cli.conftest import fake  # noqa: F401 (a fixture)
+from ..measure import records
 
 MEASURED = Path(__file__).parents[1] / "data" / "matrix.jsonl"
 MACHINE = {"cpu": "Testcore", "cores": 2, "devices": [], "os": "Linux 6.1", "python": "3.11.7"}
@@ -92,23 +93,14 @@ def write_cells(tmp_path: Path) -> Callable[[str, Sequence[Cell]], Path]:
 def _records(cells: Sequence[Cell]) -> Iterator[Record]:
     """The records of one run; each variant is a build of it."""
     first, named = cells[0], ("program", "variant", "upstream_commit", "series", "backend")
-    yield {
-        **{"kind": "run", "run": first.run or "a run", "time": first.time, "version": "1"},
-        **{"command": ["pyllama-mtp", "matrix"], "model": {"name": first.model}},
-        "builds": {cell.variant: {name: getattr(cell, name) for name in named} for cell in cells},
-        "machine": first.machine,
-        "plan": {
-            **{"sizes": [], "classes": [], "depths": []},
-            **{"max_tokens": first.max_tokens, "repeat": first.repeat},
-        },
-        **{"settings": {}, "sampling": {}},
-    }
+    builds = {cell.variant: {name: getattr(cell, name) for name in named} for cell in cells}
+    about = {"model": {"name": first.model}, "machine": first.machine, "time": first.time}
+    run = first.run or "a"
+    yield records.run(run, builds=builds, settings={}, sampling={}, **about)
     for cell in cells:
         apart = ("n_prompt", "prompt_class", "n_max", "max_tokens", "adaptive")
-        about = {name: getattr(cell, name) for name in apart}
+        key = {"build": cell.variant, **{name: getattr(cell, name) for name in apart}}
         for repeat, sample in zip(cell.repeats, cell.samples, strict=True):
-            yield {
-                **{"kind": "sample", "run": cell.run or "a run", "time": cell.time},
-                "cell": {"build": cell.variant, **about},
-                **{"settings": cell.settings, "repeat": repeat, "sample": asdict(sample)},
-            }
+            made = records.sample(repeat, run=run, **asdict(sample))
+            del made["memory"]
+            yield {**made, "cell": key, "settings": cell.settings, "time": cell.time}

@@ -24,7 +24,7 @@ from pyllama_mtp.measure.report.curves import KINDS
 from pyllama_mtp.measure.table import print_matrix
 from pyllama_mtp.settings import Settings
 
-from .conftest import MEASURED, make_cell, make_matrix
+from .conftest import MEASURED, make_cell
 
 Write = Callable[[str, Sequence[Cell]], Path]
 
@@ -115,30 +115,20 @@ def test_report_and_markdown(tmp_path: Path) -> None:
     assert results.markdown() in (tmp_path / "report" / "tables.md").read_text()
 
 
-def test_comparing_files_results_and_variants(tmp_path: Path) -> None:
-    old = bench.Results([*make_matrix(1), *make_matrix(2, variant="upstream")])
-    assert not bench.compare(MEASURED, MEASURED).slower
-    assert not bench.compare(old, old, ratios=True).slower
-    new = make_matrix(1)
-    for cell in new:
-        for sample in cell.samples:
-            sample.prefill_tps *= 0.9
-    found = bench.compare(bench.Results(make_matrix(1)), bench.Results(new))
+def test_comparing_files_results_and_variants() -> None:
+    assert not bench.compare(MEASURED, MEASURED, ratios=True).slower
+    old, slow = make_cell(0), make_cell(0, prefill=[180, 189, 171])
+    found = bench.compare(bench.Results([old]), bench.Results([slow]))
     assert {change.figure for change in found.slower} == {"prefill"}
-    both = bench.Results([*make_matrix(3, variant="upstream"), *new])
+    both = bench.Results([make_cell(0, variant="upstream"), slow])
     assert both.compare_variants("upstream", "patched", figures=["prefill"]).slower
-    for threshold in (-1, 1):
-        with pytest.raises(UsageError, match="at least 0 and below 1"):
+    with pytest.raises(UsageError, match="at least 0 and below 1"):
+        both.compare_variants("upstream", "patched", threshold=1)
+    for threshold in ("3%", "0.03", None, True):
+        with pytest.raises(UsageError, match=r"must be a number, such as 0\.03 for 3 %"):
             both.compare_variants("upstream", "patched", threshold=threshold)
-
-
-@pytest.mark.parametrize("threshold", ["3%", "0.03", None, True])
-def test_a_threshold_is_a_number(threshold: Any) -> None:
-    results = bench.read(MEASURED)
-    with pytest.raises(UsageError, match=r"must be a number, such as 0\.03 for 3 %"):
-        bench.compare(MEASURED, MEASURED, threshold=threshold)
-    with pytest.raises(UsageError, match=r"must be a number, such as 0\.03 for 3 %"):
-        results.compare_variants("upstream", "patched", threshold=threshold)
+        with pytest.raises(UsageError, match=r"must be a number, such as 0\.03 for 3 %"):
+            bench.compare(both, both, threshold=threshold)
 
 
 # -- results in words ------------------------------------------------------------------------------
@@ -281,7 +271,6 @@ def test_numbers_may_be_those_of_numpy(fake: ModuleType) -> None:
     ("name", "hint"),
     [
         ("foo", "Settings go into settings=, those of Sampling into sampling=; prompt_sizes is"),
-        ("resume", "Settings go into settings=, those of Sampling into sampling=; prompt_sizes is"),
         ("peers", "Settings go into settings="),
         ("n_ctx", r"a field of Settings goes into settings=Settings\(n_ctx="),
         ("temperature", r"a field of Sampling goes into sampling=Sampling\(temperature="),
@@ -303,9 +292,7 @@ def test_an_argument_that_there_is_not(fake: ModuleType, name: str, hint: str, v
         ({"sizes": [64.0]}, "sizes is 64.0, it must be a whole number"),
         ({"sizes": True}, "sizes is True; it must be a sequence"),
         ({"sizes": b"12"}, "sizes is b'12'; it must be a sequence"),
-        ({"sizes": None}, "sizes is None; it must be a sequence"),
         ({"depths": "0,2"}, "depths is '0,2', it must be a whole number, 0 or more, or 'auto'"),
-        ({"depths": [0, "2"]}, "depths is '2', it must be a whole number"),
         ({"depths": -1}, "depths is -1, it must be 0 or more"),
         ({"depths": {0: 1}}, "depths is {0: 1}; it must be a sequence"),
         ({"classes": "text,code"}, "unknown class of prompts 'text,code'; known are text, source"),
@@ -317,7 +304,6 @@ def test_an_argument_that_there_is_not(fake: ModuleType, name: str, hint: str, v
         ({"repeat": 0}, "must be 1 or more"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5, it must be a whole number"),
         ({"budget_s": -1}, "budget_s is -1; it must be a number of seconds above 0"),
-        ({"budget_s": 0}, "budget_s is 0; it must be"),
         ({"budget_s": float("nan")}, "budget_s is nan; it must be"),
         ({"budget_s": "1m"}, "budget_s is '1m'; it must be"),
         ({"settings": {"n_ctx": 100}}, "settings is a dict; it must be a Settings"),

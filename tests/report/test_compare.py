@@ -37,18 +37,25 @@ def test_a_file_compared_with_itself_finds_nothing(cli: Cli) -> None:
         assert result.code == 0 and "nothing got slower" in result.out, options
 
 
-def test_a_planted_slow_down_of_five_percent_is_found(cli: Cli, write_cells: Write) -> None:
+def test_a_slow_down_in_every_format(cli: Cli, write_cells: Write) -> None:
     old = write_cells("old.jsonl", make_matrix(1))
-    new = write_cells("new.jsonl", slowed(make_matrix(2), 0.95))
+    new = write_cells("new.jsonl", slowed(make_matrix(1), 0.95))
     result = cli("compare", old, new)
-    assert result.code == 1
     lines = [line for line in result.out.splitlines() if "SLOWER" in line]
+    assert result.code == 1 and all(line.startswith(("decode", "SLOWER")) for line in lines)
     assert any(line.startswith("decode") and "all cells" in line for line in lines)
-    assert not any(line.startswith("prefill") for line in lines)
     assert cli("compare", old, new, "--figure", "prefill").code == 0
     assert cli("compare", old, new, "--threshold", "10%").code == 0
     faster = cli("compare", new, old)
     assert faster.code == 0 and "faster" in faster.out
+    result = cli("compare", old, new, "--format", "json")
+    found = json.loads(result.out)
+    assert result.code == 1 and found["slower"] == 17 and found["threshold"] == 0.03
+    assert found["changes"][0]["verdict"] == "same"
+    lines = cli("compare", old, new, "--format", "markdown").out.splitlines()
+    assert lines[0].startswith("| figure | prompt | mode | OLD tok/s | NEW tok/s | NEW/OLD |")
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+    assert lines[-1].startswith("**SLOWER by 3 % or more: 17 of 34 lines")
 
 
 def test_in_a_file_of_its_own_scale() -> None:
@@ -203,20 +210,6 @@ def test_a_file_appended_to_by_two_new_builds() -> None:
     found = compare([make_cell(2)], new)
     assert not found.slower and "series feedc0dedead -> c" in found.notes[-1]
     assert compare([make_cell(2, series="b")], new).slower
-
-
-def test_json_and_markdown(cli: Cli, write_cells: Write) -> None:
-    cells = make_matrix(1)
-    old = write_cells("old.jsonl", cells)
-    new = write_cells("new.jsonl", slowed(cells, 0.9))
-    result = cli("compare", old, new, "--format", "json")
-    found = json.loads(result.out)
-    assert result.code == 1 and found["slower"] == 17 and found["threshold"] == 0.03
-    assert found["changes"][0]["verdict"] == "same"
-    lines = cli("compare", old, new, "--format", "markdown").out.splitlines()
-    assert lines[0].startswith("| figure | prompt | mode | OLD tok/s | NEW tok/s | NEW/OLD |")
-    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
-    assert lines[-1].startswith("**SLOWER by 3 % or more: 17 of 34 lines")
 
 
 def test_what_cannot_be_compared_ends_with_2(cli: Cli, write_cells: Write, tmp_path: Path) -> None:

@@ -26,18 +26,16 @@ def findings(
     noise: object,
     repeat: int,
     chosen: Callable[[Cell], bool] = lambda cell: False,
-    machine: float = 1.0,
     **how: object,
 ) -> list[list[Change]]:
-    """What got slower in each of RUNS comparisons with the default settings. NEW has `machine`
-    times the speed of OLD, and decode of its chosen cells is 5 % slower."""
+    """What got slower in each of RUNS comparisons with the default settings: decode of NEW's
+    chosen cells is 5 % slower."""
     found = []
     for seed in range(RUNS):
         old, new = (make_matrix(2 * seed + side, noise=noise, repeat=repeat) for side in (0, 1))
-        for cell in new:
+        for cell in filter(chosen, new):
             for sample in cell.samples:
-                sample.prefill_tps *= machine
-                sample.decode_tps *= machine * (0.95 if chosen(cell) else 1.0)
+                sample.decode_tps *= 0.95
             cell.summarize()
         found.append(compare(old, new, **how).slower)
     return found
@@ -80,13 +78,3 @@ def test_five_percent_in_a_single_cell(noise: float, repeat: int, least: float) 
     found = findings(noise, repeat, lambda c: c.n_max == 3 and c.n_prompt == 2048)
     cell = [[c for c in changes if (c.name, c.n_prompt) == ("MTP 3", 2048)] for changes in found]
     assert share(cell) >= least
-
-
-@pytest.mark.parametrize("planted", [False, True])
-def test_the_ratio_to_no_mtp_finds_it_on_a_machine_that_drifted(planted: bool) -> None:
-    """NEW ran on a machine 8 % slower; that is no finding, 5 % at one depth are."""
-    found = findings(0.02, 9, lambda c: planted and c.n_max == 3, machine=0.92, ratios=True)
-    if planted:
-        assert share(found) >= 0.8
-    else:
-        assert share(found) <= 0.05
