@@ -48,11 +48,6 @@ def test_the_demo_model_is_asked_its_own_questions(demo: Model) -> None:
         assert demo.detokenize(prompt, special=True).endswith(own.render(demo)[-30:])
 
 
-def test_a_file_is_the_text_of_every_class(fake: ModuleType) -> None:
-    prompts = Prompts(fake.Model("m"), ["0123456789"])
-    assert bytes(prompts.prompt("text", 5, 1)) == b"56789"
-
-
 @pytest.mark.parametrize("bos", [None, 300])
 def test_code_mode_has_exact_lengths_and_other_text_each_time(
     fake: ModuleType, bos: int | None

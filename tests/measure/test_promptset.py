@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import pyllama_mtp
+from pyllama_mtp import Model
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure import promptset
 from pyllama_mtp.measure.promptset import Prompt, read_prompts
 
-from ..fakes import same_methods
+from ..fakes import like
 
 
 def test_the_package_has_twenty_different_prompts_of_each_class() -> None:
@@ -69,21 +67,17 @@ def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
     assert "mine.jsonl, line 3: " in str(error.value) and message in str(error.value)
 
 
-class Model:
-    """Renders its arguments as text."""
-
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-        return f"{messages[0]['role']}:{messages[0]['content']}:{variables}"
-
-    def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> Any:
-        return (text, add_special, parse_special)
-
-
-same_methods(Model, pyllama_mtp.Model)
-
-
 def test_rendering() -> None:
-    model: Any = Model()
+    """The stand-in's calls show their arguments."""
+    model = like(
+        Model,
+        apply_chat_template=lambda messages, **variables: (
+            f"{messages[0]['role']}:{messages[0]['content']}:{variables}"
+        ),
+        tokenize=lambda text, add_special=True, parse_special=False: (
+            (text, add_special, parse_special)
+        ),
+    )
     assert Prompt("x", "a").render(model, "b ") == "b a"
     assert Prompt("x", "a", chat=True).render(model) == "user:a:{}"
     thinking = Prompt("x", "a", chat=True, thinking=False)

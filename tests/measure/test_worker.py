@@ -103,22 +103,23 @@ def test_what_is_refused_there_is_refused_here(worker: LibraryProcess) -> None:
     worker.check(SETTINGS)
 
 
-def test_a_worker_that_dies_is_an_error_with_its_last_words(worker: LibraryProcess) -> None:
+@pytest.mark.parametrize(
+    ("number", "written", "message"),
+    [
+        (signal.SIGKILL, b"", r"library has ended \(-9\): it said nothing"),
+        (signal.SIGABRT, b"GGML_ASSERT(something) failed\n", "GGML_ASSERT"),  # a native abort
+    ],
+)
+def test_a_worker_that_dies_is_an_error_with_its_last_words(
+    worker: LibraryProcess, number: signal.Signals, written: bytes, message: str
+) -> None:
+    with Path(worker._errors.name).open("ab") as file:
+        file.write(written)
     assert worker._process.pid
-    os.kill(worker._process.pid, signal.SIGKILL)
-    with pytest.raises(PyllamaMtpError, match=r"library has ended \(-9\): it said nothing"):
+    os.kill(worker._process.pid, number)
+    with pytest.raises(PyllamaMtpError, match=message):
         worker.check(SETTINGS)
     worker.drop()
-
-
-def test_what_it_wrote_last_is_in_the_error(worker: LibraryProcess) -> None:
-    """What a native abort leaves on stderr."""
-    with Path(worker._errors.name).open("ab") as file:
-        file.write(b"GGML_ASSERT(something) failed\n")
-    assert worker._process.pid
-    os.kill(worker._process.pid, signal.SIGABRT)
-    with pytest.raises(PyllamaMtpError, match="GGML_ASSERT"):
-        worker.check(SETTINGS)
 
 
 def test_a_library_or_model_that_cannot_be_loaded(demo_file: Path, tmp_path: Path) -> None:

@@ -16,11 +16,6 @@ from pyllama_mtp.measure.workload import (
 )
 
 
-@pytest.mark.parametrize("size", [1, 2, 31, 512, 100_000])
-def test_lengths_are_exact(fake: ModuleType, size: int) -> None:
-    assert len(Workload(fake.Model("m")).prompt(size)) == size
-
-
 @pytest.mark.parametrize("size", [2, 77])
 def test_lengths_are_exact_with_a_bos(fake: ModuleType, size: int) -> None:
     prompts = [Workload(fake.Model("m", bos=300)).prompt(size, repeat) for repeat in (0, 1)]
@@ -31,12 +26,6 @@ def test_lengths_are_exact_with_a_bos(fake: ModuleType, size: int) -> None:
 def test_a_prompt_must_have_room_for_text(fake: ModuleType) -> None:
     with pytest.raises(UsageError, match="at least 2"):
         Workload(fake.Model("m", bos=300)).prompt(1)
-
-
-def test_the_default_text_is_python_source(fake: ModuleType) -> None:
-    text = bytes(Workload(fake.Model("m")).prompt(20_000)).decode(errors="replace")
-    assert '"""' in text and "def " in text and "import " in text
-    assert sum(map(len, stdlib_texts())) > 1_000_000
 
 
 def test_repeats_follow_each_other_in_the_text(fake: ModuleType) -> None:
