@@ -151,16 +151,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(arguments)
         sys.stdout.flush()
         return code
-    except (PyllamaMtpError, OSError, MemoryError) as error:
-        if _stopped_by is not None:
-            return interrupted()  # the signal made something fail
-        if isinstance(error, BrokenPipeError):
+    except (PyllamaMtpError, OSError, MemoryError, KeyboardInterrupt) as error:
+        if isinstance(error, BrokenPipeError) and not stopped():
             return _reader_is_gone()
-        logging.getLogger(__name__).debug("traceback", exc_info=True)
-        print(f"{PROGRAM}: error: {error or 'out of memory'}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        return interrupted()
+        return ended_by(error)
 
 
 #: The signal that is stopping the command, if one came.
@@ -238,6 +232,15 @@ def interrupted() -> int:
     number = signal.SIGINT if _stopped_by is None else signal.Signals(_stopped_by)
     print(f"{PROGRAM}: {SIGNALS[number]}", file=sys.stderr, flush=True)
     return 128 + number
+
+
+def ended_by(error: BaseException) -> int:
+    """Say on stderr what ended the command, a signal or else `error`; return the exit code."""
+    if stopped() or isinstance(error, KeyboardInterrupt):
+        return interrupted()  # the signal made something fail
+    logging.getLogger(__name__).debug("traceback", exc_info=True)
+    print(f"{PROGRAM}: error: {error or 'out of memory'}", file=sys.stderr)
+    return FAILED
 
 
 def _run(arguments: list[str]) -> int:

@@ -42,16 +42,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyllama_mtp.cli import (
-    FAILED,
-    PROGRAM,
-    interrupted,
-    loading,
-    options,
-    parsing,
-    progress,
-    stopped,
-)
+from pyllama_mtp.cli import ended_by, loading, options, parsing, progress
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 
 if TYPE_CHECKING:
@@ -217,7 +208,7 @@ def choose_prompts(args: argparse.Namespace) -> tuple[tuple[Prompt, ...], str]:
         sources.append(Path(args.prompt_file).name)
     if args.classes or not found:
         classes = args.classes or promptset.CLASSES
-        promptset.check_classes(classes)
+        promptset.check_classes(classes)  # before the model may be downloaded
         found += promptset.prompts_for(loading.model_path(args), classes)
         own = "the demo model's own, held out of its training"
         sources.append(own if is_demo(args) else "the package's own")
@@ -261,13 +252,8 @@ def _collect(
                 if pairs:
                     pairs.write(*(miss_record(result, miss) for miss in result.misses))
                 ended(result)
-    except KeyboardInterrupt:
-        return interrupted()
-    except PyllamaMtpError as error:
-        if stopped():
-            return interrupted()  # a worker process failed: it got the signal, too
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
-        return FAILED
+    except (KeyboardInterrupt, PyllamaMtpError) as error:
+        return ended_by(error)
     return 0
 
 

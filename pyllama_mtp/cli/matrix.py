@@ -53,7 +53,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyllama_mtp.cli import FAILED, PROGRAM, interrupted, loading, options, parsing, stopped
+from pyllama_mtp.cli import FAILED, PROGRAM, ended_by, loading, options, parsing
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.measure.peers import PEERS
 from pyllama_mtp.measure.plan import PLAIN_AXES, SWITCHES, Plan
@@ -227,11 +227,7 @@ def run(args: argparse.Namespace) -> int:
         for part in first_look(args, request) if first else each_model(args, request):
             measure(args, part, found)
     except (KeyboardInterrupt, PyllamaMtpError) as error:
-        if isinstance(error, KeyboardInterrupt) or stopped():
-            code = interrupted()
-        else:
-            print(f"{PROGRAM}: error: {error}", file=sys.stderr)
-            code = FAILED
+        code = ended_by(error)
         if found.cells:
             print("what was measured before:", file=sys.stderr)
     if found.cells or not code:
@@ -328,8 +324,9 @@ def make_plan(args: argparse.Namespace) -> Plan:
     axes = dict(args.axes)
     if len(axes) < len(args.axes):
         raise UsageError("--axis names one axis twice; give all of its values at once")
-    given = {name: getattr(args, name) for name, usual in SWITCHES.items()}
-    axes |= {name: values for name, values in given.items() if values != (SWITCHES[name],)}
+    for name, usual in SWITCHES.items():
+        if (values := getattr(args, name)) != (usual,):
+            axes[name] = values
     rates = min(
         filter(None, axes.get("synthetic_acceptance", (args.synthetic_acceptance,))),
         key=len,
