@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+from functools import partialmethod
 from multiprocessing.connection import Connection
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,9 +22,6 @@ from pyllama_mtp.measure.peers.process import end_with_parent, last_words
 if TYPE_CHECKING:
     from pyllama_mtp.llama.native import Library
     from pyllama_mtp.measure.header import Build
-    from pyllama_mtp.measure.profile import Profile
-    from pyllama_mtp.measure.runner import Measured, Task
-    from pyllama_mtp.settings import Settings
 
 _CLOSING_S = 3.0
 
@@ -66,7 +64,7 @@ def load_library(text: str) -> Library:
 
 
 class LibraryProcess:
-    """A :class:`~pyllama_mtp.measure.runner.Runner` in a process of its own.
+    """A :class:`~pyllama_mtp.measure.runner.Runner` in a process of its own, with its methods.
 
     Every method raises what the runner raises, and PyllamaMtpError if the process has died, with
     the last lines that it wrote to stderr.
@@ -94,25 +92,18 @@ class LibraryProcess:
         build: Build = self._answer()
         return build
 
-    def check(self, settings: Settings, n_sequences: int = 1) -> None:
-        self._ask("check", settings, n_sequences)
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        self._waiting = True
+        with contextlib.suppress(BrokenPipeError):  # _answer() will raise
+            self._pipe.send((method, arguments))
+        return self._answer()
 
-    def begin(self, number: int, task: Task) -> None:
-        self._ask("begin", number, task)
-
-    def read(self, number: int, end: int) -> None:
-        self._ask("read", number, end)
-
-    def advance(self, number: int, goal: int) -> int:
-        return int(self._ask("advance", number, goal))
-
-    def finish(self, number: int) -> Measured:
-        measured: Measured = self._ask("finish", number)
-        return measured
-
-    def profile(self, settings: Settings, prompt: list[int]) -> Profile:
-        found: Profile = self._ask("profile", settings, prompt)
-        return found
+    check = partialmethod(_ask, "check")
+    begin = partialmethod(_ask, "begin")
+    read = partialmethod(_ask, "read")
+    advance = partialmethod(_ask, "advance")
+    finish = partialmethod(_ask, "finish")
+    profile = partialmethod(_ask, "profile")
 
     def drop(self) -> None:
         """Close the open sessions; a process that was interrupted in a request is ended."""
@@ -131,12 +122,6 @@ class LibraryProcess:
             self._process.kill()
             self._process.join()
         self._errors.close()
-
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        self._waiting = True
-        with contextlib.suppress(BrokenPipeError):  # _answer() will raise
-            self._pipe.send((method, arguments))
-        return self._answer()
 
     def _answer(self) -> Any:
         try:
