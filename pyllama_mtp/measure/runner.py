@@ -96,14 +96,20 @@ class _Run:
 
 
 class SideBySide(Protocol):
-    """A :class:`Runner`, here or in another process."""
+    """A :class:`Runner`, here or in another process; what is not overridden does nothing."""
 
-    def check(self, settings: Settings, n_sequences: int = 1) -> None: ...
     def begin(self, number: int, task: Task) -> None: ...
-    def read(self, number: int, end: int) -> None: ...
     def advance(self, number: int, goal: int) -> int: ...
     def finish(self, number: int) -> Measured: ...
-    def drop(self) -> None: ...
+
+    def check(self, settings: Settings, n_sequences: int = 1) -> None:
+        return
+
+    def read(self, number: int, end: int) -> None:
+        return
+
+    def drop(self) -> None:
+        return
 
 
 class Runner:

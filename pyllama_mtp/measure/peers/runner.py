@@ -1,7 +1,4 @@
-"""Measures with another program, with the methods of `measure.runner.Runner`.
-
-:meth:`PeerRunner.begin` measures the whole sample; no process is left running after it.
-"""
+"""Measures with another program; :meth:`PeerRunner.begin` measures the whole sample."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ from pyllama_mtp.measure.peers.options import Options
 from pyllama_mtp.measure.peers.output import OutputError, made_sample, parse_llama_bench
 from pyllama_mtp.measure.peers.process import Program
 from pyllama_mtp.measure.profile import WARM_UP_TOKENS
-from pyllama_mtp.measure.runner import Measured, Task
-from pyllama_mtp.settings import Settings
+from pyllama_mtp.measure.runner import Measured, SideBySide, Task
 
 TIMEOUT_S = 3600.0
 
 
-class PeerRunner:
-    """Samples of one program, one at a time.
+class PeerRunner(SideBySide):
+    """Samples of one program, one at a time. The program refuses settings when it is started, and
+    no process is left running after a sample.
 
     Args:
         peer: the program, or the error for which there is none.
@@ -33,9 +30,6 @@ class PeerRunner:
         self, peer: Installed | PeerError, model: str, n_gpu_layers: int, head: str = ""
     ) -> None:
         self._peer, self._model = peer, (model, n_gpu_layers, head)
-
-    def check(self, settings: Settings, n_sequences: int = 1) -> None:
-        """Do nothing: the program refuses settings when it is started."""
 
     def begin(self, number: int, task: Task) -> None:
         """Measure the whole sample.
@@ -54,9 +48,6 @@ class PeerRunner:
                 f"{measured[1]}, where {wanted[0]} and {wanted[1]} were asked for"
             )
 
-    def read(self, number: int, end: int) -> None:
-        """Do nothing: the prompt is measured already."""
-
     def advance(self, number: int, goal: int) -> int:
         """Return the number of generated tokens."""
         return self._sample.n_generated
@@ -64,9 +55,6 @@ class PeerRunner:
     def finish(self, number: int) -> Measured:
         """Return the sample."""
         return Measured(self._sample, {})
-
-    def drop(self) -> None:
-        """Do nothing: nothing is running."""
 
 
 def measure(peer: Installed, options: Options, task: Task) -> Sample:
