@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: The fields of a sample that are compared: tokens per second, and the whole time in seconds.
 Figure = Literal["prefill_tps", "decode_tps", "elapsed_s"]
+#: The speeds among them, by the names that users give and see.
+SPEEDS: dict[str, Figure] = {"prefill": "prefill_tps", "decode": "decode_tps"}
 
 #: Least probability, 0 to 1, with which an interval holds the true ratio, where n allows it.
 CONFIDENCE = 0.95

@@ -11,10 +11,14 @@ from typing import Any
 from pyllama_mtp.measure import series
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.plan import SWITCHES
-from pyllama_mtp.measure.ratios import Figure, ratio_to_plain
+from pyllama_mtp.measure.ratios import SPEEDS, Figure, ratio_to_plain
 from pyllama_mtp.measure.recordfile import Records
 
-_FIGURES: tuple[Figure, ...] = ("prefill_tps", "decode_tps")
+#: What a record has as the cell has it.
+_SAME = (
+    *("program", "variant", "upstream_commit", "series", "backend", "mode", "n_max", "adaptive"),
+    *("n_prompt", "prompt_class", "max_tokens"),
+)
 
 
 def records(cells: Sequence[Cell]) -> list[dict[str, Any]]:
@@ -28,23 +32,13 @@ def _record(cell: Cell, cells: Sequence[Cell], depth: int, axes: Sequence[str]) 
     found: dict[str, Any] = {
         "model": cell.model,
         "machine": series.machine_words(cell),
-        "program": cell.program,
-        "variant": cell.variant,
-        "upstream_commit": cell.upstream_commit,
-        "series": cell.series,
-        "backend": cell.backend,
-        "mode": cell.mode,
-        "n_max": cell.n_max,
-        "adaptive": cell.adaptive,
-        "n_prompt": cell.n_prompt,
-        "prompt_class": cell.prompt_class,
-        "max_tokens": cell.max_tokens,
+        **{name: getattr(cell, name) for name in _SAME},
         **{name: series.switch_of(cell, name) or None for name in SWITCHES},
         **{name: cell.axes.get(name) for name in axes},
         "synthetic": bool(cell.synthetic_acceptance),
         "n_samples": len(cell.samples),
     }
-    for figure in _FIGURES:
+    for figure in SPEEDS.values():
         ratio = ratio_to_plain(cell, cells, figure)
         bounds = (ratio.value, ratio.low, ratio.high) if ratio else None
         found |= _spread(figure, spread_of(cell, figure))

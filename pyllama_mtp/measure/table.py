@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from pyllama_mtp.measure.cells import OURS, Cell, sum_positions
 from pyllama_mtp.measure.columns import (
@@ -15,18 +15,19 @@ from pyllama_mtp.measure.columns import (
     matrix_columns,
     matrix_rows,
     mode_label,
+    mode_words,
     switch_value,
     switch_values,
     varied_axes,
 )
-from pyllama_mtp.measure.peers.notes import peer_notes
-from pyllama_mtp.measure.plan import SWITCHES, axis_name
-from pyllama_mtp.measure.ratios import Figure, Ratio, by_cpu_time, ratio_to_plain
+from pyllama_mtp.measure.peers import PEERS
+from pyllama_mtp.measure.plan import SWITCHES, axis_name, axis_words
+from pyllama_mtp.measure.ratios import SPEEDS, Ratio, by_cpu_time, ratio_to, ratio_to_plain
+from pyllama_mtp.measure.series import machine_words
 from pyllama_mtp.measure.text import (
     NONE,
     UNLIMITED,
     console,
-    counted,
     print_whole,
     terminal_table,
     to_markdown,
@@ -47,7 +48,6 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
     if not cells:
         return ["nothing was measured"]
     first = cells[0]
-    cores: Any = first.machine.get("cores")
     threads = first.settings.get("n_threads")
     builds = {
         f"{cell.variant} build of llama.cpp {cell.upstream_commit[:9]}, patches "
@@ -59,9 +59,7 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
     samples = " or ".join(map(str, numbers)) + (" sample" if numbers[-1] < 2 else " samples")
     notes = [
         f"model {first.model}; {'; '.join(builds)}",
-        f"{', '.join([str(first.machine.get('cpu')), *first.machine.get('devices', ())])}, "
-        f"{counted(cores, 'core')}"
-        f"{f', {threads} used' if threads else ''}; "
+        f"{machine_words(first)}{f', {threads} used' if threads else ''}; "
         f"{first.max_tokens} tokens generated; medians of {samples}, interleaved; "
         "acceptance and tokens per round are totals over totals",
         *example_note(cells),
@@ -106,22 +104,18 @@ def example_note(cells: Sequence[Cell]) -> list[str]:
 
 
 def _ratio_note(cells: Sequence[Cell]) -> list[str]:
-    figures: tuple[Figure, ...] = ("prefill_tps", "decode_tps")
-    worst: dict[Figure, Ratio] = {}
-    for figure in figures:
+    worst: dict[str, Ratio] = {}
+    for name, figure in SPEEDS.items():
         ratios = [ratio for cell in cells if (ratio := ratio_to_plain(cell, cells, figure))]
         if ratios:
-            worst[figure] = max(ratios, key=lambda ratio: ratio.scatter)
+            worst[name] = max(ratios, key=lambda ratio: ratio.scatter)
     if not worst:
         return []
     note = "vs no-MTP: Hodges-Lehmann estimate of the ratios within a repeat"
     if all(by_cpu_time(cell) for cell in cells if cell.program == OURS):
         note += ", by the CPU time of the one thread"
     if all(ratio.n > 1 for ratio in worst.values()):
-        bounds = [
-            f"{100 * ratio.scatter:.1f} % ({figure.removesuffix('_tps')})"
-            for figure, ratio in worst.items()
-        ]
+        bounds = [f"{100 * ratio.scatter:.1f} % ({name})" for name, ratio in worst.items()]
         sure = 100 * min(ratio.confidence for ratio in worst.values())
         note += f"; {sure:.0f} % confidence intervals reach at most {', '.join(bounds)} from it"
     return [note]
@@ -170,6 +164,61 @@ def few_drafts_note(cells: Iterable[Cell]) -> list[str]:
     if not any(few):
         return []
     return [f"accepted %: MTP auto has a dash where it drafted fewer than {LEAST_DRAFTS} times"]
+
+
+def peer_notes(cells: Sequence[Cell]) -> list[str]:
+    """Lines about every program beside ours."""
+    notes = []
+    for name in dict.fromkeys(cell.program for cell in cells if cell.program != OURS):
+        own = [cell for cell in cells if cell.program == name and cell.samples]
+        if not own:
+            continue
+        notes.append(_peer_build(own[0]))
+        if name in PEERS:
+            notes.append(PEERS[name].note)
+        if any(cell.synthetic_acceptance for cell in own):
+            notes.append(
+                f"{name}: acceptance imposed by its --spec-synth-rates, drawn at random anew in "
+                "each sample, so that its tokens per round scatter"
+            )
+        notes += _peer_comparison(name, own, cells)
+    return notes
+
+
+def _peer_build(cell: Cell) -> str:
+    commit = f" of llama.cpp {cell.upstream_commit[:9]}" if cell.upstream_commit else ""
+    patches = f", patches {cell.series[:12]}" if cell.series else ""
+    return f"{cell.program}: {cell.variant}{commit}{patches}, {cell.backend}"
+
+
+def _peer_comparison(name: str, own: Sequence[Cell], cells: Sequence[Cell]) -> list[str]:
+    """Our speed as a multiple of theirs, size by size, from the ratios within a repeat."""
+    parts: dict[str, list[str]] = {}
+    for theirs in own:
+        ours = next((cell for cell in cells if _comparable(cell, theirs)), None)
+        if ours is None:
+            continue
+        mode = " ".join([mode_words(theirs), *map(axis_words, theirs.axes.values())])
+        speeds = [
+            f"{words} {ratio.value:.2f}x"
+            for words, figure in SPEEDS.items()
+            if (ratio := ratio_to(ours, theirs, figure))
+        ]
+        if speeds:
+            kind = f"{theirs.n_prompt} {theirs.prompt_class}"
+            parts.setdefault(kind, []).append(f"{mode} {', '.join(speeds)}")
+    if not parts:
+        return []
+    sizes = [f"{kind}: {'; '.join(found)}" for kind, found in parts.items()]
+    return [f"ours to {name}, from the ratios within a repeat, prompt {' | '.join(sizes)}"]
+
+
+def _comparable(ours: Cell, theirs: Cell) -> bool:
+    """Whether a cell of ours did the same work."""
+    same = ("run", "model", "prompt_class", "n_prompt", "max_tokens", "n_max", "adaptive")
+    alike = all(getattr(ours, name) == getattr(theirs, name) for name in same)
+    alike &= all(ours.axes.get(name) == value for name, value in theirs.axes.items())
+    return alike and ours.program == OURS and bool(ours.samples)
 
 
 def _row_label(cell: Cell, cells: Sequence[Cell]) -> str:
@@ -284,13 +333,10 @@ def _ordered(cells: Sequence[Cell]) -> Sequence[Cell]:
 
 def markdown_table(cells: Sequence[Cell], *, per_round: bool = False) -> str:
     """What MTP gains, then the matrix as a Markdown table of each model with its notes below."""
-    tables = [_markdown_table(part, per_round) for part in _by_model(cells)]
-    return "\n\n".join([*summaries(cells), *tables])
-
-
-def _markdown_table(cells: Sequence[Cell], per_round: bool) -> str:
-    columns = matrix_columns(cells, per_round=per_round)
-    headings = [column.name for column in columns]
-    words = (column.words for column in columns)
-    table = to_markdown(headings, matrix_rows(cells, columns), words)
-    return table + "\n\n" + "\n".join(f"- {note}" for note in matrix_notes(cells))
+    parts = summaries(cells)
+    for part in _by_model(cells):
+        columns = matrix_columns(part, per_round=per_round)
+        headings, words = [one.name for one in columns], [one.words for one in columns]
+        parts.append(to_markdown(headings, matrix_rows(part, columns), words))
+        parts.append("\n".join(f"- {note}" for note in matrix_notes(part)))
+    return "\n\n".join(parts)
