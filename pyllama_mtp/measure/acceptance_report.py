@@ -249,7 +249,6 @@ def _best(group: Group) -> str:
 
 
 def _quoted(text: str) -> str:
-    """One line of visible text."""
     shown = repr(text)
     return shown if len(shown) <= _WIDEST_TEXT else shown[: _WIDEST_TEXT - 3] + "..."
 

@@ -20,7 +20,7 @@ from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure import series
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.joint import CONFIDENCE, joint_intervals
-from pyllama_mtp.measure.ratios import Figure, base_of, paired_ratios
+from pyllama_mtp.measure.ratios import SPEEDS, Figure, base_of, paired_ratios
 from pyllama_mtp.measure.text import (
     NONE,
     UNLIMITED,
@@ -35,7 +35,6 @@ from pyllama_mtp.measure.text import (
 THRESHOLD = 0.03
 
 Verdict = Literal["slower", "faster", "unclear", "same"]
-FIGURES: dict[str, Figure] = {"prefill": "prefill_tps", "decode": "decode_tps"}
 _ROUNDING = 1e-9
 #: Dimensions in which OLD and NEW usually differ.
 _MAY_DIFFER = ("machine", "variant", "upstream", "patches", "backend")
@@ -142,11 +141,14 @@ def compare(
     """
     if not 0 <= threshold < 1:
         raise UsageError(f"the threshold must be at least 0 and below 1 (100 %), not {threshold}")
-    if not figures or set(figures) - set(FIGURES):
-        raise UsageError(f"figures must be some of {', '.join(FIGURES)}, not {figures!r}")
+    if not figures or set(figures) - set(SPEEDS):
+        raise UsageError(f"figures must be some of {', '.join(SPEEDS)}, not {figures!r}")
     ignored = _ignored(old, new)
     label = series.Labels([*old, *new], ignored)
-    before, after = (_by_key(side, ignored) for side in (old, new))
+    before, after = (  # of cells that are the same measurement the last one
+        {(cell.n_prompt, series.series_key(cell, ignored)): cell for cell in side if cell.samples}
+        for side in (old, new)
+    )
     pairs = [(before[key], after[key]) for key in before if key in after]
     only_old, only_new = (
         [f"{label(cell)}, prompt {cell.n_prompt}" for key, cell in side.items() if key not in other]
@@ -203,16 +205,6 @@ def _ignored(old: Sequence[Cell], new: Sequence[Cell]) -> set[str]:
     }
 
 
-def _by_key(side: Sequence[Cell], ignored: set[str]) -> dict[tuple[object, ...], Cell]:
-    """The cells that have samples; of those that are the same measurement the last one."""
-    compared = [one for one in series.DIMENSIONS if one.name not in ignored]
-    return {
-        (cell.n_prompt, *(one.value(cell) for one in compared)): cell
-        for cell in side
-        if cell.samples
-    }
-
-
 def _lines(
     pairs: Sequence[tuple[Cell, Cell]],
     label: series.Labels,
@@ -227,7 +219,7 @@ def _lines(
     for figure in figures:
         of_series: dict[str, list[int]] = {}
         for old, new in pairs:
-            if found := paired(old, new, FIGURES[figure], sides or ()):
+            if found := paired(old, new, SPEEDS[figure], sides or ()):
                 name, row = label(old), len(rows)
                 of_series.setdefault(name, []).append(row)
                 lines.append(((figure, name, old.n_prompt, *found[1:]), (row,)))
@@ -305,7 +297,6 @@ def _differences(pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
 
 
 def _table(found: Comparison) -> tuple[list[str], list[list[str]]]:
-    """The headings and the rows."""
     unit, digits = ("to no-MTP", 3) if found.ratios else ("tok/s", 1)
     headings = [
         *("figure", "prompt", "mode", f"OLD {unit}", f"NEW {unit}"),
@@ -328,7 +319,6 @@ def _table(found: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 def _summary(found: Comparison) -> str:
-    """The outcome in a sentence."""
     part = f"{100 * found.threshold:g} %"
     text = f"nothing got slower by {part} or more"
     if found.slower:

@@ -20,7 +20,7 @@ from pyllama_mtp.measure import acceptance_record, recordtypes
 from pyllama_mtp.measure.cells import DRAFT_MTP, NO_MTP, SCHEMA, Cell
 from pyllama_mtp.measure.recordtypes import checked
 
-#: The beginning of every line; a last line that begins otherwise is not an unfinished one of ours.
+#: The beginning of every line; a last line that begins otherwise is not ours and never cut off.
 _BEGINNING = b'{"schema": 2, "kind": "'
 Record = dict[str, Any]
 
@@ -164,7 +164,7 @@ def read_file(path: str | os.PathLike[str]) -> Records:
             if line.strip():
                 _take(found, line)
         except UsageError as error:
-            if not closed and _may_be_unfinished(line):
+            if not closed and _BEGINNING.startswith(line[: len(_BEGINNING)]):
                 break
             raise UsageError(f"{path}, line {number}: {error}") from None
         at += len(line)
@@ -191,11 +191,6 @@ def _take(found: Records, line: bytes) -> None:
             "A later version of pyllama-mtp wrote it"
         )
     found.add(record)
-
-
-def _may_be_unfinished(line: bytes) -> bool:
-    """Whether a line is the beginning of a record; nothing else is ever cut off."""
-    return line[: len(_BEGINNING)] == _BEGINNING[: len(line)]
 
 
 # -- writing ---------------------------------------------------------------------------------------

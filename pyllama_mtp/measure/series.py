@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from pyllama_mtp.measure.cells import OURS, Cell
 from pyllama_mtp.measure.columns import axis_of, mode_words
@@ -64,14 +65,10 @@ class Dimension:
     words: str = "{}"
 
 
-def _switch(name: str) -> Dimension:
-    words = axis_name(name) + " {}"
-    return Dimension(name, lambda cell: switch_of(cell, name), within=("mode",), words=words)
-
-
 def _axis(name: str) -> Dimension:
+    value = partial(switch_of if name in SWITCHES else axis_of, name=name)
     within = () if name in PLAIN_AXES else ("mode",)
-    return Dimension(name, lambda cell: axis_of(cell, name), within, axis_name(name) + " {}")
+    return Dimension(name, value, within, axis_name(name) + " {}")
 
 
 MODE = Dimension("mode", mode_words)
@@ -87,8 +84,7 @@ DIMENSIONS = (
     ),
     Dimension("patches", lambda cell: cell.series[:7], ("program", "variant"), "patches {}"),
     Dimension("backend", lambda cell: cell.backend, within=("program",)),
-    *map(_switch, SWITCHES),
-    *(_axis(name) for name in AXES if name not in (*SWITCHES, "synthetic_acceptance")),
+    *(_axis(name) for name in AXES if name != "synthetic_acceptance"),
     Dimension("imposed", imposed_words, within=("mode",), words="acceptance {}"),
     Dimension("class", lambda cell: cell.prompt_class),
     Dimension("generated", lambda cell: str(cell.max_tokens), words="{} generated"),
@@ -98,9 +94,9 @@ DIMENSIONS = (
 SeriesKey = tuple[str, ...]
 
 
-def series_key(cell: Cell) -> SeriesKey:
-    """The values of a cell in all dimensions; equal for the cells of a series."""
-    return tuple(dimension.value(cell) for dimension in DIMENSIONS)
+def series_key(cell: Cell, ignored: Collection[str] = ()) -> SeriesKey:
+    """The values of a cell in all dimensions but the ignored ones; equal in a series."""
+    return tuple(one.value(cell) for one in DIMENSIONS if one.name not in ignored)
 
 
 def varying(cells: Iterable[Cell]) -> dict[str, set[tuple[str, ...]]]:

@@ -141,7 +141,6 @@ def _candidates(name: str, folder: str | None) -> Iterator[Path]:
 
 
 def _ask(name: str, *command: str) -> str:
-    """The output of a program that ends at once."""
     with Program(name, command) as program:
         return program.wait(_ANSWER_S) + program.stderr()
 
