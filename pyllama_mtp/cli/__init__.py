@@ -239,7 +239,7 @@ def ended_by(error: BaseException) -> int:
     if stopped() or isinstance(error, KeyboardInterrupt):
         return interrupted()  # the signal made something fail
     logging.getLogger(__name__).debug("traceback", exc_info=True)
-    print(f"{PROGRAM}: error: {error or 'out of memory'}", file=sys.stderr)
+    print(f"{PROGRAM}: error: {str(error) or 'out of memory'}", file=sys.stderr)
     return FAILED
 
 

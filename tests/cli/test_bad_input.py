@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -147,3 +148,8 @@ def test_a_failure_leaves_no_empty_files(fake: ModuleType, cli: Cli) -> None:
     for command in (["generate", "--log-pairs", "pairs.jsonl", "x"], ["matrix"]):
         refused(cli(*command), "no native library; tried: here and there")
     assert not list(Path.cwd().iterdir())
+
+
+def test_python_runs_out_of_memory(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyllama_mtp.cli.build_parser", lambda command: [0] * sys.maxsize)
+    refused(cli("libdir"), "error: out of memory")
