@@ -136,7 +136,3 @@ def test_questions_from_a_pipe(program: Program) -> None:
     assert out.startswith("`str") and "temperature        0.0" in out
     assert "temperature is -1" in err and "stats is 'maybe'" in err
     assert "no /nonsense" in err and "answer     12 tokens" in err
-
-
-def test_a_model_that_is_not_there(program: Program) -> None:
-    assert b"none.gguf" in program("chat", "--model", "none.gguf", input=b"", code=2).stderr

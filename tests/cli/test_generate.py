@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import json
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from pyllama_mtp import Sampling, Settings
 from pyllama_mtp.cli import progress
+from pyllama_mtp.contextoptions import RopeScaling
 
 from ..processes import Cli
 
@@ -45,54 +48,29 @@ def test_pieces_are_flushed_as_they_come(
 
 
 def test_every_switch_arrives(fake: ModuleType, cli: Cli, tmp_path: Path) -> None:
+    """Of each kind and each part of the declared options, of which the others are made alike."""
     fake.log.clear()
     grammar = tmp_path / "a.gbnf"
     grammar.write_text('root ::= "a"')
     result = cli(
         *("generate", "--model", "m.gguf", "--json", "--lib", "upstream", "--max-tokens", "4"),
-        *("--draft-n-max", "2", "--p-min", "0.25", "--n-ctx", "1024", "--n-batch", "64"),
-        *("--n-ubatch", "32", "--threads", "1", "--cache-type-k", "q8_0", "--cache-type-v", "q4_0"),
-        *("--flash-attn", "on", "--rows", "all", "--rollback", "replay"),
-        *("--sync", "full", "--hidden", "pre-norm", "--checkpoints", "7"),
-        *("--draft-vocab", "500", "--no-draft-follow"),
-        *("--draft-head-type", "q4_0", "--yarn-orig-ctx", "512"),
-        *("--temperature", "0.5", "--top-k", "7", "--top-p", "0.5", "--min-p", "0.1"),
-        *("--repeat-penalty", "1.1", "--repeat-last-n", "9", "--seed", "3", "--draft-sampling"),
+        *("--draft-n-max", "2", "--p-min", "0.25", "--n-ctx", "1024", "--cache-type-k", "q8_0"),
+        *("--rows", "all", "--sync", "full", "--draft-vocab", "500", "--no-draft-follow"),
+        *("--yarn-orig-ctx", "512", "--temperature", "0.5", "--top-k", "7", "--seed", "3"),
         *("--logit-bias", "5=-2.5", "--logit-bias", "7=-inf", "--grammar", str(grammar)),
-        *("--stop", "END", "--stop", "\n\n", "--ignore-eos", "--no-ngram", "x"),
+        *("--stop", "END", "--stop", "\n\n", "--ignore-eos", "--no-ngram", "--draft-sampling", "x"),
     )
-    report = json.loads(result.out)
-    rope = report["settings"].pop("rope")
-    assert {name: value for name, value in rope.items() if value} == {"yarn_orig_ctx": 512}
-    assert report["settings"] == {
-        "n_ctx": 1024,
-        "n_batch": 64,
-        "n_ubatch": 32,
-        "n_threads": 1,
-        "cache_type_k": "q8_0",
-        "cache_type_v": "q4_0",
-        "flash_attn": "on",
-        "draft_n_max": 2,
-        "ngram": False,
-        "draft_vocab": "500",
-        "draft_follow": False,
-        "draft_head_type": "q4_0",
-        "p_min": 0.25,
-        "draft_sampling": True,
-        "prompt_rows": "all",
-        "prompt_sync": "full",
-        "hidden": "pre-norm",
-        "checkpoints": 7,
-        "rollback": "replay",
-        "synthetic_acceptance": None,
-    }
+    settings = Settings(
+        **{"n_ctx": 1024, "cache_type_k": "q8_0", "prompt_rows": "all", "prompt_sync": "full"},
+        **{"draft_n_max": 2, "p_min": 0.25, "draft_vocab": "500", "draft_follow": False},
+        **{"ngram": False, "draft_sampling": True, "rope": RopeScaling(yarn_orig_ctx=512)},
+    )
+    assert json.loads(result.out)["settings"] == dataclasses.asdict(settings)
     _, _, max_tokens, ignore_eos, stop, sampling = options_of_the_generation(fake)
     assert (max_tokens, ignore_eos, stop) == (4, True, ("END", "\n\n"))
-    chosen = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-    assert chosen == (0.5, 7, 0.5, 0.1)
-    assert (sampling.logit_bias, sampling.grammar) == ({5: -2.5, 7: -math.inf}, 'root ::= "a"')
-    assert (sampling.repeat_penalty, sampling.repeat_last_n, sampling.seed) == (1.1, 9, 3)
-    assert fake.log[0] == ("load", "upstream")
+    biases = {5: -2.5, 7: -math.inf}
+    wanted = Sampling(temperature=0.5, top_k=7, seed=3, logit_bias=biases, grammar='root ::= "a"')
+    assert sampling == wanted and fake.log[0] == ("load", "upstream")
 
 
 @pytest.mark.parametrize(
