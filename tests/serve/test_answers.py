@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from pyllama_mtp import Model, Sampling
-from pyllama_mtp.llama.toplogprobs import top_logprobs
 from pyllama_mtp.serve.bodies import CompletionBody, parse
 from pyllama_mtp.serve.jobs import make_jobs
 
-from ..regression.support import last_logits
 from .conftest import NAME, Running, Start
 from .support import QUESTIONS, alone, chat, chat_tokens
 
@@ -84,20 +82,6 @@ def test_prompts_of_all_kinds_and_n(shared: Running, demo: Model) -> None:
     assert len(usual) < len(more), "16 tokens are what the API gives"
 
 
-def test_stop_strings_across_pieces(shared: Running, demo: Model) -> None:
-    """A stop string that lies across tokens ends the text before it, in a stream as well."""
-    answer = alone(demo, demo.tokenize(PROMPT), N)
-    pieces = [demo.piece(token).decode() for token in answer.tokens]
-    at = next(i for i in range(6, len(pieces)) if len(pieces[i]) > 1 and pieces[i + 1])
-    stop = pieces[at][-1] + pieces[at + 1][0]
-    wanted = answer.text.partition(stop)[0]
-    for stops in (stop, ["never so", stop]):
-        got = shared.complete(PROMPT, max_tokens=N, stop=stops)
-        assert (got.choices[0].text, got.choices[0].finish_reason) == (wanted, "stop")
-        chunks = list(shared.complete(PROMPT, max_tokens=N, stop=stops, stream=True))
-        assert "".join(chunk.choices[0].text for chunk in chunks) == wanted
-
-
 def test_a_seed_is_a_text(shared: Running) -> None:
     def text(**options: object) -> str:
         got = shared.answer(chat(QUESTIONS[1]), max_tokens=24, temperature=1.5, **options)
@@ -110,8 +94,8 @@ def test_a_seed_is_a_text(shared: Running) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_are_the_models_own(shared: Running, demo: Model, stream: bool) -> None:
-    """Every token, accepted drafts too, has the log probability that a fresh context computes."""
-    prompt = chat_tokens(demo, chat(QUESTIONS[0]))
+    """Every token, accepted drafts too, has the log probability that the driver gives."""
+    wanted = alone(demo, chat_tokens(demo, chat(QUESTIONS[0])), 20, logprobs=3)
     asked = {"max_tokens": 20, "logprobs": True, "top_logprobs": 3, "stream": stream}
     got = shared.answer(chat(QUESTIONS[0]), **asked)
     if stream:
@@ -122,9 +106,7 @@ def test_logprobs_are_the_models_own(shared: Running, demo: Model, stream: bool)
         choice = got.choices[0]
         found, text = choice.logprobs.content, choice.message.content
     assert b"".join(bytes(entry.bytes) for entry in found).decode() == text
-    tokens = alone(demo, prompt, 20).tokens
-    for i, entry in enumerate(found):
-        own = top_logprobs(last_logits(demo, [*prompt, *tokens[:i]]), tokens[i], 3)
+    for entry, own in zip(found, wanted.logprobs, strict=True):
         assert entry.logprob == pytest.approx(own.logprob, abs=0.02)
         top = [other.logprob for other in entry.top_logprobs]
         assert top == pytest.approx([logprob for _, logprob in own.top], abs=0.02)
@@ -134,7 +116,11 @@ def test_logprobs_are_the_models_own(shared: Running, demo: Model, stream: bool)
 def test_logprobs_of_a_completion(shared: Running) -> None:
     """Log probabilities end where a stop string ends the text."""
     whole = shared.complete(PROMPT, max_tokens=30).choices[0].text
-    got = shared.complete(PROMPT, max_tokens=30, logprobs=2, stop=whole[14:17]).choices[0]
+    stops = ["never so", whole[14:17]]
+    got = shared.complete(PROMPT, max_tokens=30, logprobs=2, stop=stops).choices[0]
+    assert (got.text, got.finish_reason) == (whole.partition(stops[1])[0], "stop")
+    alike = list(shared.complete(PROMPT, max_tokens=30, stop=stops[1], stream=True))
+    assert "".join(chunk.choices[0].text for chunk in alike) == got.text
     found = got.logprobs
     assert found.tokens
     assert "".join(found.tokens).startswith(got.text) and found.text_offset[-1] < len(got.text)
@@ -144,20 +130,14 @@ def test_logprobs_of_a_completion(shared: Running) -> None:
         assert len(top) == 2 and max(top.values()) == pytest.approx(top[token]) == logprob
 
 
-def test_the_next_turn_of_a_chat_goes_on(start: Start, demo: Model) -> None:
+def test_the_next_turn_of_a_chat_goes_on(shared: Running, demo: Model) -> None:
     """Its history is not processed again, and the text is that of the whole prompt."""
-    server = start()
-    messages = chat(QUESTIONS[0])
-    for question in (QUESTIONS[4], QUESTIONS[5]):
-        first = server.answer(messages, max_tokens=N)
-        text = first.choices[0].message.content
-        messages += [{"role": "assistant", "content": text}, *chat(question)]
-        # Someone else comes in between.
-        server.text("x = ")
-        prompt = chat_tokens(demo, messages)
-        got = server.answer(messages, max_tokens=N)
-        assert got.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens
-        assert got.choices[0].message.content == alone(demo, prompt, N).text
+    first = shared.answer(chat(QUESTIONS[0]), max_tokens=N)
+    said = {"role": "assistant", "content": first.choices[0].message.content}
+    messages = [*chat(QUESTIONS[0]), said, *chat(QUESTIONS[4])]
+    got = shared.answer(messages, max_tokens=N)
+    assert got.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens
+    assert got.choices[0].message.content == alone(demo, chat_tokens(demo, messages), N).text
 
 
 def test_sampling_is_the_model_files_unless_the_request_says(
