@@ -115,24 +115,6 @@ def test_work_is_in_proportion_to_what_has_changed(limit: int) -> None:
         assert more <= max(1.5 * d, n_batch), f"{more} tokens more for the last {d}"
 
 
-def test_a_chat_whose_template_drops_the_last_tokens() -> None:
-    """Each turn leaves the text 5 tokens before its end: at most a graph is processed again, or two
-    where the last graph was no longer than that."""
-    checkpoints, rng = Checkpoints(4), random.Random(0)
-    end = most_lost = 0
-    for _ in range(200):
-        shared = max(0, end - 5)
-        start = found(checkpoints, shared) or 0
-        assert shared - start <= most_lost
-        checkpoints.drop_above(start)
-        stop = end + rng.randrange(20, 5000)
-        ends = boundaries(start, stop, 2048, 256)
-        for n_past in ends:
-            checkpoints.add(at(n_past))
-        end, last_graph = stop, stop - [start, *ends][-2]
-        most_lost = 256 if last_graph >= 5 else 2 * 256
-
-
 def test_what_would_not_be_kept_need_not_be_made() -> None:
     for limit in (0, 1, 4):
         all_made, planned = filled(limit, 700, 1000), filled(limit, 700, 1000)

@@ -85,10 +85,10 @@ def known(model: CostModel, n: int = 1) -> Costs:
     return costs
 
 
-def learn(model: CostModel, table: Costs) -> CostModel:
-    """Every depth of the table is measured three times."""
+def learn(model: CostModel, table: Costs, n: int = 3) -> CostModel:
+    """Every depth of the table is measured `n` times."""
     for depth in range(model.limit + 1):
-        for _ in range(3):
+        for _ in range(n):
             model.update(depth, depth, table.draft[depth], table.verify[depth + 1])
     return model
 
@@ -115,10 +115,7 @@ def test_guesses_after_a_plain_step() -> None:
 
 def test_measured_costs_are_found() -> None:
     """Costs need not lie on a line."""
-    model = CostModel(3)
-    for depth in (0, 1, 2, 3):
-        for _ in range(30):
-            model.update(depth, depth, TABLE.draft[depth], TABLE.verify[depth + 1])
+    model = learn(CostModel(3), TABLE, 30)
     assert known(model).verify == pytest.approx(TABLE.verify, rel=0.03)
     assert known(model).draft == pytest.approx(TABLE.draft, rel=0.03)
 
