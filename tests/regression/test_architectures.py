@@ -189,22 +189,6 @@ def test_drafts_are_llama_servers(
     assert other.is_recurrent or len(same) >= len(theirs) - 1
 
 
-@pytest.mark.parametrize("p_min", [0.0, 0.15])
-def test_drafts_in_the_trunk_are_upstreams(
-    qwen3next: Model, monkeypatch: pytest.MonkeyPatch, p_min: float
-) -> None:
-    """Round by round; all of a head of random weights is of consequence."""
-    prompt, found = prompt_of(qwen3next, 2 * N_BATCH + 9), []
-    for sync in ("kv", "full"):
-        recorded = Recorded(monkeypatch)
-        with Session(qwen3next, settings(3, p_min=p_min, prompt_sync=sync)) as session:
-            run = session.generate(prompt, max_tokens=24, ignore_eos=True).run()
-        assert run.telemetry.prompt_sync == sync
-        found.append((run.tokens, recorded.starts, recorded.rounds))
-        monkeypatch.undo()
-    assert found[0] == found[1] and sum(map(len, recorded.rounds)) >= 12
-
-
 @pytest.mark.parametrize("kind", ["file", "q8_0"])
 def test_a_part_of_the_vocabulary(qwen3next: Model, kind: str) -> None:
     prompt = prompt_of(qwen3next, 30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pyllama_mtp import BatchSession, Model, Session
+from pyllama_mtp import Model, Session
 
 from .support import settings
 
@@ -56,15 +56,3 @@ def test_a_consumer_that_leaves(demo: Model, text: list[int]) -> None:
         wanted = session.generate(text[:20], max_tokens=N).run().tokens
         assert asyncio.run(leave()) == "interrupted"
         assert session.generate(text[:20], max_tokens=N).run().tokens == wanted
-
-
-def test_a_batch(demo: Model, text: list[int]) -> None:
-    async def collect() -> list[str]:
-        texts = ["", ""]
-        async for index, piece in session.generate([text[:20], text[5:30]], max_tokens=N):
-            texts[index] += piece
-        return texts
-
-    with BatchSession(demo, settings(2), n_sequences=2) as session:
-        wanted = session.generate([text[:20], text[5:30]], max_tokens=N).run().results
-        assert asyncio.run(collect()) == [answer.text for answer in wanted]

@@ -50,18 +50,6 @@ def test_text_is_the_same_whatever_the_depths(
     assert sum(got.telemetry.accepted) == accepted > 0
 
 
-def test_the_controller_is_asked_and_told(demo: Model, text: list[int], gap: float) -> None:
-    expected = written(demo, text[:40], N_TOKENS, 0)
-    with Session(demo, AUTO) as session:
-        depths = engine_of(session).choice.depths
-        for _ in range(2):
-            got = greedy(session, text[:40], N_TOKENS)
-            assert_same_tokens(demo, text[:40], got.tokens, expected.tokens, gap)
-        assert depths and depths.costs() is not None
-        assert depths is engine_of(session).choice.depths, "one controller for the session"
-        assert len(got.telemetry.drafted) <= AUTO_DEPTH
-
-
 def test_a_generation_that_does_not_draft_does_not_ask(demo: Model, text: list[int]) -> None:
     with Session(demo, AUTO) as session:
         depths = engine_of(session).choice.depths = Scripted(2)

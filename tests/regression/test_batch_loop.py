@@ -91,23 +91,6 @@ def test_a_place_is_used_again(served: Served, text: list[int], gap: float) -> N
     check(served, new, text[5:40], gap)
 
 
-def test_drafts_are_as_good_where_a_place_is_used_again(demo: Model, text: list[int]) -> None:
-    """The draft cache goes on as well: as many drafts are accepted as in a fresh one."""
-    found = []
-    for reuse in (True, False):
-        served = Served(demo, "chain")
-        n_accepted = 0
-        for at in range(0, 60, 10):
-            first = served.answer(text[at : at + 70])
-            longer = [*text[at : at + 70], *first.tokens, *text[at + 70 : at + 80]]
-            if not reuse:
-                served.loop.restart()
-            n_accepted += sum(served.answer(longer, 40).telemetry.accepted)
-            n_accepted += sum(served.answer(longer[:66], 40).telemetry.accepted)
-        found.append(n_accepted)
-    assert found[1] > 60 and abs(found[0] - found[1]) <= 0.05 * found[1]
-
-
 def test_requests_come_and_go_between_steps(served: Served, text: list[int], gap: float) -> None:
     """One joins in the middle, one is dropped while it runs, one while its prompt is processed,
     one while it waits; the others get their texts."""

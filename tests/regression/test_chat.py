@@ -18,16 +18,6 @@ THINKS = [{"role": "user", "content": "What does this function do?\ndef g(a, b):
 ASKS = [{"role": "user", "content": "What does str.split() do?"}]
 
 
-def test_chat_is_the_template_and_the_model(demo: Model) -> None:
-    prompt = ChatOptions().prompt(demo, ASKS)
-    with Session(demo, settings(3)) as session:
-        plain = session.generate(prompt, max_tokens=40).run()
-        answer = session.chat(ASKS, max_tokens=40, sampling=Sampling())
-        pieces = list(answer)
-        assert answer.tokens == plain.tokens and answer.text == "".join(pieces) == plain.text
-        assert not any(piece.thought for piece in pieces) and answer.reasoning == ""
-
-
 @pytest.mark.parametrize("depth", [0, 3])
 def test_thought_is_an_attribute(demo: Model, depth: int) -> None:
     with Session(demo, settings(depth)) as session:

@@ -146,24 +146,6 @@ def test_what_cannot_be_reserved(model: Model, n_seqs: int, n: int) -> None:
         assert found.draft(ints(7), ints(0), 2).shape == (2, 1)
 
 
-@pytest.mark.parametrize("n", [1, 2, 5])
-def test_after_reserving_everything_is_computed(model: Model, n: int) -> None:
-    """Rounds of other shapes than those that were reserved, too."""
-    with context(model, n_rs_seq=3, n_seq_max=2, unified=True) as plain:
-        plain.decode_batch(one_sequence(made_up(model, N)))
-        wanted = plain.draft(ints(7), ints(0), 4).tolist()
-    with context(model, n_rs_seq=3, n_seq_max=2, unified=True) as found:
-        found.reserve_rounds(1, [n])
-        found.decode_batch(one_sequence(made_up(model, N)))
-        for _ in range(2):
-            assert found.draft(ints(7), ints(0), 4).tolist() == wanted
-            found.decode_batch(one_sequence(made_up(model, 4, 300), N, outputs=every(4)))
-            assert found.remove(N + 1)
-            found.clear()
-            found.decode_batch(one_sequence(made_up(model, N)))
-            found.reserve_rounds(2, [n])
-
-
 def refuses_nan(found: Context) -> None:
     """A draft is an exception, and not the end of the process; what the trunk has is as it was."""
     found.decode_batch(one_sequence(made_up(found.model, 5)))

@@ -85,22 +85,6 @@ def test_logits_are_columns_of_the_whole_heads(loaded: Model, newest: Newest) ->
             assert tokens_of(draft, False, newest) == tokens_of(draft, True, newest) == best
 
 
-def test_the_first_of_equal_rows(demo: Model) -> None:
-    """Two tokens that have the same row of the head: the smaller id wins."""
-    ids = np.arange(5, 700, 3, dtype=np.int32)
-    rows = head_rows(demo.info, ids)
-    with context(demo) as draft:
-        draft.set_draft_head(rows, ids)
-        best = int(logits_of(draft, NEWEST["one"])[0].argmax())
-        for twin in (0, 17, len(ids) - 1):
-            data = rows.data.copy()
-            data[twin] = data[best]
-            draft.set_draft_head(HeadRows(rows.type, data, rows.name), ids)
-            first = int(ids[min(best, twin)])
-            for drawn in (False, True):
-                assert tokens_of(draft, drawn, NEWEST["one"]) == [first]
-
-
 def test_nothing_is_read_after_the_call(demo: Model) -> None:
     """Rows and ids are copied."""
     ids = parts(demo.n_vocab)["37"]
@@ -114,23 +98,12 @@ def test_nothing_is_read_after_the_call(demo: Model) -> None:
         assert tokens_of(draft, True) == tokens_of(draft, False) == best
 
 
-def test_bytes_that_are_copied_out(model: Model) -> None:
-    ids = parts(model.n_vocab)["37"]
-    with context(model) as draft:
-        set_head(draft, ids)
-        before = draft.output_bytes
-        tokens_of(draft, False, NEWEST["one"])
-        assert draft.output_bytes == before + 4
-        tokens_of(draft, True, NEWEST["one"])
-        assert draft.output_bytes == before + 4 + 4 * (1 + 37)
-
-
 # -- which head is in use --------------------------------------------------------------------------
 
 
 def test_one_head_after_another(model: Model) -> None:
     """Of equal sizes too, with batches of one shape: the graph would be used again if nobody
-    looked. The one before is freed."""
+    looked. The one before is freed. At last the block's own."""
     sevens = [np.arange(first, model.n_vocab - 7, 7, dtype=np.int32) for first in (0, 3)]
     heads = [*sevens, parts(model.n_vocab)["37"], sevens[0], sevens[1], sevens[0]]
     with context(model) as whole, context(model) as draft:
@@ -144,15 +117,6 @@ def test_one_head_after_another(model: Model) -> None:
                 assert_part(logits_of(draft), wanted, ids)
         size = draft.memory()["context"] - nothing
         assert size == pytest.approx(head_rows(model.info, heads[-1]).data.nbytes, rel=0.05)
-
-
-def test_the_blocks_own_head_again(model: Model) -> None:
-    """The logits are as before, and the memory of the part is freed."""
-    with context(model) as whole, context(model) as draft:
-        wanted = logits_of(whole)
-        nothing = draft.memory()["context"]
-        set_head(draft, parts(model.n_vocab)["37"])
-        logits_of(draft)
         draft.use_own_head()
         assert logits_of(draft).tobytes() == wanted.tobytes()
         assert draft.memory()["context"] == nothing
@@ -282,23 +246,6 @@ def test_the_text_is_the_same(
     for told in ([run.telemetry for run in found] for found in runs):
         n_drafted = sum(sum(one.drafted) for one in told)
         assert 0 < n_drafted < depth * sum(one.rounds for one in told), "no round stops early"
-
-
-def test_memory_of_a_session(demo: Model) -> None:
-    """The rows and the ids, and nothing else."""
-    found = {}
-    for size in ("full", 300, 1024):
-        with Session(demo, settings(3, draft_vocab=size)) as session:
-            found[size] = session.memory()
-    for size in (300, 1024):
-        grown = found[size]["target_context"] - found["full"]["target_context"]
-        head = demo.draft_head(size)
-        assert head
-        n_bytes = head.rows().data.nbytes + 4 * size
-        assert n_bytes <= grown <= n_bytes + 1024
-        for name in ("weights", "checkpoints"):
-            assert found[size][name] == found["full"][name]
-        assert found[size]["target_compute"] <= found["full"]["target_compute"]
 
 
 def test_sessions_side_by_side(demo: Model, prompts: list[list[int]]) -> None:

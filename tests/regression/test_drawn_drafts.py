@@ -103,17 +103,6 @@ def test_no_logits_without_candidates(found: Context) -> None:
 # -- draws -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [0.1, 1.0, 3.0])
-def test_without_noise_they_are_the_best_tokens(found: Context, temperature: float) -> None:
-    noise = np.zeros((4, 3, found.n_head), dtype=np.float32)
-    best = found.draft(NEWEST, SEQS, 4)
-    drawn = found.draft(NEWEST, SEQS, 4, temperatures=warm(*[temperature] * 3), noise=noise)
-    assert drawn.tolist() == best.tolist()
-    logits = found.draft_logits
-    assert logits.shape == (4, 3, found.n_head)
-    assert logits.argmax(axis=-1).tolist() == best.tolist()
-
-
 @pytest.mark.parametrize("size", [None, 700])
 def test_the_largest_sum_is_drawn(found: Context, size: int | None) -> None:
     """Computed here from the logits that come back: step by step, each sequence with a temperature

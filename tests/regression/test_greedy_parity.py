@@ -94,17 +94,6 @@ def test_smallest_batches(demo: Model, text: list[int], gap: float) -> None:
         assert_same_tokens(demo, prompt, got, wanted, gap)
 
 
-def test_threshold(demo: Model, prompts: Prompts, plain: Prompts, gap: float) -> None:
-    """p_min shortens rounds; rounds without any draft among them."""
-    with Session(demo, settings(4, p_min=0.6)) as session:
-        without = 0
-        for prompt, wanted in zip(prompts[::3], plain[::3], strict=True):
-            run = greedy(session, prompt, N_TOKENS)
-            assert_same_tokens(demo, prompt, run.tokens, wanted, gap)
-            without += run.telemetry.rounds - (run.telemetry.drafted or [0])[0]
-    assert without > 0, "no round was without a draft"
-
-
 @pytest.mark.parametrize("n_sequences", [1, 3])
 @pytest.mark.parametrize("rollback", ["snapshot", "replay"])
 def test_mixture_of_experts(moe: Model, rollback: str, n_sequences: int) -> None:

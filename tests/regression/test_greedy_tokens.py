@@ -113,16 +113,6 @@ def test_tokens_of_several_sequences(model: Model, mtp_head: bool) -> None:
             assert_picked(found, replace(batch, outputs=marks_of(requested), hidden=hidden))
 
 
-def test_the_tap_is_as_without_them(model: Model) -> None:
-    """Hidden rows of the same decode."""
-    with context(model, need_embd_pre_norm=True) as target:
-        rows = []
-        for greedy in (False, True):
-            tokens_of(target, batch_of(model, REQUESTED["some"]), greedy)
-            rows.append(target.hidden_rows().tobytes())
-    assert rows[0] == rows[1]
-
-
 def test_other_batches_in_between(model: Model) -> None:
     """Shorter and longer ones than the one before, with and without outputs."""
     with context(model) as target, context(model) as plain:
