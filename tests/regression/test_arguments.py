@@ -114,7 +114,7 @@ def test_files_of_a_session(session: Session, file: Any) -> None:
 
 def test_streams(demo: Model) -> None:
     """An option is refused before the file is looked for."""
-    options = ("max_tokens", "n_ctx", "draft", "top_k")
+    options = ("max_tokens", "n_ctx", "p_min", "top_k")
     for model, name in itertools.product((demo, "no such model"), options):
         assert refused(list, stream(model, PROMPT, **{name: "a"})).startswith(f"{name} is ")
     assert "path is 5, it must be" in refused(list, stream(5, PROMPT))  # type: ignore[arg-type]
