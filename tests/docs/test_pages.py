@@ -1,4 +1,4 @@
-"""README and docs/: every Python block runs, every command parses, every link leads somewhere."""
+"""README and docs/: Python blocks run, commands parse, links lead somewhere, named tests exist."""
 
 from __future__ import annotations
 
@@ -57,6 +57,16 @@ def test_commands_are_there(page: Path) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
     assert not [link for link in links if not (page.parent / link).exists()]
+
+
+def test_tests_that_patches_and_pages_name_are_there() -> None:
+    named = {
+        (source.name, name)
+        for source in (*PAGES, ROOT / "bench/README.md", *(ROOT / "patches").glob("*.[mp]*"))
+        for name in re.findall(r"\btest_\w+\.py", source.read_text(encoding="utf-8"))
+    }
+    there = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert named and not {(source, name) for source, name in named if name not in there}
 
 
 def test_the_readme_is_short_and_names_every_page() -> None:
