@@ -6,7 +6,7 @@
     python patches/patchqueue.py edit --work DIR      # change, commit, then:
     python patches/patchqueue.py export --work DIR
     python patches/patchqueue.py latest
-    python patches/patchqueue.py bump VERSION         # and after each conflict: bump --continue
+    python patches/patchqueue.py bump RELEASE         # and after each conflict: bump --continue
 
 Standard library and git. Exit codes: 0 done, 1 `latest` or `bump` found a patch that does not
 apply, 2 an error whose message names the patch and the next commands.
@@ -28,6 +28,7 @@ from sdist import FetchError  # vendor/, which pq.apply has put on the module pa
 TREE = PATCHES.parent / "vendor" / "llama.cpp"
 PIN = PATCHES.parent / "vendor" / "llama-cpp.pin"
 BUMP = PATCHES.parent / "build" / "bump"
+RELEASE = "as in xllamacpp==2026.10.11549, or a version of the package that is pinned"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,12 +53,12 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--work", type=Path, required=True)
     sub = command("stamp", "print the sha256 of a variant's patches", tree=False)
     sub.add_argument("--variant", choices=VARIANTS, default="patched")
-    sub = command("latest", "try the series on another release, patch by patch")
+    sub = command("latest", "try the series on a release (default: the newest), patch by patch")
     given = sub.add_mutually_exclusive_group()
-    given.add_argument("--version", help="a release of llama-cpp-python; default: the newest")
+    given.add_argument("--version", metavar="RELEASE", help=RELEASE)
     given.add_argument("--archive", type=Path, help="its source archive, already downloaded")
     sub = command("bump", "move the pin to another release: rebase the queue onto it")
-    sub.add_argument("version", nargs="?", help="a release of llama-cpp-python")
+    sub.add_argument("version", nargs="?", metavar="RELEASE", help=RELEASE)
     sub.add_argument("--continue", dest="resume", action="store_true", help="a conflict is mended")
     sub.add_argument("--archive", type=Path, help="its source archive, already downloaded")
     sub.add_argument("--work", type=Path, default=BUMP, help="default: %(default)s")
@@ -95,7 +96,7 @@ def run_bump(args: argparse.Namespace) -> int:
     from pq import bump
 
     if args.resume == bool(args.version):
-        raise PatchError("bump takes a release, or --continue\nnext:\n  bump VERSION")
+        raise PatchError("bump takes a release, or --continue\nnext:\n  bump RELEASE")
     project = bump.Project(args.patches.resolve(), args.tree.resolve(), args.pin.resolve())
     if args.resume:
         return bump.resume(project, args.work.resolve())

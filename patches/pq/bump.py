@@ -17,11 +17,11 @@ from pathlib import Path
 from . import git, worktree
 from .apply import pristine
 from .conflicts import conflicts, unmerged
-from .release import two_trees, unpack_release
+from .release import called, two_trees, unpack_release
 from .series import VARIANTS, PatchError, read_series
 
 # apply has put vendor/ on the module path
-from sdist import Pin, cache_dir, read_pin, sha256_of  # isort: skip
+from sdist import Pin, cache_dir, download_release, named, read_pin, sha256_of  # isort: skip
 from tree import unpack  # isort: skip
 
 STATE = "pyllama-bump.json"
@@ -31,9 +31,11 @@ STATE = "pyllama-bump.json"
 class State:
     """A bump that is under way."""
 
+    package: str
     version: str
     sha256: str
     commit: str
+    date: str
     archive: str  # the release's source archive
     series: str  # stamp of the queue that is being rebased
 
@@ -47,13 +49,16 @@ class Project:
     pin: Path
 
 
-def start(project: Project, version: str, archive: Path | None, work: Path) -> int:
-    """Begin to move to `version`; 0 when the pin has been moved, 1 at a conflict to mend."""
+def start(project: Project, wanted: str, archive: Path | None, work: Path) -> int:
+    """Begin to move to a release, "VERSION" of the pin's package or "PACKAGE==VERSION"; 0 when the
+    pin has been moved, 1 at a conflict to mend."""
     series = read_series(project.patches)
     pin = read_pin(project.pin)
     if pristine(project.tree).sha256 != pin.sha256:
         raise PatchError(f"{project.tree} is not the pin's\nnext:\n  python vendor/fetch.py")
-    if pin.version == version:
+    package, version = named(wanted, pin.package)
+    new = Pin(package, version, "", project.pin)
+    if pin.requirement == new.requirement:
         raise PatchError(f"{pin.requirement} is the pin already\nnext:\n  name another release")
     if work.exists() and any(work.iterdir()):
         raise PatchError(
@@ -64,14 +69,15 @@ def start(project: Project, version: str, archive: Path | None, work: Path) -> i
     work.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{work.name}.tmp-", dir=work.parent) as temporary:
         root = Path(temporary)
-        release = unpack_release(version, archive, root)
-        if release.requirement.rpartition("==")[2] != version:
-            raise PatchError(f"{archive} is {release.requirement}, not {version}")
-        kept = archive.resolve() if archive else _keep_archive(root / "release.tar.gz", version)
+        kept = archive.resolve() if archive else _keep_archive(new, root)
+        release = unpack_release(kept, root)
+        if release.requirement != new.requirement:
+            raise PatchError(f"{archive} is {release.requirement}, not {new.requirement}")
         two_trees(series, project.tree, release.path, work)
-    state = State(version, release.sha256, release.commit, str(kept), series.stamp("patched"))
+        print(f"{pin.requirement} -> {release.requirement}, {called(release)}")
+    what = release.sha256, release.commit, release.date
+    state = State(package, version, *what, str(kept), series.stamp("patched"))
     (work / ".git" / STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
-    print(f"{pin.requirement} -> {release.requirement}, llama.cpp {release.commit[:12]}")
     arguments = ("--empty=drop", "--onto", "upstream", "pinned", "queue")
     return _go_on(project, work, state, *arguments)
 
@@ -82,7 +88,7 @@ def resume(project: Project, work: Path) -> int:
         state = State(**json.loads((work / ".git" / STATE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise PatchError(
-            f"no bump is under way in {work}\nnext:\n  python patches/patchqueue.py bump VERSION"
+            f"no bump is under way in {work}\nnext:\n  python patches/patchqueue.py bump RELEASE"
         ) from error
     if not git.under_way(work):
         return _finish(project, work, state)
@@ -125,14 +131,14 @@ def _finish(project: Project, work: Path, state: State) -> int:
     archive = Path(state.archive)
     if not archive.is_file() or sha256_of(archive) != state.sha256:
         raise PatchError(f"{archive} is gone or changed\nnext:\n  rm -rf {work}, and bump again")
-    pin = Pin(state.version, state.sha256, project.pin)
-    if series.stamp("patched") != state.series and read_pin(project.pin).version != state.version:
+    pin = Pin(state.package, state.version, state.sha256, project.pin)
+    if series.stamp("patched") != state.series and read_pin(project.pin) != pin:
         raise PatchError(
             "the queue in patches/ changed since the bump began\nnext:\n"
             f"  rm -rf {work}, and bump again, or take the changes back"
         )
     print(worktree.export(series, work))
-    _write_pin(project.pin, pin, state.commit)
+    _write_pin(project.pin, pin, state)
     unpack(archive, project.tree, pin)
     series = read_series(project.patches)
     print(f"pinned: {pin.requirement}, llama.cpp {state.commit}")
@@ -147,21 +153,23 @@ def _finish(project: Project, work: Path, state: State) -> int:
     return 0
 
 
-def _keep_archive(archive: Path, version: str) -> Path:
-    """Keep a downloaded archive where builds look for it."""
-    target = cache_dir() / Pin(version, "", archive).archive_name
+def _keep_archive(pin: Pin, root: Path) -> Path:
+    """Download an archive, and keep it where builds look for it."""
+    target = cache_dir() / pin.archive_name
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(archive, target)
+    shutil.move(download_release(pin.requirement, root), target)
     return target
 
 
-def _write_pin(path: Path, pin: Pin, commit: str) -> None:
-    """Replace the commit's line and the requirement; other comments stay."""
+def _write_pin(path: Path, pin: Pin, state: State) -> None:
+    """Replace the line about llama.cpp and the requirement; other comments stay."""
     old = path.read_text(encoding="utf-8").splitlines()
-    comments = [line for line in old if line.startswith("#") and "llama.cpp commit " not in line]
+    comments = [
+        line for line in old if line.startswith("#") and not line.startswith("# llama.cpp ")
+    ]
     lines = [
         *comments,
-        f"# llama.cpp commit {commit}",
+        f"# llama.cpp {state.commit} ({state.date})",
         f"{pin.requirement} --hash=sha256:{pin.sha256}",
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -14,12 +14,13 @@ from .conflicts import conflicts, take_the_patchs_side
 from .series import Patch, PatchError, Series
 
 # apply has put vendor/ on the module path
-from sdist import Pin, download_release, sha256_of  # isort: skip
+from sdist import PACKAGES, Pin, download_release, named, sha256_of  # isort: skip
 from tree import Tree, unpack  # isort: skip
 
 
 def latest(series: Series, source: Path, version: str | None, archive: Path | None) -> int:
-    """Report how each patch fares on a release (default: the newest); 1 when any does not fit.
+    """Report how each patch fares on a release (default: the one of all packages whose llama.cpp is
+    the newest); 1 when any does not fit.
 
     Each is applied to the release in a scratch repository, over those before it. Where one
     conflicts its own side is taken, so that what is said of the later ones is what they need
@@ -28,11 +29,20 @@ def latest(series: Series, source: Path, version: str | None, archive: Path | No
     pin = pristine(source)
     with tempfile.TemporaryDirectory(prefix="patchqueue-") as temporary:
         root = Path(temporary)
-        release = unpack_release(version, archive, root)
-        print(f"{release.requirement}, llama.cpp {release.commit[:12]}, {release.sha256}")
-        print(f"pinned: {pin.requirement}, llama.cpp {pin.commit[:12]}")
-        if version is None and archive is None and release.sha256 == pin.sha256:
-            print("the pin is the newest release: there is nothing to move to")
+        if version is None and archive is None:
+            found = [unpack_release(download_release(p, root), root) for p in PACKAGES]
+            release = max(found, key=age)
+        else:
+            found, package = [], pin.requirement.partition("==")[0]
+            wanted = "==".join(named(version, package)) if version else ""
+            release = unpack_release(archive or download_release(wanted, root), root)
+        for tree in found or [release]:
+            print(f"{tree.requirement}, {called(tree)}, sha256 {tree.sha256}")
+        print(f"pinned: {pin.requirement}, {called(pin)}")
+        if found and age(release) <= age(pin):
+            print("the pin is the newest tree of both packages")
+            return 0
+        print(f"tried: {release.requirement}")
         work = root / "work"
         two_trees(series, source, release.path, work)
         commits = git.must(work, "rev-list", "--reverse", "pinned..queue").split()
@@ -47,23 +57,42 @@ def latest(series: Series, source: Path, version: str | None, archive: Path | No
     return 1 if failed else 0
 
 
-def unpack_release(version: str | None, archive: Path | None, root: Path) -> Tree:
-    """Get the release's archive, which nothing verifies, and unpack it to ``root/release``."""
-    if archive is None:
-        archive = download_release(version, root)
-    pin = Pin(_version_of(archive), sha256_of(archive), archive)
-    return unpack(archive, root / "release", pin)
+def age(tree: Tree) -> tuple[list[int], str]:
+    """Orders trees: by llama.cpp's version, then ggml's, then the date of the archive.
+
+    The build's number would say it alone, but llama-cpp-python does not have it.
+    """
+    texts = [
+        (tree.path / name).read_text("utf-8") for name in ("CMakeLists.txt", "ggml/CMakeLists.txt")
+    ]
+    pattern = r"^set\((?:LLAMA|GGML)_VERSION_(?:MAJOR|MINOR|PATCH) +(\d+)\)"
+    return [int(number) for number in re.findall(pattern, "\n".join(texts), re.M)], tree.date
 
 
-def _version_of(archive: Path) -> str:
-    """The version in the name of the archive's top folder."""
+def called(tree: Tree) -> str:
+    """How a tree is named in reports."""
+    version = ".".join(map(str, age(tree)[0][:3]))
+    return f"llama.cpp {tree.commit[:12]} ({version}, {tree.date})"
+
+
+def unpack_release(archive: Path, root: Path) -> Tree:
+    """Unpack a release's archive, which nothing verifies, below `root`."""
+    pin = Pin(*_release_of(archive), sha256_of(archive), archive)
+    return unpack(archive, root / pin.package, pin)
+
+
+def _release_of(archive: Path) -> tuple[str, str]:
+    """Package and version, by the name of the archive's top folder."""
     try:
         with tarfile.open(archive, "r:gz") as tar:
             first = tar.next()
     except (tarfile.TarError, OSError) as error:
         raise PatchError(f"{archive} is not a source archive: {error}") from error
-    top = first.name.split("/")[0] if first else ""
-    return top.rpartition("-")[2] or "unknown"
+    top, _, version = (first.name if first else "").partition("/")[0].rpartition("-")
+    package = top.replace("_", "-")
+    if package not in PACKAGES:
+        raise PatchError(f"{archive} is no source archive of {' or '.join(PACKAGES)}")
+    return package, version
 
 
 def two_trees(series: Series, pinned: Path, release: Path, work: Path) -> None:

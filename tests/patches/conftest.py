@@ -6,6 +6,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ class Queue:
         return patchqueue.main(words)
 
     def release(
-        self, changes: dict[str, str | None], target: Path | None = None, **more: str
+        self, changes: dict[str, str | None], target: Path | None = None, **more: Any
     ) -> Path:
         """The archive of a release whose files differ from the pinned ones; None removes a file."""
         changed = fake_sdist.NEEDED | changes

@@ -45,7 +45,7 @@ def project(queue, monkeypatch):
     """The queue of the other tests, with a pin file that names its tree."""
     stamp = json.loads((queue.tree / ".pyllama-mtp-tree.json").read_text())
     line = f"llama-cpp-python==9.9.9 --hash=sha256:{stamp['sha256']}\n"
-    text = f"# why it is here\n# llama.cpp commit {stamp['commit']} (a date)\n{line}"
+    text = f"# why it is here\n# llama.cpp {stamp['commit']} (a date)\n{line}"
     (queue.root / "llama-cpp.pin").write_text(text)
     monkeypatch.setenv("XDG_CACHE_HOME", str(queue.root / "cache"))
     return queue
@@ -56,7 +56,9 @@ def assert_moved(project: Any, archive: str) -> None:
     pin = read_pin(project.root / "llama-cpp.pin")
     assert (pin.version, pin.sha256) == (NEW, sha256_of(Path(archive)))
     text = pin.path.read_text()
-    assert text.startswith(f"# why it is here\n# llama.cpp commit {COMMIT}\nllama-cpp-python==")
+    assert text.startswith(
+        f"# why it is here\n# llama.cpp {COMMIT} (2026-10-02)\nllama-cpp-python=="
+    )
     assert fetch.check_tree(project.tree, pin).commit == COMMIT
     assert project.command("check") == 0
 
@@ -65,7 +67,9 @@ def test_a_release_that_everything_applies_to(project, capsys):
     archive = release(project, {"src/llama.cpp": "// new\n" * 9 + LIBRARY})
     assert bump(project, NEW, "--archive", archive) == 0
     output = capsys.readouterr().out
-    assert f"llama-cpp-python==9.9.9 -> llama-cpp-python=={NEW}, llama.cpp {COMMIT[:12]}" in output
+    assert (
+        f"llama-cpp-python==9.9.9 -> llama-cpp-python=={NEW}, llama.cpp {COMMIT[:12]} (" in output
+    )
     series = project.series
     assert f"changed {PATCH_2}" in output and f"changed {PATCH_1}" not in output
     assert f"stamp of patched: {series.stamp('patched')}" in output
@@ -120,6 +124,31 @@ def test_a_patch_that_upstream_took_over_is_dropped(project, capsys):
     assert read_pin(project.root / "llama-cpp.pin").version == NEW
 
 
+@pytest.mark.parametrize("given", ["--archive", "through pip"])
+def test_to_the_other_package(project, given, monkeypatch, capsys):
+    version = "2026.10.77"
+    archive = project.root / "index" / f"xllamacpp-{version}.tar.gz"
+    archive.parent.mkdir()
+    project.release(CONFLICT, archive, version=version, package="xllamacpp")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(archive.parent))
+    arguments = ("--archive", str(archive)) if given == "--archive" else ()
+    assert bump(project, f"xllamacpp=={version}", *arguments) == 1
+    (project.work / "src/llama.cpp").write_text(LIBRARY.replace("return 20", "return 2020"))
+    assert bump(project, "--continue") == 0
+    pin = read_pin(project.root / "llama-cpp.pin")
+    assert (pin.requirement, pin.sha256) == (f"xllamacpp=={version}", sha256_of(archive))
+    text = pin.path.read_text()
+    assert text.startswith("# why it is here\n# llama.cpp b77 (2026-10-10)\nxllamacpp==")
+    assert fetch.check_tree(project.tree, pin).commit == "b77"
+    if given == "through pip":
+        assert fetch.verified_archive(pin).parent == project.root / "cache" / "pyllama-mtp"
+    capsys.readouterr()
+    assert bump(project, version) == 2, "a bare version is one of the pin's package"
+    assert f"xllamacpp=={version} is the pin already" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("how", ["skipped", "mended to nothing"])
 def test_a_patch_can_be_dropped(project, how):
     archive = release(project, CONFLICT)
@@ -171,7 +200,8 @@ def test_a_queue_that_changed_meanwhile_is_not_overwritten(project, capsys):
         ("both", "bump takes a release, or --continue"),
         ("the pin", "9.9.9 is the pin already"),
         ("work in use", "is not empty"),
-        ("another archive", f"is llama-cpp-python=={NEW}, not 10.0.1"),
+        ("another archive", f"is llama-cpp-python=={NEW}, not llama-cpp-python==10.0.1"),
+        ("another package", f"is llama-cpp-python=={NEW}, not xllamacpp=={NEW}"),
         ("another tree", "is not the pin's"),
         ("nothing under way", "no bump is under way"),
     ],
@@ -183,6 +213,7 @@ def test_refusals(project, case, problem, capsys):
         "both": [NEW, "--continue"],
         "the pin": ["9.9.9"],
         "another archive": ["10.0.1", "--archive", archive],
+        "another package": [f"xllamacpp=={NEW}", "--archive", archive],
         "nothing under way": ["--continue"],
     }.get(case, [NEW, "--archive", archive])
     if case == "work in use":

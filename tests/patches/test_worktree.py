@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import fake_sdist
@@ -210,28 +209,73 @@ def test_hunks_that_conflict_are_told_from_those_that_do_not(queue, capsys):
     assert line in capsys.readouterr().out
 
 
-def test_latest_says_when_there_is_nothing_newer(queue, monkeypatch, capsys):
-    archive = queue.root / "same.tar.gz"
-    fake_sdist.make_sdist(archive)
-    stamp = json.loads((queue.tree / ".pyllama-mtp-tree.json").read_text())
-    monkeypatch.setattr(release, "download_release", lambda version, folder: archive)
-    monkeypatch.setattr(release, "sha256_of", lambda path: stamp["sha256"])
-    assert release.latest(queue.series, queue.tree, None, None) == 0
-    assert "the pin is the newest release" in capsys.readouterr().out
-    assert release.latest(queue.series, queue.tree, "9.9.9", None) == 0
-    assert "newest" not in capsys.readouterr().out
-
-
-def test_latest_through_pip(queue, monkeypatch, capsys):
-    index = queue.root / "index"
-    index.mkdir()
-    fake_sdist.make_sdist(index / f"{fake_sdist.TOP}.tar.gz")
+@pytest.fixture
+def index(queue, monkeypatch):
+    """A folder that real pip takes the newest releases from; the pin's own is there."""
+    folder = queue.root / "index"
+    folder.mkdir()
+    fake_sdist.make_sdist(folder / f"{fake_sdist.TOP}.tar.gz")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
-    assert release.latest(queue.series, queue.tree, "9.9.9", None) == 0
-    assert queue.command("latest", "--version", "1.2.3") == 2
-    assert "pip could not download" in capsys.readouterr().err
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+OTHER, NEWER_OWN = "xllamacpp==2026.10.77", "llama-cpp-python==10.0.0"
+GGML = "ggml/CMakeLists.txt"
+#: llama.cpp's version, ggml's, when the other package's archive was made: which release is tried.
+#: The pin is of 0.5.2, 0.25.3 and 2 October, and so is the newest release of its package.
+NEWEST = {
+    "llama.cpp decides": ((0, 6, 0), (0, 25, 3), 0, OTHER),
+    "numbers, not texts": ((0, 10, 0), (0, 25, 3), 0, OTHER),
+    "llama.cpp before ggml": ((0, 4, 9), (0, 26, 0), fake_sdist.MADE, None),
+    "then ggml": ((0, 5, 2), (0, 26, 0), 0, OTHER),
+    "ggml before the date": ((0, 5, 2), (0, 25, 2), fake_sdist.MADE, None),
+    "then the date": ((0, 5, 2), (0, 25, 3), fake_sdist.MADE, OTHER),
+    "an older date": ((0, 5, 2), (0, 25, 3), 0, None),
+    "a newer one of its own": ((0, 5, 3), (0, 25, 3), fake_sdist.MADE, NEWER_OWN),
+}
+
+
+@pytest.mark.parametrize("case", NEWEST)
+def test_latest_tries_the_newest_tree_of_both_packages(queue, index, case, capsys):
+    llama, ggml, made, tried = NEWEST[case]
+    changes = {
+        "CMakeLists.txt": fake_sdist.versions("LLAMA", *llama),
+        GGML: fake_sdist.versions("GGML", *ggml),
+    }
+    other = {"version": "2026.10.77", "package": "xllamacpp", "made": made}
+    queue.release(changes, index / "xllamacpp-2026.10.77.tar.gz", **other)
+    if tried == NEWER_OWN:
+        newer = {"CMakeLists.txt": fake_sdist.versions("LLAMA", 0, 6, 0)}
+        queue.release(newer, index / "llama_cpp_python-10.0.0.tar.gz", version="10.0.0")
+    assert queue.command("latest") == 0
+    output = capsys.readouterr().out
+    assert f"{OTHER}, llama.cpp b77 ({'.'.join(map(str, llama))}, " in output
+    if tried is None:
+        assert output.endswith("the pin is the newest tree of both packages\n")
+    else:
+        assert f"\ntried: {tried}\nok   {PATCH_1}: applies\n" in output
+
+
+@pytest.mark.parametrize("version", ["9.9.9", "llama-cpp-python==9.9.9", "xllamacpp==2026.10.77"])
+def test_latest_of_a_release_that_is_named(queue, index, version, capsys):
+    queue.release(
+        {}, index / "xllamacpp-2026.10.77.tar.gz", version="2026.10.77", package="xllamacpp"
+    )
+    assert queue.command("latest", "--version", version) == 0
+    output = capsys.readouterr().out
+    assert f"{version}, llama.cpp " in output
+    assert "2 patches, 0 to mend" in output and "newest" not in output
+
+
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [("1.2.3", "pip could not download"), ("ollama==1.2.3", "unknown package")],
+)
+def test_latest_of_a_release_that_there_is_not(queue, index, version, problem, capsys):
+    assert queue.command("latest", "--version", version) == 2
+    assert problem in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [None, b"no archive"])

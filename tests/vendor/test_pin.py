@@ -1,4 +1,4 @@
-"""The real pin: its tree is laid out, and the comment names the right commit."""
+"""The real pin: its tree is laid out, and the comment names the right build."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sdist import read_pin
 def test_the_pinned_tree():
     tree = fetch.ensure_tree()
     assert fetch.check_tree(tree.path, read_pin(fetch.PIN_FILE)) == tree
-    written = re.search(r"commit ([0-9a-f]{40})", fetch.PIN_FILE.read_text())
-    assert written and written.group(1) == tree.commit
+    written = re.search(r"^# llama.cpp (\S+) \((\S+)\)$", fetch.PIN_FILE.read_text(), re.M)
+    assert written and written.groups() == (tree.commit, tree.date)
     for name in ("ggml/CMakeLists.txt", "include/llama.h", "tools/llama-bench/CMakeLists.txt"):
         assert (tree.path / name).is_file()
     # llama-server's build generates an empty web interface from these

@@ -12,7 +12,7 @@ from pathlib import Path
 import fetch
 import pytest
 import tree as tree_module
-from fake_sdist import COMMIT, NEEDED, make_pin, make_sdist
+from fake_sdist import COMMIT, NEEDED, VERSION, make_pin, make_sdist
 from sdist import FetchError, read_pin
 
 
@@ -25,10 +25,21 @@ def test_unpacks_the_needed_files_only(place):
     assert names(place.dest) == set(NEEDED) | {tree_module.STAMP}
     assert all((place.dest / n).read_text() == text for n, text in NEEDED.items())
     assert (tree.commit, tree.path, tree.files) == (COMMIT, place.dest, len(NEEDED))
-    assert tree.requirement == "llama-cpp-python==9.9.9"
+    assert (tree.requirement, tree.date) == ("llama-cpp-python==9.9.9", "2026-10-02")
     assert place.leftovers == []
     # Times of the archive could be older than objects that were built from another release.
     assert time.time() - (place.dest / "src/llama.cpp").stat().st_mtime < 60
+
+
+def test_the_other_package(place, tmp_path):
+    """xllamacpp: another folder, no git; its version's third number is llama.cpp's build."""
+    version = "2026.10.11549.1"
+    archive = make_sdist(tmp_path / "x.tar.gz", version=version, package="xllamacpp")
+    make_pin(place.pin, archive, f"xllamacpp=={version}")
+    tree = fetch.ensure_tree(place.dest, archive, place.pin)
+    assert names(place.dest) == set(NEEDED) | {tree_module.STAMP}
+    assert (tree.commit, tree.date) == ("b11549", "2026-10-10")
+    assert fetch.ensure_tree(place.dest, None, place.pin) == tree
 
 
 def test_keeps_the_executable_bit(place, tmp_path):
@@ -183,6 +194,7 @@ BAD = {
     "absolute": {"files": NEEDED | {"src//opt/evil\\x": "out\n"}},
     "no commit": {"commit": "ref: refs/heads/gone"},
     "no tree": {"files": {"README.md": "moved\n"}},
+    "no build": {"package": "xllamacpp"},
 }
 
 
@@ -193,6 +205,7 @@ BAD = {
         ("dotdot", "leaves the tree"),
         ("absolute", "leaves the tree"),
         ("no commit", "no commit"),
+        ("no build", "no build in xllamacpp==9.9.9"),
         ("no tree", "no CMakeLists.txt"),
         ("cut short", "damaged archive"),
         ("not gzip", "damaged archive"),
@@ -205,8 +218,10 @@ def test_bad_archives_are_refused(place, tmp_path, case, found):
         archive.write_bytes(place.archive.read_bytes()[:-200])
     elif case == "not gzip":
         archive.write_bytes(b"<html>no such page</html>")
+    package = BAD.get(case, {}).get("package", "llama-cpp-python")
+    make_pin(place.pin, archive, f"{package}=={VERSION}")
     with pytest.raises(FetchError, match="cannot be used") as caught:
-        fetch.ensure_tree(place.dest, archive, make_pin(place.pin, archive))
+        fetch.ensure_tree(place.dest, archive, place.pin)
     assert found in caught.value.found and str(archive) in caught.value.found
     assert not place.dest.exists() and place.leftovers == []
     assert not (tmp_path / "evil").exists() and not (place.dest.parent / "evil").exists()
