@@ -250,7 +250,7 @@ def header() -> list[str]:
     return [
         *results.header_lines(fields)[:-1],
         f"- Patch series: {series}; commit {fields['project_commit']}",
-        f"- llama-cpp-python {fetch.read_pin(fetch.PIN_FILE).version}",
+        f"- llama-cpp-python {fetch.read_pin(fetch.DROP_IN_PIN_FILE).version}",
     ]
 
 

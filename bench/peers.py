@@ -54,7 +54,7 @@ def series_stamp() -> str:
 def recipe() -> str:
     """Hash of the CMake files that decide how the programs are built, and of the pin."""
     files = [SOURCE / "CMakeLists.txt", *sorted((ROOT / "bindings" / "cmake").glob("*.cmake"))]
-    files += sorted((ROOT / "vendor").glob("*.pin"))
+    files.append(ROOT / "vendor" / "llama-cpp.pin")
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

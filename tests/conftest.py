@@ -296,24 +296,29 @@ def run_python(tmp_path_factory: pytest.TempPathFactory) -> RunPython:
     return run
 
 
-@pytest.fixture(scope="session")
-def pinned_archive() -> Path:
-    """The archive that this package was built from, whose hash is checked."""
+def archive_of(pin: str) -> Path:
+    """The source archive of a pin in vendor/, whose hash is checked."""
     vendor = Path(__file__).resolve().parents[1] / "vendor"
     sys.path.insert(0, str(vendor))
     try:
         fetch = module_of("vendor_fetch", vendor / "fetch.py")
     finally:
         sys.path.remove(str(vendor))
-    found: Path = fetch.verified_archive(fetch.read_pin(fetch.PIN_FILE))
+    found: Path = fetch.verified_archive(fetch.read_pin(vendor / pin))
     return found
 
 
 @pytest.fixture(scope="session")
-def llama_cpp_folder(pinned_archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for PYTHONPATH with llama-cpp-python of the pinned release: Python sources only."""
+def pinned_archive() -> Path:
+    """The archive that this package was built from."""
+    return archive_of("llama-cpp.pin")
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PYTHONPATH with the Python sources of the drop-in's llama-cpp-python."""
     folder = tmp_path_factory.mktemp("llama-cpp-python")
-    with tarfile.open(pinned_archive) as archive:
+    with tarfile.open(archive_of("drop-in.pin")) as archive:
         for member in archive:
             _, _, path = member.name.partition("/")
             if path.startswith("llama_cpp/"):

@@ -26,6 +26,7 @@ from tree import Tree, check_tree, read_tree, unpack
 
 HERE = Path(__file__).resolve().parent
 PIN_FILE = HERE / "llama-cpp.pin"
+DROP_IN_PIN_FILE = HERE / "drop-in.pin"
 DEFAULT_DEST = HERE / "llama.cpp"
 ARCHIVE_VARIABLE = "PYLLAMA_MTP_SDIST"
 
@@ -43,17 +44,17 @@ def ensure_tree(
     tree = read_tree(dest, pin)
     if tree is not None:
         return tree
+    named_by = "--archive"
+    if archive is None and os.environ.get(ARCHIVE_VARIABLE):
+        archive, named_by = Path(os.environ[ARCHIVE_VARIABLE]), ARCHIVE_VARIABLE
     try:
-        return unpack(verified_archive(pin, archive), dest, pin)
+        return unpack(verified_archive(pin, archive, named_by), dest, pin)
     except OSError as error:
         raise disk_error(error, dest) from error
 
 
-def verified_archive(pin: Pin, archive: Path | None = None) -> Path:
+def verified_archive(pin: Pin, archive: Path | None = None, named_by: str = "--archive") -> Path:
     """The path of an archive whose sha256 is the pin's; downloads it when nobody has it."""
-    named_by = "--archive"
-    if archive is None and os.environ.get(ARCHIVE_VARIABLE):
-        archive, named_by = Path(os.environ[ARCHIVE_VARIABLE]), ARCHIVE_VARIABLE
     if archive is not None:
         _verify_given(archive, pin, named_by)
         return archive

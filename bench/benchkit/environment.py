@@ -18,8 +18,8 @@ import fetch
 
 
 def source_archive(given: Path | None = None) -> Path:
-    """The source archive of the pin, verified; None: it is downloaded. Raises FetchError."""
-    return fetch.verified_archive(fetch.read_pin(fetch.PIN_FILE), given)
+    """Its source archive, verified; None: it is downloaded. Raises FetchError."""
+    return fetch.verified_archive(fetch.read_pin(fetch.DROP_IN_PIN_FILE), given)
 
 
 def make(folder: Path, archive: Path, requirements: Sequence[str]) -> Path:

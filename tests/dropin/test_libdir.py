@@ -79,6 +79,6 @@ def test_a_program_without_this_package_finds_the_backends(
 
 
 def test_the_help_names_the_release_that_is_pinned(cli: Cli) -> None:
-    pin = (Path(__file__).resolve().parents[2] / "vendor" / "llama-cpp.pin").read_text()
+    pin = (Path(__file__).resolve().parents[2] / "vendor" / "drop-in.pin").read_text()
     requirement = re.search(r"^llama-cpp-python==\S+", pin, re.MULTILINE)
     assert requirement and requirement[0] in (libdir.__doc__ or "")

@@ -82,7 +82,7 @@ def test_its_greedy_text_is_ours(variant: str, run: Run, our_text: str) -> None:
     found = run(PROGRAM, variant)
     assert found["text"] == found["streamed"] == our_text != ""
     assert Path(found["library"]).parent == native.locate(variant)[0]
-    pin = (Path(__file__).resolve().parents[2] / "vendor" / "llama-cpp.pin").read_text()
+    pin = (Path(__file__).resolve().parents[2] / "vendor" / "drop-in.pin").read_text()
     assert f"llama-cpp-python=={found['version']} " in pin
 
 
