@@ -175,9 +175,7 @@ bool add_entry(llama_batch_ext * batch, const pyllama_batch & e, int32_t i) {
     }
     if (e.hidden) {
         const llama_embd row = { e.hidden + (size_t) i * e.n_embd, 1, (size_t) e.n_embd };
-        // As upstream (common/speculative.cpp, draft-mtp): the hidden state goes into the slot for the token's embedding.
-        // llama_batch_ext_set_embd_state() is not implemented yet.
-        if (!llama_batch_ext_set_embd_token(batch, idx, row)) {
+        if (!llama_batch_ext_set_embd_state(batch, idx, row)) {
             return false;
         }
     }

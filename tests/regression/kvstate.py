@@ -10,6 +10,7 @@ sequence (all little-endian)::
                 [i32 x, i32 y, i32 token]            with M-RoPE only (llama_kv_cell_ext)
                 n_seq_id x i32 }
     u32 v_transposed, u32 n_layer                    state_write_data
+    u32 n_rot_k, u32 n_rot_v                         sizes of the rotations of a quantized cache, or 0
     n_layer x { i32 type, u64 row_bytes, n_cells rows }                             K
     n_layer x { i32 type, u64 row_bytes, n_cells rows }                             V
     n_layer x { i32 type, u32 element_bytes, u32 n_embd, n_embd x n_cells values }  V, transposed
@@ -142,7 +143,7 @@ def _attention(reader: _Reader, seq: int, mrope: bool) -> list[KVState]:
         _x, _y, token = reader.take("iii") if mrope else (0, 0, 0)
         assert reader.take("i" * n_seq_id) == (seq,)
         cells.append((position, token))
-    transposed, n_layer = reader.take("II")
+    transposed, n_layer, _n_rot_k, _n_rot_v = reader.take("IIII")
     assert transposed in (0, 1) and n_layer >= 1
     k = np.stack([_rows(reader, n_cells) for _ in range(n_layer)])
     read_v = _transposed_rows if transposed else _rows

@@ -5,6 +5,7 @@ A decode runs one graph per ubatch; its rows are checked in every one of them.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,20 +64,22 @@ TOKENS_PER_GRAPH = per_graph(REQUESTED["all"])
 
 # -- the target ------------------------------------------------------------------------------------
 
-#: Options, and whether the final norm runs for every row then.
-TARGETS: dict[str, tuple[dict[str, object], bool]] = {
-    "MTP off": ({}, False),
-    "tap off": ({"need_embd_pre_norm": True}, False),
-    "post-norm": ({"need_embd_pre_norm": True}, True),
-    "pre-norm": ({"need_embd_pre_norm": True, "hidden": "pre-norm"}, False),
-    "upstream's tap": ({"tap": "all"}, True),
-    "no slices": ({"slice": False}, True),
+#: Options, and whether the last layer and the final norm run for every row then.
+TARGETS: dict[str, tuple[dict[str, object], bool, bool]] = {
+    "MTP off": ({}, False, False),
+    "tap off": ({"need_embd_pre_norm": True}, False, False),
+    "post-norm": ({"need_embd_pre_norm": True}, True, True),
+    "pre-norm": ({"need_embd_pre_norm": True, "hidden": "pre-norm"}, True, False),
+    "upstream's tap": ({"tap": "all"}, True, True),
+    "upstream's tap of outputs": ({"tap": "outputs"}, False, False),
+    "no slices": ({"slice": False}, True, True),
     "pre-norm, no slices": (
         {"need_embd_pre_norm": True, "hidden": "pre-norm", "slice": False},
         True,
+        True,
     ),
-    "with the block": ({"with_mtp": True}, True),
-    "with the block, pre-norm": ({"with_mtp": True, "hidden": "pre-norm"}, False),
+    "with the block": ({"with_mtp": True}, True, True),
+    "with the block, pre-norm": ({"with_mtp": True, "hidden": "pre-norm"}, True, False),
 }
 
 
@@ -85,7 +88,7 @@ TARGETS: dict[str, tuple[dict[str, object], bool]] = {
 def test_rows_of_the_norm_and_of_the_head(
     model: Model, name: str, requested: Sequence[int]
 ) -> None:
-    options, norm_of_all = TARGETS[name]
+    options, layer_of_all, norm_of_all = TARGETS[name]
     with trunk(model, **COMMON, trace=True, **options) as target:
         target.set_tap(name != "tap off")
         target.decode(made_up(model, N_TOKENS), 0, marks_of(requested))
@@ -93,6 +96,8 @@ def test_rows_of_the_norm_and_of_the_head(
     asked = per_graph(requested)
     assert rows_of(nodes, "result_output") == asked
     assert rows_of(nodes, "result_norm") == asked
+    last = max(int(n.name.removeprefix("l_out-")) for n in nodes if re.fullmatch(r"l_out-\d+", n.name))
+    assert rows_of(nodes, f"l_out-{last}") == (TOKENS_PER_GRAPH if layer_of_all else asked)
     norm = TOKENS_PER_GRAPH if norm_of_all else asked
     assert [n.rows for n in nodes if n.name == "norm"] == norm
     tapped = bool(options.get("need_embd_pre_norm")) and name != "tap off"
@@ -192,7 +197,7 @@ with Model(sys.argv[1]) as model:
                 if head and tap == "all" and model.architecture == "qwen3next":
                     continue  # its rows are the outputs', and upstream would read more
                 options = dict({COMMON!r}, tap=tap, flash_attn=flash_attn, mtp_head=head)
-                options |= dict(slice=False, trace=True)
+                options |= dict(trace=True)
                 for wanted in {[list(r) for r in REQUESTED.values()]!r}:
                     with Context(model, ContextOptions(**options)) as context:
                         marks = np.isin(np.arange({N_TOKENS}), wanted).astype(np.int8)

@@ -196,13 +196,15 @@ def test_the_tap_makes_no_row_an_output(model: Model, marks: Of, hidden: str) ->
     asked = [int(marks(37)[start : start + N_UBATCH].sum()) for start in range(0, 37, N_UBATCH)]
     with (
         context(model, trace=True) as plain,
+        context(model, slice=False, trace=True) as every_row,
         context(model, need_embd_pre_norm=True, hidden=hidden, trace=True) as target,
     ):
-        without, logits = decoded(plain, tokens, marks)
+        _, logits = decoded(plain, tokens, marks)
+        without, _ = decoded(every_row, tokens, marks)
         nodes, found = decoded(target, tokens, marks)
         assert found == logits
         assert [n.rows for n in target.nodes() if n.name == "result_output"] == asked
-        # All that the tap adds is its store; embeddings, which would be a second output, are off.
+        # Beside a last layer of all rows, the tap adds its store; embeddings, which would be a second output, are off.
         assert sum(n.name == "mtp_tap_store" for n in target.nodes()) == len(asked)
         assert len(nodes) == len(without) + len(asked)
         assert embeddings(target) is None
