@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tarfile
 
 import fake_sdist
 import pytest
@@ -211,9 +212,11 @@ def test_hunks_that_conflict_are_told_from_those_that_do_not(queue, capsys):
 
 @pytest.fixture
 def index(queue, monkeypatch):
-    """A folder that real pip takes the newest releases from; the pin's own is there."""
+    """A folder that real pip takes the newest releases from; the pin's own is there. Of the other
+    package there are wheels as well, which carry no sources."""
     folder = queue.root / "index"
     folder.mkdir()
+    (folder / "xllamacpp-2026.10.77-py3-none-any.whl").write_bytes(b"")
     fake_sdist.make_sdist(folder / f"{fake_sdist.TOP}.tar.gz")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -285,6 +288,14 @@ def test_latest_with_a_bad_archive(queue, content, capsys):
         archive.write_bytes(content)
     assert queue.command("latest", "--archive", archive) == 2
     assert str(archive) in capsys.readouterr().err
+
+
+def test_latest_with_an_archive_of_another_package(queue, capsys):
+    archive = queue.root / "ollama-1.0.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(queue.tree, "ollama-1.0/vendor/llama.cpp")
+    assert queue.command("latest", "--archive", archive) == 2
+    assert "no source archive of llama-cpp-python or xllamacpp" in capsys.readouterr().err
 
 
 def test_the_real_queue(pinned_tree):
