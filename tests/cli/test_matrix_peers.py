@@ -37,7 +37,11 @@ def test_side_by_side_in_one_file_and_table(peers: Any, cli: Cli) -> None:
     assert all(cell.repeats == [0, 1] and cell.skipped is None for cell in cells.values())
     server = cells["llama-server", 2]
     assert (server.prefill_tps, server.decode_tps, server.tokens_per_round) == (500, 70, 2)
-    assert (server.mode, server.upstream_commit, server.variant) == ("draft-mtp", "0c1e570", "9999")
+    assert (server.mode, server.upstream_commit, server.variant) == (
+        "draft-mtp",
+        "0c1e570",
+        "0.6.0-dev",
+    )
     assert server.mean_accepted_length == 1 and server.prompt_sync_share is None
     rows = {tuple(line.split()[1:4]): line.split() for line in result.out.splitlines()}
     assert rows["llama-server", "MTP", "2"][4:8] == ["500.0", "1.00x", "-", "70.0"]
@@ -47,7 +51,7 @@ def test_side_by_side_in_one_file_and_table(peers: Any, cli: Cli) -> None:
         "random ones",
         "ours to llama-server",
         "no-MTP prefill 2.00x",
-        "llama-bench: 9999",
+        "llama-bench: 0.6.0-dev",
     ):
         assert note in result.out, note
     for label in ("no MTP, repeat 1: prefill 1000", "llama-server, depth 2, repeat 1: prefill 500"):

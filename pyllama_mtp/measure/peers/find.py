@@ -146,9 +146,11 @@ def _ask(name: str, *command: str) -> str:
 
 
 def _version(name: str, path: Path) -> tuple[str, str]:
-    """Version and commit, from ``version: 6789 (0c1e570)``."""
+    """Version and commit, from ``version: 0.6.0-dev (build 11549, commit 0c1e570)``, or from
+    ``version: 6789 (0c1e570)`` of older ones.
+    """
     said = _ask(name, str(path), "--version")
-    found = re.search(r"version: (\S+)(?: \((\w+)\))?", said)
+    found = re.search(r"version: (\S+)(?: \((?:build \d+, commit )?(\w+)\))?", said)
     if not found:
         raise PeerError(f"{path} does not say its version as {name} does: {said.strip()[:200]!r}")
     return found[1], found[2] or ""

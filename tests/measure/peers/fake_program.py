@@ -108,7 +108,7 @@ def serve() -> None:
 
 def main() -> None:
     if "--version" in ARGUMENTS:
-        print("version: 9999 (0c1e570)", file=sys.stderr)
+        print("version: 0.6.0-dev (build 9999, commit 0c1e570)", file=sys.stderr)
         return
     if "--list-devices" in ARGUMENTS:
         print("Available devices:")

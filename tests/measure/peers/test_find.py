@@ -20,7 +20,7 @@ from pyllama_mtp.measure.peers.find import check_python, find
 def test_one_of_the_folder_of_the_environment(peers: Any) -> None:
     found = find("llama-server")
     assert found.command == (str(peers.folder / "llama-server"),)
-    assert found.build == Build("9999", "0c1e570", "", "CPU", {}, "llama-server")
+    assert found.build == Build("0.6.0-dev", "0c1e570", "", "CPU", {}, "llama-server")
 
 
 def test_the_folder_given_comes_first_path_last(
@@ -118,6 +118,13 @@ def test_a_python_that_is_not_there(tmp_path: Path) -> None:
     check_python("sh")
     with pytest.raises(UsageError, match=r"--peer-python \S*nope: .* as in venv/bin/python"):
         check_python(str(tmp_path / "nope"))
+
+
+def test_an_older_one_says_its_version_otherwise(peers: Any) -> None:
+    program = peers.folder / "llama-server"
+    program.write_text("#!/bin/sh\n[ $1 = --version ] && echo 'version: 6789 (0c1e570)'\ntrue\n")
+    build = find("llama-server").build
+    assert (build.variant, build.upstream_commit) == ("6789", "0c1e570")
 
 
 @pytest.mark.parametrize(
