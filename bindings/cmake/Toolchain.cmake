@@ -13,9 +13,10 @@ set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/..")
 
 find_program(PYLLAMA_CCACHE ccache)
 if(PYLLAMA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-    # Each `pip install` may have another build folder, so its path must not be a part of the hash.
-    set(_launcher ${CMAKE_COMMAND} -E env CCACHE_NOHASHDIR=true
-        CCACHE_BASEDIR=${CMAKE_BINARY_DIR} ${PYLLAMA_CCACHE})
+    # Each `pip install` may have another build folder, so its path must not be a part of the hash. And each has another
+    # cmake, in a temporary folder: `cmake -E env` would change every command, and compile everything anew.
+    find_program(PYLLAMA_ENV env REQUIRED)
+    set(_launcher ${PYLLAMA_ENV} CCACHE_NOHASHDIR=true CCACHE_BASEDIR=${CMAKE_BINARY_DIR} ${PYLLAMA_CCACHE})
     foreach(_language C CXX CUDA)
         set(CMAKE_${_language}_COMPILER_LAUNCHER ${_launcher})
     endforeach()
