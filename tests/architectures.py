@@ -80,7 +80,7 @@ _LEFT_OUT = ("rope_freqs", "attn_sinks", "ffn_latent", "embed_tokens", "shared_h
 _KEPT = {"deepseek4": "attn_sinks", "nemotron_h_moe": "ssm_in"}
 _DENSE = ("ffn_gate.", "ffn_up.", "ffn_down.")
 #: Parts that a well drafting model keeps small: what they add to the residual stream.
-_OUTPUTS = ("attn_output", "ssm_out", "attn_output_b")
+_OUTPUTS = ("attn_output", "ssm_out", "attn_output_b", "ple_value", "ple_conv1d")
 _SMALL = 0.0005
 #: Norm of an embedding, as in pyllama_mtp/models/predictable.py; in a large model, where there are
 #: more and longer outputs.
@@ -147,6 +147,8 @@ def _drafting_well(tensors: dict[str, Array], n_layer: int, noise: float, seed: 
             data[:] = noise * length / n_embd
         elif name.endswith("shared_head_norm.weight"):
             data[:] = tensors["output_norm.weight"]
+        elif ".nextn.hc_head_" in name:  # of streams: how they become one
+            data[:] = tensors["output_hc_" + name.split("hc_head_")[1]]
         elif head and any(part in name for part in same):
             data[:] = tensors.get(last + name.split(".", 2)[2], data)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 N_LAYER = 2
 #: Hyper-parameters that all have.
 _COMMON: dict[str, Any] = {
@@ -76,6 +78,33 @@ _INDEXER: dict[str, Any] = {
     "attention.indexer.top_k": 4096,
 }
 _WINDOW: dict[str, Any] = {"attention.sliding_window": 32}
+#: Residual streams side by side.
+_STREAMS: dict[str, Any] = {
+    "hyper_connection.count": 4,
+    "hyper_connection.sinkhorn_iterations": 2,
+    "hyper_connection.epsilon": 1e-6,
+}
+_DELTA_NET: dict[str, Any] = {
+    "full_attention_interval": 2,
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 128,
+    "ssm.state_size": 32,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+}
+#: Of qwen4exp, rows of a table of embeddings of n-grams; the numbers of rows by head.
+_NGRAM_ROWS = [61, 67, 71, 73]
+_NGRAM_EMBEDDINGS: dict[str, Any] = {
+    "ple.layers": [0],
+    "ple.ngram_size": 3,
+    "ple.heads_per_ngram": 2,
+    "ple.conv_kernel": 4,
+    "ple.eos_token_id": 0,
+    "embedding_length_per_layer_input": 32,
+    "ple.layer_multipliers": np.array([1, 31, 1009], np.uint64),
+    "ple.head_offsets": np.array([0, *np.cumsum(_NGRAM_ROWS)[:-1]], np.uint64),
+    "ple.head_vocab_sizes": np.array(_NGRAM_ROWS, np.uint64),
+}
 
 
 def hyperparameters(arch: str, n_heads: int, large: bool = False) -> dict[str, Any]:
@@ -113,14 +142,26 @@ def hyperparameters(arch: str, n_heads: int, large: bool = False) -> dict[str, A
             "attention.output_lora_rank": 32,
             "attention.compress_ratios": [4, 128, *[0] * n_heads],
             "attention.compress_rope_freq_base": 160000.0,
-            "hyper_connection.count": 4,
-            "hyper_connection.sinkhorn_iterations": 2,
-            "hyper_connection.epsilon": 1e-6,
+            **_STREAMS,
             "hash_layer_count": 0,
             "swiglu_clamp_exp": 10.0,
             "expert_gating_func": 4,
         },
         "glm-dsa": {**_LATENT, **_INDEXER},
+        "glm5-next": {
+            **_LATENT,
+            **_INDEXER,
+            **_STREAMS,
+            "attention.head_count_kv": [0, *[1] * (n - 1)],
+            "attention.key_length": 64,  # the latent alone: nothing is rotated
+            "rope.dimension_count": 0,
+            "attention.indexer.kpool": 4,
+            "attention.indexer.kpool_select_tail": True,
+            "swiglu_clamp_exp": 10.0,
+            "ssm.conv_kernel": 4,
+            "kda.head_dim": 64,
+            "kda.gate_lower_bound": -5.0,
+        },
         "glm4moe": {"attention.key_length": 64, "attention.value_length": 64},
         "mimo2": {
             **_WINDOW,
@@ -136,14 +177,15 @@ def hyperparameters(arch: str, n_heads: int, large: bool = False) -> dict[str, A
             "ssm.group_count": 2,
             "ssm.time_step_rank": 4,
         },
-        "qwen3next": {
-            "rope.dimension_count": 16,
-            "full_attention_interval": 2,
-            "ssm.conv_kernel": 4,
-            "ssm.inner_size": 128,
-            "ssm.state_size": 32,
-            "ssm.group_count": 2,
-            "ssm.time_step_rank": 4,
+        "qwen3next": {**_DELTA_NET, "rope.dimension_count": 16},
+        "qwen4exp": {
+            **_DELTA_NET,
+            **_INDEXER,
+            **_STREAMS,
+            **_NGRAM_EMBEDDINGS,
+            "rope.dimension_sections": [8, 8, 8, 8],
+            "hyper_connection.low_rank": 8,
+            "attention.compress_ratios": [4] * n,
         },
         "step35": {
             **_WINDOW,

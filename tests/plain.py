@@ -16,10 +16,11 @@ from pyllama_mtp.models.vocab import CHAT_TEMPLATE
 from .trimmed import add_values, finish
 
 #: Attention only; with a sliding window; with tokenizers of both kinds; a recurrent state without
-#: snapshots.
-ARCHITECTURES = ("llama", "gemma3", "qwen3", "mamba")
+#: snapshots; experts, of values too.
+ARCHITECTURES = ("llama", "gemma3", "qwen3", "mamba", "k2-horizon")
 N_EMBD, N_HEAD, N_KV, HEAD, N_FF, N_VOCAB, N_CTX = 64, 4, 2, 16, 128, 640, 1024
 WINDOW = 32
+_N_EXPERT, _N_FF_EXPERT, _N_VALUE_EXPERT = 4, 64, 3
 _INNER, _STATE, _RANK, _KERNEL = 128, 16, 32, 4
 
 _ATTENTION = {
@@ -30,6 +31,16 @@ _ATTENTION = {
     "attention.value_length": HEAD,
     "rope.dimension_count": HEAD,
     "rope.freq_base": 10000.0,
+}
+_K2_HORIZON = {
+    "leading_dense_block_count": 1,
+    "expert_count": _N_EXPERT,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": _N_FF_EXPERT,
+    "expert_weights_norm": True,
+    "attention.value_expert_count": _N_VALUE_EXPERT,
+    "attention.value_expert_used_count": 2,
+    "attention.group_norm_groups": 2,
 }
 _MAMBA = {
     "ssm.conv_kernel": _KERNEL,
@@ -51,12 +62,13 @@ def write_model(path: Path, arch: str, n_layer: int = 6, **metadata: Any) -> Pat
         "attention.layer_norm_rms_epsilon": 1e-5,
         **(_MAMBA if arch == "mamba" else _ATTENTION),
         **({"attention.sliding_window": WINDOW} if arch == "gemma3" else {}),
+        **(_K2_HORIZON if arch == "k2-horizon" else {}),
         **metadata,
     }
     add_values(writer, {f"{arch}.{key}": value for key, value in numbers.items()})
     writer.add_name(f"random {arch}")
     writer.add_chat_template(CHAT_TEMPLATE)
-    (_bpe if arch in ("qwen3", "mamba") else _spm)(writer)
+    (_spm if arch in ("llama", "gemma3") else _bpe)(writer)
     rng = np.random.default_rng(7)
     shapes = _mamba(n_layer) if arch == "mamba" else _attention(arch, n_layer)
     tensors = {}
@@ -77,7 +89,7 @@ def write_model(path: Path, arch: str, n_layer: int = 6, **metadata: Any) -> Pat
 
 def _attention(arch: str, n_layer: int) -> Shapes:
     """Names, and shapes as numpy has them: rows first."""
-    gemma = arch == "gemma3"
+    gemma, k2 = arch == "gemma3", arch == "k2-horizon"
     yield "token_embd.weight", (N_VOCAB, N_EMBD)
     yield "output_norm.weight", (N_EMBD,)
     if not gemma:
@@ -89,12 +101,22 @@ def _attention(arch: str, n_layer: int) -> Shapes:
         for norm in norms:
             yield f"{block}{norm}.weight", (N_EMBD,)
         if arch != "llama":
-            yield f"{block}attn_q_norm.weight", (HEAD,)
-            yield f"{block}attn_k_norm.weight", (HEAD,)
+            yield f"{block}attn_q_norm.weight", (HEAD * N_HEAD if k2 else HEAD,)
+            yield f"{block}attn_k_norm.weight", (HEAD * N_KV if k2 else HEAD,)
         yield f"{block}attn_q.weight", (N_HEAD * HEAD, N_EMBD)
         yield f"{block}attn_k.weight", (N_KV * HEAD, N_EMBD)
-        yield f"{block}attn_v.weight", (N_KV * HEAD, N_EMBD)
         yield f"{block}attn_output.weight", (N_EMBD, N_HEAD * HEAD)
+        if k2:
+            yield f"{block}attn_gate.weight", (N_HEAD * HEAD, N_EMBD)
+        if k2 and i:
+            yield f"{block}attn_v_gate.weight", (_N_VALUE_EXPERT, N_EMBD)
+            yield f"{block}attn_v_exps.weight", (_N_VALUE_EXPERT, N_KV * HEAD, N_EMBD)
+            yield f"{block}ffn_gate_inp.weight", (_N_EXPERT, N_EMBD)
+            yield f"{block}ffn_gate_exps.weight", (_N_EXPERT, _N_FF_EXPERT, N_EMBD)
+            yield f"{block}ffn_up_exps.weight", (_N_EXPERT, _N_FF_EXPERT, N_EMBD)
+            yield f"{block}ffn_down_exps.weight", (_N_EXPERT, N_EMBD, _N_FF_EXPERT)
+            continue
+        yield f"{block}attn_v.weight", (N_KV * HEAD, N_EMBD)
         yield f"{block}ffn_gate.weight", (N_FF, N_EMBD)
         yield f"{block}ffn_up.weight", (N_FF, N_EMBD)
         yield f"{block}ffn_down.weight", (N_EMBD, N_FF)

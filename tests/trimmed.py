@@ -39,11 +39,15 @@ def add_metadata(writer: GGUFWriter, source: GGUFReader, prefix: str = "") -> No
 
 
 def add_values(writer: GGUFWriter, values: Mapping[str, Any]) -> None:
-    """Add metadata, each by the type of its value; None is left out."""
+    """Add metadata, each by the type of its value, numpy arrays as 64-bit integers; None is left
+    out."""
     numbers = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
     adders: dict[type, Any] = {**numbers, str: writer.add_string, list: writer.add_array}
     for name, value in values.items():
-        if value is not None:
+        if isinstance(value, np.ndarray):
+            array, long = GGUFValueType.ARRAY, GGUFValueType.UINT64
+            writer.add_key_value(name, value.tolist(), array, sub_type=long)
+        elif value is not None:
             adders[type(value)](name, value)
 
 

@@ -49,15 +49,12 @@ ARCHITECTURES = {
     "deepseek4": Architecture("DeepSeek-V4", hidden="streams", rollback="snapshot"),
     "glm-dsa": Architecture("GLM-5"),
     "glm4moe": Architecture("GLM-4.5, 4.6, 4.7"),
+    "glm5-next": Architecture("GLM-5.3-Flash", rollback="snapshot"),
     "hy_v3": Architecture("Hunyuan 3", several_heads=True),
     "mimo2": Architecture("MiMo-V2", several_heads=True, hidden="pre-norm"),
     "nemotron_h_moe": Architecture("Nemotron 3", rollback="snapshot"),
+    "qwen4exp": Architecture("Qwen3.8-Flash-Next", hidden="streams", rollback="snapshot"),
     "step35": Architecture("Step-3.5", several_heads=True, hidden="pre-norm"),
-}
-#: Those whose MTP graph came after the pin, and with what.
-DRAFTED_LATER = {
-    "glm5-next": "a llama.cpp with pull request 29928 (October 2026)",
-    "qwen4exp": "llama.cpp b11330 (October 2026, pull request 29761) or later",
 }
 #: Those whose MTP head llama.cpp loads and has no graph for at the pin.
 NEVER_DRAFTED = ("bailingmoe2", "dots3note", "exaone4", "exaone-moe", "glm4")
@@ -66,14 +63,16 @@ NEVER_DRAFTED = ("bailingmoe2", "dots3note", "exaone4", "exaone-moe", "glm4")
 NOT_TEXT = {
     **dict.fromkeys(
         (
-            *("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed"),
-            *("modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe", "t5encoder"),
+            *("bert", "eurobert", "gemma-embedding", "gemma-embedding2", "jina-bert-v2"),
+            *("jina-bert-v3", "llama-embed", "modern-bert", "neo-bert", "nomic-bert"),
+            *("nomic-bert-moe", "t5encoder"),
         ),
         "an embedding model",
     ),
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "a diffusion model"),
     **dict.fromkeys(("dflash", "eagle3"), "a draft model for another one"),
     **dict.fromkeys(("pockettts", "qwen3tts", "wavtokenizer-dec"), "a model of speech"),
+    "clef": "a model that chooses among given answers",
     "clip": "the vision or audio part of a model (mmproj)",
     "gemma4-assistant": "an MTP head for a Gemma 4 model",
     "t5": "a model with an encoder",
@@ -121,17 +120,11 @@ def table() -> str:
 
 def elsewhere(architecture: str) -> str:
     """What drafts with the MTP head of an architecture that is not driven here, as a sentence."""
-    draft = "llama-server -m FILE --spec-type draft-mtp"
     if architecture == "gemma4-assistant":
         return (
             "it has no keys and values of its own, it reads those of the last layers of a Gemma 4 "
             "model, and that is not driven here: the model runs without it. With it llama.cpp's "
             "own server drafts: llama-server -m MODEL -md FILE --spec-type draft-mtp"
-        )
-    if architecture in DRAFTED_LATER:
-        return (
-            "the llama.cpp that is built in here cannot draft with its MTP head yet; the server of "
-            f"{DRAFTED_LATER[architecture]} can: {draft}"
         )
     if architecture in NEVER_DRAFTED:
         return "llama.cpp has no graph for its MTP head"
