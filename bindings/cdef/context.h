@@ -42,6 +42,7 @@ struct llama_context_params {
     bool no_perf;
     bool kv_unified;
     struct llama_context * ctx_other;
+    size_t moe_cache_size;
     ...;
 };
 struct llama_context_params llama_context_default_params(void);

@@ -112,6 +112,14 @@ def _add_memory_options(parser: argparse.ArgumentParser) -> None:
         "--cpu-moe", action="store_true", default=None, help="keep all experts on the CPU"
     )
     group.add_argument(
+        "--moe-cache-mib",
+        dest="moe_cache_size",
+        type=lambda text: parsing.whole(0)(text) << 20,
+        metavar="N",
+        help="keep the experts used last in N MiB on the GPUs, where all experts of a layer stay "
+        "on the CPU (default: 0, no such cache)",
+    )
+    group.add_argument(
         "--override-tensor",
         type=parsing.comma_list(parsing.assignment),
         action="extend",

@@ -37,6 +37,7 @@ NO_DEVICE = "none"
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 CPU = "CPU"
 _MOST = 2**31 - 1
+_MOST_BYTES = 2**63 - 1
 File: TypeAlias = "str | os.PathLike[str]"
 
 
@@ -52,6 +53,7 @@ class ModelArguments(TypedDict, total=False):
     main_gpu: int
     n_cpu_moe: int
     cpu_moe: bool
+    moe_cache_size: int
     override_tensor: Mapping[str, str] | Sequence[tuple[str, str]]
     use_mmap: bool | None
     use_mlock: bool
@@ -116,6 +118,9 @@ class ModelOptions:
             split.
         n_cpu_moe: the experts of the first N layers stay on the CPU.
         cpu_moe: all experts stay on the CPU.
+        moe_cache_size: bytes on the GPUs for the experts used last, of layers whose experts all
+            stay on the CPU; each context of the model has such a cache. 0: none. Several GPUs share
+            it as they share the layers.
         override_tensor: (pattern, device) pairs, or a mapping: tensors whose name matches the
             regular expression go to this device, or to the "CPU". The first match counts, and
             counts more than `n_cpu_moe` and `cpu_moe`.
@@ -140,6 +145,7 @@ class ModelOptions:
     main_gpu: int = option(0, wholes(0, _MOST, "index of a device, 0 or above"))
     n_cpu_moe: int = option(0, wholes(0, _MOST, "0 layers or more"))
     cpu_moe: bool = option(False, FLAG)
+    moe_cache_size: int = option(0, wholes(0, _MOST_BYTES, "0 (no cache) or a number of bytes"))
     override_tensor: Any = option((), Kind(_overrides))
     use_mmap: bool | None = option(None, FLAG.or_this(None))
     use_mlock: bool = option(False, FLAG)
@@ -275,8 +281,9 @@ class ModelOptions:
                     f"names are like {info.tensors[-1].name}"
                 )
             yield pattern, bufts[device]
-        if (self.n_cpu_moe or self.cpu_moe) and not info.n_expert:
-            raise UsageError(f"{info.path} has no experts; leave n_cpu_moe and cpu_moe out")
+        if (self.n_cpu_moe or self.cpu_moe or self.moe_cache_size) and not info.n_expert:
+            names = "n_cpu_moe, cpu_moe and moe_cache_size"
+            raise UsageError(f"{info.path} has no experts; leave {names} out")
         for layer in range(min(self.n_cpu_moe, info.n_layer + info.n_mtp_layers)):
             yield rf"blk\.{layer}{EXPERTS}", bufts[CPU]
         if self.cpu_moe:

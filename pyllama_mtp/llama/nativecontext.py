@@ -137,6 +137,9 @@ class NativeContext(Owned, OfThisProcess):
         lib, options = self._lib, self.options
         p = lib.llama_context_default_params()
         options.fill(lib, p)
+        n_bytes = self.model.options.moe_cache_size
+        if n_bytes and not options.mtp_head:  # which would take the memory again, for one block
+            p.moe_cache_size = n_bytes
         p.abort_callback = lib.pyllama_abort_poll
         p.abort_callback_data = self._interrupt
         if watching := self._trace or options.times:

@@ -21,7 +21,7 @@ GIVEN = shlex.split(
     "--head mtp-m.gguf --n-gpu-layers 3 --device A,B --split-mode none --main-gpu 1 "
     "--tensor-split 1,2 --n-cpu-moe 4 --cpu-moe --override-tensor 'a.*=CPU,b(?=c)=GPU0' "
     "--override-tensor d=CPU --no-mmap --mlock --lora x.gguf,y.gguf --lora-scaled z.gguf:0.5 "
-    "--rpc 127.0.0.1:1 --rpc-timeout 9"
+    "--rpc 127.0.0.1:1 --rpc-timeout 9 --moe-cache-mib 5"
 )
 #: The matrix takes several values of these.
 SWITCHES = {"prompt_rows": "last", "prompt_sync": "kv", "hidden": "post-norm",
@@ -45,6 +45,7 @@ def test_every_command_has_them(command: str) -> None:
         "tensor_split": (1.0, 2.0),
         "n_cpu_moe": 4,
         "cpu_moe": True,
+        "moe_cache_size": 5 << 20,
         "override_tensor": (("a.*", "CPU"), ("b(?=c)", "GPU0"), ("d", "CPU")),
         "use_mmap": False,
         "use_mlock": True,

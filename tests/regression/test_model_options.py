@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from pyllama_mtp import Model, Session
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import native
+from pyllama_mtp.llama.context import Context, ContextOptions
 from pyllama_mtp.llama.modeloptions import ModelArguments, ModelOptions
 from pyllama_mtp.models.synth import write_synthetic
 
@@ -127,6 +128,8 @@ def test_how_the_file_is_read_and_the_text_does_not_depend_on_it(
         ({"cpu_moe": True}, "has no experts"),
         ({"n_cpu_moe": -1}, "n_cpu_moe is -1"),
         ({"cpu_moe": 1}, "cpu_moe is 1"),
+        ({"moe_cache_size": 1}, "has no experts"),
+        ({"moe_cache_size": -1}, "moe_cache_size is -1"),
         ({"split_mode": "tensor"}, "split_mode is 'tensor', it must be one of none, layer, row"),
         ({"main_gpu": -1}, "main_gpu is -1"),
         ({"rpc_timeout": -1}, "rpc_timeout is -1"),
@@ -139,6 +142,15 @@ def test_a_bad_option_is_refused_and_explained(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         Model(demo_file, **options)
+
+
+def test_a_cache_of_experts_is_made(moe_file: Path) -> None:
+    """llama.cpp makes it on GPUs, and refuses it elsewhere; a head's own context has none."""
+    with Model(moe_file, n_gpu_layers=0, device="none", moe_cache_size=1 << 20) as model:
+        options = ContextOptions(256, 64, 64, 1)
+        with pytest.raises(UsageError, match="MoE cache requires a GPU"):
+            Context(model, options)
+        Context(model, replace(options, mtp_head=True)).close()
 
 
 def test_editors_know_every_option() -> None:
