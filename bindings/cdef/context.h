@@ -1,4 +1,4 @@
-// context: caches, memory, state
+// context: caches, memory, state. What waits for a computation, or allocates, is called through the shim.
 struct llama_context;
 typedef struct llama_memory_i * llama_memory_t;
 typedef int32_t llama_pos;
@@ -46,21 +46,18 @@ struct llama_context_params {
     ...;
 };
 struct llama_context_params llama_context_default_params(void);
-void     llama_free      (struct llama_context * ctx);
 uint32_t llama_n_ctx     (const struct llama_context * ctx);
 uint32_t llama_n_batch   (const struct llama_context * ctx);
 uint32_t llama_n_ubatch  (const struct llama_context * ctx);
 uint32_t llama_n_rs_seq  (const struct llama_context * ctx);
-float *  llama_get_logits_ith(struct llama_context * ctx, int32_t i);
 
 llama_memory_t llama_get_memory(const struct llama_context * ctx);
-bool      llama_memory_seq_rm     (llama_memory_t mem, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
+bool      llama_memory_seq_rm     (llama_memory_t mem, llama_seq_id seq_id, llama_pos p0, llama_pos p1);  // for tests
 llama_pos llama_memory_seq_pos_min(llama_memory_t mem, llama_seq_id seq_id);
 llama_pos llama_memory_seq_pos_max(llama_memory_t mem, llama_seq_id seq_id);
 
 #define LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY ...
 #define LLAMA_STATE_SEQ_FLAGS_ON_DEVICE ...
-size_t llama_state_seq_get_size_ext(struct llama_context * ctx, llama_seq_id seq_id, uint32_t flags);
 
 struct llama_batch_ext;
 void llama_batch_ext_free(struct llama_batch_ext * batch);

@@ -19,7 +19,6 @@ size_t ggml_backend_dev_count(void);
 ggml_backend_dev_t         ggml_backend_dev_get(size_t index);
 const char *               ggml_backend_dev_name(ggml_backend_dev_t device);
 const char *               ggml_backend_dev_description(ggml_backend_dev_t device);
-void                       ggml_backend_dev_memory(ggml_backend_dev_t device, size_t * free, size_t * total);
 enum ggml_backend_dev_type ggml_backend_dev_type(ggml_backend_dev_t device);
 
 typedef struct ggml_backend_buffer_type * ggml_backend_buffer_type_t;

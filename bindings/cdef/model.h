@@ -42,7 +42,6 @@ const char * llama_model_chat_template(const struct llama_model * model, const c
 const struct llama_vocab * llama_model_get_vocab(const struct llama_model * model);
 // LoRA adapters; their model frees them
 struct llama_adapter_lora;
-int32_t llama_set_adapters_lora(struct llama_context * ctx, struct llama_adapter_lora ** adapters, size_t n_adapters, float * scales);
 enum llama_ftype { LLAMA_FTYPE_ALL_F32 = ..., LLAMA_FTYPE_MOSTLY_F16 = ..., ... };
 struct llama_model_tensor_override { const char * pattern; enum ggml_type type; };
 struct llama_model_quantize_params {

@@ -1,23 +1,17 @@
-// the C API of our patches; see include/llama-mtp.h in the patched tree
+// the C API of our patches; see include/llama-mtp.h in the patched tree. What waits for a computation, or allocates, is
+// called through the shim.
 struct llama_mtp_memory { size_t model; size_t context; size_t compute; };
 void    llama_mtp_set_embeddings_nextn    (struct llama_context * ctx, bool value, bool masked);
-float * llama_mtp_get_embeddings_nextn    (struct llama_context * ctx);
 void    llama_mtp_set_layer_offset        (struct llama_context * ctx, int32_t offset);
-struct llama_mtp_memory llama_mtp_get_memory(const struct llama_context * ctx);
-struct llama_mtp_memory llama_mtp_get_memory_of(const struct llama_context * ctx, ggml_backend_dev_t dev);
 struct llama_mtp_tensor { const char * name; const char * from; };
 // not in the upstream variant, where they return false, 0, -1 or NULL (shim/mtp_absent.cpp)
 enum llama_mtp_tap_point { LLAMA_MTP_TAP_POST_NORM = ..., LLAMA_MTP_TAP_PRE_NORM = ..., ... };
-bool    llama_set_embeddings_pre_norm      (struct llama_context * ctx, bool value);
 bool    llama_get_need_embd_pre_norm       (const struct llama_context * ctx);
 void    llama_set_embeddings_pre_norm_point(struct llama_context * ctx, enum llama_mtp_tap_point point);
-float * llama_get_embeddings_pre_norm      (struct llama_context * ctx);
 void    llama_mtp_set_slice  (struct llama_context * ctx, bool value);
 void    llama_mtp_set_rs_snapshots(struct llama_context * ctx, bool value);
 void     llama_mtp_set_greedy      (struct llama_context * ctx, bool value);
-int32_t  llama_mtp_get_greedy_ith  (struct llama_context * ctx, int32_t i);
 uint64_t llama_mtp_get_output_bytes(const struct llama_context * ctx);
 void     llama_mtp_set_candidates    (struct llama_context * ctx, int32_t n);
-int32_t  llama_mtp_get_candidates_ith(struct llama_context * ctx, int32_t i, const int32_t ** ids, const float ** logits);
 const float * llama_mtp_get_draft_logits(const struct llama_context * ctx, int32_t * n);
 uint64_t llama_mtp_get_n_graphs_built(const struct llama_context * ctx);

@@ -42,12 +42,8 @@ PYLLAMA_API void pyllama_set_cpu_changes(bool value);
 PYLLAMA_API bool pyllama_few_columns(int32_t type);
 
 // From now on, a failed assertion ends the call of this file that runs on its thread, which returns PYLLAMA_ABORTED or
-// another sign of failure. In a parallel region, or without such a call, it ends the process, as before.
+// another sign of failure. While several threads compute a graph, or without such a call, it ends the process, as before.
 PYLLAMA_API void pyllama_catch_aborts(void);
-
-// From now on, each allocation of 4 MiB or more is a mapping of its own: unused parts of a graph's buffer take no memory,
-// and freed buffers go back to the system. glibc would reuse freed memory for allocations of up to 32 MiB.
-PYLLAMA_API void pyllama_map_buffers(void);
 
 // A log callback that drops every line: for the time after Python's logging is gone.
 PYLLAMA_API void pyllama_log_discard(enum ggml_log_level level, const char * text, void * user_data);
@@ -59,6 +55,9 @@ PYLLAMA_API struct llama_model * pyllama_model_load(
         size_t n_tensors, struct llama_model_params params, char * message, size_t n_message);
 PYLLAMA_API struct llama_context * pyllama_context_init(
         struct llama_model * model, struct llama_context_params params, char * message, size_t n_message);
+// llama_free(), after which freed memory goes back to the system. glibc would keep it, and parts of the next context's
+// buffers that nothing uses would take memory.
+PYLLAMA_API void pyllama_context_free(struct llama_context * ctx);
 PYLLAMA_API struct llama_adapter_lora * pyllama_adapter_lora_init(
         struct llama_model * model, const char * path, char * message, size_t n_message);
 
@@ -102,6 +101,26 @@ PYLLAMA_API int32_t pyllama_memory_seq_rm(
         struct llama_context * ctx, llama_seq_id seq_id, llama_pos p0, llama_pos p1, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_set_embeddings_pre_norm(
         struct llama_context * ctx, bool value, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_set_adapters_lora(
+        struct llama_context * ctx, struct llama_adapter_lora ** adapters, size_t n_adapters, float * scales,
+        char * message, size_t n_message);
+// dev: the device whose memory is meant, NULL: the host's; all: of all devices.
+PYLLAMA_API int32_t pyllama_mtp_get_memory(
+        const struct llama_context * ctx, bool all, ggml_backend_dev_t dev, struct llama_mtp_memory * memory,
+        char * message, size_t n_message);
+
+// What a decode left: these wait for it, and give what llama.h's and llama-mtp.h's functions return in *logits, *rows or
+// *token. Twins as above.
+PYLLAMA_API int32_t pyllama_get_logits(
+        struct llama_context * ctx, int32_t row, const float ** logits, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_get_embeddings_pre_norm(
+        struct llama_context * ctx, const float ** rows, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_mtp_get_embeddings_nextn(
+        struct llama_context * ctx, const float ** rows, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_mtp_get_greedy(
+        struct llama_context * ctx, int32_t row, int32_t * token, char * message, size_t n_message);
+PYLLAMA_API int32_t pyllama_mtp_get_candidates(
+        struct llama_context * ctx, int32_t row, const int32_t ** ids, const float ** logits, char * message, size_t n_message);
 PYLLAMA_API int32_t pyllama_mtp_set_draft_head(
         struct llama_context * ctx, int32_t type, const void * rows, size_t n_bytes, const int32_t * ids,
         int32_t n_rows, char * message, size_t n_message);
@@ -116,7 +135,9 @@ PYLLAMA_API int32_t pyllama_mtp_draft(
 PYLLAMA_API int32_t pyllama_mtp_reserve(
         struct llama_context * ctx, int32_t n_seqs, int32_t n_steps, char * message, size_t n_message);
 
-// llama_state_seq_{get,set}_data_ext(); 0 on failure.
+// llama_state_seq_{get_size,get_data,set_data}_ext(); 0 on failure.
+PYLLAMA_API size_t pyllama_state_seq_get_size(
+        struct llama_context * ctx, llama_seq_id seq_id, uint32_t flags, char * message, size_t n_message);
 PYLLAMA_API size_t pyllama_state_seq_get(
         struct llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, uint32_t flags,
         char * message, size_t n_message);
@@ -127,6 +148,30 @@ PYLLAMA_API size_t pyllama_state_seq_set(
 // llama_sampler_init_grammar() with the root rule `root`; NULL on failure.
 PYLLAMA_API struct llama_sampler * pyllama_sampler_init_grammar(
         const struct llama_vocab * vocab, const char * grammar, char * message, size_t n_message);
+
+// Samplers, as of llama.h; NULL on failure.
+PYLLAMA_API struct llama_sampler * pyllama_sampler_chain_init(void);
+PYLLAMA_API struct llama_sampler * pyllama_sampler_init_greedy(void);
+PYLLAMA_API struct llama_sampler * pyllama_sampler_init_dist(uint32_t seed);
+PYLLAMA_API struct llama_sampler * pyllama_sampler_init_top_k(int32_t k);
+PYLLAMA_API struct llama_sampler * pyllama_sampler_init_top_p(float p, size_t min_keep);
+PYLLAMA_API struct llama_sampler * pyllama_sampler_init_min_p(float p, size_t min_keep);
+PYLLAMA_API struct llama_sampler * pyllama_sampler_init_temp(float t);
+PYLLAMA_API struct llama_sampler * pyllama_sampler_init_typical(float p, size_t min_keep);
+PYLLAMA_API struct llama_sampler * pyllama_sampler_init_top_n_sigma(float n);
+PYLLAMA_API struct llama_sampler * pyllama_sampler_init_xtc(float p, float t, size_t min_keep, uint32_t seed);
+PYLLAMA_API struct llama_sampler * pyllama_sampler_init_dry(
+        const struct llama_vocab * vocab, float multiplier, float base, int32_t allowed_length, int32_t penalty_last_n,
+        const char ** breakers, size_t n_breakers);
+PYLLAMA_API struct llama_sampler * pyllama_sampler_init_penalties(
+        int32_t n_vocab, int32_t last_n, float repeat, float frequency, float presence);
+PYLLAMA_API struct llama_sampler * pyllama_sampler_init_logit_bias(
+        int32_t n_vocab, int32_t n_biases, const llama_logit_bias * biases);
+// The chain owns the sampler from now on, and frees it even on failure. NULL, which stands for a failure: none is added.
+// Returns 0, or a code of PYLLAMA_*.
+PYLLAMA_API int32_t pyllama_sampler_chain_add(struct llama_sampler * chain, struct llama_sampler * sampler);
+// llama_sampler_accept(). Returns 0, or a code of PYLLAMA_*.
+PYLLAMA_API int32_t pyllama_sampler_accept(struct llama_sampler * sampler, llama_token token);
 
 // Draws a token with the samplers of `chain`, and tells them of it. Returns the token, PYLLAMA_NO_TOKEN if the samplers
 // leave none, or another code of PYLLAMA_*. (llama_sampler_sample() ends the process if there is none.)
@@ -155,8 +200,10 @@ PYLLAMA_API bool pyllama_abort_poll(void * interrupt);
 PYLLAMA_API bool pyllama_wait_poll(void * interrupt);
 // After so many seconds, every thread gives up the worker that it waits for. Infinity: no thread does.
 PYLLAMA_API void pyllama_give_up_waiting(double seconds);
-// Waits until the worker of a device has finished its work.
-PYLLAMA_API void pyllama_wait_for_device(ggml_backend_dev_t device);
+
+// ggml_backend_dev_memory(); with a worker's device, it waits until the worker has finished its work. false: the device
+// has failed, and *free and *total are 0.
+PYLLAMA_API bool pyllama_device_memory(ggml_backend_dev_t device, size_t * free, size_t * total);
 
 // Records the nodes of a decode: pass pyllama_trace_node as cb_eval and a pyllama_trace as its data. Nothing is computed
 // differently. `n` goes on counting when `capacity` is reached.

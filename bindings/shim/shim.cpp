@@ -1,5 +1,6 @@
 #include "pyllama_shim.h"
 
+#include "cpu_switches.h"
 #include "llama-mtp.h"
 
 #include <algorithm>
@@ -25,6 +26,9 @@
 
 #ifdef _OPENMP
 #include <omp.h>
+#else
+#include <dlfcn.h>
+#include <execinfo.h>
 #endif
 
 namespace {
@@ -44,24 +48,41 @@ struct refused : std::runtime_error {
     refused(int32_t code, const char * why) : std::runtime_error(why), code(code) {}
 };
 
-thread_local int guards = 0;  // guarded calls on this thread
+thread_local int guards      = 0;  // guarded calls on this thread
+thread_local int n_computing = 0;  // threads that the innermost one computes graphs with; 0: not known
 
 std::atomic<int64_t> give_up_at{INT64_MAX};  // see pyllama_give_up_waiting()
 
 struct guard {
-    guard()  { ++guards; }
+    guard()  { ++guards; n_computing = 0; }
     ~guard() { --guards; }
 };
 
-// ggml calls this before it ends the process. If this thread is in a guarded call, the exception ends that call instead.
-// An exception must not leave a parallel region, whose other threads would wait for ever; other threads have no such call.
-void on_abort(const char * message) {
+// Whether other threads compute the same graph as this one, and wait for it at the next barrier.
+bool computes_with_others() {
 #ifdef _OPENMP
-    const bool can_leave = !omp_in_parallel();
+    return omp_in_parallel();
 #else
-    const bool can_leave = true;
+    if (n_computing == 1) {
+        return false;
+    }
+    void * frames[64];
+    const int n_frames = backtrace(frames, 64);
+    for (int i = 0; i < n_frames; ++i) {
+        Dl_info info = {};
+        if (dladdr(frames[i], &info) && info.dli_sname && strcmp(info.dli_sname, "ggml_graph_compute") == 0) {
+            return true;
+        }
+    }
+    return n_frames == 64;
 #endif
-    if (guards > 0 && can_leave) {
+}
+
+// ggml calls this before it ends the process. If this thread is in a guarded call, the exception ends that call instead.
+// An exception must not leave a computation of several threads: the others would wait for ever. The process then ends, as
+// it does for an assertion on one of those, which have no such call.
+void on_abort(const char * message) {
+    if (guards > 0 && !computes_with_others()) {
         throw aborted(message);
     }
     fprintf(stderr, "%s\n", message);
@@ -80,9 +101,10 @@ void require_room() {
     munmap(room, RESERVE);
 }
 
-// Makes the OpenMP threads for the next computation on this thread, or throws. The OpenMP runtime itself ends the process
+// Called before graphs are computed. Makes the OpenMP threads for the next computation on this thread, or throws. The OpenMP runtime itself ends the process
 // when it gets no thread, and in a forked process it waits for ever for the parent's threads.
 void require_threads(int n_threads) {
+    n_computing = n_threads;
 #ifdef _OPENMP
     static thread_local int   n_ready = 1;
     static thread_local pid_t owner   = 0;
@@ -118,8 +140,6 @@ void require_threads(int n_threads) {
     }
     n_ready = n_threads;
     owner   = getpid();
-#else
-    (void) n_threads;
 #endif
 }
 
@@ -233,32 +253,11 @@ int64_t now_ns() {
 
 void pyllama_catch_aborts(void) { ggml_set_abort_callback(on_abort); }
 
-void pyllama_map_buffers(void) {
-#ifdef __GLIBC__
-    mallopt(M_MMAP_THRESHOLD, 4 << 20);
-#endif
-}
-
 void pyllama_log_discard(ggml_log_level, const char *, void *) {}
 
-bool pyllama_set_cpu_switch(const char * name, bool value) {
-    const std::string function = std::string("ggml_cpu_set_") + name;
-    bool known = false;
-    for (size_t i = 0; i < ggml_backend_reg_count(); ++i) {
-        void * set = ggml_backend_reg_get_proc_address(ggml_backend_reg_get(i), function.c_str());
-        if (set) {
-            reinterpret_cast<void (*)(bool)>(set)(value);
-            known = true;
-        }
-    }
-    return known;
-}
+bool pyllama_set_cpu_switch(const char * name, bool value) { return set_cpu_switch(name, value); }
 
-void pyllama_set_cpu_changes(bool value) {
-    for (const char * name : { "small_batch", "large_batch", "direct_states", "few_rows_attention" }) {
-        pyllama_set_cpu_switch(name, value);
-    }
-}
+void pyllama_set_cpu_changes(bool value) { set_cpu_changes(value); }
 
 bool pyllama_few_columns(int32_t type) {
     for (size_t i = 0; i < ggml_backend_reg_count(); ++i) {
@@ -287,6 +286,13 @@ llama_context * pyllama_context_init(
 llama_adapter_lora * pyllama_adapter_lora_init(
         llama_model * model, const char * path, char * message, size_t n_message) {
     return guarded_or_null(message, n_message, [&] { return llama_adapter_lora_init(model, path); });
+}
+
+void pyllama_context_free(llama_context * ctx) {
+    llama_free(ctx);
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
 }
 
 int32_t pyllama_regex_search(const char * pattern, const char * text, char * message, size_t n_message) {
@@ -348,6 +354,42 @@ int32_t pyllama_set_embeddings_pre_norm(llama_context * ctx, bool value, char * 
     return guarded_code(message, n_message, [&] { return llama_set_embeddings_pre_norm(ctx, value); });
 }
 
+int32_t pyllama_set_adapters_lora(
+        llama_context * ctx, llama_adapter_lora ** adapters, size_t n_adapters, float * scales,
+        char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { return llama_set_adapters_lora(ctx, adapters, n_adapters, scales); });
+}
+
+int32_t pyllama_mtp_get_memory(
+        const llama_context * ctx, bool all, ggml_backend_dev_t dev, llama_mtp_memory * memory,
+        char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] {
+        *memory = all ? llama_mtp_get_memory(ctx) : llama_mtp_get_memory_of(ctx, dev);
+        return 0;
+    });
+}
+
+int32_t pyllama_get_logits(llama_context * ctx, int32_t row, const float ** logits, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { *logits = llama_get_logits_ith(ctx, row); return 0; });
+}
+
+int32_t pyllama_get_embeddings_pre_norm(llama_context * ctx, const float ** rows, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { *rows = llama_get_embeddings_pre_norm(ctx); return 0; });
+}
+
+int32_t pyllama_mtp_get_embeddings_nextn(llama_context * ctx, const float ** rows, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { *rows = llama_mtp_get_embeddings_nextn(ctx); return 0; });
+}
+
+int32_t pyllama_mtp_get_greedy(llama_context * ctx, int32_t row, int32_t * token, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { *token = llama_mtp_get_greedy_ith(ctx, row); return 0; });
+}
+
+int32_t pyllama_mtp_get_candidates(
+        llama_context * ctx, int32_t row, const int32_t ** ids, const float ** logits, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { return llama_mtp_get_candidates_ith(ctx, row, ids, logits); });
+}
+
 int32_t pyllama_mtp_set_draft_head(
         llama_context * ctx, int32_t type, const void * rows, size_t n_bytes, const int32_t * ids, int32_t n_rows,
         char * message, size_t n_message) {
@@ -380,6 +422,11 @@ int32_t pyllama_mtp_reserve(llama_context * ctx, int32_t n_seqs, int32_t n_steps
     return guarded_code(message, n_message, [&] { return llama_mtp_reserve(ctx, n_seqs, n_steps); });
 }
 
+size_t pyllama_state_seq_get_size(
+        llama_context * ctx, llama_seq_id seq_id, uint32_t flags, char * message, size_t n_message) {
+    return guarded_or_null(message, n_message, [&] { return llama_state_seq_get_size_ext(ctx, seq_id, flags); });
+}
+
 size_t pyllama_state_seq_get(
         llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, uint32_t flags,
         char * message, size_t n_message) {
@@ -397,6 +444,44 @@ size_t pyllama_state_seq_set(
 llama_sampler * pyllama_sampler_init_grammar(
         const llama_vocab * vocab, const char * grammar, char * message, size_t n_message) {
     return guarded_or_null(message, n_message, [&] { return llama_sampler_init_grammar(vocab, grammar, "root"); });
+}
+
+#define SAMPLER(name, parameters, arguments) \
+    llama_sampler * pyllama_sampler_##name parameters { \
+        return guarded_or_null(nullptr, 0, [&] { return llama_sampler_##name arguments; }); \
+    }
+
+SAMPLER(chain_init, (), (llama_sampler_chain_default_params()))
+SAMPLER(init_greedy, (), ())
+SAMPLER(init_dist, (uint32_t seed), (seed))
+SAMPLER(init_top_k, (int32_t k), (k))
+SAMPLER(init_top_p, (float p, size_t min_keep), (p, min_keep))
+SAMPLER(init_min_p, (float p, size_t min_keep), (p, min_keep))
+SAMPLER(init_temp, (float t), (t))
+SAMPLER(init_typical, (float p, size_t min_keep), (p, min_keep))
+SAMPLER(init_top_n_sigma, (float n), (n))
+SAMPLER(init_xtc, (float p, float t, size_t min_keep, uint32_t seed), (p, t, min_keep, seed))
+SAMPLER(init_dry,
+        (const llama_vocab * vocab, float multiplier, float base, int32_t allowed_length, int32_t penalty_last_n,
+         const char ** breakers, size_t n_breakers),
+        (vocab, multiplier, base, allowed_length, penalty_last_n, breakers, n_breakers))
+SAMPLER(init_penalties, (int32_t n_vocab, int32_t last_n, float repeat, float frequency, float presence),
+        (n_vocab, last_n, repeat, frequency, presence))
+SAMPLER(init_logit_bias, (int32_t n_vocab, int32_t n_biases, const llama_logit_bias * biases), (n_vocab, n_biases, biases))
+
+int32_t pyllama_sampler_chain_add(llama_sampler * chain, llama_sampler * sampler) {
+    if (!sampler) {
+        return PYLLAMA_OUT_OF_MEMORY;
+    }
+    const int32_t code = guarded_code(nullptr, 0, [&] { llama_sampler_chain_add(chain, sampler); return 0; });
+    if (code < 0) {
+        llama_sampler_free(sampler);
+    }
+    return code;
+}
+
+int32_t pyllama_sampler_accept(llama_sampler * sampler, llama_token token) {
+    return guarded_code(nullptr, 0, [&] { llama_sampler_accept(sampler, token); return 0; });
 }
 
 llama_token pyllama_sample(llama_sampler * chain, llama_context * ctx, int32_t row) {
@@ -443,13 +528,14 @@ bool pyllama_abort_poll(void * p) {
     return interrupt->poll && interrupt->poll(interrupt->data) != 0;
 }
 
-void pyllama_wait_for_device(ggml_backend_dev_t device) {
+bool pyllama_device_memory(ggml_backend_dev_t device, size_t * free, size_t * total) {
+    *free = *total = 0;
     try {
         const guard here;  // with however little memory
-        size_t free, total;
-        ggml_backend_dev_memory(device, &free, &total);
+        ggml_backend_dev_memory(device, free, total);
+        return true;
     } catch (const std::exception &) {
-        // the calls that follow will find it
+        return false;
     }
 }
 

@@ -20,6 +20,7 @@ from . import native
 
 if TYPE_CHECKING:
     from ..models.modelinfo import GGUFInfo
+    from .nativecontext import NativeContext
 
 EMBEDDING = "token_embd.weight"
 _SUFFIXES = (".lora_a", ".lora_b")
@@ -154,11 +155,11 @@ class Adapters:
                 raise _bad(adapter.path, f"llama.cpp cannot load it: {said}")
             self._handles.append(handle)
 
-    def apply(self, context: Any) -> None:
-        """Have a native context compute with the adapters."""
+    def apply(self, context: NativeContext) -> None:
+        """Have a context compute with the adapters. Raises PyllamaMtpError: it cannot."""
         if not self._handles:
             return
         library = native.load()
         handles = library.ffi.new("struct llama_adapter_lora *[]", self._handles)
         scales = library.ffi.new("float[]", [adapter.scale for adapter in self._adapters])
-        library.lib.llama_set_adapters_lora(context, handles, len(self._handles), scales)
+        context._call(library.lib.pyllama_set_adapters_lora, handles, len(self._handles), scales)

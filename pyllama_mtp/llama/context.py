@@ -108,8 +108,7 @@ class Context(DraftingContext):
         self._check_output(row)
         if self._left_greedy:
             raise UsageError("this context keeps greedy tokens only; see set_greedy()")
-        pointer = self._lib.llama_get_logits_ith(self.handle, row)
-        return self._view(pointer, self.model.n_vocab)
+        return self._view(self._rows(self._lib.pyllama_get_logits, row), self.model.n_vocab)
 
     def argmax(self, row: int) -> int:
         """Token with the largest logit of batch entry `row`; the smallest one of equals.
@@ -120,10 +119,11 @@ class Context(DraftingContext):
         """
         if self._left_greedy:
             self._check_output(row)
-            token = int(self._lib.llama_mtp_get_greedy_ith(self.handle, row))
-            if token < 0:
+            token = self._ffi.new("int32_t *")
+            self._call(self._lib.pyllama_mtp_get_greedy, row, token)
+            if token[0] < 0:
                 raise FatalDecodeError(NAN)
-            return token
+            return int(token[0])
         best = int(self.logits(row).argmax())  # numpy: the first NaN, if there is one
         self._refuse_nan(self.logits(row)[best])
         return best
@@ -170,8 +170,8 @@ class Context(DraftingContext):
         logits). n is `n_candidates`. Raises UsageError: no output row was asked for there, or no
         candidates."""
         self._check_output(row)
-        out = self._ffi.new("llama_token *[1]"), self._ffi.new("float *[1]")
-        n = int(self._lib.llama_mtp_get_candidates_ith(self.handle, row, *out))
+        out = self._ffi.new("const int32_t *[1]"), self._ffi.new("const float *[1]")
+        n = self._call(self._lib.pyllama_mtp_get_candidates, row, *out)
         if not n:
             raise UsageError("the last decode left no candidates; see set_candidates()")
         ids = np.frombuffer(self._ffi.buffer(out[0][0], 4 * n), dtype=np.int32)
@@ -182,7 +182,7 @@ class Context(DraftingContext):
     def set_tap(self, on: bool) -> None:
         """Whether the next decodes leave hidden rows, if `options` ask for any."""
         if self.options.need_embd_pre_norm:
-            self._lib.llama_set_embeddings_pre_norm(self.handle, on)
+            self._call(self._lib.pyllama_set_embeddings_pre_norm, on)
         elif self.options.tap != "off":
             masked = on and self.options.tap == "outputs"
             self._lib.llama_mtp_set_embeddings_nextn(self.handle, on, masked)
@@ -202,9 +202,9 @@ class Context(DraftingContext):
         self._settle()
         n = len(self.last_outputs)
         if self.options.need_embd_pre_norm:
-            pointer = self._lib.llama_get_embeddings_pre_norm(self.handle)
+            pointer = self._rows(self._lib.pyllama_get_embeddings_pre_norm)
         else:
-            pointer = self._lib.llama_mtp_get_embeddings_nextn(self.handle)
+            pointer = self._rows(self._lib.pyllama_mtp_get_embeddings_nextn)
             if self.options.tap == "outputs":
                 n = int(np.count_nonzero(self.last_outputs))
         return self._view(pointer, n * self.model.n_embd).reshape(n, self.model.n_embd)
@@ -289,8 +289,10 @@ class Context(DraftingContext):
             InsufficientMemoryError: there is no room for the state.
         """
         flags = self._state_flags(recurrent_only, on_device)
-        with self._alone:
-            size = self._lib.llama_state_seq_get_size_ext(self.handle, seq, flags)
+        size = self._run(self._lib.pyllama_state_seq_get_size, seq, flags)
+        if size == 0:
+            self._raise_what_came()
+            raise self._state_error("saved")
         try:
             data = bytearray(size)
         except MemoryError:

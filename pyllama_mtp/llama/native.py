@@ -109,9 +109,10 @@ class Library:
         return kinds.get(self.lib.ggml_backend_dev_type(device), "accel")
 
     def device_memory(self, device: Any) -> tuple[int, int]:
-        """Free and total bytes of a ggml_backend_dev_t; 0 and 0: the device does not say."""
+        """Free and total bytes of a ggml_backend_dev_t; 0 and 0: the device does not say,
+        or has failed."""
         free, total = self.ffi.new("size_t *"), self.ffi.new("size_t *")
-        self.lib.ggml_backend_dev_memory(device, free, total)
+        self.lib.pyllama_device_memory(device, free, total)
         return int(free[0]), int(total[0])
 
     def device_name(self, device: Any) -> str:
@@ -241,7 +242,6 @@ def _start(library: Library) -> None:
     # Logging must not reach Python while the interpreter goes down.
     atexit.register(lib.llama_log_set, lib.pyllama_log_discard, ffi.NULL)
     lib.pyllama_catch_aborts()
-    lib.pyllama_map_buffers()
     lib.llama_backend_init()
     for folder in (library.folder, library.folder.parent):
         lib.ggml_backend_load_all_from_path(str(folder).encode())

@@ -153,7 +153,7 @@ class NativeContext(Owned, OfThisProcess):
             self._raise_what_came()
         except BaseException:
             if handle:
-                lib.llama_free(handle)
+                lib.pyllama_context_free(handle)
             raise
         if handle:
             return handle
@@ -179,7 +179,7 @@ class NativeContext(Owned, OfThisProcess):
         if options.tap != "off":
             masked = options.tap == "outputs"
             lib.llama_mtp_set_embeddings_nextn(self._handle, True, masked)
-        self.model.adapters.apply(self._handle)
+        self.model.adapters.apply(self)
         lib.llama_mtp_set_slice(self._handle, options.slice)
         pre_norm = options.hidden == "pre-norm"
         point = lib.LLAMA_MTP_TAP_PRE_NORM if pre_norm else lib.LLAMA_MTP_TAP_POST_NORM
@@ -227,7 +227,7 @@ class NativeContext(Owned, OfThisProcess):
         if code in (lib.PYLLAMA_ABORTED, lib.PYLLAMA_EXCEPTION):
             log.warning("a device has failed; the memory of a context on it cannot be freed")
             return
-        lib.llama_free(handle)
+        lib.pyllama_context_free(handle)
         self._weights.release()
 
     def __del__(self) -> None:
@@ -260,6 +260,12 @@ class NativeContext(Owned, OfThisProcess):
         if native.pending.exception:
             native.raise_pending()
         return code
+
+    def _rows(self, function: Any, *arguments: Any) -> Any:
+        """Call a function of the shim that gives a pointer to floats last: the pointer."""
+        found = self._ffi.new("const float *[1]")
+        self._call(function, *arguments, found)
+        return found[0]
 
     def _raise_what_came(self) -> None:
         """After a native call: raise what a callback parked, or the loss of a worker."""
@@ -317,10 +323,9 @@ class NativeContext(Owned, OfThisProcess):
         Args:
             device: the ggml_backend_dev_t whose memory is meant; NULL: the host's; None: all.
         """
-        if device is None:
-            found = self._lib.llama_mtp_get_memory(self.handle)
-        else:
-            found = self._lib.llama_mtp_get_memory_of(self.handle, device)
+        found = self._ffi.new("struct llama_mtp_memory *")
+        which = (True, self._ffi.NULL) if device is None else (False, device)
+        self._call(self._lib.pyllama_mtp_get_memory, *which, found)
         return {"model": found.model, "context": found.context, "compute": found.compute}
 
     def _view(self, pointer: Any, n: int) -> Floats:

@@ -190,7 +190,7 @@ def wait_for(devices: Sequence[Any]) -> None:
     """Wait until the workers of these devices have finished their work, or are lost."""
     library = native.load()
     for device in devices:
-        library.lib.pyllama_wait_for_device(device)
+        library.device_memory(device)  # which it answers after all else; a loss is found later
         native.raise_pending()
 
 

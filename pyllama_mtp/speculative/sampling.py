@@ -69,7 +69,7 @@ class Sampler:
         self._thought: Thought | None = None
         if begun or (budget is not None and not grammar):
             self._thought = Thought(model, budget, history, gap=begun)
-        self._late: Callable[[], object] | None = None  # begins the GBNF, when the thought is over
+        self._late: Callable[[], int] | None = None  # begins the GBNF, when the thought is over
         follows = grammar is not None and grammar.kind != "gbnf"
         self.constrained = follows
         self._constraint = Constraint(model, grammar) if grammar and follows else None
@@ -86,31 +86,45 @@ class Sampler:
             model.check_tokens(list(s.logit_bias))
         gbnf = s.constraint if s.constraint and not self._constraint else None
         grammar = self._grammar(model, gbnf.source) if gbnf else None
-        chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
-        add = lib.llama_sampler_chain_add
+        chain = lib.pyllama_sampler_chain_init()
+        try:
+            self._fill(chain, model, history, grammar)
+        except BaseException:
+            for unused in (chain, grammar if self._late is None else None):
+                lib.llama_sampler_free(unused or model._ffi.NULL)
+            raise
+        return chain
+
+    def _fill(self, chain: Any, model: Model, history: Sequence[int], grammar: Any) -> None:
+        """Add the samplers to an empty chain. The chain owns them; the grammar too, once `_late` is
+        set. Raises InsufficientMemoryError."""
+        lib, s = self._lib, self.sampling
+
+        def add(chain: Any, sampler: Any) -> None:
+            self._check(lib.pyllama_sampler_chain_add(chain, sampler))
+
         if s.logit_bias:
             biases = model._ffi.new("llama_logit_bias[]", list(s.logit_bias.items()))
-            add(chain, lib.llama_sampler_init_logit_bias(model.n_vocab, len(biases), biases))
+            add(chain, lib.pyllama_sampler_init_logit_bias(model.n_vocab, len(biases), biases))
         seen = 0  # recent tokens that count
         if s.penalizes:
             penalties = (s.repeat_penalty, s.frequency_penalty, s.presence_penalty)
             args = (model.n_vocab, s.repeat_last_n, *penalties)
-            add(chain, lib.llama_sampler_init_penalties(*args))
+            add(chain, lib.pyllama_sampler_init_penalties(*args))
             seen = s.repeat_last_n
         if s.dry:
             add(chain, self._dry(model))
             seen = max(seen, s.dry_penalty_last_n)
         for token in history[-seen:] if seen else ():
-            lib.llama_sampler_accept(chain, token)
+            self._check(lib.pyllama_sampler_accept(chain, token))
         if grammar is not None:
             # A chain within the chain: empty, so without effect, until the grammar begins.
-            slot = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+            slot = lib.pyllama_sampler_chain_init()
             add(chain, slot)
-            self._late = partial(add, slot, grammar)
+            self._late = partial(lib.pyllama_sampler_chain_add, slot, grammar)
             self._begin()
         for sampler in self._drawing(model.n_vocab):
             add(chain, sampler)
-        return chain
 
     def _dry(self, model: Model) -> Any:
         s, ffi = self.sampling, model._ffi
@@ -119,33 +133,33 @@ class Sampler:
         ]
         given = (s.dry_multiplier, s.dry_base, s.dry_allowed_length, s.dry_penalty_last_n)
         breakers = ffi.new("const char *[]", texts)
-        return self._lib.llama_sampler_init_dry(model._vocab, *given, breakers, len(texts))
+        return self._lib.pyllama_sampler_init_dry(model._vocab, *given, breakers, len(texts))
 
     def _drawing(self, n_vocab: int) -> Iterator[Any]:
         """Filters, temperature, and the draw, which comes last."""
         lib, s = self._lib, self.sampling
         if s.greedy:
-            yield lib.llama_sampler_init_greedy()
+            yield lib.pyllama_sampler_init_greedy()
             return
         if s.top_n_sigma > 0:
-            yield lib.llama_sampler_init_top_n_sigma(s.top_n_sigma)
+            yield lib.pyllama_sampler_init_top_n_sigma(s.top_n_sigma)
         if s.top_k > 0:
-            yield lib.llama_sampler_init_top_k(min(s.top_k, n_vocab))
+            yield lib.pyllama_sampler_init_top_k(min(s.top_k, n_vocab))
         if s.typical_p < 1:
             # Typical turns probability 0 into NaN, and excluded tokens have it by now.
-            yield lib.llama_sampler_init_min_p(NEARLY_ZERO, 1)
-            yield lib.llama_sampler_init_typical(s.typical_p, 1)
+            yield lib.pyllama_sampler_init_min_p(NEARLY_ZERO, 1)
+            yield lib.pyllama_sampler_init_typical(s.typical_p, 1)
         if s.top_p < 1:
-            yield lib.llama_sampler_init_top_p(s.top_p, 1)
+            yield lib.pyllama_sampler_init_top_p(s.top_p, 1)
         if s.min_p > 0:
-            yield lib.llama_sampler_init_min_p(s.min_p, 1)
+            yield lib.pyllama_sampler_init_min_p(s.min_p, 1)
         if s.xtc_probability > 0:
             # A generator of its own, which must not repeat the numbers of the draw.
             seed = (self.seed ^ XTC_SEED) % (2**32 - 1)
             given = (s.xtc_probability, s.xtc_threshold, 1, seed)
-            yield lib.llama_sampler_init_xtc(*given)
-        yield lib.llama_sampler_init_temp(s.temperature)
-        yield lib.llama_sampler_init_dist(self.seed)
+            yield lib.pyllama_sampler_init_xtc(*given)
+        yield lib.pyllama_sampler_init_temp(s.temperature)
+        yield lib.pyllama_sampler_init_dist(self.seed)
 
     def _grammar(self, model: Model, grammar: str) -> Any:
         """The sampler that excludes tokens that break `grammar`. Raises UsageError."""
@@ -175,8 +189,8 @@ class Sampler:
     def _begin(self) -> None:
         """Begin a GBNF grammar, if the answer begins."""
         if self._late and self._answers:
-            self._late()
-            self._late = None
+            begin, self._late = self._late, None
+            self._check(begin())
 
     @property
     def _certain(self) -> int | None:
@@ -323,7 +337,7 @@ class Sampler:
     def accept(self, token: int) -> None:
         """Remember a token chosen by :meth:`distribution`."""
         if self._chain is not None:
-            self._lib.llama_sampler_accept(self._chain, token)
+            self._check(self._lib.pyllama_sampler_accept(self._chain, token))
         self._note(token)
 
     def close(self) -> None:

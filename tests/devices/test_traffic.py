@@ -4,46 +4,24 @@ before ggml's (traffic.c)."""
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from pyllama_mtp.llama import native
+from ..preloaded import compile_library, run_preloaded
 
 HERE = Path(__file__).parent
-INCLUDE = HERE.parents[1] / "vendor" / "llama.cpp" / "ggml" / "include"
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """traffic.c, compiled."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    assert compiler and INCLUDE.is_dir(), "what the package was built with"
-    path = tmp_path_factory.mktemp("traffic") / "traffic.so"
-    source = [HERE / "traffic.c", "-I", INCLUDE, "-o", path, "-ldl"]
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", *source], check=True)
-    return path
-
-
-def ggml_base() -> Path:
-    """libggml-base of the package that is tested."""
-    folder = native.load().folder
-    return next(path for name in (folder, folder.parent) for path in name.glob("libggml-base.so*"))
+    return compile_library(HERE / "traffic.c", tmp_path_factory.mktemp("traffic"))
 
 
 def run(library: Path, script: str, *arguments: object) -> str:
     """What a script beside this file prints."""
-    done = subprocess.run(
-        [sys.executable, HERE / script, *map(str, arguments)],
-        # ggml-base too: what is loaded later finds the functions of both.
-        env={**os.environ, "LD_PRELOAD": f"{library} {ggml_base()}"},
-        capture_output=True,
-        text=True,
-    )
+    done = run_preloaded(library, HERE / script, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

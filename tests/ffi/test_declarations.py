@@ -23,7 +23,9 @@ def test_functions_and_constants(library: native.Library) -> None:
             kind = library.ffi.typeof(library.ffi.addressof(library.lib, name)).kind
             assert kind in ("function", "pointer"), name
     assert {"GGML_TYPE_F32", "PYLLAMA_EXCEPTION"} <= constants
-    assert {"llama_free", "pyllama_decode", "pyllama_on_log"} <= {*dir(library.lib)} - constants
+    assert {"llama_model_free", "pyllama_decode", "pyllama_on_log"} <= {
+        *dir(library.lib)
+    } - constants
 
 
 def test_structs(library: native.Library) -> None:

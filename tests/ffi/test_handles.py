@@ -144,7 +144,7 @@ class Recorder:
         self.lib = lib
     def __getattr__(self, name):
         function = getattr(self.lib, name)
-        if name not in ("llama_free", "llama_model_free"):
+        if name not in ("pyllama_context_free", "llama_model_free"):
             return function
         return lambda handle: (self.calls.append(name), function(handle))
 
@@ -159,7 +159,11 @@ gc.collect()
 print(*Recorder.calls)
 """
     done = run_python(code, demo_file)
-    assert done.stdout.split() == ["llama_free", "llama_free", "llama_model_free"], done.stderr
+    assert done.stdout.split() == [
+        "pyllama_context_free",
+        "pyllama_context_free",
+        "llama_model_free",
+    ], done.stderr
 
 
 def test_a_dropped_session_is_freed(demo: Model) -> None:

@@ -83,8 +83,12 @@ def assert_picked(found: Context, batch: Batch) -> list[int]:
     """With the switch on, the batch gives the tokens that it gives with the switch off."""
     wanted = tokens_of(found, batch, greedy=False)
     assert tokens_of(found, batch, greedy=True) == wanted
-    null = [found.library.lib.llama_mtp_get_greedy_ith(found.handle, i) for i in range(-1, N + 1)]
-    assert [token >= 0 for token in null] == [False, *(batch.outputs == 1).tolist(), False]
+    token = found.library.ffi.new("int32_t *")
+    there = []
+    for row in range(-1, N + 1):
+        found._call(found.library.lib.pyllama_mtp_get_greedy, row, token)
+        there.append(token[0] >= 0)
+    assert there == [False, *(batch.outputs == 1).tolist(), False]
     return wanted
 
 
@@ -291,7 +295,7 @@ def test_there_are_no_logits_meanwhile(either: Either) -> None:
     with pytest.raises(UsageError, match="greedy tokens only"):
         found.logits(42)
     found.check_finite(42)
-    assert not found.library.lib.llama_get_logits_ith(found.handle, 42)
+    assert not found._rows(found.library.lib.pyllama_get_logits, 42)
     assert tokens_of(found, batch, greedy=False) == wanted
     assert found.logits(42).tobytes() == logits.tobytes()
 

@@ -208,9 +208,8 @@ def test_the_tap_makes_no_row_an_output(model: Model, marks: Of, hidden: str) ->
         assert sum(n.name == "mtp_tap_store" for n in target.nodes()) == len(asked)
         assert len(nodes) == len(without) + len(asked)
         assert embeddings(target) is None
-        null, lib = target.library.ffi.NULL, target.library.lib
         for row in np.flatnonzero(marks(37) == 0):
-            assert lib.llama_get_logits_ith(target.handle, int(row)) == null
+            assert not target._rows(target.library.lib.pyllama_get_logits, int(row))
 
 
 @pytest.mark.parametrize("n", [N_UBATCH, 37])
