@@ -101,10 +101,11 @@ function(llama_variant variant)
     # libllama.so for other programs. They search it for functions of all these libraries, so it needs all of them.
     set(_dropin dropin-${variant})
     add_library(${_dropin} SHARED ${PYLLAMA_SHIM_DIR}/dropin.cpp)
+    target_compile_features(${_dropin} PRIVATE cxx_std_17)
     target_include_directories(${_dropin} PRIVATE ${PYLLAMA_SHIM_DIR} ${_tree}/include)
     target_compile_definitions(${_dropin} PRIVATE LLAMA_SHARED
         PYLLAMA_HAS_PATCHES=$<IF:$<STREQUAL:${variant},patched>,true,false>)
-    target_link_libraries(${_dropin} PRIVATE ${_shim} ${_llama} ggml ${CMAKE_DL_LIBS})
+    target_link_libraries(${_dropin} PRIVATE ${_llama} ggml ${CMAKE_DL_LIBS})
     target_link_options(${_dropin} PRIVATE $<$<PLATFORM_ID:Linux>:-Wl,--no-as-needed>)
     # In a folder of its own: in the build folder, the linker's name for libllama is libllama.so, too.
     set_target_properties(${_dropin} PROPERTIES OUTPUT_NAME llama
