@@ -34,7 +34,7 @@ from . import native
 
 #: Version of ggml's protocol (ggml-rpc.h): the first number must be the worker's, the second must
 #: not be below the worker's.
-PROTOCOL = (7, 0)
+PROTOCOL = (8, 0)
 #: The first message, the same in all versions: command 14, the size of the rest, and 24 bytes for
 #: capabilities of the connection, of which we have none.
 HELLO = struct.pack("<BQ24x", 14, 24)
@@ -98,6 +98,11 @@ def check(address: str, timeout: float = TIMEOUT_S) -> None:
         except OSError:
             answer = b""
     size, major, minor, _ = ANSWER.unpack(answer) if len(answer) == ANSWER.size else (0, 0, 0, 0)
+    if not answer:
+        raise UsageError(
+            f"what listens at {address} hangs up: it is not a worker, or it serves as many "
+            f"connections as it can; {start}, at another port"
+        )
     if size != ANSWER.size - 8:
         raise UsageError(f"what listens at {address} is not a worker; {start}, at another port")
     if major != PROTOCOL[0] or minor > PROTOCOL[1]:

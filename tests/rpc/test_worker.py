@@ -139,6 +139,35 @@ def test_two_processes_at_once(
         assert begun + first.run().text.removeprefix(begun) == text_of(demo)
 
 
+def test_a_session_that_is_closed_beside_another_one(
+    address: str, demo: Model, demo_file: Path
+) -> None:
+    """Its buffers are freed on the worker, which then forgets the graphs of the other one too."""
+    with Model(demo_file, rpc_servers=address) as model, Session(model, SMALL) as session:
+        going = session.generate(PROMPT, max_tokens=12)
+        tokens = iter(going)
+        begun = [next(tokens) for _ in range(6)]
+        with Session(model, SMALL) as other:
+            other.generate(PROMPT, max_tokens=4).run()
+        assert "".join([*begun, *tokens]) == text_of(demo)
+
+
+def test_more_clients_than_it_serves_are_refused() -> None:
+    """The limit is ggml-rpc.cpp's RPC_MAX_CLIENTS."""
+    with running_worker() as (_, address):
+        lines = [connected(address) for _ in range(64)]
+        with pytest.raises(rpc.UsageError, match="serves as many connections as it can"):
+            rpc.check(address)
+        for line in lines:
+            line.close()
+        deadline = time.monotonic() + 20
+        while True:
+            with suppress(rpc.UsageError):
+                rpc.check(address)
+                break
+            assert time.monotonic() < deadline
+
+
 def test_a_server_that_died_is_started_again(demo: Model, demo_file: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
