@@ -25,6 +25,8 @@ class Architecture:
             "pre-norm", or "streams": all residual streams, side by side.
         rollback: how rejected drafts leave the caches: "cut" (attention only) or "snapshot" (of the
             recurrent state, after each token).
+        own: what a block may have of its own in the place of the trunk's: the embedding, the LM
+            head, the final norm.
     """
 
     models: str
@@ -33,6 +35,7 @@ class Architecture:
     several_heads: bool = False
     hidden: str = "post-norm"
     rollback: str = "cut"
+    own: tuple[str, ...] = ("embed_tokens", "shared_head_head", "shared_head_norm")
 
 
 #: By ``general.architecture``: all whose MTP graph is in the pin.
@@ -42,7 +45,7 @@ ARCHITECTURES = {
         "Qwen3.5, 3.6 with experts", in_trunk=True, validated=True, rollback="snapshot"
     ),
     "qwen3next": Architecture("Qwen3-Next", in_trunk=True, rollback="snapshot"),
-    "bailingmoe3": Architecture("Ling 3.0", rollback="snapshot"),
+    "bailingmoe3": Architecture("Ling 3.0", rollback="snapshot", own=()),
     "cohere2moe": Architecture("Command with experts"),
     "deepseek2": Architecture("GLM-4.7-Flash"),
     "deepseek32": Architecture("DeepSeek-V3.2"),
@@ -52,8 +55,8 @@ ARCHITECTURES = {
     "glm5-next": Architecture("GLM-5.3-Flash", rollback="snapshot"),
     "hy_v3": Architecture("Hunyuan 3", several_heads=True),
     "mimo2": Architecture("MiMo-V2", several_heads=True, hidden="pre-norm"),
-    "nemotron_h_moe": Architecture("Nemotron 3", rollback="snapshot"),
-    "qwen4exp": Architecture("Qwen3.8-Flash-Next", hidden="streams", rollback="snapshot"),
+    "nemotron_h_moe": Architecture("Nemotron 3", rollback="snapshot", own=("shared_head_norm",)),
+    "qwen4exp": Architecture("Qwen3.8-Flash-Next", hidden="streams", rollback="snapshot", own=()),
     "step35": Architecture("Step-3.5", several_heads=True, hidden="pre-norm"),
 }
 #: Those whose MTP head llama.cpp loads and has no graph for at the pin.

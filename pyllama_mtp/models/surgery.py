@@ -36,6 +36,8 @@ from pyllama_mtp.models.trimmedhead import D2T, own_head
 File = str | os.PathLike[str]
 
 _PIECE = 8 << 20
+#: Parts of the names of matrices that llama.cpp does not quantize; it only multiplies others.
+_KEPT_AS_THEY_ARE = ("ffn_gate_inp", "norm.weight", "compressor_ape")
 _U32_TYPE = struct.pack("<I", 4)
 _NUMBERS = {name: number for number, (name, *_) in TENSOR_TYPES.items()}
 
@@ -69,7 +71,7 @@ def extract_head(
     info = validate_model_file(source, head=NO_HEAD)
     mine = {tensor.name: tensor for tensor in info.tensors}
     nextn = f"blk.{info.n_layer}.nextn."
-    tensors = [mine["output_norm.weight"]]
+    tensors = [t for t in info.tensors if t.name == "output_norm.weight"]
     embedding = mine.get(f"{nextn}embed_tokens.weight", mine["token_embd.weight"])
     tensors.append(replace(embedding, name="token_embd.weight"))
     lm_head = own_head(info) or mine.get("output.weight") or mine["token_embd.weight"]
@@ -77,7 +79,9 @@ def extract_head(
         tensors.append(replace(lm_head, name="output.weight"))
     moved = (f"{nextn}embed_tokens.weight", f"{nextn}shared_head_head.weight")
     tensors += [t for t in info.tensors if in_head(t.name, info.n_layer) and t.name not in moved]
-    changes = {"general.file_type": FILE_TYPES[kind]} if kind in FILE_TYPES else {}
+    changes: dict[str, int | None] = {f"{info.architecture}.ple.layers": None}  # of the trunk
+    if kind in FILE_TYPES:
+        changes["general.file_type"] = FILE_TYPES[kind]
     return _write(target, info, changes, tensors, kind, progress, force)
 
 
@@ -162,7 +166,7 @@ def _write(
 
 def _stored(tensor: TensorEntry, kind: str | None) -> str:
     """The type that a tensor is written in: `kind` for matrices whose rows are whole blocks."""
-    if kind is None or tensor.name == D2T or "ffn_gate_inp" in tensor.name:
+    if kind is None or tensor.name == D2T or any(part in tensor.name for part in _KEPT_AS_THEY_ARE):
         return tensor.type
     if math.prod(tensor.shape[1:]) == 1 or tensor.shape[0] % TENSOR_TYPES[WEIGHT_TYPES[kind]][1]:
         return tensor.type

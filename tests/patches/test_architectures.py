@@ -58,6 +58,8 @@ def test_what_the_graphs_take(pinned_tree: Path, sources: dict[str, str], name: 
             kind = "post-norm" if "build_norm" in before else "pre-norm"
             taken.add("streams" if "n_embd*hc" in before else kind)
     assert one.hidden in taken
+    own = [x for x in Architecture("").own if f"LLM_TENSOR_NEXTN_{x.upper()}" in text]
+    assert [*one.own] == own
 
 
 @pytest.mark.parametrize(("name", "one"), ARCHITECTURES.items())

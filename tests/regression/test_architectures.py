@@ -236,9 +236,11 @@ def test_options_that_do_not_apply(other: Model, option: dict[str, object]) -> N
 
 
 def test_a_head_in_a_file_of_its_own(other: Model, tmp_path: Path) -> None:
-    """Beside the trunk, and grafted to it again."""
+    """Beside the trunk, and grafted to it again; with weights, an LM head too, of another type."""
     head, trunk, whole = (tmp_path / name for name in ("h.gguf", "t.gguf", "w.gguf"))
+    small = tmp_path / "q8_0.gguf"
     extract_head(other.path, head)
+    extract_head(other.path, small, "q8_0")
     drop_head(other.path, trunk)
     graft_head(trunk, head, whole)
     prompt = prompt_of(other, 20)
@@ -251,6 +253,9 @@ def test_a_head_in_a_file_of_its_own(other: Model, tmp_path: Path) -> None:
     wanted = drafts(other)
     with Model(trunk, head=head, mtp=True) as beside, Model(whole, mtp=True) as grafted:
         assert drafts(beside) == wanted == drafts(grafted)
+    with Model(trunk, head=small, mtp=True) as model:
+        text, accepted = drafts(model)
+    assert text == wanted[0] and accepted[0] > 0
 
 
 def test_depth_is_chosen(other: Model) -> None:
