@@ -56,8 +56,8 @@ EXPLAINED = {
 #: Tests that fail on ours only, and why.
 DIFFERENT = {
     "test_llama::test_real_llama_embeddings": "wants a batch's embeddings to be those of single "
-    "texts to 0.01 %. Patch 9's attention of 9 and more rows rounds otherwise than patch 5's of "
-    "fewer; upstream's rounds them all alike",
+    "texts to 0.01 %. Our attention of 9 and more rows rounds otherwise than that of fewer; "
+    "upstream's rounds them all alike",
 }
 
 
