@@ -180,7 +180,8 @@ class NativeContext(Owned, OfThisProcess):
             masked = options.tap == "outputs"
             lib.llama_mtp_set_embeddings_nextn(self._handle, True, masked)
         self.model.adapters.apply(self)
-        lib.llama_mtp_set_slice(self._handle, options.slice)
+        sliced = not self.model.has_mtp if options.slice is None else options.slice
+        lib.llama_mtp_set_slice(self._handle, sliced)
         pre_norm = options.hidden == "pre-norm"
         point = lib.LLAMA_MTP_TAP_PRE_NORM if pre_norm else lib.LLAMA_MTP_TAP_POST_NORM
         lib.llama_set_embeddings_pre_norm_point(self._handle, point)

@@ -10,7 +10,7 @@ sequence (all little-endian)::
                 [i32 x, i32 y, i32 token]            with M-RoPE only (llama_kv_cell_ext)
                 n_seq_id x i32 }
     u32 v_transposed, u32 n_layer                    state_write_data
-    u32 n_rot_k, u32 n_rot_v                         sizes of the rotations of a quantized cache, or 0
+    u32 n_rot_k, u32 n_rot_v                         rotations of a quantized cache, or 0
     n_layer x { i32 type, u64 row_bytes, n_cells rows }                             K
     n_layer x { i32 type, u64 row_bytes, n_cells rows }                             V
     n_layer x { i32 type, u32 element_bytes, u32 n_embd, n_embd x n_cells values }  V, transposed
@@ -22,7 +22,7 @@ part, ``llama_memory_recurrent::state_write``::
     i32 position, u32 n_seq_id                       0 ids
     u32 transposed, u32 n_layer                      0, all layers of the trunk
     n x { i32 type, u64 row_bytes, row }             convolution states of the recurrent ones
-    u64 row_bytes, row                               the carry, behind the last of them, if any
+    u32 version, u32 tap, u64 row_bytes, row         the carry, behind the last of them, if any
     n x { i32 type, u64 row_bytes, row }             states of the delta nets
 """
 
@@ -37,6 +37,8 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 Floats = npt.NDArray[np.float32]
+#: Of src/llama-memory-recurrent.cpp; a state begins with its type, a small number.
+CARRY_VERSION = 0x4D545001
 
 
 @dataclass(frozen=True)
@@ -96,11 +98,10 @@ def _recurrent(reader: _Reader, n_past: int) -> tuple[bytes, Floats]:
     assert reader.take("II")[0] == 0
     states, carry = [], np.zeros(0, dtype=np.float32)
     while not reader.ended:
-        # Of a state this is the type and half of the size of its row, which is more.
-        (size,) = struct.unpack_from("<Q", reader.data, reader.at)
-        if size < 2**32:
+        (first,) = struct.unpack_from("<I", reader.data, reader.at)
+        if first == CARRY_VERSION:
             assert not len(carry)
-            reader.take("Q")
+            _version, _tap, size = reader.take("IIQ")
             carry = reader.block(size).view(np.float32)
         else:
             states.append(reader.block(reader.take("iQ")[1]).tobytes())

@@ -119,13 +119,45 @@ def test_no_further_than_there_are_states(
     assert all(off(context, seq) < 0.01 for seq in range(N_SEQS))
 
 
-def test_llama_cpp_would_go_back_to_another_state(context: Context) -> None:
-    """The reason. The first graph has sequence 1, the second one brings 0 and 2 together and puts
-    the state of 1 elsewhere. When this fails, Context._rewinds() can allow more."""
+def native_remove(context: Context, seq: int, start: int) -> bool:
+    """What ``llama_memory_seq_rm()`` says, which the context would not ask."""
+    return bool(context.library.lib.llama_memory_seq_rm(context._memory, seq, start, -1))
+
+
+def test_llama_cpp_refuses_a_state_that_was_moved(context: Context) -> None:
+    """The first graph has sequence 1, the second one brings 0 and 2 together and puts the last
+    state of 1 elsewhere, without the ones before."""
     context.decode_batch(some(context, RAGGED))
     past = context.past(1)
-    assert context.library.lib.llama_memory_seq_rm(context._memory, 1, past - 1, -1)
-    assert off(context, 1) > 0.05
+    assert not native_remove(context, 1, past - 1)
+    assert off(context, 1) < 1e-4
+
+
+def test_llama_cpp_refuses_what_the_last_decode_did_not_keep(context: Context) -> None:
+    """One row leaves one state, and so do several without snapshots; older ones are of other
+    tokens. A rollback leaves the states before it behind."""
+
+    def refused(*back: int) -> bool:
+        return not any(native_remove(context, 0, context.past(0) - n) for n in back)
+
+    context.decode_batch(some(context, {0: 4}))
+    context.decode_batch(some(context, {0: 1}))
+    assert refused(1, 2, 3)
+    context.set_snapshots(False)
+    context.decode_batch(some(context, {0: 4}))
+    assert refused(1, 2, 3)
+    context.set_snapshots(True)
+    context.decode_batch(some(context, {0: 3}))
+    assert refused(3)
+    past = context.past(0)
+    assert native_remove(context, 0, past - 1)
+    assert not native_remove(context, 0, past - 2)
+
+
+def test_llama_cpp_refuses_to_go_back_in_a_state_that_was_restored(context: Context) -> None:
+    context.decode_batch(some(context, {0: 4}))
+    context.load_state(bytes(context.save_state()))
+    assert not native_remove(context, 0, context.past(0) - 1)
 
 
 def test_by_a_checkpoint_of_its_own(context: Context) -> None:

@@ -66,10 +66,15 @@ TOKENS_PER_GRAPH = per_graph(REQUESTED["all"])
 
 #: Options, and whether the last layer and the final norm run for every row then.
 TARGETS: dict[str, tuple[dict[str, object], bool, bool]] = {
-    "MTP off": ({}, False, False),
-    "tap off": ({"need_embd_pre_norm": True}, False, False),
+    "MTP off": ({}, True, True),  # as many rows as with MTP: the same bits
+    "MTP off, slices": ({"slice": True}, False, False),
+    "tap off": ({"need_embd_pre_norm": True, "slice": True}, False, False),
     "post-norm": ({"need_embd_pre_norm": True}, True, True),
-    "pre-norm": ({"need_embd_pre_norm": True, "hidden": "pre-norm"}, True, False),
+    "pre-norm": (
+        {"need_embd_pre_norm": True, "hidden": "pre-norm", "slice": True},
+        True,
+        False,
+    ),
     "upstream's tap": ({"tap": "all"}, True, True),
     "upstream's tap of outputs": ({"tap": "outputs"}, False, False),
     "no slices": ({"slice": False}, True, True),
@@ -79,7 +84,11 @@ TARGETS: dict[str, tuple[dict[str, object], bool, bool]] = {
         True,
     ),
     "with the block": ({"with_mtp": True}, True, True),
-    "with the block, pre-norm": ({"with_mtp": True, "hidden": "pre-norm"}, True, False),
+    "with the block, pre-norm": (
+        {"with_mtp": True, "hidden": "pre-norm", "slice": True},
+        True,
+        False,
+    ),
 }
 
 
@@ -96,7 +105,9 @@ def test_rows_of_the_norm_and_of_the_head(
     asked = per_graph(requested)
     assert rows_of(nodes, "result_output") == asked
     assert rows_of(nodes, "result_norm") == asked
-    last = max(int(n.name.removeprefix("l_out-")) for n in nodes if re.fullmatch(r"l_out-\d+", n.name))
+    last = max(
+        int(n.name.removeprefix("l_out-")) for n in nodes if re.fullmatch(r"l_out-\d+", n.name)
+    )
     assert rows_of(nodes, f"l_out-{last}") == (TOKENS_PER_GRAPH if layer_of_all else asked)
     norm = TOKENS_PER_GRAPH if norm_of_all else asked
     assert [n.rows for n in nodes if n.name == "norm"] == norm
@@ -197,7 +208,7 @@ with Model(sys.argv[1]) as model:
                 if head and tap == "all" and model.architecture == "qwen3next":
                     continue  # its rows are the outputs', and upstream would read more
                 options = dict({COMMON!r}, tap=tap, flash_attn=flash_attn, mtp_head=head)
-                options |= dict(trace=True)
+                options |= dict(slice=True, trace=True)
                 for wanted in {[list(r) for r in REQUESTED.values()]!r}:
                     with Context(model, ContextOptions(**options)) as context:
                         marks = np.isin(np.arange({N_TOKENS}), wanted).astype(np.int8)

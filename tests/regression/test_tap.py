@@ -204,7 +204,7 @@ def test_the_tap_makes_no_row_an_output(model: Model, marks: Of, hidden: str) ->
         nodes, found = decoded(target, tokens, marks)
         assert found == logits
         assert [n.rows for n in target.nodes() if n.name == "result_output"] == asked
-        # Beside a last layer of all rows, the tap adds its store; embeddings, which would be a second output, are off.
+        # To a graph of all rows the tap adds its store; embeddings, a second output, are off.
         assert sum(n.name == "mtp_tap_store" for n in target.nodes()) == len(asked)
         assert len(nodes) == len(without) + len(asked)
         assert embeddings(target) is None

@@ -1,0 +1,134 @@
+"""Fails one allocation of a round after the other; see ``test_round.py``.
+
+Arguments: model file. Prints how many allocations failed, by step of the round.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+from pyllama_mtp import Model
+from pyllama_mtp.errors import ContextClosedError, PyllamaMtpError
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.models.ggufinfo import read_gguf
+
+from ..regression.support import made_up
+from ..regression.twocontexts import context as context_of
+from ..regression.twocontexts import one_sequence
+from ..trimmed import head_rows
+
+N, DEPTH = 20, 3
+NAMES = ("drafts", "logits", "state")
+FAIL = ctypes.CDLL(None).fail_after
+FAIL.restype, FAIL.argtypes = ctypes.c_long, [ctypes.c_long]
+
+
+class Round:
+    """A context with a draft head, whose calls are made past the class that would close it."""
+
+    def __init__(self, model: Model) -> None:
+        self.context = context_of(model, n_rs_seq=DEPTH)
+        ids = np.arange(0, model.n_vocab, 3, dtype=np.int32)
+        self.context.set_draft_head(head_rows(read_gguf(model.path), ids), ids)
+        self.context.decode_batch(one_sequence(made_up(model, N)))
+        self.state = bytes(self.context.save_state())
+        self.out = np.full(DEPTH, -1, dtype=np.int32)
+        self.wanted = self.seen()
+
+    def draft(self) -> int:
+        """Drafts after token 7; the code of the call."""
+        lib, ffi = self.context.library.lib, self.context.library.ffi
+        one = np.array([7], dtype=np.int32), np.array([0], dtype=np.int32)
+        message = ffi.new("char[200]")
+        tokens, seqs, drafts = (ffi.from_buffer("int32_t[]", a) for a in (*one, self.out))
+        return int(
+            lib.pyllama_mtp_draft(
+                self.context.handle, tokens, seqs, 1, DEPTH, 0, ffi.NULL, ffi.NULL, drafts,
+                message, len(message),
+            )
+        )  # fmt: skip
+
+    def reserve(self) -> int:
+        """Reserve rounds; 0 when done."""
+        lib, ffi = self.context.library.lib, self.context.library.ffi
+        message = ffi.new("char[200]")
+        code = int(lib.pyllama_mtp_reserve(self.context.handle, 1, DEPTH, message, len(message)))
+        return 0 if code == 1 else code or -2
+
+    def forget_shapes(self) -> None:
+        """Have the next call build and allocate its graphs anew."""
+        for on in (True, False):
+            self.context.library.lib.llama_mtp_set_slice(self.context.handle, on)
+
+    def seen(self) -> tuple[bytes, bytes, bytes]:
+        """The drafts, the logits of a verification, and the state after it."""
+        assert self.draft() == 0
+        drafts = self.out.tobytes()
+        batch = one_sequence([7, *self.out.tolist()], N, outputs=np.ones(DEPTH + 1, np.int8))
+        self.context.decode_batch(batch)
+        logits = b"".join(self.context.logits(row).tobytes() for row in range(DEPTH + 1))
+        after = bytes(self.context.save_state())
+        self.context.clear()
+        self.context.load_state(self.state)
+        return drafts, logits, after
+
+    def fail_everywhere(self, call: Callable[[], int], step: int) -> int:
+        """Let each `step`-th allocation of a call fail; afterwards all is as it would have been."""
+        n = 0
+        while True:
+            FAIL(n)
+            code = call()
+            FAIL(-1)
+            if code == 0:
+                return n
+            assert code <= -2, code
+            for what, seen, wanted in zip(NAMES, self.seen(), self.wanted, strict=True):
+                assert seen == wanted, f"{what} after failure {n}"
+            n += step
+
+
+def fail_in_verification(model: Model) -> int:
+    """A decode that fails leaves a context that refuses what follows."""
+    batch = one_sequence([7, 8, 9], N, outputs=np.ones(3, np.int8))
+    n = 0
+    while True:
+        context = Round(model).context
+        FAIL(n)
+        try:
+            context.decode_batch(batch)
+        except PyllamaMtpError:
+            FAIL(-1)
+        else:
+            FAIL(-1)
+            return n
+        try:
+            context.decode_batch(batch)
+        except ContextClosedError:
+            n += 13
+        else:
+            raise AssertionError(n)
+
+
+def main(path: str) -> None:
+    with Model(path) as model:
+        again = Round(model)
+        print("draft, steady", again.fail_everywhere(again.draft, 1))
+        again.context.close()
+        for name in ("draft", "reserve"):
+            first = Round(model)
+
+            def fresh(first: Round = first, name: str = name) -> int:
+                first.forget_shapes()
+                return int(getattr(first, name)())
+
+            print(name, "first", first.fail_everywhere(fresh, 3))
+            first.context.close()
+        print("verify", fail_in_verification(model))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
