@@ -8,7 +8,6 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -240,7 +239,6 @@ def draft_head(
     info: GGUFInfo,
     spec: str | int | os.PathLike[str],
     kind: str = "file",
-    adapted: Collection[str] = (),
 ) -> DraftHead | None:
     """The draft head that a user asks for; None: the model's own.
 
@@ -249,8 +247,6 @@ def draft_head(
             DEFAULT_SIZE tokens if that is less than half of the vocabulary and the tokenizer can be
             ranked.
         kind: the type of its rows; see :class:`HeadFile`.
-        adapted: names of matrices that LoRA adapters change. Rows of the file are without such a
-            change; where it concerns them, "auto" is the model's own head, which has it.
 
     Raises:
         UsageError, DraftVocabError, ModelFileError: see :func:`choose` and :class:`HeadFile`;
@@ -272,15 +268,6 @@ def draft_head(
                 "use 'file', or with a number as draft_vocab rows of the model's LM head"
             )
         return DraftHead(trimmed_head_ids(info))
-    if head_tensor(info).name in adapted:
-        if spec not in ("auto", "full") or kind != "file":
-            raise UsageError(
-                f"draft_vocab {spec!r}, draft_head_type {kind!r}: a LoRA adapter changes "
-                f"{head_tensor(info).name}, and rows copied from the file would not follow it; use "
-                "'full' and 'file', or 'auto'"
-            )
-        log.info("drafting over the whole vocabulary: a LoRA adapter changes the LM head")
-        return None
     ranked = _by_size(info) if spec == "auto" else choose(info.path, spec)
     if trimmed and ranked is None:
         raise UsageError(

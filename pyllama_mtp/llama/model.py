@@ -190,7 +190,7 @@ class Model(Vocabulary, Owned, OfThisProcess):
         """
         if not self._draft_head or self._draft_head[0] != (spec, kind):
             self._draft_head = None  # its memory may be needed
-            head = draft_head(self.info, spec, kind, self.adapters.changed)
+            head = draft_head(self.info, spec, kind)
             self._draft_head = ((spec, kind), head)
         return self._draft_head[1]
 

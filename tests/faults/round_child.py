@@ -13,7 +13,6 @@ import numpy as np
 
 from pyllama_mtp import Model
 from pyllama_mtp.errors import ContextClosedError, PyllamaMtpError
-from pyllama_mtp.llama.context import Context
 from pyllama_mtp.models.ggufinfo import read_gguf
 
 from ..regression.support import made_up

@@ -99,20 +99,24 @@ def test_experts_are_adapted_and_scales_count(
     np.testing.assert_array_equal(nothing, plain)
 
 
-def test_a_head_of_copied_rows_is_refused_where_an_adapter_changes_them(
-    untied_file: Path, tmp_path: Path
+def test_a_change_of_the_lm_head_reaches_the_draft_head(
+    untied_file: Path, text: list[int], tmp_path: Path
 ) -> None:
+    """Drafts over all tokens but one, whose rows are copied, are those of the whole head."""
     with Model(untied_file) as plain:
-        adapter = write_adapter(tmp_path / "a.gguf", plain.info, [HEAD])
-        other = write_adapter(tmp_path / "b.gguf", plain.info, trunk(plain.info))
+        adapter = write_adapter(tmp_path / "a.gguf", plain.info, [HEAD], strength=3)
+        without = drafted(plain, text[:60], "full")
     with Model(untied_file, lora=adapter) as model:
-        for options in ({"draft_vocab": 512}, {"draft_head_type": "q8_0"}):
-            with pytest.raises(UsageError, match=r"a LoRA adapter changes output\.weight"):
-                Session(model, settings(3, **options))
-        with Session(model, settings(3)) as session:
-            assert draft_ids(session) is None
-    with Model(untied_file, lora=other) as model, Session(model, settings(3, draft_vocab=512)):
-        pass
+        whole = drafted(model, text[:60], "full")
+        assert drafted(model, text[:60], model.n_vocab - 1) == whole != without
+        with Session(model, settings(3, draft_vocab=512)) as session:
+            assert len(draft_ids(session)) == 512
+
+
+def drafted(model: Model, prompt: list[int], draft_vocab: int | str) -> list[int]:
+    """What is drafted after a prompt, round by round."""
+    got = written(model, prompt, N_TOKENS, 3, draft_vocab=draft_vocab)
+    return [pair.drafted for pair in got.telemetry.pairs or ()]
 
 
 def test_a_chain_has_room_for_what_an_adapter_adds(
