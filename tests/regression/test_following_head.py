@@ -139,6 +139,9 @@ WRONG = {
     "a slot too large": ([3, 100], [5, 9]),
     "a token below 0": ([3, 4], [5, -1]),
     "a token too large": ([3, 4], [5, 2048]),
+    "a slot twice": ([3, 3], [5, 9]),
+    "a token twice": ([3, 4], [5, 5]),
+    "a token that has a row elsewhere": ([3, 4], [5, int(IDS[0])]),
 }
 
 

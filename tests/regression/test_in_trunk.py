@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
+from pyllama_mtp.errors import FatalDecodeError
 from pyllama_mtp.llama.batch import Batch, Ints
 from pyllama_mtp.llama.context import Context
 
 from ..trimmed import write_untied
-from .kvstate import KVState
+from .kvstate import CARRY_VERSION, KVState
 from .support import EDGES, N_BATCH, N_UBATCH, made_up, scaled
 from .twocontexts import (
     CACHES,
@@ -251,6 +252,25 @@ def test_a_state_that_is_restored(model: Model, back: int, on_device: bool) -> N
             fresh.decode_batch(verified(model, fresh.n_past, 800))
             assert drafts_of(fresh, 9, 8) == drafts_of(found, 9, 8)
             assert state(fresh).carry.tobytes() == state(found).carry.tobytes()
+
+
+def test_a_state_of_another_tap_is_refused(demo: Model) -> None:
+    """Its carry, and K and V of the block, are of rows before the norm, not after it."""
+    with context(demo, hidden="pre-norm") as before, context(demo) as after:
+        before.decode_batch(one_sequence(made_up(demo, N)))
+        data = before.save_state()
+        with pytest.raises(FatalDecodeError, match="carry of the state is of tap 1"):
+            after.load_state(data)
+
+
+def test_a_state_whose_carry_is_of_another_version_is_refused(demo: Model) -> None:
+    with context(demo) as found:
+        found.decode_batch(one_sequence(made_up(demo, N)))
+        data = bytearray(found.save_state())
+        at = data.index(CARRY_VERSION.to_bytes(4, "little"))
+        data[at] += 1
+        with pytest.raises(FatalDecodeError, match="no carry of an MTP block, or one of another"):
+            found.load_state(bytes(data))
 
 
 @pytest.mark.parametrize("on_device", [False, True])
