@@ -5,6 +5,8 @@ Numbers of numpy become Python's. A bool is no number.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import operator
 import os
@@ -212,26 +214,28 @@ def words(*choices: str) -> Kind:
 FLAG = Kind(flag)
 
 
-def option(default: Any, kind: Kind, help: str = "", usage: str = "", *, part: str = "") -> Any:
+def option(default: Any, kind: Kind, usage: str = "", *, part: str = "") -> Any:
     """A field of a dataclass, checked by :func:`keep_checked`, with its command-line option.
 
+    Its description is in the class's docstring, under ``Attributes``; see :func:`described`.
+
     Args:
-        help: the option's help.
         usage: the option's names, if not the field's, and a word for its value: "-t --threads N".
         part: the group of options; "": no option.
     """
-    about = {"kind": kind, "help": help, "usage": usage.split(), "part": part}
-    return field(default=default, metadata=about)
+    return field(default=default, metadata={"kind": kind, "usage": usage.split(), "part": part})
 
 
-def documented(kind: type[T]) -> type[T]:
-    """A decorator of a dataclass: adds fields that its docstring does not name, with their help."""
-    said = (kind.__doc__ or "").rstrip()
-    named = set(re.findall(r"\w+", " ".join(re.findall(r"^ {8}(\w[\w, ]*):", said, re.MULTILINE))))
-    told = ((one.name, one.metadata["help"]) for one in fields(kind))  # type: ignore[arg-type]
-    more = (f"        {name}: {help}." for name, help in told if name not in named)
-    kind.__doc__ = "\n".join([said, *more, ""])
-    return kind
+@functools.cache
+def described(kind: type) -> dict[str, str]:
+    """What the docstring of a class says under ``Attributes``, by name.
+
+    The first sentence of a field is the help of its command-line option.
+    """
+    attributes = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2]
+    entries = re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE)
+    texts = {names: " ".join(text.split()) for names, text in entries}
+    return {name: text for names, text in texts.items() for name in names.split(", ")}
 
 
 def keep_checked(of: Any) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .arguments import Kind, between, documented, keep_checked, option, wholes, words
+from .arguments import Kind, between, keep_checked, option, wholes, words
 
 if TYPE_CHECKING:
     from .llama.trace import NodeTimes
@@ -20,7 +20,6 @@ def _to(most: float, least: float = 1e-6) -> Kind:
 _rope = partial(option, part="rope")
 
 
-@documented
 @dataclass(frozen=True)
 class RopeScaling:
     """How positions become angles (RoPE), for texts longer than the model was trained for.
@@ -28,30 +27,28 @@ class RopeScaling:
     None: as the model file says. Raises UsageError for a value out of range.
 
     Attributes:
+        rope_scaling: how positions are scaled.
         rope_freq_scale: factor of the positions, above 0, at most 1: 0.25 for four times the text.
+        rope_freq_base: base of the frequencies.
+        yarn_orig_ctx: length in tokens that the model was trained for.
+        yarn_ext_factor: mix of extrapolation; 0: none.
+        yarn_attn_factor: factor of attention's magnitude.
+        yarn_beta_fast: rotations above which a dimension stays as it is.
+        yarn_beta_slow: rotations below which a dimension is interpolated.
     """
 
-    rope_scaling: str | None = _rope(
-        None, words("none", "linear", "yarn").or_this(None), "how positions are scaled"
-    )
-    rope_freq_scale: float | None = _rope(None, _to(1.0), "the same as 1/N", "X")
-    rope_freq_base: float | None = _rope(None, _to(1e30), "base of the frequencies", "X")
+    rope_scaling: str | None = _rope(None, words("none", "linear", "yarn").or_this(None))
+    rope_freq_scale: float | None = _rope(None, _to(1.0), "X")
+    rope_freq_base: float | None = _rope(None, _to(1e30), "X")
     yarn_orig_ctx: int | None = _rope(
         None,
         wholes(1, 2**31 - 1, "1 token or more").or_this(None),
-        "what the model was trained for",
         "TOKENS",
     )
-    yarn_ext_factor: float | None = _rope(
-        None, _to(1e6, least=0.0), "mix of extrapolation; 0 is none", "X"
-    )
-    yarn_attn_factor: float | None = _rope(None, _to(1e6), "factor of attention's magnitude", "X")
-    yarn_beta_fast: float | None = _rope(
-        None, _to(1e6), "rotations above which a dimension stays as it is", "X"
-    )
-    yarn_beta_slow: float | None = _rope(
-        None, _to(1e6), "rotations below which a dimension is interpolated", "X"
-    )
+    yarn_ext_factor: float | None = _rope(None, _to(1e6, least=0.0), "X")
+    yarn_attn_factor: float | None = _rope(None, _to(1e6), "X")
+    yarn_beta_fast: float | None = _rope(None, _to(1e6), "X")
+    yarn_beta_slow: float | None = _rope(None, _to(1e6), "X")
 
     def __post_init__(self) -> None:
         keep_checked(self)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.cli import options
@@ -53,9 +53,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--n-ctx", type=int, default=8192, metavar="N", help="context length in tokens"
     )
-    for field in fields(Settings):
-        if field.name in ("cache_type_k", "cache_type_v"):
-            options.add_field(parser, field)
+    for name in ("cache_type_k", "cache_type_v"):
+        options.add_field(parser, Settings, name)
     parser.add_argument(
         "--depth",
         type=int,
