@@ -34,7 +34,6 @@ from benchkit import BENCH, RESULTS, ROOT, results
 
 import pyllama_mtp.engine as engine
 import pyllama_mtp.llama.context as context
-import pyllama_mtp.llama.nativecontext as making
 import pyllama_mtp.speculative.upstream as upstream
 from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
 from pyllama_mtp.llama import native
@@ -200,7 +199,7 @@ def watched(library: ctypes.CDLL, case: str) -> Iterator[None]:
     """Contexts made in this block ask the backends about every node that they compute."""
     address = ctypes.cast(library.ops_node, ctypes.c_void_p).value
 
-    class Asking(making.Trace):
+    class Asking(context.Trace):
         def __init__(self, native: Any) -> None:
             super().__init__(native)
             kind = "ggml_backend_sched_eval_callback"
@@ -224,7 +223,7 @@ def watched(library: ctypes.CDLL, case: str) -> Iterator[None]:
             return super().draft(tokens, seqs, n, n_candidates, *drawn, **named)
 
     with (
-        mock.patch.object(making, "Trace", Asking),
+        mock.patch.object(context, "Trace", Asking),
         mock.patch.object(engine, "Context", Watched),
         mock.patch.object(upstream, "Context", Watched),
     ):

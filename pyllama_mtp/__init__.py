@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .chats.options import ChatOptions as ChatOptions
     from .chats.toolcalls import CallPiece as CallPiece
     from .chats.toolcalls import ToolCall as ToolCall
-    from .contextoptions import RopeScaling as RopeScaling
     from .errors import PyllamaMtpError as PyllamaMtpError
     from .grammar import Grammar as Grammar
     from .llama import native as native
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from .scheduler import Generation as Generation
     from .session import Session as Session
     from .session import stream as stream
+    from .settings import RopeScaling as RopeScaling
     from .settings import Sampling as Sampling
     from .settings import Settings as Settings
     from .telemetry import Pair as Pair
@@ -42,14 +42,13 @@ _MODULES = {
     "answer": ("Answer",),
     "chats.options": ("ChatOptions",),
     "chats.toolcalls": ("CallPiece", "ToolCall"),
-    "contextoptions": ("RopeScaling",),
     "errors": ("PyllamaMtpError",),
     "grammar": ("Grammar",),
     "llama.model": ("Model",),
     "scheduler": ("BatchGeneration", "Generation"),
     "batchsession": ("BatchSession",),
     "session": ("Session", "stream"),
-    "settings": ("Sampling", "Settings"),
+    "settings": ("RopeScaling", "Sampling", "Settings"),
     "telemetry": ("Pair", "Telemetry"),
 }
 _ROOMS = {"bench": ".measure.api", "errors": ".errors", "native": ".llama.native"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .contextoptions import ContextOptions
 from .errors import UsageError
 from .llama import native
+from .llama.contextoptions import ContextOptions
 from .llama.model import Model
 from .models.memory import padded
 from .settings import HEAD_TYPES, Settings

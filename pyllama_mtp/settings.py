@@ -6,6 +6,7 @@ import itertools
 import os
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Any
 
 from .arguments import (
     FLAG,
@@ -22,7 +23,6 @@ from .arguments import (
     words,
 )
 from .arguments import MOST_TOKENS as MOST_TOKENS
-from .contextoptions import RopeScaling
 from .errors import UsageError
 from .samplingoptions import LogitsProcessor as LogitsProcessor
 from .samplingoptions import Sampling as Sampling
@@ -73,8 +73,61 @@ def _falling_rates(name: str, given: object) -> tuple[float, ...]:
 
 _BATCH = wholes(1, MOST_TOKENS, f"from 1 to {MOST_TOKENS} tokens")
 _ROPE = Kind(lambda name, value: instance(name, value, RopeScaling, "RopeScaling(...)"))
+_rope = partial(option, part="rope")
 _speed, _cost = partial(option, part="speed"), partial(option, part="cost")
 _depth, _ngram, _sampling = (partial(option, part=part) for part in ("depth", "ngram", "sampling"))
+
+
+def _to(most: float, least: float = 1e-6) -> Kind:
+    allowed = f"from {least:g} to {most:g}, or None (as the file says)"
+    return between(least, most, allowed).or_this(None)
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How positions become angles (RoPE), for texts longer than the model was trained for.
+
+    None: as the model file says. Raises UsageError for a value out of range.
+
+    Attributes:
+        rope_scaling: how positions are scaled.
+        rope_freq_scale: factor of the positions, above 0, at most 1: 0.25 for four times the text.
+        rope_freq_base: base of the frequencies.
+        yarn_orig_ctx: length in tokens that the model was trained for.
+        yarn_ext_factor: mix of extrapolation; 0: none.
+        yarn_attn_factor: factor of attention's magnitude.
+        yarn_beta_fast: rotations above which a dimension stays as it is.
+        yarn_beta_slow: rotations below which a dimension is interpolated.
+    """
+
+    rope_scaling: str | None = _rope(None, words("none", "linear", "yarn").or_this(None))
+    rope_freq_scale: float | None = _rope(None, _to(1.0), "X")
+    rope_freq_base: float | None = _rope(None, _to(1e30), "X")
+    yarn_orig_ctx: int | None = _rope(
+        None,
+        wholes(1, 2**31 - 1, "1 token or more").or_this(None),
+        "TOKENS",
+    )
+    yarn_ext_factor: float | None = _rope(None, _to(1e6, least=0.0), "X")
+    yarn_attn_factor: float | None = _rope(None, _to(1e6), "X")
+    yarn_beta_fast: float | None = _rope(None, _to(1e6), "X")
+    yarn_beta_slow: float | None = _rope(None, _to(1e6), "X")
+
+    def __post_init__(self) -> None:
+        keep_checked(self)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The values that are not None."""
+        pairs = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return {name: value for name, value in pairs if value is not None}
+
+    def length(self, n_ctx_train: int) -> int:
+        """The length, in tokens, that these values make of the model's training length."""
+        if self.rope_scaling == "none" or self.rope_freq_scale is None:
+            return n_ctx_train
+        original = self.yarn_orig_ctx if self.rope_scaling == "yarn" else None
+        return int((original or n_ctx_train) / self.rope_freq_scale)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.arguments import Kind, described
 from pyllama_mtp.cli import parsing
-from pyllama_mtp.contextoptions import RopeScaling
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.plan import SWITCHES
-from pyllama_mtp.settings import Sampling, Settings
+from pyllama_mtp.settings import RopeScaling, Sampling, Settings
 
 if TYPE_CHECKING:
     from pyllama_mtp.chats.options import ChatOptions

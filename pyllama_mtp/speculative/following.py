@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..llama.context import Context
-from ..llama.drafthead import DraftHead
+from ..llama.drafthead import DraftHead, replace_draft_rows
 from ..models.draftvocab import Ids
 from ..settings import Settings
 from ..telemetry import Telemetry
@@ -82,7 +82,7 @@ class Following:
         slots = np.array([self._next_slot() for _ in ids], dtype=np.int32)
         assert self._context.draft_ids is not None
         dropped = self._context.draft_ids[slots]
-        self._context.replace_draft_rows(slots, ids, self._file.rows(ids))
+        replace_draft_rows(self._context, slots, ids, self._file.rows(ids))
         self._slots[dropped] = -1
         self._slots[ids] = slots
 

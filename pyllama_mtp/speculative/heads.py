@@ -17,7 +17,14 @@ import numpy.typing as npt
 
 from ..errors import InsufficientMemoryError
 from ..llama.context import Context
-from ..llama.drafthead import HeadCosts, HeadFile, HeadRows, head_tensor
+from ..llama.drafthead import (
+    HeadCosts,
+    HeadFile,
+    HeadRows,
+    head_tensor,
+    set_draft_head,
+    use_own_head,
+)
 from ..llama.model import Model
 from ..models.draftvocab import DEFAULT_SIZE, Ids
 from ..models.modelinfo import GGUFInfo
@@ -165,10 +172,10 @@ def measure_heads(context: Context, info: GGUFInfo, file: HeadFile) -> HeadCosts
     if SMALL in row:
         n = min(_BYTES // row_bytes[SMALL], info.n_vocab)
         zeros = HeadRows(file.number(SMALL), np.zeros((n, row_bytes[SMALL]), np.uint8), "zeros")
-        context.set_draft_head(zeros, np.arange(n, dtype=np.int32))
+        set_draft_head(context, zeros, np.arange(n, dtype=np.int32))
         found = (_draft_s(context) - block * whole) / n
         row[SMALL] = min(max(found, _BETWEEN[0] * row[SMALL]), _BETWEEN[1] * row[SMALL])
-        context.use_own_head()  # before rows are read, so that memory never has both
+        use_own_head(context)  # before rows are read, so that memory never has both
     context.clear()
     return HeadCosts(block * whole, row, step * whole)
 
@@ -211,7 +218,7 @@ class Heads:
     def __init__(self, context: Context, model: Model, settings: Settings) -> None:
         """Give `context` its head. Raises UsageError, DraftVocabError, ModelFileError,
         InsufficientMemoryError: see :func:`.drafthead.draft_head` and
-        :meth:`.Context.set_draft_head`."""
+        :func:`.set_draft_head`."""
         self._context, self._model, self._settings = context, model, settings
         self._following: Following | None = None
         self._coverage: Coverage | None = None
@@ -286,10 +293,10 @@ class Heads:
         rows = head.rows() if head else None
         unread = rows is None and self._model.options.no_alloc  # a trimmed head of the file
         if not head or unread:
-            self._context.use_own_head()
+            use_own_head(self._context)
             self._following = None
             return
-        self._context.set_draft_head(rows, head.ids)
+        set_draft_head(self._context, rows, head.ids)
         followed = follows(self._settings, head)
         self._following = Following(self._context, head) if followed else None
 

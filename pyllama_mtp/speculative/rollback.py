@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import FatalDecodeError, UsageError
-from ..llama.batch import Ints
-from ..llama.context import SEQ, Context
+from ..llama.batch import SEQ, Ints
+from ..llama.context import Context
 
 
 def go_back(target: Context, state: bytes | bytearray, n_past: int, seq: int = SEQ) -> None:

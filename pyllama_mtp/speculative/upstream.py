@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..contextoptions import ContextOptions
 from ..errors import UsageError
-from ..llama.batch import Batch, Floats, Ints
-from ..llama.context import SEQ, Context
+from ..llama.batch import SEQ, Batch, Floats, Ints
+from ..llama.context import Context
+from ..llama.contextoptions import ContextOptions
 from .drafter import P_MIN_CANDIDATES, Drafts, Newest, top_probability
 
 #: Tokens per graph on a CPU. The block is one layer: larger graphs cost memory (44 MiB at 512 on

@@ -11,7 +11,8 @@ import pytest
 
 from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.shapes import get_shape
 from pyllama_mtp.models.synth import write_synthetic

@@ -22,7 +22,8 @@ from pyllama_mtp import (
 )
 from pyllama_mtp import generate as steps
 from pyllama_mtp.engine import Engine
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 from pyllama_mtp.settings import AUTO_DEPTH
 from pyllama_mtp.speculative.depth import DepthController, Outcomes
 from pyllama_mtp.speculative.drafter import Drafts
@@ -75,7 +76,8 @@ from pathlib import Path
 import numpy as np
 from pyllama_mtp import BatchSession, Model, Session, Settings
 from pyllama_mtp.llama import native
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 
 EDGES, SMALL = {EDGES}, dict(n_ctx={N_CTX}, n_batch={N_BATCH}, n_ubatch={N_UBATCH}, n_threads=1)
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Session, Settings, sizing
-from pyllama_mtp.contextoptions import RopeScaling
 from pyllama_mtp.errors import InsufficientMemoryError
 from pyllama_mtp.llama import native
 from pyllama_mtp.models.memory import padded
 from pyllama_mtp.models.synth import write_synthetic
+from pyllama_mtp.settings import RopeScaling
 from pyllama_mtp.sizing import LEAST_N_CTX, USUAL_N_CTX, DeviceMemory, room_for, simulate
 
 from ..adapters import trunk, write_adapter

@@ -18,7 +18,8 @@ from pyllama_mtp import (
     Settings,
     stream,
 )
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 from pyllama_mtp.speculative.choice import DraftChoice
 from pyllama_mtp.speculative.drafter import Drafts
 from pyllama_mtp.speculative.ngram import Match, NgramLookup

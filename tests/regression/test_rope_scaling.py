@@ -10,7 +10,8 @@ import pytest
 
 from pyllama_mtp import Model, RopeScaling, Session
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 
 from .support import assert_same_tokens, engine_of, greedy, made_up, settings, written
 

@@ -14,9 +14,8 @@ import pytest
 
 from pyllama_mtp import Sampling, Settings
 from pyllama_mtp.arguments import SHOWN
-from pyllama_mtp.contextoptions import RopeScaling
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.settings import DRAFT_LIMIT, available_threads
+from pyllama_mtp.settings import DRAFT_LIMIT, RopeScaling, available_threads
 
 BAD_SETTINGS = [
     ("n_ctx", -1, "0 (as much as is usual) to"),
