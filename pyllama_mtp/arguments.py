@@ -12,7 +12,7 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sized
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, SupportsIndex, TypeVar
 
@@ -167,13 +167,17 @@ class Kind:
 
     Attributes:
         check: (name, value) -> the value to keep; raises UsageError.
-        read: reads a value from the command line's text; raises ValueError.
+        read: reads a value, of `several` one item, from the command line's text; raises ValueError.
         choices: all values, of words.
+        several: the value has items, which the command line separates by commas.
+        on_off: the values are True and False.
     """
 
     check: Callable[[str, Any], Any]
     read: Callable[[str], Any] = str
     choices: tuple[str, ...] = ()
+    several: bool = False
+    on_off: bool = False
 
     def or_this(self, one: Any) -> Kind:
         """The same values, and this one."""
@@ -182,7 +186,7 @@ class Kind:
             same = value is one or (isinstance(value, str) and value == one)
             return one if same else self.check(name, value)
 
-        return Kind(check, self.read, self.choices)
+        return replace(self, check=check)
 
 
 def wholes(least: int, most: float, allowed: str) -> Kind:
@@ -211,7 +215,7 @@ def words(*choices: str) -> Kind:
     return Kind(check, choices=choices)
 
 
-FLAG = Kind(flag)
+FLAG = Kind(flag, on_off=True)
 
 
 def option(default: Any, kind: Kind, usage: str = "", *, part: str = "") -> Any:

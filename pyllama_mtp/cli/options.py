@@ -41,8 +41,10 @@ def add_field(
     metavar = "".join(word for word in one.metadata["usage"] if not word.startswith("-"))
     text = text or first_sentence(described(kind)[name])
     how: dict[str, Any] = {"dest": name, "default": one.default, "help": text}
-    if isinstance(one.default, bool):
-        how["action"] = argparse.BooleanOptionalAction if one.default else "store_true"
+    if values.on_off:
+        how["action"] = "store_true" if one.default is False else argparse.BooleanOptionalAction
+    elif values.several:
+        how |= {"action": "extend", "default": None, "type": checked(one), "metavar": metavar}
     elif several:
         how["type"] = parsing.comma_list(checked(one))
         how["metavar"] = f"{metavar or '|'.join(values.choices)},..."
@@ -57,7 +59,7 @@ def add_field(
 
 def first_sentence(text: str) -> str:
     """The first sentence of a description, as the help of an option."""
-    found = re.split(r"""\.(?: (?=[A-Z0-9"])|$)""", text)[0]
+    found = re.split(r"""\.(?: (?=[A-Z0-9("'`])|$)""", text)[0]
     return found.replace("``", "'").replace('"', "'").replace("%", "%%")
 
 
@@ -69,7 +71,7 @@ def checked(one: Field[Any]) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         value: Any = text
         with suppress(ValueError):
-            value = kind.read(text)
+            value = parsing.comma_list(kind.read)(text) if kind.several else kind.read(text)
         return kind.check(one.name, value)
 
     return parse

@@ -154,7 +154,6 @@ def pair(
 
 
 bias = pair(int, "=", float, "ID=BIAS, as in 42=-2.5")
-assignment = pair(str, "=", str, "PATTERN=DEVICE, as in exps=CPU")
 scaled = pair(str, ":", float, "FILE:SCALE, as in a.gguf:0.5")
 
 
@@ -168,15 +167,6 @@ def told(read: Callable[[str], Any]) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return parse
-
-
-@told
-def worker(text: str) -> str:
-    """An argparse type: HOST:PORT of a worker."""
-    from pyllama_mtp.llama.rpc import parse_address
-
-    parse_address(text)
-    return text
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -163,7 +163,7 @@ def serve(
         loaded = load_library(library)
         with Model(path, **options) as model:
             runner = Runner(model)
-            build = Build.of(loaded, options["n_gpu_layers"], label, model.rpc_servers)
+            build = Build.of(loaded, options.get("n_gpu_layers", -1), label, model.rpc_servers)
             pipe.send(("done", build))
             while True:
                 try:
