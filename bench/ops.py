@@ -32,9 +32,9 @@ from unittest import mock
 import numpy as np
 from benchkit import BENCH, RESULTS, ROOT, results
 
+import pyllama_mtp.drafting.upstream as upstream
 import pyllama_mtp.engine as engine
 import pyllama_mtp.llama.context as context
-import pyllama_mtp.speculative.upstream as upstream
 from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
 from pyllama_mtp.llama import native
 from pyllama_mtp.models.synth import write_synthetic

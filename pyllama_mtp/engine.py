@@ -14,6 +14,11 @@ from typing import Any
 import numpy as np
 
 from .checkpoints import Checkpoint, Checkpoints, boundaries
+from .drafting.choice import DraftChoice
+from .drafting.drafter import Drafter
+from .drafting.headrows import Heads
+from .drafting.rollback import Rollback, go_back
+from .drafting.upstream import Decoded, UpstreamDrafter
 from .errors import FatalDecodeError
 from .llama import native
 from .llama.context import Context
@@ -22,11 +27,6 @@ from .llama.owned import Exclusive
 from .llama.trace import NodeTimes
 from .modelsettings import prompt_sync, settings_for, target_options
 from .settings import Settings
-from .speculative.choice import DraftChoice
-from .speculative.drafter import Drafter
-from .speculative.heads import Heads
-from .speculative.rollback import Rollback, go_back
-from .speculative.upstream import Decoded, UpstreamDrafter
 from .telemetry import PHASES, Telemetry, timed
 
 

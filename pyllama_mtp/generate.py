@@ -34,19 +34,19 @@ import numpy as np
 
 from .answer import Answer
 from .arguments import FLAG, keep_checked, option, wholes
-from .engine import Engine, Place
-from .llama.batch import Batch, Ints
-from .llama.toplogprobs import TopLogprobs, top_logprobs
-from .speculative.acceptance import (
+from .drafting.acceptance import (
     Distribution,
     SyntheticAcceptance,
     accept_best,
     accept_sampled,
     point,
 )
-from .speculative.drafter import Drafts, Newest
-from .speculative.sampling import Sampler
-from .speculative.upstream import Decoded
+from .drafting.drafter import Drafts, Newest
+from .drafting.sampling import Sampler
+from .drafting.upstream import Decoded
+from .engine import Engine, Place
+from .llama.batch import Batch, Ints
+from .llama.toplogprobs import TopLogprobs, top_logprobs
 from .telemetry import timed
 
 #: judge(drafts, first): the accepted drafts of one sequence, and one token more; `first` is the

@@ -19,6 +19,7 @@ from .arguments import as_index, file_name, flag, instance, refusal, stop_string
 from .chats.options import ChatOptions, call_form
 from .chats.thinking import Splitter, opened
 from .chats.tools import Messages, Tools
+from .drafting.sampling import Sampler
 from .engine import Engine
 from .errors import UsageError
 from .generate import Limits, OnProgress, Request
@@ -28,7 +29,6 @@ from .llama.trace import NodeTimes
 from .scheduler import Generation, choose_place
 from .settings import Sampling, Settings
 from .sizing import fitted, room_for
-from .speculative.sampling import Sampler
 from .telemetry import Telemetry
 
 MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ

@@ -17,10 +17,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from pyllama_mtp.drafting.depth import Costs
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.files import append
 from pyllama_mtp.measure.recordtypes import Count, Positive, checked
-from pyllama_mtp.speculative.costs import Costs
 
 #: Raised when the meaning of a field changes.
 SCHEMA = 1

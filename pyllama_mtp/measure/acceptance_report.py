@@ -12,6 +12,7 @@ from typing import IO, Any, NamedTuple
 
 import msgspec
 
+from pyllama_mtp.drafting.depth import Costs, best_depth, break_even, round_time, speed
 from pyllama_mtp.measure.acceptance_rates import (
     BROKEN_BELOW,
     PAYS_FROM,
@@ -25,7 +26,6 @@ from pyllama_mtp.measure.acceptance_rates import (
 )
 from pyllama_mtp.measure.acceptance_record import PromptResult, Run
 from pyllama_mtp.measure.text import NONE, console, print_whole, terminal_table, to_markdown
-from pyllama_mtp.speculative.costs import Costs, best_depth, break_even, round_time, speed
 
 #: Version of the report as JSON.
 SCHEMA = 1
@@ -44,7 +44,7 @@ class Group:
         n_prompt: tokens of a prompt, the median.
         speed_up: expected decode speed against no MTP at depth 1, 2, ..., as far as acceptance was
             measured; empty without costs. Computed, not measured: see
-            :func:`pyllama_mtp.speculative.costs.speed`.
+            :func:`pyllama_mtp.drafting.depth.speed`.
         best_depth: the fastest of depth 0 (no MTP) and these; None without costs.
     """
 

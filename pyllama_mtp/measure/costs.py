@@ -8,12 +8,11 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from pyllama_mtp.drafting.depth import Costs, DepthController, Outcomes
 from pyllama_mtp.errors import InsufficientMemoryError, UsageError
 from pyllama_mtp.measure.profile import process_prompt
 from pyllama_mtp.measure.tune import UbatchTimes
 from pyllama_mtp.session import Session
-from pyllama_mtp.speculative.costs import Costs
-from pyllama_mtp.speculative.depth import DepthController, Outcomes
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model

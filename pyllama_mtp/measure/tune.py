@@ -1,5 +1,5 @@
 """From measured costs to advice: which draft depth pays at which acceptance, and which n_ubatch is
-the fastest. Computed from the costs (:mod:`pyllama_mtp.speculative.costs`); nothing is measured.
+the fastest. Computed from the costs (:mod:`pyllama_mtp.drafting.depth`); nothing is measured.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from pyllama_mtp.drafting.depth import Costs, best_depth, break_even, round_time, speed
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.text import NONE, percent, to_markdown
 from pyllama_mtp.measure.verdict import Round, verdict
-from pyllama_mtp.speculative.costs import Costs, best_depth, break_even, round_time, speed
 
 if TYPE_CHECKING:
-    from pyllama_mtp.speculative.heads import HeadOption
+    from pyllama_mtp.drafting.headrows import HeadOption
 
 #: Acceptance per draft for which the speed is forecast.
 ACCEPTANCE = (0.5, 0.7, 0.8, 0.9)

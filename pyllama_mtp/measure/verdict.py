@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pyllama_mtp.drafting.depth import needed_acceptance
 from pyllama_mtp.measure.cells import OURS, Cell
 from pyllama_mtp.measure.plan import SWITCHES, axis_name, axis_words
 from pyllama_mtp.measure.ratios import Ratio, base_of, ratio_to
 from pyllama_mtp.measure.text import counted, percent
 from pyllama_mtp.models.quantize import WEIGHT_TYPES
-from pyllama_mtp.speculative.costs import needed_acceptance
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model

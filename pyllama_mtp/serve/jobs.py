@@ -9,10 +9,10 @@ from pyllama_mtp.answer import Answer
 from pyllama_mtp.chats.options import ChatOptions, call_form
 from pyllama_mtp.chats.thinking import CLOSE, OPEN, Splitter, opened
 from pyllama_mtp.chats.tools import Tools
+from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.generate import Limits, Request
 from pyllama_mtp.llama.model import Model
-from pyllama_mtp.speculative.sampling import Sampler
 from pyllama_mtp.telemetry import Telemetry
 
 from .apierror import ApiError, bad_request

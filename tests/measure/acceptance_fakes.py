@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyllama_mtp.drafting.depth import Costs
 from pyllama_mtp.measure.acceptance_record import CostResult, Header, Miss, PromptResult, Run
-from pyllama_mtp.speculative.costs import Costs
 
 #: In plain steps: depth 1 takes 1.5, depth 2 takes 2.
 COSTS = Costs(verify=(0.0, 1.0, 1.25, 1.5), draft=(0.0, 0.25, 0.5))

@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 
 from pyllama_mtp import Settings
+from pyllama_mtp.drafting.choice import DraftChoice
+from pyllama_mtp.drafting.ngram import NgramLookup
 from pyllama_mtp.errors import InsufficientMemoryError, UsageError
 from pyllama_mtp.measure import costs
 from pyllama_mtp.measure.costs import Rotation, measure_ubatches, tokens_needed
 from pyllama_mtp.measure.tune import UbatchTimes, ubatch_markdown
-from pyllama_mtp.speculative.choice import DraftChoice
-from pyllama_mtp.speculative.ngram import NgramLookup
 
 
 def run(rotation: Rotation, draft_s: float, rest_s: float) -> list[int]:

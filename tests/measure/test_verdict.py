@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from pyllama_mtp.drafting.depth import Costs, expected_tokens, needed_acceptance
 from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.table import matrix_notes
 from pyllama_mtp.measure.tune import recommendation
 from pyllama_mtp.measure.verdict import Round, summary, verdict
-from pyllama_mtp.speculative.costs import Costs, expected_tokens, needed_acceptance
 
 from ..cells import made_cell, made_sample
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.speculative.drafter import Drafter, Drafts
+from pyllama_mtp.drafting.drafter import Drafter, Drafts
 
 
 @pytest.fixture

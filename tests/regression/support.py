@@ -21,13 +21,13 @@ from pyllama_mtp import (
     Telemetry,
 )
 from pyllama_mtp import generate as steps
+from pyllama_mtp.drafting.depth import DepthController, Outcomes
+from pyllama_mtp.drafting.drafter import Drafts
+from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
 from pyllama_mtp.settings import AUTO_DEPTH
-from pyllama_mtp.speculative.depth import DepthController, Outcomes
-from pyllama_mtp.speculative.drafter import Drafts
-from pyllama_mtp.speculative.sampling import Sampler
 
 from ..processes import RunPython
 

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
+from pyllama_mtp.drafting.drafter import Drafter, Drafts
+from pyllama_mtp.drafting.upstream import UpstreamDrafter
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
@@ -22,8 +24,6 @@ from pyllama_mtp.measure.peers.llama_server import Server, completion_request, s
 from pyllama_mtp.measure.peers.options import Options
 from pyllama_mtp.models.architectures import ARCHITECTURES
 from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
-from pyllama_mtp.speculative.drafter import Drafter, Drafts
-from pyllama_mtp.speculative.upstream import UpstreamDrafter
 
 from ..architectures import write_model
 from .support import N_BATCH, N_CTX, alone, draft_ids, engine_of, made_up, settings

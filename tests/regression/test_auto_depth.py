@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Session, scheduler
+from pyllama_mtp.drafting.depth import DepthController
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.generate import Live, speculate
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.measure.costs import measure_costs, tokens_needed
 from pyllama_mtp.settings import AUTO_DEPTH
-from pyllama_mtp.speculative.depth import DepthController
 
 from .support import N_CTX, Scripted, assert_same_tokens, engine_of, greedy, settings, written
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Answer, Model, Sampling, Telemetry
+from pyllama_mtp.drafting.depth import DepthController
+from pyllama_mtp.drafting.ngram import Match, NgramLookup
+from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.generate import Limits, Request
 from pyllama_mtp.scheduler import Scheduler
-from pyllama_mtp.speculative.depth import DepthController
-from pyllama_mtp.speculative.ngram import Match, NgramLookup
-from pyllama_mtp.speculative.sampling import Sampler
 from pyllama_mtp.telemetry import BatchTelemetry
 
 from .support import alone, assert_same_tokens, settings

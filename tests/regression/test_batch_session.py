@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Answer, BatchSession, Model, Sampling, Session, Settings, generate
+from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.speculative.sampling import Sampler
 from pyllama_mtp.telemetry import PHASES
 
 from .support import assert_same_tokens, engine_of, greedy, last_logits

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session, generate
-from pyllama_mtp.speculative.drafter import Drafter, Drafts
-from pyllama_mtp.speculative.sampling import Sampler
+from pyllama_mtp.drafting.drafter import Drafter, Drafts
+from pyllama_mtp.drafting.sampling import Sampler
 
 from .distributions import OTHER, PLAIN, WAYS, Exact, compare, reference
 from .support import decode, plain_context, settings

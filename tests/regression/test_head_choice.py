@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.speculative import heads
-from pyllama_mtp.speculative.heads import HeadCosts
+from pyllama_mtp.drafting import heads
+from pyllama_mtp.drafting.headrows import HeadCosts
 
 from .support import draft_ids, engine_of, greedy, settings, written
 

@@ -239,9 +239,9 @@ def test_no_head_is_measured_without_memory(
     demo_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where "auto" would choose the draft head, an estimate takes the usual one."""
-    monkeypatch.setattr("pyllama_mtp.speculative.heads.DEFAULT_SIZE", 300)
+    monkeypatch.setattr("pyllama_mtp.drafting.headrows.DEFAULT_SIZE", 300)
     measured: list[object] = []
-    monkeypatch.setattr("pyllama_mtp.speculative.heads.measure_heads", measured.append)
+    monkeypatch.setattr("pyllama_mtp.drafting.headrows.measure_heads", measured.append)
     with Model(demo_file, no_alloc=True) as twin:
         simulate(twin, Settings(n_ctx=512, n_threads=1), 1, 512)
     assert not measured

@@ -18,11 +18,11 @@ from pyllama_mtp import (
     Settings,
     stream,
 )
+from pyllama_mtp.drafting.choice import DraftChoice
+from pyllama_mtp.drafting.drafter import Drafts
+from pyllama_mtp.drafting.ngram import Match, NgramLookup
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.contextoptions import ContextOptions
-from pyllama_mtp.speculative.choice import DraftChoice
-from pyllama_mtp.speculative.drafter import Drafts
-from pyllama_mtp.speculative.ngram import Match, NgramLookup
 
 from ..plain import ARCHITECTURES, WINDOW, write_model
 from ..processes import RunPython

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import BatchSession, Grammar, Model, Sampling, Session
+from pyllama_mtp.drafting.constraint import Constraint
+from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.speculative.constraint import Constraint
-from pyllama_mtp.speculative.sampling import Sampler
 
 from .distributions import PLAIN, WAYS, Doubles, Exact, Text, compare
 from .support import settings

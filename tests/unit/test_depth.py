@@ -16,8 +16,14 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.speculative.costs import Costs, best_depth
-from pyllama_mtp.speculative.depth import PRIOR_RATE, SHARE, DepthController, Outcomes
+from pyllama_mtp.drafting.depth import (
+    PRIOR_RATE,
+    SHARE,
+    Costs,
+    DepthController,
+    Outcomes,
+    best_depth,
+)
 
 from .test_costmodel import learn
 

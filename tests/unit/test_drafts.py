@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pyllama_mtp.drafting.acceptance import point
+from pyllama_mtp.drafting.drafter import Drafts, top_probability
+from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.generate import Live, Request, cut
-from pyllama_mtp.speculative.acceptance import point
-from pyllama_mtp.speculative.drafter import Drafts, top_probability
-from pyllama_mtp.speculative.sampling import Sampler
 
 from ..fakes import like
 

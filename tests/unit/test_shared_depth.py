@@ -11,8 +11,8 @@ from collections import Counter
 
 import pytest
 
-from pyllama_mtp.speculative.acceptance import SyntheticAcceptance
-from pyllama_mtp.speculative.depth import AcceptanceTracker, DepthController
+from pyllama_mtp.drafting.acceptance import SyntheticAcceptance
+from pyllama_mtp.drafting.depth import AcceptanceTracker, DepthController
 
 LIMIT = 4
 RATES = (0.8, 0.64, 0.51, 0.41)  # unconditional

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .costs import posterior
+from .depth import posterior
 
 #: Least length of a match, and the most tokens that are compared.
 LEAST, MOST = 3, 16
