@@ -100,7 +100,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes."""
     try:
-        from pyllama_mtp.serve import server
+        from pyllama_mtp.serve import app as server
         from pyllama_mtp.serve.app import build_app, log_requests
         from pyllama_mtp.serve.generator import Generator
         from pyllama_mtp.serve.jobs import Served
