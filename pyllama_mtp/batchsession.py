@@ -44,7 +44,7 @@ class BatchSession(Places):
             UsageError: settings that do not go together, or not with this model.
             InsufficientMemoryError: caches and buffers do not fit into memory.
         """
-        super().__init__(model, settings, n_sequences, None)
+        super().__init__(model, settings, n_sequences)
         self.n_sequences = len(self._engine.places)
 
     def generate(

@@ -25,8 +25,7 @@ from .llama.context import Context
 from .llama.model import Model
 from .llama.owned import Exclusive
 from .llama.trace import NodeTimes
-from .modelsettings import prompt_sync, settings_for, target_options
-from .settings import Settings
+from .resolved import Resolved
 from .telemetry import PHASES, Telemetry, timed
 
 
@@ -68,8 +67,7 @@ class Engine:
         places: one per sequence.
         n_ctx: tokens that each place has room for.
         intact: False between the start of a prefill or round and its end.
-        prompt_sync: "kv": the MTP head is in the target's context; "full": upstream's way; "": no
-            head drafts.
+        settings, depth, prompt_sync: see :class:`.Resolved`.
         upstream: the drafter, if drafting is upstream's, which must be kept in step.
         chats: prompts are likely to come again, as they are or with another end.
         choice: chooses what each round drafts.
@@ -83,32 +81,28 @@ class Engine:
     def __init__(
         self,
         model: Model,
-        settings: Settings,
-        n_sequences: int = 1,
+        resolved: Resolved,
         times: NodeTimes | None = None,
         chats: bool = False,
     ) -> None:
         """Raises UsageError, InsufficientMemoryError: see :class:`Context`.
 
         Args:
-            settings: with an `n_ctx` above 0: see :func:`.sizing.fitted`.
-            n_sequences: room for so many sequences, each as long as `settings` say.
+            resolved: see :meth:`.Settings.resolve`.
             times: see :attr:`.ContextOptions.times`.
             chats: see the attribute.
         """
-        settings = settings_for(model, settings)
-        self.model, self.settings = model, settings
+        settings, n_sequences, depth = resolved.settings, resolved.n_sequences, resolved.depth
+        self.model, self.settings, self.depth = model, settings, depth
         self.turn = 0
         self.alone = Exclusive("a session")
         self.intact = True
         self.chats = chats
         self.times = dict.fromkeys(PHASES, 0.0)
         self._outputs_before = 0
-        depth = settings.depth_limit
-        self.choice = DraftChoice(settings, n_sequences, model.has_mtp)
-        self.prompt_sync = prompt_sync(model, settings)
-        options = target_options(settings, n_sequences, self.prompt_sync)
-        options = replace(options, times=times)
+        self.choice = DraftChoice(settings, depth, n_sequences, model.has_mtp)
+        self.prompt_sync = resolved.prompt_sync
+        options = replace(resolved.target, times=times)
         self.heads: Heads | None = None
         self.target = Context(model, options)
         self.n_ctx = self.target.n_ctx // n_sequences
@@ -133,8 +127,8 @@ class Engine:
 
     def _place(self, seq: int) -> Place:
         s, rollback = self.settings, None
-        if s.depth_limit:
-            rollback = Rollback(self.target, s.depth_limit, s.rollback, seq)
+        if self.depth:
+            rollback = Rollback(self.target, self.depth, s.rollback, seq)
         return Place(seq, rollback, Checkpoints(s.checkpoints if self.model.is_recurrent else 0))
 
     def close(self) -> None:
@@ -204,7 +198,7 @@ class Engine:
         """
         self.intact = False
         place.used = time.monotonic()
-        place.drafting = drafting and self.settings.depth_limit > 0
+        place.drafting = drafting and self.depth > 0
         shared, start, checkpoint = self._plan(place, prompt, drafting)
         telemetry.n_prompt, telemetry.n_cached = len(prompt), start
         telemetry.n_left = len(prompt) - start

@@ -136,7 +136,7 @@ def draft(engine: Engine, live: Sequence[Live]) -> None:
     if forced:
         live[0].drafts = Drafts(forced, forced=True)
         return
-    room = min(engine.settings.depth_limit, min(engine.room(one.place) for one in live) - 1)
+    room = min(engine.depth, min(engine.room(one.place) for one in live) - 1)
     # A round emits one token more than it accepts.
     usable = min(room, max(one.wanted for one in live) - 1)
     drafted = [one for one in live if one.place.drafting]

@@ -27,8 +27,7 @@ from .llama.model import Model
 from .llama.owned import Owned
 from .llama.trace import NodeTimes
 from .scheduler import Generation, choose_place
-from .settings import Sampling, Settings
-from .sizing import fitted, room_for
+from .settings import MOST_TOKENS, Sampling, Settings
 from .telemetry import Telemetry
 
 MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
@@ -105,11 +104,17 @@ class Places(Owned):
     """Contexts with places for conversations on a model. A context manager."""
 
     def __init__(
-        self, model: Model, settings: Settings | None, n_sequences: int, times: NodeTimes | None
+        self,
+        model: Model,
+        settings: Settings | None,
+        n_sequences: int,
+        room: int = 0,
+        times: NodeTimes | None = None,
     ) -> None:
         self.model, self.settings = model, usable_settings(model, settings)
         n = whole("n_sequences", n_sequences, 1, MOST_SEQUENCES, f"from 1 to {MOST_SEQUENCES}")
-        self._engine = Engine(model, fitted(model, self.settings, n), n, times)
+        room = whole("room", room, 0, MOST_TOKENS, f"from 0 (not known) to {MOST_TOKENS} tokens")
+        self._engine = Engine(model, self.settings.resolve(model, n, room), times)
 
     @property
     def n_ctx(self) -> int:
@@ -224,19 +229,25 @@ class Session(Places):
     """
 
     def __init__(
-        self, model: Model, settings: Settings | None = None, *, times: NodeTimes | None = None
+        self,
+        model: Model,
+        settings: Settings | None = None,
+        *,
+        room: int = 0,
+        times: NodeTimes | None = None,
     ) -> None:
         """Make the contexts.
 
         Args:
             settings: default :class:`Settings`.
+            room: tokens of prompt and answer, for an `n_ctx` of 0; 0: not known.
             times: measures the costs of graph nodes; see :func:`pyllama_mtp.bench.profile`.
 
         Raises:
             UsageError: settings that do not go together, or not with this model.
             InsufficientMemoryError: caches and buffers do not fit into memory.
         """
-        super().__init__(model, settings, 1, times)
+        super().__init__(model, settings, 1, room, times)
 
     def generate(
         self,
@@ -375,6 +386,6 @@ def stream(model: Model | str | os.PathLike[str], prompt: Prompt, **options: Any
             mtp = None if depth in (None, "auto") else depth != 0
             model = stack.enter_context(Model(model, mtp=mtp))
         prompt = tokens_of(model, prompt)
-        chosen = room_for(model, Settings(**settings), len(prompt), max_tokens)
-        session = stack.enter_context(Session(model, chosen))
+        room = len(prompt) + max_tokens
+        session = stack.enter_context(Session(model, Settings(**settings), room=room))
         yield from session.generate(prompt, sampling=sampling, **options)

@@ -6,7 +6,7 @@ import itertools
 import os
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .arguments import (
     FLAG,
@@ -26,6 +26,10 @@ from .arguments import MOST_TOKENS as MOST_TOKENS
 from .errors import UsageError
 from .samplingoptions import LogitsProcessor as LogitsProcessor
 from .samplingoptions import Sampling as Sampling
+
+if TYPE_CHECKING:
+    from .llama.model import Model
+    from .resolved import Resolved
 
 CACHE_TYPES = ("f16", "q8_0", "q4_0", "bf16", "f32")
 #: Most checkpoints along a text.
@@ -299,22 +303,26 @@ class Settings:
         imposed = self.synthetic_acceptance
         return AUTO_DEPTH if imposed is None else min(AUTO_DEPTH, len(imposed))
 
-    def at_most(self, n: int) -> Settings:
-        """The same with no more than `n` drafts per round."""
-        return _Limited(**{one.name: getattr(self, one.name) for one in fields(Settings)}, most=n)
-
     @property
     def threads(self) -> int:
         """`n_threads`; None: one for each CPU."""
         return self.n_threads or available_threads()
 
+    def resolve(self, model: Model, n_sequences: int = 1, room: int = 0) -> Resolved:
+        """These settings as they hold for a model, once: what contexts are made by.
 
-@dataclass(frozen=True)
-class _Limited(Settings):
-    """Settings for a model that makes no more than `most` drafts per round."""
+        `n_ctx` stays as it is, if it is not 0. Else it is `room`, but at least 8192 and at most the
+        training length. Where that takes more than 0.9 of a device's free memory, or half of the
+        host's, it is halved, but not below `room` or 1024.
 
-    most: int = option(DRAFT_LIMIT, wholes(0, DRAFT_LIMIT, f"from 0 to {DRAFT_LIMIT} drafts"))
+        Args:
+            n_sequences: places for so many sequences, each of `n_ctx` tokens.
+            room: tokens of prompt and answer; 0: not known.
 
-    @property
-    def depth_limit(self) -> int:
-        return min(self.most, super().depth_limit)
+        Raises:
+            UsageError: settings that do not go together with this model.
+            InsufficientMemoryError: the length asked for does not fit.
+        """
+        from .sizing import resolve
+
+        return resolve(self, model, n_sequences, room)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .engine import Engine
 from .errors import InsufficientMemoryError
@@ -13,13 +13,12 @@ from .llama import native
 from .llama.model import Model
 from .models.memory import (
     available_memory,
-    buffer_bytes,
     gigabytes,
     layer_bytes,
     padded,
     recurrent_bytes,
 )
-from .modelsettings import n_outputs, settings_for
+from .resolved import Resolved
 from .settings import Settings
 
 log = logging.getLogger("pyllama_mtp")
@@ -28,35 +27,10 @@ log = logging.getLogger("pyllama_mtp")
 #: is cut where memory is short.
 USUAL_N_CTX, LEAST_N_CTX = 8192, 1024
 HOST = "host memory"
+#: Bytes that are more than graphs, logits and checkpoints take at usual sizes of batches.
+GENEROUS = 4 << 30
 #: Shares of the free memory that such a context may take. Others use the host's memory too.
 HOST_SHARE, SHARE = 0.5, 0.9
-
-
-def estimate(
-    model: Model, settings: Settings, n_sequences: int, n_ctx: int
-) -> tuple[int, int, int]:
-    """Bytes that sequences of `n_ctx` tokens each take: caches and states of the trunk, exact; the
-    cache and carry of the MTP head, exact; an upper bound of everything else, weights included.
-
-    For a `validated` file. Takes no time; :func:`simulate` is exact."""
-    s, info, mtp = settings, model.info, model.has_mtp and settings.depth_limit > 0
-    n_cells, n_batch = n_sequences * padded(n_ctx), min(s.n_batch, n_sequences * n_ctx)
-    layer = layer_bytes(info, n_cells, s.cache_type_k, s.cache_type_v)
-    n_snapshots = s.depth_limit if s.rollback != "replay" else 0
-    states = recurrent_bytes(info, n_sequences, n_snapshots)
-    carry = 4 * info.n_embd * n_sequences * (1 + n_snapshots)
-    rows = max(min(n_outputs(s, n_sequences, n_batch), n_batch), n_sequences)
-    buffers = buffer_bytes(info, n_batch, min(s.n_ubatch, n_batch), rows, n_cells)
-    # Backends that repack matrices, or hold them on a device, copy embeddings for the LM head.
-    copied = next((t.nbytes for t in info.tensors if t.name == "token_embd.weight"), 0)
-    return (
-        len(info.attention_layers) * layer + states,
-        info.n_mtp_layers * layer + carry if mtp else 0,
-        info.weight_bytes
-        + (copied if info.tied_embeddings else 0)
-        + (2 if mtp else 1) * buffers
-        + n_sequences * s.checkpoints * recurrent_bytes(info, 1, 0),
-    )
 
 
 @dataclass(frozen=True)
@@ -86,30 +60,30 @@ class DeviceMemory:
         return f"{gigabytes(self.total)} of {self.name} ({parts})"
 
 
-def simulate(twin: Model, settings: Settings, n_sequences: int, n_ctx: int) -> list[DeviceMemory]:
-    """The bytes that an engine for sequences of `n_ctx` tokens would take, of the host and of each
-    device: llama.cpp adds them up for contexts that allocate nothing.
+def simulate(twin: Model, resolved: Resolved) -> list[DeviceMemory]:
+    """The bytes that an engine would take, of the host and of each device: llama.cpp adds them up
+    for contexts that allocate nothing.
 
     Args:
         twin: a model without memory; see :meth:`.Model.without_memory`.
     """
     info, library = twin.info, native.load()
-    with closing(Engine(twin, replace(settings, n_ctx=n_ctx), n_sequences)) as engine:
+    with closing(Engine(twin, resolved)) as engine:
         taken = [engine.memory(device) for device in (library.ffi.NULL, *twin.used_devices)]
         rows = engine.target.options.n_outputs_max
-    n_checkpoints = n_sequences * settings.checkpoints if twin.is_recurrent else 0
+    n_checkpoints = resolved.n_sequences * resolved.settings.checkpoints if twin.is_recurrent else 0
     if n_checkpoints and not info.validated:
         del taken[0]["checkpoints"]  # their size is not known
     else:
         taken[0]["checkpoints"] = n_checkpoints * recurrent_bytes(info, 1, 0)
     taken[0]["outputs"] = 4 * rows * info.n_vocab
     free = available_memory()
-    found = [DeviceMemory(HOST, taken[0], free)]
+    memories = [DeviceMemory(HOST, taken[0], free)]
     for device, parts in zip(twin.used_devices, taken[1:], strict=True):
         # As in llama.cpp, a device that does not say has as much as the host.
         there, total = library.device_memory(device)
-        found.append(DeviceMemory(library.device_name(device), parts, there if total else free))
-    return found
+        memories.append(DeviceMemory(library.device_name(device), parts, there if total else free))
+    return memories
 
 
 def _refuse_if_short(needed: Sequence[DeviceMemory], what: str) -> None:
@@ -126,50 +100,39 @@ def _refuse_if_short(needed: Sequence[DeviceMemory], what: str) -> None:
             )
 
 
-def fitted(model: Model, settings: Settings, n_sequences: int, needed: int = 0) -> Settings:
-    """The settings with the length of a sequence's context: `n_ctx` as it is, if it is not 0.
-
-    Else the tokens `needed`, at least USUAL_N_CTX and at most the training length. Where that takes
-    more than SHARE of a device's free memory, or HOST_SHARE of the host's, it is halved, but not
-    below the tokens needed, or LEAST_N_CTX.
-
-    Args:
-        needed: tokens of prompt and answer; 0: not known.
-
-    Raises:
-        InsufficientMemoryError: the length asked for does not fit.
-    """
-    wanted, given = settings.n_ctx, (settings_for(model, settings), n_sequences)
-    trained = settings.rope.length(model.n_ctx_train)
-    usual = min(max(USUAL_N_CTX, padded(needed)), trained)
+def resolve(settings: Settings, model: Model, n_sequences: int = 1, room: int = 0) -> Resolved:
+    """What :meth:`.Settings.resolve` gives, which see."""
+    resolved = Resolved.of(model, settings, n_sequences)
+    wanted, trained = settings.n_ctx, settings.rope.length(model.n_ctx_train)
+    needed = padded(room + resolved.depth + 1 if room else 0)
+    usual = min(max(USUAL_N_CTX, needed), trained)
     if model.options.no_alloc:
-        return replace(settings, n_ctx=wanted or usual)
-    if wanted:
-        what = f"a context of {wanted} tokens"
-        _refuse_hopeless(model, *given, wanted, what)
-        if not _plenty(model, *given, wanted):
-            with model.without_memory() as twin:
-                _refuse_if_short(simulate(twin, *given, wanted), what)
-        if wanted > padded(trained):
-            log.warning(
-                "%s is longer than the %d that the model was trained for; text beyond them may be "
-                "poor",
-                *(what, trained),
-            )
-        return settings
-    n_ctx, least = usual, min(usual, max(LEAST_N_CTX, padded(needed)))
-    if not _plenty(model, *given, n_ctx):
+        return resolved.with_n_ctx(wanted or usual)
+    if not wanted:
+        return _shortened(model, resolved.with_n_ctx(usual), min(usual, max(LEAST_N_CTX, needed)))
+    if not _plenty(model, resolved):
         with model.without_memory() as twin:
-            while n_ctx > least and not _fits(simulate(twin, *given, n_ctx)):
-                n_ctx = max(n_ctx // 2, least)
+            _refuse_if_short(simulate(twin, resolved), f"a context of {wanted} tokens")
+    if wanted > padded(trained):
+        log.warning(
+            "a context of %d tokens is longer than the %d that the model was trained for; text "
+            "beyond them may be poor",
+            *(wanted, trained),
+        )
+    return resolved
+
+
+def _shortened(model: Model, resolved: Resolved, least: int) -> Resolved:
+    """Halve `n_ctx`, but not below `least`, until it takes no more than its share of memory."""
+    if _plenty(model, resolved):
+        return resolved
+    n_ctx = usual = resolved.settings.n_ctx
+    with model.without_memory() as twin:
+        while n_ctx > least and not _fits(simulate(twin, resolved.with_n_ctx(n_ctx))):
+            n_ctx = max(n_ctx // 2, least)
     if n_ctx < usual:
         log.info("context of %d tokens, not %d: memory is short", n_ctx, usual)
-    return replace(settings, n_ctx=n_ctx)
-
-
-def room_for(model: Model, settings: Settings, n_prompt: int, max_tokens: int) -> Settings:
-    """The settings with an `n_ctx` that has room for this prompt and answer, if it was 0."""
-    return fitted(model, settings, 1, n_prompt + max_tokens + settings.depth_limit + 1)
+    return resolved.with_n_ctx(n_ctx)
 
 
 def _fits(needed: Sequence[DeviceMemory]) -> bool:
@@ -180,31 +143,24 @@ def _fits(needed: Sequence[DeviceMemory]) -> bool:
     )
 
 
-def _plenty(model: Model, settings: Settings, n_sequences: int, n_ctx: int) -> bool:
-    """Whether the smallest memory has twice the room needed, by an upper bound that takes no time.
-    False for architectures without such a bound: :func:`simulate` them."""
-    return model.info.validated and 2 * sum(estimate(model, settings, n_sequences, n_ctx)) <= min(
-        _free(model)
-    )
-
-
-def _refuse_hopeless(
-    model: Model, settings: Settings, n_sequences: int, n_ctx: int, what: str
-) -> None:
-    """Raises InsufficientMemoryError if all memories together are too small for the caches."""
-    if not model.info.validated:
-        return
-    trunk, head, _ = estimate(model, settings, n_sequences, n_ctx)
-    caches, free = trunk + head, sum(_free(model))
-    if caches > free:
+def _plenty(model: Model, resolved: Resolved) -> bool:
+    """Whether memory is so large that nothing need be simulated, which takes most of a second with
+    a vocabulary of 248,000 tokens: the smallest memory has four times the room for all weights and
+    caches, and GENEROUS more. Raises InsufficientMemoryError: all memories together cannot hold the
+    caches (llama.cpp takes half a minute to say so, of 2 billion tokens).
+    """
+    info, s, n = model.info, resolved.settings, resolved.n_sequences
+    if not info.validated:
+        return False
+    layers = len(info.attention_layers) + (info.n_mtp_layers if resolved.prompt_sync else 0)
+    caches = layers * layer_bytes(info, n * padded(s.n_ctx), s.cache_type_k, s.cache_type_v)
+    caches += recurrent_bytes(info, n, resolved.n_snapshots)
+    library = native.load()
+    free = [available_memory(), *(library.device_memory(d)[0] for d in model.used_devices)]
+    if caches > sum(free):
         raise InsufficientMemoryError(
-            f"{what} needs {gigabytes(caches)} for caches, and "
-            f"{gigabytes(free)} are available; use a shorter context, or a smaller cache type "
+            f"a context of {s.n_ctx} tokens needs {gigabytes(caches)} for caches, and "
+            f"{gigabytes(sum(free))} are available; use a shorter context, or a smaller cache type "
             "(q8_0, q4_0)"
         )
-
-
-def _free(model: Model) -> list[int]:
-    """Free bytes of the host's memory and of each of the model's devices."""
-    library = native.load()
-    return [available_memory(), *(library.device_memory(d)[0] for d in model.used_devices)]
+    return 4 * (info.weight_bytes + caches) + GENEROUS <= min(free)

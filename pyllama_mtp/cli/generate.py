@@ -82,14 +82,13 @@ def run(args: argparse.Namespace) -> int:
     with parsing.new_file(args.log_pairs) as pairs:
         from pyllama_mtp import Session
         from pyllama_mtp.llama import native
-        from pyllama_mtp.sizing import room_for
 
         library = native.load(args.lib)
         mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
         with loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model:
             prompt = tokenize(model, text, args)
-            settings = room_for(model, settings, len(prompt), args.max_tokens)
-            with Session(model, settings) as session, progress.prompt() as tell:
+            room = len(prompt) + args.max_tokens
+            with Session(model, settings, room=room) as session, progress.prompt() as tell:
                 generation = session.generate(
                     prompt,
                     max_tokens=args.max_tokens,
@@ -101,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
                     on_progress=tell,
                 )
                 stopped = stream(generation, show=not args.json)
+                settings = dataclasses.replace(settings, n_ctx=session.n_ctx)
                 report = _report(generation, settings, session.memory(), library, model)
         if pairs:
             pairs.write(*map(_record, generation.telemetry.pairs or ()))

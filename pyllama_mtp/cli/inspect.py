@@ -95,7 +95,7 @@ def _needed(info: GGUFInfo, settings: Settings) -> Needed:
     def of(mtp: bool) -> list[DeviceMemory]:
         chosen = settings if mtp else replace(settings, draft_n_max=0)
         with Model(info.path, mtp=mtp, no_alloc=True, head=info.head or NO_HEAD) as model:
-            return simulate(model, chosen, 1, settings.n_ctx)
+            return simulate(model, chosen.resolve(model))
 
     without = of(False)
     drafts = info.has_mtp and info.supported and settings.depth_limit

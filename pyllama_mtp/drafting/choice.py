@@ -19,8 +19,11 @@ class DraftChoice:
             n-gram drafts.
     """
 
-    def __init__(self, settings: Settings, n_sequences: int = 1, head: bool = True) -> None:
+    def __init__(
+        self, settings: Settings, depth: int, n_sequences: int = 1, head: bool = True
+    ) -> None:
         """Args:
+        depth: most drafts per round.
         head: there is an MTP head; False: n-gram drafts only.
         """
         self._head = head
@@ -28,9 +31,9 @@ class DraftChoice:
         self.lookups: list[NgramLookup] = []
         self._match: Match | None = None
         if settings.draft_n_max == "auto":
-            self.depths = DepthController(settings.depth_limit)
+            self.depths = DepthController(depth)
             if settings.ngram and settings.synthetic_acceptance is None:
-                self.lookups = [NgramLookup(settings.depth_limit) for _ in range(n_sequences)]
+                self.lookups = [NgramLookup(depth) for _ in range(n_sequences)]
 
     @property
     def plain_s(self) -> float | None:

@@ -92,7 +92,7 @@ def measure_costs(session: Session, prompt: Sequence[int], repeats: int) -> Cost
         UsageError: the session does not draft, or the context is too short.
     """
     engine = session._engine
-    limit = engine.settings.depth_limit  # a model may allow fewer drafts than were asked for
+    limit = engine.depth  # a model may allow fewer drafts than were asked for
     if limit < 1:
         raise UsageError("costs are measured at depths 0 to draft_n_max; give at least 1")
     n_tokens = tokens_needed(limit, repeats)

@@ -28,7 +28,6 @@ from pyllama_mtp.llama.model import Model
 from pyllama_mtp.llama.toplogprobs import TopLogprobs
 from pyllama_mtp.scheduler import Progress, Scheduler
 from pyllama_mtp.settings import Settings
-from pyllama_mtp.sizing import fitted
 from pyllama_mtp.telemetry import BatchTelemetry
 
 from .bodies import ApiError, bad_request, shutting_down
@@ -103,8 +102,8 @@ class Generator(threading.Thread):
         """
         super().__init__(name="pyllama-mtp generator", daemon=True)
         self.n_sequences, self.max_queue = n_sequences, max_queue
-        fits = fitted(model, settings, n_sequences)
-        self._new_engine = partial(Engine, model, fits, n_sequences, chats=True)
+        resolved = settings.resolve(model, n_sequences)
+        self._new_engine = partial(Engine, model, resolved, chats=True)
         self._engine = self._new_engine()
         self.n_ctx = self._engine.n_ctx
         self.total = BatchTelemetry(synthetic_acceptance=settings.synthetic_acceptance)

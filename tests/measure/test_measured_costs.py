@@ -39,7 +39,7 @@ def test_depths_take_turns_and_the_first_round_of_each_is_dropped() -> None:
 def test_nothing_is_drafted_from_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor searched for, which would count as the cost of drafts."""
     monkeypatch.setattr(NgramLookup, "find", lambda self: pytest.fail("searched"))
-    choice = DraftChoice(Settings())
+    choice = DraftChoice(Settings(), 6)
     choice.depths = Rotation(2, 1)
     choice.begin(0, [1, 2, 3] * 20)
     assert choice.look_up([(0, 1)], 6) == []

@@ -210,7 +210,7 @@ class OneSequence(Engine):
     """An engine of one sequence, driven call by call; every row has all its logits."""
 
     def __init__(self, model: Model, settings: Settings) -> None:
-        super().__init__(model, settings)
+        super().__init__(model, settings.resolve(model))
         answer = Answer(model, True, (), Telemetry(), n_logprobs=0)
         request = steps.Request([], Sampler(model, Sampling()), steps.Limits(10**6), answer)
         self._live = [steps.start(self, self.places[0], request)]

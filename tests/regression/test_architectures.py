@@ -256,7 +256,7 @@ def test_a_head_in_a_file_of_its_own(other: Model, tmp_path: Path) -> None:
 def test_depth_is_chosen(other: Model) -> None:
     """ "auto" drafts no more than there are blocks."""
     with Session(other, Settings(n_ctx=N_CTX, n_threads=1, ngram=False)) as session:
-        most = engine_of(session).settings.depth_limit
+        most = engine_of(session).depth
         assert most == (other.info.most_drafts or Settings().depth_limit)
         run = session.generate(prompt_of(other, 20), max_tokens=30, ignore_eos=True).run()
     assert run.tokens == alone(other, prompt_of(other, 20), 30)

@@ -38,7 +38,7 @@ class Served:
         depth, options = HOW[how]
         chosen = replace(settings(0, n_ubatch=32, **options), draft_n_max=depth)
         self.model = model
-        self.engine = Engine(model, chosen, n_sequences)
+        self.engine = Engine(model, chosen.resolve(model, n_sequences))
         self.total = BatchTelemetry()
         self.loop = Scheduler(self.engine, self.total, take_turns=True)
 

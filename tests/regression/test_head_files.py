@@ -102,7 +102,7 @@ def test_memory_counts_it(files: Files) -> None:
 
     def parts(path: Path, head: Path | str | None) -> dict[str, int]:
         with Model(path, head=head, no_alloc=True) as model:
-            return simulate(model, settings, 1, 256)[0].parts
+            return simulate(model, settings.resolve(model))[0].parts
 
     assert parts(files.trunk, files.head) == parts(files.grafted, NO_HEAD)
 

@@ -209,9 +209,9 @@ def test_memory_is_llama_cpps_own_figure(plain: Model) -> None:
 
 def test_nothing_is_asked_of_a_head_that_is_not_there() -> None:
     """Not even to try whether drafting pays, which it seems to at first."""
-    choice = DraftChoice(Settings(), 1, head=False)
+    choice = DraftChoice(Settings(), 6, head=False)
     for i in range(40):
         assert choice.look_up([(0, i)], 6) == []
         assert choice.depth(1, 6, 6) == 0
         choice.learn(Drafts(), [(0, 0, [i + 1])], 0.0, 0.01)
-    assert DraftChoice(Settings(draft_n_max=3), 1).depth(1, 6, 3) == 3
+    assert DraftChoice(Settings(draft_n_max=3), 3).depth(1, 6, 3) == 3

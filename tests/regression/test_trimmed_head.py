@@ -30,7 +30,7 @@ from ..models.test_trimmed_head import MALFORMED
 from ..processes import RunPython
 from ..trimmed import head_rows, rewrite, tensors_of, write_trimmed
 from .draftheads import NEWEST, context, drafted, generated, logits_of, set_head, tokens_of
-from .support import N_CTX, computed_by, engine_of, made_up, scaled, settings
+from .support import computed_by, engine_of, made_up, scaled, settings
 from .twocontexts import context as context_of
 from .twocontexts import every
 
@@ -139,7 +139,7 @@ def test_for_who_does_not_know_of_it(trimmed: Model, demo: Model, ids: Ints) -> 
 def test_memory_is_known_beforehand(trimmed: Model) -> None:
     """Of a model without weights the ids of the head are not read."""
     with trimmed.without_memory() as twin:
-        (host,) = simulate(twin, settings(3), 1, N_CTX)
+        (host,) = simulate(twin, settings(3).resolve(twin))
     with Session(trimmed, settings(3)) as session:
         taken = engine_of(session).memory()
     for part in ("weights", "target_context"):

@@ -199,13 +199,6 @@ def test_synthetic_acceptance_bounds_the_depth() -> None:
     assert Settings(synthetic_acceptance=(0.5,) * 20).depth_limit == Settings().depth_limit
 
 
-@pytest.mark.parametrize("depth", ["auto", 3])
-def test_copies_keep_the_limit_of_a_model(depth: int | str) -> None:
-    limited = Settings(draft_n_max=depth).at_most(2)
-    assert limited.depth_limit == dataclasses.replace(limited, n_ctx=512).depth_limit == 2
-    assert limited.at_most(1).depth_limit == 1
-
-
 def test_drawn_drafts_do_not_go_with_imposed_acceptance() -> None:
     with pytest.raises(UsageError, match="use one of them"):
         Settings(draft_sampling=True, synthetic_acceptance=(0.5, 0.5, 0.5))
