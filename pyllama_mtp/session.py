@@ -15,7 +15,17 @@ import numpy.typing as npt
 
 from . import promptfile
 from .answer import Answer
-from .arguments import as_index, file_name, flag, instance, refusal, stop_strings, token_ids, whole
+from .arguments import (
+    as_index,
+    file_name,
+    flag,
+    instance,
+    refusal,
+    stop_strings,
+    token_ids,
+    whole,
+    words,
+)
 from .chats.options import ChatOptions, call_form
 from .chats.thinking import Splitter, opened
 from .chats.tools import Messages, Tools
@@ -23,6 +33,7 @@ from .drafting.sampling import Sampler
 from .engine import Engine
 from .errors import UsageError
 from .generate import Limits, OnProgress, Request
+from .llama.hiddenstates import POINTS, ROWS, HiddenStates
 from .llama.model import Model
 from .llama.owned import Owned
 from .llama.trace import NodeTimes
@@ -114,7 +125,9 @@ class Places(Owned):
         self.model, self.settings = model, usable_settings(model, settings)
         n = whole("n_sequences", n_sequences, 1, MOST_SEQUENCES, f"from 1 to {MOST_SEQUENCES}")
         room = whole("room", room, 0, MOST_TOKENS, f"from 0 (not known) to {MOST_TOKENS} tokens")
-        self._engine = Engine(model, self.settings.resolve(model, n, room), times)
+        resolved = self.settings.resolve(model, n, room)
+        self._engine = Engine(model, resolved, times)
+        self._hidden_states = HiddenStates(model, resolved.target)
 
     @property
     def n_ctx(self) -> int:
@@ -173,6 +186,35 @@ class Places(Owned):
             engine.count_traffic(telemetry)
         return telemetry
 
+    def hidden_states(
+        self, prompt: Prompt, *, point: str = "post-norm", rows: str = "all"
+    ) -> npt.NDArray[np.float32]:
+        """The trunk's hidden states of a prompt, without logits; see docs/python.md for the cost.
+
+        They are computed in a context of their own, made by the first call for as many tokens as
+        the prompt has, and kept for further calls. So the text of this session stays as it is.
+
+        Args:
+            prompt: text or token ids.
+            point: "post-norm": after the model's final norm, as the LM head takes them; "pre-norm":
+                before it.
+            rows: "all" tokens; or the "last" one only, which has seen all others.
+
+        Returns:
+            [n, n_embd] float32, n the number of tokens, or 1; yours to keep.
+
+        Raises:
+            UsageError: a prompt that is empty or longer than :attr:`n_ctx`; a bad argument; or no
+                such states: upstream's library, some other architectures.
+            InsufficientMemoryError: there is no room for the context.
+        """
+        words(*POINTS).check("point", point)
+        words(*ROWS).check("rows", rows)
+        tokens = prompt_tokens(self.model, prompt, self.n_ctx)
+        with self._engine.alone:
+            self._engine.target.handle  # noqa: B018 - refused if the session is closed
+            return self._hidden_states.of(tokens, point, rows)
+
     def save(self, path: str | os.PathLike[str], sequence: int = 0) -> None:
         """Write prompt and answer so far, as processed, to a file, with the MTP head's state.
 
@@ -218,6 +260,7 @@ class Places(Owned):
 
     def close(self) -> None:
         """Free the contexts. May be called again."""
+        self._hidden_states.close()
         self._engine.close()
 
 

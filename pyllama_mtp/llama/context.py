@@ -193,9 +193,7 @@ class Context(Owned, OfThisProcess):
             lib.llama_mtp_set_embeddings_nextn(self._handle, True, masked)
         self.model.adapters.apply(self._handle)
         lib.llama_mtp_set_slice(self._handle, options.slice)
-        pre_norm = options.hidden == "pre-norm"
-        point = lib.LLAMA_MTP_TAP_PRE_NORM if pre_norm else lib.LLAMA_MTP_TAP_POST_NORM
-        lib.llama_set_embeddings_pre_norm_point(self._handle, point)
+        self.set_tap_point(options.hidden)
         if options.need_embd_pre_norm and not self.call(lib.pyllama_set_embeddings_pre_norm, True):
             raise self.refusal(
                 "a hidden-state tap", "upstream's library has none, nor have some architectures"
@@ -448,6 +446,13 @@ class Context(Owned, OfThisProcess):
         elif self.options.tap != "off":
             masked = on and self.options.tap == "outputs"
             self._lib.llama_mtp_set_embeddings_nextn(self.handle, on, masked)
+
+    def set_tap_point(self, point: str) -> None:
+        """Where the next decodes take hidden rows: "post-norm" or "pre-norm", see `hidden` of
+        :class:`.ContextOptions`. Ignored by upstream's library."""
+        lib, before = self._lib, point == "pre-norm"
+        native_point = lib.LLAMA_MTP_TAP_PRE_NORM if before else lib.LLAMA_MTP_TAP_POST_NORM
+        lib.llama_set_embeddings_pre_norm_point(self.handle, native_point)
 
     def set_block(self, block: int) -> None:
         """Which of several MTP blocks the next decodes run; for a context of MTP blocks alone."""
