@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import errors as errors
     from .answer import Answer as Answer
-    from .batchsession import BatchSession as BatchSession
     from .chats.options import ChatOptions as ChatOptions
     from .chats.toolcalls import CallPiece as CallPiece
     from .chats.toolcalls import ToolCall as ToolCall
@@ -25,8 +24,9 @@ if TYPE_CHECKING:
     from .llama import native as native
     from .llama.model import Model as Model
     from .measure import api as bench  # noqa: F401 - lazy, not for import *
-    from .scheduler import BatchGeneration as BatchGeneration
-    from .scheduler import Generation as Generation
+    from .session import BatchGeneration as BatchGeneration
+    from .session import BatchSession as BatchSession
+    from .session import Generation as Generation
     from .session import Session as Session
     from .session import stream as stream
     from .settings import RopeScaling as RopeScaling
@@ -45,9 +45,7 @@ _MODULES = {
     "errors": ("PyllamaMtpError",),
     "grammar": ("Grammar",),
     "llama.model": ("Model",),
-    "scheduler": ("BatchGeneration", "Generation"),
-    "batchsession": ("BatchSession",),
-    "session": ("Session", "stream"),
+    "session": ("BatchGeneration", "BatchSession", "Generation", "Session", "stream"),
     "settings": ("RopeScaling", "Sampling", "Settings"),
     "telemetry": ("Pair", "Telemetry"),
 }

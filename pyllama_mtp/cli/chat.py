@@ -187,7 +187,7 @@ class Conversation:
 
     def _set(self, rest: str) -> None:
         """Show the settings, or change one."""
-        from pyllama_mtp.generate import Limits
+        from pyllama_mtp.request import Limits
 
         if not rest:
             print("\n".join(f"{name:18} {value}" for name, value in self._settings().items()))

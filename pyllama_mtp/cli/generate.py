@@ -143,11 +143,12 @@ def tokenize(model: Model, text: str, args: argparse.Namespace) -> list[int]:
     """The prompt's token ids, with --chat after the chat template."""
     if not args.chat:
         return model.tokenize(text)
+    from pyllama_mtp import ChatOptions
+
     messages = [{"role": "user", "content": text}]
     if args.system is not None:
         messages.insert(0, {"role": "system", "content": args.system})
-    rendered = model.apply_chat_template(messages)
-    return model.tokenize(rendered, add_special=False, parse_special=True)
+    return ChatOptions().prompt(model, messages)
 
 
 def stream(generation: Generation, *, show: bool) -> bool:

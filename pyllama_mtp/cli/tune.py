@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         prompt = workload.prompt(args.prompt_size)
         with Session(model, settings) as session:
             costs = measure_costs(session, prompt, args.repeat)
-            heads = session._engine.heads
+            heads = session._engine.head.heads
             choice = heads_markdown(heads.table(costs), heads.chosen) if heads else ""
         plain = dataclasses.replace(options.settings_from(args, 0), n_ctx=room)
         ubatches = measure_ubatches(model, plain, workload.prompt(room))

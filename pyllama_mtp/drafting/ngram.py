@@ -1,4 +1,4 @@
-"""N-gram drafts: repeat what followed the same tokens earlier in the text. Pure; no library.
+"""N-gram drafts: repeat what followed the same tokens earlier in the text.
 
 Edits, code and tables repeat the prompt. Such drafts cost nothing to make; how often they hold is
 learned for every length of match, whether they are used or not. Prompt lookup decoding (Saxena
@@ -7,10 +7,12 @@ learned for every length of match, whether they are used or not. Prompt lookup d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..sequence import Drafts, Sequence
+from .acceptance import point
 from .depth import posterior
+from .drafter import Drafter
 
 #: Least length of a match, and the most tokens that are compared.
 LEAST, MOST = 3, 16
@@ -70,14 +72,14 @@ class NgramLookup:
         self._after: dict[tuple[int, ...], int] = {}
         self._trusts = [_Trust(limit, prior) for _, prior in KINDS]
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: list[int]) -> None:
         """Begin a text with `prompt`; if it continues the last text, only the new part is read."""
         n = len(self.tokens)
         if self.tokens != list(prompt[:n]):
             self.tokens, self._after, n = [], {}, 0
         self.add(prompt[n:])
 
-    def add(self, tokens: Sequence[int]) -> None:
+    def add(self, tokens: list[int]) -> None:
         """Continue the text with `tokens`."""
         text, after = self.tokens, self._after
         for token in tokens:
@@ -108,7 +110,7 @@ class NgramLookup:
         """[limit] conditional acceptance per position of drafts after this match."""
         return self._trust(match).rates()
 
-    def learn(self, match: Match, actual: Sequence[int]) -> None:
+    def learn(self, match: Match, actual: list[int]) -> None:
         """Compare the match's drafts with `actual`, the model's tokens after the newest token: at
         least one, not in the text yet."""
         drafts = self.drafts(match, min(len(actual), self.limit))
@@ -120,3 +122,45 @@ class NgramLookup:
     def _trust(self, match: Match) -> _Trust:
         kind = max(i for i, (least, _) in enumerate(KINDS) if match.length >= least)
         return self._trusts[kind]
+
+
+class NgramDrafter(Drafter):
+    """N-gram drafts for a sequence that is alone in its round.
+
+    Attributes:
+        texts: by sequence.
+    """
+
+    def __init__(self, limit: int, n_sequences: int) -> None:
+        self.texts = [NgramLookup(limit) for _ in range(n_sequences)]
+        self._match: Match | None = None
+
+    def reset(self, sequence: Sequence) -> None:
+        """See :meth:`.Drafter.reset`: a round may have broken off."""
+        self._match = None
+
+    def begin(self, sequence: Sequence) -> None:
+        """See :meth:`.Drafter.begin`."""
+        self.texts[sequence.id].begin([*sequence.request.prompt, *sequence.chosen])
+
+    def rates(self, sequence: Sequence) -> tuple[float, ...]:
+        """Conditional acceptance, per position, of the drafts that there are; empty: none."""
+        text = self.texts[sequence.id]
+        self._match = text.find()
+        return text.rates(self._match) if self._match else ()
+
+    def draft(self, sequences: list[Sequence], n_max: int) -> list[Drafts]:
+        """`n_max` drafts after the match that :meth:`rates` has found."""
+        (one,) = sequences
+        assert self._match
+        tokens = self.texts[one.id].drafts(self._match, n_max)
+        return [Drafts(tokens, [point(t) for t in tokens] if one.draws else [], looked_up=True)]
+
+    def accepted(self, sequences: list[Sequence]) -> None:
+        """See :meth:`.Drafter.accepted`. Learn from the match, whether it was drafted or not."""
+        for one in sequences:
+            text = self.texts[one.id]
+            if self._match:
+                text.learn(self._match, one.chosen)
+            text.add(one.chosen)
+        self._match = None

@@ -15,69 +15,40 @@ it are not there yet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ..errors import UsageError
-from ..llama.batch import SEQ, Batch, Floats, Ints
+from ..llama.batch import Batch, Floats, Ints
 from ..llama.context import Context
 from ..llama.contextoptions import ContextOptions
-from .drafter import P_MIN_CANDIDATES, Drafts, Newest, top_probability
+from ..sequence import Drafts, Sequence
+from ..settings import Settings
+from .acceptance import Distribution
+from .head import P_MIN_CANDIDATES, HeadDrafter, top_probability
+from .headrows import Heads
 
 #: Tokens per graph on a CPU. The block is one layer: larger graphs cost memory (44 MiB at 512 on
 #: the 0.8B shape) and are no faster.
 N_UBATCH_CPU = 128
 
 
-@dataclass(frozen=True, eq=False)
-class Decoded:
-    """What the target's last batch has of one sequence.
-
-    Attributes:
-        start: position of the first token.
-        tokens: [n] int32 ids.
-        entry: batch entry of the first token; the others follow.
-        n_keep: the text goes on after this many of the tokens, at least 1; the rest was rejected.
-    """
-
-    seq: int
-    start: int
-    tokens: Ints
-    entry: int
-    n_keep: int
-
-
-@dataclass(eq=False)
-class InStep:
-    """How far a sequence of the draft context is in step with the target.
-
-    Attributes:
-        n_past: positions 0 .. n_past-1 of its cache were written from the target's hidden states.
-            Anything above is left over from drafting and is removed before the next write.
-        carry: [1, n_embd] float32: h_{n_past-1}; None when the target has decoded that position but
-            the drafter was not told its row.
-    """
-
-    n_past: int
-    carry: Floats | None
-
-
-class UpstreamDrafter:
+class UpstreamDrafter(HeadDrafter):
     """Drafts for all sequences of a target, in a context of its own.
 
-    It is told what the target decodes (:meth:`decoded`), and writes the same positions.
+    It is told what the target decodes (:meth:`decoded`), and writes the same positions. Positions
+    from `n_drafted_for` of a sequence on are left over from drafting, and are removed before the
+    next write.
 
     Attributes:
-        context: of the MTP head.
-        sequences: by sequence number.
-        n_blocks: that are in use, of several as many as there are drafts; 1: one for all drafts.
         patched: patches that are general apply. Not where upstream's way is there to compare with.
     """
 
-    def __init__(self, target: Context, options: ContextOptions, depth: int) -> None:
-        """Start with empty caches.
+    def __init__(
+        self, target: Context, options: ContextOptions, settings: Settings, depth: int
+    ) -> None:
+        """Start with empty caches. Raises UsageError and others: see :class:`.Heads`.
 
         Args:
             target: keeps the hidden rows of all tokens: tap="all".
@@ -98,103 +69,111 @@ class UpstreamDrafter:
             n_outputs_max=options.n_seq_max,
             tap="outputs",
         )
-        self._target, self.context = target, Context(target.model, own, target=target)
         self.patched = not info.in_trunk and target.library.has_tap
+        self._target, context = target, Context(target.model, own, target=target)
         self._zero = np.zeros((1, target.model.n_embd), dtype=np.float32)
-        self.sequences = [InStep(0, self._zero) for _ in range(options.n_seq_max)]
+        self.contexts = (context,)
+        try:
+            super().__init__(context, settings)
+        except BaseException:
+            context.close()
+            raise
+
+    def _heads(self, settings: Settings) -> Heads | None:
+        return super()._heads(settings) if self.patched else None
 
     # -- in step with the target ---------------------------------------------------------------
 
-    def reset(self, seq: int = SEQ) -> None:
-        """Forget a sequence: the next token is at position 0 and pairs with the zero vector."""
-        self.context.remove(0, seq)
-        self.sequences[seq] = InStep(0, self._zero)
+    def _carry(self, one: Sequence) -> Floats | None:
+        """The row that pairs with the next token: at position 0 the zero vector."""
+        return one.carry if one.n_drafted_for else self._zero
 
-    def reach(self, seq: int, n_past: int) -> tuple[int, int]:
-        """How drafting can go on in a text of which the target holds `n_past` positions.
+    def reset(self, sequence: Sequence) -> None:
+        """See :meth:`.Drafter.reset`."""
+        self.context.remove(0, sequence.id)
+        sequence.n_drafted_for, sequence.carry = 0, None
 
-        Returns:
-            The positions that this cache can keep, at most `n_past`, and where the target must go
-            on: one position earlier if the hidden state of the last one is not known.
-        """
-        one = self.sequences[seq]
-        if one.n_past <= n_past:
-            return one.n_past, one.n_past - (one.carry is None)
+    def reach(self, sequence: Sequence, n_past: int) -> tuple[int, int]:
+        """See :meth:`.Drafter.reach`: the target goes on one position earlier if the hidden state
+        of the last one is not known."""
+        own = sequence.n_drafted_for
+        if own <= n_past:
+            return own, own - (self._carry(sequence) is None)
         return n_past, max(n_past - 1, 0)
 
-    def truncate(self, seq: int, n_past: int) -> None:
-        """Keep at most the positions below `n_past`; see :meth:`reach` for what must follow."""
+    def go_back(self, sequence: Sequence, n_past: int, carry: Floats | None = None) -> None:
+        """See :meth:`.Drafter.go_back`, and :meth:`reach` for what must follow."""
         if n_past == 0:
-            self.reset(seq)
-        elif n_past < self.sequences[seq].n_past:
-            self.sequences[seq] = InStep(n_past, None)
+            self.reset(sequence)
+        elif n_past < sequence.n_drafted_for or carry is not None:
+            sequence.n_drafted_for, sequence.carry = n_past, carry
 
-    def resume(self, seq: int, n_past: int, carry: Floats) -> None:
-        """Keep positions below `n_past`; `carry` is h_{n_past-1}, [1, n_embd] float32."""
-        self.sequences[seq] = InStep(n_past, carry)
-
-    def save(self, seq: int) -> tuple[bytearray | None, int, Floats | None]:
-        """What :meth:`load` needs, for a file: the cache, the positions in it, [n_embd] float32."""
-        own = self.sequences[seq]
-        if not own.n_past:
+    def save(self, sequence: Sequence) -> tuple[bytearray | None, int, Floats | None]:
+        """See :meth:`.Drafter.save`."""
+        n_past, carry = sequence.n_drafted_for, sequence.carry
+        if not n_past:
             return None, 0, None
-        self.context.remove(own.n_past, seq)  # what drafting has left there
-        carry = own.carry[0] if own.carry is not None else None
-        return self.context.save_state(seq=seq), own.n_past, carry
+        self.context.remove(n_past, sequence.id)  # what drafting has left there
+        state = self.context.save_state(seq=sequence.id)
+        return state, n_past, None if carry is None else carry[0]
 
-    def load(self, seq: int, state: bytes | bytearray, n_past: int, carry: Floats | None) -> None:
-        """Put back what :meth:`save` gave."""
-        self.context.load_state(state, seq=seq)
-        self.sequences[seq] = InStep(n_past, None if carry is None else carry[None, :])
+    def load(
+        self, sequence: Sequence, state: bytes | bytearray, n_past: int, carry: Floats | None
+    ) -> None:
+        """See :meth:`.Drafter.load`."""
+        self.context.load_state(state, seq=sequence.id)
+        sequence.n_drafted_for = n_past
+        sequence.carry = None if carry is None else carry[None, :]
 
-    def decoded(self, passes: Sequence[Decoded]) -> None:
+    def decoded(self, sequences: list[Sequence], kept: list[int]) -> None:
         """Write the positions that the target has just decoded and that are not in step yet.
 
         Rejected ones are written all the same, so that every round has a graph of one shape.
 
         Raises:
-            UsageError: a gap: a pass begins above `n_past`, or the row for `n_past` is not known.
+            UsageError: a gap: the target's pass begins above `n_drafted_for`, or the row for that
+                position is not known.
         """
-        if not passes:
+        if not sequences:
             return
-        hidden = self._target.hidden_rows()
-        skips = [self._begin(one) for one in passes]
+        hidden, firsts = self._target.hidden_rows(), list[int]()
         tokens, positions, seqs, rows = list[Ints](), list[int](), list[int](), list[Floats]()
-        for one, skip in zip(passes, skips, strict=True):
-            n, first = len(one.tokens), one.entry
+        for one in sequences:
+            start, n, skip = len(one.tokens), len(one.batch), self._begin(one)
             # The token at start+i pairs with h_{start+i-1}: row i-1, for i = 0 the carry.
-            carry = self.sequences[one.seq].carry
+            carry = self._carry(one)
             if skip == 0 and carry is not None:
                 rows.append(carry)
-            rows.append(hidden[first + max(skip - 1, 0) : first + n - 1])
-            tokens.append(one.tokens[skip:])
-            positions += range(one.start + skip, one.start + n)
-            seqs += [one.seq] * (n - skip)
+            rows.append(hidden[one.entry + max(skip - 1, 0) : one.entry + n - 1])
+            tokens.append(one.batch[skip:])
+            positions += range(start + skip, start + n)
+            seqs += [one.id] * (n - skip)
+            firsts.append(start + skip)
         at, of = np.array(positions, dtype=np.int32), np.array(seqs, dtype=np.int32)
         ids, before = np.concatenate(tokens), np.concatenate(rows)
         for block in range(self.n_blocks):
-            if block:
-                for one, skip in zip(passes, skips, strict=True):
-                    self.context.remove(one.start + skip, one.seq)
+            for one, first in zip(sequences, firsts, strict=True) if block else ():
+                self.context.remove(first, one.id)
             self.context.set_block(block)
             self._write(ids, at, of, before)
-        for one in passes:
-            n_past, last = one.start + one.n_keep, one.entry + one.n_keep
-            if one.n_keep < len(one.tokens):
-                self.context.remove(n_past, one.seq)
-            self.resume(one.seq, n_past, hidden[last - 1 : last].copy())
+        for one, n_keep in zip(sequences, kept, strict=True):
+            one.n_drafted_for, last = len(one.tokens) + n_keep, one.entry + n_keep
+            if n_keep < len(one.batch):
+                self.context.remove(one.n_drafted_for, one.id)
+            one.carry = hidden[last - 1 : last].copy()
 
-    def _begin(self, one: Decoded) -> int:
+    def _begin(self, one: Sequence) -> int:
         """Make room for a pass; how many of its positions are in step already, by an earlier pass
         or draft."""
-        own = self.sequences[one.seq]
-        skip = own.n_past - one.start
-        if skip < 0 or (skip == 0 and own.carry is None):
+        start = len(one.tokens)
+        skip = one.n_drafted_for - start
+        if skip < 0 or (skip == 0 and self._carry(one) is None):
             raise UsageError(
-                f"the draft cache ends at position {own.n_past}; it cannot continue at {one.start}"
+                f"the draft cache ends at position {one.n_drafted_for}; it cannot continue at "
+                f"{start}"
             )
-        if skip < len(one.tokens):
-            self.context.remove(own.n_past, one.seq)
+        if skip < len(one.batch):
+            self.context.remove(one.n_drafted_for, one.id)
         return skip
 
     def _write(self, ids: Ints, at: Ints, of: Ints, rows: Floats) -> None:
@@ -206,21 +185,23 @@ class UpstreamDrafter:
 
     # -- drafting ------------------------------------------------------------------------------
 
-    def draft(self, newest: Sequence[Newest], n_max: int, p_min: float = 0.0) -> list[Drafts]:
-        """See :meth:`.Drafter.draft`: one decode of the block per draft, of all sequences together.
+    def draft(self, sequences: list[Sequence], n_max: int) -> list[Drafts]:
+        """See :meth:`.HeadDrafter.draft`: one decode of the block per draft, of all sequences
+        together.
 
         Raises:
             UsageError: the row that pairs with a newest token is not known.
         """
-        starts, carries = zip(*[self._begin_draft(one.seq) for one in newest], strict=True)
-        entries = [[one.token for one in newest], starts, [one.seq for one in newest]]
+        starts, carries = zip(*map(self._begin_draft, sequences), strict=True)
+        entries = [[one.newest for one in sequences], starts, [one.id for one in sequences]]
         tokens, positions, seqs = np.array(entries, dtype=np.int32)
         batch = Batch(tokens, positions, seqs, np.ones_like(seqs, np.int8), np.concatenate(carries))
-        context, drafts = self.context, [Drafts() for _ in newest]
-        few = self.patched and not any(one.sampler for one in newest)
+        context, p_min = self.context, self.p_min
+        drafts = [(list[int](), list[Distribution]()) for _ in sequences]
+        few = self.patched and not any(one.draws for one in sequences)
         context.set_greedy(few)
         context.set_candidates(P_MIN_CANDIDATES if few and p_min > 0 else 0)
-        sure = np.ones(len(newest), dtype=bool)
+        sure = np.ones(len(sequences), dtype=bool)
         for step in range(n_max):
             context.set_block(step if self.n_blocks > 1 else 0)
             context.decode_batch(batch)
@@ -231,23 +212,23 @@ class UpstreamDrafter:
                 sure &= [top_probability(row) >= p_min for row in logits]
             if not sure.any():
                 break
-            for row, one, made in zip(rows, newest, drafts, strict=True):
-                if one.sampler and step < one.n_usable:
-                    token, q = one.sampler.propose(context.logits(row), None)
-                    made.distributions.append(q)
+            for row, one, (ids, distributions) in zip(rows, sequences, drafts, strict=True):
+                if one.draws and step < one.n_usable:
+                    token, q = one.request.sampler.propose(context.logits(row), None)
+                    distributions.append(q)
                 else:
                     token = context.argmax(row)
-                made.tokens.append(token)
+                ids.append(token)
             # From here on the block is fed its own states, after its head norm.
             own = Batch(
-                np.array([made.tokens[-1] for made in drafts], dtype=np.int32),
+                np.array([ids[-1] for ids, _ in drafts], dtype=np.int32),
                 positions + step + 1,
                 seqs,
                 np.ones_like(seqs, np.int8),
                 context.hidden_rows(),
             )
             batch = own if self.n_blocks == 1 else self._longer(batch, own)
-        return drafts
+        return [Drafts(*one) for one in drafts]
 
     def _longer(self, batch: Batch, more: Batch) -> Batch:
         """What the next block decodes: `batch`, which makes room for it, and a token more of each
@@ -263,17 +244,17 @@ class UpstreamDrafter:
             np.concatenate([batch.hidden, more.hidden]),
         )
 
-    def _begin_draft(self, seq: int) -> tuple[int, Floats]:
+    def _begin_draft(self, one: Sequence) -> tuple[int, Floats]:
         """Make room for the newest token: its position, and the row that pairs with it.
 
         Drafting pairs it with the target's own row, so it is in step at once, unless there are more
         blocks, which may not write it. The drafts after it come from the block's own states, and
         are written again by :meth:`decoded`.
         """
-        own = self.sequences[seq]
-        if own.carry is None:
+        start, carry = one.n_drafted_for, self._carry(one)
+        if carry is None:
             raise UsageError("the hidden state of the last position is not known")
-        self.context.remove(own.n_past, seq)
+        self.context.remove(start, one.id)
         if self.n_blocks == 1:
-            self.sequences[seq] = InStep(own.n_past + 1, None)
-        return own.n_past, own.carry
+            one.n_drafted_for, one.carry = start + 1, None
+        return start, carry

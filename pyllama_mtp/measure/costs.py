@@ -96,14 +96,14 @@ def measure_costs(session: Session, prompt: Sequence[int], repeats: int) -> Cost
     if limit < 1:
         raise UsageError("costs are measured at depths 0 to draft_n_max; give at least 1")
     n_tokens = tokens_needed(limit, repeats)
-    rotation, before = Rotation(limit, repeats), engine.choice.depths
-    engine.choice.depths = rotation
+    rotation, before = Rotation(limit, repeats), engine.drafting.depths
+    engine.drafting.depths = rotation
     try:
         for _ in session.generate(prompt, max_tokens=n_tokens, ignore_eos=True):
             if rotation.done:
                 break
     finally:
-        engine.choice.depths = before
+        engine.drafting.depths = before
     return rotation.medians()
 
 

@@ -23,9 +23,9 @@ from prometheus_client.registry import Collector
 from pyllama_mtp.chats.toolcalls import CallPiece
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import ContextClosedError, WorkerLostError
-from pyllama_mtp.generate import Request
 from pyllama_mtp.llama.model import Model
 from pyllama_mtp.llama.toplogprobs import TopLogprobs
+from pyllama_mtp.request import Request
 from pyllama_mtp.scheduler import Progress, Scheduler
 from pyllama_mtp.settings import Settings
 from pyllama_mtp.telemetry import BatchTelemetry

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from pyllama_mtp.answer import Answer
-from pyllama_mtp.chats.options import ChatOptions, call_form
-from pyllama_mtp.chats.thinking import CLOSE, OPEN, Splitter, opened
+from pyllama_mtp.chats.options import ChatOptions
+from pyllama_mtp.chats.thinking import CLOSE, OPEN
 from pyllama_mtp.chats.tools import Tools
-from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.generate import Limits, Request
 from pyllama_mtp.llama.model import Model
-from pyllama_mtp.telemetry import Telemetry
+from pyllama_mtp.request import Limits, Options, make_request, tokens_of
 
 from .bodies import ApiError, Body, ChatBody, CompletionBody, TokenizeBody, bad_request
 from .generator import Job
@@ -35,7 +32,6 @@ class Served:
         name: the model's name for clients.
         n_ctx: most tokens of prompt and answer together.
         max_tokens: most tokens of an answer; None: as many as fit.
-        synthetic_acceptance: imposed acceptance rates, for measurements.
         fingerprint: the build.
         created: when the server started, in seconds since 1970.
         chat: defaults for chats.
@@ -46,7 +42,6 @@ class Served:
     name: str
     n_ctx: int
     max_tokens: int | None
-    synthetic_acceptance: tuple[float, ...] | None
     fingerprint: str
     created: int
     chat: ChatOptions = ChatOptions()  # noqa: RUF009 - frozen
@@ -75,13 +70,13 @@ def make_jobs(served: Served, body: Body) -> list[Job]:
         sampling = replace(served.model.sampling, **body.sampling)
         if chat:
             sampling = options.sampling(sampling, served.model, tools)
+        told = _told(body, tools)
         for tokens in prompts:
             limits = Limits(_max_tokens(served, body, len(tokens)), body.ignore_eos)
             for number in range(body.n):
                 if body.seed is not None:
                     sampling = replace(sampling, seed=(body.seed + number) % SEEDS)
-                answer = _answer(served, body, tokens, tools)
-                request = Request(tokens, Sampler(served.model, sampling, tokens), limits, answer)
+                request = make_request(served.model, tokens, limits, sampling, told)
                 jobs.append(Job(len(jobs), request, progress=body.stream and body.return_progress))
     return jobs
 
@@ -106,7 +101,7 @@ def _prompts(
             return [options.prompt(served.model, messages, tools, goes_on=goes_on)]
     assert isinstance(body, CompletionBody)
     with _refused("prompt"):
-        return [_tokens(served.model, prompt) for prompt in body.prompts]
+        return [tokens_of(served.model, prompt) for prompt in body.prompts]
 
 
 def _tools(body: Body) -> Tools | None:
@@ -145,17 +140,6 @@ def _chat_options(served: Served, body: Body) -> ChatOptions:
     return found
 
 
-def _tokens(model: Model, prompt: str | Sequence[int]) -> list[int]:
-    if isinstance(prompt, str):
-        tokens = model.tokenize(prompt, add_special=True, parse_special=True)
-    else:
-        tokens = list(prompt)
-        model.check_tokens(tokens)
-    if not tokens:
-        raise UsageError("the prompt is empty; give at least one token of text")
-    return tokens
-
-
 def _max_tokens(served: Served, body: Body, n_prompt: int) -> int:
     """Most tokens of an answer to a prompt of so many tokens.
 
@@ -178,16 +162,12 @@ def _max_tokens(served: Served, body: Body, n_prompt: int) -> int:
     return most if asked in (None, AS_MUCH_AS_FITS) else min(asked, most)
 
 
-def _answer(served: Served, body: Body, tokens: list[int], tools: Tools | None) -> Answer:
-    """The answer to a prompt, still empty."""
+def _told(body: Body, tools: Tools | None) -> Options:
+    """What is told of the answers."""
     assert isinstance(body, ChatBody | CompletionBody)
-    splitter = calls = None
-    if isinstance(body, ChatBody):
-        calls = tools.reader(call_form(served.model.chat_template)) if tools else None
-        said = body.messages[-1].to_template()["content"] if body.continue_final_message else ""
-        goes_on = said.rfind(OPEN) > said.rfind(CLOSE)
-        splitter = Splitter(goes_on or opened(served.model, tokens))
-    telemetry = Telemetry(synthetic_acceptance=served.synthetic_acceptance)
-    return Answer(
-        served.model, body.ignore_eos, body.stop, telemetry, body.n_logprobs, splitter, calls
-    )
+    options = Options(stop=body.stop, logprobs=body.n_logprobs)
+    if not isinstance(body, ChatBody):
+        return options
+    said = body.messages[-1].to_template()["content"] if body.continue_final_message else ""
+    in_thought = said.rfind(OPEN) > said.rfind(CLOSE)
+    return replace(options, split=True, in_thought=in_thought, tools=tools)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
-from pyllama_mtp.drafting.drafter import Drafter, Drafts
+from pyllama_mtp.drafting.head import HeadDrafter
 from pyllama_mtp.drafting.upstream import UpstreamDrafter
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama import native
@@ -24,6 +24,7 @@ from pyllama_mtp.measure.peers.llama_server import Server, completion_request, s
 from pyllama_mtp.measure.peers.options import Options
 from pyllama_mtp.models.architectures import ARCHITECTURES
 from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
+from pyllama_mtp.sequence import Drafts
 
 from ..architectures import write_model
 from .support import N_BATCH, N_CTX, alone, draft_ids, engine_of, made_up, settings
@@ -106,8 +107,8 @@ def test_a_saved_prompt(other: Model, tmp_path: Path) -> None:
     assert run.tokens == alone(other, longer, 8)
 
 
-def target_of(drafter: Drafter | UpstreamDrafter) -> Context:
-    return drafter.context if isinstance(drafter, Drafter) else drafter._target
+def target_of(drafter: HeadDrafter) -> Context:
+    return drafter._target if isinstance(drafter, UpstreamDrafter) else drafter.context
 
 
 class Recorded:
@@ -121,11 +122,11 @@ class Recorded:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rounds: list[list[int]] = []
         self.starts: list[int] = []
-        for kind in (Drafter, UpstreamDrafter):
+        for kind in (HeadDrafter, UpstreamDrafter):
             monkeypatch.setattr(kind, "draft", self._recording(kind.draft))
 
     def _recording(self, draft: Callable[..., list[Drafts]]) -> Callable[..., list[Drafts]]:
-        def recording(drafter: Drafter | UpstreamDrafter, *arguments: object) -> list[Drafts]:
+        def recording(drafter: HeadDrafter, *arguments: object) -> list[Drafts]:
             self.starts.append(target_of(drafter).n_past)
             made = draft(drafter, *arguments)
             self.rounds.append(list(made[0].tokens))
@@ -143,9 +144,9 @@ def test_best_tokens_picked_in_the_graph(other: Model, monkeypatch: pytest.Monke
         with Session(other, settings(3, p_min=p_min)) as session:
             session.generate(prompt, max_tokens=24, ignore_eos=True).run()
             found, recorded.rounds = recorded.rounds, []
-            n_bytes = engine_of(session).upstream.context.output_bytes  # type: ignore[union-attr]
+            n_bytes = engine_of(session).head.contexts[0].output_bytes
         with Session(other, settings(3, p_min=p_min)) as session:
-            drafter = engine_of(session).drafter
+            drafter = engine_of(session).head
             assert isinstance(drafter, UpstreamDrafter)
             drafter.patched = False
             session.generate(prompt, max_tokens=24, ignore_eos=True).run()

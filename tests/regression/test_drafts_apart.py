@@ -180,7 +180,6 @@ def test_blocks_with_lm_heads_of_their_own(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(UsageError, match="have LM heads of their own"):
             Session(model, settings(2, draft_vocab=512))
         with Session(model, settings(2)) as session:
-            upstream, ids = session._engine.upstream, np.arange(9, dtype=np.int32)
-            assert upstream
+            (context,), ids = session._engine.head.contexts, np.arange(9, dtype=np.int32)
             with pytest.raises(UsageError, match="a draft head is not possible here"):
-                set_draft_head(upstream.context, head_rows(model.info, ids), ids)
+                set_draft_head(context, head_rows(model.info, ids), ids)

@@ -58,7 +58,7 @@ def test_it_is_the_best_and_the_text_is_the_same(
     plain = written(model, prompt, 32, 0).tokens
     with Session(model, settings(3)) as session:
         assert n_rows(session) == rows
-        chosen = engine_of(session).heads
+        chosen = engine_of(session).head.heads
         assert (
             chosen and chosen.chosen and (chosen.chosen.n_rows, chosen.chosen.kind) == (rows, kind)
         )
@@ -84,8 +84,8 @@ def test_measured_costs(model: Model) -> None:
         found = model.head_costs
         assert found and found.block > 0 and found.step > 0
         assert found.row.keys() == {"file", "q4_0"} and min(found.row.values()) > 0
-        assert engine_of(session).drafter and engine_of(session).drafter.context.n_past == 0
-        assert engine_of(session).heads and len(engine_of(session).heads.table()) == 8
+        assert engine_of(session).target.n_past == 0
+        assert engine_of(session).head.heads and len(engine_of(session).head.heads.table()) == 8
     with Session(model, settings(2)):
         assert model.head_costs is found
 
@@ -123,7 +123,7 @@ OTHERWISE = {
 @pytest.mark.parametrize("options", OTHERWISE.values(), ids=OTHERWISE)
 def test_where_there_is_no_choice(model: Model, options: dict[str, object]) -> None:
     with Session(model, settings(2, **options)) as session:
-        chosen = engine_of(session).heads
+        chosen = engine_of(session).head.heads
         assert chosen and chosen.chosen is None and chosen.table() == []
     assert model.head_costs is None
 
@@ -131,4 +131,4 @@ def test_where_there_is_no_choice(model: Model, options: dict[str, object]) -> N
 def test_small_vocabularies(demo: Model) -> None:
     """Up to 65,536 tokens, drafts come from the whole vocabulary."""
     with Session(demo, Settings(n_ctx=64, draft_n_max=1)) as session:
-        assert n_rows(session) == demo.n_vocab and not engine_of(session).heads.table()  # type: ignore[union-attr]
+        assert n_rows(session) == demo.n_vocab and not engine_of(session).head.heads.table()  # type: ignore[union-attr]

@@ -132,4 +132,6 @@ with Model(sys.argv[1]) as model, Session(model, Settings(draft_n_max=0, **SMALL
         found = str(error)
     session.generate("import", max_tokens=2).run()
 """
-    assert "hidden-state tap is not possible" in computed_by("upstream", run_python, code, demo.path)
+    assert "hidden-state tap is not possible" in computed_by(
+        "upstream", run_python, code, demo.path
+    )

@@ -134,7 +134,7 @@ with Model(demo) as model:
     refused("vocabulary", lambda: Session(model, Settings(n_ctx=64, draft_vocab=300)))
     for vocab in ("auto", "full"):
         with Session(model, Settings(n_ctx=64, draft_vocab=vocab)) as session:
-            said[vocab] = session._engine.drafter.context.draft_ids
+            said[vocab] = session._engine.head.context.draft_ids
 for mtp in (True, False):
     refused(f"trimmed {mtp}", lambda: Model(trimmed, mtp=mtp))
 refused("apart", lambda: Model(apart))

@@ -90,7 +90,7 @@ def running(
     settings = Settings(**{**chosen, **options})  # type: ignore[arg-type]
     generator = Generator(model, settings, n_sequences, max_queue)
     served = Served(
-        *(model, NAME, generator.n_ctx, max_tokens, settings.synthetic_acceptance),
+        *(model, NAME, generator.n_ctx, max_tokens),
         *("fp", 1_700_000_000),
         strict_model=strict_model,
     )
