@@ -147,9 +147,8 @@ def _within_time(render: Callable[[], str]) -> str:
     try:
         in_time = ended.wait(MOST_SECONDS)
     finally:  # after Ctrl-C as well
-        while (
-            thread.is_alive() and not ended.is_set()
-        ):  # it stops between two steps of Python, a long filter after it
+        # Python raises it between two of its steps, so after a filter that takes long.
+        while thread.is_alive() and not ended.is_set():
             number = ctypes.c_ulong(thread.ident or 0)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(TemplateLimitError))
             ended.wait(0.05)
