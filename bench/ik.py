@@ -24,10 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_mtp import cli
-from pyllama_mtp.measure.peers import PeerError
-from pyllama_mtp.measure.peers.find import PROGRAMS
-from pyllama_mtp.measure.peers.llama_server import HOST, Server
-from pyllama_mtp.measure.peers.output import OutputError
+from pyllama_mtp.measure.peers import HOST, PROGRAMS, OutputError, PeerError, Server
 
 #: Options with a value that the server gets otherwise, or that ik's has not.
 OTHERWISE = ("--host", "--port", "--alias", "--fit", "-md")

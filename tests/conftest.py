@@ -107,7 +107,7 @@ def no_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No program of upstream's is found on this machine."""
     monkeypatch.delenv("PYLLAMA_MTP_PEERS", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("pyllama_mtp.measure.peers.find.BUILD_FOLDER", tmp_path)
+    monkeypatch.setattr("pyllama_mtp.measure.peers.BUILD_FOLDER", tmp_path)
 
 
 @pytest.fixture

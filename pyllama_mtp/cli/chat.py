@@ -177,7 +177,7 @@ class Conversation:
         self.system = rest or None
 
     def _show_stats(self, rest: str = "") -> None:
-        from pyllama_mtp.measure.telemetrylines import telemetry_lines
+        from pyllama_mtp.measure.text import telemetry_lines
 
         if self.last is None:
             raise UsageError("nothing was answered yet")

@@ -116,7 +116,7 @@ def read_prompt(args: argparse.Namespace) -> str:
     Raises:
         UsageError: none was given, it is empty, or it is not UTF-8.
     """
-    from pyllama_mtp.measure.workload import decode_text, read_text
+    from pyllama_mtp.measure.prompts import decode_text, read_text
 
     if args.prompt_file is not None:
         return read_text(args.prompt_file)
@@ -189,7 +189,7 @@ def _report(
 def _say(args: argparse.Namespace, generation: Generation) -> None:
     """Print to stderr what follows the text: a warning about imposed acceptance, and figures."""
     from pyllama_mtp.measure.table import synthetic_warning
-    from pyllama_mtp.measure.telemetrylines import telemetry_lines
+    from pyllama_mtp.measure.text import telemetry_lines
 
     if args.synthetic_acceptance:
         most = AUTO_DEPTH if args.draft_n_max == "auto" else args.draft_n_max

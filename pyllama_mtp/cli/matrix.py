@@ -1,38 +1,16 @@
 """Measure prefill and decode speed without MTP and with MTP at several draft
 depths, over several prompt sizes.
 
-Every sample is a fresh session: a warm-up as long as the prompt (at most one
---n-batch), then one prompt (prefill) and --max-tokens tokens of continuation
-(decode), the end-of-text token ignored. Nothing comes from a cache. A repeat
-measures all variants side by side on one text: their prompts one after the
-other, then their tokens by turns, in another order in every repeat. A machine
-that grows slower therefore slows all variants alike. Each repeat has a text of
-its own. Speeds are medians over the repeats; a ratio is taken within each
-repeat. Times are in seconds, speeds in tokens per second. Depth 0 is measured
-with the defaults of --rows, --sync and the like; each of these that varies has
-a column.
-
-The table goes to stdout, progress to stderr, and every finished sample as one
-line of JSON to --output, which is appended to, never overwritten. Ctrl-C keeps
-the finished samples and exits with 130; --resume goes on from there, also after
-a crash. recordtypes.py in the package's folder "measure" describes the lines.
+Every sample is a fresh session: a warm-up, one prompt (prefill) and
+--max-tokens tokens of continuation (decode). A repeat measures all variants
+side by side on one text; speeds are medians over the repeats, and a ratio is
+taken within each repeat. The table goes to stdout, every finished sample to
+--output, which is appended to. Ctrl-C keeps the finished samples; --resume goes
+on from there.
 
 Without --model, --prompt-sizes and --depths, the command is a first look of two
-minutes. It measures a model of the Qwen3.5-0.8B shape in Q4_K_M, with random
-weights and a head that drafts well, written once to ~/.cache (XDG_CACHE_HOME;
-half a gigabyte). Then it measures the demo model, which writes real text but is
-too small to gain much.
-
-Without --threads, cores that other programs keep busy are left to them: a
-thread that shares its core makes all other threads wait.
-
---peers measures other programs beside this one, in every repeat, with the same
-file, sizes, prompts and settings: llama-server at every depth, with its timings
-of a completion at temperature 0; llama-bench (random tokens) and
-llama-cpp-python without MTP. Each program is started for one sample, warmed up,
-and ended after it, also when the run is interrupted; the server listens at a
-free port of the loopback interface. Meanwhile the model is loaded once more. A
-program that is not installed, or fails, is reported, and the rest goes on.
+minutes: a model of the Qwen3.5-0.8B shape with random weights, written once to
+~/.cache (half a gigabyte), then the demo model. docs/measuring.md has the rest.
 
 examples:
   pyllama-mtp matrix --report page
@@ -53,13 +31,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from pyllama_mtp.cli import FAILED, PROGRAM, ended_by, loading, options, parsing
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
-from pyllama_mtp.measure.peers import PEERS
-from pyllama_mtp.measure.plan import PLAIN_AXES, SWITCHES, Plan
+from pyllama_mtp.measure.plan import PEERS, PLAIN_AXES, SWITCHES, Plan
 
 if TYPE_CHECKING:
-    from pyllama_mtp.measure.header import Request
+    from pyllama_mtp.measure.run import Request
 
 DEPTHS: tuple[int | str, ...] = (0, 2, 3, "auto")
 SIZES = (512, 1024, 2048)
@@ -195,12 +174,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder of llama-server and llama-bench (default: PYLLAMA_MTP_PEERS from the "
         "environment, then the build of bench/peers.py, then PATH)",
     )
-    parser.add_argument(
-        "--peer-python",
-        metavar="PYTHON",
-        help="the Python that has llama-cpp-python (default: PYLLAMA_MTP_PEER_PYTHON from the "
-        "environment, else this Python)",
-    )
     options.add_settings_options(parser, compare=True)
     options.add_sampling_options(parser)
     output.add_argument(
@@ -214,9 +187,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, keep every finished sample, print the table."""
     from pyllama_mtp.cli.matrix_run import each_model, first_look, measure, show
-    from pyllama_mtp.measure.recordfile import Records, check_output
-    from pyllama_mtp.measure.records import run_commands
-    from pyllama_mtp.measure.report.page import write_report
+    from pyllama_mtp.measure.page import write_report
+    from pyllama_mtp.measure.records import Records, check_output
 
     first = args.model is None and args.prompt_sizes is None and args.depths is None
     request = _check(args, first)
@@ -236,7 +208,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{PROGRAM}: error: nothing was measured; see above for the reasons", file=sys.stderr)
         code = FAILED
     if args.report and found.cells:
-        page, *_ = write_report(found.cells, args.report, commands=run_commands(found))
+        page, *_ = write_report(found.cells, args.report, commands=found.commands)
         print(f"report: {page}", file=sys.stderr)
     if request.output and found.cells:
         n_samples = sum(len(one.measured) for one in found.runs.values())
@@ -247,20 +219,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace, first: bool) -> Request:
     """Check every option before anything is loaded; `first`: this is a first look."""
-    from pyllama_mtp.measure.budget import parse_duration
-    from pyllama_mtp.measure.classprompts import check_class
-    from pyllama_mtp.measure.header import Request
-    from pyllama_mtp.measure.libraryprocess import split_library
-    from pyllama_mtp.measure.peers.find import check_folder, check_python
-    from pyllama_mtp.measure.report.page import check_report
-    from pyllama_mtp.measure.workload import read_text, source_of_prompts
+    from pyllama_mtp.measure.page import check_report
+    from pyllama_mtp.measure.peers import check_folder
+    from pyllama_mtp.measure.plan import parse_duration
+    from pyllama_mtp.measure.prompts import check_class, read_text, source_of_prompts
+    from pyllama_mtp.measure.run import Request
+    from pyllama_mtp.measure.runner import split_library
 
     if args.lib is not None and args.variants is not None:
         raise UsageError("--lib is for one library and --variants for several; give one of them")
     if args.resume and args.no_output:
         raise UsageError("--resume needs the file of the run; leave --no-output out")
     check_folder(args.peer_dir)
-    check_python(args.peer_python)
     if args.repeat is None:
         args.repeat = REPEAT if args.model else DEMO_REPEAT
         usual = None if args.model else FIRST_BUDGET if first else DEMO_BUDGET
@@ -285,6 +255,7 @@ def _check(args: argparse.Namespace, first: bool) -> Request:
             "--output-mode code asks for code, whatever the class; leave --classes out"
         )
     texts = None if args.prompt_file is None else [read_text(args.prompt_file)]
+    plan = replace(plan, prompts=source_of_prompts(args.prompt_file, texts[0] if texts else None))
     sampling = options.sampling_from(args)
     if plan.peers and args.rpc_servers:
         raise UsageError("--peers run on this machine alone, and --rpc is for this program only")
@@ -300,7 +271,6 @@ def _check(args: argparse.Namespace, first: bool) -> Request:
         options.settings_from(args, max(plan.fixed_depths, default="auto"), **SWITCHES),
         sampling,
         [PROGRAM, *sys.argv[1:]],
-        source_of_prompts(args.prompt_file, texts[0] if texts else None),
         libraries,
         loading.placement(args),
         texts,
@@ -310,7 +280,6 @@ def _check(args: argparse.Namespace, first: bool) -> Request:
         profile=args.profile,
         usual_depths=args.depths is None,
         peer_dir=args.peer_dir,
-        peer_python=args.peer_python,
     )
 
 

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 
 from pyllama_mtp.cli import PROGRAM, SIGNALS, loading, note_signal, on_signal, progress
 from pyllama_mtp.errors import DiskFullError, UsageError
-from pyllama_mtp.measure.recordfile import last_run
+from pyllama_mtp.measure.records import last_run
 
 if TYPE_CHECKING:
-    from pyllama_mtp.measure.cells import Cell
-    from pyllama_mtp.measure.header import Request
-    from pyllama_mtp.measure.matrix import Event, Matrix
-    from pyllama_mtp.measure.recordfile import Records
+    from pyllama_mtp.measure.figures import Cell
+    from pyllama_mtp.measure.records import Records
+    from pyllama_mtp.measure.run import Event, Matrix, Request
 
 #: Memory, in bytes, that the synthetic model of a first look needs with its sessions side by side.
 EXAMPLE_MEMORY = 2 * 2**30
@@ -42,7 +41,7 @@ def first_look(args: argparse.Namespace, request: Request) -> Iterator[Request]:
     resume = request.resume
     if resume and request.output:
         run = last_run(request.output, demo_path().name)
-        resume = run is not None and run.header["model"]["name"] == demo_path().name
+        resume = run is not None and run.header.model.name == demo_path().name
     args.model = str(demo_path())
     yield replace(request, budget_s=budget_s, resume=resume)
 
@@ -126,7 +125,7 @@ def choose_threads(args: argparse.Namespace, request: Request) -> None:
         return
     name = Path(loading.model_path(args)).name
     if request.resume and request.output and (run := last_run(request.output, name)):
-        threads = run.header["settings"].get("n_threads")  # chosen when the run began
+        threads = run.header.settings.get("n_threads")  # chosen when the run began
         request.settings = replace(request.settings, n_threads=threads)
         return
     free = max(1, cores - round(machine.busy_cores()))
@@ -155,7 +154,7 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False) -> None:
 
 def _say_what_was_dropped(matrix: Matrix, request: Request) -> None:
     """Tell the user which repeats the time budget left out, by prompt size."""
-    from pyllama_mtp.measure.budget import duration
+    from pyllama_mtp.measure.plan import duration
 
     if not matrix.dropped or request.budget_s is None:
         return

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from pyllama_mtp.measure.accept import Plan as AcceptPlan
-    from pyllama_mtp.measure.acceptance_record import PromptResult
-    from pyllama_mtp.measure.matrix import Event, Matrix
+    from pyllama_mtp.measure.acceptance import AcceptancePlan, PromptResult
     from pyllama_mtp.measure.plan import Plan
+    from pyllama_mtp.measure.run import Event, Matrix
 
     Begins = Callable[[str, int, int | None], None]
     Ended = Callable[[PromptResult], None]
@@ -85,7 +84,7 @@ def file(name: str, **options: Any) -> Iterator[Callable[[int, int | None], None
 
 
 @contextmanager
-def acceptance(plan: AcceptPlan) -> Iterator[tuple[Begins, Ended]]:
+def acceptance(plan: AcceptancePlan) -> Iterator[tuple[Begins, Ended]]:
     """Progress of ``accept``: two functions, for the start and the end of a generation."""
 
     def label(kind: str, number: int, context_length: int | None) -> str:
@@ -135,8 +134,7 @@ def _print_event(matrix: Matrix, event: Event) -> None:
     plan, group = matrix.plan, event.group
     if event.kind == "skipped":
         result = "skipped"
-    elif event.measured is not None:
-        sample = event.measured.sample
+    elif (sample := event.sample) is not None:
         result = f"prefill {sample.prefill_tps:.1f} tok/s, decode {sample.decode_tps:.1f} tok/s"
     else:
         return
@@ -149,7 +147,7 @@ def _print_event(matrix: Matrix, event: Event) -> None:
 
 def _left(seconds: float | None) -> str:
     """ "about 2 min 05 s left"; "" while the time is unknown, and at the end."""
-    from pyllama_mtp.measure.budget import duration
+    from pyllama_mtp.measure.plan import duration
 
     return f"about {duration(seconds)} left" if seconds else ""
 

@@ -17,10 +17,19 @@ from statistics import median
 from typing import IO, Any, Literal
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure import series
-from pyllama_mtp.measure.cells import Cell
-from pyllama_mtp.measure.joint import CONFIDENCE, joint_intervals
-from pyllama_mtp.measure.ratios import SPEEDS, Figure, base_of, paired_ratios
+from pyllama_mtp.measure.figures import (
+    CONFIDENCE,
+    DIMENSIONS,
+    SPEEDS,
+    Cell,
+    Figure,
+    Labels,
+    base_of,
+    half_widths,
+    paired_ratios,
+    series_key,
+    varying,
+)
 from pyllama_mtp.measure.text import (
     NONE,
     UNLIMITED,
@@ -58,7 +67,8 @@ class Change:
         old, new: medians in tokens per second, or ratios to no MTP; None over several cells.
         ratio: median of the paired ratios new / old; over several cells the geometric mean of
             their medians. Above 1 is faster.
-        low, high: bounds that hold for all lines of the comparison at once; see `joint_intervals`.
+        low, high: bounds that hold for all lines of the comparison at once; see
+            :func:`.half_widths`.
         n: number of pairs.
         verdict: "slower" or "faster" if `ratio` is past the threshold and the whole interval is on
             that side of 1; "unclear" if it is past the threshold but the interval holds 1.
@@ -144,9 +154,9 @@ def compare(
     if not figures or set(figures) - set(SPEEDS):
         raise UsageError(f"figures must be some of {', '.join(SPEEDS)}, not {figures!r}")
     ignored = _ignored(old, new)
-    label = series.Labels([*old, *new], ignored)
+    label = Labels([*old, *new], ignored)
     before, after = (  # of cells that are the same measurement the last one
-        {(cell.n_prompt, series.series_key(cell, ignored)): cell for cell in side if cell.samples}
+        {(cell.n_prompt, series_key(cell, ignored)): cell for cell in side if cell.samples}
         for side in (old, new)
     )
     pairs = [(before[key], after[key]) for key in before if key in after]
@@ -166,10 +176,11 @@ def compare(
     ]
     lines, rows = _lines(pairs, label, figures, (old, new) if ratios else None)
     pools = [line[0] for line, own in lines if len(own) == 1]
-    intervals = joint_intervals(rows, pools, [own for _, own in lines])
+    widths = half_widths(rows, pools, [own for _, own in lines])
     changes = []
-    for (line, own), interval in zip(lines, intervals, strict=True):
-        ratio, low, high = map(exp, interval)
+    for (line, own), width in zip(lines, widths, strict=True):
+        center = sum(median(rows[row]) for row in own) / len(own)
+        ratio, low, high = exp(center), exp(center - width), exp(center + width)
         n = sum(len(rows[row]) for row in own)
         changes.append(Change(*line, ratio, low, high, n, _judge(ratio, low, high, threshold)))
     notes += _differences(pairs)
@@ -196,10 +207,10 @@ def of_variants(cells: Iterable[Cell], old: str, new: str) -> tuple[list[Cell], 
 def _ignored(old: Sequence[Cell], new: Sequence[Cell]) -> set[str]:
     """The dimensions that changed between the sides: neither has several values there, or they
     share none. In all others, cells match only if they are equal."""
-    several = {*series.varying(old), *series.varying(new)}
+    several = {*varying(old), *varying(new)}
     return {
         one.name
-        for one in series.DIMENSIONS
+        for one in DIMENSIONS
         if one.name in _MAY_DIFFER
         and (one.name not in several or {*map(one.value, old)}.isdisjoint(map(one.value, new)))
     }
@@ -207,7 +218,7 @@ def _ignored(old: Sequence[Cell], new: Sequence[Cell]) -> set[str]:
 
 def _lines(
     pairs: Sequence[tuple[Cell, Cell]],
-    label: series.Labels,
+    label: Labels,
     figures: Sequence[str],
     sides: Sequence[Sequence[Cell]] | None,
 ) -> tuple[list[_Line], list[list[float]]]:

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyllama_mtp.drafting.depth import needed_acceptance
-from pyllama_mtp.measure.cells import OURS, Cell
-from pyllama_mtp.measure.plan import SWITCHES, axis_name, axis_words
-from pyllama_mtp.measure.ratios import Ratio, base_of, ratio_to
+from pyllama_mtp.measure.figures import OURS, Cell, Ratio, base_of, ratio_to
+from pyllama_mtp.measure.plan import AXES, axis_name, axis_words
 from pyllama_mtp.measure.text import counted, percent
 from pyllama_mtp.models.quantize import WEIGHT_TYPES
 
@@ -165,8 +163,7 @@ def _gains(cells: Sequence[Cell]) -> list[_Gain]:
     found: dict[tuple[object, ...], dict[tuple[int, str], Cell]] = {}
     for cell in cells:
         if cell.program == OURS and cell.n_max and cell.rounds:
-            switches = (str(cell.settings.get(name, SWITCHES[name])) for name in SWITCHES)
-            key = (cell.variant, cell.adaptive, cell.n_max, *switches, json.dumps(cell.axes))
+            key = (cell.variant, cell.adaptive, cell.n_max, *map(cell.axis, AXES))
             found.setdefault(key, {})[cell.n_prompt, cell.prompt_class] = cell
     gains = []
     for way in found.values():

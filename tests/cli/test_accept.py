@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.measure.acceptance_record import read_run
-from pyllama_mtp.measure.promptset import demo_prompts
+from pyllama_mtp.measure.acceptance import read_run
+from pyllama_mtp.measure.prompts import demo_prompts
 
 from ..processes import Cli, Program, start
 

@@ -11,9 +11,7 @@ import pytest
 
 from pyllama_mtp import Settings
 from pyllama_mtp.llama import native
-from pyllama_mtp.measure.peers import find
-from pyllama_mtp.measure.peers.llama_server import Server, server_options
-from pyllama_mtp.measure.peers.options import Options
+from pyllama_mtp.measure.peers import Options, Server, find, server_options
 
 PROMPTS = ("def main", "import os\n\n", "The capital of", "class Reader:\n")
 PATH = "LD_LIBRARY_PATH"

@@ -9,9 +9,14 @@ import pytest
 
 from pyllama_mtp import Settings
 from pyllama_mtp.errors import InsufficientMemoryError, UsageError
-from pyllama_mtp.measure import costs
-from pyllama_mtp.measure.costs import Rotation, measure_ubatches, tokens_needed
-from pyllama_mtp.measure.tune import UbatchTimes, ubatch_markdown
+from pyllama_mtp.measure import tune as costs
+from pyllama_mtp.measure.tune import (
+    Rotation,
+    UbatchTimes,
+    measure_ubatches,
+    tokens_needed,
+    ubatch_markdown,
+)
 
 
 def run(rotation: Rotation, draft_s: float, rest_s: float) -> list[int]:

@@ -8,8 +8,8 @@ import pytest
 
 from pyllama_mtp import Model
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure import promptset
-from pyllama_mtp.measure.promptset import Prompt, read_prompts
+from pyllama_mtp.measure import prompts as promptset
+from pyllama_mtp.measure.prompts import Prompt, read_prompts
 
 from ..fakes import like
 

@@ -19,9 +19,7 @@ from pyllama_mtp.drafting.upstream import UpstreamDrafter
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.measure.peers import find
-from pyllama_mtp.measure.peers.llama_server import Server, completion_request, server_options
-from pyllama_mtp.measure.peers.options import Options
+from pyllama_mtp.measure.peers import Options, Server, completion_request, find, server_options
 from pyllama_mtp.models.architectures import ARCHITECTURES
 from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
 from pyllama_mtp.sequence import Drafts

@@ -15,7 +15,7 @@ from pyllama_mtp.drafting.ngram import NgramLookup
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.measure.costs import measure_costs, tokens_needed
+from pyllama_mtp.measure.tune import measure_costs, tokens_needed
 from pyllama_mtp.round import speculate
 from pyllama_mtp.sequence import Sequence
 from pyllama_mtp.settings import AUTO_DEPTH

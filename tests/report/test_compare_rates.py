@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.compare import Change, compare
+from pyllama_mtp.measure.figures import Cell
 
 from .conftest import make_matrix
 
@@ -36,7 +36,6 @@ def findings(
         for cell in filter(chosen, new):
             for sample in cell.samples:
                 sample.decode_tps *= 0.95
-            cell.summarize()
         found.append(compare(old, new, **how).slower)
     return found
 
