@@ -40,8 +40,8 @@ def test_matrix_names_the_workers(
         *("--prompt-sizes", "40", "--max-tokens", "8", "--n-ctx", "256", "--output", str(file)),
     )
     header = json.loads(file.read_text().splitlines()[0])
-    assert header.workers == [*two_workers]
-    assert {build.backend for build in header.builds.values()} == {"RPC*2"}
+    assert header["workers"] == [*two_workers]
+    assert {build["backend"] for build in header["builds"].values()} == {"RPC*2"}
     (measured,) = read_file(file).runs.values()
     assert len(measured.cells) == 4
     assert not any(cell.skipped for cell in measured.cells.values())
