@@ -17,11 +17,11 @@ from pyllama_mtp.cli import options
 from pyllama_mtp.errors import LibraryError, PyllamaMtpError
 from pyllama_mtp.measure.verdict import slow_types, step_shares, verdict
 from pyllama_mtp.models.architectures import used
+from pyllama_mtp.models.draftvocab import n_rows, trimmed_head, trimmed_head_problems
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.hub import local_file
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.sidecar import NO_HEAD, is_head
-from pyllama_mtp.models.trimmedhead import n_rows, trimmed_head, trimmed_head_problems
 from pyllama_mtp.settings import Settings
 
 if TYPE_CHECKING:

@@ -17,10 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelFileError, UsageError
-from ..models.draftvocab import DEFAULT_SIZE, Ids, choose
+from ..models.draftvocab import (
+    DEFAULT_SIZE,
+    Ids,
+    choose,
+    n_lm_heads,
+    n_rows,
+    own_head,
+    trimmed_head,
+    trimmed_head_ids,
+)
 from ..models.ggufheader import TENSOR_TYPES, TensorEntry
 from ..models.modelinfo import GGUFInfo
-from ..models.trimmedhead import n_lm_heads, n_rows, own_head, trimmed_head, trimmed_head_ids
 from ..settings import available_threads
 from . import native
 

@@ -24,7 +24,7 @@ from ..arguments import (
     words,
 )
 from ..errors import ModelFileError, UsageError
-from ..models.trimmedhead import n_rows, trimmed_head
+from ..models.draftvocab import n_rows, trimmed_head
 from . import rpc
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from ..errors import (
     UsageError,
 )
 from ..files import check_room, write_error
+from .ggufheader import PART_NAME
 from .ggufinfo import read_gguf
-from .parts import PART_NAME
 from .sidecar import PREFIX as HEAD_PREFIX
 from .sidecar import fitting_heads
 

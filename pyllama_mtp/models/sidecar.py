@@ -20,9 +20,9 @@ import numpy as np
 
 from pyllama_mtp.errors import HeadMismatchError
 from pyllama_mtp.models.architectures import elsewhere
+from pyllama_mtp.models.draftvocab import D2T
 from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
 from pyllama_mtp.models.modelinfo import GGUFInfo
-from pyllama_mtp.models.trimmedhead import D2T
 
 #: In the place of a file name: no head, not even one beside the model.
 NO_HEAD = "none"

@@ -19,11 +19,10 @@ from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.drafthead import set_draft_head, use_own_head
-from pyllama_mtp.models.draftvocab import Ranking, read_tokenizer, save
+from pyllama_mtp.models.draftvocab import Ranking, read_tokenizer, save, trimmed_head_ids
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.synth import write_synthetic
-from pyllama_mtp.models.trimmedhead import trimmed_head_ids
 from pyllama_mtp.sizing import simulate
 
 from ..models.test_trimmed_head import MALFORMED
