@@ -121,8 +121,8 @@ def write_synthetic(
         progress: called with (bytes done, bytes in all).
         force: overwrite an existing file.
         head_noise: make the head draft well: drafts are nearly always right with 0, and less often
-            with more noise; see :mod:`.randomweights`. None: random weights throughout, whose drafts
-            are never accepted.
+            with more noise; see :mod:`.randomweights`. None: random weights throughout, whose
+            drafts are never accepted.
         head_type: the type of the MTP block's matrices, a key of :data:`.quantize.WEIGHT_TYPES`;
             None: as the mixture has them.
         pure: store all matrices and embeddings in `tensor_type`, one of `TENSOR_TYPES`, without the
