@@ -11,36 +11,14 @@ from dataclasses import dataclass
 
 from ..sequence import Drafts, Sequence
 from .acceptance import point
-from .depth import posterior
+from .depth import AcceptanceTracker
 from .drafter import Drafter
 
 #: Least length of a match, and the most tokens that are compared.
 LEAST, MOST = 3, 16
 #: Kinds of matches by length: the least length, and the first draft's acceptance before any outcome
-#: was seen. That prior is worth PRIOR_WEIGHT outcomes.
+#: was seen.
 KINDS = ((LEAST, 0.3), (5, 0.5), (8, 0.7), (MOST, 0.8))
-PRIOR_WEIGHT = 3.0
-#: Outcomes after which one counts for 1/e.
-MEMORY = 16.0
-
-
-class _Trust:
-    """Conditional acceptance of drafts after one kind of match, per position."""
-
-    def __init__(self, limit: int, prior: float) -> None:
-        self._prior = prior
-        self._tried, self._held = [0.0] * limit, [0.0] * limit
-
-    def update(self, n_tried: int, n_held: int) -> None:
-        """Positions 1 to `n_tried` were compared; the first `n_held` held, the next did not."""
-        fade = 1.0 - 1.0 / MEMORY
-        for position in range(min(n_tried, n_held + 1)):
-            self._tried[position] = self._tried[position] * fade + 1.0
-            self._held[position] = self._held[position] * fade + (position < n_held)
-
-    def rates(self) -> tuple[float, ...]:
-        """See :func:`.posterior`."""
-        return posterior(self._tried, self._held, self._prior, PRIOR_WEIGHT)
 
 
 @dataclass(frozen=True)
@@ -70,7 +48,7 @@ class NgramLookup:
         self.limit = limit
         self.tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
-        self._trusts = [_Trust(limit, prior) for _, prior in KINDS]
+        self._trusts = [AcceptanceTracker(limit, prior) for _, prior in KINDS]
 
     def begin(self, prompt: list[int]) -> None:
         """Begin a text with `prompt`; if it continues the last text, only the new part is read."""
@@ -119,7 +97,7 @@ class NgramLookup:
         )
         self._trust(match).update(len(drafts), n_held)
 
-    def _trust(self, match: Match) -> _Trust:
+    def _trust(self, match: Match) -> AcceptanceTracker:
         kind = max(i for i, (least, _) in enumerate(KINDS) if match.length >= least)
         return self._trusts[kind]
 
