@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.drafting import heads
+from pyllama_mtp.drafting import headrows
 from pyllama_mtp.drafting.headrows import HeadCosts
 
 from .support import draft_ids, engine_of, greedy, settings, written
@@ -19,9 +19,9 @@ FREE, DEAR = 1e-12, 2e-5
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes for a vocabulary of 2,048 tokens."""
-    monkeypatch.setattr(heads, "DEFAULT_SIZE", 300)
-    monkeypatch.setattr(heads, "SIZES", (256, 512, 1024))
-    monkeypatch.setattr(heads, "PRIOR_SIZE", 256)
+    monkeypatch.setattr(headrows, "DEFAULT_SIZE", 300)
+    monkeypatch.setattr(headrows, "SIZES", (256, 512, 1024))
+    monkeypatch.setattr(headrows, "PRIOR_SIZE", 256)
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ def test_the_usual_one_unless_another_is_clearly_better(
     model: Model, monkeypatch: pytest.MonkeyPatch, better: float, rows: int
 ) -> None:
     """Clocks err."""
-    monkeypatch.setattr(heads, "DEFAULT_SIZE", 512)
-    monkeypatch.setattr(heads, "BETTER", better)
+    monkeypatch.setattr(headrows, "DEFAULT_SIZE", 512)
+    monkeypatch.setattr(headrows, "BETTER", better)
     model.head_costs = cost(DEAR, DEAR)
     with Session(model, settings(3)) as session:
         assert n_rows(session) == rows
@@ -94,9 +94,9 @@ def test_it_is_chosen_again_when_the_text_needs_it(
     model: Model, demo_prompts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The prior, that nothing is outside, is wrong for this text. Prompts may change the head."""
-    monkeypatch.setattr(heads, "PRIOR_OUTSIDE", 0.0)
-    monkeypatch.setattr(heads, "PRIOR_WEIGHT", 1)
-    monkeypatch.setattr(heads, "ENOUGH", 40)
+    monkeypatch.setattr(headrows, "PRIOR_OUTSIDE", 0.0)
+    monkeypatch.setattr(headrows, "PRIOR_WEIGHT", 1)
+    monkeypatch.setattr(headrows, "ENOUGH", 40)
     prompts = [model.tokenize(text, parse_special=True) for text in demo_prompts[:4]]
     model.head_costs = cost(1e-7, 1e-7)
     with Session(model, settings(0)) as session:
