@@ -38,7 +38,7 @@ from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.measure.plan import PEERS, PLAIN_AXES, SWITCHES, Plan
 
 if TYPE_CHECKING:
-    from pyllama_mtp.measure.run import Request
+    from pyllama_mtp.measure.run import MatrixRequest
 
 DEPTHS: tuple[int | str, ...] = (0, 2, 3, "auto")
 SIZES = (512, 1024, 2048)
@@ -217,13 +217,13 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _check(args: argparse.Namespace, first: bool) -> Request:
+def _check(args: argparse.Namespace, first: bool) -> MatrixRequest:
     """Check every option before anything is loaded; `first`: this is a first look."""
     from pyllama_mtp.measure.page import check_report
     from pyllama_mtp.measure.peers import check_folder
     from pyllama_mtp.measure.plan import parse_duration
     from pyllama_mtp.measure.prompts import check_class, read_text, source_of_prompts
-    from pyllama_mtp.measure.run import Request
+    from pyllama_mtp.measure.run import MatrixRequest
     from pyllama_mtp.measure.runner import split_library
 
     if args.lib is not None and args.variants is not None:
@@ -266,7 +266,7 @@ def _check(args: argparse.Namespace, first: bool) -> Request:
         )
     if args.report:  # last, because it makes the folder
         check_report(args.report)
-    return Request(
+    return MatrixRequest(
         plan,
         options.settings_from(args, max(plan.fixed_depths, default="auto"), **SWITCHES),
         sampling,

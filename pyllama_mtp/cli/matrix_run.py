@@ -20,7 +20,7 @@ from pyllama_mtp.measure.records import last_run
 if TYPE_CHECKING:
     from pyllama_mtp.measure.figures import Cell
     from pyllama_mtp.measure.records import Records
-    from pyllama_mtp.measure.run import Event, Matrix, Request
+    from pyllama_mtp.measure.run import Matrix, MatrixEvent, MatrixRequest
 
 #: Memory, in bytes, that the synthetic model of a first look needs with its sessions side by side.
 EXAMPLE_MEMORY = 2 * 2**30
@@ -28,7 +28,7 @@ EXAMPLE_MEMORY = 2 * 2**30
 EXAMPLE_SHARE = 0.8
 
 
-def first_look(args: argparse.Namespace, request: Request) -> Iterator[Request]:
+def first_look(args: argparse.Namespace, request: MatrixRequest) -> Iterator[MatrixRequest]:
     """The requests of a first look: a synthetic model of a usual size, unless disk or memory is
     short, then real text on the demo model. `args` has the model of each in turn."""
     from pyllama_mtp.models.demo import demo_path
@@ -46,14 +46,14 @@ def first_look(args: argparse.Namespace, request: Request) -> Iterator[Request]:
     yield replace(request, budget_s=budget_s, resume=resume)
 
 
-def each_model(args: argparse.Namespace, request: Request) -> Iterator[Request]:
+def each_model(args: argparse.Namespace, request: MatrixRequest) -> Iterator[MatrixRequest]:
     """The request for each model in turn, which `args` has."""
     for model in args.model or (None,):
         args.model = model
         yield replace(request)
 
 
-def _example(request: Request) -> Path | None:
+def _example(request: MatrixRequest) -> Path | None:
     """The synthetic model, written if it is not there; None: it cannot be, and the user is told."""
     from pyllama_mtp.llama import native
     from pyllama_mtp.models import synth
@@ -85,7 +85,7 @@ def _example(request: Request) -> Path | None:
     return path
 
 
-def measure(args: argparse.Namespace, request: Request, found: Records) -> None:
+def measure(args: argparse.Namespace, request: MatrixRequest, found: Records) -> None:
     """Load and measure; every record goes to the file, then to `found`.
 
     Raises:
@@ -95,7 +95,7 @@ def measure(args: argparse.Namespace, request: Request, found: Records) -> None:
     from pyllama_mtp.measure.run import run_matrix
 
     @contextmanager
-    def watch(matrix: Matrix) -> Iterator[Callable[[Event], None]]:
+    def watch(matrix: Matrix) -> Iterator[Callable[[MatrixEvent], None]]:
         with progress.matrix(matrix) as on_event, finished_samples_first(matrix):
             yield on_event
 
@@ -115,7 +115,7 @@ def say(text: str) -> None:
     print(f"{PROGRAM}: {text}", file=sys.stderr)
 
 
-def choose_threads(args: argparse.Namespace, request: Request) -> None:
+def choose_threads(args: argparse.Namespace, request: MatrixRequest) -> None:
     """Without --threads: one thread less for every core that other programs keep busy."""
     from pyllama_mtp.measure import machine
     from pyllama_mtp.settings import available_threads
@@ -152,7 +152,7 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False) -> None:
         print(f"\n{profiles}")
 
 
-def _say_what_was_dropped(matrix: Matrix, request: Request) -> None:
+def _say_what_was_dropped(matrix: Matrix, request: MatrixRequest) -> None:
     """Tell the user which repeats the time budget left out, by prompt size."""
     from pyllama_mtp.measure.plan import duration
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pyllama_mtp.measure.acceptance import AcceptancePlan, PromptResult
     from pyllama_mtp.measure.plan import Plan
-    from pyllama_mtp.measure.run import Event, Matrix
+    from pyllama_mtp.measure.run import Matrix, MatrixEvent
 
     Begins = Callable[[str, int, int | None], None]
     Ended = Callable[[PromptResult], None]
@@ -109,7 +109,7 @@ def acceptance(plan: AcceptancePlan) -> Iterator[tuple[Begins, Ended]]:
 
 
 @contextmanager
-def matrix(matrix: Matrix) -> Iterator[Callable[[Event], None]]:
+def matrix(matrix: Matrix) -> Iterator[Callable[[MatrixEvent], None]]:
     """Progress of ``matrix``: a function that takes its events."""
     plan = matrix.plan
     if not sys.stderr.isatty():
@@ -121,7 +121,7 @@ def matrix(matrix: Matrix) -> Iterator[Callable[[Event], None]]:
         done = plan.n_samples - matrix.n_to_do
         task = bar.add_task("", total=plan.n_samples, completed=done, left="")
 
-        def on_event(event: Event) -> None:
+        def on_event(event: MatrixEvent) -> None:
             doing = "decoding" if event.kind == "prefilled" else short_label(event, plan)
             done = plan.n_samples - matrix.n_to_do
             bar.update(task, description=doing, completed=done, left=_left(event.left_s))
@@ -129,7 +129,7 @@ def matrix(matrix: Matrix) -> Iterator[Callable[[Event], None]]:
         yield on_event
 
 
-def _print_event(matrix: Matrix, event: Event) -> None:
+def _print_event(matrix: Matrix, event: MatrixEvent) -> None:
     """One line per finished sample and per skipped cell."""
     plan, group = matrix.plan, event.group
     if event.kind == "skipped":
@@ -152,6 +152,6 @@ def _left(seconds: float | None) -> str:
     return f"about {duration(seconds)} left" if seconds else ""
 
 
-def short_label(event: Event, plan: Plan) -> str:
+def short_label(event: MatrixEvent, plan: Plan) -> str:
     """The label of a sample beside a bar."""
     return f"{event.group.size} tokens, {plan.label(event.variant, short=True)}"

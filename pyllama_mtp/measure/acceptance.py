@@ -238,12 +238,12 @@ class AcceptancePlan:
     def chosen(self, context_length: int | None) -> list[tuple[int, Prompt]]:
         """(number within its class, prompt) of those that are measured at a context length."""
         counts: Counter[str] = Counter()
-        found = []
+        prompts = []
         for prompt in self.prompts:
             counts[prompt.kind] += 1
             if context_length is None or counts[prompt.kind] <= self.context_prompts:
-                found.append((counts[prompt.kind], prompt))
-        return found
+                prompts.append((counts[prompt.kind], prompt))
+        return prompts
 
     @property
     def lengths(self) -> tuple[int | None, ...]:
@@ -577,9 +577,9 @@ def by_position(results: Sequence[PromptResult], depth: int) -> Iterator[Bucket]
             tally(result, depth, [begin <= start < end for start in own])
             for result, own in zip(results, starts, strict=True)
         ]
-        found = Acceptance.of(tallies, depth)
-        if found.rounds:
-            yield Bucket(begin, end - 1, found)
+        acceptance = Acceptance.of(tallies, depth)
+        if acceptance.rounds:
+            yield Bucket(begin, end - 1, acceptance)
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -615,13 +615,13 @@ class PromptGroup:
         cls, name: str, results: Sequence[PromptResult], depth: int, costs: Costs | None
     ) -> PromptGroup:
         """The group of these results."""
-        found = Acceptance.of([tally(result, depth) for result in results], depth)
-        rates, n_prompt = found.rates(), median(result.n_prompt for result in results)
+        acceptance = Acceptance.of([tally(result, depth) for result in results], depth)
+        rates, n_prompt = acceptance.rates(), median(result.n_prompt for result in results)
         if not costs or not rates:
-            return cls(name, n_prompt, found, [], None)
+            return cls(name, n_prompt, acceptance, [], None)
         depths = range(1, len(rates) + 1)
         gains = [speed(costs, rates, each) * costs.plain for each in depths]
-        return cls(name, n_prompt, found, gains, best_depth(costs, rates))
+        return cls(name, n_prompt, acceptance, gains, best_depth(costs, rates))
 
 
 @dataclass(frozen=True)
@@ -781,10 +781,10 @@ def _grids(run: AcceptanceRun, report: Report, misses: int) -> Iterator[Grid]:
         rows = [[f"{b.first}-{b.last}", *_rates(b.acceptance)] for b in report.positions]
         title = "Conditional acceptance % by tokens generated before the round"
         yield Grid(title, ["generated", "rounds", *drafts], rows)
-    if found := frequent_misses(run.misses, misses):
+    if frequent := frequent_misses(run.misses, misses):
         rows = [
             [str(n), _quoted(drafted), _quoted(actual), ", ".join(classes)]
-            for n, drafted, actual, classes in map(dict.values, found)
+            for n, drafted, actual, classes in map(dict.values, frequent)
         ]
         headings = ["times", "drafted", "the model chose", "classes"]
         yield Grid("Most frequent misses", headings, rows, (True,) * 4)
@@ -838,37 +838,37 @@ def _quoted(text: str) -> str:
 def _notes(run: AcceptanceRun, report: Report) -> list[str]:
     """The verdict first, then what the figures are."""
     head = run.header
-    found = []
+    notes = []
     if report.verdict:
-        found.append(f"verdict: {report.verdict}")
+        notes.append(f"verdict: {report.verdict}")
     if not report.classes:
-        found.append("nothing was measured")
+        notes.append("nothing was measured")
     if report.measured < report.planned:
-        found.append(f"not complete: {report.measured} of {report.planned} generations")
+        notes.append(f"not complete: {report.measured} of {report.planned} generations")
     heat = head.settings.get("sampling", {}).get("temperature", 0)
-    found += [
+    notes += [
         f"prompts: {head.prompts}; at most {head.max_tokens} tokens each, "
         f"{f'temperature {heat:g}' if heat else 'greedy'}; {head.depth} drafts a round",
         "in brackets the 95 % interval (Wilson's, of as many independent rounds as the differences "
         "between prompts leave)",
     ]
     if report.classes and min(group.acceptance.prompts for group in report.classes) < 2:
-        found.append("with a single prompt the interval does not know how much prompts differ")
+        notes.append("with a single prompt the interval does not know how much prompts differ")
     if report.depths:
-        found.append(
+        notes.append(
             "expected speed is computed, not measured: tokens per round at the acceptance above, "
             "over the time of a round, measured after a prompt of median length; a plain step is "
             "one without MTP. With every draft accepted as often as break-even says, a depth is "
             "as fast as no MTP"
         )
     elif report.classes:
-        found.append("costs were not measured: no break-even")
-    found.append(
+        notes.append("costs were not measured: no break-even")
+    notes.append(
         f"model {head.model}; {head.variant} build of llama.cpp {head.upstream_commit[:9]}, "
         f"patches {head.series[:12] or NONE}, {head.backend}; {head.machine.get('cpu')}, "
         f"{head.machine.get('cores')} cores"
     )
-    return found
+    return notes
 
 
 def markdown_report(run: AcceptanceRun, report: Report, misses: int = 0) -> str:

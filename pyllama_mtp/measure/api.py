@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from pyllama_mtp import Model, Sampling, Settings
-    from pyllama_mtp.measure.run import Event
+    from pyllama_mtp.measure.run import MatrixEvent
 
 __all__ = [
     "Change",
@@ -265,7 +265,7 @@ def matrix(
     budget_s: float | None = None,
     n_gpu_layers: int = -1,
     output: PathLike | None = None,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: Callable[[MatrixEvent], None] = lambda event: None,
     **axes: Any,
 ) -> Results:
     """Measure a speed matrix in this process, as ``pyllama-mtp matrix`` does.
@@ -308,7 +308,7 @@ def matrix(
     from pyllama_mtp import Model, Sampling, Settings
     from pyllama_mtp.llama import native
     from pyllama_mtp.measure.prompts import source_of_prompts
-    from pyllama_mtp.measure.run import Request, run_matrix
+    from pyllama_mtp.measure.run import MatrixRequest, run_matrix
     from pyllama_mtp.models.demo import demo_path
 
     usual = depths is None
@@ -322,7 +322,7 @@ def matrix(
         raise UsageError(f"budget_s is {budget_s!r}; it must be a number of seconds above 0")
     if output is not None:
         check_output(output, _ADVICE)
-    request = Request(
+    request = MatrixRequest(
         plan,
         settings or Settings(),
         sampling or Sampling(),

@@ -230,11 +230,11 @@ def _lines(
     for figure in figures:
         of_series: dict[str, list[int]] = {}
         for old, new in pairs:
-            if found := paired(old, new, SPEEDS[figure], sides or ()):
+            if pairs_of_cell := paired(old, new, SPEEDS[figure], sides or ()):
                 name, row = label(old), len(rows)
                 of_series.setdefault(name, []).append(row)
-                lines.append(((figure, name, old.n_prompt, *found[1:]), (row,)))
-                rows.append(found[0])
+                lines.append(((figure, name, old.n_prompt, *pairs_of_cell[1:]), (row,)))
+                rows.append(pairs_of_cell[0])
         several = {f"{name}, all sizes": own for name, own in of_series.items() if len(own) > 1}
         # Cells of one size share the samples without MTP, so the noise of their ratios to no MTP
         # does not average out.
@@ -293,22 +293,22 @@ def _differences(pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
     }
     notes = []
     for kind, fields in kinds.items():
-        found: dict[str, None] = {}
+        changes: dict[str, None] = {}
         for old, new in pairs:
             ours, theirs = fields(old), fields(new)
             for name, value in ours.items():
                 if theirs.get(name, value) != value:  # older files lack some fields
-                    found[f"{name} {value} -> {theirs[name]}"] = None
-        if found:
-            notes.append(f"different {kind}: {'; '.join(found)}")
+                    changes[f"{name} {value} -> {theirs[name]}"] = None
+        if changes:
+            notes.append(f"different {kind}: {'; '.join(changes)}")
     return notes
 
 
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def _table(found: Comparison) -> tuple[list[str], list[list[str]]]:
-    unit, digits = ("to no-MTP", 3) if found.ratios else ("tok/s", 1)
+def _table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    unit, digits = ("to no-MTP", 3) if comparison.ratios else ("tok/s", 1)
     headings = [
         *("figure", "prompt", "mode", f"OLD {unit}", f"NEW {unit}"),
         *("NEW/OLD", "interval", "pairs", "verdict"),
@@ -324,52 +324,53 @@ def _table(found: Comparison) -> tuple[list[str], list[list[str]]]:
             str(change.n),
             _VERDICTS[change.verdict],
         ]
-        for change in found.changes
+        for change in comparison.changes
     ]
     return headings, rows
 
 
-def _summary(found: Comparison) -> str:
-    part = f"{100 * found.threshold:g} %"
+def _summary(comparison: Comparison) -> str:
+    part = f"{100 * comparison.threshold:g} %"
     text = f"nothing got slower by {part} or more"
-    if found.slower:
-        text = f"SLOWER by {part} or more: {len(found.slower)} of {len(found.changes)} lines"
-    if found.faster:
-        text += f"; faster: {len(found.faster)}"
-    if unclear := sum(change.verdict == "unclear" for change in found.changes):
+    if comparison.slower:
+        n, of = len(comparison.slower), len(comparison.changes)
+        text = f"SLOWER by {part} or more: {n} of {of} lines"
+    if comparison.faster:
+        text += f"; faster: {len(comparison.faster)}"
+    if unclear := sum(change.verdict == "unclear" for change in comparison.changes):
         text += f"; unclear: {unclear} (past {part}, but within the noise: take more repeats)"
     return text
 
 
-def _notes(found: Comparison, names: tuple[str, str]) -> list[str]:
+def _notes(comparison: Comparison, names: tuple[str, str]) -> list[str]:
     """What the figures are, what else differs, and which cells have no partner."""
-    what = "ratios to no MTP" if found.ratios else "speeds"
+    what = "ratios to no MTP" if comparison.ratios else "speeds"
     return [
         f"OLD is {names[0]}, NEW is {names[1]}; medians of paired {what}, above 1 is faster; the "
         f"intervals hold all at once with {100 * CONFIDENCE:g} %",
-        *found.notes,
-        *(f"only in OLD: {cell}" for cell in found.only_old),
-        *(f"only in NEW: {cell}" for cell in found.only_new),
+        *comparison.notes,
+        *(f"only in OLD: {cell}" for cell in comparison.only_old),
+        *(f"only in NEW: {cell}" for cell in comparison.only_new),
     ]
 
 
-def markdown(found: Comparison, names: tuple[str, str]) -> str:
+def markdown(comparison: Comparison, names: tuple[str, str]) -> str:
     """The table, its notes and the outcome. `names`: of the two sides."""
-    table = to_markdown(*_table(found), _WORDS)
-    below = [f"- {note}" for note in _notes(found, names)]
-    return "\n".join([table, "", *below, "", f"**{_summary(found)}**"])
+    table = to_markdown(*_table(comparison), _WORDS)
+    below = [f"- {note}" for note in _notes(comparison, names)]
+    return "\n".join([table, "", *below, "", f"**{_summary(comparison)}**"])
 
 
-def print_comparison(found: Comparison, names: tuple[str, str], file: IO[str]) -> None:
+def print_comparison(comparison: Comparison, names: tuple[str, str], file: IO[str]) -> None:
     """Print the same for a terminal. Nothing is cut: long lines run over the edge."""
-    headings, rows = _table(found)
+    headings, rows = _table(comparison)
     headings = [heading.replace(" ", "\n", 1) for heading in headings]
-    styles = [_STYLES[change.verdict] for change in found.changes]
+    styles = [_STYLES[change.verdict] for change in comparison.changes]
     table = terminal_table(
         headings, rows, _WORDS, styles, grouped=True, padding=(0, 0, 0, 0), show_edge=False
     )
     output = console(file, None if file.isatty() else UNLIMITED)
     print_whole(output, table)
     output.print()
-    for line in (*_notes(found, names), _summary(found)):
+    for line in (*_notes(comparison, names), _summary(comparison)):
         output.print(line, soft_wrap=True)

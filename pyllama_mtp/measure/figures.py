@@ -495,15 +495,15 @@ def varying(cells: Iterable[Cell]) -> dict[str, set[tuple[str, ...]]]:
     its `within` dimensions where it has several values."""
     names = [dimension.name for dimension in DIMENSIONS]
     keys = [dict(zip(names, key, strict=True)) for key in {series_key(cell) for cell in cells}]
-    found = {}
+    different = {}
     for dimension in DIMENSIONS:
         values: dict[tuple[str, ...], set[str]] = {}
         for key in keys:
             group = tuple(key[name] for name in dimension.within)
             values.setdefault(group, set()).add(key[dimension.name])
         if several := {group for group, different in values.items() if len(different) > 1}:
-            found[dimension.name] = several
-    return found
+            different[dimension.name] = several
+    return different
 
 
 class Labels:
@@ -549,7 +549,7 @@ def latest(cells: Iterable[Cell]) -> list[Cell]:
 def sections(cells: Iterable[Cell]) -> list[list[Cell]]:
     """The cells of each model, machine and class of prompts, which may share a plot, in order of
     appearance."""
-    found: dict[tuple[str, str, str], list[Cell]] = {}
+    parts: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
-        found.setdefault((cell.model, machine_words(cell), cell.prompt_class), []).append(cell)
-    return [*found.values()]
+        parts.setdefault((cell.model, machine_words(cell), cell.prompt_class), []).append(cell)
+    return [*parts.values()]

@@ -159,7 +159,7 @@ _ALL_LAYERS = 999
 
 
 @dataclass(frozen=True)
-class Options:
+class PeerOptions:
     """What all programs are given.
 
     Attributes:
@@ -174,15 +174,15 @@ class Options:
 
     def arguments(self) -> list[str]:
         """Arguments of llama-bench and llama-server."""
-        given = self.settings
+        settings = self.settings
         return [
             *("-m", self.model),
-            *("-b", str(given.n_batch)),
-            *("-ub", str(given.n_ubatch)),
-            *("-t", str(given.threads)),
-            *("-fa", given.flash_attn),
-            *("-ctk", given.cache_type_k),
-            *("-ctv", given.cache_type_v),
+            *("-b", str(settings.n_batch)),
+            *("-ub", str(settings.n_ubatch)),
+            *("-t", str(settings.threads)),
+            *("-fa", settings.flash_attn),
+            *("-ctk", settings.cache_type_k),
+            *("-ctv", settings.cache_type_v),
             *("-ngl", str(self.n_gpu_layers if self.n_gpu_layers >= 0 else _ALL_LAYERS)),
         ]
 
@@ -237,14 +237,14 @@ def parse_llama_bench(text: str) -> tuple[float, int, int]:
                 f"llama-bench printed {len(tests)} tests; one with one sample is read"
             )
         test = tests[0]
-        found = _rate(test["samples_ts"][0]), int(test["n_prompt"]), int(test["n_gen"])
+        speed = _rate(test["samples_ts"][0]), int(test["n_prompt"]), int(test["n_gen"])
     except (KeyError, TypeError, ValueError) as error:
         raise OutputError(
             f"llama-bench's JSON has no usable field ({error!r}): {text[:200]!r}"
         ) from error
-    if found[1] and found[2]:
+    if speed[1] and speed[2]:
         raise OutputError("llama-bench mixed prompt and generation in one test")
-    return found
+    return speed
 
 
 def parse_timings(response: Any) -> Sample:
@@ -282,8 +282,8 @@ def _rate(value: Any) -> float:
 
 def parse_system_info(text: str) -> dict[str, str]:
     """llama.cpp's line about the CPU backend as {feature: value}; {} without the line."""
-    found = re.search(r"CPU : (.*)", text)
-    return dict(re.findall(r"(\w+) = (\S+)", found.group(1) if found else ""))
+    line = re.search(r"CPU : (.*)", text)
+    return dict(re.findall(r"(\w+) = (\S+)", line.group(1) if line else ""))
 
 
 # -- finding a program -----------------------------------------------------------------------------
@@ -383,15 +383,15 @@ def find(name: str, folder: str | None = None, *, gpu: bool = True) -> Installed
 
 
 def _candidates(name: str, folder: str | None) -> Iterator[Path]:
-    given = [Path(one) for one in (folder, os.environ.get(VARIABLE)) if one]
-    for place in given:
+    folders = [Path(one) for one in (folder, os.environ.get(VARIABLE)) if one]
+    for place in folders:
         for path in (place / name, place / "bin" / name):
             if path.is_file() and os.access(path, os.X_OK):
                 yield path.resolve()
     if name in (here := built()).programs:
         yield here.programs[name]
-    if found := shutil.which(name):
-        yield Path(found).resolve()
+    if on_path := shutil.which(name):
+        yield Path(on_path).resolve()
 
 
 def _ask(name: str, *command: str) -> str:
@@ -402,16 +402,16 @@ def _ask(name: str, *command: str) -> str:
 def _version(name: str, path: Path) -> tuple[str, str]:
     """Version and commit, from ``version: 6789 (0c1e570)``."""
     said = _ask(name, str(path), "--version")
-    found = re.search(r"version: (\S+)(?: \((\w+)\))?", said)
-    if not found:
+    version = re.search(r"version: (\S+)(?: \((\w+)\))?", said)
+    if not version:
         raise PeerError(f"{path} does not say its version as {name} does: {said.strip()[:200]!r}")
-    return found[1], found[2] or ""
+    return version[1], version[2] or ""
 
 
 def _devices(name: str, path: Path) -> list[str]:
     """The name in each line like ``  CUDA0: NVIDIA H100 (80000 MiB, 79000 MiB free)``."""
-    found = re.findall(r"^  (\w+): ", _ask(name, str(path), "--list-devices"), re.MULTILINE)
-    return [device for device in found if not device.startswith(("CPU", "BLAS"))]
+    devices = re.findall(r"^  (\w+): ", _ask(name, str(path), "--list-devices"), re.MULTILINE)
+    return [device for device in devices if not device.startswith(("CPU", "BLAS"))]
 
 
 # -- llama-server ----------------------------------------------------------------------------------
@@ -427,15 +427,15 @@ _SERVER = "llama-server"
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def server_options(options: Options) -> list[str]:
-    """Options for one slot, equal to ours.
+def server_options(options: PeerOptions) -> list[str]:
+    """PeerOptions for one slot, equal to ours.
 
     Upstream's extra work is off: the prompt cache in RAM, context checkpoints, the adjustment of
     sizes to memory. Drafts are sampled in the graph (`--spec-draft-backend-sampling`), upstream's
     default. Acceptance that is imposed is drawn at random by the server.
     """
     settings = options.settings
-    given = [
+    words = [
         *options.arguments(),
         *("-tb", str(settings.threads)),
         *("-c", str(settings.n_ctx)),
@@ -446,11 +446,11 @@ def server_options(options: Options) -> list[str]:
         "--no-cache-prompt",
     ]
     if not settings.depth_limit:
-        return given
+        return words
     if rates := settings.synthetic_acceptance:
-        given += ["--spec-synth-rates", ",".join(map(str, rates))]
+        words += ["--spec-synth-rates", ",".join(map(str, rates))]
     return [
-        *given,
+        *words,
         *(("-md", options.head) if options.head else ()),
         *("--spec-type", "draft-mtp"),
         *("--spec-draft-n-max", str(settings.depth_limit)),
@@ -481,7 +481,7 @@ def completion_request(prompt: Sequence[int], n_predict: int, seed: int) -> dict
     }
 
 
-class Server:
+class LlamaServer:
     """A llama-server on a free port of the loopback interface; `options`: see
     :func:`server_options`. A context manager that stops it."""
 
@@ -490,7 +490,7 @@ class Server:
         self._alias = f"peer-{secrets.token_hex(8)}"
         self._command = [program, *options, "--host", HOST, "--alias", self._alias]
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> LlamaServer:
         for attempt in range(_PORTS):
             port = free_port()
             self._url = f"http://{HOST}:{port}"
@@ -574,7 +574,7 @@ class PeerRunner(SideBySide):
 
     Args:
         peer: the program, or the error for which there is none.
-        model, n_gpu_layers, head: see :class:`.Options`.
+        model, n_gpu_layers, head: see :class:`.PeerOptions`.
     """
 
     def __init__(
@@ -590,7 +590,7 @@ class PeerRunner(SideBySide):
         """
         if isinstance(self._peer, PeerError):
             raise self._peer
-        self._sample = measure(self._peer, Options(task.settings, *self._model), task)
+        self._sample = measure(self._peer, PeerOptions(task.settings, *self._model), task)
         measured = (self._sample.n_prompt, self._sample.n_generated)
         wanted = (len(task.prompts[0]), task.max_tokens)
         if measured != wanted:
@@ -608,7 +608,7 @@ class PeerRunner(SideBySide):
         return self._sample, {}
 
 
-def measure(peer: Installed, options: Options, task: Task) -> Sample:
+def measure(peer: Installed, options: PeerOptions, task: Task) -> Sample:
     """Measure one sample with a program; a fresh server is warmed up by a short completion.
 
     Raises:
@@ -619,12 +619,12 @@ def measure(peer: Installed, options: Options, task: Task) -> Sample:
         return _by_llama_bench(peer, options, len(prompt), task.max_tokens - 1)
     seed = zlib.crc32(repr(prompt).encode()) % 2**31  # imposes acceptance; differs by text
     n_first = min(WARM_UP_TOKENS, task.max_tokens)
-    with Server(peer.command[0], server_options(options)) as server:
+    with LlamaServer(peer.command[0], server_options(options)) as server:
         server.complete(completion_request(prompt[: task.warm_up], n_first, seed))
         return parse_timings(server.complete(completion_request(prompt, task.max_tokens, seed)))
 
 
-def _by_llama_bench(peer: Installed, options: Options, n_prompt: int, n_decode: int) -> Sample:
+def _by_llama_bench(peer: Installed, options: PeerOptions, n_prompt: int, n_decode: int) -> Sample:
     """`pp`: random tokens, with one row of logits per batch; then, in another process, `tg` at that
     depth: random tokens without sampling. `n_decode` 0: `pp` only."""
 

@@ -120,8 +120,8 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         """Refuse plans that measure nothing, or the same cell twice."""
         own = {"classes": self.classes, "libraries": self.libraries}
-        given = {"prompt sizes": self.sizes, "depths": self.depths, **self.axes, **own}
-        for name, values in given.items():
+        values_of = {"prompt sizes": self.sizes, "depths": self.depths, **self.axes, **own}
+        for name, values in values_of.items():
             if not values:
                 raise UsageError(f"no {name} given")
             _check_distinct(name, values)
@@ -377,13 +377,13 @@ def _unknown(name: str) -> str:
     return f"matrix() has no argument {name!r}; the axes are {', '.join(AXES)}; {hint}"
 
 
-def _several(name: str, given: Any, example: str) -> tuple[Any, ...]:
+def _several(name: str, argument: Any, example: str) -> tuple[Any, ...]:
     """The values of a sequence; a word or a number is the only value."""
-    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
-        return tuple(given)
-    if isinstance(given, str) or as_index(given) is not None:
-        return (given,)
-    raise UsageError(f"{name} is {given!r}; it must be a sequence, such as {example}")
+    if isinstance(argument, Iterable) and not isinstance(argument, str | bytes | Mapping):
+        return tuple(argument)
+    if isinstance(argument, str) or as_index(argument) is not None:
+        return (argument,)
+    raise UsageError(f"{name} is {argument!r}; it must be a sequence, such as {example}")
 
 
 def _whole(name: str, value: Any) -> int:
@@ -410,8 +410,8 @@ def parse_duration(text: str) -> float:
     Raises:
         UsageError: anything else, or nothing above 0.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([smh]?)", text.strip().lower())
-    seconds = float(found[1]) * _UNITS[found[2] or "s"] if found else 0.0
+    words = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([smh]?)", text.strip().lower())
+    seconds = float(words[1]) * _UNITS[words[2] or "s"] if words else 0.0
     if seconds <= 0:
         raise UsageError(f"{text!r} is no length of time; give 90s, 10m or 1h")
     return seconds

@@ -123,14 +123,14 @@ class TimedLibrary:
         self.library, self.seconds = library, 0.0
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.library, name)
-        if not callable(found):
-            return found
+        member = getattr(self.library, name)
+        if not callable(member):
+            return member
 
         def call(*args: Any) -> Any:
             began = time.perf_counter()
             try:
-                return found(*args)
+                return member(*args)
             finally:
                 self.seconds += time.perf_counter() - began
 
@@ -210,12 +210,12 @@ def cell_profiles(cells: Iterable[Cell]) -> str:
     """A table for each size and class of prompts that has profiles; "" without profiles."""
     from pyllama_mtp.measure.figures import Labels
 
-    found: dict[str, dict[str, Profile]] = {}
+    profiles: dict[str, dict[str, Profile]] = {}
     profiled = [cell for cell in cells if cell.profile]
     label = Labels(profiled, ignored=("class",))
     for cell in profiled:
         assert cell.profile is not None
         what = f"Where the time of a prompt of {cell.n_prompt:,} tokens goes ({cell.prompt_class}):"
-        found.setdefault(what, {})[label(cell)] = cell.profile
-    tables = [part for what, given in found.items() for part in (what, profile_markdown(given))]
+        profiles.setdefault(what, {})[label(cell)] = cell.profile
+    tables = [part for what, own in profiles.items() for part in (what, profile_markdown(own))]
     return "\n\n".join([*tables, EXPLANATION]) if tables else ""

@@ -17,18 +17,19 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-import json
 import os
 import platform
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.records import checked
 from pyllama_mtp.models.demo import demo_path, is_demo
 
 if TYPE_CHECKING:
@@ -197,12 +198,12 @@ def special_prefix(model: Model) -> list[int]:
 CLASSES = ("factual", "thinking", "code", "instruction")
 #: The class of prompts without a class.
 OWN_CLASS = "own"
-_KINDS: dict[str, type] = {"class": str, "prompt": str, "chat": bool, "thinking": bool}
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """One prompt.
+class Prompt(
+    Struct, frozen=True, forbid_unknown_fields=True, rename={"kind": "class", "text": "prompt"}
+):
+    """One prompt: a line of a set.
 
     Attributes:
         kind: its class.
@@ -211,10 +212,16 @@ class Prompt:
         thinking: ``enable_thinking`` for the template; None: the template decides.
     """
 
-    kind: str
-    text: str
+    kind: str = OWN_CLASS
+    text: str = ""
     chat: bool = False
     thinking: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a prompt or a class without text."""
+        for name, value in (("prompt", self.text), ("class", self.kind)):
+            if not value.strip():
+                raise UsageError(f"{name!r} is missing or empty")
 
     def render(self, model: Model, before: str = "") -> str:
         """The text for the model, control tokens spelled out.
@@ -243,32 +250,15 @@ def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
         UsageError: the file cannot be read or holds no prompt; a line is not a prompt. The message
             names file and line.
     """
-    found = []
+    prompts = []
     for number, line in enumerate(read_text(path, "prompts").split("\n"), start=1):
-        if not line.strip():
-            continue
         try:
-            found.append(_prompt(json.loads(line)))
+            if line.strip():
+                prompts.append(checked(Prompt, line.encode(), 'a prompt as in {"prompt": "Hello"}'))
         except (ValueError, RecursionError) as error:
             reason = error if isinstance(error, UsageError) else f"not JSON: {error}"
             raise UsageError(f"{path}, line {number}: {reason}") from None
-    return found
-
-
-def _prompt(record: Any) -> Prompt:
-    if not isinstance(record, dict):
-        raise UsageError('not an object; give one per line, as in {"prompt": "Hello"}')
-    for name, value in record.items():
-        if name not in _KINDS:
-            raise UsageError(f"unknown key {name!r}; known are {', '.join(_KINDS)}")
-        if not isinstance(value, _KINDS[name]):
-            kind = "text" if _KINDS[name] is str else "true or false"
-            raise UsageError(f"{name!r} is {value!r}; it must be {kind}")
-    record = {"class": OWN_CLASS, "prompt": "", "chat": False, "thinking": None, **record}
-    for name in ("prompt", "class"):
-        if not record[name].strip():
-            raise UsageError(f"{name!r} is missing or empty")
-    return Prompt(*(record[name] for name in _KINDS))
+    return prompts
 
 
 def check_classes(classes: Sequence[str]) -> None:

@@ -166,7 +166,7 @@ class _Line(Struct, kw_only=True, tag_field="kind"):
     time: str
 
 
-class Header(_Line, tag="run"):
+class RunHeader(_Line, tag="run"):
     """The first line of a run: everything that its samples have in common.
 
     Attributes:
@@ -292,7 +292,7 @@ class Profiled(OfCell, tag="profile"):
     profile: Profile
 
 
-Line = Header | Measured | Skipped | Dropped | Profiled
+Line = RunHeader | Measured | Skipped | Dropped | Profiled
 
 
 def key_of(cell: CellKey, settings: dict[str, Any]) -> bytes:
@@ -336,7 +336,7 @@ class Run:
         measured: (key of the cell, number of the repeat) of every sample.
     """
 
-    header: Header
+    header: RunHeader
     cells: dict[bytes, Cell] = field(default_factory=dict)
     measured: set[tuple[bytes, int]] = field(default_factory=set)
 
@@ -415,7 +415,7 @@ class Records:
     def add(self, line: Line) -> None:
         """Take the next line. Raises UsageError: it does not fit those before it."""
         run = self.runs.get(line.run)
-        if isinstance(line, Header):
+        if isinstance(line, RunHeader):
             if run is not None:
                 raise UsageError(f"run {line.run} has begun already")
             self.runs[line.run] = Run(line)
@@ -543,7 +543,7 @@ class Writer:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], header: Header | None, advice: str = NAME_ANOTHER
+        self, path: str | os.PathLike[str], header: RunHeader | None, advice: str = NAME_ANOTHER
     ) -> None:
         self._path, self._header, self._advice = Path(path), header, advice
         self._file: int | None = None
@@ -645,7 +645,7 @@ def last_run(path: str | os.PathLike[str], model: str) -> Run | None:
     return next(reversed(own or runs), None)
 
 
-def run_to_resume(path: str | os.PathLike[str], header: Header) -> Run | None:
+def run_to_resume(path: str | os.PathLike[str], header: RunHeader) -> Run | None:
     """The last run of a file with the model, to go on with; None: no run yet.
 
     Raises:
@@ -654,10 +654,10 @@ def run_to_resume(path: str | os.PathLike[str], header: Header) -> Run | None:
     run = last_run(path, header.model.name)
     if run is None:
         return None
-    last, given = as_read(run.header), as_read(header)
-    last["run"], given["run"] = last, given
+    last, new_header = as_read(run.header), as_read(header)
+    last["run"], new_header["run"] = last, new_header
     for part, keys in _COMPARED.items():
-        old, new = last[part], given[part]
+        old, new = last[part], new_header[part]
         for name in keys or dict.fromkeys((*old, *new)):
             if (was := old.get(name)) != (now := new.get(name)):
                 raise UsageError(

@@ -46,7 +46,6 @@ from pyllama_mtp.measure.records import (
     CellKey,
     Dropped,
     DroppedGroup,
-    Header,
     Line,
     Measured,
     ModelFile,
@@ -54,6 +53,7 @@ from pyllama_mtp.measure.records import (
     Profiled,
     Records,
     Run,
+    RunHeader,
     Sample,
     Skipped,
     Writer,
@@ -77,7 +77,7 @@ OWN_SETTINGS = ("n_ctx", "draft_n_max", "synthetic_acceptance", *SWITCHES)
 
 
 @dataclass
-class Request:
+class MatrixRequest:
     """A checked request for a matrix.
 
     Attributes:
@@ -122,8 +122,8 @@ def sampling_record(sampling: Sampling) -> dict[str, Any]:
 
 
 def make_header(
-    model: Model, library: Library, request: Request, builds: Mapping[str, Build]
-) -> Header:
+    model: Model, library: Library, request: MatrixRequest, builds: Mapping[str, Build]
+) -> RunHeader:
     """The line that begins a new run.
 
     Args:
@@ -140,16 +140,16 @@ def make_header(
     if vocabularies := plan.axes.get("draft_vocab"):
         names = tuple(without_folders(str(name)) for name in vocabularies)
         plan = replace(plan, axes={**plan.axes, "draft_vocab": names})
-    given = dict(model.options.given)
+    options = dict(model.options.given)
     for name in ("n_gpu_layers", "rpc_timeout"):
-        given.pop(name, None)
-    workers, split = (list(given.pop(name, ())) for name in ("rpc_servers", "tensor_split"))
-    if "lora" in given:
-        given["lora"] = model.adapters.names
-    if "head" in given:
-        given["head"] = Path(given["head"]).name
+        options.pop(name, None)
+    workers, split = (list(options.pop(name, ())) for name in ("rpc_servers", "tensor_split"))
+    if "lora" in options:
+        options["lora"] = model.adapters.names
+    if "head" in options:
+        options["head"] = Path(options["head"]).name
     devices = accelerators(library, request.placement.get("n_gpu_layers", -1))
-    return Header(
+    return RunHeader(
         run=uuid.uuid4().hex[:12],
         time=now(),
         version=__version__,
@@ -163,7 +163,7 @@ def make_header(
         slow_types={kind: round(share, 4) for kind, share in slow_types_of(model).items()},
         workers=workers,
         tensor_split=split,
-        options=as_read(given),
+        options=as_read(options),
     )
 
 
@@ -207,7 +207,7 @@ SETTLE_S = 0.02
 
 
 @dataclass(frozen=True)
-class Event:
+class MatrixEvent:
     """Progress: a sample begins, its prompt is processed, it is done, or its cell is skipped.
 
     Attributes:
@@ -235,14 +235,14 @@ class Matrix:
     def __init__(
         self,
         model: Model,
-        request: Request,
+        request: MatrixRequest,
         run: Run,
         runners: Mapping[str, SideBySide],
         profilers: Mapping[str, Callable[[Settings, list[int]], Profile]] = {},
     ) -> None:
         plan = self.plan = request.plan
         #: Called at every step; must not raise.
-        self.on_event: Callable[[Event], None] = lambda event: None
+        self.on_event: Callable[[MatrixEvent], None] = lambda event: None
         #: True once the run is interrupted, here or by the caller; it then ends.
         self.interrupted = False
         #: True while a KeyboardInterrupt loses only samples that are not finished.
@@ -319,7 +319,7 @@ class Matrix:
             if self.interrupted or key in self._skipped or key in self._profiled:
                 continue
             self.measuring = True
-            self.on_event(Event("start", group, variant))
+            self.on_event(MatrixEvent("start", group, variant))
             prompt = self._prompts.prompt(group.prompt_class, group.size, 0)
             measure = self._profilers[variant.library]
             profile = measure(self._cell_settings(group.size, variant), prompt)
@@ -414,7 +414,7 @@ class Matrix:
             settings = self._cell_settings(group.size, variant)
             warm_up, own = min(group.size, settings.n_batch), prompts[: variant.n_sequences]
             task = Task(settings, self._request.sampling, own, self.plan.max_tokens, warm_up)
-            self.on_event(Event("start", group, variant, left_s=self.left_s()))
+            self.on_event(MatrixEvent("start", group, variant, left_s=self.left_s()))
             if variant.library in self.plan.peers:
                 time.sleep(SETTLE_S)
             try:
@@ -452,7 +452,7 @@ class Matrix:
         tokens = {}
         for variant in variants:
             tokens[variant] = turn(variant, 1)
-            self.on_event(Event("prefilled", group, variant, left_s=self.left_s()))
+            self.on_event(MatrixEvent("prefilled", group, variant, left_s=self.left_s()))
         while tokens:
             variant = min(tokens, key=lambda one: tokens[one])
             goal = min(tokens[variant] + TURN_TOKENS, self.plan.max_tokens)
@@ -467,7 +467,7 @@ class Matrix:
                     sample=sample,
                     memory=memory,
                 )
-                self.on_event(Event("done", group, variant, sample, self.left_s()))
+                self.on_event(MatrixEvent("done", group, variant, sample, self.left_s()))
 
     def _number(self, variant: Variant) -> int:
         return self.plan.variants.index(variant)
@@ -494,7 +494,7 @@ class Matrix:
 
     def _skip(self, group: Group, variant: Variant, reason: str) -> Skipped:
         self._skipped.add(self._key(group, variant))
-        self.on_event(Event("skipped", group, variant, left_s=self.left_s()))
+        self.on_event(MatrixEvent("skipped", group, variant, left_s=self.left_s()))
         return Skipped(**self._of_cell(group, variant), reason=brief(reason))
 
     def _key(self, group: Group, variant: Variant) -> bytes:
@@ -522,17 +522,17 @@ class Matrix:
         return key, as_read(own)
 
     def _cell_settings(self, size: int, variant: Variant) -> Settings:
-        """The settings of one cell; see :class:`.Request` for the fields that are replaced."""
+        """The settings of one cell; :class:`.MatrixRequest` says which fields are replaced."""
         settings, depth = self._request.settings, variant.depth
         needed = self.plan.context_needed(size)
-        given = {"synthetic_acceptance": settings.synthetic_acceptance, **variant.settings}
-        if given["synthetic_acceptance"] and isinstance(depth, int):
-            given["synthetic_acceptance"] = given["synthetic_acceptance"][:depth] or None
+        own = {"synthetic_acceptance": settings.synthetic_acceptance, **variant.settings}
+        if own["synthetic_acceptance"] and isinstance(depth, int):
+            own["synthetic_acceptance"] = own["synthetic_acceptance"][:depth] or None
         return dataclasses.replace(
             settings,
             n_ctx=settings.n_ctx or padded_context(needed, self._model.n_ctx_train),
             draft_n_max=depth,
-            **{**SWITCHES, **given},
+            **{**SWITCHES, **own},
         )
 
 
@@ -540,11 +540,11 @@ class Matrix:
 
 
 #: Makes a context manager around the run of a matrix; it yields the function to call with events.
-Watch = Callable[[Matrix], AbstractContextManager[Callable[[Event], None]]]
+Watch = Callable[[Matrix], AbstractContextManager[Callable[[MatrixEvent], None]]]
 
 
 def run_matrix(
-    model: Model, request: Request, found: Records, watch: Watch, say: Callable[[str], None]
+    model: Model, request: MatrixRequest, records: Records, watch: Watch, say: Callable[[str], None]
 ) -> Matrix:
     """Measure a request with a loaded model; every record goes to the file, then to `found`. `say`
     is called with messages for the user.
@@ -568,11 +568,11 @@ def run_matrix(
     with ExitStack() as stack:
         own, builds = _runners(request, model, build, stack)
         peers = _peers(request, model, n_gpu_layers, builds, say)
-        run, header = _begin(request, make_header(model, library, request, builds), found, say)
+        run, header = _begin(request, make_header(model, library, request, builds), records, say)
         profilers = {name: one.profile for name, one in own.items()} if request.profile else {}
         matrix = Matrix(model, request, run, {**own, **peers}, profilers)
         matrix.check()
-        keep = [found.add]
+        keep = [records.add]
         if request.output:
             writer = stack.enter_context(Writer(request.output, header, request.advice))
             keep.insert(0, writer.write)
@@ -583,12 +583,12 @@ def run_matrix(
     return matrix
 
 
-def _planned(request: Request, **changes: Any) -> Request:
+def _planned(request: MatrixRequest, **changes: Any) -> MatrixRequest:
     """The request with another plan."""
     return dataclasses.replace(request, plan=replace(request.plan, **changes))
 
 
-def _possible(model: Model, request: Request, say: Callable[[str], None]) -> Request:
+def _possible(model: Model, request: MatrixRequest, say: Callable[[str], None]) -> MatrixRequest:
     """The request without depths above the model's limit, which would be measured twice."""
     most, planned = model.info.most_drafts, request.plan.depths
     depths = tuple(min(d, most) if most and isinstance(d, int) else d for d in planned)
@@ -599,7 +599,7 @@ def _possible(model: Model, request: Request, say: Callable[[str], None]) -> Req
 
 
 def _runners(
-    request: Request, model: Model, build: Build, stack: ExitStack
+    request: MatrixRequest, model: Model, build: Build, stack: ExitStack
 ) -> tuple[dict[str, Runner | LibraryProcess], dict[str, Build]]:
     """The runner and the build of each library: the first in this process, others in their own."""
     labels = request.plan.libraries
@@ -614,7 +614,7 @@ def _runners(
 
 
 def _peers(
-    request: Request,
+    request: MatrixRequest,
     model: Model,
     n_gpu_layers: int,
     builds: dict[str, Build],
@@ -638,15 +638,15 @@ def _peers(
 
 
 def _begin(
-    request: Request, header: Header, found: Records, say: Callable[[str], None]
-) -> tuple[Run, Header | None]:
+    request: MatrixRequest, header: RunHeader, records: Records, say: Callable[[str], None]
+) -> tuple[Run, RunHeader | None]:
     """The run, and its header if it is new; else the last run of the file is resumed."""
     output = request.output if request.resume else None
     earlier = run_to_resume(output, header) if output else None
     if earlier is None:
-        found.add(header)
-        return found.runs[header.run], header
-    found.runs[earlier.id] = earlier
+        records.add(header)
+        return records.runs[header.run], header
+    records.runs[earlier.id] = earlier
     say(
         f"going on with run {earlier.id}: {len(earlier.measured)} of {request.plan.n_samples} "
         "samples are there"

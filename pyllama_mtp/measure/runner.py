@@ -207,8 +207,8 @@ class Runner:
 def _start(
     session: Session | BatchSession, task: Task, prompts: list[list[int]], max_tokens: int
 ) -> Generation | BatchGeneration:
-    given: Any = prompts if len(prompts) > 1 else prompts[0]
-    return session.generate(given, max_tokens=max_tokens, sampling=task.sampling, ignore_eos=True)
+    text: Any = prompts if len(prompts) > 1 else prompts[0]
+    return session.generate(text, max_tokens=max_tokens, sampling=task.sampling, ignore_eos=True)
 
 
 # -- another library, in a process of its own ------------------------------------------------------
@@ -240,7 +240,7 @@ def split_library(text: str) -> tuple[str, dict[str, str]]:
         UsageError: a part that is neither.
     """
     library, *words = text.split(":")
-    given = {}
+    settings = {}
     for word in words:
         name, _, value = word.partition("=")
         if not (name.isupper() and value) and not (name in CPU_SWITCHES and value in ("on", "off")):
@@ -248,17 +248,17 @@ def split_library(text: str) -> tuple[str, dict[str, str]]:
                 f"{word!r} is nothing that a process can be given: a VARIABLE=VALUE of the "
                 f"environment, or on or off for {', '.join(CPU_SWITCHES)}, as in small_batch=off"
             )
-        given[name] = value
-    return library, given
+        settings[name] = value
+    return library, settings
 
 
 def load_library(text: str) -> Library:
     """Load a library into this process, with its switches and environment variables."""
     from pyllama_mtp.llama import native
 
-    name, given = split_library(text)
-    switches = {name: given.pop(name) for name in CPU_SWITCHES if name in given}
-    os.environ.update(given)
+    name, variables = split_library(text)
+    switches = {name: variables.pop(name) for name in CPU_SWITCHES if name in variables}
+    os.environ.update(variables)
     library = native.load(name)
     for switch, value in switches.items():
         if not getattr(library, f"set_{switch}")(value == "on"):
@@ -341,8 +341,8 @@ class LibraryProcess:
         if kind == "done":
             return value
         # An error that takes more than a message becomes its base class.
-        found = {one.__name__: one for one in (errors.UsageError, errors.InsufficientMemoryError)}
-        raise found.get(kind, PyllamaMtpError)(f"{self._label}: {value}")
+        kinds = {one.__name__: one for one in (errors.UsageError, errors.InsufficientMemoryError)}
+        raise kinds.get(kind, PyllamaMtpError)(f"{self._label}: {value}")
 
 
 # -- the process itself ----------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pyllama_mtp.cli.progress import short_label
 from pyllama_mtp.measure.figures import base_of
 from pyllama_mtp.measure.plan import Group, Plan
 from pyllama_mtp.measure.records import Writer, read_cells, read_file
-from pyllama_mtp.measure.run import Event
+from pyllama_mtp.measure.run import MatrixEvent
 
 from ..processes import Cli
 from .conftest import SMALL
@@ -161,7 +161,7 @@ def test_the_bar_has_room_in_eighty_columns() -> None:
     both = {"prompt_rows": ("all", "last"), "prompt_sync": ("full", "kv")}
     plan = Plan((16384,), (0, 3), 1, 1, {**both, "hidden": ("post-norm", "pre-norm")})
     group = Group(16384, "text", 0)
-    labels = [short_label(Event("start", group, v), plan) for v in plan.variants]
+    labels = [short_label(MatrixEvent("start", group, v), plan) for v in plan.variants]
     assert labels[:2] == ["16384 tokens, no MTP", "16384 tokens, depth 3, all, full, post-norm"]
     assert max(map(len, labels)) <= 44
 

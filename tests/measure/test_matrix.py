@@ -16,7 +16,7 @@ from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.profile import WARM_UP_TOKENS, cell_profiles, made_profile
 from pyllama_mtp.measure.records import Build, Profile, Records, Run, accelerators
-from pyllama_mtp.measure.run import TURN_TOKENS, Event, Matrix, Request, make_header
+from pyllama_mtp.measure.run import TURN_TOKENS, Matrix, MatrixEvent, MatrixRequest, make_header
 from pyllama_mtp.measure.runner import Runner
 from pyllama_mtp.settings import AUTO_DEPTH, Sampling, Settings
 
@@ -24,8 +24,8 @@ HEADER: Any = SimpleNamespace(run="r")
 PLAN = Plan(sizes=(100, 200), depths=(0, 2, 3), max_tokens=12, repeat=2)
 
 
-def requested(plan: Plan, **changes: Any) -> Request:
-    return Request(**{**vars(Request(plan, Settings(), Sampling(), ["a"])), **changes})
+def requested(plan: Plan, **changes: Any) -> MatrixRequest:
+    return MatrixRequest(**{**vars(MatrixRequest(plan, Settings(), Sampling(), ["a"])), **changes})
 
 
 def make(
@@ -251,7 +251,7 @@ def test_sessions_that_do_not_fit_together_are_measured_in_turn(
 
 
 def test_progress_tells_of_every_sample(fake: ModuleType) -> None:
-    events: list[Event] = []
+    events: list[MatrixEvent] = []
     plan = Plan((100, 5000), (0, 2), 12, 2)
     matrix = make(fake, plan)
     matrix.on_event = events.append

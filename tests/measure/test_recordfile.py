@@ -13,7 +13,7 @@ import pytest
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.records import (
-    Header,
+    RunHeader,
     Sample,
     Writer,
     check_output,
@@ -291,8 +291,8 @@ def test_a_good_output_is_left_as_it_was(tmp_path: Path) -> None:
     assert old.read_bytes() == before
 
 
-def header(name: str = "new", **changes: Any) -> Header:
-    made: Header = msgspec.convert(records.run(name, **changes), Header)
+def header(name: str = "new", **changes: Any) -> RunHeader:
+    made: RunHeader = msgspec.convert(records.run(name, **changes), RunHeader)
     return made
 
 

@@ -19,7 +19,13 @@ from pyllama_mtp.drafting.upstream import UpstreamDrafter
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.measure.peers import Options, Server, completion_request, find, server_options
+from pyllama_mtp.measure.peers import (
+    LlamaServer,
+    PeerOptions,
+    completion_request,
+    find,
+    server_options,
+)
 from pyllama_mtp.models.architectures import ARCHITECTURES
 from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
 from pyllama_mtp.sequence import Drafts
@@ -171,8 +177,8 @@ def test_drafts_are_llama_servers(
         path = write_model(other.architecture, tmp_path / "m.gguf", other.info.n_mtp_layers)
     with Model(path, mtp=True) as model, Session(model, chosen) as session:
         ours = session.generate(prompt, max_tokens=n, ignore_eos=True).run().tokens
-    given = server_options(Options(chosen, str(path), 0))
-    with Server(str(server), [*given, "-lv", "5"]) as running:
+    given = server_options(PeerOptions(chosen, str(path), 0))
+    with LlamaServer(str(server), [*given, "-lv", "5"]) as running:
         request = completion_request(prompt, n, 1) | {"return_tokens": True}
         assert running.complete(request)["tokens"] == ours
         log = running._program.stderr() + running._program.stdout()

@@ -13,9 +13,9 @@ from pyllama_mtp.measure import peers as peers_module
 from pyllama_mtp.measure.peers import (
     HOST,
     Installed,
-    Options,
+    LlamaServer,
     PeerError,
-    Server,
+    PeerOptions,
     completion_request,
     server_options,
 )
@@ -26,15 +26,15 @@ from pyllama_mtp.settings import Sampling, Settings
 
 Ended = Callable[[int], bool]
 SETTINGS = Settings(n_ctx=256, n_threads=2, draft_n_max=3)
-DRAFTING = Options(SETTINGS, "m.gguf", -1)
-PLAIN = Options(dataclasses.replace(SETTINGS, draft_n_max=0), "m.gguf", -1)
+DRAFTING = PeerOptions(SETTINGS, "m.gguf", -1)
+PLAIN = PeerOptions(dataclasses.replace(SETTINGS, draft_n_max=0), "m.gguf", -1)
 
 
-def server(peers: Any) -> Server:
-    return Server(str(peers.folder / "llama-server"), server_options(DRAFTING))
+def server(peers: Any) -> LlamaServer:
+    return LlamaServer(str(peers.folder / "llama-server"), server_options(DRAFTING))
 
 
-def measure(peers: Any, options: Options = DRAFTING) -> Sample:
+def measure(peers: Any, options: PeerOptions = DRAFTING) -> Sample:
     build = Build("llama-server", "", "", "", "CPU")
     installed = Installed((str(peers.folder / "llama-server"),), build)
     task = Task(options.settings, Sampling(), [[*range(100)]], 13, 10)

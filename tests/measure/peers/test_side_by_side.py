@@ -10,7 +10,7 @@ import pytest
 from pyllama_mtp.measure.peers import PeerError, PeerRunner
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.records import Dropped, Measured, Run, Sample, Skipped
-from pyllama_mtp.measure.run import Matrix, Request, brief
+from pyllama_mtp.measure.run import Matrix, MatrixRequest, brief
 from pyllama_mtp.measure.runner import Runner, Task
 from pyllama_mtp.settings import Sampling, Settings
 
@@ -44,7 +44,7 @@ same_methods(Peer, PeerRunner)
 def matrix(fake: ModuleType, plan: Plan, peer: Any, ours: Runner | None = None, **more: Any) -> Any:
     model = fake.Model("m.gguf")
     runners = {"": ours or Runner(model), plan.peers[0]: peer}
-    request = Request(plan, Settings(), Sampling(), [], **more)
+    request = MatrixRequest(plan, Settings(), Sampling(), [], **more)
     run: Any = SimpleNamespace(run="r")
     return Matrix(model, request, Run(run), runners)
 
