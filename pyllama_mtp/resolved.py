@@ -1,15 +1,30 @@
-"""Settings as they hold for one model: which drafts it can make, and what its contexts need."""
+"""Settings as they hold for one model and the memory there is: which drafts it can make, what its
+contexts need, and how long they may be."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
-from .errors import UsageError
+from .errors import InsufficientMemoryError, UsageError
 from .llama import native
 from .llama.contextoptions import ContextOptions
 from .llama.model import Model
-from .models.memory import padded
+from .models.memory import available_memory, gigabytes, layer_bytes, padded, recurrent_bytes
 from .settings import HEAD_TYPES, Settings
+
+log = logging.getLogger("pyllama_mtp")
+
+#: Tokens of context for n_ctx 0, unless prompt and answer need more; and the least to which that
+#: is cut where memory is short.
+USUAL_N_CTX, LEAST_N_CTX = 8192, 1024
+HOST = "host memory"
+#: Bytes that are more than graphs, logits and checkpoints take at usual sizes of batches.
+GENEROUS = 4 << 30
+#: Shares of the free memory that such a context may take. Others use the host's memory too.
+HOST_SHARE, SHARE = 0.5, 0.9
 
 
 @dataclass(frozen=True)
@@ -124,3 +139,141 @@ def _prompt_sync(model: Model, settings: Settings) -> str:
                 f"{name} {value!r} is not {where}; use {other}, or {name} {usable[-1]!r}"
             )
     return "full"
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The bytes that an engine takes of one memory.
+
+    Attributes:
+        name: of the device, or HOST.
+        parts: bytes by purpose, as in :meth:`.Engine.memory`; on the host also "outputs", the rows
+            of logits. "checkpoints" is absent where their size is not known.
+        free: bytes still free there.
+    """
+
+    name: str
+    parts: dict[str, int]
+    free: int
+
+    @property
+    def total(self) -> int:
+        """The sum of all parts."""
+        return sum(self.parts.values())
+
+    def describe(self) -> str:
+        """The total and its parts, for messages."""
+        shown = sorted(((n, name) for name, n in self.parts.items() if n), reverse=True)
+        parts = ", ".join(f"{name.replace('_', ' ')} {gigabytes(n)}" for n, name in shown[:4])
+        return f"{gigabytes(self.total)} of {self.name} ({parts})"
+
+
+def simulate(twin: Model, resolved: Resolved) -> list[DeviceMemory]:
+    """The bytes that an engine would take, of the host and of each device: llama.cpp adds them up
+    for contexts that allocate nothing.
+
+    Args:
+        twin: a model without memory; see :meth:`.Model.without_memory`.
+    """
+    from .engine import Engine
+
+    info, library = twin.info, native.load()
+    with closing(Engine(twin, resolved)) as engine:
+        taken = [engine.memory(device) for device in (library.ffi.NULL, *twin.used_devices)]
+        rows = engine.target.options.n_outputs_max
+    n_checkpoints = resolved.n_sequences * resolved.settings.checkpoints if twin.is_recurrent else 0
+    if n_checkpoints and not info.validated:
+        del taken[0]["checkpoints"]  # their size is not known
+    else:
+        taken[0]["checkpoints"] = n_checkpoints * recurrent_bytes(info, 1, 0)
+    taken[0]["outputs"] = 4 * rows * info.n_vocab
+    free = available_memory()
+    memories = [DeviceMemory(HOST, taken[0], free)]
+    for device, parts in zip(twin.used_devices, taken[1:], strict=True):
+        # As in llama.cpp, a device that does not say has as much as the host.
+        there, total = library.device_memory(device)
+        memories.append(DeviceMemory(library.device_name(device), parts, there if total else free))
+    return memories
+
+
+def _refuse_if_short(needed: Sequence[DeviceMemory], what: str) -> None:
+    """Raises InsufficientMemoryError, with the numbers, if one memory, which has the weights
+    already, is too small."""
+    for one in needed:
+        free = one.free + one.parts["weights"]
+        if one.total > free:
+            raise InsufficientMemoryError(
+                f"{what} needs {one.describe()}, and {gigabytes(free)} are available; use a "
+                "shorter context, a smaller cache type (q8_0, q4_0), fewer sequences, a smaller "
+                "model"
+                + ("" if one.name == HOST else ", or more of it on the CPU (--n-gpu-layers)")
+            )
+
+
+def resolve(settings: Settings, model: Model, n_sequences: int = 1, room: int = 0) -> Resolved:
+    """What :meth:`.Settings.resolve` gives, which see."""
+    resolved = Resolved.of(model, settings, n_sequences)
+    wanted, trained = settings.n_ctx, settings.rope.length(model.n_ctx_train)
+    needed = padded(room + resolved.depth + 1 if room else 0)
+    usual = min(max(USUAL_N_CTX, needed), trained)
+    if model.options.no_alloc:
+        return resolved.with_n_ctx(wanted or usual)
+    if not wanted:
+        return _shortened(model, resolved.with_n_ctx(usual), min(usual, max(LEAST_N_CTX, needed)))
+    if not _plenty(model, resolved):
+        with model.without_memory() as twin:
+            _refuse_if_short(simulate(twin, resolved), f"a context of {wanted} tokens")
+    if wanted > padded(trained):
+        log.warning(
+            "a context of %d tokens is longer than the %d that the model was trained for; text "
+            "beyond them may be poor",
+            *(wanted, trained),
+        )
+    return resolved
+
+
+def _shortened(model: Model, resolved: Resolved, least: int) -> Resolved:
+    """Halve `n_ctx`, but not below `least`, until it takes no more than its share of memory."""
+    if _plenty(model, resolved):
+        return resolved
+    n_ctx = usual = resolved.settings.n_ctx
+    with model.without_memory() as twin:
+        while n_ctx > least and not _fits(simulate(twin, resolved.with_n_ctx(n_ctx))):
+            n_ctx = max(n_ctx // 2, least)
+    if n_ctx < usual:
+        log.info("context of %d tokens, not %d: memory is short", n_ctx, usual)
+    return resolved.with_n_ctx(n_ctx)
+
+
+def _fits(needed: Sequence[DeviceMemory]) -> bool:
+    """Whether the shares of free memory have room for everything but the loaded weights."""
+    return all(
+        one.total - one.parts["weights"] <= one.free * (HOST_SHARE if one.name == HOST else SHARE)
+        for one in needed
+    )
+
+
+def _plenty(model: Model, resolved: Resolved) -> bool:
+    """Whether memory is so large that nothing need be simulated, which takes most of a second with
+    a vocabulary of 248,000 tokens: the smallest memory has four times the room for all weights and
+    caches, and GENEROUS more. Raises InsufficientMemoryError: all memories together cannot hold the
+    caches (llama.cpp takes half a minute to say so, of 2 billion tokens).
+    """
+    info, s, n = model.info, resolved.settings, resolved.n_sequences
+    if not info.validated:
+        return False
+    layers = len(info.attention_layers) + (info.n_mtp_layers if resolved.prompt_sync else 0)
+    caches = layers * layer_bytes(info, n * padded(s.n_ctx), s.cache_type_k, s.cache_type_v)
+    caches += recurrent_bytes(info, n, resolved.n_snapshots)
+    library = native.load()
+    free = [available_memory(), *(library.device_memory(d)[0] for d in model.used_devices)]
+    if caches > sum(free):
+        raise InsufficientMemoryError(
+            f"a context of {s.n_ctx} tokens needs {gigabytes(caches)} for caches, and "
+            f"{gigabytes(sum(free))} are available; use a shorter context, or a smaller cache type "
+            "(q8_0, q4_0)"
+        )
+    return 4 * (info.weight_bytes + caches) + GENEROUS <= min(free)

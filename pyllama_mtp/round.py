@@ -28,9 +28,9 @@ from __future__ import annotations
 
 import time
 
+from .answer import top_logprobs
 from .drafting.acceptance import Distribution, accept_best, accept_sampled
 from .engine import Engine
-from .llama.toplogprobs import top_logprobs
 from .sequence import Sequence
 from .telemetry import PHASES, timed
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .answer import TopLogprobs
 from .checkpoints import Checkpoints
 from .drafting.acceptance import Distribution, SyntheticAcceptance
 from .llama.batch import Floats, Ints
-from .llama.toplogprobs import TopLogprobs
 
 if TYPE_CHECKING:
     from .request import Request

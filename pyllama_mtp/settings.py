@@ -323,6 +323,6 @@ class Settings:
             UsageError: settings that do not go together with this model.
             InsufficientMemoryError: the length asked for does not fit.
         """
-        from .sizing import resolve
+        from .resolved import resolve
 
         return resolve(self, model, n_sequences, room)

@@ -25,7 +25,7 @@ from pyllama_mtp.models.sidecar import NO_HEAD, is_head
 from pyllama_mtp.settings import Settings
 
 if TYPE_CHECKING:
-    from pyllama_mtp.sizing import DeviceMemory
+    from pyllama_mtp.resolved import DeviceMemory
 
     Needed = dict[str, list[DeviceMemory]]
     SlowTypes = dict[str, float] | None
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 def _needed(info: GGUFInfo, settings: Settings) -> Needed:
     """What llama.cpp would allocate in each memory, without MTP and with it."""
     from pyllama_mtp import Model
-    from pyllama_mtp.sizing import simulate
+    from pyllama_mtp.resolved import simulate
 
     def of(mtp: bool) -> list[DeviceMemory]:
         chosen = settings if mtp else replace(settings, draft_n_max=0)

@@ -20,11 +20,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pyllama_mtp.answer import TopLogprobs
 from pyllama_mtp.chats.toolcalls import CallPiece
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import ContextClosedError, WorkerLostError
 from pyllama_mtp.llama.model import Model
-from pyllama_mtp.llama.toplogprobs import TopLogprobs
 from pyllama_mtp.request import Request
 from pyllama_mtp.scheduler import Progress, Scheduler
 from pyllama_mtp.settings import Settings

@@ -10,7 +10,7 @@ import pytest
 from pyllama_mtp import Model, Settings
 from pyllama_mtp.errors import LibraryError
 from pyllama_mtp.llama.native import Library
-from pyllama_mtp.sizing import simulate
+from pyllama_mtp.resolved import simulate
 
 from ..processes import Cli
 

@@ -16,7 +16,7 @@ from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.randomweights import TENSOR_TYPES, Draw, tensor_chunks
 from pyllama_mtp.models.shapes import SHAPES, TensorSpec, get_shape, model_tensors
 from pyllama_mtp.models.synth import synthetic_size, synthetic_vocabulary, write_synthetic
-from pyllama_mtp.sizing import HOST
+from pyllama_mtp.resolved import HOST
 
 from ..processes import Cli, RunPython
 

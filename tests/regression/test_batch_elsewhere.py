@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_mtp import BatchSession, Model
-from pyllama_mtp.sizing import simulate
+from pyllama_mtp.resolved import simulate
 
 from ..processes import RunPython
 from ..workers import worker

@@ -12,7 +12,7 @@ from pyllama_mtp.drafting.headrows import read_bytes
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.sidecar import NO_HEAD
 from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
-from pyllama_mtp.sizing import simulate
+from pyllama_mtp.resolved import simulate
 
 PROMPTS = ("def add(a, b):\n    return", "class Node:\n    def __init__(self,", "import os\n\n")
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp import BatchSession, Model, Session, Settings, sizing
+from pyllama_mtp import BatchSession, Model, Session, Settings, resolved
 from pyllama_mtp.errors import InsufficientMemoryError
 from pyllama_mtp.llama import native
 from pyllama_mtp.models.memory import padded
 from pyllama_mtp.models.synth import write_synthetic
+from pyllama_mtp.resolved import LEAST_N_CTX, USUAL_N_CTX, DeviceMemory, simulate
 from pyllama_mtp.settings import RopeScaling
-from pyllama_mtp.sizing import LEAST_N_CTX, USUAL_N_CTX, DeviceMemory, simulate
 
 from ..adapters import trunk, write_adapter
 from ..workers import worker
@@ -171,7 +171,7 @@ def squeezed(monkeypatch: pytest.MonkeyPatch, where: int, n: int) -> None:
         both = (n, 2**40)
         monkeypatch.setattr(native.Library, "device_memory", lambda self, device: both)
     else:
-        monkeypatch.setattr(sizing, "available_memory", lambda: n)
+        monkeypatch.setattr(resolved, "available_memory", lambda: n)
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers(
@@ -193,12 +193,12 @@ def test_the_length_of_its_own_fits_the_memory_that_holds_the_caches(
     placed: tuple[int, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = Settings(n_ctx=0, draft_n_max=3, n_threads=1)
-    monkeypatch.setattr(sizing, "LEAST_N_CTX", 256)
+    monkeypatch.setattr(resolved, "LEAST_N_CTX", 256)
     where, model = placed
     with Session(model, chosen) as session:  # there is enough
         assert session.n_ctx == padded(model.n_ctx_train)
     _, rest = needed(model, chosen, 1024, where)
-    share = (sizing.HOST_SHARE, sizing.SHARE)[where]
+    share = (resolved.HOST_SHARE, resolved.SHARE)[where]
     for free, n_ctx in ((int(rest / share) + 1, 1024), (int(rest / share) - 1, 512)):
         squeezed(monkeypatch, where, free)
         with Session(model, chosen) as session:

@@ -23,7 +23,7 @@ from pyllama_mtp.models.draftvocab import Ranking, read_tokenizer, save, trimmed
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.synth import write_synthetic
-from pyllama_mtp.sizing import simulate
+from pyllama_mtp.resolved import simulate
 
 from ..models.test_trimmed_head import MALFORMED
 from ..processes import RunPython
