@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
     from .processes import Cli, Program, RunPython
 
+ROOT = Path(__file__).resolve().parents[1]
+if not [*ROOT.glob("pyllama_mtp/_native*")]:
+    # `python -m pytest` puts the checkout first, whose sources have no native library.
+    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != ROOT]
 
 #: Options of a run on a GPU, as environment variables so that helper modules and processes that
 #: tests start see them too; the command line wins.

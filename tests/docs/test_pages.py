@@ -62,7 +62,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 def figures(page: Path) -> Iterator[tuple[str, str]]:
     """The measured figures of a page, and their lines: numbers with two decimals, and what is so
     many times as fast."""
-    text = re.sub(r"^```(?!text).*?^```|`[^`\n]*`", "", page.read_text("utf-8"), flags=re.S | re.M)
+    text = re.sub(
+        r"^```(?!text)\w+\n.*?^```$|`[^`\n]+`", "", page.read_text("utf-8"), flags=re.S | re.M
+    )
     for line in text.replace("Python 3.10", "").splitlines():
         found = re.findall(r"(?<![\w.\-])\d+\.\d\d(?![\w.]*\w)", line)
         for pair in re.findall(r"(?:(\d+\.\d+) to )?(\d+\.\d+) times", line):
