@@ -378,6 +378,8 @@ MEMORY, RECENT_MEMORY, SURPRISE = 64.0, 8.0, 2.0
 #: For each sequence of a round: how many drafts it could use, and how many of them held.
 Outcomes: TypeAlias = Sequence[tuple[int, int]]
 
+#: Plain rounds at first, and from time to time.
+PLAIN = 2
 #: Depths that were never used are tried up to so far beyond the deepest one used.
 STRIDE = 2
 #: The part by which a guessed cost may be too high. A cost that was measured seldom, or long ago,
@@ -505,6 +507,7 @@ class DepthController:
 
     Args:
         limit: greatest depth.
+        costs: that are known already, of rounds of one sequence; None: none are.
 
     Attributes:
         probing, total: see above.
@@ -513,13 +516,13 @@ class DepthController:
     #: Whether rounds may draft what followed the same tokens earlier in the text.
     looks_up = True
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, costs: CostModel | None = None) -> None:
         self.limit = limit
         self.probing = Allowance(balance=0.0, most=0.0)
         self.total = Allowance(balance=2.5, most=20.0)
-        self._model = CostModel(limit)
+        self._model = costs or CostModel(limit)
         self._accepted, self._offered = AcceptanceTracker(limit), AcceptanceTracker(limit, rate=1.0)
-        self._uses = {1: _Use()}
+        self._uses = {1: _Use(rounds=PLAIN if costs else 0)}
         self._asked, self._is_probe, self._looked_up = 0, False, False
         self._pace = 1.0  # tokens per plain step of the depth in use
 
@@ -539,7 +542,7 @@ class DepthController:
         """
         use, costs = self._uses.setdefault(n_sequences, _Use()), self.costs(n_sequences)
         asked = 0
-        if costs and use.rounds % COST_MEMORY >= 2:
+        if costs and use.rounds % COST_MEMORY >= PLAIN:
             asked = self._pick(use, costs, n_sequences)
         self._asked = asked if at_most is None else max(0, min(asked, at_most))
         self._is_probe = self._asked > 0 == use.depth
@@ -594,7 +597,7 @@ class DepthController:
             at_most: most drafts that can be used.
         """
         costs = self.costs()
-        if not costs or self._uses[1].rounds < 2 or self.total.balance < 0:
+        if not costs or self._uses[1].rounds < PLAIN or self.total.balance < 0:
             return 0
         reach = max(0, min(self.limit, 2 * self._model.deepest() + 1, at_most))
         change = 0.0 if self._looked_up else self._model.change * costs.plain
