@@ -443,7 +443,6 @@ def measure(args: argparse.Namespace, request: MatrixRequest, found: Records) ->
     mtp = None if request.usual_depths else any(request.plan.depths)
     fallback = "only depth 0 is measured"
     with loading.open_model(args, mtp=mtp, without="--depths 0", fallback=fallback) as model:
-        request = choose_threads(args, request)  # before workers are there
         matrix = run_matrix(model, request, found, watch, say)
     _say_what_was_dropped(matrix, request)
     if matrix.interrupted:
@@ -453,31 +452,6 @@ def measure(args: argparse.Namespace, request: MatrixRequest, found: Records) ->
 def say(text: str) -> None:
     """Tell the user, on stderr."""
     print(f"{PROGRAM}: {text}", file=sys.stderr)
-
-
-def choose_threads(args: argparse.Namespace, request: MatrixRequest) -> MatrixRequest:
-    """The request; without --threads with one thread less for every core that other programs keep
-    busy."""
-    from pyllama_mtp.measure import machine
-    from pyllama_mtp.measure.records import last_run
-    from pyllama_mtp.measure.text import counted
-    from pyllama_mtp.settings import available_threads
-
-    cores = available_threads()
-    if args.n_threads is not None or cores == 1 or "n_threads" in request.plan.axes:
-        return request
-    name = Path(loading.model_path(args)).name
-    if request.resume and request.output and (run := last_run(request.output, name)):
-        threads = run.header.settings.get("n_threads")  # chosen when the run began
-    else:
-        threads = max(1, cores - round(machine.busy_cores()))
-        if threads == cores:
-            return request
-        say(
-            f"other programs keep {cores - threads} of {cores} cores busy; measuring with "
-            f"{counted(threads, 'thread')} (--threads {cores} uses all)"
-        )
-    return replace(request, settings=replace(request.settings, n_threads=threads))
 
 
 def show(cells: list[Cell], how: str, *, per_round: bool = False) -> None:

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
+from pyllama_mtp import settings as settings_module
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
-from pyllama_mtp.measure.machine import describe_machine
+from pyllama_mtp.measure import machine
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.plan import (
     SWITCHES,
@@ -60,10 +61,12 @@ from pyllama_mtp.measure.records import (
     accelerators,
     as_read,
     key_of,
+    last_run,
     now,
     run_to_resume,
 )
 from pyllama_mtp.measure.runner import LibraryProcess, Runner, SideBySide, Task
+from pyllama_mtp.measure.text import counted
 from pyllama_mtp.measure.verdict import slow_types_of
 from pyllama_mtp.settings import Sampling, Settings
 
@@ -156,7 +159,7 @@ def make_header(
         command=[without_folders(word) for word in request.command],
         model=describe_model(model.path),
         builds=dict(builds),
-        machine=describe_machine([device.description for device in devices]),
+        machine=machine.describe_machine([device.description for device in devices]),
         plan=plan,
         settings=as_read(shared),
         sampling=as_read(sampling_record(request.sampling)),
@@ -564,7 +567,7 @@ def run_matrix(
         request = _planned(request, libraries=(build.variant,))
     if request.usual_depths and not model.has_mtp:
         request = _planned(request, depths=(0,))
-    request = _possible(model, request, say)
+    request = _choose_threads(model, _possible(model, request, say), say)
     with ExitStack() as stack:
         own, builds = _runners(request, model, build, stack)
         peers = _peers(request, model, n_gpu_layers, builds, say)
@@ -596,6 +599,29 @@ def _possible(model: Model, request: MatrixRequest, say: Callable[[str], None]) 
         return request
     say(f"{model.info.fewer_drafts}: deeper is not measured")
     return _planned(request, depths=tuple(dict.fromkeys(depths)))
+
+
+def _choose_threads(
+    model: Model, request: MatrixRequest, say: Callable[[str], None]
+) -> MatrixRequest:
+    """The request; if no number of threads was asked for, with one thread less for every core that
+    other programs keep busy. A run that goes on keeps its number."""
+    cores = settings_module.available_threads()
+    if request.settings.n_threads is not None or cores == 1 or "n_threads" in request.plan.axes:
+        return request
+    output = request.output if request.resume else None
+    if output and (run := last_run(output, Path(model.path).name)):
+        threads = run.header.settings.get("n_threads")  # chosen when the run began
+    else:
+        threads = max(1, cores - round(machine.busy_cores()))
+        if threads == cores:
+            return request
+        say(
+            f"other programs keep {cores - threads} of {cores} cores busy; measuring with "
+            f"{counted(threads, 'thread')} (--threads {cores} uses all)"
+        )
+    settings = dataclasses.replace(request.settings, n_threads=threads)
+    return dataclasses.replace(request, settings=settings)
 
 
 def _runners(

@@ -13,11 +13,8 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.cli.matrix import DEMO_REPEAT, REPEAT
-from pyllama_mtp.cli.progress import short_label
 from pyllama_mtp.measure.figures import base_of
-from pyllama_mtp.measure.plan import Group, Plan
 from pyllama_mtp.measure.records import Writer, read_cells, read_file
-from pyllama_mtp.measure.run import MatrixEvent
 
 from ..processes import Cli
 from .conftest import SMALL
@@ -154,16 +151,6 @@ def test_progress_without_a_terminal_is_one_line_per_sample(fake: ModuleType, cl
     assert lines[7].startswith("[8/8] prompt 64 source, ") and ", repeat 2: prefill" in lines[7]
     assert " left" not in lines[0] and " left" not in lines[7]
     assert [c.prompt_class for c in read_cells("matrix.jsonl")] == ["text"] * 2 + ["source"] * 2
-
-
-def test_the_bar_has_room_in_eighty_columns() -> None:
-    """Beside the longest label: "sample 12/15 0:00:00 left 0:00:00" and a short bar."""
-    both = {"prompt_rows": ("all", "last"), "prompt_sync": ("full", "kv")}
-    plan = Plan((16384,), (0, 3), 1, 1, {**both, "hidden": ("post-norm", "pre-norm")})
-    group = Group(16384, "text", 0)
-    labels = [short_label(MatrixEvent("start", group, v), plan) for v in plan.variants]
-    assert labels[:2] == ["16384 tokens, no MTP", "16384 tokens, depth 3, all, full, post-norm"]
-    assert max(map(len, labels)) <= 44
 
 
 def test_ctrl_c_between_two_samples_loses_neither(

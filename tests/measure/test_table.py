@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import pytest
-
 from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.table import (
     LEAST_DRAFTS,
@@ -196,13 +194,6 @@ def test_eighty_columns_are_enough_for_every_switch() -> None:
     assert "left out" not in wide and "elapsed" in wide and "pre " in wide
 
 
-@pytest.mark.parametrize(("sync", "how"), [("kv", "every decode"), ("full", "of its own")])
-def test_statistics_say_how_the_head_is_kept_in_step(sync: str, how: str) -> None:
-    text = "\n".join(telemetry_lines(Telemetry(n_prompt=1, prompt_sync=sync)))
-    assert "MTP head " in text and how in text
-    assert "MTP head" not in "\n".join(telemetry_lines(Telemetry(n_prompt=1)))
-
-
 def test_statistics_of_one_generation() -> None:
     telemetry = Telemetry(n_prompt=100, n_cached=20, n_generated=21, prefill_s=0.5, decode_s=2.0)
     telemetry.count_round(2, 1)
@@ -216,13 +207,6 @@ def test_statistics_of_one_generation() -> None:
     telemetry.plain_s = 0.15
     text = "\n".join(telemetry_lines(telemetry))
     assert "1.50 times as fast as without MTP, where each token takes 150.0 ms" in text
-
-
-def test_statistics_of_a_prompt_that_was_interrupted() -> None:
-    telemetry = Telemetry(n_prompt=1000, n_cached=100, n_left=600, prefill_s=2.0)
-    (line,) = [one for one in telemetry_lines(telemetry) if one.startswith("prompt")]
-    assert "400 of 1000 tokens (100 of them kept" in line and "150.0 per second; then it" in line
-    assert not [one for one in telemetry_lines(telemetry) if one.startswith("answer")]
 
 
 def test_adaptive_depth_says_what_it_did() -> None:
