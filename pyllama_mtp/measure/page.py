@@ -222,12 +222,17 @@ def draw(axes: Axes, cells: Sequence[Cell], kind: Kind, warning: str = WARNING["
         _draw_curves(axes, shown, places)
         _label_x(axes, sizes, kind)
     _scale_y(axes, shown, kind)
-    axes.set_title("\n".join([TITLES[kind], *_caption(cells, kind)]), loc="left")
-    if said := synthetic_words(cells):
-        axes.annotate(
-            *(said, (0, 1), (0, -4)), xycoords="axes fraction", textcoords="offset points",
-            va="top", color=warning, fontweight="bold", fontsize="small", zorder=6,
-        )  # fmt: skip
+    said = synthetic_words(cells)
+    title = "\n".join([TITLES[kind], *_caption(cells, kind)])
+    axes.set_title(title, loc="left", pad=20 if said else 6)
+    axes.annotate(
+        *(said, (0, 1), (0, 5)),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        color=warning,
+        fontweight="bold",
+        fontsize="small",
+    )
     axes.legend(
         loc="upper left",
         bbox_to_anchor=(0, -0.17),
@@ -265,11 +270,13 @@ def _draw_bars(axes: Axes, shown: Sequence[Curve], size: int) -> None:
     """A single prompt size: bars side by side, their values above them."""
     for number, (curve, look) in enumerate(_looks(shown)):
         (point,) = curve.points
+        plain = look["linestyle"] == LINES[0]
         bars = axes.bar(
             *(number, point.y, 0.62),
             yerr=[[point.y - point.low], [point.high - point.y]],
-            color=look["color"],
-            hatch="/." if curve.rest and look["linestyle"] != LINES[0] else None,
+            facecolor=look["color"] if plain else "none",
+            edgecolor=look["color"],
+            hatch=None if plain else "//",
             ecolor=axes.xaxis.label.get_color(),
             label=curve.label,
         )

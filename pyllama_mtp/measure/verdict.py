@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: MTP will hardly pay where types without a fast path are this share of what a step reads.
 MUCH = 0.5
+#: Changes of the prompt's time that are not told if noise can be the reason.
+SMALL = 0.05
 #: Ratios this close to 1 are called equal.
 EQUAL = 0.02
 #: Repeats below which figures are called rough.
@@ -238,7 +240,7 @@ def summaries(cells: Sequence[Cell]) -> list[str]:
 
 def _prompt(gain: _Gain) -> str:
     """How long the prompt takes with MTP, in words."""
-    if all(one.low <= 1 <= one.high for one in gain.prefill):
+    if all(one.low <= 1 <= one.high and abs(one.value - 1) < SMALL for one in gain.prefill):
         return "the prompt takes about as long"
     longer = [100 / one.value - 100 for one in gain.prefill]
     low, high = round(min(longer)), round(max(longer))
