@@ -141,9 +141,10 @@ def _check(args: argparse.Namespace) -> None:
 
 def tokenize(model: Model, text: str, args: argparse.Namespace) -> list[int]:
     """The prompt's token ids, with --chat after the chat template."""
+    from pyllama_mtp import ChatOptions
+
     if not args.chat:
         return model.tokenize(text)
-    from pyllama_mtp import ChatOptions
 
     messages = [{"role": "user", "content": text}]
     if args.system is not None:
