@@ -27,7 +27,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.arguments import flag
-from pyllama_mtp.cli import go_on, interrupted, loading, note_signal, options, parsing, progress
+from pyllama_mtp.cli import go_on, interrupted, loading, on_signal, options, parsing, progress
 from pyllama_mtp.errors import DecodeAborted, PyllamaMtpError, UsageError
 
 if TYPE_CHECKING:
@@ -270,8 +270,7 @@ def _stopped_softly(generation: Generation) -> Iterator[list[int]]:
 
     def note(number: int, frame: FrameType | None) -> None:
         if stopped or not generation.tokens:
-            note_signal(number)
-            raise KeyboardInterrupt
+            on_signal(number, frame)
         stopped.append(number)
 
     before = signal.signal(signal.SIGINT, note)

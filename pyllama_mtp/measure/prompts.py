@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from pyllama_mtp.chats.options import ChatOptions
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.records import checked
 from pyllama_mtp.models.demo import demo_path, is_demo
@@ -234,9 +235,8 @@ class Prompt(
         """
         if not self.chat:
             return before + self.text
-        variables = {} if self.thinking is None else {"enable_thinking": self.thinking}
         messages = [{"role": "user", "content": before + self.text}]
-        return model.apply_chat_template(messages, **variables)
+        return ChatOptions(self.thinking).text(model, messages)
 
     def tokens(self, model: Model) -> list[int]:
         """Token ids of :meth:`render`; the template's control tokens become control tokens."""
