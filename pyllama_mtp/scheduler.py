@@ -209,21 +209,19 @@ def _prefilling(*telemetries: Telemetry) -> Iterator[None]:
 
 def run_all(
     engine: Engine, requests: list[Request], total: BatchTelemetry
-) -> Generator[tuple[int, Piece], None, None]:
-    """Take `requests` to their ends; yields (index of the request, piece of its text)."""
-    index = {request: i for i, request in enumerate(requests)}
+) -> Generator[Progress, None, None]:
+    """Take `requests` to their ends, step by step. Raises the error of a request that fails."""
     try:
         scheduler = Scheduler(engine, total)
         for request in requests:
             scheduler.add(request)
         while scheduler.busy:
             # Nothing of the step is left to do after a yield: another generation may have the
-            # places when the consumer comes back.
+            # sequences when the consumer comes back.
             for progress in scheduler.step():
                 if progress.error:
                     raise progress.error
-                number = index[progress.request]
-                yield from ((number, piece) for piece in progress.pieces)
+                yield progress
     finally:
         for request in requests:
             request.sampler.close()

@@ -112,8 +112,8 @@ class Generation(_Running[Piece], Answer):
 
     def _generate(self, engine: Engine, request: Request) -> Generator[Piece, None, None]:
         try:
-            for _, piece in run_all(engine, [request], BatchTelemetry()):
-                yield piece
+            for progress in run_all(engine, [request], BatchTelemetry()):
+                yield from progress.pieces
         finally:
             engine.count_traffic(self.telemetry)
             self.telemetry.plain_s = engine.drafting.plain_s
@@ -134,7 +134,15 @@ class BatchGeneration(_Running[tuple[int, Piece]]):
     def __init__(self, engine: Engine, requests: list[Request]) -> None:
         self.results = [request.answer for request in requests]
         self.telemetry = BatchTelemetry(synthetic_acceptance=engine.settings.synthetic_acceptance)
-        self._pieces = run_all(engine, requests, self.telemetry)
+        self._pieces = self._generate(engine, requests)
+
+    def _generate(
+        self, engine: Engine, requests: list[Request]
+    ) -> Generator[tuple[int, Piece], None, None]:
+        number = {request: i for i, request in enumerate(requests)}
+        for progress in run_all(engine, requests, self.telemetry):
+            for piece in progress.pieces:
+                yield number[progress.request], piece
 
 
 class Contexts(Owned):
