@@ -56,22 +56,22 @@ def available_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _draft_vocab(name: str, given: object) -> str | int:
-    size = as_index(given)
-    named = os.fspath(given) if isinstance(given, os.PathLike) else given
+def _draft_vocab(name: str, value: object) -> str | int:
+    size = as_index(value)
+    named = os.fspath(value) if isinstance(value, os.PathLike) else value
     if isinstance(named, str) and named:
         return named
     allowed = f"'auto', 'full', a number of tokens from {DRAFT_VOCAB_LEAST}, or a file"
     if size is None or size < DRAFT_VOCAB_LEAST:
-        raise refusal(name, given, allowed)
+        raise refusal(name, value, allowed)
     return size
 
 
-def _falling_rates(name: str, given: object) -> tuple[float, ...]:
+def _falling_rates(name: str, value: object) -> tuple[float, ...]:
     allowed = "one or more rates from 0 to 1 that do not increase"
-    rates = numbers_of(name, given, allowed)
+    rates = numbers_of(name, value, allowed)
     falling = all(a >= b for a, b in itertools.pairwise(rates))
-    require(bool(rates) and all(0 <= r <= 1 for r in rates) and falling, name, given, allowed)
+    require(bool(rates) and all(0 <= r <= 1 for r in rates) and falling, name, value, allowed)
     return rates
 
 

@@ -109,9 +109,9 @@ def _print_memory(needed: Needed) -> None:
         print(f"  {label:24}" + "".join(f" {n / 2**20:.1f} MiB".rjust(12) for n in figures))
 
     for part, label in _PARTS.items():
-        found = [[one.parts[part] for one in e if part in one.parts] for e in needed.values()]
-        if all(found):
-            line(label, [sum(figures) for figures in found])
+        columns = [[one.parts[part] for one in e if part in one.parts] for e in needed.values()]
+        if all(columns):
+            line(label, [sum(figures) for figures in columns])
         else:
             print(f"  {label:24}{'not known':>12}")
     line("total", [sum(one.total for one in e) for e in needed.values()])

@@ -43,7 +43,7 @@ log = logging.getLogger("pyllama_mtp")
 def usual_sampling(metadata: Mapping[str, Any]) -> Sampling:
     """The default sampling in chats and of the server: the model file's, else llama.cpp's. Bad
     values are left out, with a warning."""
-    found = Sampling(temperature=0.8)
+    sampling = Sampling(temperature=0.8)
     for key, name in FILE_KEYS.items():
         value: Any = metadata.get(f"general.sampling.{key}")
         if value is None:
@@ -51,10 +51,10 @@ def usual_sampling(metadata: Mapping[str, Any]) -> Sampling:
         if name in ("top_k", "repeat_last_n") and isinstance(value, int):
             value = max(value, 0)
         try:
-            found = replace(found, **dict[str, Any]({name: value}))
+            sampling = replace(sampling, **dict[str, Any]({name: value}))
         except UsageError as error:
             log.warning("general.sampling.%s of the model file is not used: %s", key, error)
-    return found
+    return sampling
 
 
 # -- the template ----------------------------------------------------------------------------------
@@ -76,12 +76,12 @@ class _Concatenation(jinja2.visitor.NodeTransformer):
 
     def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Expr:  # noqa: N802
         self.generic_visit(node)
-        found: jinja2.nodes.Expr | None = None
+        joined: jinja2.nodes.Expr | None = None
         for part in node.nodes:
             text = jinja2.nodes.Filter(part, "string", [], [], None, None, lineno=node.lineno)
-            found = jinja2.nodes.Add(found, text, lineno=node.lineno) if found else text
-        assert found
-        return found
+            joined = jinja2.nodes.Add(joined, text, lineno=node.lineno) if joined else text
+        assert joined
+        return joined
 
 
 class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -200,9 +200,9 @@ def render(
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda text: datetime.now().strftime(text)
-    given = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+    conversation = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
     try:
-        return _within_time(partial(environment.render, template, {**given, **variables}))
+        return _within_time(partial(environment.render, template, {**conversation, **variables}))
     except Exception as reason:  # a template is a program and can fail in any way
         raise UsageError(
             f"the model's chat template cannot render these messages: {reason}"

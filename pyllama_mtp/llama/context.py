@@ -647,8 +647,8 @@ class Context(Owned, OfThisProcess):
         if temperatures is not None or noise is not None:
             self._draft_shape = (n, len(seqs), self.n_head)
             drawn = self._noise(temperatures, noise, n_candidates)
-        given = view("int32_t[]", tokens), view("int32_t[]", seqs), len(seqs), n, n_candidates
-        code = self._run(self._lib.pyllama_mtp_draft, *given, *drawn, view("int32_t[]", drafts))
+        arguments = view("int32_t[]", tokens), view("int32_t[]", seqs), len(seqs), n, n_candidates
+        code = self._run(self._lib.pyllama_mtp_draft, *arguments, *drawn, view("int32_t[]", drafts))
         if code != 0:
             self._fail(code)
         self._raise_what_came()
@@ -660,7 +660,7 @@ class Context(Owned, OfThisProcess):
         self, temperatures: Floats | None, noise: Floats | None, n_candidates: int
     ) -> tuple[Any, Any]:
         """Noise and factors for the native call."""
-        shapes = [None if given is None else given.shape for given in (noise, temperatures)]
+        shapes = [None if array is None else array.shape for array in (noise, temperatures)]
         if shapes != [self._draft_shape, self._draft_shape[1:2]] or n_candidates:
             raise UsageError(
                 f"noise of shape {shapes[0]} and temperatures of shape {shapes[1]}, expected "
@@ -668,7 +668,7 @@ class Context(Owned, OfThisProcess):
             )
         assert temperatures is not None and noise is not None
         pair = (noise, 1 / temperatures)
-        arrays = [np.ascontiguousarray(given, dtype=np.float32) for given in pair]
+        arrays = [np.ascontiguousarray(array, dtype=np.float32) for array in pair]
         return tuple(self._ffi.from_buffer("float[]", array) for array in arrays)
 
     def _check_draft(self, tokens: Ints, seqs: Ints, n: int, n_candidates: int) -> None:
@@ -739,10 +739,10 @@ class Context(Owned, OfThisProcess):
             device: the ggml_backend_dev_t whose memory is meant; NULL: the host's; None: all.
         """
         if device is None:
-            found = self._lib.llama_mtp_get_memory(self.handle)
+            sizes = self._lib.llama_mtp_get_memory(self.handle)
         else:
-            found = self._lib.llama_mtp_get_memory_of(self.handle, device)
-        return {"model": found.model, "context": found.context, "compute": found.compute}
+            sizes = self._lib.llama_mtp_get_memory_of(self.handle, device)
+        return {"model": sizes.model, "context": sizes.context, "compute": sizes.compute}
 
     def _view(self, pointer: Any, n: int) -> Floats:
         if not pointer:

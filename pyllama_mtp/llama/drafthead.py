@@ -204,8 +204,8 @@ class HeadFile:
             values = np.empty((len(rows), self._n_embd), dtype=np.float32)
             to_float = lib.ggml_get_type_traits(self._stored).to_float
             to_float(ffi.from_buffer(rows), ffi.from_buffer("float[]", values), values.size)
-        given = ffi.from_buffer("float[]", values), ffi.from_buffer(out)
-        lib.ggml_quantize_chunk(self.type, *given, 0, len(rows), self._n_embd, ffi.NULL)
+        buffers = ffi.from_buffer("float[]", values), ffi.from_buffer(out)
+        lib.ggml_quantize_chunk(self.type, *buffers, 0, len(rows), self._n_embd, ffi.NULL)
 
 
 def head_tensor(info: GGUFInfo) -> TensorEntry:
@@ -340,8 +340,8 @@ def set_draft_head(context: Context, rows: HeadRows | None, ids: Ids) -> None:
     if not len(ids) or rows.type < 0:
         raise UsageError(f"a draft head of {len(ids)} rows of type {rows.type}")
     pointers = (ffi.from_buffer(data), ffi.from_buffer("int32_t[]", ids))
-    given = rows.type, pointers[0], data.nbytes, pointers[1], len(ids)
-    if not context.call(lib.pyllama_mtp_set_draft_head, *given):
+    arguments = rows.type, pointers[0], data.nbytes, pointers[1], len(ids)
+    if not context.call(lib.pyllama_mtp_set_draft_head, *arguments):
         raise context.refusal("a draft head", "it needs the patched library")
     context.draft_ids = ids
 
@@ -384,8 +384,8 @@ def replace_draft_rows(context: Context, slots: Ids, ids: Ids, rows: HeadRows) -
     ffi, lib = context.library.ffi, context.library.lib
     data = np.ascontiguousarray(rows.data)
     pointers = [ffi.from_buffer("int32_t[]", array) for array in (slots, ids)]
-    given = (len(ids), *pointers, ffi.from_buffer(data), data.nbytes)
-    if not context.call(lib.pyllama_mtp_replace_draft_rows, *given):
+    arguments = (len(ids), *pointers, ffi.from_buffer(data), data.nbytes)
+    if not context.call(lib.pyllama_mtp_replace_draft_rows, *arguments):
         said = native.take_recent_errors()
         context.model.refuse_lost_worker()
         raise UsageError(f"no row is replaced: {said or 'it needs the patched library'}")

@@ -137,13 +137,13 @@ def serve(request: dict[str, Any]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    found = {}
+    failure = {}
     try:
         native.load(request["library"])
         _use(request["path"], request["arguments"])
     except PyllamaMtpError as error:
-        found = {"error": type(error).__name__, "message": str(error)}
-    json.dump(found, answer)
+        failure = {"error": type(error).__name__, "message": str(error)}
+    json.dump(failure, answer)
     answer.close()
 
 

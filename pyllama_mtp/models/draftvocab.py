@@ -130,13 +130,14 @@ def read_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             merges, or not one type for each token.
     """
     parser, _ = parse_file(path, _TokenizerParser)
-    found = Tokenizer(parser.texts[_TOKENS], parser.types, parser.texts[_MERGES])
-    if not found.tokens or not found.merges or len(found.types) != found.n_vocab:
+    tokenizer = Tokenizer(parser.texts[_TOKENS], parser.types, parser.texts[_MERGES])
+    if not tokenizer.tokens or not tokenizer.merges or len(tokenizer.types) != tokenizer.n_vocab:
         raise parser.fail(
-            f"{found.n_vocab} tokens, {len(found.types)} token types and {len(found.merges)} "
-            "merges: a draft vocabulary cannot be chosen from that; use 'full'"
+            f"{tokenizer.n_vocab} tokens, {len(tokenizer.types)} token types and "
+            f"{len(tokenizer.merges)} merges: a draft vocabulary cannot be chosen from that; "
+            "use 'full'"
         )
-    return found
+    return tokenizer
 
 
 def default_ranking(tokenizer: Tokenizer) -> Ids:
@@ -230,8 +231,8 @@ def ranked_tokens(model_path: str | os.PathLike[str]) -> RankedTokens:
     """
     path, version = os.path.realpath(model_path), (0, 0)
     with suppress(OSError):  # the reader says why
-        found = Path(path).stat()
-        version = found.st_mtime_ns, found.st_size
+        state = Path(path).stat()
+        version = state.st_mtime_ns, state.st_size
     return _ranked_tokens(path, version)
 
 

@@ -91,12 +91,12 @@ class TensorEntry:
         wanted = pieces or ((0, self.nbytes),)
         try:
             with Path(self.file).open("rb") as file:
-                found = [os.pread(file.fileno(), n, self.offset + start) for start, n in wanted]
+                data = [os.pread(file.fileno(), n, self.offset + start) for start, n in wanted]
         except OSError as error:
             raise ModelFileError(f"cannot read {self.file}: {error}", self.file) from error
-        if any(len(piece) < n for piece, (_, n) in zip(found, wanted, strict=True)):
+        if any(len(piece) < n for piece, (_, n) in zip(data, wanted, strict=True)):
             raise ModelFileError(f"{self.file} has become shorter", self.file)
-        return b"".join(found)
+        return b"".join(data)
 
 
 @dataclass
@@ -411,13 +411,13 @@ def part_path(header: Header, number: int, count: int) -> Path:
     Raises:
         ModelFileError: the header's file is not named as a part of such a model.
     """
-    found = PART_NAME.fullmatch(Path(header.path).name)
-    if not found or int(found[3]) != count:
+    named = PART_NAME.fullmatch(Path(header.path).name)
+    if not named or int(named[3]) != count:
         raise header.error(
             f"one of {count} parts of a model, which must be named NAME-00001-of-{count:05}.gguf "
             "and so on; name them so, or join them with 'llama-gguf-split --merge'"
         )
-    return Path(header.path).with_name(f"{found[1]}-{number:05}-of-{count:05}.gguf")
+    return Path(header.path).with_name(f"{named[1]}-{number:05}-of-{count:05}.gguf")
 
 
 def _number(value: Value | None) -> int | None:

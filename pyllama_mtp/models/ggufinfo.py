@@ -167,13 +167,13 @@ def _tensor_problems(info: GGUFInfo) -> list[str]:
     have = {t.name: t for t in info.tensors}
     problems = []
     for spec in model_tensors(info.to_shape(), info.recurrent_layers):
-        found = have.get(spec.name)
-        if found is None:
+        tensor = have.get(spec.name)
+        if tensor is None:
             in_mtp = spec.name.startswith(f"blk.{info.n_layer}.")  # see _check_head
             if spec.required and not in_mtp and not has_fused(spec.name, have):
                 problems.append(f"tensor {spec.name} is missing")
-        elif _squeezed(found.shape) != _squeezed(spec.shape):
-            problems.append(f"tensor {spec.name} is {found.shape}, expected {spec.shape}")
+        elif _squeezed(tensor.shape) != _squeezed(spec.shape):
+            problems.append(f"tensor {spec.name} is {tensor.shape}, expected {spec.shape}")
     problems += [
         f"tensor {t.name} has type {t.type}, which no kernel takes there"
         for t in info.tensors

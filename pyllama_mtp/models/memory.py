@@ -72,16 +72,16 @@ def gigabytes(n: int) -> str:
 
 def _fields(path: Path) -> dict[str, int]:
     """``Name: number`` lines of a /proc file (in kB there) or ``name number`` of a cgroup file."""
-    found: dict[str, int] = {}
+    fields: dict[str, int] = {}
     try:
         lines = path.read_text().splitlines()
     except OSError:
-        return found
+        return fields
     for line in lines:
         words = line.replace(":", " ").split()
         if len(words) >= 2 and words[1].isdigit():
-            found[words[0]] = int(words[1])
-    return found
+            fields[words[0]] = int(words[1])
+    return fields
 
 
 def _machine_memory() -> int:

@@ -52,8 +52,8 @@ def find_head(path: str | os.PathLike[str]) -> Path | None:
     """
     folder = Path(path).parent
     try:
-        found = [head for name in _FOLDERS for head in (folder / name).glob("*.gguf")]
-        sizes = sorted((head.stat().st_size, str(head)) for head in found if head.is_file())
+        heads = [head for name in _FOLDERS for head in (folder / name).glob("*.gguf")]
+        sizes = sorted((head.stat().st_size, str(head)) for head in heads if head.is_file())
     except (OSError, ValueError):  # a folder that cannot be read; a null character
         return None
     return next(map(Path, fitting_heads(Path(path).name, [head for _, head in sizes])), None)
@@ -93,8 +93,8 @@ def is_head(info: GGUFInfo) -> bool:
 
 def in_head(name: str, n_layer: int) -> bool:
     """Whether a tensor belongs to the MTP head of a model with so many layers in its trunk."""
-    found = re.match(r"blk\.(\d+)\.", name)
-    return name == D2T or bool(found and int(found[1]) >= n_layer)
+    block = re.match(r"blk\.(\d+)\.", name)
+    return name == D2T or bool(block and int(block[1]) >= n_layer)
 
 
 def join_head(model: GGUFInfo, head: GGUFInfo) -> GGUFInfo:

@@ -297,7 +297,7 @@ def _add_dimensions(writer: GGUFWriter, shape: ModelShape) -> None:
     writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)
 
 
-def add_tokens(writer: GGUFWriter, n_vocab: int, pre: str = "qwen35") -> Vocabulary:
+def add_tokens(writer: GGUFWriter, n_vocab: int, pre: str = "qwen35") -> SyntheticVocabulary:
     """The tokens of :func:`.synthetic_vocabulary`, as byte-level BPE that splits text as `pre`."""
     vocab = synthetic_vocabulary(n_vocab)
     writer.add_tokenizer_model("gpt2")
@@ -344,7 +344,7 @@ MIN_VOCAB = 512
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class SyntheticVocabulary:
     """``tokens`` and ``types`` have n_vocab entries; ``merges`` are "left right", best first."""
 
     tokens: list[str]
@@ -354,7 +354,7 @@ class Vocabulary:
     im_end: int
 
 
-def synthetic_vocabulary(n_vocab: int) -> Vocabulary:
+def synthetic_vocabulary(n_vocab: int) -> SyntheticVocabulary:
     """Build a vocabulary of exactly ``n_vocab`` tokens; deterministic.
 
     The special tokens stand at the end, followed by unused padding, as in the published
@@ -378,7 +378,7 @@ def synthetic_vocabulary(n_vocab: int) -> Vocabulary:
     names = [*tokens, ENDOFTEXT, IM_START, IM_END]
     names += [f"[PAD{i}]" for i in range(len(names), n_vocab)]
     types = [NORMAL] * first + [CONTROL] * 3 + [UNUSED] * (n_vocab - first - 3)
-    return Vocabulary(names, types, merges, first, first + 2)
+    return SyntheticVocabulary(names, types, merges, first, first + 2)
 
 
 def _merges(letters: list[str], tokens: dict[str, None], limit: int) -> list[str]:
