@@ -24,18 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_mtp import cli
-from pyllama_mtp.measure.peers import PeerError
-from pyllama_mtp.measure.peers.find import PROGRAMS
-from pyllama_mtp.measure.peers.llama_server import HOST, Server
-from pyllama_mtp.measure.peers.output import OutputError
+from pyllama_mtp.measure.peers import HOST, PROGRAMS, LlamaServer, OutputError, PeerError
 
-#: Options with a value that the server gets otherwise, or that ik's has not.
+#: PeerOptions with a value that the server gets otherwise, or that ik's has not.
 OTHERWISE = ("--host", "--port", "--alias", "--fit", "-md")
 REPACK = "-rtr"
 
 
 def server_options(given: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Options of upstream's llama-server as ik's server takes them; and what is said otherwise.
+    """PeerOptions of upstream's llama-server as ik's server takes them; and what is said otherwise.
 
     Raises:
         PeerError: ik has nothing that corresponds.
@@ -94,7 +91,7 @@ def serve(program: str, repack: Sequence[str], given: Sequence[str]) -> None:
             self.end_headers()
             self.wfile.write(json.dumps(value).encode())
 
-    with Server(program, [*options, *repack]) as server:
+    with LlamaServer(program, [*options, *repack]) as server:
         ThreadingHTTPServer((HOST, int(named["--port"])), Handler).serve_forever()
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from benchkit import results
 from benchkit.model import model_file
 
-from pyllama_mtp.measure.ratios import typical_ratio
+from pyllama_mtp.measure.figures import typical_ratio
 from pyllama_mtp.settings import available_threads
 
 SIDES = ("old", "new")

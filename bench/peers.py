@@ -28,9 +28,7 @@ from typing import Any
 from benchkit import ROOT
 
 from pyllama_mtp.llama import native
-from pyllama_mtp.measure.peers import PeerError
-from pyllama_mtp.measure.peers.find import PROGRAMS, Peers, built
-from pyllama_mtp.measure.peers.output import parse_system_info
+from pyllama_mtp.measure.peers import PROGRAMS, PeerError, Peers, built, parse_system_info
 
 sys.path.append(str(ROOT / "patches"))
 

@@ -29,7 +29,7 @@ from benchkit.soaking import Different, Soak
 
 from pyllama_mtp import Model
 from pyllama_mtp.llama import native
-from pyllama_mtp.measure.promptset import CLASSES, prompts_for
+from pyllama_mtp.measure.prompts import CLASSES, prompts_for
 from pyllama_mtp.models.demo import demo_path
 
 WARM_UP = 0.2  # share of the run whose memory readings do not count

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import errors as errors
     from .answer import Answer as Answer
-    from .batchsession import BatchSession as BatchSession
     from .chats.options import ChatOptions as ChatOptions
     from .chats.toolcalls import CallPiece as CallPiece
     from .chats.toolcalls import ToolCall as ToolCall
-    from .contextoptions import RopeScaling as RopeScaling
     from .errors import PyllamaMtpError as PyllamaMtpError
     from .grammar import Grammar as Grammar
     from .llama import native as native
     from .llama.model import Model as Model
     from .measure import api as bench  # noqa: F401 - lazy, not for import *
-    from .scheduler import BatchGeneration as BatchGeneration
-    from .scheduler import Generation as Generation
+    from .session import BatchGeneration as BatchGeneration
+    from .session import BatchSession as BatchSession
+    from .session import Generation as Generation
     from .session import Session as Session
     from .session import stream as stream
+    from .settings import RopeScaling as RopeScaling
     from .settings import Sampling as Sampling
     from .settings import Settings as Settings
     from .telemetry import Pair as Pair
@@ -42,14 +42,11 @@ _MODULES = {
     "answer": ("Answer",),
     "chats.options": ("ChatOptions",),
     "chats.toolcalls": ("CallPiece", "ToolCall"),
-    "contextoptions": ("RopeScaling",),
     "errors": ("PyllamaMtpError",),
     "grammar": ("Grammar",),
     "llama.model": ("Model",),
-    "scheduler": ("BatchGeneration", "Generation"),
-    "batchsession": ("BatchSession",),
-    "session": ("Session", "stream"),
-    "settings": ("Sampling", "Settings"),
+    "session": ("BatchGeneration", "BatchSession", "Generation", "Session", "stream"),
+    "settings": ("RopeScaling", "Sampling", "Settings"),
     "telemetry": ("Pair", "Telemetry"),
 }
 _ROOMS = {"bench": ".measure.api", "errors": ".errors", "native": ".llama.native"}

@@ -5,12 +5,14 @@ Numbers of numpy become Python's. A bool is no number.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sized
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, SupportsIndex, TypeVar
 
@@ -165,13 +167,17 @@ class Kind:
 
     Attributes:
         check: (name, value) -> the value to keep; raises UsageError.
-        read: reads a value from the command line's text; raises ValueError.
+        read: reads a value, of `several` one item, from the command line's text; raises ValueError.
         choices: all values, of words.
+        several: the value has items, which the command line separates by commas.
+        on_off: the values are True and False.
     """
 
     check: Callable[[str, Any], Any]
     read: Callable[[str], Any] = str
     choices: tuple[str, ...] = ()
+    several: bool = False
+    on_off: bool = False
 
     def or_this(self, one: Any) -> Kind:
         """The same values, and this one."""
@@ -180,7 +186,7 @@ class Kind:
             same = value is one or (isinstance(value, str) and value == one)
             return one if same else self.check(name, value)
 
-        return Kind(check, self.read, self.choices)
+        return replace(self, check=check)
 
 
 def wholes(least: int, most: float, allowed: str) -> Kind:
@@ -209,29 +215,31 @@ def words(*choices: str) -> Kind:
     return Kind(check, choices=choices)
 
 
-FLAG = Kind(flag)
+FLAG = Kind(flag, on_off=True)
 
 
-def option(default: Any, kind: Kind, help: str = "", usage: str = "", *, part: str = "") -> Any:
+def option(default: Any, kind: Kind, usage: str = "", *, part: str = "") -> Any:
     """A field of a dataclass, checked by :func:`keep_checked`, with its command-line option.
 
+    Its description is in the class's docstring, under ``Attributes``; see :func:`described`.
+
     Args:
-        help: the option's help.
         usage: the option's names, if not the field's, and a word for its value: "-t --threads N".
         part: the group of options; "": no option.
     """
-    about = {"kind": kind, "help": help, "usage": usage.split(), "part": part}
-    return field(default=default, metadata=about)
+    return field(default=default, metadata={"kind": kind, "usage": usage.split(), "part": part})
 
 
-def documented(kind: type[T]) -> type[T]:
-    """A decorator of a dataclass: adds fields that its docstring does not name, with their help."""
-    said = (kind.__doc__ or "").rstrip()
-    named = set(re.findall(r"\w+", " ".join(re.findall(r"^ {8}(\w[\w, ]*):", said, re.MULTILINE))))
-    told = ((one.name, one.metadata["help"]) for one in fields(kind))  # type: ignore[arg-type]
-    more = (f"        {name}: {help}." for name, help in told if name not in named)
-    kind.__doc__ = "\n".join([said, *more, ""])
-    return kind
+@functools.cache
+def described(kind: type) -> dict[str, str]:
+    """What the docstring of a class says under ``Attributes``, by name.
+
+    The first sentence of a field is the help of its command-line option.
+    """
+    attributes = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2]
+    entries = re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE)
+    texts = {names: " ".join(text.split()) for names, text in entries}
+    return {name: text for names, text in texts.items() for name in names.split(", ")}
 
 
 def keep_checked(of: Any) -> None:

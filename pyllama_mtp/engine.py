@@ -1,141 +1,126 @@
-"""The contexts of a generation, with places for 1..n sequences.
+"""The contexts of a generation, and the 1..n sequences in them: prefill, verify, roll back.
 
-Invariant between decodes, for every place: its sequence holds exactly `cached`; the newest token,
-which the target has chosen, is not in it.
+Invariant between decodes: the target's cache holds exactly `tokens` of every sequence. The newest
+token, which the target has chosen, is in no cache yet.
+
+Attention caches can drop positions, and so take rejected drafts back. A recurrent state (Gated
+DeltaNet) cannot: it needs snapshots, which llama.cpp keeps per token when the context was made with
+``n_rs_seq``; or a checkpoint from before the round, from which the accepted tokens are decoded once
+more ("replay").
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from .checkpoints import Checkpoint, Checkpoints, boundaries
-from .errors import FatalDecodeError
+from .drafting.choice import Drafting
+from .drafting.drafter import Drafter
+from .drafting.head import HeadDrafter
+from .drafting.upstream import UpstreamDrafter
+from .errors import FatalDecodeError, UsageError
 from .llama import native
+from .llama.batch import SEQ, Batch, Ints
 from .llama.context import Context
 from .llama.model import Model
 from .llama.owned import Exclusive
 from .llama.trace import NodeTimes
-from .modelsettings import prompt_sync, settings_for, target_options
+from .resolved import Resolved
+from .sequence import Sequence
 from .settings import Settings
-from .speculative.choice import DraftChoice
-from .speculative.drafter import Drafter
-from .speculative.heads import Heads
-from .speculative.rollback import Rollback, go_back
-from .speculative.upstream import Decoded, UpstreamDrafter
-from .telemetry import PHASES, Telemetry, timed
+from .telemetry import Telemetry
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+def common_prefix(a: list[int], b: list[int]) -> int:
     """How many leading tokens are the same."""
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
 
 
-@dataclass(eq=False)
-class Place:
-    """Room for one sequence in the contexts.
+def go_back(target: Context, state: bytes | bytearray, n_past: int, seq: int = SEQ) -> None:
+    """Cut a sequence of the target to `n_past` positions; `state` is its recurrent state there.
+    Raises FatalDecodeError: llama.cpp refused."""
+    target.load_state(state, recurrent_only=True, seq=seq)
+    if not target.remove(n_past, seq):
+        raise FatalDecodeError("llama.cpp refused to go back to its own checkpoint")
 
-    Attributes:
-        seq: the sequence's number there.
-        rollback: None where nothing is drafted.
-        checkpoints: of the recurrent state along `cached`.
-        cached: tokens that the target holds, position 0 first.
-        drafting: whether the present text is drafted for.
-        used: when the place was last given a text.
-    """
 
-    seq: int
-    rollback: Rollback | None
-    checkpoints: Checkpoints
-    cached: list[int] = field(default_factory=list)
-    drafting: bool = False
-    used: float = 0.0
+def replays(target: Context, settings: Settings, depth: int) -> bool:
+    """Whether rejected drafts are taken back by replay. Raises UsageError: snapshots were asked
+    for, and the architecture keeps too few of them."""
+    enough = target.n_rs_seq >= depth or not target.model.is_recurrent
+    if settings.rollback == "snapshot" and not enough:
+        raise UsageError(
+            f"{target.n_rs_seq} state snapshots per sequence are available for this "
+            f"architecture, {depth} are needed; use rollback='replay'"
+        )
+    return settings.rollback == "replay" or not enough
 
 
 class Engine:
-    """The target's context, a drafter if the model has an MTP head, and places for sequences.
+    """The target's context, drafters, and sequences.
 
     An exception, Ctrl-C among them, may come anywhere between the start of a prefill or round and
     its end. The engine is then not intact, and the next generation starts from empty caches.
 
     Attributes:
-        places: one per sequence.
-        n_ctx: tokens that each place has room for.
+        sequences: by their numbers in the contexts.
+        n_ctx: tokens that each sequence has room for.
         intact: False between the start of a prefill or round and its end.
-        prompt_sync: "kv": the MTP head is in the target's context; "full": upstream's way; "": no
-            head drafts.
-        upstream: the drafter, if drafting is upstream's, which must be kept in step.
+        settings, depth, prompt_sync: see :class:`.Resolved`.
         chats: prompts are likely to come again, as they are or with another end.
-        choice: chooses what each round drafts.
-        heads: the draft head, if drafts are made and the library can have one.
+        head: the MTP head, or a drafter that drafts nothing.
+        drafting: chooses what each round drafts.
         turn: changes with every generation and reset; a generation whose turn is over has been
             overtaken.
-        times: seconds of the current round, by phase.
         alone: held while a thread changes the contents; other threads are refused meanwhile.
     """
 
     def __init__(
         self,
         model: Model,
-        settings: Settings,
-        n_sequences: int = 1,
+        resolved: Resolved,
         times: NodeTimes | None = None,
         chats: bool = False,
     ) -> None:
         """Raises UsageError, InsufficientMemoryError: see :class:`Context`.
 
         Args:
-            settings: with an `n_ctx` above 0: see :func:`.sizing.fitted`.
-            n_sequences: room for so many sequences, each as long as `settings` say.
+            resolved: see :meth:`.Settings.resolve`.
             times: see :attr:`.ContextOptions.times`.
             chats: see the attribute.
         """
-        settings = settings_for(model, settings)
-        self.model, self.settings = model, settings
+        settings, n_sequences, depth = resolved.settings, resolved.n_sequences, resolved.depth
+        self.model, self.settings, self.depth = model, settings, depth
         self.turn = 0
         self.alone = Exclusive("a session")
         self.intact = True
         self.chats = chats
-        self.times = dict.fromkeys(PHASES, 0.0)
         self._outputs_before = 0
-        depth = settings.depth_limit
-        self.choice = DraftChoice(settings, n_sequences, model.has_mtp)
-        self.prompt_sync = prompt_sync(model, settings)
-        options = target_options(settings, n_sequences, self.prompt_sync)
-        options = replace(options, times=times)
-        self.heads: Heads | None = None
+        self.prompt_sync = resolved.prompt_sync
+        options = replace(resolved.target, times=times)
+        self.head = Drafter()
         self.target = Context(model, options)
         self.n_ctx = self.target.n_ctx // n_sequences
-        self.drafter: Drafter | UpstreamDrafter | None = None
-        self.upstream: UpstreamDrafter | None = None
         try:
             if self.prompt_sync == "full":
-                self.drafter = self.upstream = UpstreamDrafter(self.target, options, depth)
-                if self.upstream.patched:
-                    self.heads = Heads(self.upstream.context, model, settings)
+                self.head = UpstreamDrafter(self.target, options, settings, depth)
             elif self.prompt_sync:
-                self.drafter = Drafter(self.target)
-                self.heads = Heads(self.target, model, settings)
-                if self.heads:
-                    fixed = settings.draft_n_max != "auto"
-                    depths = (0, depth) if fixed else range(depth + 1)
-                    self.target.reserve_rounds(n_sequences, depths)
-            self.places = [self._place(seq) for seq in range(n_sequences)]
+                self.head = HeadDrafter(self.target, settings)
+                auto = settings.draft_n_max == "auto"
+                self.target.reserve_rounds(n_sequences, range(depth + 1) if auto else (0, depth))
+            self._replays = replays(self.target, settings, depth)
         except BaseException:
             self.close()
             raise
-
-    def _place(self, seq: int) -> Place:
-        s, rollback = self.settings, None
-        if s.depth_limit:
-            rollback = Rollback(self.target, s.depth_limit, s.rollback, seq)
-        return Place(seq, rollback, Checkpoints(s.checkpoints if self.model.is_recurrent else 0))
+        self.drafting = Drafting(settings, depth, n_sequences, self.head)
+        kept = settings.checkpoints if model.is_recurrent else 0
+        self.sequences = [Sequence(i, self.n_ctx, Checkpoints(kept)) for i in range(n_sequences)]
 
     def close(self) -> None:
         """Free the contexts. May be called again."""
@@ -151,138 +136,186 @@ class Engine:
         return self.turn
 
     def reset(self) -> None:
-        """Empty the caches and all places."""
+        """Empty the caches and all sequences."""
         for context in self._contexts():
             context.clear()
-        for place in self.places:
-            self.release(place)
+        for sequence in self.sequences:
+            self.release(sequence)
         self.intact = True
         self.turn += 1
 
-    def release(self, place: Place) -> None:
-        """Empty a place."""
-        self.target.remove(0, place.seq)
-        if self.upstream:
-            self.upstream.reset(place.seq)
-        place.checkpoints.clear()
-        place.cached = []
-
-    def room(self, place: Place) -> int:
-        """Tokens that the place can still take, the newest one included."""
-        return self.n_ctx - len(place.cached)
+    def release(self, sequence: Sequence) -> None:
+        """Empty a sequence."""
+        self.target.remove(0, sequence.id)
+        self.drafting.reset(sequence)
+        sequence.checkpoints.clear()
+        sequence.tokens = []
 
     # -- prefill -------------------------------------------------------------------------------
 
-    def reusable(self, place: Place, prompt: Sequence[int], drafting: bool = True) -> int:
-        """How many leading tokens of `prompt` this place need not process again."""
-        return self._plan(place, prompt, drafting)[1]
+    def choose(self, free: list[Sequence], prompt: list[int], drafting: bool) -> Sequence:
+        """The sequence that holds most of `prompt`; of equals, an empty one, else the one unused
+        for longest."""
+
+        def price(one: Sequence) -> tuple[int, float]:
+            n_kept = self._plan(one, prompt, drafting)[1]
+            return -n_kept, one.used if one.tokens else -1.0
+
+        return min(free, key=price) if len(free) > 1 else free[0]
 
     def _plan(
-        self, place: Place, prompt: Sequence[int], drafting: bool
+        self, sequence: Sequence, prompt: list[int], drafting: bool
     ) -> tuple[int, int, Checkpoint | None]:
-        """How many tokens `prompt` shares with the place, the position to process it from, and the
-        checkpoint to go back to for that, if one is needed."""
-        shared = min(common_prefix(place.cached, prompt), len(prompt) - 1)
+        """How many tokens `prompt` shares with the sequence, the position to process it from, and
+        the checkpoint to go back to for that, if one is needed."""
+        shared = min(common_prefix(sequence.tokens, prompt), len(prompt) - 1)
         goal = start = shared
-        if drafting and self.upstream:  # its cache may end earlier than the target's
-            goal, start = self.upstream.reach(place.seq, shared)
-        back = len(place.cached) - start
-        can_cut = start > 0 and back <= self.target.rewind(place.seq)
+        if drafting:  # a draft context may end earlier than the target's
+            goal, start = self.head.reach(sequence, shared)
+        back = len(sequence.tokens) - start
+        can_cut = start > 0 and back <= self.target.rewind(sequence.id)
         if back == 0 or can_cut:
             return shared, start, None
-        checkpoint = place.checkpoints.closest(goal, drafting and self.upstream is not None)
+        need_carry = drafting and bool(self.head.contexts)
+        checkpoint = sequence.checkpoints.closest(goal, need_carry)
         return shared, checkpoint.n_past if checkpoint else 0, checkpoint
 
-    def enter(
-        self, place: Place, prompt: Sequence[int], telemetry: Telemetry, drafting: bool = True
-    ) -> None:
-        """Cut a place down to the tokens that it can use for `prompt`; :meth:`prefill` follows.
-
-        Args:
-            prompt: token ids, at least one.
-            drafting: False: the answer will not be drafted for.
-        """
-        self.intact = False
-        place.used = time.monotonic()
-        place.drafting = drafting and self.settings.depth_limit > 0
-        shared, start, checkpoint = self._plan(place, prompt, drafting)
+    def enter(self, sequence: Sequence) -> None:
+        """Cut a sequence down to the tokens that it can use for its request's prompt;
+        :meth:`prefill` follows."""
+        self.intact, request = False, sequence.request
+        sequence.used = time.monotonic()
+        sequence.drafting = request.limits.draft and self.depth > 0
+        prompt, telemetry = request.prompt, request.answer.telemetry
+        telemetry.synthetic_acceptance = self.settings.synthetic_acceptance
+        shared, start, checkpoint = self._plan(sequence, prompt, request.limits.draft)
         telemetry.n_prompt, telemetry.n_cached = len(prompt), start
         telemetry.n_left = len(prompt) - start
-        place.checkpoints.drop_above(shared)
-        if self.upstream:
-            self.upstream.truncate(place.seq, shared)
+        sequence.checkpoints.drop_above(shared)
+        self.head.go_back(sequence, shared)
         if start == 0:
-            self.release(place)
+            self.release(sequence)
         elif checkpoint:
-            go_back(self.target, checkpoint.state, start, place.seq)
-            if place.drafting and self.upstream and checkpoint.carry is not None:
-                self.upstream.resume(place.seq, start, checkpoint.carry)
-        elif start < len(place.cached) and not self.target.remove(start, place.seq):
+            go_back(self.target, checkpoint.state, start, sequence.id)
+            if sequence.drafting and checkpoint.carry is not None:
+                self.head.go_back(sequence, start, checkpoint.carry)
+        elif start < len(sequence.tokens) and not self.target.remove(start, sequence.id):
             raise FatalDecodeError(f"llama.cpp refused to go back to position {start}")
-        del place.cached[start:]
+        del sequence.tokens[start:]
         self.intact = True
 
-    def prefill(self, place: Place, prompt: Sequence[int], telemetry: Telemetry) -> int | None:
-        """Process the next part of `prompt`, which begins with the place's tokens: one decode.
+    def prefill(self, sequence: Sequence) -> int | None:
+        """Process the next part of the prompt, which begins with the sequence's tokens: one decode.
 
-        Rounds of other places may come between the parts.
+        Rounds of other sequences may come between the parts.
 
         Returns:
             None while something is left; then the batch entry that holds the last token's logits.
         """
-        target = self.target
+        target, prompt = self.target, sequence.request.prompt
         self.intact = False
-        self.follow(place.drafting)
+        self._prepare_rows([sequence])
         target.set_snapshots(False)  # nobody goes back within a prompt token by token
-        start = len(place.cached)
-        cuts = self._cuts(start, len(prompt))
+        start = len(sequence.tokens)
+        cuts = self._cuts(sequence, start, len(prompt))
         end = cuts[0]
         chunk = np.array(prompt[start:end], dtype=np.int32)
         outputs = np.zeros(len(chunk), dtype=np.int8)
         outputs[-1] = end == len(prompt)
         if self.settings.prompt_rows == "all":
             outputs[:] = 1
-        target.decode(chunk, start, outputs, seq=place.seq)
-        if place.drafting and self.upstream:
-            with timed(telemetry.time_s, "prompt_sync"):
-                self.upstream.decoded([Decoded(place.seq, start, chunk, 0, len(chunk))])
-        place.cached += prompt[start:end]
-        telemetry.n_left = len(prompt) - end
-        if end in place.checkpoints.survivors(cuts):
-            state = target.save_state(recurrent_only=True, seq=place.seq)
-            upstream = self.upstream if place.drafting else None
-            carry = upstream.sequences[place.seq].carry if upstream else None
-            place.checkpoints.add(Checkpoint(end, state, carry))
+        target.decode(chunk, start, outputs, seq=sequence.id)
+        sequence.batch, sequence.entry = chunk, 0
+        if sequence.drafting and self.head.contexts:
+            began = time.perf_counter()
+            self.head.decoded([sequence], [len(chunk)])
+            for telemetry in sequence.counts:
+                telemetry.time_s["prompt_sync"] += time.perf_counter() - began
+        sequence.tokens += prompt[start:end]
+        sequence.request.answer.telemetry.n_left = len(prompt) - end
+        if end in sequence.checkpoints.survivors(cuts):
+            state = target.save_state(recurrent_only=True, seq=sequence.id)
+            carry = sequence.carry if sequence.drafting else None
+            sequence.checkpoints.add(Checkpoint(end, state, carry))
         self.intact = True
         return len(chunk) - 1 if end == len(prompt) else None
 
-    def _cuts(self, start: int, stop: int) -> list[int]:
+    def _cuts(self, sequence: Sequence, start: int, stop: int) -> list[int]:
         target = self.target
-        if self.places[0].checkpoints.limit:
+        if sequence.checkpoints.limit:
             return boundaries(start, stop, target.n_batch, target.n_ubatch, self.chats)
         return [*range(start + target.n_batch, stop, target.n_batch), stop]
 
-    def follow(self, drafting: bool) -> None:
-        """Whether the target's next decodes are of texts that are drafted for: upstream's drafter
-        then needs their hidden rows."""
-        if self.upstream:
-            self.target.set_tap(drafting)
+    # -- a round -------------------------------------------------------------------------------
 
-    # -- drafts, and figures -------------------------------------------------------------------
+    def verify(self, sequences: list[Sequence]) -> None:
+        """One pass of the target over the newest token and the k drafts of each sequence.
 
-    def begin_drafting(self, place: Place, prompt: Sequence[int], *counts: Telemetry) -> None:
-        """The prompt of a place is processed: drafts are chosen from now on."""
-        if place.drafting:
-            self.choice.begin(place.seq, prompt)
-            self.see(place, prompt, *counts, prompt=True)
+        Row i of a sequence says what follows its first i drafts. All rows are outputs. Where a lone
+        sequence's drafts are forced, only the last row is (unless log probabilities are kept), and
+        nothing is rolled back.
+        """
+        target, n_rows = self.target, 1 + max(len(one.drafts.tokens) for one in sequences)
+        kept = sequences[0].request.answer.n_logprobs is not None
+        forced = len(sequences) == 1 and sequences[0].drafts.forced and not kept
+        self._prepare_rows(sequences)
+        target.set_snapshots(n_rows > 1 and not forced)
+        tokens, positions, seqs = list[int](), list[int](), list[int]()
+        for one in sequences:
+            if self._replays and n_rows > 1 and not forced:  # the copy stays on the device
+                one.state_before = target.save_state(True, one.id, on_device=True)
+            start, drafts, one.entry = len(one.tokens), one.drafts.tokens, len(tokens)
+            tokens += [one.newest, *drafts, *[one.newest] * (n_rows - 1 - len(drafts))]
+            positions += range(start, start + n_rows)
+            seqs += [one.id] * n_rows
+        ids: Ints
+        ids, at, of = np.array([tokens, positions, seqs], dtype=np.int32)
+        outputs = np.ones(len(ids), dtype=np.int8)
+        if forced:
+            outputs[:-1] = 0
+        for one in sequences:
+            one.batch = ids[one.entry : one.entry + n_rows]
+        target.decode_batch(Batch(ids, at, of, outputs))
+        target.synchronize()
 
-    def see(
-        self, place: Place, tokens: Sequence[int], *counts: Telemetry, prompt: bool = False
-    ) -> None:
-        """The text of a place goes on with `tokens`, for :class:`.Heads`."""
-        if self.heads and place.drafting:
-            with timed(self.times, "sync"):
-                self.heads.see(tokens, counts, prompt)
+    def _prepare_rows(self, sequences: list[Sequence]) -> None:
+        """Have the next decode leave rows that all samplers can use: the best token, some best
+        tokens, or all logits, which log probabilities need, too. A draft context needs the hidden
+        rows of texts that are drafted for."""
+        few, most = True, 0
+        for request in (one.request for one in sequences):
+            n, best = request.sampler.n_candidates, request.sampler.sampling.plain_greedy
+            few = few and (n > 0 or best) and request.answer.n_logprobs is None
+            most = max(most, n)
+        self.target.set_greedy(few)
+        self.target.set_candidates(most if few else 0)
+        if self.head.contexts:
+            self.target.set_tap(any(one.drafting for one in sequences))
+
+    def roll_back(self, sequences: list[Sequence]) -> None:
+        """Keep the newest token and the accepted drafts of each sequence, drop the rest."""
+        drafted = [one for one in sequences if one.drafting]
+        self.head.decoded(drafted, [len(one.chosen) for one in drafted])
+        for one in sequences:
+            n = len(one.chosen)
+            if n < len(one.batch):
+                self._take_back(one, n)
+            one.tokens += one.batch[:n].tolist()
+
+    def _take_back(self, one: Sequence, n_keep: int) -> None:
+        """Keep the first `n_keep` tokens of a sequence's part of the last pass."""
+        start, target = len(one.tokens), self.target
+        if self._replays:
+            go_back(target, one.state_before, start, one.id)
+            none = np.zeros(n_keep, dtype=np.int8)
+            target.decode(one.batch[:n_keep], start, none, seq=one.id)
+        elif not target.remove(start + n_keep, one.id):
+            raise FatalDecodeError(
+                f"llama.cpp cannot take back {len(one.batch) - n_keep} positions: "
+                f"the context keeps {target.n_rs_seq} snapshots"
+            )
+
+    # -- figures -------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
         """Wait until every decode has finished."""
@@ -290,7 +323,7 @@ class Engine:
             context.synchronize()
 
     def _contexts(self) -> list[Context]:
-        return [self.target, *([self.upstream.context] if self.upstream else [])]
+        return [self.target, *self.head.contexts]
 
     def _output_bytes(self) -> int:
         return sum(context.output_bytes for context in self._contexts())
@@ -300,7 +333,7 @@ class Engine:
         if any(context.closed for context in self._contexts()):
             return
         telemetry.output_bytes = self._output_bytes() - self._outputs_before
-        if self.drafter and any(place.drafting for place in self.places):
+        if any(one.drafting for one in self.sequences):
             telemetry.prompt_sync = self.prompt_sync
 
     def memory(self, device: Any = None) -> dict[str, int]:
@@ -315,8 +348,8 @@ class Engine:
         """
         target = self.target.memory(device)
         draft = {"context": 0, "compute": 0}
-        if self.upstream:
-            draft = self.upstream.context.memory(device)
+        for context in self.head.contexts:
+            draft = context.memory(device)
         on_host = device is None or device == native.load().ffi.NULL
         return {
             "weights": target["model"],
@@ -324,5 +357,5 @@ class Engine:
             "target_compute": target["compute"],
             "draft_context": draft["context"],
             "draft_compute": draft["compute"],
-            "checkpoints": sum(p.checkpoints.n_bytes for p in self.places) if on_host else 0,
+            "checkpoints": sum(one.checkpoints.n_bytes for one in self.sequences) if on_host else 0,
         }

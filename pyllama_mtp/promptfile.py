@@ -40,7 +40,8 @@ from .models.memory import available_memory
 from .models.modelinfo import GGUFInfo
 
 if TYPE_CHECKING:
-    from .engine import Engine, Place
+    from .engine import Engine
+    from .sequence import Sequence
 
 HEADER = "prompt-1.json"
 MAX_HEADER = 1 << 16
@@ -248,14 +249,14 @@ def _compare(path: str | os.PathLike[str], made_with: Identity, wanted: Identity
         raise PromptFileError(f"{path}: {'; '.join(differences)}", path)
 
 
-# --- of a place ----------------------------------------------------------------------------------
+# --- of a sequence -------------------------------------------------------------------------------
 
 
 def identity_of(engine: Engine) -> dict[str, str | int]:
     """The identity of a file that fits `engine`; see :class:`.ProcessedPrompt`."""
     settings, head = engine.settings, "apart or none"
-    if engine.upstream and engine.upstream.n_blocks < (engine.model.info.most_drafts or 1):
-        head = f"apart, {engine.upstream.n_blocks} of its blocks"  # no more drafts were wanted
+    if 0 < engine.head.n_blocks < (engine.model.info.most_drafts or 1):
+        head = f"apart, {engine.head.n_blocks} of its blocks"  # no more drafts were wanted
     # A name that only one side has is a difference: these two are left out where they are empty.
     further = {"lora": engine.model.adapters.names, "rope": json.dumps(settings.rope.given)}
     return {
@@ -270,24 +271,24 @@ def identity_of(engine: Engine) -> dict[str, str | int]:
     }
 
 
-def save(engine: Engine, place: Place, path: str | os.PathLike[str]) -> None:
-    """Write the processed text of a place.
+def save(engine: Engine, sequence: Sequence, path: str | os.PathLike[str]) -> None:
+    """Write the processed text of a sequence.
 
     Raises:
         UsageError: nothing is processed, or a computation was interrupted.
         ContextClosedError: the context is closed.
         PyllamaMtpError: the file cannot be written; see :func:`write`.
     """
-    if engine.target.handle and not (engine.intact and place.cached):
+    if engine.target.handle and not (engine.intact and sequence.tokens):
         raise UsageError("there is no processed prompt to save; process one first")
-    draft = engine.upstream.save(place.seq) if engine.upstream else (None, 0, None)
-    target = engine.target.save_state(seq=place.seq)
-    found = ProcessedPrompt(list(place.cached), target, *draft, identity_of(engine))
+    draft = engine.head.save(sequence)
+    target = engine.target.save_state(seq=sequence.id)
+    found = ProcessedPrompt(list(sequence.tokens), target, *draft, identity_of(engine))
     write(path, found)
 
 
-def restore(engine: Engine, place: Place, path: str | os.PathLike[str]) -> int:
-    """Put saved text into a place, instead of its present text: the number of tokens.
+def restore(engine: Engine, sequence: Sequence, path: str | os.PathLike[str]) -> int:
+    """Put saved text into a sequence, instead of its present text: the number of tokens.
 
     Raises:
         PromptFileError: damaged, or made with another model, library or settings.
@@ -301,15 +302,15 @@ def restore(engine: Engine, place: Place, path: str | os.PathLike[str]) -> int:
             f"{engine.n_ctx}; use a longer n_ctx"
         )
     engine.begin()
-    engine.release(place)
+    engine.release(sequence)
     try:
-        engine.target.load_state(found.target, seq=place.seq)
-        if engine.target.past(place.seq) != len(found.tokens):
+        engine.target.load_state(found.target, seq=sequence.id)
+        if engine.target.past(sequence.id) != len(found.tokens):
             raise PromptFileError(f"{os.fspath(path)}: its state does not match its tokens", path)
-        if engine.upstream and found.draft is not None:
-            engine.upstream.load(place.seq, found.draft, found.draft_n_past, found.carry)
+        if found.draft is not None:
+            engine.head.load(sequence, found.draft, found.draft_n_past, found.carry)
     except BaseException:
         engine.reset()
         raise
-    place.cached, place.used = list(found.tokens), time.monotonic()
+    sequence.tokens, sequence.used = list(found.tokens), time.monotonic()
     return len(found.tokens)

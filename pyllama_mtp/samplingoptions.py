@@ -15,7 +15,6 @@ from .arguments import (
     as_float,
     as_index,
     between,
-    documented,
     keep_checked,
     listed,
     numbers,
@@ -68,7 +67,6 @@ _LAST_N = wholes(0, 2**20, "from 0 (off) to 1048576 tokens")
 _sampling = partial(option, part="sampling")
 
 
-@documented
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen from the target's logits. Raises UsageError when out of range.
@@ -77,97 +75,92 @@ class Sampling:
     grammar, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature, draw.
 
     Attributes:
-        temperature: 0 is greedy; penalties still have an effect then, filters have not.
+        temperature: 0 takes the likeliest token (greedy); higher is more varied. At 0 penalties
+            still have an effect, filters have not.
+        top_k: keep the K likeliest; 0: all.
+        top_p: keep the likeliest that sum up to P; 1: all.
+        min_p: keep those with at least P times the probability of the likeliest; 0: all.
+        repeat_penalty: divide positive, and multiply negative, logits of recent tokens by X; 1: no
+            penalty.
         repeat_last_n: how many recent tokens, the prompt's included, the repeat, frequency and
-            presence penalties look at; 0 turns them off.
-        top_n_sigma: drop tokens whose logit is more than this many standard deviations below the
-            best one's (Top-n-sigma, https://arxiv.org/abs/2411.07641); 0 keeps all.
-        typical_p: keep the tokens whose surprise is closest to the expected one, to this mass
-            (locally typical sampling, https://arxiv.org/abs/2202.00666); 1 keeps all.
-        xtc_threshold: a probability; above 0.5 XTC (exclude top choices) is off.
-        dry_multiplier: DRY ("don't repeat yourself") subtracts dry_multiplier * dry_base ** (n -
-            dry_allowed_length) from the logit of a token that would continue a repetition of n >=
-            dry_allowed_length tokens; 0 is off.
-        dry_sequence_breakers: texts that no repetition goes across.
-        logit_bias: added to the logits of these token ids; minus infinity excludes one.
+            presence penalties look at; 0: none.
+        frequency_penalty: subtract X from the logit of a recent token, for each time that it is
+            among them; 0: no penalty.
+        presence_penalty: subtract X from the logit of a recent token, once; 0: no penalty.
+        top_n_sigma: keep those whose logit is within N standard deviations of the likeliest's; 0:
+            all. Top-n-sigma, https://arxiv.org/abs/2411.07641.
+        typical_p: keep those of the most usual surprise that sum up to P; 1: all. Locally typical
+            sampling, https://arxiv.org/abs/2202.00666.
+        xtc_probability: how often all tokens above the threshold but the least likely are dropped
+            (XTC); 0: never.
+        xtc_threshold: their least probability; above 0.5 XTC is off.
+        dry_multiplier: penalty for a token that continues a repetition (DRY): X times the base to
+            the power of the tokens beyond the allowed length; 0: none.
+        dry_base: base of DRY's penalty.
+        dry_allowed_length: tokens that may be repeated.
+        dry_penalty_last_n: how many tokens back DRY looks; 0: none.
+        dry_sequence_breakers: DRY: repetitions end at these texts.
         logits_processors: functions of (ids, logits) that return logits, one after the other, as in
             Hugging Face's transformers: [n] int32, prompt and answer so far, and [n_vocab] float32;
             minus infinity excludes a token. They are called for each position, drafted ones among
             them, in order. Slow.
         grammar: a :class:`.Grammar`, or GBNF with a rule `root`, that the answer follows from its
             beginning, or from the end of a thought that the prompt opens. None: any text.
+        logit_bias: added to the logits of these token ids; minus infinity excludes one.
         reasoning_budget: most tokens of a thought, which a prompt that ends with ``<think>`` opens,
             or the model at the start of its answer. The closing tag is forced then. None: any
             number.
-        seed: of the random draw, 0 to 2**32 - 2; None draws one.
+        seed: same seed, same text (default: random). 0 to 2**32 - 2.
     """
 
     temperature: float = _sampling(
         0.0,
         between(0, MOST, "0 (greedy) or above"),
-        "0 always takes the likeliest token (greedy); higher is more varied",
         "--temp --temperature T",
     )
-    top_k: int = _sampling(
-        40, wholes(0, math.inf, "0 (off) or above"), "keep the K likeliest; 0 is all", "K"
-    )
-    top_p: float = _sampling(0.95, _MASS, "keep the likeliest that sum up to P; 1 is all", "P")
+    top_k: int = _sampling(40, wholes(0, math.inf, "0 (off) or above"), "K")
+    top_p: float = _sampling(0.95, _MASS, "P")
     min_p: float = _sampling(
         0.05,
         between(0, 1, "from 0 to 1"),
-        "keep those with at least P times the probability of the likeliest; 0 is all",
         "P",
     )
     repeat_penalty: float = _sampling(
         1.0,
         numbers(lambda x: 0 < x <= MOST, "above 0"),
-        "divide positive, and multiply negative, logits of recent tokens by X; 1 is no penalty",
         "X",
     )
-    repeat_last_n: int = _sampling(64, _LAST_N, "how many tokens back the penalty looks", "TOKENS")
+    repeat_last_n: int = _sampling(64, _LAST_N, "TOKENS")
     frequency_penalty: float = _sampling(
         0.0,
         _FINITE,
-        "subtract X from the logit of a recent token, for each time that it is among them; 0 is no "
-        "penalty",
         "X",
     )
-    presence_penalty: float = _sampling(
-        0.0, _FINITE, "subtract X from the logit of a recent token, once; 0 is no penalty", "X"
-    )
+    presence_penalty: float = _sampling(0.0, _FINITE, "X")
     top_n_sigma: float = _sampling(
         0.0,
         _OFF_OR_ABOVE,
-        "keep those whose logit is within N standard deviations of the likeliest's; 0 is all",
         "--top-n-sigma --top-nsigma N",
     )
     typical_p: float = _sampling(
         1.0,
         _MASS,
-        "keep those of the most usual surprise that sum up to P; 1 is all",
         "--typical --typical-p P",
     )
     xtc_probability: float = _sampling(
         0.0,
         between(0, 1, "from 0 (off) to 1"),
-        "how often all tokens above the threshold but the least likely are dropped; 0 is never",
         "P",
     )
-    xtc_threshold: float = _sampling(
-        0.1, between(0, 1, "from 0 to 1"), "their least probability", "P"
-    )
+    xtc_threshold: float = _sampling(0.1, between(0, 1, "from 0 to 1"), "P")
     dry_multiplier: float = _sampling(
         0.0,
         _OFF_OR_ABOVE,
-        "penalty for a token that continues a repetition (DRY): X times the base to the power of "
-        "the tokens beyond the allowed length; 0 is none",
         "X",
     )
-    dry_base: float = _sampling(1.75, between(1, MOST, "1 or above"), "base of the penalty", "X")
-    dry_allowed_length: int = _sampling(
-        2, wholes(0, 2**20, "from 0 to 1048576 tokens"), "tokens that may be repeated", "TOKENS"
-    )
-    dry_penalty_last_n: int = _sampling(64, _LAST_N, "how many tokens back DRY looks", "TOKENS")
+    dry_base: float = _sampling(1.75, between(1, MOST, "1 or above"), "X")
+    dry_allowed_length: int = _sampling(2, wholes(0, 2**20, "from 0 to 1048576 tokens"), "TOKENS")
+    dry_penalty_last_n: int = _sampling(64, _LAST_N, "TOKENS")
     dry_sequence_breakers: tuple[str, ...] = option(
         ("\n", ":", '"', "*"), Kind(lambda name, given: tuple(stop_strings(given, name)))
     )
@@ -180,7 +173,6 @@ class Sampling:
     seed: int | None = option(
         None,
         wholes(0, 2**32 - 2, "from 0 to 2**32 - 2, or None").or_this(None),
-        "same seed, same text (default: random)",
         "N",
         part="seed",
     )

@@ -2,63 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from . import promptfile
 from .answer import Answer
-from .arguments import as_index, file_name, flag, instance, refusal, stop_strings, token_ids, whole
-from .chats.options import ChatOptions, call_form
-from .chats.thinking import Splitter, opened
+from .arguments import as_index, file_name, flag, instance, listed, refusal, whole, words
+from .chats.options import ChatOptions
+from .chats.thinking import Piece
 from .chats.tools import Messages, Tools
 from .engine import Engine
 from .errors import UsageError
-from .generate import Limits, OnProgress, Request
+from .llama.hiddenstates import POINTS, ROWS, HiddenStates
 from .llama.model import Model
 from .llama.owned import Owned
 from .llama.trace import NodeTimes
-from .scheduler import Generation, choose_place
-from .settings import Sampling, Settings
-from .sizing import fitted, room_for
-from .speculative.sampling import Sampler
-from .telemetry import Telemetry
+from .request import Limits, OnProgress, Options, Prompt, Request, make_request, tokens_of
+from .scheduler import run_all
+from .settings import MOST_TOKENS, Sampling, Settings
+from .telemetry import BatchTelemetry, Telemetry
 
 MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
-#: Text, or token ids.
-Prompt: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
+Item = TypeVar("Item")
 Value = TypeVar("Value")
-Kind = TypeVar("Kind", bound=Answer)
-
-
-def tokens_of(model: Model, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt: of text, in which control tokens are recognised, or ids as they are.
-    Raises UsageError: neither text nor token ids, or an id that is not in the vocabulary."""
-    if isinstance(prompt, str):
-        return model.tokenize(prompt, add_special=True, parse_special=True)
-    tokens = token_ids("prompt", prompt, "text, or ")
-    model.check_tokens(tokens)
-    return tokens
-
-
-def prompt_tokens(model: Model, prompt: Prompt, n_ctx: int) -> list[int]:
-    """:func:`tokens_of` a prompt. Raises UsageError also for no token, or more than `n_ctx`."""
-    tokens = tokens_of(model, prompt)
-    if not tokens:
-        raise UsageError("the prompt is empty; give at least one token of text")
-    if len(tokens) > n_ctx:
-        raise UsageError(
-            f"the prompt has {len(tokens)} tokens and the context {n_ctx}; "
-            "shorten it or use a longer n_ctx (--n-ctx)"
-        )
-    return tokens
+Self = TypeVar("Self", bound="_Running[Any]")  # typing's from Python 3.11 on
 
 
 def usable_settings(model: Model, settings: Settings | None) -> Settings:
@@ -74,64 +59,125 @@ def usable(name: str, given: Value | None, kind: type[Value]) -> Value:
     return instance(name, given, kind, f"{kind.__name__}(...), or None")
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of a generation; see :meth:`Session.generate`."""
+async def _from_thread(pieces: Iterator[Item], stop: Callable[[], None]) -> AsyncIterator[Item]:
+    """The items as they come, computed in a thread of their own beside the event loop.
 
-    stop: Iterable[str] | None
-    log_pairs: bool
-    log_ties: bool
-    logprobs: int | None
-    on_progress: OnProgress | None = None
-    split: bool = False  # tell thought from answer
-    tools: Tools | None = None
-
-    def check(self, model: Model) -> Options:
-        """The options in the form that is used. Raises UsageError for a bad value."""
-        if self.on_progress is not None and not callable(self.on_progress):
-            raise refusal("on_progress", self.on_progress, "a function, or None")
-        n = self.logprobs
-        if n is not None:
-            n = whole("logprobs", n, 0, model.n_vocab, "from 0 to the vocabulary's size, or None")
-        flags: dict[str, Any] = {
-            name: flag(name, getattr(self, name)) for name in ("log_pairs", "log_ties")
-        }
-        if self.log_ties and not model._library.has_tap:
-            raise UsageError("log_ties needs the patched library; this is upstream's")
-        return dataclasses.replace(self, stop=stop_strings(self.stop), logprobs=n, **flags)
+    Args:
+        stop: called in the thread when the consumer has stopped; then the session is free again.
+    """
+    loop, end = asyncio.get_running_loop(), object()
+    with ThreadPoolExecutor(1, "pyllama-mtp generation") as thread:
+        try:
+            while (item := await loop.run_in_executor(thread, next, pieces, end)) is not end:
+                yield item  # type: ignore[misc]
+        finally:
+            await asyncio.shield(loop.run_in_executor(thread, stop))
 
 
-class Places(Owned):
-    """Contexts with places for conversations on a model. A context manager."""
+class _Running(Generic[Item]):
+    """A generation that gives items: iterate over it (`for`, `async for`), or :meth:`run` it."""
+
+    _pieces: Generator[Item, None, None]
+
+    def __iter__(self) -> Iterator[Item]:
+        return self._pieces
+
+    def __aiter__(self) -> AsyncIterator[Item]:
+        return _from_thread(self._pieces, self.stop)
+
+    def run(self: Self) -> Self:
+        """Generate to the end."""
+        for _ in self:
+            pass
+        return self
+
+    def stop(self) -> None:
+        """End the generation between two pieces; the session can go on from here. Incomplete
+        answers are "interrupted"."""
+        self._pieces.close()
+
+
+class Generation(_Running[Piece], Answer):
+    """One generation; iterate over it for text as it comes (`for` or `async for`), or run it."""
+
+    def stop(self) -> None:
+        """See :meth:`_Running.stop`."""
+        if self.finish_reason is None:
+            super().stop()
+            self.finish_reason = "interrupted"
+
+    def _of(self, engine: Engine, request: Request) -> Generation:
+        self._pieces = self._generate(engine, request)
+        return self
+
+    def _generate(self, engine: Engine, request: Request) -> Generator[Piece, None, None]:
+        try:
+            for progress in run_all(engine, [request], BatchTelemetry()):
+                yield from progress.pieces
+        finally:
+            engine.count_traffic(self.telemetry)
+            self.telemetry.plain_s = engine.drafting.plain_s
+
+
+class BatchGeneration(_Running[tuple[int, Piece]]):
+    """One generation for several prompts; iterate over it (`for`, `async for`), or :meth:`run` it.
+
+    Iterating gives (index of the prompt, piece of its text) as text comes.
+
+    Attributes:
+        results: an :class:`Answer` for each prompt: text, tokens, finish_reason, telemetry. The
+            telemetry's times are of the prompt's prefill, and of the rounds that the sequence was
+            in.
+        telemetry: of all prompts together.
+    """
+
+    def __init__(self, engine: Engine, requests: list[Request]) -> None:
+        self.results = [request.answer for request in requests]
+        self.telemetry = BatchTelemetry(synthetic_acceptance=engine.settings.synthetic_acceptance)
+        self._pieces = self._generate(engine, requests)
+
+    def _generate(
+        self, engine: Engine, requests: list[Request]
+    ) -> Generator[tuple[int, Piece], None, None]:
+        number = {request: i for i, request in enumerate(requests)}
+        for progress in run_all(engine, requests, self.telemetry):
+            for piece in progress.pieces:
+                yield number[progress.request], piece
+
+
+class Contexts(Owned):
+    """Contexts for 1..n sequences on a model. A context manager."""
 
     def __init__(
-        self, model: Model, settings: Settings | None, n_sequences: int, times: NodeTimes | None
+        self,
+        model: Model,
+        settings: Settings | None,
+        n_sequences: int,
+        room: int = 0,
+        times: NodeTimes | None = None,
     ) -> None:
         self.model, self.settings = model, usable_settings(model, settings)
         n = whole("n_sequences", n_sequences, 1, MOST_SEQUENCES, f"from 1 to {MOST_SEQUENCES}")
-        self._engine = Engine(model, fitted(model, self.settings, n), n, times)
+        room = whole("room", room, 0, MOST_TOKENS, f"from 0 (not known) to {MOST_TOKENS} tokens")
+        resolved = self.settings.resolve(model, n, room)
+        self._engine = Engine(model, resolved, times)
+        self._hidden_states = HiddenStates(model, resolved.target)
 
     @property
     def n_ctx(self) -> int:
         """Length that each sequence may have, in tokens."""
         return self._engine.n_ctx
 
-    def _request(
-        self, kind: type[Kind], prompt: Prompt, limits: Limits, sampling: Sampling, o: Options
-    ) -> tuple[Request, Kind]:
-        """A request for this prompt, and its answer, still empty."""
-        tokens = prompt_tokens(self.model, prompt, self.n_ctx)
-        telemetry = Telemetry(
-            synthetic_acceptance=self._engine.settings.synthetic_acceptance,
-            pairs=[] if o.log_pairs else None,
-            near_ties=[] if o.log_ties and sampling.plain_greedy else None,
-        )
-        splitter = Splitter(opened(self.model, tokens)) if o.split else None
-        stop = [*(o.stop or ())]
-        calls = o.tools.reader(call_form(self.model.chat_template)) if o.tools else None
-        answer = kind(self.model, limits.ignore_eos, stop, telemetry, o.logprobs, splitter, calls)
-        sampler = Sampler(self.model, sampling, tokens, telemetry.near_ties)
-        return Request(tokens, sampler, limits, answer, o.on_progress), answer
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt. Raises UsageError: none, more than there is room for, or see
+        :func:`.tokens_of`."""
+        tokens = tokens_of(self.model, prompt)
+        if len(tokens) > self.n_ctx:
+            raise UsageError(
+                f"the prompt has {len(tokens)} tokens and the context {self.n_ctx}; "
+                "shorten it or use a longer n_ctx (--n-ctx)"
+            )
+        return tokens
 
     def process(
         self, prompt: Prompt, *, draft: bool = True, on_progress: OnProgress | None = None
@@ -148,39 +194,70 @@ class Places(Owned):
         Returns:
             Figures of the prefill.
         """
-        draft = flag("draft", draft)
-        tokens, engine = prompt_tokens(self.model, prompt, self.n_ctx)[:-1], self._engine
-        telemetry = Telemetry()
+        limits = Limits(1, draft=flag("draft", draft))
+        tokens, engine = self._tokens(prompt)[:-1], self._engine
+        request = make_request(self.model, tokens, limits)
+        telemetry = request.answer.telemetry
         if tokens:
             began = time.perf_counter()
             with engine.alone:
                 engine.begin()
-                place = choose_place(engine, engine.places, tokens, draft)
-                engine.enter(place, tokens, telemetry, draft)
-                entry = None
-                while entry is None:
-                    entry = engine.prefill(place, tokens, telemetry)
+                sequence = engine.choose(engine.sequences, tokens, limits.draft)
+                sequence.begin(request)
+                engine.enter(sequence)
+                row = None
+                while row is None:
+                    row = engine.prefill(sequence)
                     if on_progress:
-                        on_progress(len(place.cached), len(tokens))
-                engine.begin_drafting(place, tokens, telemetry)
+                        on_progress(len(sequence.tokens), len(tokens))
+                engine.drafting.begin(sequence)
                 engine.synchronize()
             telemetry.prefill_s = time.perf_counter() - began
             engine.count_traffic(telemetry)
         return telemetry
 
+    def hidden_states(
+        self, prompt: Prompt, *, point: str = "post-norm", rows: str = "all"
+    ) -> npt.NDArray[np.float32]:
+        """The trunk's hidden states of a prompt, without logits; see docs/python.md for the cost.
+
+        They are computed in a context of their own, made by the first call for as many tokens as
+        the prompt has, and kept for further calls. So the text of this session stays as it is.
+
+        Args:
+            prompt: text or token ids.
+            point: "post-norm": after the model's final norm, as the LM head takes them; "pre-norm":
+                before it.
+            rows: "all" tokens; or the "last" one only, which has seen all others.
+
+        Returns:
+            [n, n_embd] float32, n the number of tokens, or 1; yours to keep.
+
+        Raises:
+            UsageError: a prompt that is empty or longer than :attr:`n_ctx`; a bad argument; or no
+                such states: upstream's library, some other architectures.
+            InsufficientMemoryError: there is no room for the context.
+        """
+        words(*POINTS).check("point", point)
+        words(*ROWS).check("rows", rows)
+        tokens = self._tokens(prompt)
+        with self._engine.alone:
+            self._engine.target.handle  # noqa: B018 - refused if the session is closed
+            return self._hidden_states.of(tokens, point, rows)
+
     def save(self, path: str | os.PathLike[str], sequence: int = 0) -> None:
         """Write prompt and answer so far, as processed, to a file, with the MTP head's state.
 
         Args:
-            sequence: number of the place, where there are several.
+            sequence: its number, where there are several.
 
         Raises:
             UsageError: nothing was processed.
             DiskFullError: the file could not be written; an earlier file of the name is unharmed.
         """
         with self._engine.alone:
-            place = self._engine.places[self._sequence(sequence)]
-            promptfile.save(self._engine, place, file_name("path", path))
+            one = self._engine.sequences[self._number(sequence)]
+            promptfile.save(self._engine, one, file_name("path", path))
 
     def restore(self, path: str | os.PathLike[str], sequence: int = 0) -> int:
         """Continue from a file of :meth:`save`; MTP works at once. Returns the number of tokens.
@@ -188,18 +265,18 @@ class Places(Owned):
         Read only files of people you trust: the states in them go to native code.
 
         Args:
-            sequence: number of the place that takes the file, where there are several.
+            sequence: number of the one that takes the file, where there are several.
 
         Raises:
             PromptFileError: not such a file, damaged, or made with another model or settings.
             UsageError: more tokens than the context has room for.
         """
         with self._engine.alone:
-            place = self._engine.places[self._sequence(sequence)]
-            return promptfile.restore(self._engine, place, file_name("path", path))
+            one = self._engine.sequences[self._number(sequence)]
+            return promptfile.restore(self._engine, one, file_name("path", path))
 
-    def _sequence(self, sequence: int) -> int:
-        most = len(self._engine.places) - 1
+    def _number(self, sequence: int) -> int:
+        most = len(self._engine.sequences) - 1
         return whole("sequence", sequence, 0, most, f"from 0 to {most}")
 
     def reset(self) -> None:
@@ -213,10 +290,11 @@ class Places(Owned):
 
     def close(self) -> None:
         """Free the contexts. May be called again."""
+        self._hidden_states.close()
         self._engine.close()
 
 
-class Session(Places):
+class Session(Contexts):
     """Contexts for one conversation on a model. A context manager.
 
     Of a prompt that continues the text processed before (the previous prompt with its answer), only
@@ -224,19 +302,25 @@ class Session(Places):
     """
 
     def __init__(
-        self, model: Model, settings: Settings | None = None, *, times: NodeTimes | None = None
+        self,
+        model: Model,
+        settings: Settings | None = None,
+        *,
+        room: int = 0,
+        times: NodeTimes | None = None,
     ) -> None:
         """Make the contexts.
 
         Args:
             settings: default :class:`Settings`.
+            room: tokens of prompt and answer, for an `n_ctx` of 0; 0: not known.
             times: measures the costs of graph nodes; see :func:`pyllama_mtp.bench.profile`.
 
         Raises:
             UsageError: settings that do not go together, or not with this model.
             InsufficientMemoryError: caches and buffers do not fit into memory.
         """
-        super().__init__(model, settings, 1, times)
+        super().__init__(model, settings, 1, room, times)
 
     def generate(
         self,
@@ -282,9 +366,10 @@ class Session(Places):
         self, prompt: Prompt, limits: Limits, sampling: Sampling | None, given: Options
     ) -> Generation:
         chosen, given = usable("sampling", sampling, Sampling), given.check(self.model)
-        request, generation = self._request(Generation, prompt, limits, chosen, given)
-        generation._pieces = generation._generate(self._engine, request)
-        return generation
+        tokens = self._tokens(prompt)
+        request = make_request(self.model, tokens, limits, chosen, given, Generation)
+        assert isinstance(request.answer, Generation)
+        return request.answer._of(self._engine, request)
 
     def chat(
         self,
@@ -342,8 +427,103 @@ class Session(Places):
         limits = Limits(room if max_tokens is None else max_tokens, draft=draft)
         chosen = usable("sampling", sampling or self.model.sampling, Sampling)
         chosen = options.sampling(chosen, self.model, offered)
-        given = Options(stop, False, False, logprobs, on_progress, split=True, tools=offered)
+        given = Options(stop, logprobs=logprobs, on_progress=on_progress, split=True, tools=offered)
         return self._start(prompt, limits, chosen, given)
+
+
+class BatchSession(Contexts):
+    """Contexts for several sequences on a model. A context manager.
+
+    Prompts are processed one after the other, as places become free. The sequences in places are
+    drafted for and verified together, in one decode each per round. As in a :class:`Session`, a
+    place keeps its text for a prompt that continues it. With ``draft_n_max="auto"`` each number of
+    sequences has a depth of its own: with many sequences drafting may not pay, and then stops.
+    """
+
+    def __init__(
+        self, model: Model, settings: Settings | None = None, n_sequences: int = 4
+    ) -> None:
+        """Make the contexts.
+
+        Args:
+            settings: default :class:`Settings`. `n_ctx` is the length of each sequence. Memory is
+                taken for all sequences, with n_sequences * (drafts + 1) recurrent states where
+                rollback goes by snapshots ("auto": up to AUTO_DEPTH drafts). `n_batch` and
+                `n_ubatch` must hold as many tokens. Each sequence has its own `checkpoints`.
+            n_sequences: most sequences at once, 1 to 256; more prompts wait for a place.
+
+        Raises:
+            UsageError: settings that do not go together, or not with this model.
+            InsufficientMemoryError: caches and buffers do not fit into memory.
+        """
+        super().__init__(model, settings, n_sequences)
+        self.n_sequences = len(self._engine.sequences)
+
+    def generate(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        max_tokens: int | Sequence[int] = 256,
+        sampling: Sampling | Sequence[Sampling | None] | None = None,
+        stop: Iterable[str] | None = (),
+        ignore_eos: bool = False,
+        draft: bool = True,
+        log_pairs: bool = False,
+        log_ties: bool = False,
+        logprobs: int | None = None,
+        on_progress: Callable[[int, int, int], None] | None = None,
+    ) -> BatchGeneration:
+        """Start a generation; nothing is computed until it is iterated or run.
+
+        A generation that is started before this one has ended takes its places, and ends it.
+
+        Args:
+            prompts: at least one; each as for :meth:`Session.generate`. Lengths may differ.
+            max_tokens: most tokens to generate, at least 1; for all prompts, or one for each.
+            sampling: default greedy; for all prompts, or one for each.
+            stop, ignore_eos, draft, log_pairs, log_ties, logprobs: see :meth:`Session.generate`.
+            on_progress: called while prompts are processed, after each `n_batch` tokens, with
+                (index of the prompt, tokens done, tokens in all). An exception from it ends the
+                generation.
+
+        Raises:
+            UsageError: no prompt, an empty prompt, a prompt longer than `n_ctx`, lists of another
+                length than `prompts`, or a bad argument.
+        """
+        if isinstance(prompts, str | bytes | bytearray):
+            raise UsageError("prompts is one text; give a list of prompts")
+        if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
+            raise refusal("prompts", prompts, "a list of prompts")
+        chosen = list(prompts)
+        if not chosen:
+            raise UsageError("there is no prompt; give at least one")
+        most = _for_each("max_tokens", max_tokens, len(chosen))
+        limits = [Limits(n, ignore_eos, draft) for n in most]
+        each = _for_each("sampling", sampling, len(chosen))
+        samplings = [usable("sampling", one, Sampling) for one in each]
+        given = Options(stop, log_pairs, log_ties, logprobs).check(self.model)
+        if on_progress is not None and not callable(on_progress):
+            raise refusal("on_progress", on_progress, "a function, or None")
+        requests = []
+        for i, (prompt, limit, drawn) in enumerate(zip(chosen, limits, samplings, strict=True)):
+            if on_progress:
+                given = dataclasses.replace(given, on_progress=partial(on_progress, i))
+            try:
+                tokens = self._tokens(prompt)
+                requests.append(make_request(self.model, tokens, limit, drawn, given))
+            except UsageError as error:
+                raise UsageError(f"prompts[{i}]: {error}") from None
+        return BatchGeneration(self._engine, requests)
+
+
+def _for_each(name: str, given: Value | Sequence[Value], n: int) -> list[Value]:
+    """A value for each of `n` prompts: the single value given, or each prompt's own."""
+    values = listed(given)
+    if values is None:
+        return [given] * n  # type: ignore[list-item]
+    if len(values) != n:
+        raise UsageError(f"{name} has {len(values)} values for {n} prompts; give one for each")
+    return values
 
 
 def stream(model: Model | str | os.PathLike[str], prompt: Prompt, **options: Any) -> Iterator[str]:
@@ -375,6 +555,6 @@ def stream(model: Model | str | os.PathLike[str], prompt: Prompt, **options: Any
             mtp = None if depth in (None, "auto") else depth != 0
             model = stack.enter_context(Model(model, mtp=mtp))
         prompt = tokens_of(model, prompt)
-        chosen = room_for(model, Settings(**settings), len(prompt), max_tokens)
-        session = stack.enter_context(Session(model, chosen))
+        room = len(prompt) + max_tokens
+        session = stack.enter_context(Session(model, Settings(**settings), room=room))
         yield from session.generate(prompt, sampling=sampling, **options)

@@ -6,13 +6,13 @@ import itertools
 import os
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from .arguments import (
     FLAG,
     Kind,
     as_index,
     between,
-    documented,
     instance,
     keep_checked,
     numbers_of,
@@ -23,10 +23,13 @@ from .arguments import (
     words,
 )
 from .arguments import MOST_TOKENS as MOST_TOKENS
-from .contextoptions import RopeScaling
 from .errors import UsageError
 from .samplingoptions import LogitsProcessor as LogitsProcessor
 from .samplingoptions import Sampling as Sampling
+
+if TYPE_CHECKING:
+    from .llama.model import Model
+    from .resolved import Resolved
 
 CACHE_TYPES = ("f16", "q8_0", "q4_0", "bf16", "f32")
 #: Most checkpoints along a text.
@@ -53,178 +56,220 @@ def available_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _draft_vocab(name: str, given: object) -> str | int:
-    size = as_index(given)
-    named = os.fspath(given) if isinstance(given, os.PathLike) else given
+def _draft_vocab(name: str, value: object) -> str | int:
+    size = as_index(value)
+    named = os.fspath(value) if isinstance(value, os.PathLike) else value
     if isinstance(named, str) and named:
         return named
     allowed = f"'auto', 'full', a number of tokens from {DRAFT_VOCAB_LEAST}, or a file"
     if size is None or size < DRAFT_VOCAB_LEAST:
-        raise refusal(name, given, allowed)
+        raise refusal(name, value, allowed)
     return size
 
 
-def _falling_rates(name: str, given: object) -> tuple[float, ...]:
+def _falling_rates(name: str, value: object) -> tuple[float, ...]:
     allowed = "one or more rates from 0 to 1 that do not increase"
-    rates = numbers_of(name, given, allowed)
+    rates = numbers_of(name, value, allowed)
     falling = all(a >= b for a, b in itertools.pairwise(rates))
-    require(bool(rates) and all(0 <= r <= 1 for r in rates) and falling, name, given, allowed)
+    require(bool(rates) and all(0 <= r <= 1 for r in rates) and falling, name, value, allowed)
     return rates
 
 
 _BATCH = wholes(1, MOST_TOKENS, f"from 1 to {MOST_TOKENS} tokens")
 _ROPE = Kind(lambda name, value: instance(name, value, RopeScaling, "RopeScaling(...)"))
+_rope = partial(option, part="rope")
 _speed, _cost = partial(option, part="speed"), partial(option, part="cost")
 _depth, _ngram, _sampling = (partial(option, part=part) for part in ("depth", "ngram", "sampling"))
 
 
-@documented
+def _to(most: float, least: float = 1e-6) -> Kind:
+    allowed = f"from {least:g} to {most:g}, or None (as the file says)"
+    return between(least, most, allowed).or_this(None)
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How positions become angles (RoPE), for texts longer than the model was trained for.
+
+    None: as the model file says. Raises UsageError for a value out of range.
+
+    Attributes:
+        rope_scaling: how positions are scaled.
+        rope_freq_scale: factor of the positions, above 0, at most 1: 0.25 for four times the text.
+        rope_freq_base: base of the frequencies.
+        yarn_orig_ctx: length in tokens that the model was trained for.
+        yarn_ext_factor: mix of extrapolation; 0: none.
+        yarn_attn_factor: factor of attention's magnitude.
+        yarn_beta_fast: rotations above which a dimension stays as it is.
+        yarn_beta_slow: rotations below which a dimension is interpolated.
+    """
+
+    rope_scaling: str | None = _rope(None, words("none", "linear", "yarn").or_this(None))
+    rope_freq_scale: float | None = _rope(None, _to(1.0), "X")
+    rope_freq_base: float | None = _rope(None, _to(1e30), "X")
+    yarn_orig_ctx: int | None = _rope(
+        None,
+        wholes(1, 2**31 - 1, "1 token or more").or_this(None),
+        "TOKENS",
+    )
+    yarn_ext_factor: float | None = _rope(None, _to(1e6, least=0.0), "X")
+    yarn_attn_factor: float | None = _rope(None, _to(1e6), "X")
+    yarn_beta_fast: float | None = _rope(None, _to(1e6), "X")
+    yarn_beta_slow: float | None = _rope(None, _to(1e6), "X")
+
+    def __post_init__(self) -> None:
+        keep_checked(self)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The values that are not None."""
+        pairs = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return {name: value for name, value in pairs if value is not None}
+
+    def length(self, n_ctx_train: int) -> int:
+        """The length, in tokens, that these values make of the model's training length."""
+        if self.rope_scaling == "none" or self.rope_freq_scale is None:
+            return n_ctx_train
+        original = self.yarn_orig_ctx if self.rope_scaling == "yarn" else None
+        return int((original or n_ctx_train) / self.rope_freq_scale)
+
+
 @dataclass(frozen=True)
 class Settings:
     """How a model is run, with MTP or without. Raises UsageError for a value out of range.
 
     Attributes:
-        n_ctx: context length in tokens. 0: 8192, or as many as prompt and answer need where these
-            are known, at most the model's training length. Such a context is cut, but not below the
-            need, if it takes more than half of the host's free memory, or 0.9 of a device's.
-        cache_type_k, cache_type_v: type of the K and V caches, one of CACHE_TYPES. A quantized V
-            cache needs flash attention.
+        n_ctx: context in tokens, rounded up to a multiple of 256; 0: 8192, or what prompt and
+            answer need. A context of 0 has at most the model's training length. It is cut, but not
+            below the need, if it takes more than half of the host's free memory, or 0.9 of a
+            device's.
+        n_batch: tokens per decode call.
+        n_ubatch: tokens per graph.
+        n_threads: CPU threads (default: as many as cores).
+        cache_type_k: type of the K cache. One of CACHE_TYPES.
+        cache_type_v: type of the V cache; a quantized one needs flash attention.
+        flash_attn: flash attention; "auto": where the backend has it.
         rope: RoPE and YaRN for texts longer than the model was trained for, in both contexts.
-        draft_n_max: drafts per round; 0 turns MTP off. "auto": 0 to AUTO_DEPTH, the fastest number
-            for this generation on this machine, by costs and acceptance measured meanwhile.
-        ngram: n-gram drafts (prompt lookup): with draft_n_max "auto", repeat what followed the same
-            tokens earlier in the text, when that promises more than the head's drafts. For one
-            sequence; not at imposed acceptance.
-        draft_vocab: tokens that can be drafted: a number (the best of a ranking made from the
-            tokenizer), a file made with ``pyllama-mtp draft-vocab``, or "full". "auto": as many as
-            pay (see draft_head_type), else 32,768 if that is less than half of the vocabulary and
-            the library can. Fewer tokens make drafts cheaper and never change the text: the model
-            verifies over its whole vocabulary. For a model file with a trimmed MTP head, "auto" is
-            that head, and "full" is refused; a number or a file takes rows of the model's LM head.
-        draft_follow: tokens of the text that the draft vocabulary lacks replace its least likely
-            ones. Not with draft_sampling, nor at imposed acceptance.
-        draft_head_type: type of the LM head's rows for drafts, one of HEAD_TYPES. Smaller types
-            make drafts cheaper and lose a little acceptance, never text. "file": as in the model
-            file. Other types are quantized when the session is made: 1,000 rows of 1,024 values
+        draft_n_max: tokens drafted per round; 0: no MTP; "auto": as many as make it fastest, by
+            costs and acceptance measured while it generates. "auto" drafts 0 to AUTO_DEPTH.
+        ngram: with draft depth "auto", draft what followed the same words earlier in the text, when
+            that is likelier to be accepted. For one sequence (prompt lookup); not at imposed
+            acceptance.
+        prompt_rows: prompt rows that the LM head runs on; "all" brings back the slow prefill that
+            this package exists to avoid.
+        prompt_sync: how the MTP head is kept in step with the model: "kv": its K and V, in the
+            model's own context; "full": as upstream does, in another context; "auto": "kv" if the
+            library can. With "kv" every decode also writes the head's K and V, and drafts come from
+            one graph. With "full" the head runs its whole block for every token, on hidden states
+            that go over the host, and drafts token by token.
+        hidden: the hidden state that the head gets: after the model's final norm, as Qwen3.5 and
+            3.6 were trained, or before it.
+        draft_vocab: tokens that can be drafted: the N best by the tokenizer, those of a file made
+            by 'pyllama-mtp draft-vocab', or all; "auto": as many as pay. Fewer tokens make drafts
+            cheaper and never change the text: the model verifies over its whole vocabulary. Where
+            "auto" cannot measure what pays (see draft_head_type), it is 32,768 if that is less than
+            half of the vocabulary and the library can. For a model file with a trimmed MTP head,
+            "auto" is that head, and "full" is refused; a number or a file takes rows of the model's
+            LM head.
+        draft_follow: tokens of the text that the draft vocabulary lacks take the rows of its least
+            likely ones. Not with draft_sampling, nor at imposed acceptance.
+        draft_head_type: type of the rows that drafts come from: "file": as in the model file; q8_0,
+            q6_k, q4_k, q4_0, ...: quantized at the start; "auto": "file" or q4_0, whichever is
+            faster, and "file" where the draft vocabulary is given. One of HEAD_TYPES. Smaller types
+            make drafts cheaper and lose a little acceptance, never text. 1,000 rows of 1,024 values
             take two cores 10 ms (q4_0), 20 to 90 ms (k-quants) or 300 ms (iq4_nl). Types that need
-            an importance matrix are refused. "auto": "file" where draft_vocab is given. If both are
-            "auto" and the vocabulary has more than 65,536 tokens, size and type ("file" or q4_0)
-            are chosen together, by the cost of drafts, measured in half a second, and by the text's
-            tokens that each size lacks: when the session is made, and again as text is seen. Not
-            with draft_sampling, imposed acceptance or RPC workers.
-        prompt_sync: how the MTP head is kept in step with the model. "kv": every decode also writes
-            the head's K and V, and drafts come from one graph. "full": upstream's way, kept to
-            compare with: a context of the head's own runs the whole block for every token, on
-            hidden states that go over the host, and drafts token by token. "auto": "kv" if the
-            library can.
+            an importance matrix are refused. If draft_vocab is "auto", too, and the vocabulary has
+            more than 65,536 tokens, size and type are chosen together, by the cost of drafts,
+            measured in half a second, and by the text's tokens that each size lacks: when the
+            session is made, and again as text is seen. Not with draft_sampling, imposed acceptance
+            or RPC workers.
+        p_min: stop drafting at a token that the head gives less probability than this, 0 to 1,
+            among its ten best candidates, as upstream's draft-mtp does.
+        draft_sampling: draw drafts from the head's distribution, and accept them by rejection
+            sampling: more are accepted where the temperature is high, and the text is still the
+            model's.
+        checkpoints: most states of the recurrent layers kept along the text, for prompts that share
+            only a part of it; 0: none.
+        rollback: how rejected drafts leave the recurrent state: a "snapshot" for each token, or a
+            checkpoint and a "replay" of the accepted tokens; "auto": snapshots where possible.
+        synthetic_acceptance: impose these unconditional acceptance rates, 0 to 1, on draft 1, 2,
+            ... (0.8,0.7,0.6), to measure speed at a chosen rate; text and acceptance then mean
+            nothing, and every output says so.
     """
 
     n_ctx: int = _speed(
         0,
         wholes(0, MOST_TOKENS, f"0 (as much as is usual) to {MOST_TOKENS} tokens"),
-        "context in tokens, rounded up to a multiple of 256; 0 is what prompt and answer need",
         "-c --n-ctx TOKENS",
     )
-    n_batch: int = _speed(2048, _BATCH, "tokens per decode call", "TOKENS")
-    n_ubatch: int = _speed(512, _BATCH, "tokens per graph", "TOKENS")
+    n_batch: int = _speed(2048, _BATCH, "TOKENS")
+    n_ubatch: int = _speed(512, _BATCH, "TOKENS")
     n_threads: int | None = _speed(
         None,
         wholes(1, MOST_THREADS, f"from 1 to {MOST_THREADS}, or None (all)").or_this(None),
-        "CPU threads (default: as many as cores)",
         "-t --threads N",
     )
-    cache_type_k: str = _speed("f16", words(*CACHE_TYPES), "type of the K cache")
-    cache_type_v: str = _speed("f16", words(*CACHE_TYPES), "type of the V cache")
-    flash_attn: str = _speed("auto", words("auto", "on", "off"), "flash attention")
+    cache_type_k: str = _speed("f16", words(*CACHE_TYPES))
+    cache_type_v: str = _speed("f16", words(*CACHE_TYPES))
+    flash_attn: str = _speed("auto", words("auto", "on", "off"))
     rope: RopeScaling = option(RopeScaling(), _ROPE)
     draft_n_max: int | str = _depth(
         "auto",
         wholes(
             0, DRAFT_LIMIT, f"a draft depth from 0 (no MTP) to {DRAFT_LIMIT}, or 'auto'"
         ).or_this("auto"),
-        "tokens drafted per round; 0 is no MTP; 'auto' is as many as make it fastest, by what is "
-        "measured while it generates",
         "N|auto",
     )
-    ngram: bool = _ngram(
-        True, FLAG, "with 'auto': never draft from earlier occurrences in the text"
-    )
+    ngram: bool = _ngram(True, FLAG)
     prompt_rows: str = _cost(
         "last",
         words("last", "all"),
-        "prompt rows that the LM head runs on: 'all' brings back the slow prefill that this "
-        "package exists to avoid",
         "--rows",
     )
     prompt_sync: str = _cost(
         "auto",
         words("auto", "kv", "full"),
-        "how the MTP head is kept in step: with its K and V, in the model's own context, or in "
-        "full, as upstream does, in another context; 'auto' is 'kv' if the library can",
         "--sync",
     )
     hidden: str = _cost(
         "post-norm",
         words("post-norm", "pre-norm"),
-        "the hidden state that the block gets: after the model's final norm, as Qwen3.5 and 3.6 "
-        "were trained, or before it",
     )
     draft_vocab: str | int = _cost(
         "auto",
         Kind(_draft_vocab),
-        "tokens that can be drafted: the N best by the tokenizer, or those of a file made by "
-        "'pyllama-mtp draft-vocab'; 'auto' is those of the model file's MTP head if it is trimmed, "
-        "else as many as pay by what drafts cost and what the text needs, of more than 65536; "
-        "32768 where that is not known",
         "N|FILE|full",
     )
     draft_follow: bool = _cost(
         True,
         FLAG,
-        "leave the draft vocabulary as it is, where otherwise tokens of the text that it lacks "
-        "take the rows of its least likely ones",
     )
     draft_head_type: str = _cost(
         "auto",
         words(*HEAD_TYPES),
-        "type of the rows that drafts come from: 'file' as they are in the model file, or q8_0, "
-        "q6_k, q4_k, q4_0, ..., which are quantized at the start. Smaller ones make drafts "
-        "cheaper, also with '--draft-vocab full'; 'auto' is 'file' or q4_0, whichever is faster "
-        "with as many rows as pay, and 'file' where --draft-vocab is given",
         "TYPE",
     )
     p_min: float = _speed(
         0.0,
         between(0, 1, "a probability from 0 to 1"),
-        "stop drafting at a token that the head gives less probability than this, 0 to 1, among "
-        "its ten best candidates, as in upstream's draft-mtp",
         "P",
     )
     draft_sampling: bool = _sampling(
         False,
         FLAG,
-        "draw drafts from the head's distribution and accept them by rejection sampling: more are "
-        "accepted where the temperature is high, and the text is still the model's",
     )
     checkpoints: int = _speed(
         4,
         wholes(0, CHECKPOINT_LIMIT, f"from 0 (none) to {CHECKPOINT_LIMIT}"),
-        "most states of the recurrent layers kept along the text, for prompts that share only a "
-        "part of it; 0 keeps none",
         "N",
     )
     rollback: str = _speed(
         "auto",
         words("auto", "snapshot", "replay"),
-        "how rejected drafts leave the recurrent state: 'snapshot' for each token, or a checkpoint "
-        "and a 'replay' of the accepted tokens; 'auto' is snapshots where possible",
     )
     synthetic_acceptance: tuple[float, ...] | None = _speed(
         None,
         Kind(_falling_rates, lambda text: tuple(map(float, text.split(",")))).or_this(None),
-        "impose these unconditional acceptance rates, 0 to 1, on draft 1, 2, ... whatever the "
-        "model says (0.8,0.7,0.6), to measure speed at a chosen rate. Text and acceptance then "
-        "mean nothing, and every output says so",
         "P1,P2,...",
     )
 
@@ -258,22 +303,26 @@ class Settings:
         imposed = self.synthetic_acceptance
         return AUTO_DEPTH if imposed is None else min(AUTO_DEPTH, len(imposed))
 
-    def at_most(self, n: int) -> Settings:
-        """The same with no more than `n` drafts per round."""
-        return _Limited(**{one.name: getattr(self, one.name) for one in fields(Settings)}, most=n)
-
     @property
     def threads(self) -> int:
         """`n_threads`; None: one for each CPU."""
         return self.n_threads or available_threads()
 
+    def resolve(self, model: Model, n_sequences: int = 1, room: int = 0) -> Resolved:
+        """These settings as they hold for a model, once: what contexts are made by.
 
-@dataclass(frozen=True)
-class _Limited(Settings):
-    """Settings for a model that makes no more than `most` drafts per round."""
+        `n_ctx` stays as it is, if it is not 0. Else it is `room`, but at least 8192 and at most the
+        training length. Where that takes more than 0.9 of a device's free memory, or half of the
+        host's, it is halved, but not below `room` or 1024.
 
-    most: int = option(DRAFT_LIMIT, wholes(0, DRAFT_LIMIT, f"from 0 to {DRAFT_LIMIT} drafts"))
+        Args:
+            n_sequences: places for so many sequences, each of `n_ctx` tokens.
+            room: tokens of prompt and answer; 0: not known.
 
-    @property
-    def depth_limit(self) -> int:
-        return min(self.most, super().depth_limit)
+        Raises:
+            UsageError: settings that do not go together with this model.
+            InsufficientMemoryError: the length asked for does not fit.
+        """
+        from .resolved import resolve
+
+        return resolve(self, model, n_sequences, room)

@@ -98,9 +98,9 @@ class Telemetry:
     near_ties: list[NearTie] | None = None
     plain_s: float | None = None
 
-    def count_times(self, times: dict[str, float], seconds: float) -> None:
-        """Decode time: of phases, and of all."""
-        self.decode_s += seconds
+    def count_times(self, times: dict[str, float]) -> None:
+        """Decode time: of phases, and of the whole "round"."""
+        self.decode_s += times["round"]
         for phase in PHASES:
             self.time_s[phase] += times[phase]
 

@@ -17,8 +17,7 @@ from gguf import GGUFReader, GGUFWriter
 
 from pyllama_mtp.llama import native
 from pyllama_mtp.models.demo import demo_path
-from pyllama_mtp.models.synth import add_tokens
-from pyllama_mtp.models.vocab import CHAT_TEMPLATE
+from pyllama_mtp.models.synth import CHAT_TEMPLATE, add_tokens
 
 from .hyperparameters import N_LAYER_LARGE, N_VOCAB_LARGE, hyperparameters
 from .trimmed import add_metadata, add_values, finish
@@ -82,8 +81,8 @@ _DENSE = ("ffn_gate.", "ffn_up.", "ffn_down.")
 #: Parts that a well drafting model keeps small: what they add to the residual stream.
 _OUTPUTS = ("attn_output", "ssm_out", "attn_output_b", "ple_value", "ple_conv1d")
 _SMALL = 0.0005
-#: Norm of an embedding, as in pyllama_mtp/models/predictable.py; in a large model, where there are
-#: more and longer outputs.
+#: Norm of an embedding, as in pyllama_mtp/models/randomweights.py; in a large model, where there
+#: are more and longer outputs.
 _LENGTH, _LENGTH_LARGE = 0.25, 4.0
 
 
@@ -125,7 +124,7 @@ def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Arra
 
 def _drafting_well(tensors: dict[str, Array], n_layer: int, noise: float, seed: int) -> None:
     """Make the next token nearly a function of the last one that the head knows, too; see
-    pyllama_mtp/models/predictable.py."""
+    pyllama_mtp/models/randomweights.py."""
     embedding = tensors["token_embd.weight"]
     n_embd = embedding.shape[1]
     large = n_layer >= N_LAYER_LARGE

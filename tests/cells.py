@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyllama_mtp.measure.cells import Cell, Sample
+from pyllama_mtp.measure.figures import Cell
+from pyllama_mtp.measure.records import Sample
 
 
 def made_sample(
@@ -27,10 +28,7 @@ def made_cell(depth: int, samples: Sequence[Sample], **changes: Any) -> Cell:
     values: dict[str, Any] = {
         **{"model": "m.gguf", "variant": "patched", "backend": "CPU"},
         **{"upstream_commit": "0123456789abcdef", "series": "feedc0dedeadbeef"},
-        **{"mode": "draft-mtp" if depth else "no-mtp", "n_max": depth},
-        **{"n_prompt": 512, "max_tokens": 8},
+        **{"n_max": depth, "n_prompt": 512, "max_tokens": 8},
         **{"repeat": len(samples), "repeats": [*range(len(samples))], "samples": [*samples]},
     }
-    made = Cell(**{**values, **changes})
-    made.summarize()
-    return made
+    return Cell(**{**values, **changes})

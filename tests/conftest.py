@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
     from .processes import Cli, Program, RunPython
 
+ROOT = Path(__file__).resolve().parents[1]
+if not [*ROOT.glob("pyllama_mtp/_native*")]:
+    # `python -m pytest` puts the checkout first, whose sources have no native library.
+    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != ROOT]
 
 #: Options of a run on a GPU, as environment variables so that helper modules and processes that
 #: tests start see them too; the command line wins.
@@ -107,7 +111,7 @@ def no_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No program of upstream's is found on this machine."""
     monkeypatch.delenv("PYLLAMA_MTP_PEERS", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("pyllama_mtp.measure.peers.find.BUILD_FOLDER", tmp_path)
+    monkeypatch.setattr("pyllama_mtp.measure.peers.BUILD_FOLDER", tmp_path)
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from pyllama_mtp.models.synth import add_tokens
-from pyllama_mtp.models.vocab import CHAT_TEMPLATE
+from pyllama_mtp.models.synth import CHAT_TEMPLATE, add_tokens
 
 from .trimmed import add_values, finish
 

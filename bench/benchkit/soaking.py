@@ -18,7 +18,8 @@ import numpy as np
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 
 N_CTX = 512
 #: Values of settings to draw from. Batches are small, so that prompts cross their edges.

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from fuzzkit.document import ARRAY, STRING, Document, Entry, Tensor, Writer, pack, tiled
-from pyllama_mtp.models.layout import model_tensors
-from pyllama_mtp.models.shapes import KEYS, ModelShape
+from pyllama_mtp.models.shapes import KEYS, ModelShape, model_tensors
 
 Edit = dict[str, Any]
 Buffer = bytes | bytearray

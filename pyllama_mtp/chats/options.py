@@ -83,7 +83,14 @@ class ChatOptions:
     def prompt(
         self, model: Model, messages: Messages, tools: Tools | None = None, *, goes_on: bool = False
     ) -> list[int]:
-        """Token ids of a conversation that the model is to answer.
+        """Token ids of :meth:`text`, with the template's control tokens."""
+        text = self.text(model, messages, tools, goes_on=goes_on)
+        return model.tokenize(text, add_special=False, parse_special=True)
+
+    def text(
+        self, model: Model, messages: Messages, tools: Tools | None = None, *, goes_on: bool = False
+    ) -> str:
+        """The text of a conversation that the model is to answer, control tokens spelled out.
 
         Args:
             messages: ``{"role": ..., "content": ...}`` each; see :mod:`pyllama_mtp.chats.tools`.
@@ -108,9 +115,7 @@ class ChatOptions:
         if goes_on:
             said["add_generation_prompt"] = False
         text = model.apply_chat_template(messages, **{**self.variables, **said})
-        if goes_on:
-            text = _until_the_end_of(messages[-1], text)
-        return model.tokenize(text, add_special=False, parse_special=True)
+        return _until_the_end_of(messages[-1], text) if goes_on else text
 
     def sampling(
         self, sampling: Sampling, model: Model | None = None, tools: Tools | None = None

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ..arguments import flag, listed, refusal
 from ..errors import UsageError
 from ..grammar import Grammar
-from .jsontypes import resolved, to_json, types_of
 from .thinking import CLOSE_CALL, OPEN_CALL
-from .toolcalls import CallReader, Form
+from .toolcalls import CallReader, Form, resolved, to_json, types_of
 
 if TYPE_CHECKING:
     from ..llama.model import Model

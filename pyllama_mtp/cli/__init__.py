@@ -11,14 +11,11 @@ commands that serve until they are ended (``rpc-worker``, ``serve``) answer SIGT
 from __future__ import annotations
 
 import argparse
-import atexit
-import contextlib
 import importlib
 import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -161,42 +158,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 _stopped_by: int | None = None
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal came. Of a plain KeyboardInterrupt that has passed through some C libraries, Python
+    makes an end by SIGINT, even after it was caught."""
+
+
 def entry() -> int:
     """Run :func:`main` as the program: a signal ends it cleanly in every state."""
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup has SIGHUP ignored
             signal.signal(number, on_signal)
+    signal.signal(signal.SIGALRM, on_signal)  # see _on_unraisable
     sys.unraisablehook = _on_unraisable
     try:
-        code = main()
+        return main()
     except (Exception, KeyboardInterrupt):
-        if _stopped_by is None:
+        if not stopped():
             raise
-        code = interrupted()
+        return interrupted()
     finally:
-        for number in SIGNALS:
+        for number in (*SIGNALS, signal.SIGALRM):
             signal.signal(number, signal.SIG_IGN)  # nothing is left to stop
-    if _stopped_by is not None:
-        _leave(code)
-    return code
-
-
-def _leave(code: int) -> NoReturn:
-    """End the process with this exit code.
-
-    A KeyboardInterrupt that passed through some C libraries makes Python end by SIGINT instead,
-    even after it was caught.
-    """
-    atexit._run_exitfuncs()
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-    os._exit(code)
 
 
 def on_signal(number: int, frame: FrameType | None) -> NoReturn:
     """Handle a signal as Ctrl-C is handled; the exit code will say which signal it was."""
-    note_signal(number)
-    raise KeyboardInterrupt
+    note_signal(_stopped_by if number == signal.SIGALRM else number)
+    raise Stopped
 
 
 def stopped() -> bool:
@@ -219,10 +207,9 @@ def note_signal(number: int | None) -> None:
 
 
 def _on_unraisable(what: UnraisableHookArgs) -> None:
-    """Send a signal again that came where no exception can leave, such as in a destructor."""
+    """Raise a signal once more that came where no exception can leave, such as in a destructor."""
     if issubclass(what.exc_type, KeyboardInterrupt):
-        again = (os.getpid(), _stopped_by or signal.SIGINT)
-        threading.Timer(0.01, os.kill, again).start()  # raised in here, it would be lost too
+        signal.setitimer(signal.ITIMER_REAL, 0.01)  # raised in here, it would be lost too
     else:
         sys.__unraisablehook__(what)
 

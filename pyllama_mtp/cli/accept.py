@@ -48,9 +48,9 @@ from pyllama_mtp.errors import PyllamaMtpError, UsageError
 if TYPE_CHECKING:
     from pyllama_mtp import Model
     from pyllama_mtp.cli.progress import Ended
-    from pyllama_mtp.measure.accept import Measurement, Plan
-    from pyllama_mtp.measure.acceptance_record import Lines, Run
-    from pyllama_mtp.measure.promptset import Prompt
+    from pyllama_mtp.measure.acceptance import AcceptancePlan, AcceptanceRun, Measurement
+    from pyllama_mtp.measure.prompts import Prompt
+    from pyllama_mtp.measure.records import Lines
 
 #: The default context lengths, up to the model's own.
 LENGTHS, DEMO_LENGTHS = (1024, 4096, 16384), (512, 2048)
@@ -142,10 +142,16 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, keep every finished result, print the tables."""
     from pyllama_mtp.llama import native
-    from pyllama_mtp.measure.accept import Measurement, header, refuse_meaningless
-    from pyllama_mtp.measure.acceptance_record import Run, read_run, record
-    from pyllama_mtp.measure.header import Build
-    from pyllama_mtp.measure.workload import Workload, read_text
+    from pyllama_mtp.measure.acceptance import (
+        AcceptanceRun,
+        Measurement,
+        header,
+        read_run,
+        refuse_meaningless,
+    )
+    from pyllama_mtp.measure.machine import describe_machine
+    from pyllama_mtp.measure.prompts import Workload, read_text
+    from pyllama_mtp.measure.records import Build, accelerators
 
     if args.read is not None:
         if args.output or args.pairs or args.misses:
@@ -163,15 +169,17 @@ def run(args: argparse.Namespace) -> int:
         with loading.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
             plan = make_plan(args, model, prompts, source)
             build = Build.of(library, args.n_gpu_layers, workers=args.rpc_servers)
-            found = Run(header(model, plan, settings, sampling, build))
+            devices = accelerators(library, args.n_gpu_layers)
+            machine = describe_machine([device.description for device in devices])
+            run = AcceptanceRun(header(model, plan, settings, sampling, build, machine))
             with progress.acceptance(plan) as (begins, ended):
                 text = Workload(model, texts)
                 measurement = Measurement(model, plan, settings, sampling, text, begins)
                 if output:
-                    output.write(record(found.header))
-                code = _collect(measurement, found, output, pairs, ended)
-        if found.results or not code:
-            show(found, args.format, args.misses)
+                    output.write(run.header)
+                code = _collect(measurement, run, output, pairs, ended)
+        if run.results or not code:
+            show(run, args.format, args.misses)
         for name, lines in ((args.output, output), (args.pairs, pairs)):
             if lines:
                 print(f"written to {name}", file=sys.stderr)
@@ -191,42 +199,42 @@ def choose_prompts(args: argparse.Namespace) -> tuple[tuple[Prompt, ...], str]:
     Raises:
         UsageError: a file that does not hold prompts, or an unknown class.
     """
-    from pyllama_mtp.measure import promptset
-    from pyllama_mtp.measure.accept import limited
-    from pyllama_mtp.measure.workload import read_text
+    from pyllama_mtp.measure import prompts
+    from pyllama_mtp.measure.acceptance import limited
+    from pyllama_mtp.measure.prompts import read_text
 
     if args.chat and args.prompt_file is None:
         raise UsageError('--chat is for --prompt-file; a line of --prompts has "chat": true')
-    found: list[Prompt] = []
+    chosen: list[Prompt] = []
     sources = []
     if args.prompts is not None:
-        found += promptset.read_prompts(args.prompts)
+        chosen += prompts.read_prompts(args.prompts)
         sources.append(Path(args.prompts).name)
     elif args.prompt_file is not None:
         text = read_text(args.prompt_file)
-        found.append(promptset.Prompt(promptset.OWN_CLASS, text, args.chat))
+        chosen.append(prompts.Prompt(prompts.OWN_CLASS, text, args.chat))
         sources.append(Path(args.prompt_file).name)
-    if args.classes or not found:
-        classes = args.classes or promptset.CLASSES
-        promptset.check_classes(classes)  # before the model may be downloaded
-        found += promptset.prompts_for(loading.model_path(args), classes)
+    if args.classes or not chosen:
+        classes = args.classes or prompts.CLASSES
+        prompts.check_classes(classes)  # before the model may be downloaded
+        chosen += prompts.prompts_for(loading.model_path(args), classes)
         own = "the demo model's own, held out of its training"
         sources.append(own if is_demo(args) else "the package's own")
-    return limited(found, args.prompts_per_class), " and ".join(sources)
+    return limited(chosen, args.prompts_per_class), " and ".join(sources)
 
 
 def make_plan(
     args: argparse.Namespace, model: Model, prompts: tuple[Prompt, ...], source: str
-) -> Plan:
+) -> AcceptancePlan:
     """The plan of the options; default context lengths fit the model's."""
-    from pyllama_mtp.measure.accept import Plan
+    from pyllama_mtp.measure.acceptance import AcceptancePlan
 
     chosen = args.context_lengths
     if chosen is None:
         limit = min(model.n_ctx_train, args.n_ctx or model.n_ctx_train)
         default = DEMO_LENGTHS if is_demo(args) else LENGTHS
         chosen = tuple(each for each in default if each + args.max_tokens <= limit)
-    return Plan(
+    return AcceptancePlan(
         prompts=prompts,
         source=source,
         depth=loading.depth_for(model, args.draft_n_max),
@@ -238,33 +246,36 @@ def make_plan(
 
 
 def _collect(
-    measurement: Measurement, found: Run, output: Lines | None, pairs: Lines | None, ended: Ended
+    measurement: Measurement,
+    run: AcceptanceRun,
+    output: Lines | None,
+    pairs: Lines | None,
+    ended: Ended,
 ) -> int:
     """Take results until the end, Ctrl-C, or a failure; return the exit code."""
-    from pyllama_mtp.measure.acceptance_record import PromptResult, miss_record, record
+    from pyllama_mtp.measure.acceptance import Miss, PromptResult
 
     try:
         for result in measurement.run():
-            found.add(result)
-            if output:
-                output.write(record(result))
+            run.add(result)
+            file = pairs if isinstance(result, Miss) else output
+            if file:
+                file.write(result)
             if isinstance(result, PromptResult):
-                if pairs:
-                    pairs.write(*(miss_record(result, miss) for miss in result.misses))
                 ended(result)
     except (KeyboardInterrupt, PyllamaMtpError) as error:
         return ended_by(error)
     return 0
 
 
-def show(found: Run, how: str, misses: int) -> None:
+def show(run: AcceptanceRun, how: str, misses: int) -> None:
     """Print the run's report to stdout: tables, Markdown, or one JSON object."""
-    from pyllama_mtp.measure import acceptance_report
+    from pyllama_mtp.measure import acceptance
 
-    report = acceptance_report.Report.of(found)
+    report = acceptance.Report.of(run)
     if how == "json":
-        print(json.dumps(acceptance_report.json_report(found, report, misses), ensure_ascii=False))
+        print(json.dumps(acceptance.json_report(run, report, misses), ensure_ascii=False))
     elif how == "markdown":
-        print(acceptance_report.markdown_report(found, report, misses))
+        print(acceptance.markdown_report(run, report, misses))
     else:
-        acceptance_report.print_report(found, report, sys.stdout, misses)
+        acceptance.print_report(run, report, sys.stdout, misses)

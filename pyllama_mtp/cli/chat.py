@@ -27,7 +27,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.arguments import flag
-from pyllama_mtp.cli import go_on, interrupted, loading, note_signal, options, parsing, progress
+from pyllama_mtp.cli import go_on, interrupted, loading, on_signal, options, parsing, progress
 from pyllama_mtp.errors import DecodeAborted, PyllamaMtpError, UsageError
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Conversation:
         self.system = rest or None
 
     def _show_stats(self, rest: str = "") -> None:
-        from pyllama_mtp.measure.telemetrylines import telemetry_lines
+        from pyllama_mtp.measure.text import telemetry_lines
 
         if self.last is None:
             raise UsageError("nothing was answered yet")
@@ -187,7 +187,7 @@ class Conversation:
 
     def _set(self, rest: str) -> None:
         """Show the settings, or change one."""
-        from pyllama_mtp.generate import Limits
+        from pyllama_mtp.request import Limits
 
         if not rest:
             print("\n".join(f"{name:18} {value}" for name, value in self._settings().items()))
@@ -270,8 +270,7 @@ def _stopped_softly(generation: Generation) -> Iterator[list[int]]:
 
     def note(number: int, frame: FrameType | None) -> None:
         if stopped or not generation.tokens:
-            note_signal(number)
-            raise KeyboardInterrupt
+            on_signal(number, frame)
         stopped.append(number)
 
     before = signal.signal(signal.SIGINT, note)

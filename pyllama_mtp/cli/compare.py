@@ -12,8 +12,8 @@ find a slow-down of 5 %, leave the threshold at 3 % and take 7 repeats or more.
 Two files are from different times, so their speeds also depend on how busy the
 machine was. --ratios compares the ratios to no MTP, in which that cancels out.
 It also cancels out if both library variants are measured in one interleaved
-run: give its file and --variants, or --variants and --matrix, which measures
-first (and keeps the samples, in matrix.jsonl or the --output of the matrix).
+run ('pyllama-mtp matrix --variants upstream,patched'): give its file and
+--variants.
 
 Exit codes: 0 nothing is slower, 1 something is, 2 the comparison failed.
 
@@ -22,24 +22,16 @@ examples:
   pyllama-mtp compare before.jsonl after.jsonl --ratios --figure decode
   pyllama-mtp compare matrix.jsonl --variants upstream,patched
   pyllama-mtp compare main.jsonl branch.jsonl --threshold 2% --format markdown
-  pyllama-mtp compare --variants upstream,patched --matrix --depths 0,3
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pyllama_mtp.cli import parsing
 from pyllama_mtp.errors import UsageError
-
-if TYPE_CHECKING:
-    from pyllama_mtp.measure.cells import Cell
 
 SLOWER = 1
 
@@ -91,31 +83,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--ratios", action="store_true", help="compare ratios to no MTP instead of speeds"
     )
     parsing.add_format_option(parser)
-    parser.add_argument(
-        "--matrix",
-        nargs=argparse.REMAINDER,
-        metavar="OPTION",
-        help="measure the --variants first; whatever follows are options of 'pyllama-mtp matrix'",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Compare, print, and say by the exit code whether something got slower."""
     from pyllama_mtp.measure.compare import compare, markdown, of_variants, print_comparison
-    from pyllama_mtp.measure.recordfile import read_cells
+    from pyllama_mtp.measure.records import read_cells
 
     names: tuple[str, str]
-    if args.matrix is not None:
-        if args.files or not args.variants:
-            raise UsageError("--matrix measures what to compare; give --variants and no file")
-        code, cells = _measure(args.variants, args.matrix)
-        if code:
-            return code
-        names = Path(args.variants[0]).name, Path(args.variants[1]).name
-        old, new = of_variants(cells, *names)
-    elif args.variants:
+    if args.variants:
         if len(args.files) != 1:
-            raise UsageError("--variants compares within one file; give one, or --matrix")
+            raise UsageError("--variants compares within one file; give one")
         names = args.variants
         old, new = of_variants(read_cells(args.files[0]), *names)
     elif len(args.files) == 2:
@@ -135,20 +113,3 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_comparison(found, names, sys.stdout)
     return SLOWER if found.slower else 0
-
-
-def _measure(variants: tuple[str, str], options: Sequence[str]) -> tuple[int, list[Cell]]:
-    """Run a matrix of both variants; return its exit code and its cells. Its table goes to stderr,
-    since stdout is for the comparison."""
-    from pyllama_mtp.cli import build_parser, matrix
-    from pyllama_mtp.measure.recordfile import read_cells
-
-    words = ["matrix", "--variants", ",".join(variants), *options]
-    args = build_parser("matrix").parse_args(words)
-    if args.no_output or args.resume:
-        raise UsageError("--matrix needs a new run in a file; leave --no-output and --resume out")
-    output = Path(args.output)
-    earlier = {cell.run for cell in read_cells(output)} if output.exists() else set()
-    with contextlib.redirect_stdout(sys.stderr):
-        code = matrix.run(args)
-    return code, [] if code else [cell for cell in read_cells(output) if cell.run not in earlier]

@@ -157,7 +157,7 @@ def _show_default(tokenizer: Tokenizer, default: Ids) -> None:
 
 def _text(token: bytes) -> str:
     """A token as text, quoted. The file may have its bytes as letters of the byte alphabet."""
-    from pyllama_mtp.models.vocab import byte_alphabet
+    from pyllama_mtp.models.draftvocab import byte_alphabet
 
     letters = {letter: byte for byte, letter in enumerate(byte_alphabet())}
     text = token.decode(errors="replace")

@@ -82,14 +82,13 @@ def run(args: argparse.Namespace) -> int:
     with parsing.new_file(args.log_pairs) as pairs:
         from pyllama_mtp import Session
         from pyllama_mtp.llama import native
-        from pyllama_mtp.sizing import room_for
 
         library = native.load(args.lib)
         mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
         with loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model:
             prompt = tokenize(model, text, args)
-            settings = room_for(model, settings, len(prompt), args.max_tokens)
-            with Session(model, settings) as session, progress.prompt() as tell:
+            room = len(prompt) + args.max_tokens
+            with Session(model, settings, room=room) as session, progress.prompt() as tell:
                 generation = session.generate(
                     prompt,
                     max_tokens=args.max_tokens,
@@ -101,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
                     on_progress=tell,
                 )
                 stopped = stream(generation, show=not args.json)
+                settings = dataclasses.replace(settings, n_ctx=session.n_ctx)
                 report = _report(generation, settings, session.memory(), library, model)
         if pairs:
             pairs.write(*map(_record, generation.telemetry.pairs or ()))
@@ -116,7 +116,7 @@ def read_prompt(args: argparse.Namespace) -> str:
     Raises:
         UsageError: none was given, it is empty, or it is not UTF-8.
     """
-    from pyllama_mtp.measure.workload import decode_text, read_text
+    from pyllama_mtp.measure.prompts import decode_text, read_text
 
     if args.prompt_file is not None:
         return read_text(args.prompt_file)
@@ -141,13 +141,15 @@ def _check(args: argparse.Namespace) -> None:
 
 def tokenize(model: Model, text: str, args: argparse.Namespace) -> list[int]:
     """The prompt's token ids, with --chat after the chat template."""
+    from pyllama_mtp import ChatOptions
+
     if not args.chat:
         return model.tokenize(text)
+
     messages = [{"role": "user", "content": text}]
     if args.system is not None:
         messages.insert(0, {"role": "system", "content": args.system})
-    rendered = model.apply_chat_template(messages)
-    return model.tokenize(rendered, add_special=False, parse_special=True)
+    return ChatOptions().prompt(model, messages)
 
 
 def stream(generation: Generation, *, show: bool) -> bool:
@@ -188,7 +190,7 @@ def _report(
 def _say(args: argparse.Namespace, generation: Generation) -> None:
     """Print to stderr what follows the text: a warning about imposed acceptance, and figures."""
     from pyllama_mtp.measure.table import synthetic_warning
-    from pyllama_mtp.measure.telemetrylines import telemetry_lines
+    from pyllama_mtp.measure.text import telemetry_lines
 
     if args.synthetic_acceptance:
         most = AUTO_DEPTH if args.draft_n_max == "auto" else args.draft_n_max

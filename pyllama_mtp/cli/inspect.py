@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.cli import options
 from pyllama_mtp.errors import LibraryError, PyllamaMtpError
 from pyllama_mtp.measure.verdict import slow_types, step_shares, verdict
 from pyllama_mtp.models.architectures import used
+from pyllama_mtp.models.draftvocab import n_rows, trimmed_head, trimmed_head_problems
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.hub import local_file
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.sidecar import NO_HEAD, is_head
-from pyllama_mtp.models.trimmedhead import n_rows, trimmed_head, trimmed_head_problems
 from pyllama_mtp.settings import Settings
 
 if TYPE_CHECKING:
-    from pyllama_mtp.sizing import DeviceMemory
+    from pyllama_mtp.resolved import DeviceMemory
 
     Needed = dict[str, list[DeviceMemory]]
     SlowTypes = dict[str, float] | None
@@ -53,9 +53,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--n-ctx", type=int, default=8192, metavar="N", help="context length in tokens"
     )
-    for field in fields(Settings):
-        if field.name in ("cache_type_k", "cache_type_v"):
-            options.add_field(parser, field)
+    for name in ("cache_type_k", "cache_type_v"):
+        options.add_field(parser, Settings, name)
     parser.add_argument(
         "--depth",
         type=int,
@@ -91,12 +90,12 @@ def run(args: argparse.Namespace) -> int:
 def _needed(info: GGUFInfo, settings: Settings) -> Needed:
     """What llama.cpp would allocate in each memory, without MTP and with it."""
     from pyllama_mtp import Model
-    from pyllama_mtp.sizing import simulate
+    from pyllama_mtp.resolved import simulate
 
     def of(mtp: bool) -> list[DeviceMemory]:
         chosen = settings if mtp else replace(settings, draft_n_max=0)
         with Model(info.path, mtp=mtp, no_alloc=True, head=info.head or NO_HEAD) as model:
-            return simulate(model, chosen, 1, settings.n_ctx)
+            return simulate(model, chosen.resolve(model))
 
     without = of(False)
     drafts = info.has_mtp and info.supported and settings.depth_limit
@@ -110,9 +109,9 @@ def _print_memory(needed: Needed) -> None:
         print(f"  {label:24}" + "".join(f" {n / 2**20:.1f} MiB".rjust(12) for n in figures))
 
     for part, label in _PARTS.items():
-        found = [[one.parts[part] for one in e if part in one.parts] for e in needed.values()]
-        if all(found):
-            line(label, [sum(figures) for figures in found])
+        columns = [[one.parts[part] for one in e if part in one.parts] for e in needed.values()]
+        if all(columns):
+            line(label, [sum(figures) for figures in columns])
         else:
             print(f"  {label:24}{'not known':>12}")
     line("total", [sum(one.total for one in e) for e in needed.values()])

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pyllama_mtp.cli import PROGRAM, parsing, progress
+from pyllama_mtp.cli import PROGRAM, options, parsing, progress
 from pyllama_mtp.errors import NoMtpHeadError, UnsupportedArchitectureError
-from pyllama_mtp.llama.modeloptions import SPLIT_MODES, ModelOptions
+from pyllama_mtp.llama.modeloptions import ModelOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,68 +27,18 @@ def add_model_options(parser: argparse.ArgumentParser, *, several: bool = False)
     """
     group = parser.add_argument_group("model and library")
     add_model_option(group, several)
-    group.add_argument(
-        "--head",
-        metavar="FILE|none",
-        help="a .gguf file with the MTP head; 'none' takes only a head in the model's own file "
-        "(default: the model's own head, else that of a file mtp-NAME*.gguf beside the model)",
-    )
     parsing.add_lib_option(group)
-    parsing.add_whole(
-        group,
-        "-ngl",
-        "--n-gpu-layers",
-        default=-1,
-        least=-1,
-        help="layers to put on the GPU or on workers; -1 is all, 0 is none",
-    )
+    options.add_parts(group, "head", "placement", of=ModelOptions)
+    group = parser.add_argument_group("big models, adapters")
+    options.add_parts(group, "big", of=ModelOptions)
     group.add_argument(
-        "--rpc",
-        dest="rpc_servers",
-        type=parsing.comma_list(parsing.worker),
-        default=(),
-        metavar="HOST:PORT,...",
-        help="spread the layers over these workers ('pyllama-mtp rpc-worker' starts one), then "
-        "over the GPUs of this machine. There is no authentication and no encryption: trusted "
-        "networks only",
+        "--lora-scaled",
+        type=parsing.comma_list(parsing.scaled),
+        action="extend",
+        dest="lora",
+        metavar="FILE:SCALE,...",
+        help="the same as --lora, each with a scale",
     )
-    parsing.add_whole(
-        group,
-        "--rpc-timeout",
-        least=0,
-        metavar="SECONDS",
-        help="give a silent worker up after so many seconds, which must suffice for --n-batch "
-        "tokens; 0 is never (default: 600)",
-    )
-    group.add_argument(
-        "--tensor-split",
-        type=parsing.comma_list(parsing.real(0)),
-        metavar="N,...",
-        help="shares of the layers: of the workers in their order, then of this machine's GPUs "
-        "(default: by free memory)",
-    )
-    group.add_argument(
-        "--device",
-        type=parsing.comma_list(str),
-        metavar="NAME,...",
-        help="devices that may hold layers, in this order; 'none' is the CPU only; 'pyllama-mtp "
-        "doctor' lists them (default: workers, then GPUs)",
-    )
-    group.add_argument(
-        "--split-mode",
-        choices=SPLIT_MODES,
-        help="how several devices share the model. 'layer': each has some layers; 'row': matrices "
-        "are split by rows, where a device can; 'none': --main-gpu has all (default: layer)",
-    )
-    parsing.add_whole(
-        group,
-        "--main-gpu",
-        least=0,
-        metavar="INDEX",
-        help="the device for --split-mode none, and for tensors that 'row' does not split "
-        "(default: 0)",
-    )
-    _add_memory_options(parser)
 
 
 def add_model_option(parser: argparse._ActionsContainer, several: bool = False) -> None:
@@ -100,61 +50,6 @@ def add_model_option(parser: argparse._ActionsContainer, several: bool = False) 
         help="a .gguf file, or hf:OWNER/REPO[:QUANT] of the Hugging Face hub, which is downloaded "
         "once (default: the bundled demo model)"
         + (". May be given several times, to measure one after the other" if several else ""),
-    )
-
-
-def _add_memory_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("big models, adapters")
-    parsing.add_whole(
-        group, "--n-cpu-moe", least=0, help="keep the experts of the first N layers on the CPU"
-    )
-    group.add_argument(
-        "--cpu-moe", action="store_true", default=None, help="keep all experts on the CPU"
-    )
-    group.add_argument(
-        "--moe-cache-mib",
-        dest="moe_cache_size",
-        type=lambda text: parsing.whole(0)(text) << 20,
-        metavar="N",
-        help="keep the experts used last in N MiB on the GPUs, where all experts of a layer stay "
-        "on the CPU (default: 0, no such cache)",
-    )
-    group.add_argument(
-        "--override-tensor",
-        type=parsing.comma_list(parsing.assignment),
-        action="extend",
-        metavar="PATTERN=DEVICE,...",
-        help="put the tensors whose names match this regular expression on this device, or on CPU; "
-        "the first match counts",
-    )
-    group.add_argument(
-        "--no-mmap",
-        dest="use_mmap",
-        action="store_false",
-        default=None,
-        help="read the model file instead of mapping it into memory",
-    )
-    group.add_argument(
-        "--mlock",
-        dest="use_mlock",
-        action="store_true",
-        default=None,
-        help="keep the weights from being swapped out, as far as the system's limits allow",
-    )
-    group.add_argument(
-        "--lora",
-        type=parsing.comma_list(str),
-        action="extend",
-        metavar="FILE,...",
-        help="apply these LoRA adapters (.gguf) to the model; drafts follow them",
-    )
-    group.add_argument(
-        "--lora-scaled",
-        type=parsing.comma_list(parsing.scaled),
-        action="extend",
-        dest="lora",
-        metavar="FILE:SCALE,...",
-        help="the same, each with a scale",
     )
 
 
@@ -179,7 +74,7 @@ def model_path(args: argparse.Namespace) -> str | Path:
 def placement(args: argparse.Namespace) -> dict[str, Any]:
     """The options about loading that were given, as arguments of `Model`."""
     found = {one.name: getattr(args, one.name, None) for one in dataclasses.fields(ModelOptions)}
-    return {name: value for name, value in found.items() if value not in (None, ())}
+    return ModelOptions(**{key: value for key, value in found.items() if value is not None}).given
 
 
 @contextmanager

@@ -1,38 +1,16 @@
 """Measure prefill and decode speed without MTP and with MTP at several draft
 depths, over several prompt sizes.
 
-Every sample is a fresh session: a warm-up as long as the prompt (at most one
---n-batch), then one prompt (prefill) and --max-tokens tokens of continuation
-(decode), the end-of-text token ignored. Nothing comes from a cache. A repeat
-measures all variants side by side on one text: their prompts one after the
-other, then their tokens by turns, in another order in every repeat. A machine
-that grows slower therefore slows all variants alike. Each repeat has a text of
-its own. Speeds are medians over the repeats; a ratio is taken within each
-repeat. Times are in seconds, speeds in tokens per second. Depth 0 is measured
-with the defaults of --rows, --sync and the like; each of these that varies has
-a column.
-
-The table goes to stdout, progress to stderr, and every finished sample as one
-line of JSON to --output, which is appended to, never overwritten. Ctrl-C keeps
-the finished samples and exits with 130; --resume goes on from there, also after
-a crash. recordtypes.py in the package's folder "measure" describes the lines.
+Every sample is a fresh session: a warm-up, one prompt (prefill) and
+--max-tokens tokens of continuation (decode). A repeat measures all variants
+side by side on one text; speeds are medians over the repeats, and a ratio is
+taken within each repeat. The table goes to stdout, every finished sample to
+--output, which is appended to. Ctrl-C keeps the finished samples; --resume goes
+on from there.
 
 Without --model, --prompt-sizes and --depths, the command is a first look of two
-minutes. It measures a model of the Qwen3.5-0.8B shape in Q4_K_M, with random
-weights and a head that drafts well, written once to ~/.cache (XDG_CACHE_HOME;
-half a gigabyte). Then it measures the demo model, which writes real text but is
-too small to gain much.
-
-Without --threads, cores that other programs keep busy are left to them: a
-thread that shares its core makes all other threads wait.
-
---peers measures other programs beside this one, in every repeat, with the same
-file, sizes, prompts and settings: llama-server at every depth, with its timings
-of a completion at temperature 0; llama-bench (random tokens) and
-llama-cpp-python without MTP. Each program is started for one sample, warmed up,
-and ended after it, also when the run is interrupted; the server listens at a
-free port of the loopback interface. Meanwhile the model is loaded once more. A
-program that is not installed, or fails, is reported, and the rest goes on.
+minutes: a model of the Qwen3.5-0.8B shape with random weights, written once to
+~/.cache (half a gigabyte), then the demo model. docs/measuring.md has the rest.
 
 examples:
   pyllama-mtp matrix --report page
@@ -49,17 +27,37 @@ examples:
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from pyllama_mtp.cli import FAILED, PROGRAM, ended_by, loading, options, parsing
-from pyllama_mtp.errors import PyllamaMtpError, UsageError
-from pyllama_mtp.measure.peers import PEERS
-from pyllama_mtp.measure.plan import PLAIN_AXES, SWITCHES, Plan
+import msgspec
+
+from pyllama_mtp.cli import (
+    FAILED,
+    PROGRAM,
+    SIGNALS,
+    ended_by,
+    loading,
+    note_signal,
+    on_signal,
+    options,
+    parsing,
+    progress,
+)
+from pyllama_mtp.errors import DiskFullError, PyllamaMtpError, UsageError
+from pyllama_mtp.measure.plan import PEERS, PLAIN_AXES, SWITCHES, Plan
 
 if TYPE_CHECKING:
-    from pyllama_mtp.measure.header import Request
+    from pyllama_mtp.measure.figures import Cell
+    from pyllama_mtp.measure.records import Records
+    from pyllama_mtp.measure.run import Matrix, MatrixEvent, MatrixRequest
 
 DEPTHS: tuple[int | str, ...] = (0, 2, 3, "auto")
 SIZES = (512, 1024, 2048)
@@ -68,6 +66,10 @@ REPEAT = 7
 DEMO_REPEAT, DEMO_BUDGET = 15, "270s"
 #: Without --model, --prompt-sizes and --depths: see `first_look`.
 FIRST_SIZES, FIRST_TOKENS, FIRST_BUDGET = (512,), 128, "75s"
+#: Memory, in bytes, that the synthetic model of a first look needs with its sessions side by side.
+EXAMPLE_MEMORY = 2 * 2**30
+#: Its share of the time.
+EXAMPLE_SHARE = 0.8
 #: Tokens generated per sample, by output mode.
 MAX_TOKENS = {"text": 256, "code": 2048}
 
@@ -195,12 +197,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder of llama-server and llama-bench (default: PYLLAMA_MTP_PEERS from the "
         "environment, then the build of bench/peers.py, then PATH)",
     )
-    parser.add_argument(
-        "--peer-python",
-        metavar="PYTHON",
-        help="the Python that has llama-cpp-python (default: PYLLAMA_MTP_PEER_PYTHON from the "
-        "environment, else this Python)",
-    )
     options.add_settings_options(parser, compare=True)
     options.add_sampling_options(parser)
     output.add_argument(
@@ -213,19 +209,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, keep every finished sample, print the table."""
-    from pyllama_mtp.cli.matrix_run import each_model, first_look, measure, show
-    from pyllama_mtp.measure.recordfile import Records, check_output
-    from pyllama_mtp.measure.records import run_commands
-    from pyllama_mtp.measure.report.page import write_report
+    from pyllama_mtp.measure.page import write_report
+    from pyllama_mtp.measure.records import Records, check_output
 
     first = args.model is None and args.prompt_sizes is None and args.depths is None
-    request = _check(args, first)
+    args = _with_defaults(args, first)
+    request = _check(args)
     if request.output:
         check_output(request.output)
     found, code = Records(), 0
     try:
-        for part in first_look(args, request) if first else each_model(args, request):
-            measure(args, part, found)
+        models = args.model or (None,)
+        for model, part in first_look(request) if first else ((one, request) for one in models):
+            measure(argparse.Namespace(**{**vars(args), "model": model}), part, found)
     except (KeyboardInterrupt, PyllamaMtpError) as error:
         code = ended_by(error)
         if found.cells:
@@ -236,7 +232,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{PROGRAM}: error: nothing was measured; see above for the reasons", file=sys.stderr)
         code = FAILED
     if args.report and found.cells:
-        page, *_ = write_report(found.cells, args.report, commands=run_commands(found))
+        page, *_ = write_report(found.cells, args.report, commands=found.commands)
         print(f"report: {page}", file=sys.stderr)
     if request.output and found.cells:
         n_samples = sum(len(one.measured) for one in found.runs.values())
@@ -245,29 +241,34 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _check(args: argparse.Namespace, first: bool) -> Request:
-    """Check every option before anything is loaded; `first`: this is a first look."""
-    from pyllama_mtp.measure.budget import parse_duration
-    from pyllama_mtp.measure.classprompts import check_class
-    from pyllama_mtp.measure.header import Request
-    from pyllama_mtp.measure.libraryprocess import split_library
-    from pyllama_mtp.measure.peers.find import check_folder, check_python
-    from pyllama_mtp.measure.report.page import check_report
-    from pyllama_mtp.measure.workload import read_text, source_of_prompts
+def _with_defaults(args: argparse.Namespace, first: bool) -> argparse.Namespace:
+    """The options, with the defaults that depend on others; `first`: this is a first look."""
+    own = argparse.Namespace(**vars(args))
+    if args.repeat is None:
+        own.repeat = REPEAT if args.model else DEMO_REPEAT
+        usual = None if args.model else FIRST_BUDGET if first else DEMO_BUDGET
+        own.budget = args.budget or usual
+    own.prompt_sizes = args.prompt_sizes or (FIRST_SIZES if first else SIZES)
+    if args.max_tokens is None:
+        short = first and args.output_mode == "text"
+        own.max_tokens = FIRST_TOKENS if short else MAX_TOKENS[args.output_mode]
+    return own
+
+
+def _check(args: argparse.Namespace) -> MatrixRequest:
+    """Check every option before anything is loaded."""
+    from pyllama_mtp.measure.page import check_report
+    from pyllama_mtp.measure.peers import check_folder
+    from pyllama_mtp.measure.plan import parse_duration
+    from pyllama_mtp.measure.prompts import check_class, read_text, source_of_prompts
+    from pyllama_mtp.measure.run import MatrixRequest
+    from pyllama_mtp.measure.runner import split_library
 
     if args.lib is not None and args.variants is not None:
         raise UsageError("--lib is for one library and --variants for several; give one of them")
     if args.resume and args.no_output:
         raise UsageError("--resume needs the file of the run; leave --no-output out")
     check_folder(args.peer_dir)
-    check_python(args.peer_python)
-    if args.repeat is None:
-        args.repeat = REPEAT if args.model else DEMO_REPEAT
-        usual = None if args.model else FIRST_BUDGET if first else DEMO_BUDGET
-        args.budget = args.budget or usual
-    args.prompt_sizes = args.prompt_sizes or (FIRST_SIZES if first else SIZES)
-    if first and args.output_mode == "text":
-        args.max_tokens = args.max_tokens or FIRST_TOKENS
     libraries = args.variants or ("" if args.lib is None else args.lib,)
     given = [split_library(library)[1] for library in libraries]
     if given[0]:
@@ -285,6 +286,9 @@ def _check(args: argparse.Namespace, first: bool) -> Request:
             "--output-mode code asks for code, whatever the class; leave --classes out"
         )
     texts = None if args.prompt_file is None else [read_text(args.prompt_file)]
+    plan = msgspec.structs.replace(
+        plan, prompts=source_of_prompts(args.prompt_file, texts[0] if texts else None)
+    )
     sampling = options.sampling_from(args)
     if plan.peers and args.rpc_servers:
         raise UsageError("--peers run on this machine alone, and --rpc is for this program only")
@@ -295,12 +299,11 @@ def _check(args: argparse.Namespace, first: bool) -> Request:
         )
     if args.report:  # last, because it makes the folder
         check_report(args.report)
-    return Request(
+    return MatrixRequest(
         plan,
         options.settings_from(args, max(plan.fixed_depths, default="auto"), **SWITCHES),
         sampling,
         [PROGRAM, *sys.argv[1:]],
-        source_of_prompts(args.prompt_file, texts[0] if texts else None),
         libraries,
         loading.placement(args),
         texts,
@@ -310,7 +313,6 @@ def _check(args: argparse.Namespace, first: bool) -> Request:
         profile=args.profile,
         usual_depths=args.depths is None,
         peer_dir=args.peer_dir,
-        peer_python=args.peer_python,
     )
 
 
@@ -352,7 +354,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     return Plan(
         args.prompt_sizes,
         depths,
-        args.max_tokens or MAX_TOKENS[args.output_mode],
+        args.max_tokens,
         args.repeat,
         axes,
         classes=args.classes,
@@ -369,3 +371,140 @@ def _label(library: str) -> str:
     if name not in ("", "upstream", "patched"):
         name = Path(name).resolve().name
     return name + colon + given
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+def first_look(request: MatrixRequest) -> Iterator[tuple[str, MatrixRequest]]:
+    """The models and requests of a first look: a synthetic model of a usual size, unless disk or
+    memory is short, then real text on the demo model."""
+    from pyllama_mtp.measure.records import last_run
+    from pyllama_mtp.models.demo import demo_path
+
+    budget_s = request.budget_s
+    if example := _example(request):
+        yield str(example), replace(request, budget_s=budget_s and EXAMPLE_SHARE * budget_s)
+        budget_s = budget_s and (1 - EXAMPLE_SHARE) * budget_s
+    resume = request.resume
+    if resume and request.output:
+        run = last_run(request.output, demo_path().name)
+        resume = run is not None and run.header.model.name == demo_path().name
+    yield str(demo_path()), replace(request, budget_s=budget_s, resume=resume)
+
+
+def _example(request: MatrixRequest) -> Path | None:
+    """The synthetic model, written if it is not there; None: it cannot be, and the user is told."""
+    from pyllama_mtp.llama import native
+    from pyllama_mtp.models import synth
+    from pyllama_mtp.models.memory import available_memory, gigabytes
+
+    path = synth.example_path()
+    if (free := available_memory()) < EXAMPLE_MEMORY:
+        why = f"{gigabytes(free)} of memory are free, and it takes {gigabytes(EXAMPLE_MEMORY)}"
+    elif synth.example_is_there():
+        why = ""
+    else:
+        native.load(request.libraries[0] or None)  # which chooses the types of a mixture
+        say(
+            "no --model given: writing one of the Qwen3.5-0.8B shape, once: random weights, a head "
+            f"that drafts well, 0.5 GB; {path}"
+        )
+        try:
+            with progress.file(path.name) as tell:
+                synth.write_example(tell)
+            why = ""
+        except (DiskFullError, UsageError) as error:
+            why = str(error)
+    if why:
+        say(
+            "only the demo model is measured, which is too small to gain much; the synthetic one "
+            f"of 0.5 GB is left out: {why}"
+        )
+        return None
+    return path
+
+
+def measure(args: argparse.Namespace, request: MatrixRequest, found: Records) -> None:
+    """Load and measure; every record goes to the file, then to `found`.
+
+    Raises:
+        KeyboardInterrupt: at the end, if the user interrupted.
+    """
+    from pyllama_mtp.llama import native
+    from pyllama_mtp.measure.run import run_matrix
+
+    @contextmanager
+    def watch(matrix: Matrix) -> Iterator[Callable[[MatrixEvent], None]]:
+        with progress.matrix(matrix) as on_event, finished_samples_first(matrix):
+            yield on_event
+
+    native.load(request.libraries[0] or None)
+    mtp = None if request.usual_depths else any(request.plan.depths)
+    fallback = "only depth 0 is measured"
+    with loading.open_model(args, mtp=mtp, without="--depths 0", fallback=fallback) as model:
+        matrix = run_matrix(model, request, found, watch, say)
+    _say_what_was_dropped(matrix, request)
+    if matrix.interrupted:
+        raise KeyboardInterrupt
+
+
+def say(text: str) -> None:
+    """Tell the user, on stderr."""
+    print(f"{PROGRAM}: {text}", file=sys.stderr)
+
+
+def show(cells: list[Cell], how: str, *, per_round: bool = False) -> None:
+    """Print the cells to stdout as a table, as Markdown, or as one JSON array."""
+    from pyllama_mtp.measure import table
+    from pyllama_mtp.measure.profile import cell_profiles
+
+    if how == "json":
+        print("[" + ",\n".join(cell.to_json() for cell in cells) + "]")
+    elif how == "markdown":
+        print(table.markdown_table(cells, per_round=per_round))
+    else:
+        table.print_matrix(cells, sys.stdout, per_round=per_round)
+    if how != "json" and (profiles := cell_profiles(cells)):
+        print(f"\n{profiles}")
+
+
+def _say_what_was_dropped(matrix: Matrix, request: MatrixRequest) -> None:
+    """Tell the user which repeats the time budget left out, by prompt size."""
+    from pyllama_mtp.measure.plan import duration
+
+    if not matrix.dropped or request.budget_s is None:
+        return
+    several = len(matrix.plan.classes) > 1
+    parts = [
+        f"{size}{f' {prompt_class}' if several else ''} ({n} of {matrix.plan.repeat} repeats)"
+        for (size, prompt_class), n in Counter(group.kind for group in matrix.dropped).items()
+    ]
+    say(
+        f"left out for the budget of {duration(request.budget_s)}: prompt {', '.join(parts)}; "
+        "--resume with more time measures them"
+    )
+
+
+@contextmanager
+def finished_samples_first(matrix: Matrix) -> Iterator[None]:
+    """Let a signal that ends the command cut a sample short, but not the writing of a finished one.
+    Processes that were started are ended after it."""
+    usual = {number: signal.getsignal(number) for number in SIGNALS}
+    # Ignored signals and other handlers stay.
+    known = (on_signal, signal.default_int_handler, signal.SIG_DFL)
+    ours = [number for number, handler in usual.items() if handler in known]
+
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        if matrix.measuring:
+            on_signal(number, frame)
+        note_signal(number)
+        matrix.interrupted = True
+
+    for number in ours:
+        signal.signal(number, on_interrupt)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, usual[number])

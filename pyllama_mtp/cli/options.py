@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any
 
-from pyllama_mtp.arguments import Kind
+from pyllama_mtp.arguments import Kind, described
 from pyllama_mtp.cli import parsing
-from pyllama_mtp.contextoptions import RopeScaling
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.measure.plan import SWITCHES
-from pyllama_mtp.settings import Sampling, Settings
+from pyllama_mtp.settings import RopeScaling, Sampling, Settings
 
 if TYPE_CHECKING:
     from pyllama_mtp.chats.options import ChatOptions
@@ -27,33 +27,40 @@ USUAL_N_CTX = (
 
 
 def add_field(
-    group: argparse._ActionsContainer,
-    one: Field[Any],
-    text: str | None = None,
-    several: bool = False,
+    group: argparse._ActionsContainer, kind: type, name: str, text: str = "", several: bool = False
 ) -> None:
     """Add the option of a field.
 
     Args:
-        text: help, if not the field's own.
+        kind: the class that declares it.
+        text: help, if not the field's own: the first sentence of its description.
         several: the option takes several values, to be compared.
     """
-    about = one.metadata
-    kind, names = about["kind"], [word for word in about["usage"] if word.startswith("-")]
-    metavar = "".join(word for word in about["usage"] if not word.startswith("-"))
-    how: dict[str, Any] = {"dest": one.name, "default": one.default, "help": text or about["help"]}
-    dashed = "--" + one.name.replace("_", "-")
-    if isinstance(one.default, bool):
-        how["action"] = "store_false" if one.default else "store_true"
-        dashed = dashed.replace("--", "--no-") if one.default else dashed
+    one = next(one for one in fields(kind) if one.name == name)
+    values, names = one.metadata["kind"], [w for w in one.metadata["usage"] if w.startswith("-")]
+    metavar = "".join(word for word in one.metadata["usage"] if not word.startswith("-"))
+    text = text or first_sentence(described(kind)[name])
+    how: dict[str, Any] = {"dest": name, "default": one.default, "help": text}
+    if values.on_off:
+        how["action"] = "store_true" if one.default is False else argparse.BooleanOptionalAction
+    elif values.several:
+        how |= {"action": "extend", "default": None, "type": checked(one), "metavar": metavar}
     elif several:
         how["type"] = parsing.comma_list(checked(one))
-        how["metavar"] = f"{metavar or '|'.join(kind.choices)},..."
+        how["metavar"] = f"{metavar or '|'.join(values.choices)},..."
     elif metavar:
         how["type"], how["metavar"] = checked(one), metavar
     else:
-        how["choices"] = kind.choices
-    group.add_argument(*(names or [dashed]), **how)
+        how["choices"] = values.choices
+    action = group.add_argument(*(names or ["--" + name.replace("_", "-")]), **how)
+    if one.default is True:
+        action.help = f"{text} (default: on)"
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a description, as the help of an option."""
+    found = re.split(r"""\.(?: (?=[A-Z0-9("'`])|$)""", text)[0]
+    return found.replace("``", "'").replace('"', "'").replace("%", "%%")
 
 
 def checked(one: Field[Any]) -> Callable[[str], Any]:
@@ -64,19 +71,19 @@ def checked(one: Field[Any]) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         value: Any = text
         with suppress(ValueError):
-            value = kind.read(text)
+            value = parsing.comma_list(kind.read)(text) if kind.several else kind.read(text)
         return kind.check(one.name, value)
 
     return parse
 
 
-def _of(kind: type, *parts: str) -> list[Field[Any]]:
+def _of(kind: type, *parts: str) -> list[str]:
     """The fields whose options belong to these parts."""
-    return [one for one in fields(kind) if one.metadata["part"] in parts]
+    return [one.name for one in fields(kind) if one.metadata["part"] in parts]
 
 
 def add_settings_options(
-    parser: argparse.ArgumentParser, *, compare: bool = False, n_ctx: str | None = None
+    parser: argparse.ArgumentParser, *, compare: bool = False, n_ctx: str = ""
 ) -> None:
     """Add the options of `Settings`, without the draft depth.
 
@@ -85,30 +92,30 @@ def add_settings_options(
         compare: --rows, --sync, --hidden and --draft-vocab take several values, to be compared.
     """
     group = parser.add_argument_group("context and speed")
-    for one in _of(Settings, "speed"):
-        add_field(group, one, text=n_ctx if one.name == "n_ctx" else None)
+    for name in _of(Settings, "speed"):
+        add_field(group, Settings, name, text=n_ctx if name == "n_ctx" else "")
     about = "the defaults are the fast ones; the others are for comparisons"
     if compare:
         about += (
             ". With several values (full,kv), every depth above 0 is measured with each combination"
         )
     group = parser.add_argument_group("what MTP costs", about)
-    for one in _of(Settings, "cost"):
-        add_field(group, one, several=compare and one.name in SWITCHES)
+    for name in _of(Settings, "cost"):
+        add_field(group, Settings, name, several=compare and name in SWITCHES)
     group = parser.add_argument_group(
         "RoPE scaling",
         "for texts longer than the model was trained for; the defaults are in the model file",
     )
-    for one in _of(RopeScaling, "rope"):
-        if one.name == "rope_freq_scale":
+    for name in _of(RopeScaling, "rope"):
+        if name == "rope_freq_scale":
             group.add_argument(
                 "--rope-scale",
-                dest=one.name,
+                dest=name,
                 type=lambda text: 1 / parsing.real(1)(text),
                 metavar="N",
                 help="texts N times as long as the model was trained for",
             )
-        add_field(group, one)
+        add_field(group, RopeScaling, name)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -213,8 +220,8 @@ def leave_sampling_to_the_model(parser: argparse.ArgumentParser) -> None:
 
 def add_parts(parser: argparse._ActionsContainer, *parts: str, of: type = Settings) -> None:
     """Add the options that belong to these parts: "depth", "ngram"."""
-    for one in _of(of, *parts):
-        add_field(parser, one)
+    for name in _of(of, *parts):
+        add_field(parser, of, name)
 
 
 def add_profile_option(parser: argparse.ArgumentParser) -> None:
@@ -256,7 +263,7 @@ def sampling_given(args: argparse.Namespace) -> dict[str, Any]:
 def _grammar_from(args: argparse.Namespace) -> Grammar | str | None:
     """The grammar of the options; GBNF as its text. Raises UsageError for more than one."""
     from pyllama_mtp.grammar import Grammar
-    from pyllama_mtp.measure.workload import read_text
+    from pyllama_mtp.measure.prompts import read_text
 
     names = ("grammar", "json_schema", "json_object", "regex", "lark")
     given = ["--" + name.replace("_", "-") for name in names if getattr(args, name)]

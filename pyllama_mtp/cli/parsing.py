@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyllama_mtp.errors import UsageError
 
 if TYPE_CHECKING:
-    from pyllama_mtp.measure.acceptance_record import Lines
+    from pyllama_mtp.measure.records import Lines
 
 
 def add_force_option(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def new_file(name: str | None) -> AbstractContextManager[Lines | None]:
     """A new file of JSON lines for an option, if the option was given. Raises UsageError."""
     if name is None:
         return nullcontext()
-    from pyllama_mtp.measure.acceptance_record import Lines
+    from pyllama_mtp.measure.records import Lines
 
     return Lines(name)
 
@@ -154,7 +154,6 @@ def pair(
 
 
 bias = pair(int, "=", float, "ID=BIAS, as in 42=-2.5")
-assignment = pair(str, "=", str, "PATTERN=DEVICE, as in exps=CPU")
 scaled = pair(str, ":", float, "FILE:SCALE, as in a.gguf:0.5")
 
 
@@ -168,15 +167,6 @@ def told(read: Callable[[str], Any]) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return parse
-
-
-@told
-def worker(text: str) -> str:
-    """An argparse type: HOST:PORT of a worker."""
-    from pyllama_mtp.llama.rpc import parse_address
-
-    parse_address(text)
-    return text
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -204,8 +194,7 @@ def one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
 @told
 def axis(text: str) -> tuple[str, tuple[Any, ...]]:
     """An argparse type: "NAME=VALUE,...", the values of an axis by its name."""
-    from pyllama_mtp.measure.plan import AXES, axis_value
-    from pyllama_mtp.measure.planargs import axis_values
+    from pyllama_mtp.measure.plan import AXES, axis_value, axis_values
 
     name, equals, words = text.partition("=")
     name = name.replace("-", "_")

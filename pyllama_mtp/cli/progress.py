@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from pyllama_mtp.measure.accept import Plan as AcceptPlan
-    from pyllama_mtp.measure.acceptance_record import PromptResult
-    from pyllama_mtp.measure.matrix import Event, Matrix
+    from pyllama_mtp.measure.acceptance import AcceptancePlan, PromptResult
     from pyllama_mtp.measure.plan import Plan
+    from pyllama_mtp.measure.run import Matrix, MatrixEvent
 
     Begins = Callable[[str, int, int | None], None]
     Ended = Callable[[PromptResult], None]
@@ -85,7 +84,7 @@ def file(name: str, **options: Any) -> Iterator[Callable[[int, int | None], None
 
 
 @contextmanager
-def acceptance(plan: AcceptPlan) -> Iterator[tuple[Begins, Ended]]:
+def acceptance(plan: AcceptancePlan) -> Iterator[tuple[Begins, Ended]]:
     """Progress of ``accept``: two functions, for the start and the end of a generation."""
 
     def label(kind: str, number: int, context_length: int | None) -> str:
@@ -110,7 +109,7 @@ def acceptance(plan: AcceptPlan) -> Iterator[tuple[Begins, Ended]]:
 
 
 @contextmanager
-def matrix(matrix: Matrix) -> Iterator[Callable[[Event], None]]:
+def matrix(matrix: Matrix) -> Iterator[Callable[[MatrixEvent], None]]:
     """Progress of ``matrix``: a function that takes its events."""
     plan = matrix.plan
     if not sys.stderr.isatty():
@@ -122,7 +121,7 @@ def matrix(matrix: Matrix) -> Iterator[Callable[[Event], None]]:
         done = plan.n_samples - matrix.n_to_do
         task = bar.add_task("", total=plan.n_samples, completed=done, left="")
 
-        def on_event(event: Event) -> None:
+        def on_event(event: MatrixEvent) -> None:
             doing = "decoding" if event.kind == "prefilled" else short_label(event, plan)
             done = plan.n_samples - matrix.n_to_do
             bar.update(task, description=doing, completed=done, left=_left(event.left_s))
@@ -130,13 +129,12 @@ def matrix(matrix: Matrix) -> Iterator[Callable[[Event], None]]:
         yield on_event
 
 
-def _print_event(matrix: Matrix, event: Event) -> None:
+def _print_event(matrix: Matrix, event: MatrixEvent) -> None:
     """One line per finished sample and per skipped cell."""
     plan, group = matrix.plan, event.group
     if event.kind == "skipped":
         result = "skipped"
-    elif event.measured is not None:
-        sample = event.measured.sample
+    elif (sample := event.sample) is not None:
         result = f"prefill {sample.prefill_tps:.1f} tok/s, decode {sample.decode_tps:.1f} tok/s"
     else:
         return
@@ -149,11 +147,11 @@ def _print_event(matrix: Matrix, event: Event) -> None:
 
 def _left(seconds: float | None) -> str:
     """ "about 2 min 05 s left"; "" while the time is unknown, and at the end."""
-    from pyllama_mtp.measure.budget import duration
+    from pyllama_mtp.measure.plan import duration
 
     return f"about {duration(seconds)} left" if seconds else ""
 
 
-def short_label(event: Event, plan: Plan) -> str:
+def short_label(event: MatrixEvent, plan: Plan) -> str:
     """The label of a sample beside a bar."""
     return f"{event.group.size} tokens, {plan.label(event.variant, short=True)}"

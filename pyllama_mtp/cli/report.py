@@ -12,7 +12,6 @@ The plots need matplotlib: pip install 'pyllama-mtp[report]'
 examples:
   pyllama-mtp report matrix.jsonl
   pyllama-mtp report upstream.jsonl patched.jsonl -o comparison
-  pyllama-mtp report matrix.jsonl --published
 """
 
 from __future__ import annotations
@@ -31,34 +30,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", default="report", metavar="DIR", help="folder to write to"
     )
-    parser.add_argument(
-        "--published",
-        nargs="?",
-        const="",
-        metavar="FILE.csv",
-        help="draw published figures behind, from this file or else those of the package",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Read, draw, write, and say where."""
-    from pyllama_mtp.measure.published import read_published
-    from pyllama_mtp.measure.recordfile import read_file
-    from pyllama_mtp.measure.records import run_commands
-    from pyllama_mtp.measure.report.page import write_report
+    from pyllama_mtp.measure.page import write_report
+    from pyllama_mtp.measure.records import read_file
 
-    found = [read_file(path) for path in args.files]
-    cells = [cell for file in found for cell in file.cells]
-    commands = {run: words for file in found for run, words in run_commands(file).items()}
+    files = [read_file(path) for path in args.files]
+    cells = [cell for file in files for cell in file.cells]
+    commands = {run: words for file in files for run, words in file.commands.items()}
     if not cells:
         raise UsageError(f"no cell in {', '.join(args.files)}; nothing to report")
     words = [PROGRAM, "report", *args.files, "-o", args.output]
-    published = [] if args.published is None else read_published(args.published or None)
-    if args.published is not None:
-        words += ["--published", *filter(None, [args.published])]
-    files = write_report(
-        cells, args.output, published=published, command=shlex.join(words), commands=commands
-    )
-    print(files[0])
-    print(f"and beside it: {', '.join(path.name for path in files[1:])}", file=sys.stderr)
+    written = write_report(cells, args.output, command=shlex.join(words), commands=commands)
+    print(written[0])
+    print(f"and beside it: {', '.join(path.name for path in written[1:])}", file=sys.stderr)
     return 0

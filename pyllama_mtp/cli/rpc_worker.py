@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
 def _ended(pid: int) -> int:
     """Pass signals on to the process until it ends; return its status."""
     while True:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
             return status
         got = signal.sigwait({*STOP_SIGNALS, signal.SIGCHLD})
         if got in STOP_SIGNALS:

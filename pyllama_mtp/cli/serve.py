@@ -100,7 +100,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes."""
     try:
-        from pyllama_mtp.serve import server
+        from pyllama_mtp.serve import app as server
         from pyllama_mtp.serve.app import build_app, log_requests
         from pyllama_mtp.serve.generator import Generator
         from pyllama_mtp.serve.jobs import Served
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
     with listening, loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model:
         generator = Generator(model, settings, args.n_sequences, args.max_queue)
-        limits = (generator.n_ctx, args.max_tokens, settings.synthetic_acceptance)
+        limits = (generator.n_ctx, args.max_tokens)
         fingerprint, now = f"fp_{str(library.stamp.get('series', ''))[:12]}", int(time.time())
         name = args.name or model.name
         served = Served(model, name, *limits, fingerprint, now, chat, args.strict_model)

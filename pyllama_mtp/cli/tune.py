@@ -45,16 +45,18 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     from pyllama_mtp import Session
     from pyllama_mtp.llama import native
-    from pyllama_mtp.measure.costs import (
+    from pyllama_mtp.measure.profile import EXPLANATION, profile_markdown, profile_prompt
+    from pyllama_mtp.measure.prompts import Workload
+    from pyllama_mtp.measure.tune import (
         UBATCH_PROMPT,
+        heads_markdown,
         measure_costs,
         measure_ubatches,
         tokens_needed,
+        tune_markdown,
+        ubatch_markdown,
     )
-    from pyllama_mtp.measure.profile import EXPLANATION, profile_markdown, profile_prompt
-    from pyllama_mtp.measure.tune import heads_markdown, tune_markdown, ubatch_markdown
     from pyllama_mtp.measure.verdict import slow_types_of
-    from pyllama_mtp.measure.workload import Workload
 
     settings = options.settings_from(args, args.limit)
     native.load(args.lib)
@@ -72,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         prompt = workload.prompt(args.prompt_size)
         with Session(model, settings) as session:
             costs = measure_costs(session, prompt, args.repeat)
-            heads = session._engine.heads
+            heads = session._engine.head.heads
             choice = heads_markdown(heads.table(costs), heads.chosen) if heads else ""
         plain = dataclasses.replace(options.settings_from(args, 0), n_ctx=room)
         ubatches = measure_ubatches(model, plain, workload.prompt(room))

@@ -10,10 +10,9 @@ from __future__ import annotations
 import argparse
 
 from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.measure.costs import measure_costs, tokens_needed
-from pyllama_mtp.measure.tune import TYPICAL_ACCEPTANCE, tune_markdown
+from pyllama_mtp.drafting.depth import best_depth
+from pyllama_mtp.measure.tune import TYPICAL_ACCEPTANCE, measure_costs, tokens_needed, tune_markdown
 from pyllama_mtp.models.demo import demo_path
-from pyllama_mtp.speculative.costs import best_depth
 
 REPEAT = 3
 

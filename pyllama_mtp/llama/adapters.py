@@ -20,7 +20,7 @@ from . import native
 
 if TYPE_CHECKING:
     from ..models.modelinfo import GGUFInfo
-    from .nativecontext import NativeContext
+    from .context import Context
 
 EMBEDDING = "token_embd.weight"
 _SUFFIXES = (".lora_a", ".lora_b")
@@ -74,9 +74,9 @@ def read_adapter(path: str, scale: float, info: GGUFInfo, mtp: bool = True) -> A
 
 
 def _check_kind(header: Header, info: GGUFInfo) -> None:
-    found = {key: header.metadata.get(key) for key in ("general.type", "adapter.type")}
-    if found != {"general.type": "adapter", "adapter.type": "lora"}:
-        raise _bad(header.path, f"it is no LoRA adapter: {found}")
+    kinds = {key: header.metadata.get(key) for key in ("general.type", "adapter.type")}
+    if kinds != {"general.type": "adapter", "adapter.type": "lora"}:
+        raise _bad(header.path, f"it is no LoRA adapter: {kinds}")
     architecture = header.metadata.get("general.architecture")
     if architecture != info.architecture:
         raise _bad(
@@ -148,14 +148,14 @@ class Adapters:
         message = library.ffi.new("char[256]")
         for adapter in self._adapters:
             native.take_recent_errors()
-            given = model, os.fsencode(adapter.path), message, len(message)
-            handle = library.lib.pyllama_adapter_lora_init(*given)
+            arguments = model, os.fsencode(adapter.path), message, len(message)
+            handle = library.lib.pyllama_adapter_lora_init(*arguments)
             if not handle:
                 said = library.text(message) or native.take_recent_errors() or "no reason given"
                 raise _bad(adapter.path, f"llama.cpp cannot load it: {said}")
             self._handles.append(handle)
 
-    def apply(self, context: NativeContext) -> None:
+    def apply(self, context: Context) -> None:
         """Have a context compute with the adapters. Raises PyllamaMtpError: it cannot."""
         if not self._handles:
             return

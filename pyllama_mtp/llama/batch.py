@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import UsageError
-from .nativecontext import Floats as Floats
-from .nativecontext import Ints as Ints
-from .nativecontext import NativeContext
+
+if TYPE_CHECKING:
+    from .context import Context
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+SEQ = 0  # the sequence of a driver that has one
 
 
 @dataclass(eq=False)
@@ -40,7 +44,7 @@ class Batch:
         if self.hidden is not None:
             self.hidden = np.ascontiguousarray(self.hidden, dtype=np.float32)
 
-    def check(self, context: NativeContext) -> None:
+    def check(self, context: Context) -> None:
         """Refuse every batch on which a GGML_ASSERT would end the interpreter. Raises UsageError:
         the batch does not fit `context`; the message says what would."""
         n, options = len(self.tokens), context.options
@@ -88,7 +92,7 @@ class Batch:
         if hidden is not None and hidden.shape != shape:
             raise UsageError(f"hidden rows of shape {hidden.shape}, expected {shape}")
 
-    def view(self, context: NativeContext) -> tuple[Any, list[Any]]:
+    def view(self, context: Context) -> tuple[Any, list[Any]]:
         """A ``struct pyllama_batch`` on these arrays, and objects that must outlive it."""
         ffi = context.library.ffi
         view = ffi.new("struct pyllama_batch *")

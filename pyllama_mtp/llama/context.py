@@ -1,45 +1,315 @@
-"""One llama.cpp context: decode, what a decode left behind, and the sequences in the cache."""
+"""A llama.cpp context: decode, what a decode left behind, drafts, sequences in the cache."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from ..contextoptions import ContextOptions
-from ..errors import FatalDecodeError, InsufficientMemoryError, PyllamaMtpError, UsageError
+from ..errors import (
+    ContextClosedError,
+    DecodeAborted,
+    FatalDecodeError,
+    InsufficientMemoryError,
+    InvalidBatchError,
+    NoKVSlotError,
+    PyllamaMtpError,
+    UsageError,
+)
 from . import native
-from .batch import Batch
-from .draftingcontext import NAN, DraftingContext
-from .nativecontext import SEQ, Floats, Ints
-from .trace import Node
+from .batch import SEQ, Batch, Floats, Ints
+from .contextoptions import ContextOptions
+from .owned import Exclusive, OfThisProcess, Owned
+from .trace import Node, Trace
 
-__all__ = ["SEQ", "Context", "ContextOptions"]
+if TYPE_CHECKING:
+    from .model import Model
+
+#: How often a long computation looks for Ctrl-C.
+POLL_PERIOD_US = 50_000
+NAN = "the model's logits are NaN: damaged weights, or a kernel bug"
+
+log = logging.getLogger("pyllama_mtp")
 
 
-class Context(DraftingContext):
-    """A context that decodes; see :class:`.NativeContext` for its life, and
-    :class:`.DraftingContext` for drafts.
+def decode_error(code: int, message: str) -> PyllamaMtpError:
+    """The exception for a return code of ``llama_decode`` or of our shim (there is no other place).
+
+    Args:
+        code: non-zero; see ``llama_decode`` in llama.h and PYLLAMA_* in pyllama_shim.h.
+        message: the native side's reason, may be empty.
+    """
+    lib = native.load().lib
+    why = f": {message}" if message else ""
+    if code == 1:
+        return NoKVSlotError(
+            f"no room in the KV cache{why}. Use a longer n_ctx or a shorter prompt.", code
+        )
+    if code == 2:
+        return DecodeAborted("the computation was interrupted", code)
+    if code in (-1, lib.PYLLAMA_BATCH_REFUSED):
+        return InvalidBatchError(f"llama.cpp refused the batch{why}", code)
+    if code == lib.PYLLAMA_FORKED:
+        return UsageError(
+            f"{message}: use n_threads=1, a thread of its own, or start processes with spawn"
+        )
+    ran_out = code in (-2, lib.PYLLAMA_OUT_OF_MEMORY, lib.PYLLAMA_NO_ROOM)
+    if ran_out or (code < -2 and native.short_of_memory(message)):
+        return InsufficientMemoryError(
+            f"out of memory{why}: use a smaller n_ctx, n_batch, n_ubatch or fewer threads"
+        )
+    return FatalDecodeError(f"decode failed with code {code}{why}", code)
+
+
+class Context(Owned, OfThisProcess):
+    """A context manager around ``llama_context``, for one thread at a time, in one process.
+
+    A decode that runs out of memory, or finds a fault in llama.cpp, leaves caches of unknown
+    contents: the context is then lost, and can only be closed.
 
     Attributes:
+        n_ctx, n_batch, n_ubatch, n_rs_seq: sizes that llama.cpp has settled on.
         last_outputs: output marks of the last batch.
         greedy: decodes leave the best token of every output row, and no logits.
         n_candidates: decodes also leave so many best tokens of every output row, with their logits.
+        draft_ids: [n] int32: tokens that the draft head is over, by row; None: the whole
+            vocabulary. See :func:`.set_draft_head`.
     """
 
-    last_outputs = np.zeros(0, dtype=np.int8)
-    greedy = False
-    n_candidates = 0
-    _left_greedy = False
-    _block = 0
-    _settled = True  # what the last decode computed is known to be here
-    _snapshots = True
+    def __init__(
+        self, model: Model, options: ContextOptions, target: Context | None = None
+    ) -> None:
+        """Allocate caches and buffers.
 
-    def _prepare(self) -> None:
-        super()._prepare()
+        Args:
+            model: stays open for as long as this context.
+            options: see :class:`ContextOptions`.
+            target: for a context of the MTP block alone, the context that it drafts for.
+
+        Raises:
+            InsufficientMemoryError: llama.cpp could not allocate it.
+            UsageError: llama.cpp refused the combination; its reason is given.
+            WorkerLostError: a worker of the model is lost; so with every other method that
+                computes.
+        """
+        self.library = native.load()
+        self._ffi, self._lib = self.library.ffi, self.library.lib
+        self._handle: Any = None
+        self._lost_handle: Any = None  # to be freed, not to be used
+        self._why_closed = "the context is closed"
+        self._batch: Any = None
+        self.last_outputs = np.zeros(0, dtype=np.int8)
+        self.greedy = self._left_greedy = False
+        self.n_candidates = 0
+        self.draft_ids: Ints | None = None
+        self._draft_shape: tuple[int, ...] = ()
+        self._block = 0
+        self._settled = True  # what the last decode computed is known to be here
+        self._snapshots = True
         self._on_device: dict[int, bytearray] = {}  # by sequence: the state kept on its device
         self._rewind: dict[int, int] = {}  # by sequence: positions that its state can go back
+        self._message = self._ffi.new("char[256]")
+        self._alone = Exclusive("a session or context")
+        self.model, self.options = model, options
+        self._refuse_options()
+        self._trace = Trace(self.library) if options.trace else None
+        self._interrupt = self._ffi.new("struct pyllama_interrupt *")
+        self._interrupt.poll = self._lib.pyllama_on_poll
+        self._interrupt.period_us = POLL_PERIOD_US
+        self._weights = model.weights.hold()
+        try:
+            self._handle = self._create(target)
+        except BaseException:
+            self._weights.release()
+            raise
+        self.claim()
+        model.contexts.add(self)
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()  # now: whoever catches this may want the memory
+            raise
+
+    def _refuse_options(self) -> None:
+        """Raises UsageError for options that do not fit each other or the model."""
+        model, options = self.model, self.options
+        if options.with_mtp and not (self.library.has_tap and model.has_mtp):
+            raise UsageError("with_mtp needs the patched library, and a model with an MTP head")
+        if options.with_mtp and options.tap == "outputs":
+            raise UsageError("with_mtp needs hidden rows of all tokens: tap must not be 'outputs'")
+        n_ubatch = min(options.n_ubatch, options.n_batch, options.n_ctx)
+        if model.is_recurrent and options.n_rs_seq > 0 and n_ubatch < options.n_rs_seq + 2:
+            raise UsageError(
+                f"n_ubatch is {n_ubatch}; {options.n_rs_seq} state snapshots need at least "
+                f"{options.n_rs_seq + 2}"
+            )
+
+    def _create(self, target: Context | None) -> Any:
+        lib, options = self._lib, self.options
+        p = lib.llama_context_default_params()
+        options.fill(lib, p)
+        n_bytes = self.model.options.moe_cache_size
+        if n_bytes and not options.mtp_head:  # which would take the memory again, for one block
+            p.moe_cache_size = n_bytes
+        p.abort_callback = lib.pyllama_abort_poll
+        p.abort_callback_data = self._interrupt
+        if watching := self._trace or options.times:
+            p.cb_eval, p.cb_eval_user_data = watching.callback, watching.data
+        if target is not None:
+            p.ctx_other = target.handle
+        message = self._ffi.new("char[512]")
+        native.take_recent_errors()
+        handle = lib.pyllama_context_init(self.model.handle, p, message, len(message))
+        try:
+            self._raise_what_came()
+        except BaseException:
+            if handle:
+                lib.pyllama_context_free(handle)
+            raise
+        if handle:
+            return handle
+        reason = native.reason(message)
+        if native.short_of_memory(reason):
+            raise InsufficientMemoryError(
+                f"no memory for a context of {options.n_ctx} tokens ({reason}); "
+                "use a smaller n_ctx, n_ubatch or cache type"
+            )
+        raise UsageError(f"llama.cpp refused the context: {reason}")
+
+    def _prepare(self) -> None:
+        """Set up a native context that was just made."""
+        lib, options, message = self._lib, self.options, self._message
+        self._batch = lib.pyllama_batch_ext_init(self._handle, message, len(message))
+        if not self._batch:
+            raise InsufficientMemoryError(f"no memory for a batch of {options.n_batch} tokens")
+        self._memory = lib.llama_get_memory(self._handle)
+        self.n_ctx = int(lib.llama_n_ctx(self._handle))
+        self.n_batch = int(lib.llama_n_batch(self._handle))
+        self.n_ubatch = int(lib.llama_n_ubatch(self._handle))
+        self.n_rs_seq = int(lib.llama_n_rs_seq(self._handle))
+        if options.tap != "off":
+            masked = options.tap == "outputs"
+            lib.llama_mtp_set_embeddings_nextn(self._handle, True, masked)
+        self.model.adapters.apply(self)
+        sliced = not self.model.has_mtp if options.slice is None else options.slice
+        lib.llama_mtp_set_slice(self._handle, sliced)
+        self.set_tap_point(options.hidden)
+        if options.need_embd_pre_norm and not self.call(lib.pyllama_set_embeddings_pre_norm, True):
+            raise self.refusal(
+                "a hidden-state tap", "upstream's library has none, nor have some architectures"
+            )
+
+    # -- life ----------------------------------------------------------------------------------
+
+    @property
+    def handle(self) -> Any:
+        """The native handle. Raises ContextClosedError after :meth:`close` or a failure, and in a
+        forked child."""
+        if not self._handle:
+            if self._lost_handle:
+                self.model.refuse_lost_worker()  # a lost worker may be the reason
+            raise ContextClosedError(self._why_closed)
+        return self._handle
+
+    @property
+    def closed(self) -> bool:
+        """Whether the context can no longer be used."""
+        return not self._handle
+
+    def close(self) -> None:
+        """Free everything. May be called again; the model closes its contexts too."""
+        with self._alone:
+            # Forget first, free then: Ctrl-C in between leaks at worst, and never frees twice.
+            batch, self._batch = self._batch, None
+            handle, self._handle = self._handle or self._lost_handle, None
+            self._lost_handle = None
+        if batch:
+            self._lib.llama_batch_ext_free(batch)
+        if handle:
+            self._free(handle)
+        native.raise_pending()  # of a log handler
+
+    def _free(self, handle: Any) -> None:
+        """Free the native context, unless a device has failed: destructors would then end the
+        process. What is on such a device stays there, the model's weights with it."""
+        lib = self._lib
+        code = lib.pyllama_synchronize(handle, self._ffi.NULL, 0)
+        if code in (lib.PYLLAMA_ABORTED, lib.PYLLAMA_EXCEPTION):
+            log.warning("a device has failed; the memory of a context on it cannot be freed")
+            return
+        lib.pyllama_context_free(handle)
+        self._weights.release()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) or getattr(self, "_lost_handle", None):
+            self.close()
+
+    def disown(self) -> None:
+        """In a forked child: forget everything; nothing can be used or freed here."""
+        self._handle = self._lost_handle = self._batch = None
+        self._why_closed = (
+            "this session or context belongs to the process that this one was forked from; make "
+            "one here, or start processes with spawn"
+        )
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def _run(self, function: Any, *arguments: Any) -> int:
+        """Call a function of the shim, which takes the context first: its result."""
+        native.take_recent_errors()
+        with self._alone:
+            message = self._message
+            return int(function(self.handle, *arguments, message, len(message)))
+
+    def call(self, function: Any, *arguments: Any) -> int:
+        """Call a function of the shim whose codes below 0 are failures: its result. Raises
+        PyllamaMtpError: by the code; see :func:`decode_error`."""
+        code = self._run(function, *arguments)
+        if code < 0:
+            self._fail(code)
+        if native.pending.exception:
+            native.raise_pending()
+        return code
+
+    def _rows(self, function: Any, *arguments: Any) -> Any:
+        """Call a function of the shim that gives a pointer to floats last: the pointer."""
+        pointer = self._ffi.new("const float *[1]")
+        self._call(function, *arguments, pointer)
+        return pointer[0]
+
+    def _raise_what_came(self) -> None:
+        """After a native call: raise what a callback parked, or the loss of a worker."""
+        native.raise_pending()
+        self.model.refuse_lost_worker()
+
+    def _fail(self, code: int) -> NoReturn:
+        """Raise what a failure's code means, or what a callback parked."""
+        error = decode_error(code, native.reason(self._message, ""))
+        lib = self._lib
+        if code in (lib.PYLLAMA_ABORTED, lib.PYLLAMA_OUT_OF_MEMORY, lib.PYLLAMA_EXCEPTION):
+            self._lose(error)
+        self._raise_what_came()
+        raise error
+
+    def _lose(self, error: PyllamaMtpError) -> None:
+        """After a failure that left caches of unknown contents."""
+        self._lost_handle, self._handle = self._handle, None
+        self._why_closed = f"the context was lost in a failure ({error}); close it, make another"
+
+    def refusal(self, what: str, otherwise: str) -> PyllamaMtpError:
+        """The exception for something that llama.cpp has just refused: InsufficientMemoryError if
+        its log says so, else UsageError. `otherwise` is the reason where the log gives none."""
+        said = native.take_recent_errors()
+        self.model.refuse_lost_worker()
+        if native.short_of_memory(said):
+            return InsufficientMemoryError(f"no memory for {what}: {said}")
+        return UsageError(f"{what} is not possible here: {said or otherwise}")
+
+    # -- decode --------------------------------------------------------------------------------
 
     def decode(
         self,
@@ -90,7 +360,7 @@ class Context(DraftingContext):
             with self._alone:
                 self.handle  # noqa: B018 - raises when closed
             return
-        self._call(self._lib.pyllama_synchronize)
+        self.call(self._lib.pyllama_synchronize)
         self.model.refuse_lost_worker()
         self._settled = True
 
@@ -187,6 +457,13 @@ class Context(DraftingContext):
             masked = on and self.options.tap == "outputs"
             self._lib.llama_mtp_set_embeddings_nextn(self.handle, on, masked)
 
+    def set_tap_point(self, point: str) -> None:
+        """Where the next decodes take hidden rows: "post-norm" or "pre-norm", see `hidden` of
+        :class:`.ContextOptions`. Ignored by upstream's library."""
+        lib, before = self._lib, point == "pre-norm"
+        native_point = lib.LLAMA_MTP_TAP_PRE_NORM if before else lib.LLAMA_MTP_TAP_POST_NORM
+        lib.llama_set_embeddings_pre_norm_point(self.handle, native_point)
+
     def set_block(self, block: int) -> None:
         """Which of several MTP blocks the next decodes run; for a context of MTP blocks alone."""
         if block != self._block:
@@ -265,14 +542,14 @@ class Context(DraftingContext):
         back = self.past(seq) - start
         if start > 0 and back > self.rewind(seq):
             return False
-        removed = bool(self._call(self._lib.pyllama_memory_seq_rm, seq, start, -1))
+        removed = bool(self.call(self._lib.pyllama_memory_seq_rm, seq, start, -1))
         if removed and back > 0:
             self._rewind.pop(seq, None)
         return removed
 
     def clear(self) -> None:
         """Empty the cache."""
-        self._call(self._lib.pyllama_memory_clear)
+        self.call(self._lib.pyllama_memory_clear)
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -336,3 +613,149 @@ class Context(DraftingContext):
         reason = native.reason(self._message)
         kind = InsufficientMemoryError if native.short_of_memory(reason) else FatalDecodeError
         return kind(f"the state cannot be {what}: {reason}")
+
+    # -- drafts --------------------------------------------------------------------------------
+
+    def draft(
+        self,
+        tokens: Ints,
+        seqs: Ints,
+        n: int,
+        n_candidates: int = 0,
+        temperatures: Floats | None = None,
+        noise: Floats | None = None,
+    ) -> Ints:
+        """The MTP block's drafts for what follows the newest token of each sequence, in one graph.
+
+        Caches and the results of the last decode stay. For a context with_mtp.
+
+        Args:
+            tokens: [n_seqs] int32: the newest tokens, not decoded yet.
+            seqs: [n_seqs] int32: each has decoded something. More than one need a unified cache.
+            n: drafts for each.
+            n_candidates: keep the logits of so many best tokens of every draft; see
+                :attr:`draft_logits`.
+            temperatures: [n_seqs] float32, above 0: drafts are drawn from softmax(logits /
+                temperature) by `noise`; None: drafts are the best tokens.
+            noise: [n, n_seqs, n_head] float32 from the standard Gumbel distribution: the largest of
+                logits / temperature + noise is drawn; see :attr:`n_head`. Zeros give the best
+                token.
+
+        Returns:
+            [n, n_seqs] int32.
+
+        Raises:
+            UsageError: no such context, or arrays of other shapes.
+            NoKVSlotError: the cache has no room for the drafts.
+            FatalDecodeError: the logits hold a NaN (on a GPU drafts do not tell).
+            DecodeError: as :meth:`decode`.
+        """
+        self._check_draft(tokens, seqs, n, n_candidates)
+        view, null = self._ffi.from_buffer, self._ffi.NULL
+        tokens, seqs = (np.ascontiguousarray(a, dtype=np.int32) for a in (tokens, seqs))
+        drafts = np.empty((n, len(seqs)), dtype=np.int32)
+        drawn = null, null
+        self._draft_shape = (n, len(seqs), n_candidates)
+        if temperatures is not None or noise is not None:
+            self._draft_shape = (n, len(seqs), self.n_head)
+            drawn = self._noise(temperatures, noise, n_candidates)
+        arguments = view("int32_t[]", tokens), view("int32_t[]", seqs), len(seqs), n, n_candidates
+        code = self._run(self._lib.pyllama_mtp_draft, *arguments, *drawn, view("int32_t[]", drafts))
+        if code != 0:
+            self._fail(code)
+        self._raise_what_came()
+        if drafts.min() < 0:
+            raise FatalDecodeError(NAN)
+        return drafts
+
+    def _noise(
+        self, temperatures: Floats | None, noise: Floats | None, n_candidates: int
+    ) -> tuple[Any, Any]:
+        """Noise and factors for the native call."""
+        shapes = [None if array is None else array.shape for array in (noise, temperatures)]
+        if shapes != [self._draft_shape, self._draft_shape[1:2]] or n_candidates:
+            raise UsageError(
+                f"noise of shape {shapes[0]} and temperatures of shape {shapes[1]}, expected "
+                f"{self._draft_shape} and {self._draft_shape[1:2]}, without candidates"
+            )
+        assert temperatures is not None and noise is not None
+        pair = (noise, 1 / temperatures)
+        arrays = [np.ascontiguousarray(array, dtype=np.float32) for array in pair]
+        return tuple(self._ffi.from_buffer("float[]", array) for array in arrays)
+
+    def _check_draft(self, tokens: Ints, seqs: Ints, n: int, n_candidates: int) -> None:
+        """Refuse what would have the native call read beyond its arrays, or fail without a
+        reason."""
+        options = self.options
+        if not options.with_mtp:
+            raise UsageError("drafts come from a context with_mtp")
+        if options.n_seq_max > 1 and not options.unified:
+            raise UsageError("drafts of a context for several sequences need a unified cache")
+        if n < 1 or n_candidates < 0 or not 0 < len(seqs) == len(tokens):
+            raise UsageError(
+                f"{n} drafts with {n_candidates} candidates after {len(tokens)} tokens of "
+                f"{len(seqs)} sequences: it takes one draft or more, and a token of each sequence"
+            )
+
+    @property
+    def draft_logits(self) -> Floats:
+        """[n, n_seqs, n_candidates] float32 of the last :meth:`draft`: logits of the best tokens of
+        each, in no order; of drawn drafts all logits, [n, n_seqs, n_head]. A view that the next
+        draft overwrites. Raises UsageError when the last draft left none."""
+        n = self._ffi.new("int32_t *")
+        pointer = self._lib.llama_mtp_get_draft_logits(self.handle, n)
+        if not n[0]:
+            raise UsageError("the last draft left no logits: ask it for candidates")
+        return self._view(pointer, int(n[0])).reshape(*self._draft_shape[:2], -1)
+
+    def reserve_rounds(self, n_seqs: int, depths: Iterable[int]) -> None:
+        """Allocate what rounds of `n_seqs` sequences need, for each of these numbers of drafts.
+        Raises InsufficientMemoryError: there is no room for it."""
+        for n in depths:
+            if not self.call(self._lib.pyllama_mtp_reserve, n_seqs, n):
+                self.model.refuse_lost_worker()
+                said = native.take_recent_errors()
+                raise InsufficientMemoryError(f"no memory for rounds of {n} drafts: {said}")
+
+    @property
+    def n_head(self) -> int:
+        """Rows of the LM head that drafts come from."""
+        return self.model.n_vocab if self.draft_ids is None else len(self.draft_ids)
+
+    # -- figures -------------------------------------------------------------------------------
+
+    @property
+    def n_past(self) -> int:
+        """Positions of sequence 0 in the cache: the next one to fill."""
+        return self.past()
+
+    def past(self, seq: int = SEQ) -> int:
+        """Positions of a sequence in the cache."""
+        self.handle  # noqa: B018 - raises when closed
+        return int(self._lib.llama_memory_seq_pos_max(self._memory, seq)) + 1
+
+    @property
+    def graphs_built(self) -> int:
+        """How often a decode or draft found no graph of its shape and built one."""
+        return int(self._lib.llama_mtp_get_n_graphs_built(self.handle))
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of logits and greedy tokens that decodes have copied out so far."""
+        return int(self._lib.llama_mtp_get_output_bytes(self.handle))
+
+    def memory(self, device: Any = None) -> dict[str, int]:
+        """Bytes: "model" (weights), "context" (caches and snapshots), "compute" (graph buffers).
+
+        Args:
+            device: the ggml_backend_dev_t whose memory is meant; NULL: the host's; None: all.
+        """
+        sizes = self._ffi.new("struct llama_mtp_memory *")
+        which = (True, self._ffi.NULL) if device is None else (False, device)
+        self._call(self._lib.pyllama_mtp_get_memory, *which, sizes)
+        return {"model": sizes.model, "context": sizes.context, "compute": sizes.compute}
+
+    def _view(self, pointer: Any, n: int) -> Floats:
+        if not pointer:
+            raise UsageError("the last decode produced no such rows (is the hidden-state tap on?)")
+        return np.frombuffer(self._ffi.buffer(pointer, n * 4), dtype=np.float32)

@@ -10,17 +10,29 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelFileError, UsageError
-from ..models.draftvocab import DEFAULT_SIZE, Ids, choose
+from ..models.draftvocab import (
+    DEFAULT_SIZE,
+    Ids,
+    choose,
+    n_lm_heads,
+    n_rows,
+    own_head,
+    trimmed_head,
+    trimmed_head_ids,
+)
 from ..models.ggufheader import TENSOR_TYPES, TensorEntry
 from ..models.modelinfo import GGUFInfo
-from ..models.trimmedhead import n_lm_heads, n_rows, own_head, trimmed_head, trimmed_head_ids
 from ..settings import available_threads
 from . import native
+
+if TYPE_CHECKING:
+    from .context import Context
 
 log = logging.getLogger("pyllama_mtp")
 
@@ -191,8 +203,8 @@ class HeadFile:
             values = np.empty((len(rows), self._n_embd), dtype=np.float32)
             to_float = lib.ggml_get_type_traits(self._stored).to_float
             to_float(ffi.from_buffer(rows), ffi.from_buffer("float[]", values), values.size)
-        given = ffi.from_buffer("float[]", values), ffi.from_buffer(out)
-        lib.ggml_quantize_chunk(self.type, *given, 0, len(rows), self._n_embd, ffi.NULL)
+        buffers = ffi.from_buffer("float[]", values), ffi.from_buffer(out)
+        lib.ggml_quantize_chunk(self.type, *buffers, 0, len(rows), self._n_embd, ffi.NULL)
 
 
 def head_tensor(info: GGUFInfo) -> TensorEntry:
@@ -292,3 +304,78 @@ def _by_size(info: GGUFInfo) -> Ids | None:
     except ModelFileError as error:
         log.info("drafting over the whole vocabulary: %s", error)
         return None
+
+
+def set_draft_head(context: Context, rows: HeadRows | None, ids: Ids) -> None:
+    """Give the MTP block an LM head over a part of the vocabulary, for :meth:`.Context.draft`.
+
+    Args:
+        rows: [n] rows of the model's LM head, as they are in its file; None: the rows of the
+            trimmed head that the file has.
+        ids: [n] int32: their tokens, ascending; of a trimmed head, in the order of the file.
+
+    Raises:
+        UsageError: the library, or the model, has no use for one.
+        InsufficientMemoryError: there is no room for the rows.
+    """
+    ids = np.array(ids, dtype=np.int32)
+    if rows is None:
+        _use_model_draft_head(context, ids)
+        return
+    ffi, lib = context.library.ffi, context.library.lib
+    data = np.ascontiguousarray(rows.data)
+    if not len(ids) or rows.type < 0:
+        raise UsageError(f"a draft head of {len(ids)} rows of type {rows.type}")
+    pointers = (ffi.from_buffer(data), ffi.from_buffer("int32_t[]", ids))
+    arguments = rows.type, pointers[0], data.nbytes, pointers[1], len(ids)
+    if not context.call(lib.pyllama_mtp_set_draft_head, *arguments):
+        raise context.refusal("a draft head", "it needs the patched library")
+    context.draft_ids = ids
+
+
+def _use_model_draft_head(context: Context, ids: Ids) -> None:
+    ffi, lib = context.library.ffi, context.library.lib
+    out = ffi.new("int32_t *[1]")
+    n = context.call(lib.pyllama_mtp_use_model_draft_head, out)
+    if not n:
+        raise context.refusal("a draft head", "it needs a trimmed head")
+    context.model.refuse_lost_worker()
+    native_ids = np.frombuffer(ffi.buffer(out[0], 4 * n), dtype=np.int32)
+    if not np.array_equal(native_ids, ids):
+        raise UsageError("the file's trimmed head has other tokens than these")
+    context.draft_ids = ids
+
+
+def use_own_head(context: Context) -> None:
+    """Give the MTP block its own LM head again, over the whole vocabulary."""
+    if context.draft_ids is not None:
+        lib, null = context.library.lib, context.library.ffi.NULL
+        context.call(lib.pyllama_mtp_set_draft_head, 0, null, 0, null, 0)
+        context.draft_ids = None
+
+
+def replace_draft_rows(context: Context, slots: Ids, ids: Ids, rows: HeadRows) -> None:
+    """Write other rows over some of the draft head's rows, in place.
+
+    Args:
+        slots: [n] int32: which rows of the head, none twice.
+        ids: [n] int32: their tokens from now on, none of which the head has already.
+        rows: [n], of the type that the head has.
+
+    Raises:
+        UsageError: the head was not given rows, or these do not fit.
+    """
+    slots, ids = np.array(slots, dtype=np.int32), np.array(ids, dtype=np.int32)
+    if len(slots) != len(ids):
+        raise UsageError(f"{len(slots)} slots for {len(ids)} tokens")
+    ffi, lib = context.library.ffi, context.library.lib
+    data = np.ascontiguousarray(rows.data)
+    pointers = [ffi.from_buffer("int32_t[]", array) for array in (slots, ids)]
+    arguments = (len(ids), *pointers, ffi.from_buffer(data), data.nbytes)
+    if not context.call(lib.pyllama_mtp_replace_draft_rows, *arguments):
+        said = native.take_recent_errors()
+        context.model.refuse_lost_worker()
+        raise UsageError(f"no row is replaced: {said or 'it needs the patched library'}")
+    assert context.draft_ids is not None
+    context.draft_ids = context.draft_ids.copy()  # earlier distributions refer to the old array
+    context.draft_ids[slots] = ids

@@ -24,12 +24,11 @@ from ..errors import (
     UsageError,
 )
 from ..models import hub
-from ..models.draftvocab import ranked_tokens
+from ..models.draftvocab import ranked_tokens, trimmed_head
 from ..models.ggufheader import TENSOR_TYPES
 from ..models.ggufinfo import validate_model_file
 from ..models.memory import available_memory
 from ..models.modelinfo import GGUFInfo
-from ..models.trimmedhead import trimmed_head
 from ..settings import Sampling
 from . import chat, native, rpc, trial
 from .adapters import Adapters, read_adapter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
@@ -24,7 +24,7 @@ from ..arguments import (
     words,
 )
 from ..errors import ModelFileError, UsageError
-from ..models.trimmedhead import n_rows, trimmed_head
+from ..models.draftvocab import n_rows, trimmed_head
 from . import rpc
 
 if TYPE_CHECKING:
@@ -45,11 +45,11 @@ class ModelArguments(TypedDict, total=False):
     """Types of the arguments for :class:`ModelOptions`, for editors and type checkers (PEP 692)."""
 
     n_gpu_layers: int
-    device: str | Sequence[str] | None
     rpc_servers: str | Sequence[str]
     rpc_timeout: int
-    split_mode: str
     tensor_split: Sequence[float] | None
+    device: str | Sequence[str] | None
+    split_mode: str
     main_gpu: int
     n_cpu_moe: int
     cpu_moe: bool
@@ -72,6 +72,11 @@ def _names(name: str, value: object) -> tuple[str, ...]:
     if twice:
         raise UsageError(f"device {twice!r} is named twice")
     return names
+
+
+def _mib(text: str) -> int:
+    """The bytes of so many MiB."""
+    return int(text) << 20
 
 
 def _overrides(name: str, value: object) -> tuple[tuple[str, str], ...]:
@@ -102,57 +107,92 @@ class ModelOptions:
     """Parameters of one model, in llama.cpp's terms. Raises UsageError for a value that cannot be.
 
     Attributes:
-        n_gpu_layers: layers on a GPU or worker, counted from the last one; -1 is all, 0 none. No
-            effect without a GPU or worker.
-        device: names of the devices that may hold layers, in this order; "none": the CPU only.
-            None: the workers' devices, then the GPUs of this machine.
-        rpc_servers: "HOST:PORT" of workers (``pyllama-mtp rpc-worker``), whose devices then hold
-            the layers, before the GPUs of this machine. Trusted networks only; see
-            :mod:`pyllama_mtp.llama.rpc`.
-        rpc_timeout: seconds that a worker may be silent before it is lost; 0: any time. Long enough
-            for a batch of n_batch tokens.
-        split_mode: how several devices share the model: "layer" by layer; "row": matrices by rows,
-            where a device can; "none": the device of `main_gpu` holds all.
-        tensor_split: shares of the layers, one per device, in their order. Default: by free memory.
-        main_gpu: index of the device for split_mode "none", and for tensors that "row" does not
+        n_gpu_layers: layers to put on GPUs or workers, counted from the last one; -1: all; 0: none.
+            No effect without a GPU or worker.
+        device: devices that may hold layers, in this order; "none": the CPU only (default: workers,
+            then GPUs). ``pyllama-mtp doctor`` lists them.
+        rpc_servers: spread the layers over these workers (``pyllama-mtp rpc-worker`` starts one),
+            then over the GPUs of this machine; nothing is authenticated or encrypted: trusted
+            networks only. "HOST:PORT" each; see :mod:`pyllama_mtp.llama.rpc`.
+        rpc_timeout: give a silent worker up after so many seconds, which must suffice for a batch;
+            0: never.
+        split_mode: how several devices share the model: "layer": each has some layers; "row":
+            matrices are split by rows, where a device can; "none": the main GPU has all.
+        tensor_split: shares of the layers: of the workers in their order, then of this machine's
+            GPUs (default: by free memory).
+        main_gpu: index of the device for split mode "none", and for tensors that "row" does not
             split.
-        n_cpu_moe: the experts of the first N layers stay on the CPU.
-        cpu_moe: all experts stay on the CPU.
-        moe_cache_size: bytes on the GPUs for the experts used last, of layers whose experts all
-            stay on the CPU; each context of the model has such a cache. 0: none. Several GPUs share
-            it as they share the layers.
-        override_tensor: (pattern, device) pairs, or a mapping: tensors whose name matches the
-            regular expression go to this device, or to the "CPU". The first match counts, and
-            counts more than `n_cpu_moe` and `cpu_moe`.
-        use_mmap: map the file into memory instead of reading it. None: if every device can.
-        use_mlock: keep the weights from being swapped out, as far as the system allows.
-        no_alloc: load no weights, to estimate memory; see :mod:`pyllama_mtp.sizing`.
-        lora: LoRA adapters, all of which apply: a file, or several, or (file, scale) pairs.
-        head: a file with an MTP head, to use instead of the model's own. None: a model without a
-            head takes the file ``mtp-NAME*.gguf`` beside it, if there is one; "none": no such file.
+        n_cpu_moe: keep the experts of the first N layers on the CPU.
+        cpu_moe: keep all experts on the CPU.
+        moe_cache_size: memory on the GPUs for the experts used last, of layers whose experts all
+            stay on the CPU; 0: none. In bytes, on the command line in MiB. Each context of the
+            model has such a cache. Several GPUs share it as they share the layers.
+        override_tensor: put the tensors whose names match this regular expression on this device,
+            or on CPU; the first match counts. (pattern, device) pairs, or a mapping. They count
+            more than `n_cpu_moe` and `cpu_moe`.
+        use_mmap: map the model file into memory instead of reading it (default: if every device
+            can).
+        use_mlock: keep the weights from being swapped out, as far as the system's limits allow.
+        no_alloc: load no weights, to estimate memory; see :mod:`pyllama_mtp.resolved`.
+        lora: apply these LoRA adapters (.gguf) to the model; drafts follow them. A file, or
+            several, or (file, scale) pairs.
+        head: a .gguf file with the MTP head; "none" takes only a head in the model's own file
+            (default: the model's own head, else that of a file mtp-NAME*.gguf beside the model).
     """
 
-    n_gpu_layers: int = option(-1, wholes(-1, _MOST, "-1 (all), 0 or above"))
-    device: Any = option(None, Kind(_names).or_this(None))
-    rpc_servers: Any = option((), Kind(lambda name, value: rpc.check_addresses(value)))
+    n_gpu_layers: int = option(
+        -1, wholes(-1, _MOST, "-1 (all), 0 or above"), "-ngl --n-gpu-layers N", part="placement"
+    )
+    rpc_servers: Any = option(
+        (),
+        Kind(lambda _, value: rpc.check_addresses(value), several=True),
+        "--rpc HOST:PORT,...",
+        part="placement",
+    )
     rpc_timeout: int = option(
-        rpc.SILENCE_S, wholes(0, _MOST // 1000, "0 (no limit) or above, in seconds")
+        rpc.SILENCE_S,
+        wholes(0, _MOST // 1000, "0 (no limit) or above, in seconds"),
+        "SECONDS",
+        part="placement",
     )
-    split_mode: str = option("layer", words(*SPLIT_MODES))
     tensor_split: Any = option(
-        None, Kind(partial(numbers_of, allowed="numbers, one per device")).or_this(None)
+        None,
+        Kind(partial(numbers_of, allowed="numbers, one per device"), float, several=True).or_this(
+            None
+        ),
+        "N,...",
+        part="placement",
     )
-    main_gpu: int = option(0, wholes(0, _MOST, "index of a device, 0 or above"))
-    n_cpu_moe: int = option(0, wholes(0, _MOST, "0 layers or more"))
-    cpu_moe: bool = option(False, FLAG)
-    moe_cache_size: int = option(0, wholes(0, _MOST_BYTES, "0 (no cache) or a number of bytes"))
-    override_tensor: Any = option((), Kind(_overrides))
-    use_mmap: bool | None = option(None, FLAG.or_this(None))
-    use_mlock: bool = option(False, FLAG)
+    device: Any = option(
+        None, Kind(_names, several=True).or_this(None), "NAME,...", part="placement"
+    )
+    split_mode: str = option("layer", words(*SPLIT_MODES), part="placement")
+    main_gpu: int = option(
+        0, wholes(0, _MOST, "index of a device, 0 or above"), "INDEX", part="placement"
+    )
+    n_cpu_moe: int = option(0, wholes(0, _MOST, "0 layers or more"), "N", part="big")
+    cpu_moe: bool = option(False, FLAG, part="big")
+    moe_cache_size: int = option(
+        0,
+        replace(wholes(0, _MOST_BYTES, "0 (no cache) or a number of bytes"), read=_mib),
+        "--moe-cache-mib N",
+        part="big",
+    )
+    override_tensor: Any = option(
+        (),
+        Kind(_overrides, partial(str.rsplit, sep="=", maxsplit=1), several=True),
+        "PATTERN=DEVICE,...",
+        part="big",
+    )
+    use_mmap: bool | None = option(None, FLAG.or_this(None), "--mmap", part="big")
+    use_mlock: bool = option(False, FLAG, "--mlock", part="big")
     no_alloc: bool = option(False, FLAG)
-    lora: Any = option((), Kind(_adapters))
+    lora: Any = option((), Kind(_adapters, several=True), "FILE,...", part="big")
     head: Any = option(
-        None, Kind(partial(file_name, kind="a .gguf file, 'none', or None")).or_this(None)
+        None,
+        Kind(partial(file_name, kind="a .gguf file, 'none', or None")).or_this(None),
+        "FILE|none",
+        part="head",
     )
 
     def __post_init__(self) -> None:

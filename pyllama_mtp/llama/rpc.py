@@ -66,13 +66,13 @@ os.register_at_fork(after_in_child=_forget_connections)
 
 def parse_address(text: str) -> tuple[str, int]:
     """Host and port of "HOST:PORT". Raises UsageError: `text` is something else."""
-    found = re.fullmatch(r"([^\s:/,]+):(\d{1,5})", text)
-    if not found or not 0 < int(found[2]) < 2**16:
+    parts = re.fullmatch(r"([^\s:/,]+):(\d{1,5})", text)
+    if not parts or not 0 < int(parts[2]) < 2**16:
         raise UsageError(
             f"{text!r} is not the address of a worker; give HOST:PORT, as in 127.0.0.1:50052 "
             "(a name or an IPv4 address, and a port from 1 to 65535)"
         )
-    return found[1], int(found[2])
+    return parts[1], int(parts[2])
 
 
 def check(address: str, timeout: float = TIMEOUT_S) -> None:
@@ -81,8 +81,8 @@ def check(address: str, timeout: float = TIMEOUT_S) -> None:
     host, port = parse_address(address)
     start = f"start one there with `pyllama-mtp rpc-worker --host {host} --port {port}`"
     try:
-        found = socket.gethostbyname(host)  # as ggml does: IPv4
-        connection = socket.create_connection((found, port), timeout)
+        address_v4 = socket.gethostbyname(host)  # as ggml does: IPv4
+        connection = socket.create_connection((address_v4, port), timeout)
     except OSError as reason:
         raise UsageError(f"no worker can be reached at {address} ({reason}); {start}") from None
     with connection:
@@ -114,12 +114,12 @@ def check(address: str, timeout: float = TIMEOUT_S) -> None:
 
 def check_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
     """The addresses. Raises UsageError for one that is malformed or named twice; sends nothing."""
-    found = (addresses,) if isinstance(addresses, str) else tuple(addresses)
-    for address in found:
+    workers = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+    for address in workers:
         parse_address(address)
-        if found.count(address) > 1:
+        if workers.count(address) > 1:
             raise UsageError(f"the worker {address} is named twice")
-    return found
+    return workers
 
 
 def lost(address: str) -> str | None:
@@ -312,10 +312,10 @@ def _free_address(host: str, port: int) -> str:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((socket.gethostbyname(host), port))
-            found, chosen = probe.getsockname()
+            own_address, chosen = probe.getsockname()
     except (OSError, OverflowError) as reason:
         raise UsageError(
             f"cannot listen at {host}:{port} ({reason}); the host is a name or an IPv4 address of "
             "this machine, and port 0 takes a free one"
         ) from None
-    return f"{found}:{chosen}"
+    return f"{own_address}:{chosen}"

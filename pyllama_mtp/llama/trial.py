@@ -2,12 +2,13 @@
 
 Files of some architectures are checked in depth before the native code sees them. Of other files
 only the header is checked, and upstream's loader, tokenizer and graphs may fail on the rest. So a
-child process (:mod:`pyllama_mtp.trialchild`) loads the file, reads its vocabulary, and decodes a
+child process (:func:`serve`) loads the file, reads its vocabulary, and decodes a
 few tokens. A child that crashes or hangs is an error here. The file stays in the system's cache.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import errors
-from ..errors import InsufficientMemoryError, LibraryError, ModelFileError
+from ..errors import InsufficientMemoryError, LibraryError, ModelFileError, PyllamaMtpError
 from ..models.memory import available_memory
 from . import native
 
@@ -32,8 +33,13 @@ _SAID = 400
 _CHILD = (
     "import sys; sys.path[:] = filter(None, sys.path); import json; "  # not what lies here
     "request = json.load(sys.stdin); sys.path[:] = request['sys_path']; "
-    "from pyllama_mtp import trialchild; trialchild.serve(request)"
+    "from pyllama_mtp.llama import trial; trial.serve(request)"
 )
+
+#: Tokens of the prompt, in graphs of 16. Only one row of the last graph is wanted, which graphs of
+#: cogvlm ignore.
+N_TOKENS = 40
+_PR_SET_PDEATHSIG = 1
 
 #: What has passed; see :func:`_identity`.
 _passed: set[tuple[Any, ...]] = set()
@@ -119,3 +125,43 @@ def _raise_what_was(answer: dict[str, str], path: str) -> None:
     if issubclass(kind, InsufficientMemoryError | LibraryError):
         raise kind(message)
     raise ModelFileError(f"{path} cannot be used: {message}", path)
+
+
+# -- the child -------------------------------------------------------------------------------------
+
+
+def serve(request: dict[str, Any]) -> None:
+    """Try the file of the request; write a JSON object, with the error if any, to stdout."""
+    global is_child
+    is_child = True
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    failure = {}
+    try:
+        native.load(request["library"])
+        _use(request["path"], request["arguments"])
+    except PyllamaMtpError as error:
+        failure = {"error": type(error).__name__, "message": str(error)}
+    json.dump(failure, answer)
+    answer.close()
+
+
+def _use(path: str, arguments: dict[str, Any]) -> None:
+    """Load the model, read its vocabulary, and decode tokens from all over it, as a session."""
+    from ..session import Session
+    from ..settings import Settings
+    from .model import Model
+
+    with Model(path, device="none", **arguments) as model:
+        settings = Settings(n_ctx=256, n_batch=16, n_ubatch=16, draft_n_max=int(model.has_mtp))
+        with Session(model, settings) as session:
+            if arguments["no_alloc"]:
+                return
+            model.tokenize("Ein Text, 12 words:\n\tfoo(\u00e9, \U0001f600)", parse_special=True)
+            read, piece = model._lib.llama_token_to_piece, model._ffi.new("char[64]")
+            for token in range(model.n_vocab):
+                read(model._vocab, token, piece, len(piece), 0, True)
+            last = model.n_vocab - 1
+            prompt = [i * last // (N_TOKENS - 1) for i in range(N_TOKENS)]
+            session.generate(prompt, max_tokens=3, ignore_eos=True).run()

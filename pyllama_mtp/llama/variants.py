@@ -63,13 +63,13 @@ def read_stamp(folder: Path) -> dict[str, Any]:
     libraries = sorted(folder.glob("libllama.so*"), reverse=True)
     if not libraries:
         raise LibraryError(f"{folder} holds {SHIM} but no libllama.so*: an incomplete build.")
-    found = STAMP.search(libraries[0].read_bytes())
-    if not found:
+    stamp = STAMP.search(libraries[0].read_bytes())
+    if not stamp:
         raise LibraryError(
             f"{libraries[0]} carries no stamp: it was not built by this package. Build one with "
             f"`pip install --force-reinstall .`, or unset {ENVIRONMENT_VARIABLE}."
         )
-    return dict(json.loads(found[0]))
+    return dict(json.loads(stamp[0]))
 
 
 def check_stamp(stamp: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:
@@ -80,11 +80,11 @@ def check_stamp(stamp: dict[str, Any], expected: dict[str, Any], folder: Path) -
         ("upstream commit", stamp.get("upstream_commit"), expected["upstream_commit"]),
         ("patch series", stamp.get("series"), expected["series"].get(variant)),
     ]
-    for what, found, wanted in pairs:
-        if found != wanted:
+    for what, built, wanted in pairs:
+        if built != wanted:
             raise LibraryError(
                 f"the libraries in {folder} (variant {variant!r}) do not belong to this package: "
-                f"{what} {found}, but the bindings were built for {wanted}. Build both together: "
+                f"{what} {built}, but the bindings were built for {wanted}. Build both together: "
                 f"`pip install --force-reinstall .`, and unset {ENVIRONMENT_VARIABLE} if it points "
                 "to an older build."
             )
@@ -96,8 +96,8 @@ def cpu_flags() -> frozenset[str] | None:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
         return None
-    found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
-    return frozenset(found[1].split()) if found else None
+    line = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    return frozenset(line[1].split()) if line else None
 
 
 def missing_cpu_features(stamp: dict[str, Any]) -> list[str]:

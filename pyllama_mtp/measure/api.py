@@ -25,15 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.arguments import as_float
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure import records as flat
-from pyllama_mtp.measure import series
-from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.compare import THRESHOLD, Change, Comparison, of_variants
 from pyllama_mtp.measure.compare import compare as compare_cells
-from pyllama_mtp.measure.planargs import make_plan
-from pyllama_mtp.measure.profile import Profile, profile
-from pyllama_mtp.measure.published import Published, read_published
-from pyllama_mtp.measure.recordfile import Records, check_output, read_file
+from pyllama_mtp.measure.figures import FIELDS, Cell, sections
+from pyllama_mtp.measure.plan import make_plan
+from pyllama_mtp.measure.profile import profile
+from pyllama_mtp.measure.records import Profile, Records, check_output, read_file
 from pyllama_mtp.measure.text import counted
 
 if TYPE_CHECKING:
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from pyllama_mtp import Model, Sampling, Settings
-    from pyllama_mtp.measure.matrix import Event
+    from pyllama_mtp.measure.run import MatrixEvent
 
 __all__ = [
     "Change",
@@ -52,7 +49,6 @@ __all__ = [
     "matrix",
     "profile",
     "read",
-    "read_published",
 ]
 
 PathLike = str | os.PathLike[str]
@@ -64,7 +60,7 @@ class Results:
     """Cells of speed matrices, as tables, plots, reports and comparisons.
 
     Attributes:
-        cells: as measured, with every sample; see ``measure/cells.py`` for fields and units.
+        cells: as measured, with every sample; see :class:`.figures.Cell` for fields and units.
         commands: the commands that measured the cells, by their `run`, as far as recorded.
     """
 
@@ -116,10 +112,8 @@ class Results:
             UsageError: cells have no such attribute.
         """
         for name in fields:
-            if name not in Cell.__dataclass_fields__:
-                raise UsageError(
-                    f"cells have no {name!r}; they have: {', '.join(Cell.__dataclass_fields__)}"
-                )
+            if name not in FIELDS:
+                raise UsageError(f"cells have no {name!r}; they have: {', '.join(FIELDS)}")
         wanted = fields.items()
         chosen = [c for c in self.cells if all(getattr(c, name) == value for name, value in wanted)]
         return Results(chosen, self.commands)
@@ -132,7 +126,9 @@ class Results:
         MTP, with the bounds of their interval; `elapsed_s` is in seconds; `acceptance_1`, ... are
         accepted / drafted per position; `synthetic` says that the acceptance was imposed.
         """
-        return flat.records(self.cells)
+        from pyllama_mtp.measure.table import records
+
+        return records(self.cells)
 
     def frame(self) -> pandas.DataFrame:
         """:meth:`records` as a data frame, one row per cell.
@@ -150,40 +146,36 @@ class Results:
         frame: pandas.DataFrame = pandas.DataFrame(self.records())
         return frame
 
-    def plot(
-        self, kind: str, ax: Axes | None = None, *, published: Sequence[Published] = ()
-    ) -> Axes:
+    def plot(self, kind: str, ax: Axes | None = None) -> Axes:
         """Draw one plot and return its axes.
 
         Args:
             kind: "prefill", "decode" (tokens per second against prompt size), "prefill-ratio",
                 "decode-ratio" (to no MTP), or "acceptance" (against draft position).
             ax: matplotlib axes to draw into; None makes a figure with pyplot.
-            published: figures to draw behind, from :func:`read_published`.
 
         Raises:
             UsageError: no such plot, nothing to show in it, or matplotlib is not installed.
         """
-        from pyllama_mtp.measure.report import plots, style
-        from pyllama_mtp.measure.report.curves import check_kind
+        from pyllama_mtp.measure import page
 
-        plots.require_matplotlib()
-        checked = check_kind(kind)
+        page.require_matplotlib()
+        checked = page.check_kind(kind)
         if ax is not None:
-            plots.draw(ax, self.cells, checked, published)
+            page.draw(ax, self.cells, checked)
             return ax
         from matplotlib import pyplot
 
-        size = plots.figure_size(self.cells, checked, published, style.WIDE)
-        figure, ax = pyplot.subplots(figsize=size, layout="constrained", facecolor=style.PAPER)
-        try:
-            plots.draw(ax, self.cells, checked, published)
-        except UsageError:
-            pyplot.close(figure)
-            raise
+        with page.theme():
+            figure, ax = pyplot.subplots(figsize=page.figure_size(self.cells, checked))
+            try:
+                page.draw(ax, self.cells, checked)
+            except UsageError:
+                pyplot.close(figure)
+                raise
         return ax
 
-    def report(self, directory: PathLike, *, published: Sequence[Published] = ()) -> Path:
+    def report(self, directory: PathLike) -> Path:
         """Write a page with all plots and tables, as ``pyllama-mtp report`` does.
 
         Returns:
@@ -192,16 +184,16 @@ class Results:
         Raises:
             UsageError: no cells, matplotlib is not installed, or the folder cannot be written.
         """
-        from pyllama_mtp.measure.report.page import write_report
+        from pyllama_mtp.measure.page import write_report
 
-        return write_report(self.cells, directory, published=published, commands=self.commands)[0]
+        return write_report(self.cells, directory, commands=self.commands)[0]
 
     def markdown(self) -> str:
         """The tables of the report in Markdown, one section per model, machine and prompt class."""
-        from pyllama_mtp.measure.report import tables
+        from pyllama_mtp.measure.table import Section
 
-        sections = series.sections(self.cells)
-        return "\n\n".join(tables.markdown(section, self.commands) for section in sections)
+        parts = sections(self.cells)
+        return "\n\n".join(Section(part, self.commands).markdown() for part in parts)
 
     def compare_variants(self, old: str, new: str, **options: Any) -> Comparison:
         """Compare two library variants measured in one run; options as of :func:`compare`.
@@ -221,12 +213,12 @@ def read(*paths: PathLike) -> Results:
     """
     if not paths:
         raise UsageError("give at least one file of cells")
-    found = Results()
+    results = Results()
     for path in paths:
         file = read_file(path)
-        found.cells.extend(file.cells)
-        found.commands.update(flat.run_commands(file))
-    return found
+        results.cells.extend(file.cells)
+        results.commands.update(file.commands)
+    return results
 
 
 def compare(
@@ -273,7 +265,7 @@ def matrix(
     budget_s: float | None = None,
     n_gpu_layers: int = -1,
     output: PathLike | None = None,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: Callable[[MatrixEvent], None] = lambda event: None,
     **axes: Any,
 ) -> Results:
     """Measure a speed matrix in this process, as ``pyllama-mtp matrix`` does.
@@ -315,14 +307,14 @@ def matrix(
     """
     from pyllama_mtp import Model, Sampling, Settings
     from pyllama_mtp.llama import native
-    from pyllama_mtp.measure.header import Request
-    from pyllama_mtp.measure.run import run_matrix
-    from pyllama_mtp.measure.workload import source_of_prompts
+    from pyllama_mtp.measure.prompts import source_of_prompts
+    from pyllama_mtp.measure.run import MatrixRequest, run_matrix
     from pyllama_mtp.models.demo import demo_path
 
     usual = depths is None
     chosen = (0, 2, 3, "auto") if usual else depths
-    plan = make_plan(sizes, chosen, max_tokens, repeat, classes, axes)
+    source = source_of_prompts(None if text is None else "text", text)
+    plan = make_plan(sizes, chosen, max_tokens, repeat, classes, axes, source)
     for name, given, kind in (("settings", settings, Settings), ("sampling", sampling, Sampling)):
         if given is not None and not isinstance(given, kind):
             raise UsageError(f"{name} is a {type(given).__name__}; it must be a {kind.__name__}")
@@ -330,12 +322,11 @@ def matrix(
         raise UsageError(f"budget_s is {budget_s!r}; it must be a number of seconds above 0")
     if output is not None:
         check_output(output, _ADVICE)
-    request = Request(
+    request = MatrixRequest(
         plan,
         settings or Settings(),
         sampling or Sampling(),
         ["pyllama_mtp.bench.matrix"],
-        source_of_prompts(None if text is None else "text", text),
         placement={"n_gpu_layers": n_gpu_layers},
         texts=None if text is None else [text],
         usual_depths=usual,
@@ -344,12 +335,12 @@ def matrix(
         advice=_ADVICE,
     )
     native.load()
-    found = Records()
+    records = Records()
     with ExitStack() as stack:
         if model is None or isinstance(model, str | os.PathLike):
             path, mtp = model or demo_path(), None if usual else any(plan.depths)
             model = stack.enter_context(Model(path, n_gpu_layers=n_gpu_layers, mtp=mtp))
-        run = run_matrix(model, request, found, lambda _: nullcontext(on_event), lambda _: None)
-    if run.interrupted and not found.cells:
+        run = run_matrix(model, request, records, lambda _: nullcontext(on_event), lambda _: None)
+    if run.interrupted and not records.cells:
         raise KeyboardInterrupt
-    return Results(found.cells, flat.run_commands(found))
+    return Results(records.cells, records.commands)

@@ -17,10 +17,19 @@ from statistics import median
 from typing import IO, Any, Literal
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure import series
-from pyllama_mtp.measure.cells import Cell
-from pyllama_mtp.measure.joint import CONFIDENCE, joint_intervals
-from pyllama_mtp.measure.ratios import SPEEDS, Figure, base_of, paired_ratios
+from pyllama_mtp.measure.figures import (
+    CONFIDENCE,
+    DIMENSIONS,
+    SPEEDS,
+    Cell,
+    Figure,
+    Labels,
+    base_of,
+    half_widths,
+    paired_ratios,
+    series_key,
+    varying,
+)
 from pyllama_mtp.measure.text import (
     NONE,
     UNLIMITED,
@@ -58,7 +67,8 @@ class Change:
         old, new: medians in tokens per second, or ratios to no MTP; None over several cells.
         ratio: median of the paired ratios new / old; over several cells the geometric mean of
             their medians. Above 1 is faster.
-        low, high: bounds that hold for all lines of the comparison at once; see `joint_intervals`.
+        low, high: bounds that hold for all lines of the comparison at once; see
+            :func:`.half_widths`.
         n: number of pairs.
         verdict: "slower" or "faster" if `ratio` is past the threshold and the whole interval is on
             that side of 1; "unclear" if it is past the threshold but the interval holds 1.
@@ -144,9 +154,9 @@ def compare(
     if not figures or set(figures) - set(SPEEDS):
         raise UsageError(f"figures must be some of {', '.join(SPEEDS)}, not {figures!r}")
     ignored = _ignored(old, new)
-    label = series.Labels([*old, *new], ignored)
+    label = Labels([*old, *new], ignored)
     before, after = (  # of cells that are the same measurement the last one
-        {(cell.n_prompt, series.series_key(cell, ignored)): cell for cell in side if cell.samples}
+        {(cell.n_prompt, series_key(cell, ignored)): cell for cell in side if cell.samples}
         for side in (old, new)
     )
     pairs = [(before[key], after[key]) for key in before if key in after]
@@ -166,10 +176,11 @@ def compare(
     ]
     lines, rows = _lines(pairs, label, figures, (old, new) if ratios else None)
     pools = [line[0] for line, own in lines if len(own) == 1]
-    intervals = joint_intervals(rows, pools, [own for _, own in lines])
+    widths = half_widths(rows, pools, [own for _, own in lines])
     changes = []
-    for (line, own), interval in zip(lines, intervals, strict=True):
-        ratio, low, high = map(exp, interval)
+    for (line, own), width in zip(lines, widths, strict=True):
+        center = sum(median(rows[row]) for row in own) / len(own)
+        ratio, low, high = exp(center), exp(center - width), exp(center + width)
         n = sum(len(rows[row]) for row in own)
         changes.append(Change(*line, ratio, low, high, n, _judge(ratio, low, high, threshold)))
     notes += _differences(pairs)
@@ -196,10 +207,10 @@ def of_variants(cells: Iterable[Cell], old: str, new: str) -> tuple[list[Cell], 
 def _ignored(old: Sequence[Cell], new: Sequence[Cell]) -> set[str]:
     """The dimensions that changed between the sides: neither has several values there, or they
     share none. In all others, cells match only if they are equal."""
-    several = {*series.varying(old), *series.varying(new)}
+    several = {*varying(old), *varying(new)}
     return {
         one.name
-        for one in series.DIMENSIONS
+        for one in DIMENSIONS
         if one.name in _MAY_DIFFER
         and (one.name not in several or {*map(one.value, old)}.isdisjoint(map(one.value, new)))
     }
@@ -207,7 +218,7 @@ def _ignored(old: Sequence[Cell], new: Sequence[Cell]) -> set[str]:
 
 def _lines(
     pairs: Sequence[tuple[Cell, Cell]],
-    label: series.Labels,
+    label: Labels,
     figures: Sequence[str],
     sides: Sequence[Sequence[Cell]] | None,
 ) -> tuple[list[_Line], list[list[float]]]:
@@ -219,11 +230,11 @@ def _lines(
     for figure in figures:
         of_series: dict[str, list[int]] = {}
         for old, new in pairs:
-            if found := paired(old, new, SPEEDS[figure], sides or ()):
+            if pairs_of_cell := paired(old, new, SPEEDS[figure], sides or ()):
                 name, row = label(old), len(rows)
                 of_series.setdefault(name, []).append(row)
-                lines.append(((figure, name, old.n_prompt, *found[1:]), (row,)))
-                rows.append(found[0])
+                lines.append(((figure, name, old.n_prompt, *pairs_of_cell[1:]), (row,)))
+                rows.append(pairs_of_cell[0])
         several = {f"{name}, all sizes": own for name, own in of_series.items() if len(own) > 1}
         # Cells of one size share the samples without MTP, so the noise of their ratios to no MTP
         # does not average out.
@@ -282,22 +293,22 @@ def _differences(pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
     }
     notes = []
     for kind, fields in kinds.items():
-        found: dict[str, None] = {}
+        changes: dict[str, None] = {}
         for old, new in pairs:
             ours, theirs = fields(old), fields(new)
             for name, value in ours.items():
                 if theirs.get(name, value) != value:  # older files lack some fields
-                    found[f"{name} {value} -> {theirs[name]}"] = None
-        if found:
-            notes.append(f"different {kind}: {'; '.join(found)}")
+                    changes[f"{name} {value} -> {theirs[name]}"] = None
+        if changes:
+            notes.append(f"different {kind}: {'; '.join(changes)}")
     return notes
 
 
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def _table(found: Comparison) -> tuple[list[str], list[list[str]]]:
-    unit, digits = ("to no-MTP", 3) if found.ratios else ("tok/s", 1)
+def _table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    unit, digits = ("to no-MTP", 3) if comparison.ratios else ("tok/s", 1)
     headings = [
         *("figure", "prompt", "mode", f"OLD {unit}", f"NEW {unit}"),
         *("NEW/OLD", "interval", "pairs", "verdict"),
@@ -313,52 +324,53 @@ def _table(found: Comparison) -> tuple[list[str], list[list[str]]]:
             str(change.n),
             _VERDICTS[change.verdict],
         ]
-        for change in found.changes
+        for change in comparison.changes
     ]
     return headings, rows
 
 
-def _summary(found: Comparison) -> str:
-    part = f"{100 * found.threshold:g} %"
+def _summary(comparison: Comparison) -> str:
+    part = f"{100 * comparison.threshold:g} %"
     text = f"nothing got slower by {part} or more"
-    if found.slower:
-        text = f"SLOWER by {part} or more: {len(found.slower)} of {len(found.changes)} lines"
-    if found.faster:
-        text += f"; faster: {len(found.faster)}"
-    if unclear := sum(change.verdict == "unclear" for change in found.changes):
+    if comparison.slower:
+        n, of = len(comparison.slower), len(comparison.changes)
+        text = f"SLOWER by {part} or more: {n} of {of} lines"
+    if comparison.faster:
+        text += f"; faster: {len(comparison.faster)}"
+    if unclear := sum(change.verdict == "unclear" for change in comparison.changes):
         text += f"; unclear: {unclear} (past {part}, but within the noise: take more repeats)"
     return text
 
 
-def _notes(found: Comparison, names: tuple[str, str]) -> list[str]:
+def _notes(comparison: Comparison, names: tuple[str, str]) -> list[str]:
     """What the figures are, what else differs, and which cells have no partner."""
-    what = "ratios to no MTP" if found.ratios else "speeds"
+    what = "ratios to no MTP" if comparison.ratios else "speeds"
     return [
         f"OLD is {names[0]}, NEW is {names[1]}; medians of paired {what}, above 1 is faster; the "
         f"intervals hold all at once with {100 * CONFIDENCE:g} %",
-        *found.notes,
-        *(f"only in OLD: {cell}" for cell in found.only_old),
-        *(f"only in NEW: {cell}" for cell in found.only_new),
+        *comparison.notes,
+        *(f"only in OLD: {cell}" for cell in comparison.only_old),
+        *(f"only in NEW: {cell}" for cell in comparison.only_new),
     ]
 
 
-def markdown(found: Comparison, names: tuple[str, str]) -> str:
+def markdown(comparison: Comparison, names: tuple[str, str]) -> str:
     """The table, its notes and the outcome. `names`: of the two sides."""
-    table = to_markdown(*_table(found), _WORDS)
-    below = [f"- {note}" for note in _notes(found, names)]
-    return "\n".join([table, "", *below, "", f"**{_summary(found)}**"])
+    table = to_markdown(*_table(comparison), _WORDS)
+    below = [f"- {note}" for note in _notes(comparison, names)]
+    return "\n".join([table, "", *below, "", f"**{_summary(comparison)}**"])
 
 
-def print_comparison(found: Comparison, names: tuple[str, str], file: IO[str]) -> None:
+def print_comparison(comparison: Comparison, names: tuple[str, str], file: IO[str]) -> None:
     """Print the same for a terminal. Nothing is cut: long lines run over the edge."""
-    headings, rows = _table(found)
+    headings, rows = _table(comparison)
     headings = [heading.replace(" ", "\n", 1) for heading in headings]
-    styles = [_STYLES[change.verdict] for change in found.changes]
+    styles = [_STYLES[change.verdict] for change in comparison.changes]
     table = terminal_table(
         headings, rows, _WORDS, styles, grouped=True, padding=(0, 0, 0, 0), show_edge=False
     )
     output = console(file, None if file.isatty() else UNLIMITED)
     print_whole(output, table)
     output.print()
-    for line in (*_notes(found, names), _summary(found)):
+    for line in (*_notes(comparison, names), _summary(comparison)):
         output.print(line, soft_wrap=True)

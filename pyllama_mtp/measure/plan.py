@@ -1,4 +1,5 @@
-"""The plan of a matrix: its cells, and the order in which they are measured. Pure.
+"""The plan of a matrix: its cells, the order in which they are measured, and what a time budget
+leaves out. Pure.
 
 A *group* is one repeat of one prompt size and class: every variant once, on the same text, side by
 side. Groups of the first repeat come first, so that a run that is cut short has samples of all
@@ -8,14 +9,20 @@ cells.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+import re
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from statistics import median
+from typing import Any, Literal
 
+from msgspec import Struct
+
+from pyllama_mtp.arguments import as_index, listed, whole
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.peers import PEERS
-from pyllama_mtp.settings import AUTO_DEPTH, Settings
+from pyllama_mtp.settings import AUTO_DEPTH, MOST_TOKENS, Sampling, Settings
 
+#: Other programs that can be measured, and whether they can draft with the MTP head.
+PEERS = {"llama-server": True, "llama-bench": False}
 #: The fields of `Settings` on which the cost of MTP depends, with their defaults. They have options
 #: of their own.
 SWITCHES = {
@@ -76,33 +83,45 @@ class Group:
         return self.size, self.prompt_class
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to measure, with the fields of :class:`.recordtypes.Plan`. Who makes it checks single
-    values.
+class Plan(Struct, frozen=True, omit_defaults=True):
+    """What to measure: every size and class `repeat` times, with another text each time. A repeat
+    measures every variant side by side on the same text. Who makes it checks single values.
 
     Sizes, classes and libraries are all combined. Every depth above 0 is measured with all
     combinations of the axes, but only "auto" with those of `ngram`; depth 0 with those of
     PLAIN_AXES. Other programs, by their names in `PEERS`, are measured without MTP; those that can
     draft, also at the depths that are numbers.
+
+    Attributes:
+        sizes: of prompts, in tokens.
+        depths: drafts per round; 0 is no MTP, "auto" chosen while generating.
+        max_tokens: generated per sample, end tokens ignored.
+        axes: values of further fields of :class:`.Settings`, and of `n_sequences`, by name.
+        classes: kinds of prompts: "text", "code", "factual", "thinking", "instruction".
+        libraries, peers: this project's libraries and other programs; names in `builds`.
+        output_mode: "text": the prompt is text, which is continued; "code": a chat that shows the
+            text and asks for long code.
+        prompt_step: prompts were processed by turns of so many tokens; 0: one after the other.
+        prompts: where the text of the prompts came from.
     """
 
     sizes: tuple[int, ...]
     depths: tuple[int | str, ...]
     max_tokens: int
     repeat: int
-    axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    axes: dict[str, tuple[Any, ...]] = {}
     classes: tuple[str, ...] = ("text",)
     libraries: tuple[str, ...] = ("",)
-    output_mode: str = "text"
+    output_mode: Literal["text", "code"] = "text"
     peers: tuple[str, ...] = ()
     prompt_step: int = 0
+    prompts: str = ""
 
     def __post_init__(self) -> None:
         """Refuse plans that measure nothing, or the same cell twice."""
         own = {"classes": self.classes, "libraries": self.libraries}
-        given = {"prompt sizes": self.sizes, "depths": self.depths, **self.axes, **own}
-        for name, values in given.items():
+        values_of = {"prompt sizes": self.sizes, "depths": self.depths, **self.axes, **own}
+        for name, values in values_of.items():
             if not values:
                 raise UsageError(f"no {name} given")
             _check_distinct(name, values)
@@ -148,7 +167,7 @@ class Plan:
         return tuple(
             Variant(depth, chosen, name)
             for name in self.peers
-            for depth in ((self.fixed_depths or (0,)) if PEERS[name].drafts else (0,))
+            for depth in ((self.fixed_depths or (0,)) if PEERS[name] else (0,))
             for chosen in self._combinations(depth, among)
         )
 
@@ -165,7 +184,7 @@ class Plan:
         """All groups in the order in which they are measured: those of a repeat, then the next."""
         return [Group(*kind, repeat) for repeat in range(self.repeat) for kind in self.kinds()]
 
-    def prompts(self, libraries: Container[str]) -> list[tuple[tuple[int, str], Variant]]:
+    def prompt_variants(self, libraries: Container[str]) -> list[tuple[tuple[int, str], Variant]]:
         """(size, class) of every prompt with each variant of these libraries that processes it in
         another way: of the variants that differ only in a depth above 0, the first."""
         first: dict[Variant, Variant] = {}
@@ -224,7 +243,7 @@ def padded_context(needed: int, limit: int) -> int:
 
 
 def _check_distinct(name: str, values: Sequence[object]) -> None:
-    if len(set(values)) != len(values):
+    if len(set(map(repr, values))) != len(values):
         raise UsageError(f"{name} {', '.join(map(str, values))} name one value twice")
 
 
@@ -270,3 +289,189 @@ def axis_value(name: str, word: str) -> Any:
 def powers(rate: float, n: int) -> list[float]:
     """Unconditional acceptance of `n` positions, `rate` being the conditional one at each."""
     return [round(rate**position, 4) for position in range(1, n + 1)]
+
+
+# -- from arguments of Python ----------------------------------------------------------------------
+
+
+#: Arguments of the function by their names in the command or in `Settings`.
+_CALLED = {
+    "prompt_sizes": "sizes",
+    "draft_n_max": "depths",
+    "budget": "budget_s",
+    "rows": "prompt_rows",
+    "sync": "prompt_sync",
+}
+
+
+def make_plan(
+    sizes: Any,
+    depths: Any,
+    max_tokens: Any,
+    repeat: Any,
+    classes: Any,
+    axes: Mapping[str, Any],
+    source: str,
+) -> Plan:
+    """The plan of these arguments of :func:`pyllama_mtp.bench.matrix`, which take one value or
+    several; `source`: of the prompts, in words.
+
+    Raises:
+        UsageError: an unknown name or a value out of range; the message names the argument.
+    """
+    from pyllama_mtp.measure.prompts import check_class
+
+    for name in axes:
+        if name not in AXES:
+            raise UsageError(_unknown(name))
+    varied = {name: axis_values(name, given) for name, given in axes.items()}
+    kinds = _several("classes", classes, "('text', 'code')")
+    for kind in kinds:
+        check_class(kind)
+    return Plan(
+        tuple(_whole("sizes", size) for size in _several("sizes", sizes, "(512, 2048)")),
+        tuple(map(_depth, _several("depths", depths, "(0, 3, 'auto')"))),
+        _whole("max_tokens", max_tokens),
+        _whole("repeat", repeat),
+        varied,
+        kinds,
+        prompts=source,
+    )
+
+
+def axis_values(name: str, given: Any) -> tuple[Any, ...]:
+    """The values of an axis, given as a sequence or as one value. Raises UsageError for a value
+    that the axis does not take."""
+    if name == "synthetic_acceptance":
+        several = any(rates is None or listed(rates) for rates in listed(given) or ())
+        values = tuple(given) if several else (given,)
+    elif isinstance(given, bool | float):
+        values = (given,)
+    else:
+        values = _several(name, given, f"({getattr(Settings, name, 2)!r},)")
+    if name == "n_sequences":
+        from pyllama_mtp.session import MOST_SEQUENCES
+
+        return tuple(whole(name, n, 1, MOST_SEQUENCES, f"1 to {MOST_SEQUENCES}") for n in values)
+    checked = []
+    for value in values:
+        if name in SWITCHES and not isinstance(value, str | int):
+            raise UsageError(f"{name} has {value!r}, which is not a word")
+        field_of_settings: dict[str, Any] = {name: value}
+        checked.append(getattr(Settings(**field_of_settings), name))  # raises UsageError
+    return tuple(map(str, checked)) if name in SWITCHES else tuple(checked)
+
+
+def _unknown(name: str) -> str:
+    """The message for an unknown argument: the axes, and where the name may belong."""
+    hint = (
+        "fields of Settings go into settings=, those of Sampling into sampling=; prompt_sizes is "
+        "called sizes"
+    )
+    if name in _CALLED:
+        hint = f"{name} is called {_CALLED[name]} here"
+    for kind in (Settings, Sampling):
+        if name not in _CALLED and name in {item.name for item in fields(kind)} - {*AXES}:
+            where = kind.__name__.lower()
+            hint = f"a field of {kind.__name__} goes into {where}={kind.__name__}({name}=...)"
+    return f"matrix() has no argument {name!r}; the axes are {', '.join(AXES)}; {hint}"
+
+
+def _several(name: str, argument: Any, example: str) -> tuple[Any, ...]:
+    """The values of a sequence; a word or a number is the only value."""
+    if isinstance(argument, Iterable) and not isinstance(argument, str | bytes | Mapping):
+        return tuple(argument)
+    if isinstance(argument, str) or as_index(argument) is not None:
+        return (argument,)
+    raise UsageError(f"{name} is {argument!r}; it must be a sequence, such as {example}")
+
+
+def _whole(name: str, value: Any) -> int:
+    return whole(name, value, 1, MOST_TOKENS, "1 or more")
+
+
+def _depth(value: Any) -> int | str:
+    if isinstance(value, str) and value == "auto":
+        return value
+    several = "0 or more, or 'auto'; several are given as (0, 3, 'auto')"
+    return whole("depths", value, 0, MOST_TOKENS, several)
+
+
+# -- time ------------------------------------------------------------------------------------------
+
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+Kind = tuple[int, str]
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of "90s", "10m", "1.5h"; a plain number is seconds.
+
+    Raises:
+        UsageError: anything else, or nothing above 0.
+    """
+    words = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([smh]?)", text.strip().lower())
+    seconds = float(words[1]) * _UNITS[words[2] or "s"] if words else 0.0
+    if seconds <= 0:
+        raise UsageError(f"{text!r} is no length of time; give 90s, 10m or 1h")
+    return seconds
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: "8 s", "2 min 05 s", "1 h 10 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def estimate(
+    measured: Mapping[Kind, Sequence[float]], work: Callable[[int], float]
+) -> Callable[[Group], float] | None:
+    """Seconds that a group will take; None before anything was measured.
+
+    Args:
+        measured: seconds of the finished groups, by size and class.
+        work: rough work of a size, in any unit.
+    """
+    known = {kind: median(times) for kind, times in measured.items() if times}
+    if not known:
+        return None
+    per_work = median(seconds / work(size) for (size, _), seconds in known.items())
+    return lambda group: known.get(group.kind, per_work * work(group.size))
+
+
+def to_drop(
+    pending: Sequence[Group],
+    done: Mapping[Kind, int],
+    cost: Callable[[Group], float],
+    left_s: float,
+) -> set[Group]:
+    """The groups to leave out so that the others fit into `left_s` seconds.
+
+    The n-th repeat of a cell lowers the variance of its figures from 1 / (n - 1) to 1 / n, by
+    1 / (n (n - 1)). The last repeat that lowers it the least per second is left out first. The only
+    repeat of a size is left out last, the longest first.
+
+    Args:
+        pending: groups that are not measured yet.
+        done: finished repeats, by size and class.
+        cost: seconds of a group.
+    """
+    kept: dict[Kind, list[Group]] = {}
+    for group in sorted(pending, key=lambda group: group.repeat):
+        kept.setdefault(group.kind, []).append(group)
+    total, dropped = sum(map(cost, pending)), set()
+    while total > left_s and any(kept.values()):
+
+        def waste(kind: Kind) -> tuple[bool, float]:
+            n = done.get(kind, 0) + len(kept[kind])
+            return n > 1, cost(kept[kind][-1]) * (n * (n - 1) if n > 1 else 1)
+
+        worst = max((kind for kind in kept if kept[kind]), key=waste)
+        group = kept[worst].pop()
+        dropped.add(group)
+        total -= cost(group)
+    return dropped

@@ -7,19 +7,18 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from pyllama_mtp.arguments import whole
 from pyllama_mtp.llama.trace import Cost
+from pyllama_mtp.measure.records import NodeCost, Profile
 from pyllama_mtp.measure.text import NONE, to_markdown
 from pyllama_mtp.settings import MOST_TOKENS
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model, Session, Settings
-    from pyllama_mtp.measure.cells import Cell
+    from pyllama_mtp.measure.figures import Cell
 
 #: Kinds of operation, each with a pattern of "OPERATION tensor"; the first that fits counts.
 _KINDS = {
@@ -57,49 +56,15 @@ def kind_of(cost: Cost) -> str:
     return next(kind for kind, pattern in _KINDS.items() if re.match(pattern, text))
 
 
-@dataclass(frozen=True)
-class Profile:
-    """The times of the nodes of one prompt.
-
-    Attributes:
-        n_prompt: tokens of the prompt; the last token has a row of logits.
-        prompt_s: seconds of the prompt when it is computed whole.
-        costs: by operation and tensor; their sum is the prompt computed node by node, see
-            EXPLANATION.
-        python_share: part, 0 to 1, of the time of decoding after the prompt that is spent outside
-            the native library; None: not measured.
-    """
-
-    n_prompt: int
-    prompt_s: float
-    costs: tuple[Cost, ...]
-    python_share: float | None = None
-
-    @property
-    def sum_s(self) -> float:
-        """Seconds of all nodes."""
-        return sum(cost.s for cost in self.costs)
-
-    @property
-    def kinds(self) -> dict[str, float]:
-        """Seconds by kind, all of KINDS."""
-        found = dict.fromkeys(KINDS, 0.0)
-        for cost in self.costs:
-            found[kind_of(cost)] += cost.s
-        return found
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON; each cost has its `kind` beside it."""
-        costs = [{"kind": kind_of(cost), **asdict(cost)} for cost in self.costs]
-        figures = {"n_prompt": self.n_prompt, "prompt_s": self.prompt_s, "sum_s": self.sum_s}
-        if self.python_share is not None:
-            figures["python_share"] = self.python_share
-        return {**figures, "kinds": self.kinds, "costs": costs}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Profile:
-        """The inverse of :meth:`to_dict`."""
-        return msgspec.convert(record, cls)
+def made_profile(
+    n_prompt: int, prompt_s: float, costs: Iterable[Cost], share: float | None = None
+) -> Profile:
+    """The profile of a prompt, from the costs of its nodes; `share`: Python's part of decoding."""
+    nodes = tuple(NodeCost(kind_of(cost), **asdict(cost)) for cost in costs)
+    kinds = dict.fromkeys(KINDS, 0.0)
+    for node in nodes:
+        kinds[node.kind] += node.s
+    return Profile(n_prompt, prompt_s, sum(node.s for node in nodes), kinds, nodes, share)
 
 
 def profile_prompt(model: Model, settings: Settings, prompt: list[int]) -> Profile:
@@ -126,7 +91,7 @@ def profile_prompt(model: Model, settings: Settings, prompt: list[int]) -> Profi
     with Session(model, settings) as session:  # without timed nodes
         room = session.n_ctx - len(prompt) - session.settings.depth_limit - 1
         share = python_share(session, prompt, min(DECODED, room)) if room > 1 else None
-    return Profile(len(prompt), prompt_s, costs, share)
+    return made_profile(len(prompt), prompt_s, costs, share)
 
 
 def python_share(session: Session, prompt: list[int], max_tokens: int) -> float:
@@ -158,14 +123,14 @@ class TimedLibrary:
         self.library, self.seconds = library, 0.0
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.library, name)
-        if not callable(found):
-            return found
+        member = getattr(self.library, name)
+        if not callable(member):
+            return member
 
         def call(*args: Any) -> Any:
             began = time.perf_counter()
             try:
-                return found(*args)
+                return member(*args)
             finally:
                 self.seconds += time.perf_counter() - began
 
@@ -197,7 +162,7 @@ def profile(
         UsageError: a bad size, or settings that this library or model cannot do.
     """
     from pyllama_mtp import Model
-    from pyllama_mtp.measure.workload import Workload
+    from pyllama_mtp.measure.prompts import Workload
     from pyllama_mtp.models.demo import demo_path
     from pyllama_mtp.session import usable_settings
 
@@ -243,13 +208,14 @@ def profile_markdown(profiles: Mapping[str, Profile]) -> str:
 
 def cell_profiles(cells: Iterable[Cell]) -> str:
     """A table for each size and class of prompts that has profiles; "" without profiles."""
-    from pyllama_mtp.measure.series import Labels
+    from pyllama_mtp.measure.figures import Labels
 
-    found: dict[str, dict[str, Profile]] = {}
+    profiles: dict[str, dict[str, Profile]] = {}
     profiled = [cell for cell in cells if cell.profile]
     label = Labels(profiled, ignored=("class",))
     for cell in profiled:
+        assert cell.profile is not None
         what = f"Where the time of a prompt of {cell.n_prompt:,} tokens goes ({cell.prompt_class}):"
-        found.setdefault(what, {})[label(cell)] = Profile.from_dict(cell.profile)
-    tables = [part for what, given in found.items() for part in (what, profile_markdown(given))]
+        profiles.setdefault(what, {})[label(cell)] = cell.profile
+    tables = [part for what, own in profiles.items() for part in (what, profile_markdown(own))]
     return "\n\n".join([*tables, EXPLANATION]) if tables else ""

@@ -1,82 +1,667 @@
-"""Cells as flat records, one dict each: for CSV files, data frames and scripts."""
+"""The file of a matrix: its lines, schema 2; reading it into cells, and appending to it so that
+nothing is lost.
+
+A file is JSON lines in UTF-8. A run writes a line "run"; a line "sample" for every generation, as
+soon as it is finished; "skipped" for every cell that cannot be measured; "dropped" for the groups
+that a time budget left out; and, on request, "profile" for every prompt whose nodes were timed. All
+lines of a run have its id in `run`. A file may hold several runs, and a run may go on later, at the
+end of the same file. Lines are never changed or removed. A cell is all samples of a run with the
+same `cell` and `settings`; its figures are computed when the file is read.
+
+Speeds are tokens per second, times are seconds of wall clock. A last line without a line break was
+being written when the program was killed; it counts only if it is whole. Readers ignore keys that
+they do not know. The number of the schema grows when the meaning of a key changes.
+``msgspec.json.schema(records.Line)`` is a JSON Schema of a line.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
+import fcntl
+import os
 import shlex
 from collections.abc import Sequence
-from typing import Any
+from copy import copy
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pyllama_mtp.measure import series
-from pyllama_mtp.measure.cells import Cell
-from pyllama_mtp.measure.plan import SWITCHES
-from pyllama_mtp.measure.ratios import SPEEDS, Figure, ratio_to_plain
-from pyllama_mtp.measure.recordfile import Records
+import msgspec
+from msgspec import Meta, Struct
 
-#: What a record has as the cell has it.
-_SAME = (
-    *("program", "variant", "upstream_commit", "series", "backend", "mode", "n_max", "adaptive"),
-    *("n_prompt", "prompt_class", "max_tokens"),
-)
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.files import append, write_error
+from pyllama_mtp.measure.figures import OURS, SCHEMA, Cell
+from pyllama_mtp.measure.plan import Plan
 
+if TYPE_CHECKING:
+    from pyllama_mtp import Telemetry
+    from pyllama_mtp.llama.native import Device, Library
 
-def records(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """See :meth:`.Results.records`."""
-    depth = max((len(cell.acceptance_per_position) for cell in cells), default=0)
-    axes = list(dict.fromkeys(name for cell in cells for name in cell.axes))
-    return [_record(cell, cells, depth, axes) for cell in cells]
-
-
-def _record(cell: Cell, cells: Sequence[Cell], depth: int, axes: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "model": cell.model,
-        "machine": series.machine_words(cell),
-        **{name: getattr(cell, name) for name in _SAME},
-        **{name: series.switch_of(cell, name) or None for name in SWITCHES},
-        **{name: cell.axes.get(name) for name in axes},
-        "synthetic": bool(cell.synthetic_acceptance),
-        "n_samples": len(cell.samples),
-    }
-    for figure in SPEEDS.values():
-        ratio = ratio_to_plain(cell, cells, figure)
-        bounds = (ratio.value, ratio.low, ratio.high) if ratio else None
-        found |= _spread(figure, spread_of(cell, figure))
-        found |= _spread(figure.replace("_tps", "_ratio"), bounds)
-    rates = [*cell.acceptance_per_position, *[None] * depth][:depth]
-    return {
-        **found,
-        "elapsed_s": cell.elapsed_s,
-        "prompt_sync_share": cell.prompt_sync_share,
-        "tokens_per_round": cell.tokens_per_round if cell.n_max else None,
-        **{f"acceptance_{position}": rate for position, rate in enumerate(rates, start=1)},
-        "time": cell.time,
-        "run": cell.run,
-        "skipped": cell.skipped,
-    }
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
 
 
-def _spread(name: str, spread: tuple[float, float, float] | None) -> dict[str, float | None]:
-    names = (name, f"{name}_low", f"{name}_high")
-    return dict(zip(names, spread or (None, None, None), strict=True))
+class ModelFile(Struct):
+    """`name`: without its folder. `sha256_ends`: SHA-256 of the file's first MiB and its last MiB,
+    which tells versions of a model apart without reading all of it."""
+
+    name: str
+    bytes: int | None = None
+    sha256_ends: str | None = None
 
 
-def spread_of(cell: Cell, figure: Figure) -> tuple[float, float, float] | None:
-    """Median, lowest and highest of the samples; None where nothing was measured."""
-    speeds = [value for sample in cell.samples if (value := getattr(sample, figure)) > 0]
-    middle = getattr(cell, figure)
-    return (middle, min(speeds), max(speeds)) if speeds and middle else None
+class Build(Struct, frozen=True):
+    """A program that measures.
+
+    Attributes:
+        program: "pyllama-mtp", or the name of another program, such as "llama-server".
+        variant: "patched", "upstream", or the name of a folder; the version of another program, ""
+            where it has none.
+        upstream_commit: of llama.cpp.
+        series: SHA-256 of the patch series; "" without patches.
+        backend: "CPU", "CUDA", "RPC*2" (two workers), "RPC*1+CUDA", ...
+    """
+
+    program: str
+    variant: str
+    upstream_commit: str
+    series: str
+    backend: str
+
+    @classmethod
+    def of(
+        cls, library: Library, n_gpu_layers: int, label: str = "", workers: Sequence[str] = ()
+    ) -> Build:
+        """The build of a loaded library; without GPU layers the backend is the CPU.
+
+        Args:
+            label: name of the variant; "": as its stamp says.
+            workers: addresses of the model's workers; the backend says how many.
+        """
+        stamp, devices = library.stamp, accelerators(library, n_gpu_layers)
+        names = sorted({device.name.rstrip("0123456789") for device in devices})
+        if workers and n_gpu_layers:
+            names.insert(0, f"RPC*{len(workers)}")
+        return cls(
+            OURS,
+            label or library.variant,
+            str(stamp.get("upstream_commit", "")),
+            str(stamp.get("series", "")),
+            "+".join(names) or "CPU",
+        )
 
 
-def run_commands(found: Records) -> dict[str, str]:
-    """The command of every run by the run's id, as it was typed (paths without folders)."""
-    return {run.id: shlex.join(run.header["command"]) for run in found.runs.values()}
+def accelerators(library: Library, n_gpu_layers: int) -> list[Device]:
+    """The devices that hold layers of the model."""
+    return [device for device in library.devices() if n_gpu_layers and "gpu" in device.kind]
 
 
-def to_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """The records as CSV with a header line; None is an empty field."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+class Sample(Struct):
+    """One generation as it was measured: seconds, tokens per second, tokens.
+
+    An empty field is not known.
+
+    Attributes:
+        drafted, accepted: one count per draft position 1..n_max, without n-gram drafts.
+        time_s: seconds of each phase, "prompt_sync" among them.
+        prompt_sync: how the prompt was synced: "kv" or "full".
+        waited_s: seconds that all threads together waited for a core, in "prefill" and "decode".
+        cpu_s: CPU seconds of the thread that drives the model, in "prefill" and "decode"; with one
+            thread on a CPU there is no other.
+        looked_up: counts of n-gram drafts.
+    """
+
+    n_prompt: int
+    n_generated: int
+    prefill_s: float
+    decode_s: float
+    elapsed_s: float
+    prefill_tps: float
+    decode_tps: float
+    drafted: list[int]
+    accepted: list[int]
+    rounds: int
+    tokens_per_round: float
+    time_s: dict[str, float] = {}
+    prompt_sync: str = ""
+    waited_s: dict[str, float] = {}
+    cpu_s: dict[str, float] = {}
+    looked_up: dict[str, int] = {}
+
+    @classmethod
+    def from_telemetry(cls, telemetry: Telemetry) -> Sample:
+        """The driver's telemetry, as far as a sample keeps it."""
+        names = [name for name in cls.__struct_fields__ if name not in ("waited_s", "cpu_s")]
+        return cls(**{name: copy(getattr(telemetry, name)) for name in names})
+
+
+class CellKey(Struct, frozen=True):
+    """The identity of a cell in its run, beside its settings.
+
+    Attributes:
+        build: a name in the run's `builds`.
+        n_prompt: tokens of the prompt.
+        n_max: drafts per round, of an adaptive cell the most; 0 is no MTP.
+        max_tokens: to generate, the first token included.
+        adaptive: the depth was chosen while generating, from 0 to n_max.
+        axes: its values of those of the plan's `axes` that matter to it; those on which the cost of
+            MTP depends are among `settings`.
+    """
+
+    build: str
+    n_prompt: Positive
+    prompt_class: str
+    n_max: Count
+    max_tokens: Positive
+    adaptive: bool = False
+    axes: dict[str, Any] = {}
+
+
+class _Line(Struct, kw_only=True, tag_field="kind"):
+    """`run`: random and unique. `time`: UTC, ISO 8601 with offset."""
+
+    schema: Literal[2] = SCHEMA
+    run: Annotated[str, Meta(min_length=1)]
+    time: str
+
+
+class RunHeader(_Line, tag="run"):
+    """The first line of a run: everything that its samples have in common.
+
+    Attributes:
+        version: of the package.
+        command: as it was typed; of paths the last part only.
+        builds: by the name that cells give as `build`.
+        machine: cpu, cores (that the process may use), memory_bytes, devices, os, arch, python;
+            nothing that identifies the machine.
+        settings: fields of :class:`.Settings` that all cells share; a cell's own replace them.
+        sampling: fields of :class:`.Sampling`.
+        slow_types: tensor types without a fast path for a few rows on the CPU: their shares, 0 to
+            1, of what a plain decode step reads.
+        workers: addresses (HOST:PORT) of the RPC workers that held parts of the model.
+        tensor_split: parts of the model that each device was to get; not given: by free memory.
+        options: attributes of :class:`.ModelOptions` that were given; of adapters the names and
+            scales.
+    """
+
+    version: str
+    command: list[str]
+    model: ModelFile
+    builds: dict[str, Build]
+    machine: dict[str, Any]
+    plan: Plan
+    settings: dict[str, Any]
+    sampling: dict[str, Any]
+    slow_types: dict[str, float] = {}
+    workers: list[str] = []
+    tensor_split: list[float] = []
+    options: dict[str, Any] = {}
+
+
+class OfCell(_Line):
+    """`settings`: this cell's own fields of :class:`.Settings`: n_ctx, draft_n_max,
+    synthetic_acceptance, the switches of MTP, and what the plan varies."""
+
+    cell: CellKey
+    settings: dict[str, Any]
+
+    @property
+    def key(self) -> bytes:
+        """The same for all lines of one cell of a run, and for no others."""
+        return key_of(self.cell, self.settings)
+
+
+class Measured(OfCell, tag="sample"):
+    """A measured generation: a fresh session, a warm-up and a reset, a prompt, its continuation.
+
+    Attributes:
+        repeat: its number, from 0. Samples of the same repeat, size and class had the same text and
+            were measured next to each other in time: pair them for ratios.
+        memory: bytes in use, by what they are for.
+    """
+
+    repeat: Count
+    sample: Sample
+    memory: dict[str, int] = {}
+
+
+class Skipped(OfCell, tag="skipped"):
+    """A cell that is not measured, and why: a prompt beyond the context, not enough memory, or a
+    program that is not installed or failed. A later sample of the cell takes this back."""
+
+    reason: str
+
+
+class DroppedGroup(Struct):
+    """Samples of one repeat that a time budget left out."""
+
+    n_prompt: int
+    prompt_class: str
+    repeat: int
+
+
+class Dropped(_Line, tag="dropped"):
+    """The groups that a budget of `budget_s` seconds left out. A resumed run may measure them."""
+
+    budget_s: float
+    groups: list[DroppedGroup]
+
+
+class NodeCost(Struct, frozen=True):
+    """`n` nodes of a graph with ggml's operation `op`. `tensor`: the weights that they read, or
+    llama.cpp's name of the node, without its layer. `s`: seconds."""
+
+    kind: str
+    op: str
+    tensor: str
+    n: Positive
+    s: float
+
+
+class Profile(Struct, frozen=True, omit_defaults=True):
+    """The times of the nodes of one prompt.
+
+    Attributes:
+        n_prompt: tokens of the prompt; the last token has a row of logits.
+        prompt_s: seconds of the prompt when it is computed whole.
+        sum_s: seconds of all nodes, each computed by itself, which may be more; see
+            :data:`.profile.EXPLANATION`.
+        kinds: seconds by kind of operation, the sums of `costs`.
+        python_share: part, 0 to 1, of the time of decoding after the prompt that is spent outside
+            the native library; None: not measured.
+    """
+
+    n_prompt: Positive
+    prompt_s: float
+    sum_s: float
+    kinds: dict[str, float]
+    costs: tuple[NodeCost, ...]
+    python_share: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        figures: dict[str, Any] = msgspec.to_builtins(self)
+        return figures
+
+
+class Profiled(OfCell, tag="profile"):
+    """Where the time of a prompt goes, computed once more, node by node. Cells of all depths above
+    0 have the prompt of their size and class in common."""
+
+    profile: Profile
+
+
+Line = RunHeader | Measured | Skipped | Dropped | Profiled
+
+
+def key_of(cell: CellKey, settings: dict[str, Any]) -> bytes:
+    """The same for all lines of one cell of a run, and for no others."""
+    return msgspec.json.encode((cell, settings), order="sorted")
+
+
+def as_read(value: Any) -> Any:
+    """The value as a reader of JSON sees it: lists for tuples, dicts for Structs."""
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def now() -> str:
+    """The time as records give it: UTC, ISO 8601."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def checked(kind: Any, value: object, what: str) -> Any:
+    """`value`, JSON's bytes or what they stand for, as a `kind`; `what` it is, for the message.
+
+    Raises:
+        UsageError: `value` does not fit; the message says where, what is expected and what is
+            there.
+    """
+    try:
+        if isinstance(value, bytes):
+            return msgspec.json.decode(value, type=kind)
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"not {what}: {error}") from None
+
+
+# -- lines to cells --------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """One run: its header, and its cells by key in the order of the file.
+
+    Attributes:
+        measured: (key of the cell, number of the repeat) of every sample.
+    """
+
+    header: RunHeader
+    cells: dict[bytes, Cell] = field(default_factory=dict)
+    measured: set[tuple[bytes, int]] = field(default_factory=set)
+
+    @property
+    def id(self) -> str:
+        """The id of the run."""
+        return self.header.run
+
+    def add(self, line: Measured | Skipped | Profiled) -> None:
+        """Take the next line of a cell.
+
+        Raises:
+            UsageError: a sample twice, or of a build that the header does not name.
+        """
+        key = line.key
+        if key not in self.cells:
+            self.cells[key] = self._cell(line)
+        cell = self.cells[key]
+        cell.time = line.time
+        if isinstance(line, Profiled):
+            cell.profile = line.profile
+        elif isinstance(line, Skipped):
+            cell.skipped = line.reason
+        else:
+            if (key, line.repeat) in self.measured:
+                raise UsageError(f"repeat {line.repeat} of this cell is there already")
+            self.measured.add((key, line.repeat))
+            cell.skipped = None  # a resumed run could measure the cell
+            cell.samples.append(line.sample)
+            cell.repeats.append(line.repeat)
+            cell.memory = line.memory
+
+    def _cell(self, line: OfCell) -> Cell:
+        header, key = self.header, msgspec.structs.asdict(line.cell)
+        build = header.builds.get(key.pop("build"))
+        if build is None:
+            raise UsageError(f"its run has no build {line.cell.build!r}")
+        settings = {**header.settings, **line.settings, "sampling": header.sampling}
+        rates = settings.get("synthetic_acceptance")
+        return Cell(
+            model=header.model.name,
+            repeat=header.plan.repeat,
+            synthetic_acceptance=list(rates) if rates else None,
+            settings=settings,
+            machine=header.machine,
+            slow_types=header.slow_types,
+            run=self.id,
+            **msgspec.structs.asdict(build),
+            **key,
+        )
+
+
+@dataclass
+class Records:
+    """The runs of a file, or the results of a run so far.
+
+    Attributes:
+        end: bytes up to the end of the last whole line.
+        unclosed: that line has no line break.
+    """
+
+    runs: dict[str, Run] = field(default_factory=dict)
+    end: int = 0
+    unclosed: bool = False
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells, run by run."""
+        return [cell for run in self.runs.values() for cell in run.cells.values()]
+
+    @property
+    def commands(self) -> dict[str, str]:
+        """The command of every run by the run's id, as it was typed (paths without folders)."""
+        return {run.id: shlex.join(run.header.command) for run in self.runs.values()}
+
+    def add(self, line: Line) -> None:
+        """Take the next line. Raises UsageError: it does not fit those before it."""
+        run = self.runs.get(line.run)
+        if isinstance(line, RunHeader):
+            if run is not None:
+                raise UsageError(f"run {line.run} has begun already")
+            self.runs[line.run] = Run(line)
+        elif run is None:
+            raise UsageError(f"run {line.run} has not begun")
+        elif not isinstance(line, Dropped):
+            run.add(line)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+#: Beginnings of lines; a last line that begins otherwise is not ours and never cut off.
+_BEGINNINGS = (b'{"kind":"', b'{"schema": 2, "kind": "')
+
+
+def read_file(path: str | os.PathLike[str]) -> Records:
+    """Read a file. An unfinished last line, from a program that was killed, is left out.
+
+    Raises:
+        UsageError: the file cannot be read, or a line is damaged, of an unknown schema or does not
+            fit; the message begins with "FILE, line N:".
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    records, at = Records(), 0
+    for number, line in enumerate(data.splitlines(keepends=True), start=1):
+        closed = line.endswith(b"\n")
+        try:
+            if line.strip():
+                records.add(_decoded(line))
+        except UsageError as error:
+            if not closed and any(start.startswith(line[: len(start)]) for start in _BEGINNINGS):
+                break
+            raise UsageError(f"{path}, line {number}: {error}") from None
+        at += len(line)
+        records.end, records.unclosed = at, not closed
+    return records
+
+
+def read_cells(path: str | os.PathLike[str]) -> list[Cell]:
+    """The cells of :func:`read_file`, run by run."""
+    return read_file(path).cells
+
+
+class _Kind(Struct):
+    """What every line has: other kinds, and other schemas, get messages of their own."""
+
+    kind: Any = None
+    schema: Any = None
+
+
+def _decoded(line: bytes) -> Line:
+    try:
+        kind = msgspec.json.decode(line, type=_Kind)
+    except msgspec.ValidationError:
+        kind = _Kind()
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UsageError(f"damaged, not a line of JSON ({error})") from None
+    if kind.kind in ("acceptance", "prompt", "costs"):
+        raise UsageError(
+            "a record of acceptance (of 'pyllama-mtp accept'), not of a matrix; "
+            "'pyllama-mtp accept --read' shows such a file"
+        )
+    if kind.schema is None:
+        raise UsageError("not a record of a matrix: no object with a schema")
+    if kind.schema != SCHEMA:
+        raise UsageError(
+            f"schema {kind.schema!r} is unknown; this version reads {SCHEMA}. "
+            "A later version of pyllama-mtp wrote it"
+        )
+    try:
+        decoded: Line = checked(Line, line, "a record of a matrix")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UsageError(f"damaged, not a line of JSON ({error})") from None
+    return decoded
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+#: The command line's advice where a file cannot be appended to.
+NAME_ANOTHER = "name another file with --output"
+
+
+def to_line(line: Line) -> bytes:
+    """A record as one line, with its line break."""
+    return msgspec.json.encode(line) + b"\n"
+
+
+def check_output(path: str | os.PathLike[str], advice: str = NAME_ANOTHER) -> None:
+    """Refuse, before anything is measured, a file that records cannot be appended to.
+
+    Args:
+        advice: what the message says to do.
+
+    Raises:
+        UsageError: the file cannot be written, or it exists and holds something else.
+    """
+    path = Path(path)
+    existed = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if not existed:
+            path.unlink()
+            return
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; {advice}") from None
+    try:
+        read_file(path)
+    except UsageError as error:
+        raise UsageError(
+            f"{error}\n{path} exists and does not hold measurements that can be appended to; "
+            f"{advice}"
+        ) from None
+
+
+class Writer:
+    """Appends records to a file; each is on the disk when :meth:`write` returns.
+
+    A context manager. The first record makes the file, with the header, if there is one, before it.
+    A line that an earlier run left unfinished is cut off. From then on no other writer can open the
+    file. `advice`: as of :func:`check_output`.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], header: RunHeader | None, advice: str = NAME_ANOTHER
+    ) -> None:
+        self._path, self._header, self._advice = Path(path), header, advice
+        self._file: int | None = None
+
+    def write(self, line: Line) -> None:
+        """Append a record.
+
+        Raises:
+            UsageError: another process is writing to this file, or it was damaged meanwhile.
+            DiskFullError: there is no room for the record; the file is as it was.
+        """
+        if self._file is None:
+            self._file = self._open()
+        data = to_line(line)
+        if self._header is not None:
+            data = to_line(self._header) + data
+        append(self._file, data, self._path)
+        self._header = None
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        try:
+            file = os.open(self._path, flags, 0o666)
+        except OSError as error:
+            raise write_error(error, self._path) from error
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"another process is measuring into {self._path}; wait for it, or "
+                    f"{self._advice}"
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+            there = read_file(self._path)
+            os.ftruncate(file, there.end)
+            if there.unclosed:
+                append(file, b"\n", self._path)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+class Lines:
+    """A new file of JSON lines, each brought to the disk before the next is measured.
+
+    Raises:
+        UsageError: the file exists, or cannot be created.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            self._file = Path(path).open("xb", buffering=0)  # noqa: SIM115 - closed by __exit__
+        except OSError as error:
+            raise UsageError(f"cannot create {path}: {error.strerror}; name another file") from None
+        self._path, self._written = Path(path), 0
+
+    def write(self, *items: Any) -> None:
+        """Append all of them, Structs or dicts. Raises DiskFullError: none of them, the file is
+        unharmed."""
+        if items:
+            append(self._file.fileno(), msgspec.json.Encoder().encode_lines(items), self._path)
+            self._written += len(items)
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        """Close; a failure before anything was written leaves no file."""
+        self._file.close()
+        if kind is not None and not self._written:
+            self._path.unlink(missing_ok=True)
+
+
+# -- going on with a run ---------------------------------------------------------------------------
+
+#: Parts of a header that must be the same, and the keys that count; None: all keys.
+_COMPARED: dict[str, tuple[str, ...] | None] = {
+    **dict.fromkeys(("model", "builds", "plan", "settings", "sampling")),
+    "machine": ("cpu", "cores", "devices", "arch"),
+    "run": ("workers", "tensor_split", "options"),
+}
+
+
+def last_run(path: str | os.PathLike[str], model: str) -> Run | None:
+    """The last run of a file with a model of this name, or else the last one; None: no run yet."""
+    runs = [*read_file(path).runs.values()] if Path(path).exists() else []
+    own = [run for run in runs if run.header.model.name == model]
+    return next(reversed(own or runs), None)
+
+
+def run_to_resume(path: str | os.PathLike[str], header: RunHeader) -> Run | None:
+    """The last run of a file with the model, to go on with; None: no run yet.
+
+    Raises:
+        UsageError: it measured something else; the message names the first field that differs.
+    """
+    run = last_run(path, header.model.name)
+    if run is None:
+        return None
+    last, new_header = as_read(run.header), as_read(header)
+    last["run"], new_header["run"] = last, new_header
+    for part, keys in _COMPARED.items():
+        old, new = last[part], new_header[part]
+        for name in keys or dict.fromkeys((*old, *new)):
+            if (was := old.get(name)) != (now := new.get(name)):
+                raise UsageError(
+                    f"--resume: {part}.{name} was {was!r} in the last run of {path} and is {now!r} "
+                    "now; give the options of that run, or begin a new one without --resume"
+                )
+    return run

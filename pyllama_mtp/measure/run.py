@@ -1,29 +1,553 @@
-"""One run of a matrix: its runners, its header, the records to a file and into memory."""
+"""The speed matrix: prompt sizes x classes x variants, interleaved, a fresh session per sample.
+
+A variant is no MTP or a draft depth, with its values on the plan's axes, on one of the native
+libraries. All variants of a repeat get the same text and are measured side by side: their sessions
+are open together, as many as memory holds, process the prompt one after the other, and decode by
+turns, some tokens each. So a machine that grows slower or busier slows all of them alike, and their
+ratios stay. Other programs get the same text before or after, one at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import hashlib
+import math
+import os
+import re
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from pyllama_mtp.measure.header import Build, Request, make_header
-from pyllama_mtp.measure.libraryprocess import LibraryProcess
-from pyllama_mtp.measure.matrix import Event, Matrix
+from msgspec.structs import replace
+
+from pyllama_mtp import settings as settings_module
+from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
+from pyllama_mtp.measure import machine
 from pyllama_mtp.measure.peers import PeerError
-from pyllama_mtp.measure.recordfile import Record, Records, Run, Writer, run_to_resume
-from pyllama_mtp.measure.runner import Runner, SideBySide
+from pyllama_mtp.measure.plan import (
+    SWITCHES,
+    Group,
+    Kind,
+    Plan,
+    Variant,
+    estimate,
+    padded_context,
+    to_drop,
+)
+from pyllama_mtp.measure.profile import InterruptedSample
+from pyllama_mtp.measure.prompts import Prompts
+from pyllama_mtp.measure.records import (
+    NAME_ANOTHER,
+    Build,
+    CellKey,
+    Dropped,
+    DroppedGroup,
+    Line,
+    Measured,
+    ModelFile,
+    Profile,
+    Profiled,
+    Records,
+    Run,
+    RunHeader,
+    Sample,
+    Skipped,
+    Writer,
+    accelerators,
+    as_read,
+    key_of,
+    last_run,
+    now,
+    run_to_resume,
+)
+from pyllama_mtp.measure.runner import LibraryProcess, Runner, SideBySide, Task
+from pyllama_mtp.measure.text import counted
+from pyllama_mtp.measure.verdict import slow_types_of
+from pyllama_mtp.settings import Sampling, Settings
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model
-    from pyllama_mtp.measure.plan import Plan
+    from pyllama_mtp.llama.native import Library
+
+_FINGERPRINT = 2**20  # bytes at either end of a model file
+#: The fields of `Settings` for which every cell has its own value.
+OWN_SETTINGS = ("n_ctx", "draft_n_max", "synthetic_acceptance", *SWITCHES)
+
+
+@dataclass
+class MatrixRequest:
+    """A checked request for a matrix.
+
+    Attributes:
+        settings, sampling: of every cell; `draft_n_max` and the switches are set to the variant's,
+            `n_ctx` 0 to what the cells of a size need, and synthetic rates are cut to the depth.
+        command: as it was given; paths lose their folders in the records.
+        libraries: as given, one for each label of the plan; "" is the library that is loaded.
+        placement: arguments of `Model`, for the processes of further libraries.
+        texts: to cut prompts from; None: the package's own.
+        budget_s: seconds after which nothing further begins; None: no limit.
+        output: the file; None: no file.
+        advice: what to do about a file that cannot be written.
+        resume: go on with the last run in the file.
+        profile: time the nodes of the prompts in the end.
+        usual_depths: the depths are the default; without an MTP head only 0 is measured.
+        peer_dir: see :func:`.peers.find`.
+    """
+
+    plan: Plan
+    settings: Settings
+    sampling: Sampling
+    command: Sequence[str]
+    libraries: tuple[str, ...] = ("",)
+    placement: Mapping[str, Any] = field(default_factory=dict)
+    texts: list[str] | None = None
+    budget_s: float | None = None
+    output: str | None = None
+    advice: str = NAME_ANOTHER
+    resume: bool = False
+    profile: bool = False
+    usual_depths: bool = False
+    peer_dir: str | None = None
+
+
+def sampling_record(sampling: Sampling) -> dict[str, Any]:
+    """The fields of `Sampling` for JSON, which has no infinity."""
+    drawn = dataclasses.asdict(sampling)
+    if sampling.logit_bias:
+        biases = sampling.logit_bias.items()
+        drawn["logit_bias"] = {str(k): v if math.isfinite(v) else str(v) for k, v in biases}
+    return drawn
+
+
+def make_header(
+    model: Model, library: Library, request: MatrixRequest, builds: Mapping[str, Build]
+) -> RunHeader:
+    """The line that begins a new run.
+
+    Args:
+        library: that of this process.
+        builds: by the plan's names of libraries and peers.
+    """
+    from pyllama_mtp import __version__
+
+    plan, shared = request.plan, dataclasses.asdict(request.settings)
+    for name in OWN_SETTINGS:
+        shared.pop(name)
+    if not request.settings.rope.given:
+        del shared["rope"]
+    if vocabularies := plan.axes.get("draft_vocab"):
+        names = tuple(without_folders(str(name)) for name in vocabularies)
+        plan = replace(plan, axes={**plan.axes, "draft_vocab": names})
+    options = dict(model.options.given)
+    for name in ("n_gpu_layers", "rpc_timeout"):
+        options.pop(name, None)
+    workers, split = (list(options.pop(name, ())) for name in ("rpc_servers", "tensor_split"))
+    if "lora" in options:
+        options["lora"] = model.adapters.names
+    if "head" in options:
+        options["head"] = Path(options["head"]).name
+    devices = accelerators(library, request.placement.get("n_gpu_layers", -1))
+    return RunHeader(
+        run=uuid.uuid4().hex[:12],
+        time=now(),
+        version=__version__,
+        command=[without_folders(word) for word in request.command],
+        model=describe_model(model.path),
+        builds=dict(builds),
+        machine=machine.describe_machine([device.description for device in devices]),
+        plan=plan,
+        settings=as_read(shared),
+        sampling=as_read(sampling_record(request.sampling)),
+        slow_types={kind: round(share, 4) for kind, share in slow_types_of(model).items()},
+        workers=workers,
+        tensor_split=split,
+        options=as_read(options),
+    )
+
+
+def without_folders(word: str) -> str:
+    """An argument without the folders of its paths: "--model=m.gguf", "patched,folder"."""
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return option + equals + ",".join(Path(part).name or part for part in value.split(","))
+
+
+def brief(reason: str) -> str:
+    """A reason for the records: of a traceback the last line, of paths the last part."""
+    head, traceback, rest = reason.partition("Traceback (most recent call last):")
+    if traceback and rest.strip():
+        reason = head + rest.strip().splitlines()[-1]
+    return re.sub(r"(?:/[^\s/:;,'\"()]+)+/(?=[^\s/:;,'\"()])", "", reason)
+
+
+def describe_model(path: str | os.PathLike[str]) -> ModelFile:
+    """The name, the size and the hash of a model file."""
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            digest = hashlib.sha256(file.read(_FINGERPRINT))
+            file.seek(max(size - _FINGERPRINT, 0))
+            digest.update(file.read())
+    except OSError:
+        return ModelFile(path.name)
+    return ModelFile(path.name, size, digest.hexdigest())
+
+
+# -- the order of the samples ----------------------------------------------------------------------
+
+
+#: Tokens of a turn. A turn begins with the CPU's caches full of the other sessions' data, so short
+#: turns raise the ratios (the demo model's by 0.1 with 4 tokens against 16); in long turns, noise
+#: of the machine does not slow all variants alike.
+TURN_TOKENS = 32
+#: Rest before another process gets its turn: OpenMP's threads spin that long after their last work.
+SETTLE_S = 0.02
+
+
+@dataclass(frozen=True)
+class MatrixEvent:
+    """Progress: a sample begins, its prompt is processed, it is done, or its cell is skipped.
+
+    Attributes:
+        left_s: estimated seconds for the rest of the run; None: not known yet.
+    """
+
+    kind: Literal["start", "prefilled", "done", "skipped"]
+    group: Group
+    variant: Variant
+    sample: Sample | None = None
+    left_s: float | None = None
+
+
+class Matrix:
+    """Runs the plan of a request.
+
+    Args:
+        model: for the prompts, and its context length.
+        run: the run so far; its samples and profiles are not measured again, nor are its skipped
+            cells, but for those of other programs, which may work by now.
+        runners: by the plan's names of libraries and peers.
+        profilers: by the plan's names of libraries; they time the nodes of each prompt in the end.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        request: MatrixRequest,
+        run: Run,
+        runners: Mapping[str, SideBySide],
+        profilers: Mapping[str, Callable[[Settings, list[int]], Profile]] = {},
+    ) -> None:
+        plan = self.plan = request.plan
+        #: Called at every step; must not raise.
+        self.on_event: Callable[[MatrixEvent], None] = lambda event: None
+        #: True once the run is interrupted, here or by the caller; it then ends.
+        self.interrupted = False
+        #: True while a KeyboardInterrupt loses only samples that are not finished.
+        self.measuring = False
+        #: Groups that the time budget left out.
+        self.dropped: list[Group] = []
+        self._model, self._request, self._run = model, request, run.id
+        self._runners, self._profilers = runners, profilers
+        self._prompts = Prompts(model, request.texts, plan.output_mode)
+        self._measured, cells = set(run.measured), run.cells.items()
+        self._skipped = {key for key, c in cells if c.skipped and c.program not in plan.peers}
+        self._profiled = {key for key, cell in cells if cell.profile}
+        self._times: dict[Kind, list[float]] = {}
+        self._identities = {
+            (kind, variant): self._identify(*kind, variant)
+            for kind in plan.kinds()
+            for variant in plan.variants
+        }
+        self._keys = {name: key_of(*identity) for name, identity in self._identities.items()}
+
+    def check(self) -> None:
+        """Make the shortest prompts and open a session of every variant, so that a run fails before
+        it begins, not half-way.
+
+        Raises:
+            UsageError: settings that this library or model cannot do; the message names them. A
+                class of prompts that needs more tokens than the smallest size.
+        """
+        for kind in self.plan.classes:
+            for repeat in range(self.plan.repeat):
+                self._prompts.prompt(kind, min(self.plan.sizes), repeat)
+        for variant in self.plan.variants:
+            settings = self._cell_settings(min(self.plan.sizes), variant)
+            try:
+                self._runners[variant.library].check(settings, variant.n_sequences)
+            except UsageError as error:
+                raise UsageError(f"{self.plan.label(variant)}: {error}") from None
+            except InsufficientMemoryError:
+                pass  # the cell says so, and the others are measured
+
+    # -- order -------------------------------------------------------------------------------------
+
+    def run(self) -> Iterator[Line]:
+        """Yield a record of every sample as soon as it is finished, and of every skipped cell.
+
+        Ctrl-C ends the run, and sets `interrupted`.
+        """
+        began = time.monotonic()
+        try:
+            while not self.interrupted and (group := self._next_group(began)):
+                with closing(self._measure_group(group)) as records:
+                    for record in records:
+                        self.measuring = False
+                        yield record
+                        if self.interrupted:
+                            return
+                        self.measuring = True
+                self.measuring = False
+            yield from self._profiles()
+        except (KeyboardInterrupt, DecodeAborted, InterruptedSample):
+            self.measuring, self.interrupted = False, True
+            return
+        finally:
+            self.measuring = False
+        if self.dropped and not self.interrupted:
+            groups = [DroppedGroup(one.size, one.prompt_class, one.repeat) for one in self.dropped]
+            seconds = self._request.budget_s or 0.0
+            yield Dropped(run=self._run, time=now(), budget_s=seconds, groups=groups)
+
+    def _profiles(self) -> Iterator[Line]:
+        """A profile of every prompt, for each way to process it, that has none yet."""
+        for kind, variant in self.plan.prompt_variants(self._profilers):
+            group, key = Group(*kind, 0), self._keys[kind, variant]
+            if self.interrupted or key in self._skipped or key in self._profiled:
+                continue
+            self.measuring = True
+            self.on_event(MatrixEvent("start", group, variant))
+            prompt = self._prompts.prompt(group.prompt_class, group.size, 0)
+            measure = self._profilers[variant.library]
+            profile = measure(self._cell_settings(group.size, variant), prompt)
+            self.measuring = False
+            yield Profiled(**self._of_cell(group, variant), profile=profile)
+
+    def _next_group(self, began: float) -> Group | None:
+        """The next group that has samples to measure, and for which there is time."""
+        groups = self.plan.groups()
+        pending = [group for group in groups if self._to_do(group)]
+        cost = estimate(self._times, self.plan.work)
+        dropped: set[Group] = set()
+        if self._request.budget_s is not None and cost is not None:
+            left_s = self._request.budget_s - (time.monotonic() - began)
+            done = Counter(group.kind for group in groups if group not in pending)
+            dropped = to_drop(pending, done, cost, left_s)
+        self.dropped = [group for group in pending if group in dropped]
+        return next((group for group in pending if group not in dropped), None)
+
+    def _to_do(self, group: Group) -> list[Variant]:
+        """Variants of a group that are still to be measured, in the order of their turns."""
+        keys = {variant: self._key(group, variant) for variant in self.plan.order(group.repeat)}
+        return [
+            variant
+            for variant, key in keys.items()
+            if key not in self._skipped and (key, group.repeat) not in self._measured
+        ]
+
+    @property
+    def n_to_do(self) -> int:
+        """Samples that are still to be measured, those that the budget leaves out included."""
+        return sum(len(self._to_do(group)) for group in self.plan.groups())
+
+    def left_s(self) -> float | None:
+        """Estimated seconds for the rest of the run; None before anything was measured."""
+        cost = estimate(self._times, self.plan.work)
+        if cost is None:
+            return None
+        rest = sum(
+            cost(group) * len(todo) / self._n_measurable(group)
+            for group in self.plan.groups()
+            if group not in self.dropped and (todo := self._to_do(group))
+        )
+        return max(0.0, rest)
+
+    def _n_measurable(self, group: Group) -> int:
+        """Variants that are not skipped."""
+        return sum(self._key(group, one) not in self._skipped for one in self.plan.variants)
+
+    # -- measuring a group -------------------------------------------------------------------------
+
+    def _measure_group(self, group: Group) -> Generator[Line, None, None]:
+        """Every variant that is still to be measured, as many at once as memory holds."""
+        self.measuring = True
+        began, todo = time.monotonic(), self._to_do(group)
+        waiting, n_measured = todo, 0
+        if reason := self._too_long(group.size):
+            yield from (self._skip(group, variant, reason) for variant in todo)
+            return
+        prompts = [
+            self._prompts.prompt(
+                group.prompt_class, group.size, group.repeat + n * self.plan.repeat
+            )
+            for n in range(max(variant.n_sequences for variant in todo))
+        ]
+        try:
+            while waiting:
+                together, refused = self._begin(group, waiting, prompts)
+                waiting = waiting[len(together) + len(refused) :]
+                for variant, why in refused.items():
+                    yield self._skip(group, variant, why)
+                for record in self._finish(group, together):
+                    n_measured += 1
+                    yield record
+        finally:
+            for runner in self._runners.values():
+                runner.drop()
+        if n_measured:
+            whole = (time.monotonic() - began) * self._n_measurable(group) / n_measured
+            self._times.setdefault(group.kind, []).append(whole)
+
+    def _begin(
+        self, group: Group, variants: list[Variant], prompts: list[list[int]]
+    ) -> tuple[list[Variant], dict[Variant, str]]:
+        """Open and warm up sessions in the order of `variants` until memory is full. The variants
+        that are open, and those that do not fit by themselves, with the reason."""
+        together: list[Variant] = []
+        refused: dict[Variant, str] = {}
+        for variant in variants:
+            if together and {variant.library, together[0].library} & {*self.plan.peers}:
+                break  # another program is measured alone
+            settings = self._cell_settings(group.size, variant)
+            warm_up, own = min(group.size, settings.n_batch), prompts[: variant.n_sequences]
+            task = Task(settings, self._request.sampling, own, self.plan.max_tokens, warm_up)
+            self.on_event(MatrixEvent("start", group, variant, left_s=self.left_s()))
+            if variant.library in self.plan.peers:
+                time.sleep(SETTLE_S)
+            try:
+                self._runners[variant.library].begin(self._number(variant), task)
+            except (InsufficientMemoryError, PeerError) as error:
+                if together:
+                    break  # the variant may fit when the others are closed
+                refused[variant] = str(error)
+            else:
+                together.append(variant)
+        return together, refused
+
+    def _finish(self, group: Group, variants: list[Variant]) -> Iterator[Line]:
+        """Process the prompts one after the other, or by turns, then decode by turns; yield records
+        as generations end."""
+        if not variants:
+            return  # none of them can be measured
+        last = ""
+
+        def runner(variant: Variant) -> SideBySide:
+            nonlocal last
+            if variant.library != last and len(self._runners) > 1:
+                time.sleep(SETTLE_S)
+            last = variant.library
+            return self._runners[last]
+
+        def turn(variant: Variant, goal: int) -> int:
+            return runner(variant).advance(self._number(variant), goal)
+
+        step = self.plan.prompt_step or group.size
+        for number, end in enumerate(range(step, group.size, step)):
+            first = number % len(variants)  # another variant in every step
+            for variant in [*variants[first:], *variants[:first]]:
+                runner(variant).read(self._number(variant), end)
+        tokens = {}
+        for variant in variants:
+            tokens[variant] = turn(variant, 1)
+            self.on_event(MatrixEvent("prefilled", group, variant, left_s=self.left_s()))
+        while tokens:
+            variant = min(tokens, key=lambda one: tokens[one])
+            goal = min(tokens[variant] + TURN_TOKENS, self.plan.max_tokens)
+            tokens[variant] = turn(variant, goal)
+            if tokens[variant] >= self.plan.max_tokens or tokens[variant] < goal:
+                del tokens[variant]
+                sample, memory = self._runners[variant.library].finish(self._number(variant))
+                self._measured.add((self._key(group, variant), group.repeat))
+                yield Measured(
+                    **self._of_cell(group, variant),
+                    repeat=group.repeat,
+                    sample=sample,
+                    memory=memory,
+                )
+                self.on_event(MatrixEvent("done", group, variant, sample, self.left_s()))
+
+    def _number(self, variant: Variant) -> int:
+        return self.plan.variants.index(variant)
+
+    def _too_long(self, size: int) -> str | None:
+        """Why a prompt of this size cannot be measured; None: it can."""
+        needed = size + self.plan.max_tokens
+        limit, whose = self._model.n_ctx_train, "the model's context"
+        if 0 < self._request.settings.n_ctx < limit:
+            limit, whose = self._request.settings.n_ctx, "the context asked for"
+        if needed <= limit:
+            return None
+        return (
+            f"prompt {size} + {self.plan.max_tokens} generated = {needed} tokens "
+            f"exceed {whose}, {limit}"
+        )
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def _of_cell(self, group: Group, variant: Variant) -> dict[str, Any]:
+        """What all lines of a cell have."""
+        cell, settings = self._identities[group.kind, variant]
+        return {"run": self._run, "time": now(), "cell": cell, "settings": settings}
+
+    def _skip(self, group: Group, variant: Variant, reason: str) -> Skipped:
+        self._skipped.add(self._key(group, variant))
+        self.on_event(MatrixEvent("skipped", group, variant, left_s=self.left_s()))
+        return Skipped(**self._of_cell(group, variant), reason=brief(reason))
+
+    def _key(self, group: Group, variant: Variant) -> bytes:
+        return self._keys[group.kind, variant]
+
+    def _identify(
+        self, size: int, prompt_class: str, variant: Variant
+    ) -> tuple[CellKey, dict[str, Any]]:
+        """The key of a cell, and its own settings."""
+        settings = self._cell_settings(size, variant)
+        names = dict.fromkeys((*OWN_SETTINGS, *variant.settings))
+        own = {name: getattr(settings, name) for name in names}
+        own["synthetic_acceptance"] = own["synthetic_acceptance"] or None
+        own["draft_vocab"] = without_folders(str(own["draft_vocab"]))
+        axes = {name: value for name, value in variant.axes if name not in SWITCHES}
+        key = CellKey(
+            build=variant.library,
+            n_prompt=size,
+            prompt_class=prompt_class,
+            n_max=settings.depth_limit,
+            max_tokens=self.plan.max_tokens,
+            adaptive=settings.draft_n_max == "auto",
+            axes=as_read(axes),
+        )
+        return key, as_read(own)
+
+    def _cell_settings(self, size: int, variant: Variant) -> Settings:
+        """The settings of one cell; :class:`.MatrixRequest` says which fields are replaced."""
+        settings, depth = self._request.settings, variant.depth
+        needed = self.plan.context_needed(size)
+        own = {"synthetic_acceptance": settings.synthetic_acceptance, **variant.settings}
+        if own["synthetic_acceptance"] and isinstance(depth, int):
+            own["synthetic_acceptance"] = own["synthetic_acceptance"][:depth] or None
+        return dataclasses.replace(
+            settings,
+            n_ctx=settings.n_ctx or padded_context(needed, self._model.n_ctx_train),
+            draft_n_max=depth,
+            **{**SWITCHES, **own},
+        )
+
+
+# -- one run ---------------------------------------------------------------------------------------
+
 
 #: Makes a context manager around the run of a matrix; it yields the function to call with events.
-Watch = Callable[[Matrix], AbstractContextManager[Callable[[Event], None]]]
+Watch = Callable[[Matrix], AbstractContextManager[Callable[[MatrixEvent], None]]]
 
 
 def run_matrix(
-    model: Model, request: Request, found: Records, watch: Watch, say: Callable[[str], None]
+    model: Model, request: MatrixRequest, records: Records, watch: Watch, say: Callable[[str], None]
 ) -> Matrix:
     """Measure a request with a loaded model; every record goes to the file, then to `found`. `say`
     is called with messages for the user.
@@ -37,20 +561,21 @@ def run_matrix(
     from pyllama_mtp.llama import native
 
     n_gpu_layers = request.placement.get("n_gpu_layers", -1)
-    build = Build.of(native.load(), n_gpu_layers, request.plan.libraries[0], model.rpc_servers)
+    library = native.load()
+    build = Build.of(library, n_gpu_layers, request.plan.libraries[0], model.rpc_servers)
     if not request.plan.libraries[0]:  # a single library has the name in its stamp
-        request = replace(request, plan=replace(request.plan, libraries=(build.variant,)))
+        request = _planned(request, libraries=(build.variant,))
     if request.usual_depths and not model.has_mtp:
-        request = replace(request, plan=replace(request.plan, depths=(0,)))
-    request = replace(request, plan=_possible(model, request.plan, say))
+        request = _planned(request, depths=(0,))
+    request = _choose_threads(model, _possible(model, request, say), say)
     with ExitStack() as stack:
         own, builds = _runners(request, model, build, stack)
         peers = _peers(request, model, n_gpu_layers, builds, say)
-        run, header = _begin(request, model, builds, found, say)
+        run, header = _begin(request, make_header(model, library, request, builds), records, say)
         profilers = {name: one.profile for name, one in own.items()} if request.profile else {}
         matrix = Matrix(model, request, run, {**own, **peers}, profilers)
         matrix.check()
-        keep = [found.add]
+        keep = [records.add]
         if request.output:
             writer = stack.enter_context(Writer(request.output, header, request.advice))
             keep.insert(0, writer.write)
@@ -61,18 +586,46 @@ def run_matrix(
     return matrix
 
 
-def _possible(model: Model, plan: Plan, say: Callable[[str], None]) -> Plan:
-    """The plan without depths above the model's limit, which would be measured twice."""
-    most = model.info.most_drafts
-    depths = tuple(min(d, most) if most and isinstance(d, int) else d for d in plan.depths)
-    if depths == plan.depths:
-        return plan
+def _planned(request: MatrixRequest, **changes: Any) -> MatrixRequest:
+    """The request with another plan."""
+    return dataclasses.replace(request, plan=replace(request.plan, **changes))
+
+
+def _possible(model: Model, request: MatrixRequest, say: Callable[[str], None]) -> MatrixRequest:
+    """The request without depths above the model's limit, which would be measured twice."""
+    most, planned = model.info.most_drafts, request.plan.depths
+    depths = tuple(min(d, most) if most and isinstance(d, int) else d for d in planned)
+    if depths == planned:
+        return request
     say(f"{model.info.fewer_drafts}: deeper is not measured")
-    return replace(plan, depths=tuple(dict.fromkeys(depths)))
+    return _planned(request, depths=tuple(dict.fromkeys(depths)))
+
+
+def _choose_threads(
+    model: Model, request: MatrixRequest, say: Callable[[str], None]
+) -> MatrixRequest:
+    """The request; if no number of threads was asked for, with one thread less for every core that
+    other programs keep busy. A run that goes on keeps its number."""
+    cores = settings_module.available_threads()
+    if request.settings.n_threads is not None or cores == 1 or "n_threads" in request.plan.axes:
+        return request
+    output = request.output if request.resume else None
+    if output and (run := last_run(output, Path(model.path).name)):
+        threads = run.header.settings.get("n_threads")  # chosen when the run began
+    else:
+        threads = max(1, cores - round(machine.busy_cores()))
+        if threads == cores:
+            return request
+        say(
+            f"other programs keep {cores - threads} of {cores} cores busy; measuring with "
+            f"{counted(threads, 'thread')} (--threads {cores} uses all)"
+        )
+    settings = dataclasses.replace(request.settings, n_threads=threads)
+    return dataclasses.replace(request, settings=settings)
 
 
 def _runners(
-    request: Request, model: Model, build: Build, stack: ExitStack
+    request: MatrixRequest, model: Model, build: Build, stack: ExitStack
 ) -> tuple[dict[str, Runner | LibraryProcess], dict[str, Build]]:
     """The runner and the build of each library: the first in this process, others in their own."""
     labels = request.plan.libraries
@@ -87,7 +640,7 @@ def _runners(
 
 
 def _peers(
-    request: Request,
+    request: MatrixRequest,
     model: Model,
     n_gpu_layers: int,
     builds: dict[str, Build],
@@ -95,37 +648,31 @@ def _peers(
 ) -> dict[str, SideBySide]:
     """The runners of other programs; their builds are added to `builds`. A missing program is named
     now, and in the table."""
-    from pyllama_mtp.measure.peers.find import find
-    from pyllama_mtp.measure.peers.runner import PeerRunner
+    from pyllama_mtp.measure.peers import PeerRunner, find
 
     runners: dict[str, SideBySide] = {}
     files = str(model.path), n_gpu_layers, model.info.head
     for name in request.plan.peers:
         try:
-            peer = find(name, request.peer_dir, request.peer_python, gpu=n_gpu_layers != 0)
+            peer = find(name, request.peer_dir, gpu=n_gpu_layers != 0)
             runners[name], builds[name] = PeerRunner(peer, *files), peer.build
         except PeerError as error:
             say(f"{error}; the others are measured")
             runners[name] = PeerRunner(error, *files)
-            builds[name] = Build("", "", "", "", {}, name)
+            builds[name] = Build(name, "", "", "", "")
     return runners
 
 
 def _begin(
-    request: Request,
-    model: Model,
-    builds: dict[str, Build],
-    found: Records,
-    say: Callable[[str], None],
-) -> tuple[Run, Record | None]:
+    request: MatrixRequest, header: RunHeader, records: Records, say: Callable[[str], None]
+) -> tuple[Run, RunHeader | None]:
     """The run, and its header if it is new; else the last run of the file is resumed."""
-    header = make_header(model, request, builds)
     output = request.output if request.resume else None
     earlier = run_to_resume(output, header) if output else None
     if earlier is None:
-        found.add(header)
-        return found.runs[header["run"]], header
-    found.runs[earlier.id] = earlier
+        records.add(header)
+        return records.runs[header.run], header
+    records.runs[earlier.id] = earlier
     say(
         f"going on with run {earlier.id}: {len(earlier.measured)} of {request.plan.n_samples} "
         "samples are there"

@@ -1,34 +1,43 @@
-"""Cells as tables with notes below: for a terminal (rich), and as Markdown."""
+"""The columns of a matrix, and what is made of them: tables for a terminal (rich) and in Markdown
+with notes below, flat records, CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import IO, TYPE_CHECKING
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from operator import attrgetter
+from typing import IO, TYPE_CHECKING, Any
 
-from pyllama_mtp.measure.cells import OURS, Cell, sum_positions
-from pyllama_mtp.measure.columns import (
-    AXIS_COLUMNS,
+from pyllama_mtp.measure import figures
+from pyllama_mtp.measure.figures import (
+    CONFIDENCE,
     LEAST_DRAFTS,
-    SYNC,
-    Column,
-    axis_column,
-    matrix_columns,
-    matrix_rows,
-    mode_label,
+    OURS,
+    SPEEDS,
+    Cell,
+    Figure,
+    Labels,
+    Ratio,
+    base_of,
+    by_cpu_time,
+    imposed_words,
+    machine_words,
     mode_words,
-    switch_value,
-    switch_values,
-    varied_axes,
+    ratio_to,
+    shown_rates,
+    varying,
 )
-from pyllama_mtp.measure.peers import PEERS
-from pyllama_mtp.measure.plan import SWITCHES, axis_name, axis_words
-from pyllama_mtp.measure.ratios import SPEEDS, Ratio, by_cpu_time, ratio_to, ratio_to_plain
-from pyllama_mtp.measure.series import machine_words
+from pyllama_mtp.measure.plan import AXES, SWITCHES, axis_name, axis_words
 from pyllama_mtp.measure.text import (
     NONE,
     UNLIMITED,
     console,
+    counted,
     print_whole,
+    speed_words,
     terminal_table,
     to_markdown,
     width_of,
@@ -40,27 +49,285 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WAITED_MUCH = 0.03
+#: How other programs measure.
+_PEER_NOTES = {
+    "llama-server": "llama-server: its own timings of a completion of the same tokens; how many "
+    "drafts it accepted at each position it does not say",
+    "llama-bench": "llama-bench: as many tokens, but random ones, and none is sampled",
+}
+#: Axes with a column of their own; the imposed acceptance has one in any case.
+_AXES = tuple(name for name in AXES if name != "synthetic_acceptance")
+#: A figure with its lower and upper bound.
+Spread = tuple[float, float, float]
 
 
-def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None) -> list[str]:
-    """Lines below the table: the build, the machine, how it was measured, what was skipped."""
-    columns = matrix_columns(cells) if columns is None else columns
+@dataclass(frozen=True)
+class Column:
+    """One column of the matrix.
+
+    Attributes:
+        heading: its line breaks are for the terminal.
+        value: what a cell has there, given also the no-MTP cell of its size, if there is one; None:
+            nothing. Of a :data:`Spread` the table shows the first number.
+        words: the value as text.
+        name: the key of its values in records; "": none.
+        left: it holds words, not figures: aligned to the left.
+        measured: a cell without samples has nothing there.
+        spare: left out where the terminal is too narrow, the highest number first; 0: never.
+        shown: where there is room for all columns ("page"), where what a round does is asked for
+            ("round"), in records only (""), or always ("table").
+        dimension: it is shown only if series differ in this one of :data:`.DIMENSIONS`.
+    """
+
+    heading: str
+    value: Callable[[Cell, Cell | None], Any]
+    words: Callable[[Any], str] = str
+    name: str = ""
+    left: bool = False
+    measured: bool = True
+    spare: int = 0
+    shown: str = "table"
+    dimension: str = ""
+
+    @property
+    def title(self) -> str:
+        """The heading on one line."""
+        return self.heading.replace("\n", " ")
+
+    def text(self, cell: Cell, base: Cell | None) -> str:
+        """The text of one row."""
+        value = self.value(cell, base) if cell.samples or not self.measured else None
+        return NONE if value is None else self.words(value)
+
+    def record(self, cell: Cell, base: Cell | None) -> dict[str, Any]:
+        """The value for a record; a spread has three keys."""
+        value = self.value(cell, base)
+        if not self.name.endswith(("_tps", "_ratio")):
+            return {self.name: value}
+        names = (self.name, f"{self.name}_low", f"{self.name}_high")
+        return dict(zip(names, value or (None, None, None), strict=True))
+
+
+def mode_label(cell: Cell) -> str:
+    """The mode, with a mark where acceptance was imposed."""
+    mark = " SYNTHETIC" if cell.n_max and cell.synthetic_acceptance else ""
+    return mode_words(cell) + mark
+
+
+def _own(heading: str, name: str, value: Callable[[Cell], Any], **more: Any) -> Column:
+    """A column of words that a cell has before it is measured."""
+    return Column(heading, lambda cell, _: value(cell), str, name, True, measured=False, **more)
+
+
+def _differs(heading: str, dimension: str, value: Callable[[Cell], Any]) -> Column:
+    """A column that there is only if series differ there."""
+    return _own(heading, "", lambda cell: value(cell) or None, dimension=dimension)
+
+
+def _axis(name: str) -> Column:
+    heading = {"hidden": "hidden\nnorm", "draft_vocab": "draft\nvocab"}.get(name, axis_name(name))
+    return _own(heading, "", lambda cell: axis_shown(cell, name).removesuffix("-norm") or None)
+
+
+def _same(*names: str) -> list[Column]:
+    """What records alone have, as the cell has it."""
+    return [_own("", name, attrgetter(name), shown="") for name in names]
+
+
+def _speed(figure: Figure) -> list[Column]:
+    """The columns of a speed: median and range of the samples, ratio to no MTP and its interval."""
+    phase = figure.removesuffix("_tps")
+
+    def ratio(cell: Cell, base: Cell | None) -> Spread | None:
+        found = ratio_to(cell, base, figure)
+        return (found.value, found.low, found.high) if found else None
+
+    def with_mtp(cell: Cell, base: Cell | None) -> Spread | None:
+        return ratio(cell, base) if cell.n_max else None
+
+    return [
+        Column(
+            f"{phase}\ntok/s", lambda c, _: c.spread(figure), lambda v: speed_words(v[0]), figure
+        ),
+        Column(
+            "range", lambda c, _: c.spread(figure), _bounds(speed_words), left=True, shown="page"
+        ),
+        Column("vs\nno-MTP", ratio, lambda v: f"{v[0]:.2f}x"),
+        Column("", with_mtp, name=f"{phase}_ratio", shown=""),
+        Column("interval", with_mtp, _bounds("{:.2f}".format), left=True, shown="page"),
+    ]
+
+
+def _bounds(words: Callable[[float], str]) -> Callable[[Spread], str]:
+    return lambda spread: f"{words(spread[1])}-{words(spread[2])}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _two(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _per_round(total: Callable[[Cell], float]) -> Callable[[Cell, Cell | None], float | None]:
+    return lambda cell, _: total(cell) / cell.rounds if cell.rounds and cell.n_max else None
+
+
+def _drafts(cell: Cell) -> int:
+    """Drafts that were verified, n-gram drafts included."""
+    return sum(cell.drafted) + sum(s.looked_up.get("drafted", 0) for s in cell.samples)
+
+
+def _looked_up_share(cell: Cell) -> float | None:
+    """Share of accepted n-gram drafts among the tokens after the first; None at fixed depth."""
+    n_decoded = sum(sample.n_generated - 1 for sample in cell.samples)
+    taken = sum(sample.looked_up.get("accepted", 0) for sample in cell.samples)
+    return taken / n_decoded if cell.adaptive and n_decoded else None
+
+
+SYNC = Column(
+    *("sync\n%", lambda cell, _: cell.prompt_sync_share, _percent, "prompt_sync_share"), spare=3
+)
+#: All columns but those of axes, in the order of a table.
+COLUMNS = (
+    *_same("model"),
+    _own("", "machine", machine_words, shown=""),
+    Column("prompt\ntokens", lambda cell, _: cell.n_prompt, name="n_prompt", measured=False),
+    *_same("program", "variant", "upstream_commit", "series", "backend"),
+    *_same("mode", "n_max", "adaptive", "prompt_class", "max_tokens"),
+    _differs("class", "class", lambda cell: cell.prompt_class),
+    _differs("program", "program", lambda cell: cell.program),
+    _differs("library", "variant", lambda cell: cell.program == OURS and cell.variant),
+    _differs("llama.cpp", "upstream", lambda cell: cell.upstream_commit[:9]),
+    _differs("patches", "patches", lambda cell: cell.series[:7]),
+    _differs("backend", "backend", lambda cell: cell.backend),
+    _own("mode", "", mode_label),
+    _differs("acceptance", "imposed", imposed_words),
+    _differs("generated", "generated", lambda cell: str(cell.max_tokens)),
+    _own("", "synthetic", lambda cell: bool(cell.synthetic_acceptance), shown=""),
+    *_speed("prefill_tps"),
+    SYNC,
+    *_speed("decode_tps"),
+    Column("elapsed\ns", lambda cell, _: cell.elapsed_s, _two, "elapsed_s", spare=2),
+    Column("accepted %\nat 1,2,...", lambda c, _: rates_words([c]), left=True),
+    Column("tokens\n/round", lambda c, _: c.tokens_per_round or None, _two, spare=1),
+    _own("", "tokens_per_round", lambda c: c.tokens_per_round if c.n_max else None, shown=""),
+    Column("drafts\n/round", _per_round(_drafts), _two, shown="round"),
+    Column(
+        "draft\nms/round",
+        _per_round(lambda c: sum(1e3 * s.time_s.get("draft", 0) for s in c.samples)),
+        *(_two, "", False),
+        shown="round",
+    ),
+    Column("looked\nup %", lambda cell, _: _looked_up_share(cell), _percent, shown="round"),
+    Column("samples", lambda c, _: len(c.samples), str, "n_samples", measured=False, shown="page"),
+    *_same("time", "run", "skipped"),
+)
+
+
+def matrix_columns(cells: Sequence[Cell], *more: str) -> list[Column]:
+    """The columns of a table of these cells. What tells series apart has one only if it does.
+    `more`: "page" and "round", see :class:`Column`."""
+    chosen: list[Column] = []
+    different = varying(cells)
+    for column in COLUMNS:
+        if column.shown not in ("table", *more) or column.dimension not in ("", *different):
+            continue
+        chosen.append(column)
+        if column.title == "mode":
+            chosen += [_axis(name) for name in _AXES if len(axis_values(cells, name)) > 1]
+    return chosen
+
+
+def axis_shown(cell: Cell, name: str) -> str:
+    """The value on an axis that counts: of `prompt_sync` what "auto" came down to; none of a switch
+    for other programs."""
+    if name in SWITCHES and cell.program != OURS:
+        return ""
+    used = cell.samples[-1].prompt_sync if name == "prompt_sync" and cell.samples else ""
+    return used or cell.axis(name)
+
+
+def axis_values(cells: Iterable[Cell], name: str) -> list[str]:
+    """The different values on an axis among the cells that have one, in their order.
+
+    `prompt_sync` "auto" does not count beside other values: a cell without samples does not know
+    what it comes down to.
+    """
+    values = list(dict.fromkeys(filter(None, (axis_shown(cell, name) for cell in cells))))
+    if name != "prompt_sync":
+        return values
+    return [value for value in values if value != "auto"] or values
+
+
+def matrix_rows(
+    cells: Sequence[Cell], columns: Sequence[Column], among: Sequence[Cell] | None = None
+) -> list[list[str]]:
+    """One row of text per cell. `among`: where to look for the cells without MTP that ratios need;
+    None: among `cells`."""
+    pairs = [(cell, base_of(cell, cells if among is None else among)) for cell in cells]
+    return [[column.text(cell, base) for column in columns] for cell, base in pairs]
+
+
+def rates_words(cells: Iterable[Cell]) -> str:
+    """Acceptance by position (:func:`.shown_rates`) in per cent: "91 81 74"."""
+    rates = shown_rates(cells)
+    return " ".join(NONE if rate is None else f"{100 * rate:.0f}" for rate in rates) or NONE
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+def records(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """See :meth:`.Results.records`."""
+    depth = max((len(cell.drafted) for cell in cells), default=0)
+    axes = list(dict.fromkeys(name for cell in cells for name in cell.axes))
+    rows = []
+    for cell in cells:
+        base, row = base_of(cell, cells), dict[str, Any]()
+        for column in COLUMNS:
+            if column.name:
+                row |= column.record(cell, base)
+        row |= {name: cell.axis(name) or None for name in SWITCHES}
+        row |= {name: cell.axes.get(name) for name in axes}
+        rates = [*cell.acceptance_per_position, *[None] * depth][:depth]
+        row |= {f"acceptance_{position}": rate for position, rate in enumerate(rates, start=1)}
+        rows.append(row)
+    return rows
+
+
+def to_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """The records as CSV with a header line; None is an empty field."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+# -- notes -----------------------------------------------------------------------------------------
+
+
+def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column]) -> list[str]:
+    """Lines below a table: the build, the machine, how it was measured, what was skipped."""
     if not cells:
         return ["nothing was measured"]
     first = cells[0]
     threads = first.settings.get("n_threads")
-    builds = {
+    numbers = sorted({len(cell.samples) for cell in cells if cell.samples}) or [0]
+    generated = " or ".join(map(str, sorted({cell.max_tokens for cell in cells})))
+    samples = " or ".join(map(str, numbers)) + (" sample" if numbers[-1] < 2 else " samples")
+    builds = dict.fromkeys(
         f"{cell.variant} build of llama.cpp {cell.upstream_commit[:9]}, patches "
-        f"{cell.series[:12] or NONE}, {cell.backend}": None
+        f"{cell.series[:12] or NONE}, {cell.backend}"
         for cell in cells
         if cell.program == OURS
-    }
-    numbers = sorted({len(cell.samples) for cell in cells if cell.samples}) or [0]
-    samples = " or ".join(map(str, numbers)) + (" sample" if numbers[-1] < 2 else " samples")
-    notes = [
+    )
+    return [
         f"model {first.model}; {'; '.join(builds)}",
         f"{machine_words(first)}{f', {threads} used' if threads else ''}; "
-        f"{first.max_tokens} tokens generated; medians of {samples}, interleaved; "
+        f"{generated} tokens generated; medians of {samples}, interleaved; "
         "acceptance and tokens per round are totals over totals",
         *example_note(cells),
         *_ratio_note(cells),
@@ -68,27 +335,12 @@ def matrix_notes(cells: Sequence[Cell], columns: Sequence[Column] | None = None)
         *_adaptive_note(cells),
         *few_drafts_note(cells),
         *matrix_verdicts(cells),
+        *_alike_note(cells),
+        *_sync_note(cells, columns),
+        *map(synthetic_warning, imposed(cells)),
+        *peer_notes(cells),
+        *_skipped_notes(cells),
     ]
-    alike = [
-        f"{axis_name(name)} {values[0]}"
-        for name in SWITCHES
-        if len(values := switch_values(cells, name)) == 1 and values[0] not in (NONE, "auto")
-    ]
-    if alike:
-        notes.append(f"all with MTP: {', '.join(alike)}")
-    if SYNC in columns and any(cell.prompt_sync_share is not None for cell in cells):
-        notes.append(
-            "sync %: the part of the prefill's time that goes to the MTP block; on a GPU, of the "
-            "host's time"
-        )
-    notes += map(synthetic_warning, imposed(cells))
-    notes += peer_notes(cells)
-    notes += [
-        f"skipped: {cell.n_prompt} {_row_label(cell, cells)}: {cell.skipped}"
-        for cell in cells
-        if cell.skipped
-    ]
-    return notes
 
 
 def example_note(cells: Sequence[Cell]) -> list[str]:
@@ -105,19 +357,21 @@ def example_note(cells: Sequence[Cell]) -> list[str]:
 
 def _ratio_note(cells: Sequence[Cell]) -> list[str]:
     worst: dict[str, Ratio] = {}
+    bases = [(cell, base_of(cell, cells)) for cell in cells if cell.n_max]
     for name, figure in SPEEDS.items():
-        ratios = [ratio for cell in cells if (ratio := ratio_to_plain(cell, cells, figure))]
+        ratios = [ratio for cell, base in bases if (ratio := ratio_to(cell, base, figure))]
         if ratios:
             worst[name] = max(ratios, key=lambda ratio: ratio.scatter)
     if not worst:
-        return []
+        everywhere = any(cell.samples for cell in cells) and all(cell.n_max for cell in cells)
+        return ["there are no ratios: no MTP (depth 0) was not measured"] if everywhere else []
     note = "vs no-MTP: Hodges-Lehmann estimate of the ratios within a repeat"
     if all(by_cpu_time(cell) for cell in cells if cell.program == OURS):
         note += ", by the CPU time of the one thread"
     if all(ratio.n > 1 for ratio in worst.values()):
         bounds = [f"{100 * ratio.scatter:.1f} % ({name})" for name, ratio in worst.items()]
-        sure = 100 * min(ratio.confidence for ratio in worst.values())
-        note += f"; {sure:.0f} % confidence intervals reach at most {', '.join(bounds)} from it"
+        reach = f"reach at most {', '.join(bounds)} from it"
+        note += f"; {100 * CONFIDENCE:g} % confidence intervals {reach}"
     return [note]
 
 
@@ -143,27 +397,51 @@ def waiting_note(cells: Sequence[Cell]) -> list[str]:
 
 
 def _adaptive_note(cells: Sequence[Cell]) -> list[str]:
-    samples = [sample for cell in cells if cell.adaptive for sample in cell.samples]
-    rounds = sum(sample.rounds for sample in samples)
+    adaptive = [cell for cell in cells if cell.adaptive]
+    rounds = sum(cell.rounds for cell in adaptive)
     if not rounds:
         return []
-    looked_up = sum_positions(
-        [sample.looked_up.get(name, 0) for name in ("rounds", "drafted")] for sample in samples
-    )
-    drafted = looked_up[1] + sum(sum(sample.drafted) for sample in samples)
+    looked_up = sum(s.looked_up.get("rounds", 0) for cell in adaptive for s in cell.samples)
     return [
         "MTP auto: as many drafts per round as pay, which every sample learns anew; "
-        f"{drafted / rounds:.1f} on average, from earlier in the text in "
-        f"{100 * looked_up[0] / rounds:.0f} % of the rounds"
+        f"{sum(map(_drafts, adaptive)) / rounds:.1f} on average, from earlier in the text in "
+        f"{100 * looked_up / rounds:.0f} % of the rounds"
     ]
 
 
 def few_drafts_note(cells: Iterable[Cell]) -> list[str]:
     """A note on dashes where there are too few drafts for a rate, if there are any."""
-    few = (n < LEAST_DRAFTS for cell in cells if cell.adaptive for n in cell.drafted)
-    if not any(few):
+    if not any(n < LEAST_DRAFTS for cell in cells if cell.adaptive for n in cell.drafted):
         return []
     return [f"accepted %: MTP auto has a dash where it drafted fewer than {LEAST_DRAFTS} times"]
+
+
+def _alike_note(cells: Sequence[Cell]) -> list[str]:
+    """The switches that all cells with MTP have in common."""
+    alike = [
+        f"{axis_name(name)} {values[0]}"
+        for name in SWITCHES
+        if len(values := axis_values(cells, name)) == 1 and values[0] != "auto"
+    ]
+    return [f"all with MTP: {', '.join(alike)}"] if alike else []
+
+
+def _sync_note(cells: Sequence[Cell], columns: Sequence[Column]) -> list[str]:
+    if SYNC not in columns or all(cell.prompt_sync_share is None for cell in cells):
+        return []
+    return [
+        "sync %: the part of the prefill's time that goes to the MTP block; on a GPU, of the "
+        "host's time"
+    ]
+
+
+def _skipped_notes(cells: Sequence[Cell]) -> list[str]:
+    label = Labels(cells)
+    return [
+        f"skipped: {label(cell)}, prompt {cell.n_prompt}: {cell.skipped or 'no sample'}"
+        for cell in cells
+        if not cell.samples
+    ]
 
 
 def peer_notes(cells: Sequence[Cell]) -> list[str]:
@@ -174,8 +452,8 @@ def peer_notes(cells: Sequence[Cell]) -> list[str]:
         if not own:
             continue
         notes.append(_peer_build(own[0]))
-        if name in PEERS:
-            notes.append(PEERS[name].note)
+        if name in _PEER_NOTES:
+            notes.append(_PEER_NOTES[name])
         if any(cell.synthetic_acceptance for cell in own):
             notes.append(
                 f"{name}: acceptance imposed by its --spec-synth-rates, drawn at random anew in "
@@ -209,7 +487,7 @@ def _peer_comparison(name: str, own: Sequence[Cell], cells: Sequence[Cell]) -> l
             parts.setdefault(kind, []).append(f"{mode} {', '.join(speeds)}")
     if not parts:
         return []
-    sizes = [f"{kind}: {'; '.join(found)}" for kind, found in parts.items()]
+    sizes = [f"{kind}: {'; '.join(speeds)}" for kind, speeds in parts.items()]
     return [f"ours to {name}, from the ratios within a repeat, prompt {' | '.join(sizes)}"]
 
 
@@ -221,17 +499,9 @@ def _comparable(ours: Cell, theirs: Cell) -> bool:
     return alike and ours.program == OURS and bool(ours.samples)
 
 
-def _row_label(cell: Cell, cells: Sequence[Cell]) -> str:
-    """The mode of a cell, and its values of what varies."""
-    names = [name for name in SWITCHES if cell.n_max and len(switch_values(cells, name)) > 1]
-    axes = [axis.text(cell, None) for axis in AXIS_COLUMNS if axis in matrix_columns(cells)]
-    more = [axis_column(name).text(cell, None) for name in varied_axes(cells)]
-    switches = [switch_value(cell, name) for name in names]
-    return " ".join([*axes, mode_label(cell), *switches, *more])
-
-
 def imposed(cells: Iterable[Cell]) -> list[Sequence[float]]:
     """The imposed acceptance rates of these cells: all values of an axis, or else the longest."""
+    cells = list(cells)
     rates = {tuple(cell.axes.get("synthetic_acceptance") or ()): None for cell in cells}
     longest = max((cell.synthetic_acceptance or [] for cell in cells), key=len, default=[])
     return [one for one in rates if one] or ([longest] if longest else [])
@@ -244,6 +514,9 @@ def synthetic_warning(rates: Sequence[float]) -> str:
         f"SYNTHETIC ACCEPTANCE {values}: the driver accepted drafts at these rates whatever the "
         "model said; speed is meaningful, text and acceptance are not"
     )
+
+
+# -- for a terminal --------------------------------------------------------------------------------
 
 
 def print_matrix(
@@ -265,11 +538,11 @@ def print_matrix(
         width: in characters; None is the terminal's, or no limit where `file` is none.
         plain: no colours, whatever the environment says.
         complete: where to find all columns, in words.
-        per_round: see :func:`matrix_columns`.
+        per_round: add what a round does.
     """
     output = console(file, UNLIMITED if width is None and not file.isatty() else width, plain)
     for part in _by_model(cells):
-        columns = matrix_columns(part, per_round=per_round)
+        columns = matrix_columns(part, *["round"] * per_round)
         if part:
             _print_table(part, columns, output, complete)
         for note in matrix_notes(part, columns):
@@ -283,14 +556,15 @@ def _print_table(
 ) -> None:
     """Print a table that fits, as far as `columns` can be spared; these are removed."""
     spared = []
-    table = _terminal_table(cells, columns, tight=False)
+    rows = [dict(zip(columns, row, strict=True)) for row in matrix_rows(cells, columns)]
+    table = _terminal_table(rows, columns, tight=False)
     if tight := width_of(table) > output.width:
-        while width_of(table := _terminal_table(cells, columns, tight=True)) > output.width:
+        while width_of(table := _terminal_table(rows, columns, tight=True)) > output.width:
             least = max(columns, key=lambda column: column.spare)
             if not least.spare:
                 break
             columns.remove(least)
-            spared.append(least.name)
+            spared.append(least.title)
     print_whole(output, table)
     if tight:  # without an edge
         output.print()
@@ -298,26 +572,28 @@ def _print_table(
         output.print(f"left out in this narrow terminal: {', '.join(spared)}; {complete} has all")
 
 
-def _terminal_table(cells: Sequence[Cell], columns: Sequence[Column], *, tight: bool) -> Table:
+def _terminal_table(
+    rows: Sequence[Mapping[Column, str]], columns: Sequence[Column], *, tight: bool
+) -> Table:
     """The matrix with a line between prompt sizes. `tight`: little space between columns."""
     padding = (0, 0, 0, 0 if tight else 1)
-    headings, words = [one.heading for one in columns], [one.words for one in columns]
-    rows = matrix_rows(cells, columns)
-    return terminal_table(headings, rows, words, grouped=True, padding=padding, show_edge=not tight)
+    headings, words = [one.heading for one in columns], [one.left for one in columns]
+    shown = [[row[column] for column in columns] for row in rows]
+    return terminal_table(
+        headings, shown, words, grouped=True, padding=padding, show_edge=not tight
+    )
 
 
 def _by_model(cells: Sequence[Cell]) -> list[Sequence[Cell]]:
     """The cells of each model, in their order; without cells one empty part."""
     models = dict.fromkeys(cell.model for cell in cells)
-    return [_ordered([cell for cell in cells if cell.model == model]) for model in models] or [
-        cells
-    ]
+    return [ordered([cell for cell in cells if cell.model == model]) for model in models] or [cells]
 
 
-def _ordered(cells: Sequence[Cell]) -> Sequence[Cell]:
+def ordered(cells: Sequence[Cell]) -> Sequence[Cell]:
     """The cells in order of depth and axes where axes vary; else as their samples were finished."""
-    if not varied_axes(cells):
-        return cells
+    if all(len(axis_values(cells, name)) < 2 for name in AXES if name not in SWITCHES):
+        return cells  # numbers of sequences, for example, are not in the order of their samples
     groups = list(dict.fromkeys((cell.prompt_class, cell.n_prompt) for cell in cells))
     programs = list(dict.fromkeys((cell.program, cell.variant) for cell in cells))
     return sorted(
@@ -331,12 +607,77 @@ def _ordered(cells: Sequence[Cell]) -> Sequence[Cell]:
     )
 
 
+# -- Markdown --------------------------------------------------------------------------------------
+
+
 def markdown_table(cells: Sequence[Cell], *, per_round: bool = False) -> str:
     """What MTP gains, then the matrix as a Markdown table of each model with its notes below."""
     parts = summaries(cells)
     for part in _by_model(cells):
-        columns = matrix_columns(part, per_round=per_round)
-        headings, words = [one.name for one in columns], [one.words for one in columns]
-        parts.append(to_markdown(headings, matrix_rows(part, columns), words))
-        parts.append("\n".join(f"- {note}" for note in matrix_notes(part)))
+        columns = matrix_columns(part, *["round"] * per_round)
+        parts += _markdown(matrix_rows(part, columns), columns, matrix_notes(part, columns))
     return "\n\n".join(parts)
+
+
+def _markdown(
+    rows: Sequence[Sequence[str]], columns: Sequence[Column], notes: Sequence[str]
+) -> list[str]:
+    headings, left = [one.title for one in columns], [one.left for one in columns]
+    return [to_markdown(headings, rows, left), "\n".join(f"- {note}" for note in notes)]
+
+
+class Section:
+    """Cells of one model, machine and class of prompts as a part of a report.
+
+    Attributes:
+        columns, rows: the whole table; of a cell that was measured more than once the last counts.
+        notes: what stands below it.
+        results: what MTP gains, in sentences.
+    """
+
+    def __init__(self, cells: Sequence[Cell], commands: Mapping[str, str]) -> None:
+        shown = figures.latest(cells)
+        shown.sort(key=lambda cell: (cell.n_prompt, cell.adaptive, cell.n_max))
+        kind = cells[0].prompt_class
+        self.cells, self._commands = cells, commands
+        self.title = cells[0].model + ("" if kind == "text" else f": {kind}")
+        self.columns = matrix_columns(shown, "page")
+        # The cell without MTP that a ratio needs may not be shown.
+        self.rows = matrix_rows(shown, self.columns, cells)
+        self.notes = matrix_notes(shown, self.columns)
+        if again := len(cells) - len(shown):
+            said = f"measured more than once, the last counts: {counted(again, 'cell')}"
+            self.notes.append(said)
+        self.results = summaries(cells)
+
+    @property
+    def about(self) -> list[tuple[str, str]]:
+        """Machine, date and command, by name."""
+        machine = self.cells[-1].machine
+        details = [str(machine[name]) for name in ("os", "arch") if machine.get(name)]
+        if memory := machine.get("memory_bytes"):
+            details.insert(0, f"{memory / 2**30:.0f} GiB")
+        if machine.get("python"):
+            details.append(f"Python {machine['python']}")
+        about = [("machine", "; ".join([machine_words(self.cells[0]), *details]))]
+        if times := sorted(cell.time for cell in self.cells if cell.time):
+            days = dict.fromkeys(time_words(time) for time in (times[0], times[-1]))
+            about.append(("measured", " to ".join(days)))
+        runs = dict.fromkeys(cell.run for cell in self.cells)
+        typed = dict.fromkeys(self._commands[run] for run in runs if run in self._commands)
+        return [*about, *(("command", command) for command in typed)]
+
+    def markdown(self) -> str:
+        """The section as Markdown."""
+        about = "\n".join(f"- {name}: {value}" for name, value in self.about)
+        table = _markdown(self.rows, self.columns, self.notes)
+        return "\n\n".join([f"## {self.title}", *self.results, about, *table])
+
+
+def time_words(time: str) -> str:
+    """2026-11-20T23:31:02+00:00 as 2026-11-20 23:31 UTC; any other text as it is."""
+    try:
+        moment = datetime.fromisoformat(time)
+    except ValueError:
+        return time
+    return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"

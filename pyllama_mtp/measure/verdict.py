@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyllama_mtp.measure.cells import OURS, Cell
-from pyllama_mtp.measure.plan import SWITCHES, axis_name, axis_words
-from pyllama_mtp.measure.ratios import Ratio, base_of, ratio_to
+from pyllama_mtp.drafting.depth import needed_acceptance
+from pyllama_mtp.measure.figures import OURS, Cell, Ratio, base_of, ratio_to
+from pyllama_mtp.measure.plan import AXES, axis_name, axis_words
 from pyllama_mtp.measure.text import counted, percent
 from pyllama_mtp.models.quantize import WEIGHT_TYPES
-from pyllama_mtp.speculative.costs import needed_acceptance
 
 if TYPE_CHECKING:
     from pyllama_mtp import Model
@@ -23,6 +21,8 @@ if TYPE_CHECKING:
 
 #: MTP will hardly pay where types without a fast path are this share of what a step reads.
 MUCH = 0.5
+#: Changes of the prompt's time that are not told if noise can be the reason.
+SMALL = 0.05
 #: Ratios this close to 1 are called equal.
 EQUAL = 0.02
 #: Repeats below which figures are called rough.
@@ -165,8 +165,7 @@ def _gains(cells: Sequence[Cell]) -> list[_Gain]:
     found: dict[tuple[object, ...], dict[tuple[int, str], Cell]] = {}
     for cell in cells:
         if cell.program == OURS and cell.n_max and cell.rounds:
-            switches = (str(cell.settings.get(name, SWITCHES[name])) for name in SWITCHES)
-            key = (cell.variant, cell.adaptive, cell.n_max, *switches, json.dumps(cell.axes))
+            key = (cell.variant, cell.adaptive, cell.n_max, *map(cell.axis, AXES))
             found.setdefault(key, {})[cell.n_prompt, cell.prompt_class] = cell
     gains = []
     for way in found.values():
@@ -241,7 +240,7 @@ def summaries(cells: Sequence[Cell]) -> list[str]:
 
 def _prompt(gain: _Gain) -> str:
     """How long the prompt takes with MTP, in words."""
-    if all(one.low <= 1 <= one.high for one in gain.prefill):
+    if all(one.low <= 1 <= one.high and abs(one.value - 1) < SMALL for one in gain.prefill):
         return "the prompt takes about as long"
     longer = [100 / one.value - 100 for one in gain.prefill]
     low, high = round(min(longer)), round(max(longer))

@@ -1,7 +1,7 @@
 """What this package can do with each architecture of an MTP head, at the pin of llama.cpp.
 
-Where everything applies, the head lives in the trunk's context (:mod:`..speculative.drafter`). The
-others draft in upstream's way, the head in a context of its own (:mod:`..speculative.upstream`);
+Where everything applies, the head lives in the trunk's context (:mod:`..drafting.drafter`). The
+others draft in upstream's way, the head in a context of its own (:mod:`..drafting.upstream`);
 patches that no architecture has to know of apply to them, too.
 """
 

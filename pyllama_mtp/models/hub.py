@@ -25,8 +25,8 @@ from ..errors import (
     UsageError,
 )
 from ..files import check_room, write_error
+from .ggufheader import PART_NAME
 from .ggufinfo import read_gguf
-from .parts import PART_NAME
 from .sidecar import PREFIX as HEAD_PREFIX
 from .sidecar import fitting_heads
 
@@ -78,14 +78,14 @@ def fetch(repository: str, quant: str | None = None) -> Path:
         ) from None
     try:
         with _errors_told(repository):
-            found = hub.model_info(repository, timeout=hub.constants.HF_HUB_ETAG_TIMEOUT)
+            about = hub.model_info(repository, timeout=hub.constants.HF_HUB_ETAG_TIMEOUT)
     except HubNetworkError as error:
         return _cached(repository, quant, error)
-    names = [file.rfilename for file in found.siblings or ()]
+    names = [file.rfilename for file in about.siblings or ()]
     parts = choose(repository, names, quant)
-    first, *_ = [_download(repository, name, str(found.sha)) for name in parts]
+    first, *_ = [_download(repository, name, str(about.sha)) for name in parts]
     if (head := head_of(parts[0], names)) and not read_gguf(first).has_mtp:
-        _link_beside(first, _download(repository, head, str(found.sha)))
+        _link_beside(first, _download(repository, head, str(about.sha)))
     return first
 
 
@@ -100,9 +100,9 @@ def choose(repository: str, names: Sequence[str], quant: str | None) -> list[str
     """
     models, name = _models(names), quant or USUAL_QUANT
     named = _of_quant(models, name)
-    found = named or ([] if quant else list(models))
-    if len(found) == 1:
-        return models[found[0]]
+    meant = named or ([] if quant else list(models))
+    if len(meant) == 1:
+        return models[meant[0]]
     if not models:
         raise HubQuantError(f"{repository} has no .gguf model", ())
     raise HubQuantError(
@@ -115,18 +115,18 @@ def choose(repository: str, names: Sequence[str], quant: str | None) -> list[str
 
 def _models(names: Sequence[str]) -> dict[str, list[str]]:
     """The files of each model, in order, by its name without ".gguf" and the part's number."""
-    found: dict[str, list[str]] = {}
+    models: dict[str, list[str]] = {}
     for name in sorted(names):
         path = PurePosixPath(name)
         if path.suffix == ".gguf" and not _NO_MODEL.search(path.name):
             part = PART_NAME.fullmatch(name)
-            found.setdefault(part[1] if part else name.removesuffix(".gguf"), []).append(name)
+            models.setdefault(part[1] if part else name.removesuffix(".gguf"), []).append(name)
 
     def is_complete(files: list[str]) -> bool:
         part = PART_NAME.fullmatch(files[0])
         return len(files) == (int(part[3]) if part else 1)
 
-    return {name: files for name, files in found.items() if is_complete(files)}
+    return {name: files for name, files in models.items() if is_complete(files)}
 
 
 def _of_quant(models: Iterable[str], quant: str) -> list[str]:
@@ -135,9 +135,9 @@ def _of_quant(models: Iterable[str], quant: str) -> list[str]:
     If several do, those of another mixture are left out (UD-Q4_K_M for Q4_K_M).
     """
     end = re.compile(rf"(^|[-._/]){re.escape(quant.removesuffix('.gguf'))}$", re.I)
-    found = [name for name in models if end.search(name)]
-    plain = [name for name in found if not name.upper().endswith(f"UD-{quant.upper()}")]
-    return plain or found
+    ending = [name for name in models if end.search(name)]
+    plain = [name for name in ending if not name.upper().endswith(f"UD-{quant.upper()}")]
+    return plain or ending
 
 
 def head_of(model: str, names: Sequence[str]) -> str | None:

@@ -1,7 +1,4 @@
-"""The memory that a model needs at most, by a quick estimate, and the memory that is available.
-
-:func:`pyllama_mtp.sizing.simulate` is exact, but takes the library.
-"""
+"""Bytes of a model's caches and states, and the memory that is available."""
 
 from __future__ import annotations
 
@@ -65,23 +62,6 @@ def recurrent_bytes(info: GGUFInfo, n_seq: int, n_rs_seq: int) -> int:
     return len(info.recurrent_layers) * rows * (n_embd_r + n_embd_s) * _F32
 
 
-def buffer_bytes(info: GGUFInfo, n_batch: int, n_ubatch: int, n_outputs: int, n_cells: int) -> int:
-    """An upper bound of the bytes that a context takes beside its caches.
-
-    Counted are the widest intermediate rows of one layer for a whole ubatch (layers share buffers),
-    the attention mask, and, in the graph and on the host, the logits of the output rows and a
-    hidden row per token. On a CPU, contexts of the 0.8B shape and of a tiny MoE model with 64 to
-    2048 tokens per ubatch and up to 65,536 cells used 0.63 to 0.98 of this figure.
-    """
-    experts = info.n_expert_used * info.n_ff_exp + info.n_ff_shexp
-    channels = info.ssm_inner_size + 2 * info.ssm_k_heads * info.ssm_state_size
-    attention = 3 * info.n_head * info.head_dim_k
-    widest = max(info.n_ff, experts, channels + info.ssm_inner_size, attention)
-    rows = n_ubatch * (4 * info.n_embd + 3 * widest) + n_batch * info.n_embd
-    logits = (min(n_ubatch, n_outputs) + n_outputs) * info.n_vocab
-    return (rows + logits) * _F32 + n_ubatch * n_cells * 2
-
-
 def gigabytes(n: int) -> str:
     """Bytes, for messages."""
     return f"{n / 1e9:.2f} GB"
@@ -92,16 +72,16 @@ def gigabytes(n: int) -> str:
 
 def _fields(path: Path) -> dict[str, int]:
     """``Name: number`` lines of a /proc file (in kB there) or ``name number`` of a cgroup file."""
-    found: dict[str, int] = {}
+    fields: dict[str, int] = {}
     try:
         lines = path.read_text().splitlines()
     except OSError:
-        return found
+        return fields
     for line in lines:
         words = line.replace(":", " ").split()
         if len(words) >= 2 and words[1].isdigit():
-            found[words[0]] = int(words[1])
-    return found
+            fields[words[0]] = int(words[1])
+    return fields
 
 
 def _machine_memory() -> int:

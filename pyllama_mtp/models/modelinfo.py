@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_mtp.models.architectures import ARCHITECTURES, Architecture, elsewhere
-from pyllama_mtp.models.ggufheader import ArraySummary, Header, TensorEntry, Value, read_header
-from pyllama_mtp.models.layout import has_fused, model_tensors
-from pyllama_mtp.models.parts import join_parts
-from pyllama_mtp.models.shapes import KEYS, MAX_LAYERS, ModelShape
+from pyllama_mtp.models.ggufheader import (
+    ArraySummary,
+    Header,
+    TensorEntry,
+    Value,
+    join_parts,
+    read_header,
+)
+from pyllama_mtp.models.shapes import KEYS, MAX_LAYERS, ModelShape, has_fused, model_tensors
 
 #: Dimensions that have another name here than in :class:`ModelShape`.
 _NAMES = {

@@ -154,10 +154,10 @@ def choose_types(info: GGUFInfo, file_type: str, head_type: str | None) -> dict[
     with closing(_library(request)) as lines:
         for line in lines:
             needs_imatrix |= "will require an imatrix" in line
-            if found := _TENSOR.search(line):
-                name, types[found[1]] = found[1], found[2].upper()
-            elif name and (found := _CHOSEN.search(line)):
-                types[name] = found[1].upper()
+            if said := _TENSOR.search(line):
+                name, types[said[1]] = said[1], said[2].upper()
+            elif name and (said := _CHOSEN.search(line)):
+                types[name] = said[1].upper()
     if needs_imatrix:
         raise UsageError(
             f"{file_type}{f' with a head in {head_type}' if head_type else ''} needs an importance "
@@ -198,11 +198,11 @@ def padded_data(
 
 
 def _check_requantizing(info: GGUFInfo, types: Mapping[str, str], allowed: bool) -> None:
-    found = {t.type for t in info.tensors if t.type not in FLOATS and types[t.name] != t.type}
-    if found and not allowed:
+    quantized = {t.type for t in info.tensors if t.type not in FLOATS and types[t.name] != t.type}
+    if quantized and not allowed:
         raise UsageError(
-            f"{info.path} is quantized already ({', '.join(sorted(found))}), and would lose more "
-            "than by quantizing once; give the F16 or BF16 file, or allow it with --requantize"
+            f"{info.path} is quantized already ({', '.join(sorted(quantized))}), and would lose "
+            "more than by quantizing once; give the F16 or BF16 file, or allow it with --requantize"
         )
 
 
@@ -222,8 +222,8 @@ def _write(info: GGUFInfo, request: dict[str, Any], progress: Progress | None) -
     total, done, size = sum(sizes.values()), 0, 0
     with closing(_library(request)) as lines:
         for line in lines:
-            if found := _TENSOR.search(line):
-                done, size = done + size, sizes.get(found[1], 0)
+            if said := _TENSOR.search(line):
+                done, size = done + size, sizes.get(said[1], 0)
                 if progress is not None:
                     progress(done, total)
     if progress is not None:

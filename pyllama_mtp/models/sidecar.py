@@ -4,8 +4,7 @@ Such a file is what upstream's ``convert_hf_to_gguf.py --mtp`` writes: the model
 block, and an embedding, a final norm and an LM head, so that llama.cpp can load it as a draft
 model. Here its tensors join the model's: those of the block under their names, its embedding and LM
 head as ``nextn.embed_tokens`` and ``nextn.shared_head_head``, which the graph prefers to the
-model's own. Tensors that equal the model's are left out, so that nothing is loaded twice; so are
-those that blocks of the architecture cannot have.
+model's own. Tensors that equal the model's are left out, so that nothing is loaded twice.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ import numpy as np
 
 from pyllama_mtp.errors import HeadMismatchError
 from pyllama_mtp.models.architectures import ARCHITECTURES, Architecture, elsewhere
+from pyllama_mtp.models.draftvocab import D2T
 from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
 from pyllama_mtp.models.modelinfo import GGUFInfo
-from pyllama_mtp.models.trimmedhead import D2T
 
 #: In the place of a file name: no head, not even one beside the model.
 NO_HEAD = "none"
@@ -53,8 +52,8 @@ def find_head(path: str | os.PathLike[str]) -> Path | None:
     """
     folder = Path(path).parent
     try:
-        found = [head for name in _FOLDERS for head in (folder / name).glob("*.gguf")]
-        sizes = sorted((head.stat().st_size, str(head)) for head in found if head.is_file())
+        heads = [head for name in _FOLDERS for head in (folder / name).glob("*.gguf")]
+        sizes = sorted((head.stat().st_size, str(head)) for head in heads if head.is_file())
     except (OSError, ValueError):  # a folder that cannot be read; a null character
         return None
     return next(map(Path, fitting_heads(Path(path).name, [head for _, head in sizes])), None)
@@ -94,8 +93,8 @@ def is_head(info: GGUFInfo) -> bool:
 
 def in_head(name: str, n_layer: int) -> bool:
     """Whether a tensor belongs to the MTP head of a model with so many layers in its trunk."""
-    found = re.match(r"blk\.(\d+)\.", name)
-    return name == D2T or bool(found and int(found[1]) >= n_layer)
+    block = re.match(r"blk\.(\d+)\.", name)
+    return name == D2T or bool(block and int(block[1]) >= n_layer)
 
 
 def join_head(model: GGUFInfo, head: GGUFInfo) -> GGUFInfo:
@@ -144,8 +143,6 @@ def _taken(model: GGUFInfo, head: GGUFInfo) -> Iterator[tuple[str, TensorEntry]]
         ("shared_head_head", lm_head, my_head),
         ("shared_head_norm", "output_norm", "output_norm"),
     ):
-        if name not in ARCHITECTURES.get(model.architecture, Architecture("")).own:
-            continue
         shared, own = there.get(f"{theirs}.weight"), mine.get(f"{ours}.weight")
         if not shared or f"{nextn}{name}.weight" in there or (own and same(shared, own)):
             continue

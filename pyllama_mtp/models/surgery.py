@@ -20,6 +20,7 @@ import numpy as np
 
 from pyllama_mtp.errors import NoMtpHeadError, UsageError
 from pyllama_mtp.files import check_room, check_target, replacing
+from pyllama_mtp.models.draftvocab import D2T, own_head
 from pyllama_mtp.models.ggufheader import TENSOR_TYPES, Parser, TensorEntry, Value, parse_file
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.modelinfo import GGUFInfo
@@ -31,7 +32,6 @@ from pyllama_mtp.models.quantize import (
     stored_bytes,
 )
 from pyllama_mtp.models.sidecar import NO_HEAD, in_head, same
-from pyllama_mtp.models.trimmedhead import D2T, own_head
 
 File = str | os.PathLike[str]
 

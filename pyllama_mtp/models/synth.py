@@ -3,12 +3,18 @@
 Nothing is downloaded and memory stays bounded: tensors are generated in chunks of a few MB and
 appended to the file one after the other. A file type such as q4_k_m is a mixture of tensor types,
 which the library chooses (:mod:`.quantize`). The same seed gives the same bytes.
+
+The vocabulary is a synthetic byte-level BPE of any size. Every text can be tokenized (all 256 bytes
+are tokens) and common English and Python words take one token each, so that prompts have a
+realistic length. The rest of the vocabulary is filled with nonsense words that no merge makes: only
+a model with random weights says them.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +24,8 @@ from gguf import GGUFWriter
 
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.files import check_room, check_target, write_error
-from pyllama_mtp.models import predictable
+from pyllama_mtp.models.draftvocab import CONTROL, NORMAL, UNUSED, byte_alphabet
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
-from pyllama_mtp.models.layout import TensorSpec, model_tensors
 from pyllama_mtp.models.quantize import (
     FILE_TYPES,
     WEIGHT_TYPES,
@@ -30,9 +35,23 @@ from pyllama_mtp.models.quantize import (
     padded_data,
     stored_bytes,
 )
-from pyllama_mtp.models.randomweights import BLOCK, BLOCK_BYTES, TENSOR_TYPES, tensor_chunks
-from pyllama_mtp.models.shapes import KEYS, MOE_FIELDS, ModelShape, check_shape, get_shape
-from pyllama_mtp.models.vocab import CHAT_TEMPLATE, Vocabulary, synthetic_vocabulary
+from pyllama_mtp.models.randomweights import (
+    BLOCK,
+    BLOCK_BYTES,
+    TENSOR_TYPES,
+    check_noise,
+    how_to_draw,
+    tensor_chunks,
+)
+from pyllama_mtp.models.shapes import (
+    KEYS,
+    MOE_FIELDS,
+    ModelShape,
+    TensorSpec,
+    check_shape,
+    get_shape,
+    model_tensors,
+)
 
 #: File types with all matrices in one type.
 _UNIFORM = ("f32", "f16", "q8_0")
@@ -102,8 +121,8 @@ def write_synthetic(
         progress: called with (bytes done, bytes in all).
         force: overwrite an existing file.
         head_noise: make the head draft well: drafts are nearly always right with 0, and less often
-            with more noise; see :mod:`.predictable`. None: random weights throughout, whose drafts
-            are never accepted.
+            with more noise; see :mod:`.randomweights`. None: random weights throughout, whose
+            drafts are never accepted.
         head_type: the type of the MTP block's matrices, a key of :data:`.quantize.WEIGHT_TYPES`;
             None: as the mixture has them.
         pure: store all matrices and embeddings in `tensor_type`, one of `TENSOR_TYPES`, without the
@@ -128,7 +147,7 @@ def write_synthetic(
     _check_arguments(shape, tensor_type if pure else None, head_type, seed)
     check_target(target, force)
     if head_noise is not None:
-        predictable.check(shape, head_noise)
+        check_noise(shape, head_noise)
     specs = model_tensors(shape)
     if uniform:
         _check_rows(specs, tensor_type)
@@ -147,7 +166,7 @@ def write_synthetic(
         if empty:
             os.truncate(part, part.stat().st_size + n_bytes)
         else:
-            drawn = ((spec, predictable.draw(spec, shape, head_noise)) for spec in specs)
+            drawn = ((spec, how_to_draw(spec, shape, head_noise)) for spec in specs)
             data = (tensor_chunks(spec, types[spec.name], seed, draw) for spec, draw in drawn)
             with part.open("ab") as file:
                 file.writelines(padded_data(data, ALIGNMENT, n_bytes, progress))
@@ -278,7 +297,7 @@ def _add_dimensions(writer: GGUFWriter, shape: ModelShape) -> None:
     writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)
 
 
-def add_tokens(writer: GGUFWriter, n_vocab: int, pre: str = "qwen35") -> Vocabulary:
+def add_tokens(writer: GGUFWriter, n_vocab: int, pre: str = "qwen35") -> SyntheticVocabulary:
     """The tokens of :func:`.synthetic_vocabulary`, as byte-level BPE that splits text as `pre`."""
     vocab = synthetic_vocabulary(n_vocab)
     writer.add_tokenizer_model("gpt2")
@@ -288,3 +307,101 @@ def add_tokens(writer: GGUFWriter, n_vocab: int, pre: str = "qwen35") -> Vocabul
     writer.add_token_merges(vocab.merges)
     writer.add_eos_token_id(vocab.im_end)
     return vocab
+
+
+# -- the vocabulary --------------------------------------------------------------------------------
+
+ENDOFTEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+
+#: ChatML as Qwen models use it.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+_WORDS = """
+the of and to in is that for it as was with be by on not he his are this at from or have an they
+which one had but you were her all she there would their we him been has when who will no more if
+out so said what up its about into than them can only other time new some could these two may first
+then do any like my now over such our man me even most made after also well many must before where
+how because good each those people state world year years life work used use number part very
+system data model value values number list string file function class method object type name code
+line test error return import def self None True False else elif while for print range len int str
+float dict set tuple lambda yield with open raise except try assert pass break continue global async
+await input output index key keys items result args kwargs path line lines text word words token
+tokens write read call called example question answer because between through under while another
+should without against during something nothing water light small large long short high low great
+little old young right left day days night morning house city country government company market
+money history science language speed memory machine computer program network learning training
+""".split()  # noqa: SIM905 - a list literal would be 250 lines
+_CHUNKS = ("    ", "  ", "\n\n", "\n    ", "==", "!=", "->", "()", "):", "ing", "ed", "er", "tion")
+_CONSONANTS, _VOWELS = "bdfghjklmnprtvz", "aeiou"
+_SYLLABLES = tuple(c + v for c in _CONSONANTS for v in _VOWELS)
+#: Fewer tokens would not hold the bytes, the special tokens and a word or two.
+MIN_VOCAB = 512
+
+
+@dataclass(frozen=True)
+class SyntheticVocabulary:
+    """``tokens`` and ``types`` have n_vocab entries; ``merges`` are "left right", best first."""
+
+    tokens: list[str]
+    types: list[int]
+    merges: list[str]
+    endoftext: int
+    im_end: int
+
+
+def synthetic_vocabulary(n_vocab: int) -> SyntheticVocabulary:
+    """Build a vocabulary of exactly ``n_vocab`` tokens; deterministic.
+
+    The special tokens stand at the end, followed by unused padding, as in the published
+    vocabulary (248,320 entries of which the last 276 are special or unused).
+
+    Raises:
+        UsageError: ``n_vocab`` is below :data:`MIN_VOCAB` or above what the fillers can name.
+    """
+    n_reserved = min(276, n_vocab // 64)
+    limit = 256 + len(_SYLLABLES) ** 3
+    if not MIN_VOCAB <= n_vocab <= limit:
+        raise UsageError(f"n_vocab is {n_vocab}, allowed: {MIN_VOCAB} to {limit}")
+    letters = byte_alphabet()
+    tokens = dict.fromkeys(letters)  # ordered and unique: the native loader insists on unique
+    merges = _merges(letters, tokens, n_vocab - n_reserved)
+    filler = 0
+    while len(tokens) < n_vocab - n_reserved:
+        tokens[letters[32] + _nonsense(filler)] = None
+        filler += 1
+    first = len(tokens)
+    names = [*tokens, ENDOFTEXT, IM_START, IM_END]
+    names += [f"[PAD{i}]" for i in range(len(names), n_vocab)]
+    types = [NORMAL] * first + [CONTROL] * 3 + [UNUSED] * (n_vocab - first - 3)
+    return SyntheticVocabulary(names, types, merges, first, first + 2)
+
+
+def _merges(letters: list[str], tokens: dict[str, None], limit: int) -> list[str]:
+    """Add tokens (up to ``limit`` in all) and return the merges that build words letter by letter.
+
+    Each word appears bare and with a leading space; a prefix common to two words is built once.
+    """
+    merges: list[str] = []
+    for word in (*_CHUNKS, *(w for pair in ((" " + w, w) for w in _WORDS) for w in pair)):
+        spelled = [letters[b] for b in word.encode()]
+        for end in range(1, len(spelled)):
+            left, right = "".join(spelled[:end]), spelled[end]
+            if left + right in tokens:
+                continue
+            if len(tokens) >= limit:
+                return merges
+            tokens[left + right] = None
+            merges.append(f"{left} {right}")
+    return merges
+
+
+def _nonsense(index: int) -> str:
+    """The ``index``-th three-syllable word: bababa, badaba, ..."""
+    base = len(_SYLLABLES)
+    a, b, c = index // base % base, index % base, index // (base * base)
+    return _SYLLABLES[c] + _SYLLABLES[a] + _SYLLABLES[b]

@@ -1,6 +1,6 @@
 """An OpenAI-compatible HTTP server on one model; ``pyllama-mtp serve``. Needs the extra ``serve``.
 
-``server`` runs it; ``app`` has the routes; ``bodies`` checks requests; ``jobs`` turns them into
-requests of the driver; ``generator`` is the one thread that calls the native library; ``replies``
-writes the responses; ``metrics`` is for Prometheus.
+``app`` has the routes and runs them; ``bodies`` checks requests; ``jobs`` turns them into requests
+of the driver; ``generator`` is the one thread that calls the native library, and what Prometheus
+reads of it; ``replies`` writes the responses.
 """

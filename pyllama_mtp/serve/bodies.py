@@ -1,10 +1,10 @@
-"""The parameters of requests; all others are refused by name."""
+"""The parameters of requests; all others are refused by name. Errors in the OpenAI API's form."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -14,14 +14,15 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
+    create_model,
     model_validator,
 )
 
+from pyllama_mtp.arguments import require
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.grammar import Grammar
 from pyllama_mtp.settings import Sampling
-
-from .apierror import ApiError, bad_request
 
 #: Most stop strings, and most characters of a stop string.
 MOST_STOPS, LONGEST_STOP = 16, 1000
@@ -44,12 +45,57 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 #: Parameters that do not change the answer.
 ABOUT = ("metadata", "prompt_cache_key", "safety_identifier", "user")
 
+
+class ApiError(Exception):
+    """An error response.
+
+    Attributes:
+        status: the HTTP status.
+        param: the parameter at fault, or None.
+        code: the error's name for programs, or None.
+        headers: more headers of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """The response's JSON."""
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        other = "server_error" if self.status >= 500 else "invalid_request_error"
+        about = {"param": self.param, "code": self.code}
+        kind = kinds.get(self.status, other)
+        return {"error": {"message": self.message, "type": kind, **about}}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request is at fault."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def shutting_down() -> ApiError:
+    """503: the server is ending."""
+    why = "the server is shutting down; try again later"
+    return ApiError(503, why, code="server_shutting_down")
+
+
+# -- bodies -----------------------------------------------------------------------------------
+
 Text = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
 
-def _some_or_all(n: int) -> int:
-    if n < 1 and n != -1:
-        raise ValueError("input should be greater than or equal to 1, or -1: what fits")
+def _some_or_all(n: int, about: ValidationInfo) -> int:
+    require(n >= 1 or n == -1, about.field_name or "", n, "1 or more, or -1: what fits")
     return n
 
 
@@ -96,11 +142,41 @@ class ResponseFormat(Strict):
         return Grammar.json_object() if found is None else Grammar.json_schema(found)
 
 
-class Body(Strict):
+#: Fields of `Sampling` that are no sampling parameters of a request, or have another form there.
+OTHERS = {"grammar", "logits_processors", "reasoning_budget", "seed"}
+#: Parameters of which -1 is off, as 0 is.
+OFF_BELOW_0 = {"top_k", "top_n_sigma"}
+
+
+def _parameter(one: Any, hint: Any) -> tuple[Any, Any]:
+    """A field of `Sampling` as a parameter: its type, checked as there."""
+
+    def check(value: Any) -> Any:
+        if one.name in OFF_BELOW_0 and value is not None:
+            value = max(0, value)
+        return None if value is None else one.metadata["kind"].check(one.name, value)
+
+    names = {"repeat_penalty": AliasChoices("repeat_penalty", "repetition_penalty")}
+    return Annotated[hint | None, AfterValidator(check)], Field(
+        None, validation_alias=names.get(one.name)
+    )
+
+
+if TYPE_CHECKING:
+    SamplingBody = Strict
+else:
+    _HINTS = get_type_hints(Sampling)
+    _CHECKED = {
+        f.name: _parameter(f, _HINTS[f.name]) for f in fields(Sampling) if f.name not in OTHERS
+    }
+    SamplingBody = create_model("SamplingBody", __base__=Strict, **_CHECKED)
+
+
+class Body(SamplingBody):
     """The parameters that both kinds of completion share.
 
-    Most sampling parameters are not OpenAI's, but llama-server's; see :class:`.Sampling`. Their
-    defaults come from the model file.
+    Sampling parameters have the names and bounds of :class:`.Sampling`; their defaults come from
+    the model file.
     """
 
     model: str | None = None
@@ -114,27 +190,6 @@ class Body(Strict):
         Field(max_length=MOST_STOPS),
         BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
     ] = Field(default_factory=list)
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_n_sigma: float | None = None
-    xtc_probability: Annotated[float, Field(ge=0, le=1)] | None = None
-    xtc_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[
-        float | None,
-        Field(gt=0, validation_alias=AliasChoices("repeat_penalty", "repetition_penalty")),
-    ] = None
-    repeat_last_n: Annotated[int, Field(ge=0)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    dry_multiplier: Annotated[float, Field(ge=0)] | None = None
-    dry_base: Annotated[float, Field(ge=1)] | None = None
-    dry_allowed_length: Annotated[int, Field(ge=0)] | None = None
-    dry_penalty_last_n: Annotated[int, Field(ge=0)] | None = None
-    dry_sequence_breakers: list[Text] | None = None
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
     ignore_eos: bool = False
     return_progress: bool = False
     response_format: ResponseFormat | None = None
@@ -153,19 +208,13 @@ class Body(Strict):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The sampling parameters as attributes of `Sampling`; -1 is off, as 0 is.
+        """The sampling parameters as attributes of `Sampling`, without the seed.
 
         Raises UsageError: see :attr:`constraint`.
         """
-        given: dict[str, Any] = {
-            field.name: getattr(self, field.name, None) for field in fields(Sampling)
-        }
-        del given["seed"]  # each choice has its own
-        given["grammar"] = self.constraint
-        for name in ("top_k", "top_n_sigma"):
-            if given[name] is not None:
-                given[name] = max(0, given[name])
-        return {name: value for name, value in given.items() if value is not None and value != {}}
+        names = [one.name for one in fields(Sampling) if one.name not in OTHERS]
+        given = {"grammar": self.constraint, **{name: getattr(self, name) for name in names}}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def include_usage(self) -> bool:
@@ -367,6 +416,9 @@ def _explained(error: ValidationError) -> ApiError:
         )
     if first["type"] == "missing":
         return bad_request(f"the parameter {where!r} is required", where, "missing_parameter")
+    said = first["msg"].removeprefix("Value error, ")
+    if said != first["msg"]:  # of a check of ours
+        return bad_request(said, where, "invalid_value")
     given = repr(first.get("input"))
     given = given if len(given) <= 60 else given[:57] + "..."
-    return bad_request(f"{where} is {given}: {first['msg'].lower()}", where, "invalid_value")
+    return bad_request(f"{where} is {given}: {said.lower()}", where, "invalid_value")

@@ -12,22 +12,25 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pyllama_mtp.answer import TopLogprobs
 from pyllama_mtp.chats.toolcalls import CallPiece
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import ContextClosedError, WorkerLostError
-from pyllama_mtp.generate import Request
 from pyllama_mtp.llama.model import Model
-from pyllama_mtp.llama.toplogprobs import TopLogprobs
+from pyllama_mtp.request import Request
 from pyllama_mtp.scheduler import Progress, Scheduler
 from pyllama_mtp.settings import Settings
-from pyllama_mtp.sizing import fitted
 from pyllama_mtp.telemetry import BatchTelemetry
 
-from .apierror import ApiError, bad_request, shutting_down
+from .bodies import ApiError, bad_request, shutting_down
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +102,8 @@ class Generator(threading.Thread):
         """
         super().__init__(name="pyllama-mtp generator", daemon=True)
         self.n_sequences, self.max_queue = n_sequences, max_queue
-        fits = fitted(model, settings, n_sequences)
-        self._new_engine = partial(Engine, model, fits, n_sequences, chats=True)
+        resolved = settings.resolve(model, n_sequences)
+        self._new_engine = partial(Engine, model, resolved, chats=True)
         self._engine = self._new_engine()
         self.n_ctx = self._engine.n_ctx
         self.total = BatchTelemetry(synthetic_acceptance=settings.synthetic_acceptance)
@@ -342,3 +345,71 @@ def _tells(progress: Progress) -> bool:
 def _deliver(events: list[tuple[Job, Event]]) -> None:
     for job, event in events:
         job.post((job, event))
+
+
+# -- metrics for Prometheus ------------------------------------------------------------------------
+
+PREFIX = "pyllama_mtp_"
+
+
+class GeneratorCollector(Collector):
+    """All metrics of a generator."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics as they are now."""
+        generator, total = self._generator, self._generator.total
+        prefill_tps, decode_tps = generator.speeds()
+        gauges = {
+            "requests_running": ("Requests that are being processed.", generator.n_running),
+            "requests_waiting": ("Requests in the queue.", generator.n_waiting),
+            "prefill_tokens_per_second": ("Speed of prefill, lately.", prefill_tps),
+            "decode_tokens_per_second": (
+                "Speed of decode, lately, of all sequences together.",
+                decode_tps,
+            ),
+            "mean_accepted_length": ("Drafts accepted per round.", total.mean_accepted_length),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(PREFIX + name, text, value)
+        counters = {
+            "prompt_tokens": ("Tokens of prompts.", total.n_prompt),
+            "prompt_tokens_cached": ("Of these, not processed again.", total.n_cached),
+            "generated_tokens": ("Tokens generated.", total.n_generated),
+            "prefill_seconds": ("Time spent on prompts.", total.prefill_s),
+            "decode_seconds": ("Time spent on rounds.", total.decode_s),
+            "rounds": ("Verification passes, added up over the sequences.", total.rounds),
+        }
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(PREFIX + name, text, value)
+        yield from self._drafts()
+        ended = CounterMetricFamily(
+            PREFIX + "requests", "Answers that have ended, by how.", labels=["outcome"]
+        )
+        for outcome, n in sorted(generator.outcomes.items()):
+            ended.add_metric([outcome], n)
+        yield ended
+
+    def _drafts(self) -> Iterable[Metric]:
+        """By position in the round, 1 being the first draft."""
+        total, labels = self._generator.total, ["position"]
+        texts = ("Drafts verified, by position.", "Drafts accepted, by position.")
+        drafted = CounterMetricFamily(PREFIX + "drafted_tokens", texts[0], labels=labels)
+        accepted = CounterMetricFamily(PREFIX + "accepted_tokens", texts[1], labels=labels)
+        share = "Share of the drafts that were accepted, by position."
+        rate = GaugeMetricFamily(PREFIX + "acceptance", share, labels=labels)
+        counts = zip(total.drafted, total.accepted, strict=False)
+        for position, (n_drafted, n_accepted) in enumerate(counts, start=1):
+            drafted.add_metric([str(position)], n_drafted)
+            accepted.add_metric([str(position)], n_accepted)
+            rate.add_metric([str(position)], n_accepted / n_drafted if n_drafted else 0.0)
+        yield from (drafted, accepted, rate)
+
+
+def registry(generator: Generator) -> CollectorRegistry:
+    """A registry with the metrics of this generator only."""
+    found = CollectorRegistry()
+    found.register(GeneratorCollector(generator))
+    return found

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from pyllama_mtp.answer import Answer
-from pyllama_mtp.chats.options import ChatOptions, call_form
-from pyllama_mtp.chats.thinking import CLOSE, OPEN, Splitter, opened
+from pyllama_mtp.chats.options import ChatOptions
+from pyllama_mtp.chats.thinking import CLOSE, OPEN
 from pyllama_mtp.chats.tools import Tools
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.generate import Limits, Request
 from pyllama_mtp.llama.model import Model
-from pyllama_mtp.speculative.sampling import Sampler
-from pyllama_mtp.telemetry import Telemetry
+from pyllama_mtp.request import Limits, Options, make_request, tokens_of
 
-from .apierror import ApiError, bad_request
-from .bodies import Body, ChatBody, CompletionBody, TokenizeBody
+from .bodies import ApiError, Body, ChatBody, CompletionBody, TokenizeBody, bad_request
 from .generator import Job
 
 #: The API's default of max_tokens for completions; a chat goes on to its end.
@@ -35,7 +32,6 @@ class Served:
         name: the model's name for clients.
         n_ctx: most tokens of prompt and answer together.
         max_tokens: most tokens of an answer; None: as many as fit.
-        synthetic_acceptance: imposed acceptance rates, for measurements.
         fingerprint: the build.
         created: when the server started, in seconds since 1970.
         chat: defaults for chats.
@@ -46,7 +42,6 @@ class Served:
     name: str
     n_ctx: int
     max_tokens: int | None
-    synthetic_acceptance: tuple[float, ...] | None
     fingerprint: str
     created: int
     chat: ChatOptions = ChatOptions()  # noqa: RUF009 - frozen
@@ -67,40 +62,52 @@ def make_jobs(served: Served, body: Body) -> list[Job]:
     """
     if served.strict_model and body.model is not None:
         served.check_name(body.model)
-    prompts = _prompts(served, body)
+    chat = isinstance(body, ChatBody)
+    options, tools = _chat_options(served, body), _tools(body)
+    prompts = _prompts(served, body, options, tools)
     jobs: list[Job] = []
-    try:
+    with _refused(None):
+        sampling = replace(served.model.sampling, **body.sampling)
+        if chat:
+            sampling = options.sampling(sampling, served.model, tools)
+        told = _told(body, tools)
         for tokens in prompts:
             limits = Limits(_max_tokens(served, body, len(tokens)), body.ignore_eos)
             for number in range(body.n):
-                request = _request(served, body, tokens, limits, number)
-                tells = body.stream and body.return_progress
-                jobs.append(Job(len(jobs), request, progress=tells))
-    except UsageError as error:
-        raise bad_request(str(error)) from None
+                if body.seed is not None:
+                    sampling = replace(sampling, seed=(body.seed + number) % SEEDS)
+                request = make_request(served.model, tokens, limits, sampling, told)
+                jobs.append(Job(len(jobs), request, progress=body.stream and body.return_progress))
     return jobs
 
 
-def _prompts(served: Served, body: Body) -> list[list[int]]:
+@contextmanager
+def _refused(param: str | None) -> Iterator[None]:
+    """Turn a UsageError into a response: 400, for this parameter."""
     try:
-        if isinstance(body, ChatBody):
-            return [_chat_prompt(served, body)]
-        assert isinstance(body, CompletionBody)
-        return [_tokens(served.model, prompt) for prompt in body.prompts]
+        yield
     except UsageError as error:
-        param = "messages" if isinstance(body, ChatBody) else "prompt"
         raise bad_request(str(error), param) from None
 
 
-def _chat_prompt(served: Served, body: ChatBody) -> list[int]:
-    messages = [message.to_template() for message in body.messages]
-    goes_on = body.continue_final_message
-    options, model = _chat_options(served, body), served.model
-    return options.prompt(model, messages, _tools(body), goes_on=goes_on)
+def _prompts(
+    served: Served, body: Body, options: ChatOptions, tools: Tools | None
+) -> list[list[int]]:
+    """Token ids of each prompt."""
+    if isinstance(body, ChatBody):
+        messages = [message.to_template() for message in body.messages]
+        with _refused("messages"):
+            goes_on = body.continue_final_message
+            return [options.prompt(served.model, messages, tools, goes_on=goes_on)]
+    assert isinstance(body, CompletionBody)
+    with _refused("prompt"):
+        return [tokens_of(served.model, prompt) for prompt in body.prompts]
 
 
-def _tools(body: ChatBody) -> Tools | None:
+def _tools(body: Body) -> Tools | None:
     """The functions that may be called. Raises ApiError: 400."""
+    if not isinstance(body, ChatBody):
+        return None
     try:
         return Tools.of(body.tools, body.tool_choice, body.parallel_tool_calls)
     except UsageError as error:
@@ -111,18 +118,19 @@ def _tools(body: ChatBody) -> Tools | None:
 def tokenize(served: Served, body: TokenizeBody) -> list[int]:
     """Token ids of a text or a chat. Raises UsageError."""
     if body.messages:
-        return _chat_prompt(served, ChatBody(messages=body.messages))
-    flags = (body.add_special, body.parse_special)
-    return served.model.tokenize(body.content or "", *flags)
+        messages = [message.to_template() for message in body.messages]
+        return served.chat.prompt(served.model, messages)
+    return served.model.tokenize(body.content or "", body.add_special, body.parse_special)
 
 
-def _chat_options(served: Served, body: ChatBody) -> ChatOptions:
+def _chat_options(served: Served, body: Body) -> ChatOptions:
     """The options of a chat. Raises ApiError: 400: a template variable that cannot be set."""
-    usual, variables = served.chat, body.chat_template_kwargs
-    try:
-        found = replace(usual, variables={**usual.variables, **variables})
-    except UsageError as error:
-        raise bad_request(str(error), "chat_template_kwargs") from None
+    found = served.chat
+    if not isinstance(body, ChatBody):
+        return found
+    variables = body.chat_template_kwargs
+    with _refused("chat_template_kwargs"):
+        found = replace(found, variables={**found.variables, **variables})
     if body.reasoning_effort is not None or "enable_thinking" in variables:
         found = replace(found, thinking=None, reasoning_effort=body.reasoning_effort)
     if body.enable_thinking is not None:
@@ -130,17 +138,6 @@ def _chat_options(served: Served, body: ChatBody) -> ChatOptions:
     if body.thinking_budget is not None:
         found = replace(found, budget=body.thinking_budget)
     return found
-
-
-def _tokens(model: Model, prompt: str | Sequence[int]) -> list[int]:
-    if isinstance(prompt, str):
-        tokens = model.tokenize(prompt, add_special=True, parse_special=True)
-    else:
-        tokens = list(prompt)
-        model.check_tokens(tokens)
-    if not tokens:
-        raise UsageError("the prompt is empty; give at least one token of text")
-    return tokens
 
 
 def _max_tokens(served: Served, body: Body, n_prompt: int) -> int:
@@ -165,22 +162,12 @@ def _max_tokens(served: Served, body: Body, n_prompt: int) -> int:
     return most if asked in (None, AS_MUCH_AS_FITS) else min(asked, most)
 
 
-def _request(served: Served, body: Body, tokens: list[int], limits: Limits, number: int) -> Request:
-    """The `number`-th choice of a prompt."""
-    sampling = replace(served.model.sampling, **body.sampling)
-    if body.seed is not None:
-        sampling = replace(sampling, seed=(body.seed + number) % SEEDS)
+def _told(body: Body, tools: Tools | None) -> Options:
+    """What is told of the answers."""
     assert isinstance(body, ChatBody | CompletionBody)
-    splitter = calls = None
-    if isinstance(body, ChatBody):
-        tools = _tools(body)
-        sampling = _chat_options(served, body).sampling(sampling, served.model, tools)
-        calls = tools.reader(call_form(served.model.chat_template)) if tools else None
-        said = body.messages[-1].to_template()["content"] if body.continue_final_message else ""
-        goes_on = said.rfind(OPEN) > said.rfind(CLOSE)
-        splitter = Splitter(goes_on or opened(served.model, tokens))
-    telemetry = Telemetry(synthetic_acceptance=served.synthetic_acceptance)
-    answer = Answer(
-        served.model, limits.ignore_eos, body.stop, telemetry, body.n_logprobs, splitter, calls
-    )
-    return Request(tokens, Sampler(served.model, sampling, tokens), limits, answer)
+    options = Options(stop=body.stop, logprobs=body.n_logprobs)
+    if not isinstance(body, ChatBody):
+        return options
+    said = body.messages[-1].to_template()["content"] if body.continue_final_message else ""
+    in_thought = said.rfind(OPEN) > said.rfind(CLOSE)
+    return replace(options, split=True, in_thought=in_thought, tools=tools)

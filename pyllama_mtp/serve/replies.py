@@ -10,9 +10,9 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from pyllama_mtp.answer import TopLogprobs
 from pyllama_mtp.chats.toolcalls import CallPiece
 from pyllama_mtp.llama.model import Model
-from pyllama_mtp.llama.toplogprobs import TopLogprobs
 
 from .bodies import Body, ChatBody
 from .generator import Event, Job

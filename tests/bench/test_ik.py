@@ -9,7 +9,7 @@ import ik
 import pytest
 
 from pyllama_mtp.measure.peers import PeerError
-from pyllama_mtp.measure.recordfile import read_cells
+from pyllama_mtp.measure.records import read_cells
 
 
 @pytest.mark.parametrize("repack", [[], ["-rtr"]])

@@ -10,7 +10,7 @@ import soak
 from benchkit.soaking import STEPS, Different, Soak
 
 from pyllama_mtp import Model
-from pyllama_mtp.measure.promptset import demo_prompts
+from pyllama_mtp.measure.prompts import demo_prompts
 
 #: Short runs grow: allocators settle, and switches meet settings for the first time.
 BOUND = 12 * 2**20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -34,10 +33,6 @@ def fake(
     monkeypatch.setattr("pyllama_mtp.measure.machine.busy_cores", lambda: 0.0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "no-cache"))
-    monkeypatch.setattr(  # which asks the library about memory
-        "pyllama_mtp.sizing.room_for",
-        lambda model, s, *needed: replace(s, n_ctx=s.n_ctx or max(8192, sum(needed))),
-    )
     module.native = native
     yield module
     module.reset()

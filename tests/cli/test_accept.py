@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.measure.acceptance_record import read_run
-from pyllama_mtp.measure.promptset import demo_prompts
+from pyllama_mtp.measure.acceptance import read_run
+from pyllama_mtp.measure.prompts import demo_prompts
 
 from ..processes import Cli, Program, start
 
@@ -150,7 +150,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         (("--chat",), "--chat is for --prompt-file"),
         (("--prompts", "a.jsonl", "--prompt-file", "b"), "not allowed with"),
         (("--prompts", "nowhere.jsonl"), "cannot read the prompts file nowhere.jsonl"),
-        (("--prompts", "bad.jsonl"), "bad.jsonl, line 2: unknown key 'promt'"),
+        (("--prompts", "bad.jsonl"), "bad.jsonl, line 2: not a prompt"),
         (("--output", "bad.jsonl"), "cannot create bad.jsonl: File exists"),
         (("--pairs", "bad.jsonl"), "cannot create bad.jsonl: File exists"),
         (("--read", "bad.jsonl"), "bad.jsonl, line 1: not the header of an acceptance run"),

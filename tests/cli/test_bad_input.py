@@ -13,7 +13,10 @@ from ..processes import Cli
 GENERATE = [
     (["--draft-n-max", "two", "x"], "draft_n_max is 'two', it must be a whole number"),
     (["--max-tokens", "0", "x"], "--max-tokens: 0 is not allowed; give 1 or more"),
-    (["--n-gpu-layers", "-2", "x"], "--n-gpu-layers: -2 is not allowed"),
+    (
+        ["--n-gpu-layers", "-2", "x"],
+        "--n-gpu-layers: n_gpu_layers is -2, it must be -1 (all), 0 or above",
+    ),
     (["--temperature", "nan", "x"], "--temperature: temperature is nan, it must be 0 (greedy) or"),
     (["--grammar", "nowhere.gbnf", "x"], "cannot read the grammar file nowhere.gbnf: No such"),
     (["--logit-bias", "7", "x"], "'7' is not ID=BIAS, as in 42=-2.5"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.errors import DiskFullError
-from pyllama_mtp.measure.recordfile import read_cells, read_file
+from pyllama_mtp.measure.records import read_cells, read_file
 from pyllama_mtp.models import synth
 
 from ..processes import Cli
@@ -82,7 +82,7 @@ def test_the_first_look_goes_on_where_it_ended(
     for _ in range(2):
         assert cli("matrix", "--repeat", "2", "--resume").code == 0
     runs = read_file("matrix.jsonl").runs.values()
-    assert [run.header["model"]["name"] for run in runs] == [synth.EXAMPLE_NAME, "demo.gguf"]
+    assert [run.header.model.name for run in runs] == [synth.EXAMPLE_NAME, "demo.gguf"]
     assert [len(run.measured) for run in runs] == [8, 8]
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from pyllama_mtp import Sampling, Settings
 from pyllama_mtp.cli import progress
-from pyllama_mtp.contextoptions import RopeScaling
+from pyllama_mtp.settings import RopeScaling
 
 from ..processes import Cli
 

@@ -13,11 +13,8 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.cli.matrix import DEMO_REPEAT, REPEAT
-from pyllama_mtp.cli.progress import short_label
-from pyllama_mtp.measure.matrix import Event
-from pyllama_mtp.measure.plan import Group, Plan
-from pyllama_mtp.measure.ratios import base_of
-from pyllama_mtp.measure.recordfile import Writer, read_cells, read_file
+from pyllama_mtp.measure.figures import base_of
+from pyllama_mtp.measure.records import Writer, read_cells, read_file
 
 from ..processes import Cli
 from .conftest import SMALL
@@ -121,7 +118,7 @@ def test_prompts_by_turns(fake: ModuleType, cli: Cli) -> None:
     assert [c.samples[0].prefill_s for c in cells] == pytest.approx([0.064 + 0.025 + 0.049] * 2)
     assert [c.prefill_tps for c in cells] == pytest.approx([64 / 0.138] * 2)
     header = next(iter(read_file("matrix.jsonl").runs.values())).header
-    assert header["plan"]["prompt_step"] == 24 and "peers" not in header["plan"]
+    assert header.plan.prompt_step == 24 and not header.plan.peers
 
 
 def test_what_a_round_does_has_columns(fake: ModuleType, cli: Cli) -> None:
@@ -135,7 +132,7 @@ def test_what_a_round_does_has_columns(fake: ModuleType, cli: Cli) -> None:
 def test_several_models_are_measured_one_after_the_other(fake: ModuleType, cli: Cli) -> None:
     assert cli(*SMALL, "--model", "b.gguf").code == 0
     runs = read_file("matrix.jsonl").runs.values()
-    assert [run.header["model"]["name"] for run in runs] == ["m.gguf", "b.gguf"]
+    assert [run.header.model.name for run in runs] == ["m.gguf", "b.gguf"]
     assert [len(run.measured) for run in runs] == [8, 8]
 
 
@@ -154,16 +151,6 @@ def test_progress_without_a_terminal_is_one_line_per_sample(fake: ModuleType, cl
     assert lines[7].startswith("[8/8] prompt 64 source, ") and ", repeat 2: prefill" in lines[7]
     assert " left" not in lines[0] and " left" not in lines[7]
     assert [c.prompt_class for c in read_cells("matrix.jsonl")] == ["text"] * 2 + ["source"] * 2
-
-
-def test_the_bar_has_room_in_eighty_columns() -> None:
-    """Beside the longest label: "sample 12/15 0:00:00 left 0:00:00" and a short bar."""
-    both = {"prompt_rows": ("all", "last"), "prompt_sync": ("full", "kv")}
-    plan = Plan((16384,), (0, 3), 1, 1, {**both, "hidden": ("post-norm", "pre-norm")})
-    group = Group(16384, "text", 0)
-    labels = [short_label(Event("start", group, v), plan) for v in plan.variants]
-    assert labels[:2] == ["16384 tokens, no MTP", "16384 tokens, depth 3, all, full, post-norm"]
-    assert max(map(len, labels)) <= 44
 
 
 def test_ctrl_c_between_two_samples_loses_neither(
@@ -261,7 +248,7 @@ def test_a_report_of_this_run_at_the_end(
     fake: ModuleType, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Plots are drawn but not rendered, which takes seconds.
-    monkeypatch.setattr("pyllama_mtp.measure.report.plots._rendered", lambda *_: b"<svg/>")
+    monkeypatch.setattr("pyllama_mtp.measure.page._rendered", lambda *_: b"<svg/>")
     cli(*SMALL)
     result = cli(*SMALL, "--classes", "source", "--report", "page")
     assert result.code == 0 and f"report: {Path('page', 'index.html')}" in result.err
@@ -311,4 +298,4 @@ def test_nothing_measured_is_a_failure(fake: ModuleType, cli: Cli) -> None:
     result = cli(*SMALL, "--prompt-sizes", "5000", "--depths", "0")
     assert result.code == 2 and "error: nothing was measured" in result.err
     assert "prompt 5000, no MTP, repeat 1: skipped" in result.err
-    assert "skipped: 5000 no-MTP: prompt 5000 + 8 generated = 5008 tokens exceed" in result.out
+    assert "skipped: no-MTP, prompt 5000: prompt 5000 + 8 generated = 5008 tokens" in result.out

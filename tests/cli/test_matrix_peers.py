@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.measure.recordfile import read_cells, read_file
+from pyllama_mtp.measure.records import read_cells, read_file
 
 from ..processes import Cli, environment, start
 from . import conftest

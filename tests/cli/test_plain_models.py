@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_mtp import bench
-from pyllama_mtp.measure.recordfile import read_cells
+from pyllama_mtp.measure.records import read_cells
 from pyllama_mtp.models.ggufinfo import read_gguf
 
 from ..plain import ARCHITECTURES, N_VOCAB, write_model

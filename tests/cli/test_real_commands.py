@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pyllama_mtp.llama import native
-from pyllama_mtp.measure.ratios import base_of
-from pyllama_mtp.measure.recordfile import read_cells
+from pyllama_mtp.measure.figures import base_of
+from pyllama_mtp.measure.records import read_cells
 from pyllama_mtp.measure.verdict import slow_types, step_shares
 from pyllama_mtp.models.demo import demo_path
 from pyllama_mtp.models.ggufinfo import read_gguf

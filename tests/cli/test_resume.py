@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from pyllama_mtp.measure.recordfile import read_cells
+from pyllama_mtp.measure.records import read_cells
 
 from ..processes import Cli
 from .conftest import SMALL
@@ -31,7 +31,7 @@ def test_resume_measures_what_is_missing(fake: ModuleType, cli: Cli) -> None:
     assert "going on with run " in result.err and ": 4 of 8 samples are there" in result.err
     assert result.err.splitlines()[1].startswith("[5/8] ")
     after = path.read_bytes()
-    assert after.startswith(before) and after.count(b'"kind": "run"') == 1
+    assert after.startswith(before) and after.count(b'"kind":"run"') == 1
     assert [c.repeats for c in read_cells(path)] == [[0, 1]] * 4
     assert "medians of 2 samples" in result.out
     again = cli(*SMALL, "--resume")

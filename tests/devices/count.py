@@ -16,10 +16,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from pyllama_mtp import Model, Session, Settings, generate, scheduler
+from pyllama_mtp import Model, Session, Settings, scheduler
+from pyllama_mtp import round as rounds_of
+from pyllama_mtp.drafting.choice import Drafting
+from pyllama_mtp.engine import Engine
 
 FIELDS = ("graphs", "uploads", "downloads", "waits")
-PHASES = ("draft", "verify", "accept", "roll_back")
+#: The phases of a round, and whose functions they are.
+PHASES = {"draft": Drafting, "verify": Engine, "accept": rounds_of, "roll_back": Engine}
 N_PROMPT, N_BATCH, N_TOKENS = 64, 16, 24
 
 
@@ -36,8 +40,8 @@ class Rounds:
         self._now = Traffic.in_dll(ctypes.CDLL(None), "traffic")
         self._phases: Counter[tuple[str, str]] = Counter()
         self.all: list[Counter[tuple[str, str]]] = []
-        for phase in PHASES:
-            setattr(generate, phase, self._counted(phase, getattr(generate, phase)))
+        for phase, owner in PHASES.items():
+            setattr(owner, phase, self._counted(phase, getattr(owner, phase)))
         speculate = scheduler.speculate
 
         def next_round(*arguments: Any) -> Any:

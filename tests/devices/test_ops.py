@@ -13,9 +13,8 @@ from pyllama_mtp.llama import native
 
 from .test_traffic import HERE, INCLUDE, ggml_base
 
-ROOT = HERE.parents[1]
-#: Operations of our graphs, by bench/ops.py.
-CASES = ROOT / "bench" / "results" / "ops-cases.txt"
+#: Operations of our graphs, in the form of `test-backend-ops --test-file`.
+CASES = HERE / "ops-cases.txt"
 
 
 @pytest.fixture(scope="module")

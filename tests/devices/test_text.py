@@ -15,7 +15,8 @@ import pytest
 
 from pyllama_mtp import BatchSession, Generation, Model, Sampling, Session
 from pyllama_mtp.llama import native
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 
 from ..adapters import trunk, write_adapter
 from ..regression.support import assert_same_tokens, greedy, settings

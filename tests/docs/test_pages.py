@@ -59,6 +59,37 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not [link for link in links if not (page.parent / link).exists()]
 
 
+def figures(page: Path) -> Iterator[tuple[str, str]]:
+    """The measured figures of a page, and their lines: numbers with two decimals, and what is so
+    many times as fast."""
+    text = re.sub(
+        r"^```(?!text)\w+\n.*?^```$|`[^`\n]+`", "", page.read_text("utf-8"), flags=re.S | re.M
+    )
+    for line in text.replace("Python 3.10", "").splitlines():
+        found = re.findall(r"(?<![\w.\-])\d+\.\d\d(?![\w.]*\w)", line)
+        for pair in re.findall(r"(?:(\d+\.\d+) to )?(\d+\.\d+) times", line):
+            found += [number for number in pair if number]
+        yield from ((figure, line) for figure in found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_figures_come_from_the_result_files_that_the_page_links(page: Path) -> None:
+    """Rounded; and if a line is about one type of file, from a line about this type."""
+    links = re.findall(r"\]\(([^)#]*bench/results/[^)#]+\.md)\)", page.read_text("utf-8"))
+    results = [
+        line for link in links for line in (page.parent / link).read_text("utf-8").split("\n")
+    ]
+
+    def is_known(figure: str, line: str) -> bool:
+        types = re.findall(r"\bI?Q\d\w*", line)
+        rows = [row for row in results if len(types) != 1 or types[0].lower() in row.lower()]
+        known = map(float, re.findall(r"\d+\.\d+", "\n".join(rows)))
+        half = 0.5001 * 10 ** -len(figure.partition(".")[2])
+        return any(abs(float(figure) - number) <= half for number in known)
+
+    assert not [(figure, line) for figure, line in figures(page) if not is_known(figure, line)]
+
+
 def test_tests_that_patches_and_pages_name_are_there() -> None:
     named = {
         (source.name, name)

@@ -11,9 +11,7 @@ import pytest
 
 from pyllama_mtp import Settings
 from pyllama_mtp.llama import native
-from pyllama_mtp.measure.peers import find
-from pyllama_mtp.measure.peers.llama_server import Server, server_options
-from pyllama_mtp.measure.peers.options import Options
+from pyllama_mtp.measure.peers import LlamaServer, PeerOptions, find, server_options
 
 PROMPTS = ("def main", "import os\n\n", "The capital of", "class Reader:\n")
 PATH = "LD_LIBRARY_PATH"
@@ -41,12 +39,12 @@ def test_the_text_is_the_same(
     program: Path, demo_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = native.locate("patched")[0].resolve()
-    options = Options(Settings(n_ctx=512, n_threads=2, draft_n_max=3), str(demo_file), 0)
+    options = PeerOptions(Settings(n_ctx=512, n_threads=2, draft_n_max=3), str(demo_file), 0)
     texts = []
     for folder in ("", str(ours)):
         monkeypatch.setenv(PATH, folder)
         assert (libllama(program) == ours) == bool(folder)
-        with Server(str(program), server_options(options)) as server:
+        with LlamaServer(str(program), server_options(options)) as server:
             asked = ({"prompt": text, "n_predict": 48, "temperature": 0} for text in PROMPTS)
             texts.append([server.complete(request)["content"] for request in asked])
     assert texts[0] == texts[1] and all(texts[0])

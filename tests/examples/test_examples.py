@@ -133,6 +133,14 @@ def test_draft_vocabulary(tmp_path: Path) -> None:
     assert out.endswith("the same text\n")
 
 
+def test_hidden_states(tmp_path: Path) -> None:
+    out = run(tmp_path, "hidden_states", "--tokens", 100, "--repeat", 1)
+    near, far = (float(one) for one in re.findall(r"cosine (-?[\d.]+)$", out, re.MULTILINE))
+    assert far < near < 1, "functions are more alike than a function and an import"
+    assert "100 tokens: (100, 192) float32" in out
+    assert re.search(r"hidden states [\d.]+ ms, all rows as outputs [\d.]+ ms: [\d.]+ times$", out)
+
+
 def test_batch(tmp_path: Path, greedy: Greedy) -> None:
     prompts = (PROMPT, "class Reader:\n", "for line in")
     out = run(tmp_path, "batch", *prompts, "--max-tokens", 16)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.measure.recordfile import read_file
+from pyllama_mtp.measure.records import read_file
 
 from ..processes import environment, start
 
@@ -85,7 +85,7 @@ REPORT = """
 import resource, signal, sys
 from pathlib import Path
 from pyllama_mtp.errors import DiskFullError
-from pyllama_mtp.measure.report.page import _write
+from pyllama_mtp.measure.page import _write
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 def files(mark, n):
     return {"index.html": mark * 10, "tables.md": mark * n, "decode.png": mark * 10}

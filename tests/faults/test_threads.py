@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings, generate
+from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
+from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import ContextClosedError, UsageError
 from pyllama_mtp.llama.owned import Exclusive
 
@@ -49,14 +50,14 @@ def busy(
     inside, go_on = threading.Event(), threading.Event()
     with Session(demo, SETTINGS) as session, ThreadPoolExecutor(1) as pool:
         text_of(session, PROMPTS[1])
-        verify = generate.verify
+        verify = Engine.verify
 
         def slow(*arguments: Any) -> object:
             inside.set()
             assert go_on.wait(60)
             return verify(*arguments)
 
-        monkeypatch.setattr(generate, "verify", slow)
+        monkeypatch.setattr(Engine, "verify", slow)
         future = pool.submit(text_of, session, PROMPTS[0])
         assert inside.wait(60)
 

@@ -19,8 +19,8 @@ from pyllama_mtp.errors import (
     UsageError,
 )
 from pyllama_mtp.llama import native
-from pyllama_mtp.llama.context import Context, ContextOptions
-from pyllama_mtp.llama.nativecontext import decode_error
+from pyllama_mtp.llama.context import Context, decode_error
+from pyllama_mtp.llama.contextoptions import ContextOptions
 
 SMALL = {"n_ctx": 256, "n_batch": 8, "n_ubatch": 8, "n_threads": 1}
 Decode = Callable[..., None]

@@ -11,7 +11,8 @@ import pytest
 
 from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.errors import ContextClosedError
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 
 from ..processes import RunPython
 from ..regression.support import engine_of

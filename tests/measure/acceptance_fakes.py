@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyllama_mtp.measure.acceptance_record import CostResult, Header, Miss, PromptResult, Run
-from pyllama_mtp.speculative.costs import Costs
+from pyllama_mtp.drafting.depth import Costs
+from pyllama_mtp.measure.acceptance import (
+    AcceptanceHeader,
+    AcceptanceRun,
+    CostResult,
+    Miss,
+    PromptResult,
+)
 
 #: In plain steps: depth 1 takes 1.5, depth 2 takes 2.
 COSTS = Costs(verify=(0.0, 1.0, 1.25, 1.5), draft=(0.0, 0.25, 0.5))
 
 
-HEADER = Header(
+HEADER = AcceptanceHeader(
     model="m.gguf",
     variant="patched",
     upstream_commit="0123456789abcdef",
@@ -39,13 +45,14 @@ def result(kind: str, number: int, *accepted: int, **changes: Any) -> PromptResu
     return PromptResult(kind=kind, prompt=number, accepted=accepted, **{**given, **changes})
 
 
-def miss(drafted: str, actual: str) -> Miss:
-    return Miss(7, 1, 3, 4, drafted, actual, "before it")
+def miss(kind: str, drafted: str, actual: str) -> Miss:
+    return Miss(kind, 1, None, 7, 1, 3, 4, drafted, actual, "before it")
 
 
-def a_run() -> Run:
+def a_run() -> AcceptanceRun:
     """Two classes: 3 of 4 and 2 of 4 first drafts accepted, 2 of 3 and 1 of 2 second ones."""
-    code = result("code", 1, 2, 2, 1, 0, misses=(miss(" a", "|b"), miss("x", "y")))
-    text = result("text", 1, 2, 1, 0, 0, misses=(miss(" a", "|b"),))
+    code, text = result("code", 1, 2, 2, 1, 0), result("text", 1, 2, 1, 0, 0)
     longer = result("code", 1, 1, 1, context_length=512, n_prompt=512)
-    return Run(HEADER, [code, text, longer], [CostResult(None, 20, COSTS)])
+    misses = [miss("code", " a", "|b"), miss("code", "x", "y"), miss("text", " a", "|b")]
+    costs = [CostResult(None, 20, COSTS.verify, COSTS.draft)]
+    return AcceptanceRun(HEADER, [code, text, longer], costs, misses)

@@ -107,13 +107,13 @@ class Generation:
 class Session:
     """As in the driver."""
 
-    def __init__(self, model: Model, settings: Settings) -> None:
+    def __init__(self, model: Model, settings: Settings, *, room: int = 0) -> None:
         refused = refuse_session.get((settings.n_ctx, settings.draft_n_max))
         if refused is not None:
             raise refused
-        self.settings = settings
+        self.settings, self.n_ctx = settings, settings.n_ctx or max(8192, room)
         state["open_sessions"] += 1
-        log.append(("open", settings.draft_n_max, settings.n_ctx, state["open_sessions"]))
+        log.append(("open", settings.draft_n_max, self.n_ctx, state["open_sessions"]))
 
     def __enter__(self) -> Session:
         return self

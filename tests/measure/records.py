@@ -25,8 +25,8 @@ FIGURES: dict[str, Any] = {
 def run(name: str = "a", **changes: Any) -> dict[str, Any]:
     """A header."""
     record: dict[str, Any] = {
-        "schema": 2,
         "kind": "run",
+        "schema": 2,
         "run": name,
         "time": "2026-01-01T00:00:00+00:00",
         "version": "1",
@@ -58,8 +58,8 @@ def run(name: str = "a", **changes: Any) -> dict[str, Any]:
 def sample(repeat: int = 0, depth: int = 2, run: str = "a", **figures: Any) -> dict[str, Any]:
     """A sample of the cell of this depth."""
     return {
-        "schema": 2,
         "kind": "sample",
+        "schema": 2,
         "run": run,
         "cell": cell(depth),
         "settings": {"n_ctx": 256, "draft_n_max": depth},
@@ -96,5 +96,5 @@ def profile(depth: int = 2, run: str = "a") -> dict[str, Any]:
 def dropped(run: str = "a") -> dict[str, Any]:
     """The groups that a budget left out."""
     groups = [{"n_prompt": 10, "prompt_class": "text", "repeat": 2}]
-    head = {"schema": 2, "kind": "dropped", "run": run, "time": "2026-01-01T00:00:00+00:00"}
+    head = {"kind": "dropped", "schema": 2, "run": run, "time": "2026-01-01T00:00:00+00:00"}
     return {**head, "budget_s": 60.0, "groups": groups}

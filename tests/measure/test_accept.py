@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -13,11 +12,17 @@ import pytest
 
 import pyllama_mtp
 from pyllama_mtp.errors import DecodeAborted, UsageError
-from pyllama_mtp.measure.accept import Measurement, Plan, header, limited
-from pyllama_mtp.measure.acceptance_record import CostResult, PromptResult, record
-from pyllama_mtp.measure.classprompts import padded_tokens
-from pyllama_mtp.measure.header import Build
-from pyllama_mtp.measure.promptset import Prompt
+from pyllama_mtp.measure.acceptance import (
+    AcceptancePlan,
+    CostResult,
+    Measurement,
+    Miss,
+    PromptResult,
+    header,
+    limited,
+)
+from pyllama_mtp.measure.prompts import Prompt, padded_tokens
+from pyllama_mtp.measure.records import Build
 from pyllama_mtp.settings import Sampling, Settings
 from pyllama_mtp.telemetry import Pair, Telemetry
 
@@ -53,8 +58,8 @@ class Generation:
 @pytest.fixture
 def driver(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """`driver.rounds` is the script of every generation, by number."""
-    costs: Callable[..., Any] = lambda session, tokens, repeats: (len(tokens), repeats)  # noqa: E731
-    monkeypatch.setattr("pyllama_mtp.measure.accept.costs_against_no_mtp", costs)
+    costs: Callable[..., Any] = lambda *_: fakes.COSTS  # noqa: E731
+    monkeypatch.setattr("pyllama_mtp.measure.acceptance.costs_against_no_mtp", costs)
     fake.rounds, fake.failures, fake.done = {}, {}, 0
 
     class Session(fake.Session):
@@ -83,10 +88,10 @@ class Text:
 PROMPTS = (Prompt("code", "def"), Prompt("text", "Why?", chat=True, thinking=False))
 
 
-def make_plan(**changes: Any) -> Plan:
+def make_plan(**changes: Any) -> AcceptancePlan:
     usual = {"prompts": PROMPTS, "source": "test", "depth": 2, "max_tokens": 64}
     lengths = {"context_lengths": (), "context_prompts": 2, "cost_repeats": 0}
-    return Plan(**{**usual, **lengths, **changes})
+    return AcceptancePlan(**{**usual, **lengths, **changes})
 
 
 def measurement(
@@ -99,7 +104,7 @@ def measurement(
 
 def only(driver: ModuleType, *rounds: Round) -> PromptResult:
     driver.rounds[0], driver.done = rounds, 0
-    (result,) = measurement(driver, prompts=PROMPTS[:1]).run()
+    *_, result = measurement(driver, prompts=PROMPTS[:1]).run()
     assert isinstance(result, PromptResult)
     return result
 
@@ -125,8 +130,9 @@ def test_accepted_drafts_per_round(
 
 
 def test_misses_with_what_came_before(driver: ModuleType) -> None:
-    result = only(driver, ("bc", "bcd"), ("ef", "x"), ("yz", "yw"), ("b", "c"))
-    assert [msgspec.structs.astuple(miss) for miss in result.misses] == [
+    driver.rounds[0] = [("bc", "bcd"), ("ef", "x"), ("yz", "yw"), ("b", "c")]
+    found = [*measurement(driver, prompts=PROMPTS[:1]).run()]
+    assert [msgspec.structs.astuple(miss)[3:] for miss in found if isinstance(miss, Miss)] == [
         (4, 1, ord("e"), ord("x"), "e", "x", "defabcd"),
         (6, 2, ord("z"), ord("w"), "z", "w", "efabcdxy"),
     ]
@@ -138,8 +144,7 @@ def test_ctrl_c_keeps_the_rounds_that_are_complete(
 ) -> None:
     driver.rounds[0], driver.failures[0] = [("bc", "bcd"), ("ef", "x"), ("yz", "y")], failure
     results = measurement(driver).run()
-    result = next(results)
-    assert isinstance(result, PromptResult)
+    result = next(result for result in results if isinstance(result, PromptResult))
     assert (result.accepted, result.ended, result.finish_reason) == ((2, 0), False, "interrupted")
     with pytest.raises(KeyboardInterrupt):
         next(results)
@@ -157,9 +162,9 @@ def test_order_sessions_and_costs(driver: ModuleType) -> None:
     ]  # fmt: skip
     assert [isinstance(each, CostResult) for each in found] == [False, False, True] * 3
     chat = len("<user>Why?<assistant>")
+    costs = fakes.COSTS.verify, fakes.COSTS.draft
     assert [each for each in found if isinstance(each, CostResult)] == [
-        CostResult(None, chat, (chat, 3)), CostResult(100, 100, (100, 3)),
-        CostResult(200, 200, (200, 3)),
+        CostResult(None, chat, *costs), CostResult(100, 100, *costs), CostResult(200, 200, *costs),
     ]  # fmt: skip
     steps = [entry for entry in driver.log if entry[0] in ("open", "reset", "generate", "close")]
     assert steps[:6] == [
@@ -228,12 +233,12 @@ def test_prompts_per_class() -> None:
 
 
 def test_the_header_names_no_folder_and_is_json(driver: ModuleType) -> None:
-    build = Build("patched", "0123", "feed", "CPU", {"cpu": "a CPU"})
+    build = Build("pyllama-mtp", "patched", "0123", "feed", "CPU")
     settings = Settings(draft_vocab="somewhere/ranked.json")
     sampling = Sampling(logit_bias={3: -math.inf, 4: 1.5})
     model: Any = driver.ScriptedModel("somewhere/m.gguf")
-    found = header(model, make_plan(), settings, sampling, build)
-    text = json.dumps(record(found), allow_nan=False)
+    found = header(model, make_plan(), settings, sampling, build, {"cpu": "a CPU"})
+    text = msgspec.json.encode(found).decode()
     assert "somewhere" not in text and found.model == "m.gguf"
     assert found.settings["draft_n_max"] == 2 and found.planned == 2
     assert found.settings["sampling"]["logit_bias"] == {"3": "-inf", "4": 1.5}
@@ -241,7 +246,7 @@ def test_the_header_names_no_folder_and_is_json(driver: ModuleType) -> None:
 
 def test_costs_are_against_no_mtp(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cost of a plain step is the median of generations without drafts, before and after."""
-    from pyllama_mtp.measure import costs
+    from pyllama_mtp.measure import tune as costs
 
     steps = iter([1.0, 2.0, 50.0, 2.0, 3.0, 2.0, 4.0, 1.0])
     order: list[Any] = []

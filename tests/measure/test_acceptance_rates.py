@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyllama_mtp.measure import acceptance_rates
-from pyllama_mtp.measure.acceptance_rates import Acceptance, by_position, pooled, verdict, wilson
+from pyllama_mtp.measure import acceptance
+from pyllama_mtp.measure.acceptance import Acceptance, by_position, shares
 
 from .acceptance_fakes import result
 
 
-def tally(*accepted: int, ended: bool = False) -> acceptance_rates.Tally:
+def tally(*accepted: int, ended: bool = False) -> acceptance.Tally:
     """Of a prompt with up to three drafts per round."""
-    return acceptance_rates.tally(result("code", 1, *accepted, ended=ended), 3)
+    return acceptance.tally(result("code", 1, *accepted, ended=ended), 3)
 
 
 def counts(*rows: list[int]) -> np.ndarray:
@@ -63,29 +63,25 @@ def test_positions_that_were_never_judged_have_no_rate() -> None:
         (1, 29, 0.0061, 0.1718),
     ],
 )
-def test_wilson_against_published_values(held: int, tried: int, low: float, high: float) -> None:
-    assert wilson(held, tried) == pytest.approx((low, high), abs=5e-5)
+def test_independent_rounds_against_published_values(
+    held: int, tried: int, low: float, high: float
+) -> None:
+    (rate,) = shares(counts([held]), counts([tried]))
+    assert rate and (rate.low, rate.high) == pytest.approx((low, high), abs=5e-5)
 
 
 def test_the_interval_knows_that_prompts_differ() -> None:
-    """One prompt takes everything, one nothing: of four equally likely draws of two prompts, one
-    has only the first and one only the second, so 95 % reach from 0 to 1."""
-    (rate,) = pooled(counts([50], [0]), counts([50], [50]))
-    assert rate and (rate.rate, rate.low, rate.high) == (0.5, 0.0, 1.0)
-    alike = pooled(counts([25], [25]), counts([50], [50]))[0]
-    assert alike and (alike.low, alike.high) == pytest.approx(wilson(50, 100))
+    """Of two prompts, one takes everything and one nothing: that is worth one round."""
+    (rate,) = shares(counts([50], [0]), counts([50], [50]))
+    (one,) = shares(counts([50]), counts([100]))
+    assert rate and one and rate.rate == 0.5 and rate.low < 0.1 < 0.9 < rate.high
+    alike = shares(counts([25], [25]), counts([50], [50]))[0]
+    assert alike and (alike.low, alike.high) == (one.low, one.high)
 
 
 def test_one_prompt_and_full_acceptance_are_not_certain() -> None:
-    (rate,) = pooled(counts([9]), counts([9]))
-    assert (
-        rate and rate.high == 1.0 and rate.low == pytest.approx(wilson(9, 9)[0]) and rate.low < 0.8
-    )
-
-
-def test_the_same_rounds_give_the_same_interval() -> None:
-    held, tried = counts([3], [9], [5]), counts([10], [10], [9])
-    assert pooled(held, tried) == pooled(held, tried)
+    (rate,) = shares(counts([9]), counts([9]))
+    assert rate and rate.high == 1.0 and rate.low < 0.8
 
 
 def test_buckets_of_generated_positions() -> None:
@@ -96,20 +92,3 @@ def test_buckets_of_generated_positions() -> None:
         for b in by_position([prompt], 3)
     ]
     assert found == [(0, 63, 16, [1.0, 1.0, 15 / 16]), (64, 127, 4, [1.0, 0.0])]
-
-
-@pytest.mark.parametrize(
-    ("rates", "outcome"),
-    [
-        ((0.60, 0.60, 0.60, 0.10), "worth it"),
-        ((0.60, 0.60, 0.59, 0.59), "between"),
-        ((0.29, 0.29, 0.29, 0.29), "broken"),
-        ((0.29, 0.29, 0.29, 0.30), "between"),
-        ((0.29, 0.95, 0.29, 0.29), "between"),
-        ((0.60,), "worth it"),
-        ((0.60, 0.59), "between"),
-    ],
-)
-def test_verdict(rates: tuple[float, ...], outcome: str) -> None:
-    found = verdict({f"class {n}": rate for n, rate in enumerate(rates)})
-    assert found and found.outcome == outcome

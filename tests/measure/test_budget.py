@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.budget import duration, estimate, parse_duration, to_drop
-from pyllama_mtp.measure.plan import Group
+from pyllama_mtp.measure.plan import Group, duration, estimate, parse_duration, to_drop
 
 SMALL, BIG = (100, "text"), (400, "text")
 

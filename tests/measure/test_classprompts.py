@@ -8,8 +8,13 @@ import pytest
 
 from pyllama_mtp import Model
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.classprompts import CODE_REQUEST, Prompts
-from pyllama_mtp.measure.promptset import CLASSES, demo_prompts, package_prompts
+from pyllama_mtp.measure.prompts import (
+    CLASSES,
+    CODE_REQUEST,
+    Prompts,
+    demo_prompts,
+    package_prompts,
+)
 
 
 def test_documentation_is_prose_and_source_is_code(fake: ModuleType) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from pyllama_mtp.measure.recordfile import read_file
+from pyllama_mtp.measure.records import read_file
 
 from ..processes import start
 

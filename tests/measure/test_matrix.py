@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 import pyllama_mtp
 from pyllama_mtp.errors import InsufficientMemoryError
 from pyllama_mtp.llama.trace import Cost
-from pyllama_mtp.measure.cells import Cell
-from pyllama_mtp.measure.header import Build, Request, make_header
-from pyllama_mtp.measure.matrix import TURN_TOKENS, Event, Matrix
+from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.plan import Plan
-from pyllama_mtp.measure.profile import WARM_UP_TOKENS, Profile, cell_profiles
-from pyllama_mtp.measure.recordfile import Records, Run
+from pyllama_mtp.measure.profile import WARM_UP_TOKENS, cell_profiles, made_profile
+from pyllama_mtp.measure.records import Build, Profile, Records, Run, accelerators
+from pyllama_mtp.measure.run import TURN_TOKENS, Matrix, MatrixEvent, MatrixRequest, make_header
 from pyllama_mtp.measure.runner import Runner
 from pyllama_mtp.settings import AUTO_DEPTH, Sampling, Settings
 
+HEADER: Any = SimpleNamespace(run="r")
 PLAN = Plan(sizes=(100, 200), depths=(0, 2, 3), max_tokens=12, repeat=2)
 
 
-def requested(plan: Plan, **changes: Any) -> Request:
-    return Request(**{**vars(Request(plan, Settings(), Sampling(), ["a"], "a text")), **changes})
+def requested(plan: Plan, **changes: Any) -> MatrixRequest:
+    return MatrixRequest(**{**vars(MatrixRequest(plan, Settings(), Sampling(), ["a"])), **changes})
 
 
 def make(
@@ -38,15 +39,16 @@ def make(
     model = fake.Model("folder/m.gguf")
     runners = dict.fromkeys(plan.libraries, runner or Runner(model))
     profilers = {"": profiler} if profiler else {}
-    return Matrix(model, requested(plan, **changes), run or Run({"run": "r"}), runners, profilers)
+    return Matrix(model, requested(plan, **changes), run or Run(HEADER), runners, profilers)
 
 
 def collect(fake: ModuleType, matrix: Matrix) -> Records:
     """The records that a file of this run would hold."""
     plan, found = matrix.plan, Records()
     builds = {label: Build.of(fake.Library(), -1, label) for label in plan.libraries}
-    header = make_header(fake.Model("folder/m.gguf"), requested(plan), builds)
-    for record in ({**header, "run": "r"}, *matrix.run()):
+    library: Any = fake.Library()
+    header = make_header(fake.Model("folder/m.gguf"), library, requested(plan), builds)
+    for record in (msgspec.structs.replace(header, run="r"), *matrix.run()):
         found.add(record)
     return found
 
@@ -196,13 +198,13 @@ def test_an_interruption_keeps_every_finished_sample(
 
 def test_a_run_goes_on_with_what_is_missing(fake: ModuleType) -> None:
     """The run was interrupted within a group: samples finished there are not measured again."""
-    plan = dataclasses.replace(PLAN, depths=(0, AUTO_DEPTH, "auto"))
+    plan = msgspec.structs.replace(PLAN, depths=(0, AUTO_DEPTH, "auto"))
     first = collect(fake, make(fake, plan))
     whole = first.runs["r"]
     kept = {(key, repeat) for key, repeat in whole.measured if repeat == 0}
     some = min(set(whole.measured) - kept, key=str)
     fake.reset()
-    matrix = make(fake, plan, run=Run({"run": "r"}, measured=kept | {some}))
+    matrix = make(fake, plan, run=Run(HEADER, measured=kept | {some}))
     assert matrix.n_to_do == 5
     found = collect(fake, matrix)
     assert [repeat for cell in found.cells for repeat in cell.repeats] == [1] * 5
@@ -249,7 +251,7 @@ def test_sessions_that_do_not_fit_together_are_measured_in_turn(
 
 
 def test_progress_tells_of_every_sample(fake: ModuleType) -> None:
-    events: list[Event] = []
+    events: list[MatrixEvent] = []
     plan = Plan((100, 5000), (0, 2), 12, 2)
     matrix = make(fake, plan)
     matrix.on_event = events.append
@@ -267,7 +269,7 @@ def test_a_budget_leaves_out_the_least_useful_repeats(
 ) -> None:
     """Time passes only while a prompt is processed: a second per 100 tokens."""
     clock = [0.0]
-    monkeypatch.setattr("pyllama_mtp.measure.matrix.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("pyllama_mtp.measure.run.time.monotonic", lambda: clock[0])
 
     class Slow(Runner):
         def advance(self, number: int, goal: int) -> int:
@@ -291,9 +293,9 @@ def test_the_backend_is_what_computes(fake: ModuleType) -> None:
     gpu = fake.Device("CUDA0", "a fake GPU", "gpu")
     library = fake.Library((gpu, fake.Device("CUDA1", "another", "gpu"), fake.Device()))
     assert Build.of(library, -1).backend == "CUDA"
-    assert Build.of(library, -1).machine["devices"] == ["a fake GPU", "another"]
+    assert len(accelerators(library, -1)) == 2
     assert Build.of(library, 0).backend == "CPU"
-    assert Build.of(library, 0).machine["devices"] == []
+    assert accelerators(library, 0) == []
 
 
 def test_a_prompt_is_profiled_once_for_each_way_to_process_it(fake: ModuleType) -> None:
@@ -302,16 +304,16 @@ def test_a_prompt_is_profiled_once_for_each_way_to_process_it(fake: ModuleType) 
 
     def profiler(settings: Settings, prompt: list[int]) -> Profile:
         asked.append((len(prompt), settings.draft_n_max, settings.prompt_sync))
-        return Profile(len(prompt), 1.0, (Cost("ADD", "l_out", 1, 2.0),))
+        return made_profile(len(prompt), 1.0, [Cost("ADD", "l_out", 1, 2.0)])
 
-    plan = dataclasses.replace(PLAN, axes={"prompt_sync": ("full", "kv")})
+    plan = msgspec.structs.replace(PLAN, axes={"prompt_sync": ("full", "kv")})
     found = collect(fake, make(fake, plan, profiler=profiler))
     ways = [(0, "auto"), (2, "full"), (2, "kv")]
     assert asked == [(size, *way) for size in (100, 200) for way in ways]
     profiled = [cell for cell in found.cells if cell.profile]
     found_ways = [(c.n_prompt, c.n_max) for c in profiled]
     assert found_ways == [(size, depth) for size in (100, 200) for depth in (0, 2, 2)]
-    assert profiled[0].profile["sum_s"] == 2.0 and profiled[0].samples
+    assert profiled[0].profile.sum_s == 2.0 and profiled[0].samples
     shown = cell_profiles(found.cells)
     assert "a prompt of 200 tokens goes (text):" in shown and "| MTP 2, sync kv: % |" in shown
     assert [*make(fake, plan, profiler=profiler, run=found.runs["r"]).run()] == []

@@ -9,11 +9,14 @@ import pytest
 
 from pyllama_mtp import Settings
 from pyllama_mtp.errors import InsufficientMemoryError, UsageError
-from pyllama_mtp.measure import costs
-from pyllama_mtp.measure.costs import Rotation, measure_ubatches, tokens_needed
-from pyllama_mtp.measure.tune import UbatchTimes, ubatch_markdown
-from pyllama_mtp.speculative.choice import DraftChoice
-from pyllama_mtp.speculative.ngram import NgramLookup
+from pyllama_mtp.measure import tune as costs
+from pyllama_mtp.measure.tune import (
+    Rotation,
+    UbatchTimes,
+    measure_ubatches,
+    tokens_needed,
+    ubatch_markdown,
+)
 
 
 def run(rotation: Rotation, draft_s: float, rest_s: float) -> list[int]:
@@ -34,15 +37,6 @@ def test_depths_take_turns_and_the_first_round_of_each_is_dropped() -> None:
     assert rotation.choose() == 0
     costs = rotation.medians()
     assert costs.draft == (0.0, 1.0, 2.0) and costs.verify == (0.0, 5.0, 10.0, 15.0)
-
-
-def test_nothing_is_drafted_from_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor searched for, which would count as the cost of drafts."""
-    monkeypatch.setattr(NgramLookup, "find", lambda self: pytest.fail("searched"))
-    choice = DraftChoice(Settings())
-    choice.depths = Rotation(2, 1)
-    choice.begin(0, [1, 2, 3] * 20)
-    assert choice.look_up([(0, 1)], 6) == []
 
 
 def test_medians() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,12 +16,13 @@ from pyllama_mtp.llama.context import Context
 from pyllama_mtp.llama.trace import Cost, NodeTimes
 from pyllama_mtp.measure.profile import (
     KINDS,
-    Profile,
     kind_of,
+    made_profile,
     profile_markdown,
     profile_prompt,
     python_share,
 )
+from pyllama_mtp.measure.records import Profile
 
 #: Of a prompt in two graphs.
 SETTINGS = Settings(n_ctx=256, n_ubatch=64, n_threads=2, checkpoints=0, draft_n_max=2)
@@ -115,7 +117,7 @@ def test_kinds(op: str, tensor: str, kind: str) -> None:
 
 def test_the_table_and_the_record() -> None:
     costs = (Cost("MUL_MAT", "ffn_up.weight", 4, 0.3), Cost("ADD", "l_out", 2, 0.1))
-    one = Profile(200, 0.36, costs)
+    one = made_profile(200, 0.36, costs)
     lines = [line.split(" | ") for line in profile_markdown({"no MTP": one}).splitlines()]
     assert lines[0] == ["| ", "no MTP: %", "ms per token |"]
     assert lines[2] == ["| products of weights", "75.0", "1.5000 |"]
@@ -123,9 +125,9 @@ def test_the_table_and_the_record() -> None:
         ["| sum", "100.0", "2.0000 |"],
         ["| the prompt itself", "90.0", "1.8000 |"],
     ]
-    assert Profile.from_dict(one.to_dict()) == one
-    decoded = replace(one, python_share=0.0125)
-    assert Profile.from_dict(decoded.to_dict()) == decoded
+    assert msgspec.convert(one.to_dict(), Profile) == one
+    decoded = msgspec.structs.replace(one, python_share=0.0125)
+    assert msgspec.convert(decoded.to_dict(), Profile) == decoded
     last = profile_markdown({"no MTP": one, "MTP 3": decoded}).splitlines()[-1]
     assert last == "| decoding after it: Python's part | - |  | 1.2 |  |"
     assert one.to_dict()["costs"][1] == {

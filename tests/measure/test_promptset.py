@@ -8,8 +8,8 @@ import pytest
 
 from pyllama_mtp import Model
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure import promptset
-from pyllama_mtp.measure.promptset import Prompt, read_prompts
+from pyllama_mtp.measure import prompts as promptset
+from pyllama_mtp.measure.prompts import Prompt, read_prompts
 
 from ..fakes import like
 
@@ -48,15 +48,15 @@ def test_only_the_prompt_is_needed(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("{", "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ('["a"]', "not an object"),
+        ("[" * 100_000, "not a prompt as in"),
+        ('["a"]', "not a prompt as in"),
         ('{"class": "code"}', "'prompt' is missing or empty"),
         ('{"prompt": " "}', "'prompt' is missing or empty"),
         ('{"prompt": "a", "class": ""}', "'class' is missing or empty"),
-        ('{"prompt": 3}', "'prompt' is 3; it must be text"),
-        ('{"prompt": "a", "chat": "yes"}', "'chat' is 'yes'; it must be true or false"),
-        ('{"prompt": "a", "chat": null}', "'chat' is None"),
-        ('{"prompt": "a", "thinkng": true}', "unknown key 'thinkng'; known are class, prompt"),
+        ('{"prompt": 3}', "Expected `str`, got `int` - at `$.prompt`"),
+        ('{"prompt": "a", "chat": "yes"}', "Expected `bool`, got `str` - at `$.chat`"),
+        ('{"prompt": "a", "chat": null}', "Expected `bool`, got `null`"),
+        ('{"prompt": "a", "thinkng": true}', "unknown field `thinkng`"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:

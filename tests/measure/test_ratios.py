@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.cells import Cell, Sample
-from pyllama_mtp.measure.ratios import Ratio, base_of, paired_ratios, typical_ratio
+from pyllama_mtp.measure.figures import Cell, Ratio, base_of, paired_ratios, typical_ratio
+from pyllama_mtp.measure.records import Sample
 
 from ..cells import made_cell
 
@@ -77,14 +77,6 @@ def test_cpu_time_that_says_little_is_left_out(change: dict[str, Any]) -> None:
     assert paired_ratios(mtp, plain, "decode_tps") == [1.5]
 
 
-def test_five_pairs_have_their_whole_range_and_say_what_it_is_worth() -> None:
-    ratio = typical_ratio([1.3, 1.1, 1.2, 1.0, 1.9])
-    assert (ratio.low, ratio.high, ratio.n) == (1.0, 1.9, 5)
-    assert ratio.confidence == 1 - 2 / 2**5
-    assert ratio.scatter == pytest.approx((1.9 - ratio.value) / ratio.value)
-    assert typical_ratio([1.5]) == Ratio(1.5, 1.5, 1.5, 1, 0.0)
-
-
 def test_the_estimate_takes_all_of_them_and_is_not_moved_by_a_stray_one() -> None:
     """Of three: the fourth of the six means of pairs is between sqrt(1 * 4) and 2."""
     assert typical_ratio([1.0, 2.0, 4.0]).value == 2.0
@@ -92,28 +84,24 @@ def test_the_estimate_takes_all_of_them_and_is_not_moved_by_a_stray_one() -> Non
     assert typical_ratio([1.0] * 8 + [50.0]).value == 1.0
 
 
-def test_published_critical_values() -> None:
-    """Two-sided 5 % of Wilcoxon's signed-rank test: reject below 0 for n = 6, 5 for 9, 8 for 10 and
-    52 for 20. The interval is between those means of pairs, counted from both ends."""
-    for n, critical in ((6, 0), (9, 5), (10, 8), (20, 52)):
-        ratios = [2.0**number for number in range(n)]
-        ratio = typical_ratio(ratios)
-        means = sorted((a * b) ** 0.5 for i, a in enumerate(ratios) for b in ratios[: i + 1])
-        assert ratio.low == pytest.approx(means[critical])
-        assert ratio.high == pytest.approx(means[-1 - critical])
-        assert 0.95 <= ratio.confidence < 0.972
+def test_one_pair_says_nothing_of_the_noise() -> None:
+    assert typical_ratio([1.5]) == Ratio(1.5, 1.5, 1.5, 1)
+    ratio = typical_ratio([1.3, 1.1, 1.2, 1.0, 1.9])
+    assert ratio.low < 1.0 and ratio.high > 1.4 and ratio.n == 5
+    assert ratio.scatter == pytest.approx((ratio.high - ratio.value) / ratio.value)
 
 
-def test_the_interval_holds_the_true_ratio_as_often_as_it_says() -> None:
+@pytest.mark.parametrize("n", [3, 9])
+def test_the_interval_holds_the_true_ratio_as_often_as_it_says(n: int) -> None:
     draw = random.Random(7)
-    trials = [[draw.lognormvariate(0.3, 0.2) for _ in range(9)] for _ in range(4000)]
+    trials = [[draw.lognormvariate(0.3, 0.2) for _ in range(n)] for _ in range(2000)]
     found = [typical_ratio(trial) for trial in trials]
     true = 2.718281828459045**0.3
     held = sum(ratio.low <= true <= ratio.high for ratio in found) / len(found)
-    assert held == pytest.approx(found[0].confidence, abs=0.015)
+    assert 0.935 <= held <= 0.98, "the estimate scatters less than the median does"
     off = [abs(math.log(ratio.value / true)) for ratio in found]
     off_median = [abs(math.log(median(trial) / true)) for trial in trials]
-    assert sum(off) < 0.9 * sum(off_median), "closer to the truth than their median"
+    assert sum(off) < sum(off_median), "closer to the truth than their median"
 
 
 @pytest.mark.parametrize(("ratios", "message"), [([], "no repeat"), ([1.0, 0.0], "above 0")])

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure import acceptance_record
-from pyllama_mtp.measure.cells import Sample
-from pyllama_mtp.measure.recordfile import (
+from pyllama_mtp.measure.records import (
+    RunHeader,
+    Sample,
     Writer,
     check_output,
     read_cells,
@@ -146,7 +147,7 @@ def places(value: Any, *before: Any) -> Iterator[tuple[Any, ...]]:
 
 
 #: What a record may lack: these keys, elements, and what stands under names of the writer's choice.
-OPTIONAL = {"bytes", "sha256_ends", "memory", "time_s", "waited_s", "cpu_s"}
+OPTIONAL = {"bytes", "sha256_ends", "memory", "time_s", "waited_s", "cpu_s", "classes"}
 FREE = {"machine", "settings", "sampling", *OPTIONAL, "kinds", "builds"}
 
 
@@ -197,7 +198,7 @@ def test_a_record_of_acceptance_is_called_by_its_name(path: Path) -> None:
     """Each line of the acceptance record is recognised."""
     run = fakes.a_run()
     for item in (run.header, *run.results, *run.costs):
-        path.write_text(json.dumps(acceptance_record.record(item)) + "\n")
+        path.write_bytes(msgspec.json.encode(item) + b"\n")
         with pytest.raises(
             UsageError, match=r"line 1: a record of acceptance \(of 'pyllama-mtp acc"
         ):
@@ -226,7 +227,7 @@ def test_every_record_is_one_write_brought_to_the_disk(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
-    module = "pyllama_mtp.measure.recordfile.os"
+    module = "pyllama_mtp.measure.records.os"
     real_write, real_sync = __import__("os").write, __import__("os").fsync
     monkeypatch.setattr(
         f"{module}.write", lambda file, data: (calls.append(data), real_write(file, data))[1]
@@ -290,15 +291,20 @@ def test_a_good_output_is_left_as_it_was(tmp_path: Path) -> None:
     assert old.read_bytes() == before
 
 
+def header(name: str = "new", **changes: Any) -> RunHeader:
+    made: RunHeader = msgspec.convert(records.run(name, **changes), RunHeader)
+    return made
+
+
 # -- going on --------------------------------------------------------------------------------------
 
 
 def test_the_last_run_goes_on(path: Path) -> None:
-    assert run_to_resume(path, records.run()) is None
+    assert run_to_resume(path, header()) is None
     write(
         path, records.run("a"), records.sample(run="a"), records.run("b"), records.skipped(0, "b")
     )
-    found = run_to_resume(path, records.run("new"))
+    found = run_to_resume(path, header("new"))
     assert found is not None and found.id == "b"
     assert found.measured == set()
     assert [cell.skipped for cell in found.cells.values()] == ["no memory"]
@@ -313,8 +319,8 @@ def test_the_last_run_goes_on(path: Path) -> None:
         ({"settings": {"n_batch": 32}}, "settings.n_batch was 64 .* is 32"),
         ({"sampling": {"temperature": 1.0}}, "sampling.temperature"),
         ({"builds": {}}, "builds.patched was "),
-        ({"workers": ["a:1"]}, "run.workers was None .* and is \\['a:1'\\] now"),
-        ({"tensor_split": [1, 2]}, "run.tensor_split was None"),
+        ({"workers": ["a:1"]}, "run.workers was \\[\\] .* and is \\['a:1'\\] now"),
+        ({"tensor_split": [1, 2]}, "run.tensor_split was \\[\\]"),
         ({"machine": {"cpu": "b", "cores": 2, "devices": [], "arch": "x86_64"}}, "machine.cpu"),
     ],
 )
@@ -323,14 +329,14 @@ def test_another_measurement_is_refused_and_the_field_named(
 ) -> None:
     write(path, records.run(), records.sample())
     with pytest.raises(UsageError, match=f"^--resume: {message}"):
-        run_to_resume(path, records.run("new", **change))
+        run_to_resume(path, header("new", **change))
 
 
 def test_what_does_not_matter_may_differ(path: Path) -> None:
     write(path, records.run())
     other = {**records.run()["machine"], "python": "3.99", "os": "Linux 9"}
     changes = {"machine": other, "time": "later", "version": "2", "command": ["x"]}
-    assert run_to_resume(path, records.run("new", **changes)) is not None
+    assert run_to_resume(path, header("new", **changes)) is not None
 
 
 def test_a_cell_of_adaptive_depth(path: Path) -> None:
@@ -338,9 +344,9 @@ def test_a_cell_of_adaptive_depth(path: Path) -> None:
     fixed, chosen = records.sample(depth=6), records.sample(depth=6)
     chosen["cell"]["adaptive"] = True
     chosen["sample"]["looked_up"] = {"rounds": 2, "drafted": 8, "accepted": 4}
-    header = records.run()
-    header["plan"]["depths"] = [0, 6, "auto"]
-    write(path, header, fixed, chosen)
+    begins = records.run()
+    begins["plan"]["depths"] = [0, 6, "auto"]
+    write(path, begins, fixed, chosen)
     found = read_cells(path)
     assert [(cell.n_max, cell.adaptive) for cell in found] == [(6, False), (6, True)]
     assert [cell.samples[0].looked_up.get("drafted") for cell in found] == [None, 8]

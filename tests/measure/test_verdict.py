@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from pyllama_mtp.measure.cells import Cell
-from pyllama_mtp.measure.table import matrix_notes
+from pyllama_mtp.drafting.depth import Costs, expected_tokens, needed_acceptance
+from pyllama_mtp.measure.figures import Cell
+from pyllama_mtp.measure.table import matrix_columns
+from pyllama_mtp.measure.table import matrix_notes as notes_of
 from pyllama_mtp.measure.tune import recommendation
 from pyllama_mtp.measure.verdict import Round, summary, verdict
-from pyllama_mtp.speculative.costs import Costs, expected_tokens, needed_acceptance
 
 from ..cells import made_cell, made_sample
+
+
+def matrix_notes(cells: list[Cell]) -> list[str]:
+    return notes_of(cells, matrix_columns(cells))
+
 
 SLOW = {"Q4_K": 0.6, "Q6_K": 0.27}
 
@@ -114,7 +120,6 @@ def test_ratios_that_may_be_noise_are_no_gain() -> None:
     for one, times in ((base, (0.7, 0.7, 0.7)), (drafting, (0.7 / 0.9, 0.7 / 1.03, 0.7 / 1.2))):
         one.samples = [replace(one.samples[0], decode_tps=7 / time) for time in times]
         one.repeats = [0, 1, 2]
-        one.summarize()
     assert "about as fast" in gained(base, drafting) and "rough" not in gained(base, drafting)
 
 

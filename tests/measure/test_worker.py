@@ -14,13 +14,13 @@ import pytest
 
 from pyllama_mtp.errors import InsufficientMemoryError, PyllamaMtpError, UsageError
 from pyllama_mtp.llama import native
-from pyllama_mtp.measure.libraryprocess import (
+from pyllama_mtp.measure.runner import (
     CPU_SWITCHES,
     LibraryProcess,
+    Task,
     load_library,
     split_library,
 )
-from pyllama_mtp.measure.runner import Task
 from pyllama_mtp.settings import Sampling, Settings
 
 SETTINGS = Settings(n_ctx=256, n_threads=2, draft_n_max=2)
@@ -85,9 +85,9 @@ def test_sessions_side_by_side_and_idle_between(worker: LibraryProcess) -> None:
     assert cpu_s(worker._process.pid) - before <= 0.05, "an idle worker must use no CPU"
     assert worker.advance(0, 5) >= 5
     found = [worker.finish(number) for number in (0, 1)]
-    assert [measured.sample.n_generated for measured in found] == [12, 12]
-    assert found[0].sample.drafted and not found[1].sample.drafted
-    assert found[0].memory["weights"] > 0
+    assert [sample.n_generated for sample, _ in found] == [12, 12]
+    assert found[0][0].drafted and not found[1][0].drafted
+    assert found[0][1]["weights"] > 0
     worker.drop()
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.workload import (
+from pyllama_mtp.measure.prompts import (
     Workload,
     decode_text,
     docstrings,

@@ -11,7 +11,8 @@ import pytest
 
 from pyllama_mtp import Model, Session, Settings
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 from pyllama_mtp.models.ggufinfo import validate_model_file
 from pyllama_mtp.models.shapes import get_shape
 from pyllama_mtp.models.synth import write_synthetic
@@ -107,7 +108,7 @@ def test_what_the_head_is_made_of(shape: str, tensor_type: str, tmp_path: Path) 
 
 def test_rare_tokens_have_short_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The border may lie inside a chunk that is written at once."""
-    monkeypatch.setattr("pyllama_mtp.models.predictable.COMMON", 1000)
+    monkeypatch.setattr("pyllama_mtp.models.randomweights.COMMON", 1000)
     path = write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0", head_noise=0.0)
     embeddings = next(t for t in gguf.GGUFReader(path).tensors if t.name == "token_embd.weight")
     norms = np.linalg.norm(gguf.dequantize(embeddings.data, embeddings.tensor_type), axis=1)

@@ -18,12 +18,12 @@ from pyllama_mtp.errors import (
     PyllamaMtpError,
     UsageError,
 )
+from pyllama_mtp.models.draftvocab import trimmed_head
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.sidecar import NO_HEAD, find_head, is_head
 from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
 from pyllama_mtp.models.synth import write_synthetic
-from pyllama_mtp.models.trimmedhead import trimmed_head
 
 from ..processes import Program
 from ..trimmed import write_trimmed

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.models.draftvocab import byte_alphabet
 from pyllama_mtp.models.ggufinfo import validate_model_file
-from pyllama_mtp.models.layout import TensorSpec, model_tensors
-from pyllama_mtp.models.predictable import Draw
-from pyllama_mtp.models.randomweights import TENSOR_TYPES, tensor_chunks
-from pyllama_mtp.models.shapes import SHAPES, get_shape
-from pyllama_mtp.models.synth import synthetic_size, write_synthetic
-from pyllama_mtp.models.vocab import byte_alphabet, synthetic_vocabulary
-from pyllama_mtp.sizing import HOST
+from pyllama_mtp.models.randomweights import TENSOR_TYPES, Draw, tensor_chunks
+from pyllama_mtp.models.shapes import SHAPES, TensorSpec, get_shape, model_tensors
+from pyllama_mtp.models.synth import synthetic_size, synthetic_vocabulary, write_synthetic
+from pyllama_mtp.resolved import HOST
 
 from ..processes import Cli, RunPython
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_mtp.errors import ModelFileError
+from pyllama_mtp.models.draftvocab import trimmed_head, trimmed_head_ids
 from pyllama_mtp.models.ggufinfo import validate_model_file
-from pyllama_mtp.models.trimmedhead import trimmed_head, trimmed_head_ids
 
 from ..processes import Cli
 from ..trimmed import rewrite, tensors_of, write_trimmed

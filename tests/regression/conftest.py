@@ -6,20 +6,21 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.speculative.drafter import Drafter, Drafts
+from pyllama_mtp.drafting.head import HeadDrafter
+from pyllama_mtp.sequence import Drafts
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Every token that is drafted, verified or not."""
     found: list[int] = []
-    real = Drafter.draft
+    real = HeadDrafter.draft
 
-    def draft(self: Drafter, *args: Any) -> list[Drafts]:
+    def draft(self: HeadDrafter, *args: Any) -> list[Drafts]:
         drafts = real(self, *args)
         for one in drafts:
             found.extend(one.tokens)
         return drafts
 
-    monkeypatch.setattr(Drafter, "draft", draft)
+    monkeypatch.setattr(HeadDrafter, "draft", draft)
     return found

@@ -15,6 +15,7 @@ import numpy as np
 from pyllama_mtp import Generation, Model, Sampling, Session
 from pyllama_mtp.llama.batch import Floats, Ints
 from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.drafthead import set_draft_head
 
 from ..trimmed import head_rows
 from .support import made_up, scaled, settings
@@ -95,7 +96,7 @@ def generated(
 
 
 def set_head(draft: Context, ids: Ints) -> None:
-    draft.set_draft_head(head_rows(draft.model.info, ids), ids)
+    set_draft_head(draft, head_rows(draft.model.info, ids), ids)
 
 
 def assert_part(found: Floats, whole: Floats, ids: Ints) -> None:

@@ -11,22 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_mtp import (
-    Answer,
     BatchSession,
     Generation,
     Model,
-    Sampling,
     Session,
     Settings,
-    Telemetry,
 )
-from pyllama_mtp import generate as steps
+from pyllama_mtp.drafting.depth import DepthController, Outcomes
 from pyllama_mtp.engine import Engine
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 from pyllama_mtp.settings import AUTO_DEPTH
-from pyllama_mtp.speculative.depth import DepthController, Outcomes
-from pyllama_mtp.speculative.drafter import Drafts
-from pyllama_mtp.speculative.sampling import Sampler
 
 from ..processes import RunPython
 
@@ -75,7 +70,8 @@ from pathlib import Path
 import numpy as np
 from pyllama_mtp import BatchSession, Model, Session, Settings
 from pyllama_mtp.llama import native
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 
 EDGES, SMALL = {EDGES}, dict(n_ctx={N_CTX}, n_batch={N_BATCH}, n_ubatch={N_UBATCH}, n_threads=1)
 
@@ -172,14 +168,14 @@ def engine_of(session: Session | BatchSession) -> Engine:
 
 def cached(session: Session) -> list[int]:
     """The tokens that are in the caches of a session."""
-    return engine_of(session).places[0].cached
+    return engine_of(session).sequences[0].tokens
 
 
 def draft_ids(session: Session | BatchSession) -> Ints | None:
     """The tokens that the draft head of a session has; None: it has the whole vocabulary."""
-    drafter = engine_of(session).drafter
-    assert drafter
-    return drafter.context.draft_ids
+    context = engine_of(session).head.context
+    assert context
+    return context.draft_ids
 
 
 def greedy(session: Session, prompt: Sequence[int], n: int) -> Generation:
@@ -202,45 +198,6 @@ def alone(
     """The tokens that a session of its own gives, past any end token."""
     with Session(model, settings(depth, **options)) as session:
         return session.generate(prompt, max_tokens=n, ignore_eos=True).run().tokens
-
-
-class OneSequence(Engine):
-    """An engine of one sequence, driven call by call; every row has all its logits."""
-
-    def __init__(self, model: Model, settings: Settings) -> None:
-        super().__init__(model, settings)
-        answer = Answer(model, True, (), Telemetry(), n_logprobs=0)
-        request = steps.Request([], Sampler(model, Sampling()), steps.Limits(10**6), answer)
-        self._live = [steps.start(self, self.places[0], request)]
-
-    @property
-    def cached(self) -> list[int]:
-        return self.places[0].cached
-
-    def process(self, prompt: Sequence[int]) -> int:
-        """The batch entry that holds the last token's logits."""
-        place, row = self.places[0], None
-        steps.prepare_rows(self, self._live)
-        self.begin()
-        self.enter(place, prompt, Telemetry())
-        while row is None:
-            row = self.prefill(place, prompt, Telemetry())
-        self.begin_drafting(place, prompt)
-        return row
-
-    def draft(self, token: int, n_max: int) -> Drafts:
-        """Drafts for what follows the newest token."""
-        self._live[0].token, self._live[0].wanted = token, n_max + 1
-        steps.draft(self, self._live)
-        return self._live[0].drafts
-
-    def verify(self, token: int, drafts: Sequence[int]) -> None:
-        self._live[0].token, self._live[0].drafts = token, Drafts(list(drafts))
-        self._passed = steps.verify(self, self._live)
-
-    def keep(self, n_accepted: int) -> None:
-        self._live[0].chosen = [*self._passed[0, 1 : n_accepted + 1].tolist(), 0]
-        steps.roll_back(self, self._live, self._passed)
 
 
 class Scripted(DepthController):

@@ -14,16 +14,21 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings
+from pyllama_mtp.drafting.head import HeadDrafter
+from pyllama_mtp.drafting.upstream import UpstreamDrafter
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.measure.peers import find
-from pyllama_mtp.measure.peers.llama_server import Server, completion_request, server_options
-from pyllama_mtp.measure.peers.options import Options
+from pyllama_mtp.measure.peers import (
+    LlamaServer,
+    PeerOptions,
+    completion_request,
+    find,
+    server_options,
+)
 from pyllama_mtp.models.architectures import ARCHITECTURES
 from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
-from pyllama_mtp.speculative.drafter import Drafter, Drafts
-from pyllama_mtp.speculative.upstream import UpstreamDrafter
+from pyllama_mtp.sequence import Drafts
 
 from ..architectures import write_model
 from .support import N_BATCH, N_CTX, alone, draft_ids, engine_of, made_up, settings
@@ -106,8 +111,8 @@ def test_a_saved_prompt(other: Model, tmp_path: Path) -> None:
     assert run.tokens == alone(other, longer, 8)
 
 
-def target_of(drafter: Drafter | UpstreamDrafter) -> Context:
-    return drafter.context if isinstance(drafter, Drafter) else drafter._target
+def target_of(drafter: HeadDrafter) -> Context:
+    return drafter._target if isinstance(drafter, UpstreamDrafter) else drafter.context
 
 
 class Recorded:
@@ -121,11 +126,11 @@ class Recorded:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rounds: list[list[int]] = []
         self.starts: list[int] = []
-        for kind in (Drafter, UpstreamDrafter):
+        for kind in (HeadDrafter, UpstreamDrafter):
             monkeypatch.setattr(kind, "draft", self._recording(kind.draft))
 
     def _recording(self, draft: Callable[..., list[Drafts]]) -> Callable[..., list[Drafts]]:
-        def recording(drafter: Drafter | UpstreamDrafter, *arguments: object) -> list[Drafts]:
+        def recording(drafter: HeadDrafter, *arguments: object) -> list[Drafts]:
             self.starts.append(target_of(drafter).n_past)
             made = draft(drafter, *arguments)
             self.rounds.append(list(made[0].tokens))
@@ -143,9 +148,9 @@ def test_best_tokens_picked_in_the_graph(other: Model, monkeypatch: pytest.Monke
         with Session(other, settings(3, p_min=p_min)) as session:
             session.generate(prompt, max_tokens=24, ignore_eos=True).run()
             found, recorded.rounds = recorded.rounds, []
-            n_bytes = engine_of(session).upstream.context.output_bytes  # type: ignore[union-attr]
+            n_bytes = engine_of(session).head.contexts[0].output_bytes
         with Session(other, settings(3, p_min=p_min)) as session:
-            drafter = engine_of(session).drafter
+            drafter = engine_of(session).head
             assert isinstance(drafter, UpstreamDrafter)
             drafter.patched = False
             session.generate(prompt, max_tokens=24, ignore_eos=True).run()
@@ -172,8 +177,8 @@ def test_drafts_are_llama_servers(
         path = write_model(other.architecture, tmp_path / "m.gguf", other.info.n_mtp_layers)
     with Model(path, mtp=True) as model, Session(model, chosen) as session:
         ours = session.generate(prompt, max_tokens=n, ignore_eos=True).run().tokens
-    given = server_options(Options(chosen, str(path), 0))
-    with Server(str(server), [*given, "-lv", "5"]) as running:
+    given = server_options(PeerOptions(chosen, str(path), 0))
+    with LlamaServer(str(server), [*given, "-lv", "5"]) as running:
         request = completion_request(prompt, n, 1) | {"return_tokens": True}
         assert running.complete(request)["tokens"] == ours
         log = running._program.stderr() + running._program.stdout()
@@ -261,7 +266,7 @@ def test_a_head_in_a_file_of_its_own(other: Model, tmp_path: Path) -> None:
 def test_depth_is_chosen(other: Model) -> None:
     """ "auto" drafts no more than there are blocks."""
     with Session(other, Settings(n_ctx=N_CTX, n_threads=1, ngram=False)) as session:
-        most = engine_of(session).settings.depth_limit
+        most = engine_of(session).depth
         assert most == (other.info.most_drafts or Settings().depth_limit)
         run = session.generate(prompt_of(other, 20), max_tokens=30, ignore_eos=True).run()
     assert run.tokens == alone(other, prompt_of(other, 20), 30)

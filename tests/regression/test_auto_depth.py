@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyllama_mtp import BatchSession, Model, Session, scheduler
+from pyllama_mtp.drafting.depth import DepthController
+from pyllama_mtp.drafting.ngram import NgramLookup
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.generate import Live, speculate
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.measure.costs import measure_costs, tokens_needed
+from pyllama_mtp.measure.tune import measure_costs, tokens_needed
+from pyllama_mtp.round import speculate
+from pyllama_mtp.sequence import Sequence
 from pyllama_mtp.settings import AUTO_DEPTH
-from pyllama_mtp.speculative.depth import DepthController
 
 from .support import N_CTX, Scripted, assert_same_tokens, engine_of, greedy, settings, written
 
@@ -35,7 +36,7 @@ def test_text_is_the_same_whatever_the_depths(
         expected = [greedy(session, prompt, N_TOKENS).tokens for prompt in prompts]
     chosen = dataclasses.replace(AUTO, ngram=False, n_ubatch=32)
     with BatchSession(demo, chosen, n_sequences) as session:
-        depths = engine_of(session).choice.depths = Scripted(0, 6, 1, 0, 0, 3, 2, 6, 5, 0, 4)
+        depths = engine_of(session).drafting.depths = Scripted(0, 6, 1, 0, 0, 3, 2, 6, 5, 0, 4)
         got = session.generate(prompts, max_tokens=N_TOKENS).run()
     for prompt, answer, wanted in zip(prompts, got.results, expected, strict=True):
         assert_same_tokens(demo, prompt, answer.tokens, wanted, gap)
@@ -52,7 +53,7 @@ def test_text_is_the_same_whatever_the_depths(
 
 def test_a_generation_that_does_not_draft_does_not_ask(demo: Model, text: list[int]) -> None:
     with Session(demo, AUTO) as session:
-        depths = engine_of(session).choice.depths = Scripted(2)
+        depths = engine_of(session).drafting.depths = Scripted(2)
         session.generate(text[:40], max_tokens=20, ignore_eos=True, draft=False).run()
         assert not depths.asked and not depths.told
 
@@ -61,12 +62,21 @@ def test_costs_are_measured_at_every_depth(demo: Model, text: list[int]) -> None
     limit, repeats = 3, 2
     n_ctx = max(N_CTX, 40 + tokens_needed(limit, repeats) + 1)
     with Session(demo, settings(limit, n_ctx=n_ctx)) as session:
-        before = engine_of(session).choice.depths
+        before = engine_of(session).drafting.depths
         costs = measure_costs(session, text[:40], repeats)
-        assert engine_of(session).choice.depths is before
+        assert engine_of(session).drafting.depths is before
     assert costs.limit == limit and all(seconds > 0 for seconds in costs.verify[1:])
     with Session(demo, settings(0)) as session, pytest.raises(UsageError, match="at least 1"):
         measure_costs(session, text[:40], repeats)
+
+
+def test_costs_are_those_of_the_head_alone(
+    demo: Model, text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is drafted from the text, nor searched for, which would count as a cost."""
+    monkeypatch.setattr(NgramLookup, "find", lambda self: pytest.fail("searched"))
+    with Session(demo, AUTO) as session:
+        measure_costs(session, [*text[:20], *text[:20]], 1)
 
 
 @pytest.mark.parametrize("n_sequences", [1, 3])
@@ -86,22 +96,23 @@ def test_a_round_is_two_graphs_and_none_is_built_anew(
 
         monkeypatch.setattr(Context, name, counted)
 
-    def a_round(engine: Engine, live: Sequence[Live]) -> None:
+    def a_round(engine: Engine, sequences: list[Sequence]) -> dict[str, float]:
         calls.clear()
         before = engine.target.graphs_built
-        speculate(engine, live)
-        if len(live) == n_sequences:  # fewer at the end make shapes of their own
+        times = speculate(engine, sequences)
+        if len(sequences) == n_sequences:  # fewer at the end make shapes of their own
             built.append(engine.target.graphs_built - before)
         assert calls == {"draft": 1, "decode_batch": 1} or calls == {"decode_batch": 1}
-        assert ("draft" in calls) == any(one.drafts.tokens for one in live)
+        assert ("draft" in calls) == any(one.drafts.tokens for one in sequences)
+        return times
 
     monkeypatch.setattr(scheduler, "speculate", a_round)
     prompts = [text[i : i + 20] for i in range(n_sequences)]
     chosen = dataclasses.replace(AUTO, ngram=False, n_ubatch=32)
     with BatchSession(demo, chosen, n_sequences) as session:
-        choice = engine_of(session).choice
+        drafting = engine_of(session).drafting
         for depths in (Scripted(*range(AUTO_DEPTH + 1)), DepthController(AUTO_DEPTH)):
-            choice.depths = depths
+            drafting.depths = depths
             built.clear()
             session.generate(prompts, max_tokens=60, ignore_eos=True).run()
             if not isinstance(depths, Scripted):

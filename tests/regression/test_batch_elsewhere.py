@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from pyllama_mtp import BatchSession, Model
-from pyllama_mtp.sizing import estimate
+from pyllama_mtp.resolved import simulate
 
 from ..processes import RunPython
 from ..workers import worker
-from .support import assert_same_tokens, computed_by, engine_of, settings
+from .support import assert_same_tokens, computed_by, settings
 
 Prompts = list[list[int]]
 
@@ -69,8 +69,8 @@ def test_on_a_device(
 @pytest.mark.parametrize("n", [1, 3])
 def test_memory_is_for_all_of_them(demo: Model, n: int) -> None:
     """Caches and snapshots of each sequence: exactly what is estimated, and checked, beforehand."""
-    with BatchSession(demo, settings(2), n) as session:
+    with BatchSession(demo, settings(2), n) as session, demo.without_memory() as twin:
         found = session.memory()
-        wanted = estimate(demo, engine_of(session).settings, n, session.n_ctx)
-    assert found["target_context"] == wanted[0] + wanted[1]
-    assert sum(found.values()) <= sum(wanted)
+        [wanted] = simulate(twin, settings(2).resolve(twin, n))
+    assert found["target_context"] == wanted.parts["target_context"]
+    assert sum(found.values()) <= wanted.total

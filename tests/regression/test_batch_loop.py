@@ -9,13 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyllama_mtp import Answer, Model, Sampling, Telemetry
+from pyllama_mtp import Answer, Model
+from pyllama_mtp.drafting.depth import DepthController
+from pyllama_mtp.drafting.ngram import Match, NgramLookup
 from pyllama_mtp.engine import Engine
-from pyllama_mtp.generate import Limits, Request
+from pyllama_mtp.request import Limits, Request, make_request
 from pyllama_mtp.scheduler import Scheduler
-from pyllama_mtp.speculative.depth import DepthController
-from pyllama_mtp.speculative.ngram import Match, NgramLookup
-from pyllama_mtp.speculative.sampling import Sampler
 from pyllama_mtp.telemetry import BatchTelemetry
 
 from .support import alone, assert_same_tokens, settings
@@ -38,14 +37,12 @@ class Served:
         depth, options = HOW[how]
         chosen = replace(settings(0, n_ubatch=32, **options), draft_n_max=depth)
         self.model = model
-        self.engine = Engine(model, chosen, n_sequences)
+        self.engine = Engine(model, chosen.resolve(model, n_sequences))
         self.total = BatchTelemetry()
         self.loop = Scheduler(self.engine, self.total, take_turns=True)
 
     def add(self, prompt: list[int], n: int = N, draft: bool = True) -> Request:
-        limits = Limits(n, ignore_eos=True, draft=draft)
-        sampler = Sampler(self.model, Sampling(), prompt)
-        request = Request(prompt, sampler, limits, Answer(self.model, True, (), Telemetry()))
+        request = make_request(self.model, prompt, Limits(n, ignore_eos=True, draft=draft))
         self.loop.add(request)
         return request
 
@@ -128,7 +125,7 @@ def test_some_are_drafted_for_and_some_are_not(served: Served, text: list[int], 
         assert sum(requests[0].answer.telemetry.accepted) > 0
     for request, prompt in zip(requests, prompts, strict=True):
         check(served, request.answer, prompt, gap)
-    assert not served.engine.upstream or served.engine.upstream.sequences[1].n_past == 0
+    assert served.engine.sequences[1].n_drafted_for == 0
 
 
 def test_prompts_and_rounds_take_turns(demo: Model, text: list[int]) -> None:
@@ -148,14 +145,14 @@ def test_prompts_and_rounds_take_turns(demo: Model, text: list[int]) -> None:
 def test_the_place_that_holds_most_is_taken(demo: Model, text: list[int]) -> None:
     """Else an empty one, else the one that has been free for longest."""
     served = Served(demo, "chain", 2)
-    places = served.engine.places
+    sequences = served.engine.sequences
     served.answer(text[:40], 4)
     served.answer(text[100:140], 4)
-    assert sorted(place.cached[0] for place in places) == sorted((text[0], text[100]))
+    assert sorted(one.tokens[0] for one in sequences) == sorted((text[0], text[100]))
     first = served.answer([*text[:40], *alone(demo, text[:40], 4), 7], 4)
     assert first.telemetry.n_cached > 40
     served.answer(text[200:210], 4)
-    assert {place.cached[0] for place in places} == {text[0], text[200]}
+    assert {one.tokens[0] for one in sequences} == {text[0], text[200]}
 
 
 @pytest.mark.parametrize("how", ["chain", "upstream's way"])
@@ -166,20 +163,21 @@ def test_a_checkpoint_has_the_row_that_pairs_with_the_next_token(
     rows = []
     for again in (True, False):
         served = Served(demo, how, 1)
-        (place,) = served.engine.places
+        (sequence,) = served.engine.sequences
         if again:
             served.answer(text[:70], 9)
-            served.engine.enter(place, text[:66], Telemetry())
+            sequence.begin(make_request(demo, text[:66], Limits(1)))
+            served.engine.enter(sequence)
         else:
-            served.engine.enter(place, text[:64], Telemetry())
-            served.engine.prefill(place, text[:64], Telemetry())
-            served.engine.prefill(place, text[:64], Telemetry())
+            sequence.begin(make_request(demo, text[:64], Limits(1)))
+            served.engine.enter(sequence)
+            served.engine.prefill(sequence)
+            served.engine.prefill(sequence)
         engine = served.engine
-        assert len(place.cached) == 64 == engine.target.past(place.seq)
-        if engine.upstream:
-            own = engine.upstream.sequences[0]
-            assert own.n_past == 64 and own.carry is not None
-            rows.append(own.carry[0])
+        assert len(sequence.tokens) == 64 == engine.target.past(sequence.id)
+        if engine.head.contexts:
+            assert sequence.n_drafted_for == 64 and sequence.carry is not None
+            rows.append(sequence.carry[0])
         else:
             rows.append(state(engine.target).carry)
     assert np.abs(rows[1]).max() > 0.1

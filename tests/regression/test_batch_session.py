@@ -11,14 +11,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pyllama_mtp import Answer, BatchSession, Model, Sampling, Session, Settings, generate
+from pyllama_mtp import Answer, BatchSession, Model, Sampling, Session, Settings
+from pyllama_mtp import round as one_round
+from pyllama_mtp.drafting.choice import Drafting
+from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.speculative.sampling import Sampler
 from pyllama_mtp.telemetry import PHASES
 
 from .support import assert_same_tokens, engine_of, greedy, last_logits
@@ -302,7 +305,8 @@ def test_usable_after_an_interruption(
     where: str,
     n_sequences: int,
 ) -> None:
-    owner = {"sample": Sampler, "prefill": Engine}.get(where, generate)
+    owners: dict[str, Any] = {"sample": Sampler, "draft": Drafting, "accept": one_round}
+    owner = owners.get(where, Engine)
     original, calls = getattr(owner, where), itertools.count(1)
 
     def interrupted(*arguments: object) -> object:

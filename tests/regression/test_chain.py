@@ -18,6 +18,7 @@ import pytest
 from pyllama_mtp import Model
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.drafthead import set_draft_head
 
 from ..trimmed import head_rows
 from .support import N_BATCH, made_up
@@ -107,7 +108,7 @@ def test_with_a_draft_head(model: Model, size: int) -> None:
     ids = np.sort(drawn).astype(np.int32)
     tally = Tally()
     with beside(model) as (found, wanted):
-        found.set_draft_head(head_rows(model.info, ids), ids)
+        set_draft_head(found, head_rows(model.info, ids), ids)
         assert found.n_head == size
         for n in (1, 17, 33):
             after_prompt(found, wanted, n)
@@ -234,7 +235,7 @@ def test_the_graph_runs_the_block_once_a_step(found: Context, depth: int, part: 
     """On one row each time; what the steps share is built once."""
     if part:
         ids = np.arange(0, found.model.n_vocab, 7, dtype=np.int32)
-        found.set_draft_head(head_rows(found.model.info, ids), ids)
+        set_draft_head(found, head_rows(found.model.info, ids), ids)
     before = len(found.nodes())
     drafts_of(found, 7, depth)
     nodes = found.nodes()[before:]

@@ -59,7 +59,7 @@ def test_a_tool_is_called_and_answers(
     demo: Model, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     if form == "xml":
-        monkeypatch.setattr("pyllama_mtp.session.call_form", lambda template: "xml")
+        monkeypatch.setattr("pyllama_mtp.request.call_form", lambda template: "xml")
         monkeypatch.setattr("pyllama_mtp.chats.options.call_form", lambda template: "xml")
     options: Any = {"tools": TOOLS, "tool_choice": "add", "max_tokens": 120}
     found = []

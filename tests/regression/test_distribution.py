@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_mtp import Model, Sampling, Session, generate
-from pyllama_mtp.speculative.drafter import Drafter, Drafts
-from pyllama_mtp.speculative.sampling import Sampler
+from pyllama_mtp import Model, Sampling, Session
+from pyllama_mtp import round as one_round
+from pyllama_mtp.drafting.head import HeadDrafter
+from pyllama_mtp.drafting.sampling import Sampler
+from pyllama_mtp.sequence import Drafts
 
 from .distributions import OTHER, PLAIN, WAYS, Exact, compare, reference
 from .support import decode, plain_context, settings
@@ -61,13 +63,13 @@ def test_frequencies_of_texts(demo: Model, exact: Exact, name: str, way: dict[st
 
 def spoil(monkeypatch: pytest.MonkeyPatch, usual: Sequence[int]) -> None:
     """Drafts become any of the `usual` tokens, wherever they stand."""
-    rng, real = np.random.default_rng(3), Drafter.draft
+    rng, real = np.random.default_rng(3), HeadDrafter.draft
 
-    def draft(self: Drafter, *args: Any) -> list[Drafts]:
+    def draft(self: HeadDrafter, *args: Any) -> list[Drafts]:
         made = real(self, *args)
         return [Drafts([int(rng.choice(usual)) for _ in one.tokens]) for one in made]
 
-    monkeypatch.setattr(Drafter, "draft", draft)
+    monkeypatch.setattr(HeadDrafter, "draft", draft)
 
 
 @pytest.mark.parametrize(("name", "depth"), [("cool", 3), ("plain", 1)])
@@ -100,7 +102,7 @@ def second_draw(
 def test_wrong_acceptance_is_seen(
     demo: Model, exact: Exact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generate, "accept_best", second_draw)
+    monkeypatch.setattr(one_round, "accept_best", second_draw)
     with Session(demo, settings(3)) as session:
         found, limit, _ = compare(exact, session, SAMPLINGS["top-k"], 3)
     assert found > limit

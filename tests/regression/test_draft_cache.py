@@ -61,9 +61,9 @@ def assert_equal(found: KVState, wanted: KVState, tolerance: float) -> None:
 def check(session: Session, cache: str = "f32") -> None:
     """The head's cache is in step with the target's, at every position."""
     engine = engine_of(session)
-    cached, found = engine.places[0].cached, draft_state(session)
-    if engine.upstream:
-        assert engine.upstream.sequences[0].n_past == len(cached) > 0
+    cached, found = engine.sequences[0].tokens, draft_state(session)
+    if engine.head.contexts:
+        assert engine.sequences[0].n_drafted_for == len(cached) > 0
     else:
         assert len(found.positions) == len(cached) > 0, "drafts are left over"
     wanted = position_by_position(session.model, cached, cache, session.settings.flash_attn)

@@ -19,6 +19,7 @@ from pyllama_mtp.errors import (
 )
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.drafthead import set_draft_head
 
 from ..trimmed import head_rows
 from .support import made_up
@@ -167,7 +168,7 @@ def test_a_nan_in_a_chain(demo_file: Path, tmp_path: Path) -> None:
     with Model(demo_file) as model, context(model) as found:
         rows = head_rows(model.info, ids)
         rows.data.view("<f2")[40] = np.nan
-        found.set_draft_head(rows, ids)
+        set_draft_head(found, rows, ids)
         refuses_nan(found)
 
 

@@ -13,7 +13,7 @@ from pyllama_mtp import Generation, Model, Session
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import HeadRows
+from pyllama_mtp.llama.drafthead import HeadRows, set_draft_head, use_own_head
 from pyllama_mtp.models.demo import demo_path
 
 from ..trimmed import head_rows, write_untied
@@ -90,7 +90,7 @@ def test_nothing_is_read_after_the_call(demo: Model) -> None:
     ids = parts(demo.n_vocab)["37"]
     rows = head_rows(demo.info, ids)
     with context(demo) as draft:
-        draft.set_draft_head(rows, ids)
+        set_draft_head(draft, rows, ids)
         wanted, best = logits_of(draft), tokens_of(draft, True)
         rows.data[:] = 0
         ids[:] = 0
@@ -117,7 +117,7 @@ def test_one_head_after_another(model: Model) -> None:
                 assert_part(logits_of(draft), wanted, ids)
         size = draft.memory()["context"] - nothing
         assert size == pytest.approx(head_rows(model.info, heads[-1]).data.nbytes, rel=0.05)
-        draft.use_own_head()
+        use_own_head(draft)
         assert logits_of(draft).tobytes() == wanted.tobytes()
         assert draft.memory()["context"] == nothing
 
@@ -167,7 +167,7 @@ def assert_refused(draft: Context, rows: HeadRows, ids: Ints) -> None:
     with pytest.raises(
         UsageError, match=r"a draft head is not possible here: .*n_embd values for ascending tokens"
     ):
-        draft.set_draft_head(rows, ids)
+        set_draft_head(draft, rows, ids)
 
 
 @pytest.mark.parametrize("wrong", WRONG_IDS.values(), ids=WRONG_IDS)

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
+from pyllama_mtp.drafting.acceptance import Distribution
+from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.errors import PromptFileError, UsageError
 from pyllama_mtp.llama.batch import Floats, Ints
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
+from pyllama_mtp.llama.drafthead import set_draft_head
 from pyllama_mtp.models.architectures import ARCHITECTURES
-from pyllama_mtp.speculative.acceptance import Distribution
-from pyllama_mtp.speculative.sampling import Sampler
 
 from .. import architectures
 from ..architectures import write_model
@@ -178,7 +180,6 @@ def test_blocks_with_lm_heads_of_their_own(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(UsageError, match="have LM heads of their own"):
             Session(model, settings(2, draft_vocab=512))
         with Session(model, settings(2)) as session:
-            upstream, ids = session._engine.upstream, np.arange(9, dtype=np.int32)
-            assert upstream
+            (context,), ids = session._engine.head.contexts, np.arange(9, dtype=np.int32)
             with pytest.raises(UsageError, match="a draft head is not possible here"):
-                upstream.context.set_draft_head(head_rows(model.info, ids), ids)
+                set_draft_head(context, head_rows(model.info, ids), ids)

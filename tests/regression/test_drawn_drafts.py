@@ -16,6 +16,7 @@ from pyllama_mtp import Model
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Floats
 from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.drafthead import set_draft_head
 
 from ..trimmed import head_rows
 from .support import made_up, scaled
@@ -56,7 +57,7 @@ def test_candidates_are_the_best_logits_of_each(
     ids = None if size is None else np.arange(size, dtype=np.int32) * 2
     with beside(model, [one_sequence(made_up(model, N))]) as (one, wanted):
         if ids is not None:
-            one.set_draft_head(head_rows(model.info, ids), ids)
+            set_draft_head(one, head_rows(model.info, ids), ids)
         n_compared = 0
         for newest in (7, 9, 11, 13):
             drafts = one.draft(np.array([newest], np.int32), SEQS[:1], 4, n_candidates)
@@ -110,7 +111,7 @@ def test_the_largest_sum_is_drawn(found: Context, size: int | None) -> None:
     ids = np.arange(found.model.n_vocab, dtype=np.int32)
     if size is not None:
         ids = np.sort(np.random.default_rng(1).choice(ids, size, replace=False))
-        found.set_draft_head(head_rows(found.model.info, ids), ids)
+        set_draft_head(found, head_rows(found.model.info, ids), ids)
     rng, temperatures, seen = np.random.default_rng(2), warm(0.3, 1.0, 4.0), set()
     n_equal = n = 0
     for _ in range(10):

@@ -14,7 +14,7 @@ from pyllama_mtp import BatchSession, Model, Session
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import HeadRows, draft_head
+from pyllama_mtp.llama.drafthead import HeadRows, draft_head, replace_draft_rows, set_draft_head
 from pyllama_mtp.models.ggufinfo import read_gguf
 
 from ..trimmed import head_rows, write_trimmed
@@ -45,7 +45,7 @@ def after(ids: Ints = IDS) -> Ints:
 
 
 def replace(draft: Context, slots: Ints = SLOTS, new: Ints = NEW, kind: str = "file") -> None:
-    draft.replace_draft_rows(slots, new, head_rows(draft.model.info, new, kind))
+    replace_draft_rows(draft, slots, new, head_rows(draft.model.info, new, kind))
 
 
 def chains(draft: Context) -> list[list[int]]:
@@ -87,7 +87,7 @@ def test_the_smallest_of_equal_rows(demo: Model) -> None:
         twin = head_rows(demo.info, IDS[[best, best]])
         for slots, ids in ([1, 98], [900, 3]), ([1, 98], [3, 900]), ([50, 51], [1001, 1000]):
             set_head(draft, IDS)
-            draft.replace_draft_rows(np.array(slots), np.array(ids), twin)
+            replace_draft_rows(draft, np.array(slots), np.array(ids), twin)
             first = min(*ids, int(IDS[best]))
             for drawn in (False, True):
                 assert tokens_of(draft, drawn, NEWEST["one"]) == [first]
@@ -96,10 +96,10 @@ def test_the_smallest_of_equal_rows(demo: Model) -> None:
 def test_rows_of_another_type(demo: Model) -> None:
     """They are of the type that the head has."""
     with context(demo) as fresh, context(demo) as draft:
-        draft.set_draft_head(head_rows(demo.info, IDS, "q4_0"), IDS)
+        set_draft_head(draft, head_rows(demo.info, IDS, "q4_0"), IDS)
         replace(draft, kind="q4_0")
         order = np.argsort(after())
-        fresh.set_draft_head(head_rows(demo.info, after()[order], "q4_0"), after()[order])
+        set_draft_head(fresh, head_rows(demo.info, after()[order], "q4_0"), after()[order])
         np.testing.assert_allclose(
             logits_of(draft)[:, order], logits_of(fresh), rtol=0, atol=scaled(1e-5)
         )
@@ -160,16 +160,16 @@ def draft(demo: Model) -> Iterator[Context]:
 def test_what_does_not_exist(draft: Context, slots: list[int], ids: list[int]) -> None:
     rows = head_rows(draft.model.info, np.array([5, 9], dtype=np.int32))
     with pytest.raises(UsageError, match=r"no row is replaced: .*rows of a draft head"):
-        draft.replace_draft_rows(np.array(slots), np.array(ids), rows)
+        replace_draft_rows(draft, np.array(slots), np.array(ids), rows)
 
 
 def test_sizes_that_do_not_fit(draft: Context) -> None:
     rows = head_rows(draft.model.info, NEW)
     for data in (rows.data[:-1], rows.data[:, :-2], np.tile(rows.data, (2, 1))):
         with pytest.raises(UsageError, match="no row is replaced"):
-            draft.replace_draft_rows(SLOTS, NEW, HeadRows(rows.type, data, rows.name))
+            replace_draft_rows(draft, SLOTS, NEW, HeadRows(rows.type, data, rows.name))
     with pytest.raises(UsageError, match="5 slots for 4 tokens"):
-        draft.replace_draft_rows(SLOTS, NEW[:4], rows)
+        replace_draft_rows(draft, SLOTS, NEW[:4], rows)
 
 
 def test_without_a_head_that_was_set(demo: Model, demo_file: Path, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_without_a_head_that_was_set(demo: Model, demo_file: Path, tmp_path: Pat
         replace(whole)
     file = write_trimmed(demo_file, tmp_path / "trimmed.gguf", IDS, IDS)
     with Model(file) as model, context(model) as trimmed:
-        trimmed.set_draft_head(None, IDS)
+        set_draft_head(trimmed, None, IDS)
         before = logits_of(trimmed)
         with pytest.raises(UsageError, match="no row is replaced"):
             replace(trimmed)

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_mtp import Model
+from pyllama_mtp.engine import go_back
 from pyllama_mtp.errors import FatalDecodeError
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.batch import Batch
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.speculative.rollback import Rollback, go_back
 
 from .support import N_CTX, decode, made_up, plain_context
 from .twocontexts import trunk
@@ -161,16 +161,13 @@ def test_llama_cpp_refuses_to_go_back_in_a_state_that_was_restored(context: Cont
 
 
 def test_by_a_checkpoint_of_its_own(context: Context) -> None:
-    """Replay: any number of rows, one sequence after the other."""
-    rollbacks = [Rollback(context, SNAPSHOTS, "replay", seq) for seq in range(N_SEQS)]
-    for rollback in rollbacks:
-        rollback.before()
-    starts = [context.past(seq) for seq in range(N_SEQS)]
+    """Any number of rows, one sequence after the other."""
+    states = [context.save_state(True, seq, on_device=True) for seq in range(N_SEQS)]
     context.decode_batch(some(context, RAGGED))
     for seq, n_keep in ((0, 2), (1, 1), (2, 4)):
-        tokens = text(context.model, seq)[starts[seq] : starts[seq] + RAGGED[seq]]
-        rollbacks[seq].after(tokens, starts[seq], n_keep)
-        assert context.past(seq) == starts[seq] + n_keep
+        go_back(context, states[seq], STARTS[seq], seq)
+        context.decode_batch(some(context, {seq: n_keep}))
+        assert context.past(seq) == STARTS[seq] + n_keep
     assert all(off(context, seq) < 0.01 for seq in range(N_SEQS))
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.speculative import heads
-from pyllama_mtp.speculative.heads import HeadCosts
+from pyllama_mtp.drafting import headrows
+from pyllama_mtp.drafting.headrows import HeadCosts
 
 from .support import draft_ids, engine_of, greedy, settings, written
 
@@ -19,9 +19,9 @@ FREE, DEAR = 1e-12, 2e-5
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes for a vocabulary of 2,048 tokens."""
-    monkeypatch.setattr(heads, "DEFAULT_SIZE", 300)
-    monkeypatch.setattr(heads, "SIZES", (256, 512, 1024))
-    monkeypatch.setattr(heads, "PRIOR_SIZE", 256)
+    monkeypatch.setattr(headrows, "DEFAULT_SIZE", 300)
+    monkeypatch.setattr(headrows, "SIZES", (256, 512, 1024))
+    monkeypatch.setattr(headrows, "PRIOR_SIZE", 256)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_it_is_the_best_and_the_text_is_the_same(
     plain = written(model, prompt, 32, 0).tokens
     with Session(model, settings(3)) as session:
         assert n_rows(session) == rows
-        chosen = engine_of(session).heads
+        chosen = engine_of(session).head.heads
         assert (
             chosen and chosen.chosen and (chosen.chosen.n_rows, chosen.chosen.kind) == (rows, kind)
         )
@@ -71,8 +71,8 @@ def test_the_usual_one_unless_another_is_clearly_better(
     model: Model, monkeypatch: pytest.MonkeyPatch, better: float, rows: int
 ) -> None:
     """Clocks err."""
-    monkeypatch.setattr(heads, "DEFAULT_SIZE", 512)
-    monkeypatch.setattr(heads, "BETTER", better)
+    monkeypatch.setattr(headrows, "DEFAULT_SIZE", 512)
+    monkeypatch.setattr(headrows, "BETTER", better)
     model.head_costs = cost(DEAR, DEAR)
     with Session(model, settings(3)) as session:
         assert n_rows(session) == rows
@@ -84,8 +84,8 @@ def test_measured_costs(model: Model) -> None:
         found = model.head_costs
         assert found and found.block > 0 and found.step > 0
         assert found.row.keys() == {"file", "q4_0"} and min(found.row.values()) > 0
-        assert engine_of(session).drafter and engine_of(session).drafter.context.n_past == 0
-        assert engine_of(session).heads and len(engine_of(session).heads.table()) == 8
+        assert engine_of(session).target.n_past == 0
+        assert engine_of(session).head.heads and len(engine_of(session).head.heads.table()) == 8
     with Session(model, settings(2)):
         assert model.head_costs is found
 
@@ -94,9 +94,9 @@ def test_it_is_chosen_again_when_the_text_needs_it(
     model: Model, demo_prompts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The prior, that nothing is outside, is wrong for this text. Prompts may change the head."""
-    monkeypatch.setattr(heads, "PRIOR_OUTSIDE", 0.0)
-    monkeypatch.setattr(heads, "PRIOR_WEIGHT", 1)
-    monkeypatch.setattr(heads, "ENOUGH", 40)
+    monkeypatch.setattr(headrows, "PRIOR_OUTSIDE", 0.0)
+    monkeypatch.setattr(headrows, "PRIOR_WEIGHT", 1)
+    monkeypatch.setattr(headrows, "ENOUGH", 40)
     prompts = [model.tokenize(text, parse_special=True) for text in demo_prompts[:4]]
     model.head_costs = cost(1e-7, 1e-7)
     with Session(model, settings(0)) as session:
@@ -123,7 +123,7 @@ OTHERWISE = {
 @pytest.mark.parametrize("options", OTHERWISE.values(), ids=OTHERWISE)
 def test_where_there_is_no_choice(model: Model, options: dict[str, object]) -> None:
     with Session(model, settings(2, **options)) as session:
-        chosen = engine_of(session).heads
+        chosen = engine_of(session).head.heads
         assert chosen and chosen.chosen is None and chosen.table() == []
     assert model.head_costs is None
 
@@ -131,4 +131,4 @@ def test_where_there_is_no_choice(model: Model, options: dict[str, object]) -> N
 def test_small_vocabularies(demo: Model) -> None:
     """Up to 65,536 tokens, drafts come from the whole vocabulary."""
     with Session(demo, Settings(n_ctx=64, draft_n_max=1)) as session:
-        assert n_rows(session) == demo.n_vocab and not engine_of(session).heads.table()  # type: ignore[union-attr]
+        assert n_rows(session) == demo.n_vocab and not engine_of(session).head.heads.table()  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from gguf.quants import dequantize, quantize
 from pyllama_mtp import Model, Session
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import drafthead
-from pyllama_mtp.llama.drafthead import HeadFile, draft_head
+from pyllama_mtp.llama.drafthead import HeadFile, draft_head, set_draft_head
 from pyllama_mtp.models.ggufheader import NOT_WEIGHTS, TENSOR_TYPES
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.synth import write_synthetic
@@ -85,12 +85,12 @@ def test_logits_are_those_of_the_converted_rows(demo: Model, vocab: str | int) -
     rows = head.rows() if head else None
     assert head and rows
     with context(demo) as draft:
-        draft.set_draft_head(rows, head.ids)
+        set_draft_head(draft, rows, head.ids)
         found = logits_of(draft)
         exact = drafthead.HeadRows(
             0, dequantize(rows.data, GGMLQuantizationType.Q8_0).view(np.uint8), "dequantized"
         )
-        draft.set_draft_head(exact, head.ids)
+        set_draft_head(draft, exact, head.ids)
         wanted = logits_of(draft)
         np.testing.assert_allclose(found, wanted, rtol=0, atol=0.02 * np.abs(wanted).max())
         set_head(draft, head.ids[::-1][:10][::-1])

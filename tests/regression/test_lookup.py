@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from pyllama_mtp import Model, Sampling, Session
 from pyllama_mtp.engine import Engine
+from pyllama_mtp.sequence import Sequence
 
 from .support import (
-    OneSequence,
     Scripted,
     assert_same_tokens,
     cached,
@@ -28,7 +27,7 @@ AUTO = dataclasses.replace(settings(0), draft_n_max="auto", cache_type_k="f32", 
 
 def script(engine: Engine, *rounds: tuple[int, int]) -> Scripted:
     """(depth of the head, drafts from the text where there are any) of the rounds to come."""
-    engine.choice.depths = scripted = Scripted(*rounds)
+    engine.drafting.depths = scripted = Scripted(*rounds)
     return scripted
 
 
@@ -47,8 +46,8 @@ def test_the_text_is_the_same(demo: Model, repeated: list[int], gap: float, roll
         got = greedy(session, repeated, 120)
         assert_same_tokens(demo, repeated, got.tokens, expected.tokens, gap)
         check(session)
-        (lookup,) = engine_of(session).choice.lookups
-        assert lookup.tokens == [*repeated, *got.tokens[:-1]]
+        ngrams = engine_of(session).drafting.ngrams
+        assert ngrams and ngrams.texts[0].tokens == [*repeated, *got.tokens]
     looked_up = got.telemetry.looked_up
     assert looked_up["rounds"] == len(told.told_looked_up) > 3
     assert looked_up["drafted"] == sum(n for n, _ in told.told_looked_up)
@@ -59,14 +58,25 @@ def test_the_text_is_the_same(demo: Model, repeated: list[int], gap: float, roll
     assert round(emitted) == got.telemetry.n_generated - 1
 
 
-def test_drafts_are_what_followed_before(demo: Model, repeated: list[int]) -> None:
-    """The first round after a prompt that begins to repeat itself."""
-    prompt = repeated[:36]
-    with closing(OneSequence(demo, AUTO)) as engine:
-        script(engine, (0, 6))
-        engine.process(prompt)
-        drafts = engine.draft(prompt[6], 6)
-    assert drafts.looked_up and drafts.tokens == prompt[7:13]
+def test_drafts_are_what_followed_before(
+    demo: Model, repeated: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same three tokens earlier in the text, the last time they came."""
+    verify, seen = Engine.verify, list[int]()
+
+    def watched(engine: Engine, sequences: list[Sequence]) -> None:
+        text, drafts = [*sequences[0].tokens, sequences[0].newest], sequences[0].drafts
+        if drafts.looked_up:
+            at = max(i for i in range(3, len(text)) if text[i - 3 : i] == text[-3:])
+            assert drafts.tokens == [*text[at:], *drafts.tokens][: len(drafts.tokens)]
+            seen.append(len(drafts.tokens))
+        verify(engine, sequences)
+
+    monkeypatch.setattr(Engine, "verify", watched)
+    with Session(demo, AUTO) as session:
+        script(engine_of(session), (0, 6))
+        greedy(session, repeated, 60)
+    assert max(seen) == 6
 
 
 def test_off_where_it_has_no_place(demo: Model) -> None:
@@ -76,9 +86,9 @@ def test_off_where_it_has_no_place(demo: Model) -> None:
         dataclasses.replace(AUTO, synthetic_acceptance=(0.5,) * 6),
     ):
         with Session(demo, other) as session:
-            assert engine_of(session).choice.lookups == []
+            assert engine_of(session).drafting.ngrams is None
     with Session(demo, AUTO) as session:
-        assert engine_of(session).choice.lookups
+        assert engine_of(session).drafting.ngrams
 
 
 def test_drawn_drafts_and_looked_up_ones(demo: Model, repeated: list[int]) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 from pyllama_mtp.models.demo import demo_path
 from pyllama_mtp.models.quantize import quantize_model
 

@@ -18,10 +18,9 @@ from pyllama_mtp import (
     Settings,
     stream,
 )
-from pyllama_mtp.llama.context import Context, ContextOptions
-from pyllama_mtp.speculative.choice import DraftChoice
-from pyllama_mtp.speculative.drafter import Drafts
-from pyllama_mtp.speculative.ngram import Match, NgramLookup
+from pyllama_mtp.drafting.ngram import Match, NgramLookup
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 
 from ..plain import ARCHITECTURES, WINDOW, write_model
 from ..processes import RunPython
@@ -101,9 +100,12 @@ def test_drafts_from_the_text_do_not_change_it(plain: Model, gap: float, rollbac
     expected = alone(plain, prompt, 120)
     with Session(plain, settings("auto", rollback=rollback)) as session:
         told = script(engine_of(session), (0, 6), (0, 0), (0, 2), (0, 5))
-        engine_of(session).choice.lookups = [Foretold(prompt, expected)]
+        ngrams = engine_of(session).drafting.ngrams
+        assert ngrams
+        ngrams.texts = [Foretold(prompt, expected)]
         got = run(session, prompt, 120)
         assert_same_tokens(plain, prompt, got.tokens, expected, gap)
+    assert not told.asked, "there is no head to ask for drafts"
     looked_up = got.telemetry.looked_up
     assert looked_up["rounds"] == len(told.told_looked_up) > 20
     assert 40 < looked_up["accepted"] < looked_up["drafted"]
@@ -204,13 +206,3 @@ def test_memory_is_llama_cpps_own_figure(plain: Model) -> None:
         assert session.memory()["target_context"] > 0
     with Session(plain) as session:  # its length is chosen by what there is
         assert session.n_ctx == plain.n_ctx_train
-
-
-def test_nothing_is_asked_of_a_head_that_is_not_there() -> None:
-    """Not even to try whether drafting pays, which it seems to at first."""
-    choice = DraftChoice(Settings(), 1, head=False)
-    for i in range(40):
-        assert choice.look_up([(0, i)], 6) == []
-        assert choice.depth(1, 6, 6) == 0
-        choice.learn(Drafts(), [(0, 0, [i + 1])], 0.0, 0.01)
-    assert DraftChoice(Settings(draft_n_max=3), 1).depth(1, 6, 3) == 3

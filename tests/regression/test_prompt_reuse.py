@@ -53,9 +53,9 @@ def check_like_fresh(session: Session, prompt: Sequence[int], gap: float) -> Gen
 
 def cache(session: Session) -> KVState:
     """The draft cache, without what is left over from drafting."""
-    upstream = engine_of(session).upstream
-    if upstream:
-        upstream.context.remove(upstream.sequences[0].n_past)
+    engine = engine_of(session)
+    for context in engine.head.contexts:
+        context.remove(engine.sequences[0].n_drafted_for)
     return draft_state(session)
 
 
@@ -71,7 +71,7 @@ def test_the_closest_checkpoint_is_used(
     """A prompt that leaves an earlier one of 97 tokens after `shared`: cuts were 48, 80, 96, 97."""
     with Session(demo, settings(3, rollback=rollback, prompt_sync=sync, **EXACT)) as session:
         run(session, text[:97])
-        assert engine_of(session).places[0].checkpoints.positions == [48, 80, 96, 97]
+        assert engine_of(session).sequences[0].checkpoints.positions == [48, 80, 96, 97]
         prompt = [*text[:shared], *text[120:150]]
         got = check_like_fresh(session, prompt, gap)
         cuts = [cut for cut in (48, 80, 96, 97) if cut <= shared]
@@ -116,7 +116,7 @@ def test_checkpoints_of_a_text_that_is_gone_are_gone(
         run(session, text[:97])
         second = [*text[:90], *text[110:150]]
         run(session, second)
-        positions = engine_of(session).places[0].checkpoints.positions
+        positions = engine_of(session).sequences[0].checkpoints.positions
         assert 96 not in positions and 97 not in positions and max(positions) > 97
         got = check_like_fresh(session, [*second[:100], *text[20:40]], gap)
         assert 0 < got.telemetry.n_cached <= 90
@@ -140,12 +140,11 @@ def test_in_upstreams_way_what_is_not_drafted_for_costs_nothing(
 ) -> None:
     """Nothing is decoded on the draft context, the tap is off; later drafts are as ever."""
     with Session(demo, settings(3, prompt_sync="full", **EXACT)) as session:
-        upstream = engine_of(session).upstream
-        assert upstream is not None
-        decode, calls = upstream.context.decode_batch, []
-        upstream.context.decode_batch = lambda b: (calls.append(b), decode(b))[1]  # type: ignore
+        (context,) = engine_of(session).head.contexts
+        decode, calls = context.decode_batch, []
+        context.decode_batch = lambda b: (calls.append(b), decode(b))[1]  # type: ignore
         plain = run(session, text[:60], draft=False)
-        assert not calls and upstream.sequences[0].n_past == 0
+        assert not calls and engine_of(session).sequences[0].n_drafted_for == 0
         assert plain.telemetry.drafted == [] and plain.telemetry.time_s["prompt_sync"] == 0
         with pytest.raises(UsageError):
             engine_of(session).target.hidden_rows()

@@ -10,7 +10,8 @@ import pytest
 
 from pyllama_mtp import Model, RopeScaling, Session
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 
 from .support import assert_same_tokens, engine_of, greedy, made_up, settings, written
 
@@ -52,7 +53,7 @@ def test_the_text_with_mtp_is_that_without(
     rope, prompt = RopeScaling(**scaling), text[:90]
     expected = written(demo, prompt, 40, 0, rope=rope).tokens
     with Session(demo, settings(3, rope=rope)) as session:
-        assert engine_of(session).drafter
+        assert engine_of(session).head.context
         assert engine_of(session).target.options.rope == rope
         got = greedy(session, prompt, 40)
     same = assert_same_tokens(demo, prompt, got.tokens, expected, 0 if demo.same_bits else gap)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import BatchSession, Grammar, Model, Sampling, Session
+from pyllama_mtp.drafting.constraint import Constraint
+from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.speculative.constraint import Constraint
-from pyllama_mtp.speculative.sampling import Sampler
 
 from .distributions import PLAIN, WAYS, Doubles, Exact, Text, compare
 from .support import settings
@@ -292,3 +292,14 @@ def test_llguidance_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"need the package llguidance.*pyllama-mtp\[structured\]"):
         Grammar.json_object()
     Grammar.gbnf('root ::= "a"')
+
+
+@pytest.mark.parametrize("rollback", ["snapshot", "replay"])
+def test_imposed_acceptance_and_a_grammar(demo: Model, rollback: str) -> None:
+    """Forced tokens are drafts like others then: the imposed rates reject some of them."""
+    grammar = Grammar.regex('"(abcdefgh|ijklmnop)" "[a-z]{3}" "the end of this text is forced"')
+    chosen = settings(3, synthetic_acceptance=(0.6, 0.4, 0.2), rollback=rollback)
+    with Session(demo, chosen) as session:
+        got = session.generate("def f", max_tokens=60, sampling=Sampling(grammar=grammar)).run()
+    assert got.text.endswith('is forced"') and got.finish_reason == "eos"
+    assert 0 < sum(got.telemetry.accepted) < sum(got.telemetry.drafted)

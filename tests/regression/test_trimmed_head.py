@@ -18,18 +18,18 @@ from pyllama_mtp import BatchSession, Model, Sampling, Session
 from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama.batch import Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.models.draftvocab import Ranking, read_tokenizer, save
+from pyllama_mtp.llama.drafthead import set_draft_head, use_own_head
+from pyllama_mtp.models.draftvocab import Ranking, read_tokenizer, save, trimmed_head_ids
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.synth import write_synthetic
-from pyllama_mtp.models.trimmedhead import trimmed_head_ids
-from pyllama_mtp.sizing import simulate
+from pyllama_mtp.resolved import simulate
 
 from ..models.test_trimmed_head import MALFORMED
 from ..processes import RunPython
 from ..trimmed import head_rows, rewrite, tensors_of, write_trimmed
 from .draftheads import NEWEST, context, drafted, generated, logits_of, set_head, tokens_of
-from .support import N_CTX, computed_by, engine_of, made_up, scaled, settings
+from .support import computed_by, engine_of, made_up, scaled, settings
 from .twocontexts import context as context_of
 from .twocontexts import every
 
@@ -109,7 +109,7 @@ def test_the_same_as_a_head_that_is_set_head(
         context(part) as found,
     ):
         set_head(wanted, ids)
-        found.set_draft_head(None, ids[order])
+        set_draft_head(found, None, ids[order])
         assert found.draft_ids is not None
         assert found.draft_ids.tolist() == trimmed_head_ids(part.info).tolist()
         logits = logits_of(wanted)[:, order]
@@ -138,7 +138,7 @@ def test_for_who_does_not_know_of_it(trimmed: Model, demo: Model, ids: Ints) -> 
 def test_memory_is_known_beforehand(trimmed: Model) -> None:
     """Of a model without weights the ids of the head are not read."""
     with trimmed.without_memory() as twin:
-        (host,) = simulate(twin, settings(3), 1, N_CTX)
+        (host,) = simulate(twin, settings(3).resolve(twin))
     with Session(trimmed, settings(3)) as session:
         taken = engine_of(session).memory()
     for part in ("weights", "target_context"):
@@ -155,9 +155,9 @@ def test_one_head_after_another(trimmed: Model, demo: Model, ids: Ints) -> None:
             set_head(found, others)
             assert logits_of(found).tobytes() == logits_of(wanted).tobytes()
             set_head(wanted, ids)
-            found.set_draft_head(None, ids)
+            set_draft_head(found, None, ids)
             assert logits_of(found).tobytes() == logits_of(wanted).tobytes()
-        found.use_own_head()
+        use_own_head(found)
         assert logits_of(found).tobytes() == at_first.tobytes()
 
 
@@ -168,7 +168,7 @@ def test_nothing_is_copied(trimmed: Model, demo: Model, ids: Ints) -> None:
         before = found.memory()
         grown = before["model"] - whole.memory()["model"]
         assert rows + (8 + 4) * len(ids) <= grown <= rows + 12 * len(ids) + 4096
-        found.set_draft_head(None, ids)
+        set_draft_head(found, None, ids)
         assert found.memory()["context"] == before["context"] == whole.memory()["context"]
 
 
@@ -267,10 +267,10 @@ def test_where_there_is_no_trimmed_head(demo: Model, trimmed: Model, ids: Ints) 
     with context(demo) as whole, context_of(trimmed, with_mtp=False) as target:
         for found in (whole, target):
             with pytest.raises(UsageError, match=r"not possible here: .*of a file that has"):
-                found.set_draft_head(None, ids)
+                set_draft_head(found, None, ids)
             assert found.draft_ids is None
     with context(trimmed) as found, pytest.raises(UsageError, match="other tokens"):
-        found.set_draft_head(None, ids[::-1])
+        set_draft_head(found, None, ids[::-1])
 
 
 #: What the library itself says of the files of MALFORMED; validation would have refused them.

@@ -102,7 +102,7 @@ def test_either_sync_gives_what_upstream_gives(
 #: part of the vocabulary, and with its head in another file.
 LACKING = """
 from pyllama_mtp.errors import PyllamaMtpError
-from pyllama_mtp.llama.drafthead import HeadFile
+from pyllama_mtp.llama.drafthead import HeadFile, set_draft_head
 
 demo, moe, trimmed, apart = sys.argv[1:5]
 requested = json.loads(sys.argv[5])
@@ -129,12 +129,12 @@ with Model(demo) as model:
             block.clear()
             block.decode(one + 7, 0, ones, np.ones((1, model.n_embd), np.float32))
             logits.append(block.logits(0).tobytes())
-            refused("head", lambda: block.set_draft_head(HeadFile(model.info).rows(ids), ids))
+            refused("head", lambda: set_draft_head(block, HeadFile(model.info).rows(ids), ids))
     said["same logits"] = logits[0] == logits[1]
     refused("vocabulary", lambda: Session(model, Settings(n_ctx=64, draft_vocab=300)))
     for vocab in ("auto", "full"):
         with Session(model, Settings(n_ctx=64, draft_vocab=vocab)) as session:
-            said[vocab] = session._engine.drafter.context.draft_ids
+            said[vocab] = session._engine.head.context.draft_ids
 for mtp in (True, False):
     refused(f"trimmed {mtp}", lambda: Model(trimmed, mtp=mtp))
 refused("apart", lambda: Model(apart))

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from pyllama_mtp import Model, Session
 from pyllama_mtp.llama.batch import Batch, Floats, Ints
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 from pyllama_mtp.llama.owned import Owned
 from pyllama_mtp.llama.trace import Node
 
@@ -107,8 +108,8 @@ def state(found: Context, seq: int = 0) -> KVState:
 def draft_state(session: Session) -> KVState:
     """What the cache of a session's head holds."""
     engine = engine_of(session)
-    if engine.upstream:
-        return state(engine.upstream.context)
+    if engine.head.contexts:
+        return state(engine.head.contexts[0])
     whole = state(engine.target)
     return replace(whole, k=whole.k[-1:], v=whole.v[-1:])
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
-from pyllama_mtp.measure.cells import Cell, Sample
-from pyllama_mtp.measure.recordfile import Record, to_line
+from pyllama_mtp.measure.figures import Cell
+from pyllama_mtp.measure.records import Sample, to_line
 
 from ..cells import made_cell, made_sample
 from ..cli.conftest import fake  # noqa: F401 (a fixture)
@@ -90,7 +90,7 @@ def write_cells(tmp_path: Path) -> Callable[[str, Sequence[Cell]], Path]:
     return write
 
 
-def _records(cells: Sequence[Cell]) -> Iterator[Record]:
+def _records(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
     """The records of one run; each variant is a build of it."""
     first, named = cells[0], ("program", "variant", "upstream_commit", "series", "backend")
     builds = {cell.variant: {name: getattr(cell, name) for name in named} for cell in cells}
@@ -101,6 +101,6 @@ def _records(cells: Sequence[Cell]) -> Iterator[Record]:
         apart = ("n_prompt", "prompt_class", "n_max", "max_tokens", "adaptive")
         key = {"build": cell.variant, **{name: getattr(cell, name) for name in apart}}
         for repeat, sample in zip(cell.repeats, cell.samples, strict=True):
-            made = records.sample(repeat, run=run, **asdict(sample))
+            made = records.sample(repeat, run=run, **msgspec.structs.asdict(sample))
             del made["memory"]
             yield {**made, "cell": key, "settings": cell.settings, "time": cell.time}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 from collections.abc import Callable, Sequence
@@ -11,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.compare import compare, of_variants
+from pyllama_mtp.measure.figures import Cell
 
 from ..processes import Cli
 from .conftest import MEASURED, make_cell, make_matrix
@@ -26,7 +25,6 @@ def slowed(cells: Sequence[Cell], factor: float, figure: str = "decode_tps") -> 
     for cell in cells:
         for sample in cell.samples:
             setattr(sample, figure, getattr(sample, figure) * factor)
-        cell.summarize()
     return cells
 
 
@@ -158,43 +156,6 @@ def test_two_variants_of_one_file(cli: Cli, write_cells: Write) -> None:
     assert wrong.code == 2 and "there are: upstream, patched" in wrong.err
     with pytest.raises(UsageError, match="both patched"):
         of_variants(cells, "patched", "patched")
-
-
-def test_two_variants_in_one_go(
-    cli: Cli, write_cells: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The matrix measures into its file; what the file held before does not count."""
-    options: list[argparse.Namespace] = []
-    before = {"run": "before", "sizes": [4096]}
-    earlier = [*make_matrix(8, **before), *make_matrix(9, **before, variant="upstream")]
-    path = write_cells("m.jsonl", earlier)
-
-    def measure(args: argparse.Namespace) -> int:
-        options.append(args)
-        print("the table of the matrix")
-        upstream = make_matrix(1, run="now", variant="upstream")
-        write_cells("m.jsonl", [*earlier, *upstream, *slowed(make_matrix(2, run="now"), 0.9)])
-        return code
-
-    monkeypatch.setattr("pyllama_mtp.cli.matrix.run", measure)
-    code = 0
-    matrix = ["--matrix", "--output", path, "--depths", "0,3"]
-    result = cli("compare", "--variants", "upstream,patched", "--format", "json", *matrix)
-    found = json.loads(result.out)
-    assert result.code == 1 and found["slower"] == 17 and found["old"] == "upstream"
-    assert 4096 not in [change["n_prompt"] for change in found["changes"]]
-    assert "the table of the matrix" in result.err
-    assert (options[0].variants, options[0].depths) == (("upstream", "patched"), (0, 3))
-    code = 130
-    result = cli("compare", "--variants", "upstream,patched", *matrix)
-    assert result.code == 130 and not result.out
-    for arguments, message in (
-        (["--matrix"], "give --variants"),
-        (["--variants", "a,b", "--matrix", "--no-output"], "--no-output"),
-        ([path, "--variants", "a,b", "--matrix"], "no file"),
-    ):
-        result = cli("compare", *arguments)
-        assert result.code == 2 and message in result.err
 
 
 def test_variants_in_both_files_match_their_own() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pyllama_mtp.measure.cells import Cell
 from pyllama_mtp.measure.compare import Change, compare
+from pyllama_mtp.measure.figures import Cell
 
 from .conftest import make_matrix
 
@@ -36,7 +36,6 @@ def findings(
         for cell in filter(chosen, new):
             for sample in cell.samples:
                 sample.decode_tps *= 0.95
-            cell.summarize()
         found.append(compare(old, new, **how).slower)
     return found
 
@@ -46,35 +45,15 @@ def share(found: Sequence[object]) -> float:
     return sum(map(bool, found)) / len(found)
 
 
-CASES = pytest.mark.parametrize(
-    ("noise", "repeat"), [(0.02, 5), (0.025, 7), (0.03, 9), (uneven, 7), (0.03, 3)]
-)
-
-
-@CASES
 @pytest.mark.parametrize("ratios", [False, True])
+@pytest.mark.parametrize(("noise", "repeat"), [(0.025, 7), (uneven, 7), (0.03, 3)])
 def test_a_thing_is_not_slower_than_itself(noise: object, repeat: int, ratios: bool) -> None:
     """At most once in 20 times, over all cells and both figures together."""
     assert share(findings(noise, repeat, ratios=ratios)) <= 0.05
 
 
-@CASES
-def test_five_percent_everywhere_are_found(noise: object, repeat: int) -> None:
-    found = findings(noise, repeat, lambda cell: True)
-    decode = [[change for change in changes if change.figure == "decode"] for changes in found]
-    assert share(decode) >= 0.95
-
-
-@pytest.mark.parametrize(("noise", "repeat"), [(0.02, 5), (0.025, 7), (0.03, 9), (uneven, 7)])
+@pytest.mark.parametrize(("noise", "repeat"), [(0.02, 5), (uneven, 7)])
 def test_five_percent_at_one_depth_are_found(noise: object, repeat: int) -> None:
     found = findings(noise, repeat, lambda cell: cell.n_max == 3)
     named = [[change for change in changes if change.name.startswith("MTP 3")] for changes in found]
     assert share(named) >= 0.9
-
-
-@pytest.mark.parametrize(("noise", "repeat", "least"), [(0.02, 9, 0.8), (0.02, 5, 0.35)])
-def test_five_percent_in_a_single_cell(noise: float, repeat: int, least: float) -> None:
-    """One cell of twelve: more repeats find it more surely."""
-    found = findings(noise, repeat, lambda c: c.n_max == 3 and c.n_prompt == 2048)
-    cell = [[c for c in changes if (c.name, c.n_prompt) == ("MTP 3", 2048)] for changes in found]
-    assert share(cell) >= least

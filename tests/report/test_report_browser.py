@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.measure.published import read_published
-from pyllama_mtp.measure.recordfile import read_cells
-from pyllama_mtp.measure.report.page import write_report
+from pyllama_mtp.measure.page import write_report
+from pyllama_mtp.measure.records import read_cells
 
 from ..processes import Program
 from .conftest import MEASURED, make_matrix
@@ -91,10 +90,12 @@ def check(browser: Any, width: int, pictures: int) -> list[dict[str, Any]]:
     assert browser.execute_script("return window.innerWidth") == width
     overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert browser.execute_script(overflow) == 0
-    # Only the tables' own containers may be wider than the screen.
+    # Only tables and pictures may be wider than the screen, in containers of their own.
     beyond = browser.execute_script(
-        "return [...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll table') "
-        "&& e.getBoundingClientRect().right > window.innerWidth + 0.5).map(e => e.outerHTML)"
+        "return [...document.querySelectorAll('main *')]"
+        ".filter(e => !e.closest('.scroll table, figure > *'))"
+        ".filter(e => e.getBoundingClientRect().right > window.innerWidth + 0.5)"
+        ".map(e => e.outerHTML)"
     )
     assert beyond == []
     fetched = browser.execute_script("return performance.getEntriesByType('resource')")
@@ -102,7 +103,7 @@ def check(browser: Any, width: int, pictures: int) -> list[dict[str, Any]]:
     assert len(found) == pictures
     for picture in found:
         assert picture["natural"] > 0 and picture["alt"]
-        assert picture["left"] >= 0 and picture["right"] <= width
+        assert picture["left"] >= 0
     return found
 
 
@@ -123,9 +124,9 @@ def test_one_command_measures_and_makes_the_page(
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a matrix that was measured, with published figures."""
+    """The report of a matrix that was measured."""
     folder = tmp_path_factory.mktemp("report")
-    return write_report(read_cells(MEASURED), folder, published=read_published())[0]
+    return write_report(read_cells(MEASURED), folder)[0]
 
 
 def test_the_plots_are_there_on_a_wide_screen_and_on_a_phone(browser: Any, real: Path) -> None:
@@ -138,10 +139,7 @@ def test_the_plots_are_there_on_a_wide_screen_and_on_a_phone(browser: Any, real:
     for picture in (*wide, *narrow):
         # The curves of depths 2 to 4, and the warning: the acceptance was imposed.
         assert {"#0072b2", "#d55e00", "#009e73", "#a84301"} <= set(picture["colors"]), picture
-    for on_phone, on_screen in zip(narrow, wide, strict=True):
-        assert on_phone["source"] != on_screen["source"]  # drawn for the phone, not shrunk
-        smallest = 8 * 4 / 3 * on_phone["shown"] / on_phone["natural"]  # 8 points, in CSS pixels
-        assert smallest >= 9
+    assert all(picture["shown"] >= 400 for picture in narrow), "wide enough to be read"
 
 
 def test_a_dark_page_has_dark_plots(browser: Any, real: Path) -> None:
@@ -158,14 +156,14 @@ def test_a_dark_page_has_dark_plots(browser: Any, real: Path) -> None:
 
 def test_the_table_is_whole_on_a_usual_screen(browser: Any, real: Path) -> None:
     show(browser, real, 1300)
-    table, _ = browser.find_elements("css selector", ".scroll")
+    (table,) = browser.find_elements("css selector", ".scroll")
     assert table.get_property("scrollWidth") == table.get_property("clientWidth")
 
 
 def test_a_table_that_is_too_wide_scrolls_by_itself(browser: Any, real: Path) -> None:
     show(browser, real, PHONE)
     tables = browser.find_elements("css selector", ".scroll")
-    assert len(tables) == 2
+    assert len(tables) == 1
     for table in tables:
         inside, outside = table.get_property("scrollWidth"), table.get_property("clientWidth")
         assert inside > outside > 0

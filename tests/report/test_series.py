@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pyllama_mtp.measure.cells import Cell
-from pyllama_mtp.measure.series import Labels, latest, sections, series_key
+from pyllama_mtp.measure.figures import Cell, Labels, latest, machine_words, sections, series_key
 
 from .conftest import make_cell
 
@@ -58,7 +57,7 @@ def test_sections_are_of_one_model_machine_and_class() -> None:
         make_cell(3, variant="upstream"),
     ]
     found = sections(cells)
-    assert [(s.model, s.machine, s.prompt_class, len(s.cells)) for s in found] == [
+    assert [(s[0].model, machine_words(s[0]), s[0].prompt_class, len(s)) for s in found] == [
         ("m.gguf", "Testcore, 2 cores", "text", 3),
         ("n.gguf", "Testcore, 2 cores", "text", 1),
         ("m.gguf", "Other, GPU X, 8 cores", "text", 1),

@@ -19,6 +19,7 @@ from steps import SETTINGS, attempt, generate, say, stop
 from pyllama_mtp import Model, Session
 from pyllama_mtp.llama import native
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 WHAT, FILE, WORKER, PID = *sys.argv[1:4], int(sys.argv[4])
 #: When the first signal comes, the second one, and when the worker goes on; seconds.
 FIRST_S, SECOND_S, GO_ON_S = 0.5, 1.0, 2.0

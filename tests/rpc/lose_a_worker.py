@@ -18,7 +18,8 @@ from steps import SETTINGS, attempt, generate, say, stop
 
 from pyllama_mtp import Model, Session
 from pyllama_mtp.llama.batch import Batch
-from pyllama_mtp.llama.context import Context, ContextOptions
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 
 WHEN, FILE, FIRST, SECOND, PID = *sys.argv[1:5], int(sys.argv[5])
 AND_THEN = len(sys.argv) > 6

@@ -17,6 +17,7 @@ import pytest
 from pyllama_mtp import Model
 from pyllama_mtp.llama import rpc
 from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.drafthead import set_draft_head
 from pyllama_mtp.models.synth import write_synthetic
 
 from ..regression.twocontexts import TwoContexts, agree, context, drafts_of, one_sequence
@@ -116,7 +117,7 @@ def test_it_stays_there(
         with context(model) as found:
             if ids is not None:
                 rows = None if vocabulary == "file" else head_rows(model.info, ids)
-                found.set_draft_head(rows, ids)
+                set_draft_head(found, rows, ids)
             found.decode_batch(prompt)
             (few, short), (tokens, long) = (chain(found, line, n) for n in (SHORT, LONG))
         with TwoContexts(model) as wanted:
@@ -139,7 +140,7 @@ def test_rows_are_gathered_by_a_column_that_there_is(tied: Path, line: Line, par
     with Model(tied, rpc_servers=line.address) as model, context(model, trace=True) as draft:
         if part:
             ids = np.arange(0, model.n_vocab, 7, dtype=np.int32)
-            draft.set_draft_head(head_rows(model.info, ids), ids)
+            set_draft_head(draft, head_rows(model.info, ids), ids)
         draft.decode_batch(one_sequence(np.array(PROMPT, dtype=np.int32)))
         before = len(draft.nodes())
         drafts_of(draft, NEWEST, LONG)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_mtp import Model, Session, Settings
-from pyllama_mtp.measure.recordfile import read_file
+from pyllama_mtp.measure.records import read_file
 
 from ..processes import Cli, Program
 

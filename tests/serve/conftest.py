@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 from pyllama_mtp import Model, Settings
-from pyllama_mtp.serve import server
+from pyllama_mtp.serve import app as server
 from pyllama_mtp.serve.app import build_app
 from pyllama_mtp.serve.generator import Generator
 from pyllama_mtp.serve.jobs import Served
@@ -90,7 +90,7 @@ def running(
     settings = Settings(**{**chosen, **options})  # type: ignore[arg-type]
     generator = Generator(model, settings, n_sequences, max_queue)
     served = Served(
-        *(model, NAME, generator.n_ctx, max_tokens, settings.synthetic_acceptance),
+        *(model, NAME, generator.n_ctx, max_tokens),
         *("fp", 1_700_000_000),
         strict_model=strict_model,
     )

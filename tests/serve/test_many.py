@@ -11,7 +11,8 @@ import httpx
 import openai
 import pytest
 
-from pyllama_mtp import Model, generate
+from pyllama_mtp import Model
+from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import FatalDecodeError, WorkerLostError
 from pyllama_mtp.llama.context import Context
 
@@ -143,14 +144,14 @@ def test_a_request_that_cannot_enter_costs_itself(
 ) -> None:
     """A request that fails while it enters frees its place."""
     server = start(n_sequences=1)
-    make_judge, calls = generate.make_judge, iter(range(1000))
+    enter, calls = Engine.enter, iter(range(1000))
 
     def fail_once(*arguments: Any) -> Any:
         if next(calls) == 0:
             raise RuntimeError("made up")
-        return make_judge(*arguments)
+        return enter(*arguments)
 
-    monkeypatch.setattr(generate, "make_judge", fail_once)
+    monkeypatch.setattr(Engine, "enter", fail_once)
 
     with pytest.raises(openai.InternalServerError, match="made up"):
         server.text("def")

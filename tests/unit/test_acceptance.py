@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama_mtp.speculative.acceptance import SyntheticAcceptance, accept_best
+from pyllama_mtp.drafting.acceptance import SyntheticAcceptance, accept_best
 
 
 class Rows:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pyllama_mtp.speculative.depth import (
+from pyllama_mtp.drafting.depth import (
     PRIOR_RATE,
     PRIOR_WEIGHT,
     RECENT_MEMORY,

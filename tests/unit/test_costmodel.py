@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama_mtp.speculative.costmodel import GUESS, LINE, MEMORY, STALL, CostModel, Line
-from pyllama_mtp.speculative.costs import Costs
+from pyllama_mtp.drafting.depth import COST_MEMORY, GUESS, LINE, STALL, CostModel, Costs, Line
 
 TABLE = Costs(verify=(0.0, 1.0, 1.5, 1.75, 2.05), draft=(0.0, 0.14, 0.26, 0.38))
 
@@ -35,13 +34,13 @@ def test_estimate_is_a_mean_without_early_stalls(
 
 def test_late_samples_count() -> None:
     assert 1.0 < estimate(*[1.0] * 1000, 1.2) < 1.002
-    assert estimate(*[1.0] * 1000, *[1.2] * 4 * int(MEMORY)) == pytest.approx(1.2, abs=0.01)
+    assert estimate(*[1.0] * 1000, *[1.2] * 4 * int(COST_MEMORY)) == pytest.approx(1.2, abs=0.01)
 
 
 def test_an_old_estimate_weighs_little() -> None:
     line = Line()
     line.add(1, 1.0, now=0)
-    line.add(1, 1.2, now=10 * int(MEMORY))
+    line.add(1, 1.2, now=10 * int(COST_MEMORY))
     assert line[1].seconds == pytest.approx(1.2, rel=0.01) and 1.0 < line[1].n < 1.01
 
 
@@ -62,7 +61,7 @@ def test_what_was_measured_seldom_is_drawn_towards_the_line() -> None:
     slope, found = line.fit(1.0, 0.5, 3, now=0)
     drawn = (4.0 + LINE * (1.0 + 2.0 * slope)) / (1.0 + LINE)
     assert found == pytest.approx([1.0, 1.0 + slope, drawn, 1.0 + 3.0 * slope])
-    assert line.fit(1.0, 0.5, 2, now=9 * int(MEMORY))[1][2] == pytest.approx(2.0, rel=0.01)
+    assert line.fit(1.0, 0.5, 2, now=9 * int(COST_MEMORY))[1][2] == pytest.approx(2.0, rel=0.01)
 
 
 def test_what_slows_all_rounds_down_is_not_a_cost_of_the_depth_in_use() -> None:
@@ -142,7 +141,7 @@ def test_a_draft_at_which_drafting_stopped_is_one_more_than_was_made() -> None:
 def test_costs_follow_the_context() -> None:
     """Attention gets dearer: what is measured now counts, also after a long time elsewhere."""
     model = learn(CostModel(3), TABLE)
-    for _ in range(int(MEMORY)):
+    for _ in range(int(COST_MEMORY)):
         model.update(3, 3, 0.5, 3.0)
     assert known(model).verify[4] == pytest.approx(3.0, rel=0.03)
     assert known(model).draft[3] == pytest.approx(0.5, rel=0.03)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama_mtp.errors import UsageError
-from pyllama_mtp.speculative.costs import (
+from pyllama_mtp.drafting.depth import (
     Costs,
     best_depth,
     break_even,
@@ -13,6 +12,7 @@ from pyllama_mtp.speculative.costs import (
     speed,
     times_by_depth,
 )
+from pyllama_mtp.errors import UsageError
 
 COSTS = Costs(verify=(0.0, 1.0, 1.5, 1.75, 2.05), draft=(0.0, 0.14, 0.26, 0.38))
 #: The same in a unit of 20 ms: only ratios may matter where a ratio is asked for.

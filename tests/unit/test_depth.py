@@ -16,8 +16,15 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.speculative.costs import Costs, best_depth
-from pyllama_mtp.speculative.depth import PRIOR_RATE, SHARE, DepthController, Outcomes
+from pyllama_mtp.drafting.depth import (
+    PRIOR_RATE,
+    SHARE,
+    CostModel,
+    Costs,
+    DepthController,
+    Outcomes,
+    best_depth,
+)
 
 from .test_costmodel import learn
 
@@ -150,10 +157,7 @@ def one_round(controller: DepthController, costs: Costs, share_held: float = 1.0
 
 def experienced(limit: int, costs: Costs) -> DepthController:
     """A controller that knows the costs and nothing else."""
-    controller = DepthController(limit)
-    learn(controller._model, costs)
-    controller._uses[1].rounds = 2
-    return controller
+    return DepthController(limit, learn(CostModel(limit), costs))
 
 
 def known(controller: DepthController) -> Costs:
@@ -193,18 +197,6 @@ def test_no_depth_at_all() -> None:
     controller = DepthController(0)
     for _ in range(50):
         assert one_round(controller, Costs((0.0, 1.0), (0.0,))) == 0
-
-
-def test_a_change_waits_until_staying_has_cost_as_much() -> None:
-    """Depth 2 is 2 % faster than depth 1: 0.028 plain steps per round of 1.4."""
-    two = (1 + 0.7 + 0.49) / (1.02 * 1.7 / 1.4)
-    costs = Costs((0.0, 1.0, 1.3, two - 0.2), (0.0, 0.1, 0.2))
-    controller = experienced(2, costs)
-    controller._uses[1].depth = 1
-    assert [controller.choose() for _ in range(5)] == [1, 1, 1, 2, 2]
-    controller = experienced(2, Costs((0.0, 1.0, 1.3, two - 0.5), (0.0, 0.1, 0.2)))
-    controller._uses[1].depth = 1
-    assert controller.choose() == 2, "much faster: at once"
 
 
 def test_drafting_that_has_lost_too_much_pauses() -> None:

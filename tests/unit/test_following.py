@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model, Settings, Telemetry
-from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.drafthead import DraftHead, HeadFile
-from pyllama_mtp.speculative import following
-from pyllama_mtp.speculative.following import Following, follows
+from pyllama_mtp.drafting import headrows
+from pyllama_mtp.drafting.headrows import Following, follows
+from pyllama_mtp.llama.drafthead import DraftHead, HeadFile, replace_draft_rows
 
-from ..fakes import like, same_methods
+from ..fakes import like, parameters
 
 N_VOCAB = 100
 #: Most useful first: the loose half is 16, 18 .. 30, and 30 is the least likely one.
@@ -27,16 +26,17 @@ class FakeContext:
         self.model, self.draft_ids = like(Model, n_vocab=N_VOCAB), ids.copy()
         self.calls: list[tuple[list[int], list[int]]] = []
 
-    def replace_draft_rows(self, slots: Any, ids: Any, rows: Any) -> None:
-        assert len(set(slots.tolist())) == len(slots) == len(ids)
-        assert rows.tolist() == ids.tolist()
-        self.calls.append((slots.tolist(), ids.tolist()))
-        self.draft_ids = self.draft_ids.copy()
-        self.draft_ids[slots] = ids
-        assert len(set(self.draft_ids.tolist())) == len(self.draft_ids)
+
+def replace_rows(context: Any, slots: Any, ids: Any, rows: Any) -> None:
+    assert len(set(slots.tolist())) == len(slots) == len(ids)
+    assert rows.tolist() == ids.tolist()
+    context.calls.append((slots.tolist(), ids.tolist()))
+    context.draft_ids = context.draft_ids.copy()
+    context.draft_ids[slots] = ids
+    assert len(set(context.draft_ids.tolist())) == len(context.draft_ids)
 
 
-same_methods(FakeContext, Context)
+assert parameters(replace_rows) == parameters(replace_draft_rows)
 
 
 class Both:
@@ -60,7 +60,8 @@ class Both:
 
 
 @pytest.fixture
-def both() -> Both:
+def both(monkeypatch: pytest.MonkeyPatch) -> Both:
+    monkeypatch.setattr(headrows, "replace_draft_rows", replace_rows)
     return Both()
 
 
@@ -105,8 +106,8 @@ def test_those_in_use_give_way_when_all_are(both: Both) -> None:
 
 def test_rows_per_round_and_prompt(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     """The most frequent tokens, of equals the ones that came last; what is left out comes later."""
-    monkeypatch.setattr(following, "MOST_PER_ROUND", 2)
-    monkeypatch.setattr(following, "MOST_PER_PROMPT", 3)
+    monkeypatch.setattr(headrows, "MOST_PER_ROUND", 2)
+    monkeypatch.setattr(headrows, "MOST_PER_PROMPT", 3)
     assert both.see(51, 53, 53, 55, 57) == [53, 57]
     assert both.see(61, 63, 65, 67, 61, prompt=True) == [61, 67, 65]
     assert both.see(51) == [51]

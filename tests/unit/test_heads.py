@@ -7,13 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_mtp.llama.drafthead import HeadFile
-from pyllama_mtp.measure.tune import heads_markdown
-from pyllama_mtp.models.ggufheader import TensorEntry
-from pyllama_mtp.models.modelinfo import GGUFInfo
-from pyllama_mtp.speculative import heads
-from pyllama_mtp.speculative.costs import Costs
-from pyllama_mtp.speculative.heads import (
+from pyllama_mtp.drafting import headrows
+from pyllama_mtp.drafting.depth import Costs
+from pyllama_mtp.drafting.headrows import (
     Coverage,
     HeadCosts,
     HeadOption,
@@ -21,6 +17,10 @@ from pyllama_mtp.speculative.heads import (
     kinds_of,
     read_bytes,
 )
+from pyllama_mtp.llama.drafthead import HeadFile
+from pyllama_mtp.measure.tune import heads_markdown
+from pyllama_mtp.models.ggufheader import TensorEntry
+from pyllama_mtp.models.modelinfo import GGUFInfo
 
 from ..fakes import like
 
@@ -85,8 +85,8 @@ def test_what_counts_as_outside() -> None:
         text = coverage(follow=follow)
         text.see(RANKED[50_000:50_001], counts=False)
         text.see(RANKED[[50_000, 50_001, 50_001, 50_002, 50_003, 50_001, 50_000, 50_002, 5]], True)
-        believed = heads.PRIOR_WEIGHT * heads.PRIOR_OUTSIDE
-        total = heads.PRIOR_WEIGHT + 9
+        believed = headrows.PRIOR_WEIGHT * headrows.PRIOR_OUTSIDE
+        total = headrows.PRIOR_WEIGHT + 9
         assert text.n_tokens == 9
         assert text.outside(32768) == pytest.approx((believed + n_outside) / total)
 

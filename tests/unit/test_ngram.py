@@ -7,9 +7,8 @@ import random
 
 import pytest
 
-from pyllama_mtp.speculative.costs import Costs
-from pyllama_mtp.speculative.depth import DepthController
-from pyllama_mtp.speculative.ngram import KINDS, LEAST, MOST, Match, NgramLookup
+from pyllama_mtp.drafting.depth import Costs, DepthController
+from pyllama_mtp.drafting.ngram import KINDS, LEAST, MOST, Match, NgramLookup
 
 from .test_depth import experienced
 

@@ -17,10 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyllama_mtp.errors import FatalDecodeError, UsageError
-from pyllama_mtp.settings import Sampling
-from pyllama_mtp.speculative import acceptance
-from pyllama_mtp.speculative.acceptance import (
+from pyllama_mtp.drafting import acceptance
+from pyllama_mtp.drafting.acceptance import (
     Distribution,
     accept_sampled,
     draft_distribution,
@@ -29,6 +27,8 @@ from pyllama_mtp.speculative.acceptance import (
     residual,
     softmax,
 )
+from pyllama_mtp.errors import FatalDecodeError, UsageError
+from pyllama_mtp.settings import Sampling
 
 from ..regression.distributions import FALSE_ALARM_SIGMAS, chi_square, reference
 

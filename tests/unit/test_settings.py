@@ -14,9 +14,8 @@ import pytest
 
 from pyllama_mtp import Sampling, Settings
 from pyllama_mtp.arguments import SHOWN
-from pyllama_mtp.contextoptions import RopeScaling
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.settings import DRAFT_LIMIT, available_threads
+from pyllama_mtp.settings import DRAFT_LIMIT, RopeScaling, available_threads
 
 BAD_SETTINGS = [
     ("n_ctx", -1, "0 (as much as is usual) to"),
@@ -198,13 +197,6 @@ def test_synthetic_acceptance_bounds_the_depth() -> None:
         Settings(draft_n_max=3, synthetic_acceptance=(0.5, 0.4))
     assert Settings(synthetic_acceptance=(0.5, 0.4)).depth_limit == 2
     assert Settings(synthetic_acceptance=(0.5,) * 20).depth_limit == Settings().depth_limit
-
-
-@pytest.mark.parametrize("depth", ["auto", 3])
-def test_copies_keep_the_limit_of_a_model(depth: int | str) -> None:
-    limited = Settings(draft_n_max=depth).at_most(2)
-    assert limited.depth_limit == dataclasses.replace(limited, n_ctx=512).depth_limit == 2
-    assert limited.at_most(1).depth_limit == 1
 
 
 def test_drawn_drafts_do_not_go_with_imposed_acceptance() -> None:

@@ -11,8 +11,8 @@ from collections import Counter
 
 import pytest
 
-from pyllama_mtp.speculative.acceptance import SyntheticAcceptance
-from pyllama_mtp.speculative.depth import AcceptanceTracker, DepthController
+from pyllama_mtp.drafting.acceptance import SyntheticAcceptance
+from pyllama_mtp.drafting.depth import DepthController
 
 LIMIT = 4
 RATES = (0.8, 0.64, 0.51, 0.41)  # unconditional
@@ -65,27 +65,26 @@ def test_with_many_drafting_stops() -> None:
 
 
 def test_outcomes_of_all_sequences_count() -> None:
-    """Each by itself; of what a sequence could not use nothing is learned."""
-    controller, tracker = DepthController(3), AcceptanceTracker(3)
-    for _ in range(3):  # plain rounds, then the first probe
-        depth = controller.choose(n_sequences=3)
-        outcomes = [(depth, depth), (depth, 0), (min(depth, 1), min(depth, 1))]
-        for usable, held in outcomes:
-            tracker.update(usable, held)
-        controller.update(depth, outcomes, 0.1 * depth, 1.0 + 0.1 * depth)
-    assert depth > 0, "no round with drafts: it was not tested"
-    assert controller._accepted.rates() == tracker.rates()
+    """Drafting pays where all of them hold, and not where those of one of two sequences do."""
+    depths = []
+    for share in (1, 0):
+        controller = DepthController(LIMIT)
+        for _ in range(200):
+            depth = controller.choose(n_sequences=2)
+            outcomes = [(depth, depth), (depth, share * depth)]
+            controller.update(depth, outcomes, DRAFT * depth, 1.0 + 0.65 * depth)
+        depths.append(controller.depth(2))
+    assert depths == [LIMIT, 0]
 
 
 def test_a_round_yields_the_mean() -> None:
-    """Against plain decoding: half the sequences gain two tokens, half none, in a round that costs
-    as much as two plain ones. Nothing is lost or gained."""
+    """Against plain decoding: half the sequences gain a token, half none, in a round that costs as
+    much as one and a half plain ones. Nothing is lost or gained."""
     controller = DepthController(2)
     for _ in range(2):
         controller.choose(n_sequences=4)
         controller.update(0, [(0, 0)] * 4, 0.0, 1.0)
     before = controller.total.balance
-    controller.choose(n_sequences=4)
-    controller._asked = 2
-    controller.update(2, [(2, 2), (2, 0)] * 2, 0.5, 2.0)
+    assert controller.choose(n_sequences=4) == 1
+    controller.update(1, [(1, 1), (1, 0)] * 2, 0.2, 1.5)
     assert controller.total.balance == pytest.approx(before, abs=0.05)

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.chats.jsontypes import typed, types_of
 from pyllama_mtp.chats.thinking import text_of
-from pyllama_mtp.chats.toolcalls import CallPiece, CallReader, Form
+from pyllama_mtp.chats.toolcalls import CallPiece, CallReader, Form, typed, types_of
 
 from ..fakes import like
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.measure.peers.output import (
+from pyllama_mtp.measure.peers import (
     OutputError,
     parse_llama_bench,
     parse_system_info,

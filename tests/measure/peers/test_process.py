@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pyllama_mtp.measure.peers import PeerError, process
-from pyllama_mtp.measure.peers.process import Program
+from pyllama_mtp.measure.peers import PeerError, Program
 
 Ended = Callable[[int], bool]
 WAIT = "import time; time.sleep(600)"
@@ -50,7 +49,7 @@ def test_it_ends_with_the_block(error: type[BaseException], ended: Ended) -> Non
 
 
 def test_one_that_ignores_sigterm_ends_too(ended: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_STOP_S", 0.2)
+    monkeypatch.setattr("pyllama_mtp.measure.peers._STOP_S", 0.2)
     ignores = "import signal; signal.signal(15, signal.SIG_IGN); print('ready', flush=True);"
     with python(ignores + WAIT) as program:
         assert until(lambda: bool(program.stdout()))

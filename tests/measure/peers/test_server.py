@@ -9,37 +9,42 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.measure.cells import Sample
-from pyllama_mtp.measure.peers import PeerError, llama_server
-from pyllama_mtp.measure.peers.llama_server import HOST, Server, server_options
-from pyllama_mtp.measure.peers.options import Options
-from pyllama_mtp.settings import Settings
+from pyllama_mtp.measure import peers as peers_module
+from pyllama_mtp.measure.peers import (
+    HOST,
+    Installed,
+    LlamaServer,
+    PeerError,
+    PeerOptions,
+    completion_request,
+    server_options,
+)
+from pyllama_mtp.measure.peers import measure as measure_sample
+from pyllama_mtp.measure.records import Build, Sample
+from pyllama_mtp.measure.runner import Task
+from pyllama_mtp.settings import Sampling, Settings
 
 Ended = Callable[[int], bool]
 SETTINGS = Settings(n_ctx=256, n_threads=2, draft_n_max=3)
-DRAFTING = Options(SETTINGS, "m.gguf", -1)
-PLAIN = Options(dataclasses.replace(SETTINGS, draft_n_max=0), "m.gguf", -1)
+DRAFTING = PeerOptions(SETTINGS, "m.gguf", -1)
+PLAIN = PeerOptions(dataclasses.replace(SETTINGS, draft_n_max=0), "m.gguf", -1)
 
 
-def server(peers: Any) -> Server:
-    return Server(str(peers.folder / "llama-server"), server_options(DRAFTING))
+def server(peers: Any) -> LlamaServer:
+    return LlamaServer(str(peers.folder / "llama-server"), server_options(DRAFTING))
 
 
-def measure(peers: Any, options: Options = DRAFTING) -> Sample:
-    return llama_server.measure(
-        str(peers.folder / "llama-server"),
-        server_options(options),
-        [*range(100)],
-        13,
-        warm_up=(10, 8),
-        seed=7,
-    )
+def measure(peers: Any, options: PeerOptions = DRAFTING) -> Sample:
+    build = Build("llama-server", "", "", "", "CPU")
+    installed = Installed((str(peers.folder / "llama-server"),), build)
+    task = Task(options.settings, Sampling(), [[*range(100)]], 13, 10)
+    return measure_sample(installed, options, task)
 
 
 @pytest.fixture(autouse=True)
 def none_is_left(peers: Any, ended: Ended, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever a test does, no server is left running."""
-    monkeypatch.setattr(llama_server, "START_TIMEOUT_S", 20.0)
+    monkeypatch.setattr(peers_module, "START_TIMEOUT_S", 20.0)
     yield
     assert all(ended(pid) for pid in peers.log("pid"))
 
@@ -81,7 +86,7 @@ def test_a_head_in_a_file_of_its_own_is_a_draft_model() -> None:
 
 
 def test_no_port_at_all(peers: Any, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_server, "free_port", lambda: taken)
+    monkeypatch.setattr(peers_module, "free_port", lambda: taken)
     with pytest.raises(PeerError, match=r"ended at its start \(1\): couldn't bind"):
         measure(peers)
 
@@ -92,8 +97,8 @@ def test_another_server_at_the_port_is_not_measured(
     """Another server answers at the port; ours cannot bind it and starts again at another one."""
     with server(peers) as other:
         taken = int(other._url.rpartition(":")[2])
-        free, ports = llama_server.free_port, [taken, taken]
-        monkeypatch.setattr(llama_server, "free_port", lambda: ports.pop() if ports else free())
+        free, ports = peers_module.free_port, [taken, taken]
+        monkeypatch.setattr(peers_module, "free_port", lambda: ports.pop() if ports else free())
         with server(peers) as ours:
             assert ours._url != other._url and ours._is_ours()
         ours._url = other._url
@@ -119,7 +124,7 @@ def test_failures_say_what_it_said(
 
 
 def test_of_a_stream_the_last_event_counts(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = {**llama_server.completion_request([1, 2, 3], 9, 0), "stream": True}
+    request = {**completion_request([1, 2, 3], 9, 0), "stream": True}
     with server(peers) as one:
         assert one.complete(request)["timings"]["predicted_n"] == 9
     monkeypatch.setenv("FAKE_MODE", "garbage")
@@ -129,7 +134,7 @@ def test_of_a_stream_the_last_event_counts(peers: Any, monkeypatch: pytest.Monke
 
 def test_one_that_is_never_ready(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_MODE", "never ready")
-    monkeypatch.setattr(llama_server, "START_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(peers_module, "START_TIMEOUT_S", 1.0)
     with pytest.raises(PeerError, match="was not ready in 1 s"), server(peers):
         pass
 
@@ -141,6 +146,6 @@ def test_an_interruption_while_it_starts_ends_it(
         raise KeyboardInterrupt
 
     monkeypatch.setenv("FAKE_MODE", "never ready")
-    monkeypatch.setattr("pyllama_mtp.measure.peers.llama_server.time.sleep", interrupt)
+    monkeypatch.setattr("pyllama_mtp.measure.peers.time.sleep", interrupt)
     with pytest.raises(KeyboardInterrupt), server(peers):
         pass

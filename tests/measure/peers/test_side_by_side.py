@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pyllama_mtp.measure.cells import Sample
-from pyllama_mtp.measure.header import Request, brief
-from pyllama_mtp.measure.matrix import Matrix
-from pyllama_mtp.measure.peers import PeerError
-from pyllama_mtp.measure.peers.runner import PeerRunner
+from pyllama_mtp.measure.peers import PeerError, PeerRunner
 from pyllama_mtp.measure.plan import Plan
-from pyllama_mtp.measure.recordfile import Run
-from pyllama_mtp.measure.runner import Measured, Runner, Task
+from pyllama_mtp.measure.records import Dropped, Measured, Run, Sample, Skipped
+from pyllama_mtp.measure.run import Matrix, MatrixRequest, brief
+from pyllama_mtp.measure.runner import Runner, Task
 from pyllama_mtp.settings import Sampling, Settings
 
 from ...fakes import same_methods
@@ -34,8 +31,8 @@ class Peer:
     def advance(self, number: int, goal: int) -> int:
         return self._task.max_tokens
 
-    def finish(self, number: int) -> Measured:
-        return Measured(Sample(10, 8, 1, 1, 2, 10, 7, [], [], 7, 1), {})
+    def finish(self, number: int) -> tuple[Sample, dict[str, int]]:
+        return Sample(10, 8, 1, 1, 2, 10, 7, [], [], 7, 1), {}
 
     def drop(self) -> None:
         pass
@@ -47,12 +44,13 @@ same_methods(Peer, PeerRunner)
 def matrix(fake: ModuleType, plan: Plan, peer: Any, ours: Runner | None = None, **more: Any) -> Any:
     model = fake.Model("m.gguf")
     runners = {"": ours or Runner(model), plan.peers[0]: peer}
-    request = Request(plan, Settings(), Sampling(), [], "a text", **more)
-    return Matrix(model, request, Run({"run": "r"}), runners)
+    request = MatrixRequest(plan, Settings(), Sampling(), [], **more)
+    run: Any = SimpleNamespace(run="r")
+    return Matrix(model, request, Run(run), runners)
 
 
-def kinds(records: Any) -> list[tuple[str, str, int]]:
-    return [(r["kind"], r["cell"]["build"], r["cell"]["n_max"]) for r in records]
+def kinds(records: Any) -> list[tuple[type, str, int]]:
+    return [(type(r), r.cell.build, r.cell.n_max) for r in records]
 
 
 def test_none_of_our_sessions_is_open_meanwhile(fake: ModuleType) -> None:
@@ -66,7 +64,7 @@ def test_what_is_not_installed_takes_nothing_from_the_budget(
     fake: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("pyllama_mtp.measure.matrix.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("pyllama_mtp.measure.run.time.monotonic", lambda: clock[0])
 
     class OneSecond(Runner):
         def begin(self, number: int, task: Task) -> None:
@@ -77,12 +75,12 @@ def test_what_is_not_installed_takes_nothing_from_the_budget(
     peer = PeerRunner(PeerError("not installed"), "m.gguf", -1)
     ours = OneSecond(fake.Model("m.gguf"))
     records = [*matrix(fake, plan, peer, ours, budget_s=4.5).run()]
-    found = kinds(record for record in records if record["kind"] != "dropped")
-    assert found.count(("sample", "", 0)) == 4
-    assert found.count(("skipped", "llama-bench", 0)) == 1
+    found = kinds(record for record in records if not isinstance(record, Dropped))
+    assert found.count((Measured, "", 0)) == 4
+    assert found.count((Skipped, "llama-bench", 0)) == 1
 
 
-TRACEBACK = """llama-cpp-python failed (1): Traceback (most recent call last):
+TRACEBACK = """llama-server failed (1): Traceback (most recent call last):
   File "/home/me/pyllama_mtp/worker.py", line 102, in <module>
     main()
 ValueError: Failed to load model from file: /home/me/my models/m.gguf"""
@@ -93,9 +91,9 @@ def test_a_record_says_why_in_a_line_and_not_where(fake: ModuleType) -> None:
         def begin(self, number: int, task: Task) -> None:
             raise PeerError(TRACEBACK)
 
-    plan = Plan((10,), (0,), 8, 1, peers=("llama-cpp-python",))
-    reasons = [r["reason"] for r in matrix(fake, plan, Broken(fake)).run() if "reason" in r]
-    said = "llama-cpp-python failed (1): ValueError: Failed to load model from file: "
+    plan = Plan((10,), (0,), 8, 1, peers=("llama-server",))
+    reasons = [r.reason for r in matrix(fake, plan, Broken(fake)).run() if isinstance(r, Skipped)]
+    said = "llama-server failed (1): ValueError: Failed to load model from file: "
     assert reasons == [said + "my models/m.gguf"]
 
 

@@ -1,0 +1,163 @@
+"""What a round drafts: by which drafter, how many, and what a grammar leaves of it."""
+
+from __future__ import annotations
+
+from ..sequence import NO_DRAFTS, Drafts, Sequence
+from ..settings import Settings
+from .acceptance import SyntheticAcceptance
+from .depth import DepthController
+from .drafter import Drafter
+from .ngram import NgramDrafter
+
+#: Most forced tokens in a pass: logits have the same bits in passes of up to 8 rows.
+MOST_FORCED = 7
+
+
+class ForcedDrafter(Drafter):
+    """Tokens that the grammar of a sequence forces. They are never rolled back."""
+
+    def draft(self, sequences: list[Sequence], n_max: int) -> list[Drafts]:
+        """See :meth:`.Drafter.draft`."""
+        return [Drafts(one.request.sampler.forced(n_max), forced=True) for one in sequences]
+
+
+def cut(sequence: Sequence, drafts: Drafts, forced: bool = False) -> Drafts:
+    """Drafts up to the first that breaks the grammar. A drawn draft that breaks it stays as the
+    last one: dropping it would change the distribution (see :func:`.accept_sampled`).
+
+    Args:
+        forced: tokens that the grammar forces take the place of these drafts.
+    """
+    sampler = sequence.request.sampler
+    if not sampler.constrained:
+        return drafts
+    if forced and (tokens := sampler.forced(len(drafts.tokens))):
+        return Drafts(tokens, forced=True)
+    n = sampler.n_valid(drafts.tokens) + bool(drafts.distributions and not drafts.looked_up)
+    return Drafts(drafts.tokens[:n], drafts.distributions[:n], drafts.looked_up)
+
+
+class Drafting:
+    """Chooses before each round of one or several sequences, and learns from its outcome.
+
+    Attributes:
+        head: the MTP head; a :class:`.Drafter` that drafts nothing where there is none.
+        ngrams: n-gram drafts, which a lone sequence uses; None: off.
+        depths: chooses the depth; None: the depth is fixed.
+    """
+
+    def __init__(self, settings: Settings, depth: int, n_sequences: int, head: Drafter) -> None:
+        """`depth`: most drafts of a round."""
+        self.head, self._forced = head, ForcedDrafter()
+        self.ngrams: NgramDrafter | None = None
+        self.depths: DepthController | None = None
+        self._settings, self._limit = settings, depth
+        self._synthetic = settings.synthetic_acceptance
+        if settings.draft_n_max == "auto":
+            self.depths = DepthController(self._limit)
+            if settings.ngram and self._synthetic is None:
+                self.ngrams = NgramDrafter(self._limit, n_sequences)
+        self._drafters = [self.head, *([self.ngrams] if self.ngrams else [])]
+
+    @property
+    def plain_s(self) -> float | None:
+        """Seconds of a plain step of one sequence; None: not measured."""
+        costs = self.depths.costs() if self.depths else None
+        return costs.plain if costs else None
+
+    def begin(self, sequence: Sequence) -> None:
+        """The prompt of a sequence is processed: drafts are chosen from now on."""
+        sequence.draws = (
+            self._settings.draft_sampling and not sequence.request.sampler.sampling.greedy
+        )
+        if self._synthetic:
+            sequence.synthetic = SyntheticAcceptance(self._synthetic)
+        for drafter in self._drafters if sequence.drafting else ():
+            drafter.begin(sequence)
+
+    def reset(self, sequence: Sequence) -> None:
+        """Forget a sequence."""
+        for drafter in self._drafters:
+            drafter.reset(sequence)
+
+    # -- a round -------------------------------------------------------------------------------
+
+    def draft(self, sequences: list[Sequence]) -> None:
+        """Guess what follows the newest token of each sequence: tokens that its grammar forces;
+        n-gram drafts, when they are likelier to pay; or else the head's drafts."""
+        for one in sequences:
+            one.drafts, one.n_usable = NO_DRAFTS, 0
+        room = min(one.room for one in sequences) - 1
+        # A round emits one token more than it accepts.
+        usable = min(room, max(one.wanted for one in sequences) - 1)
+        asks = len(sequences) == 1 and self._may_force(sequences[0])
+        if asks and self._force(sequences[0], usable):
+            return
+        drafted = [one for one in sequences if one.drafting]
+        if not drafted:
+            return
+        drafter, n = self._choose(sequences, min(usable, self._limit), min(room, self._limit))
+        for one in drafted:
+            one.n_usable = min(n, one.wanted - 1)
+        if n > 0:
+            for one, drafts in zip(drafted, drafter.draft(drafted, n), strict=True):
+                one.drafts = cut(one, drafts, not asks and self._synthetic is None)
+
+    def _may_force(self, one: Sequence) -> bool:
+        """Whether a lone sequence can go on with tokens whose rows nobody looks at."""
+        request = one.request
+        looked_at = request.answer.n_logprobs is not None or self._synthetic
+        return request.sampler.constrained and not looked_at
+
+    def _force(self, one: Sequence, usable: int) -> bool:
+        """Forced tokens of a lone sequence, drafted for or not; False: there are none."""
+        n_max = min(MOST_FORCED, usable, self._settings.n_ubatch - 1)
+        (drafts,) = self._forced.draft([one], n_max)
+        if drafts.tokens:
+            one.drafts, one.n_usable = drafts, len(drafts.tokens)
+        return bool(drafts.tokens)
+
+    def _choose(self, sequences: list[Sequence], usable: int, room: int) -> tuple[Drafter, int]:
+        """Whose drafts, and how many for each sequence.
+
+        Args:
+            usable: most drafts that can be accepted before the texts end.
+            room: most drafts that the contexts have room for. A fixed depth drafts as many while
+                any draft is usable, so that the last rounds find their graphs.
+        """
+        depths, ngrams = self.depths, self.ngrams
+        if not depths:
+            return self.head, room if usable > 0 else 0
+        if ngrams and depths.looks_up and len(sequences) == 1 and usable > 0:
+            rates = ngrams.rates(sequences[0])
+            n = depths.lookup_depth(rates, usable) if rates else 0
+            if n:
+                return ngrams, n
+        return self.head, depths.choose(usable, len(sequences)) if self.head.context else 0
+
+    def accepted(self, sequences: list[Sequence]) -> None:
+        """See :meth:`.Drafter.accepted`."""
+        drafted = [one for one in sequences if one.drafting]
+        for drafter in self._drafters:
+            drafter.accepted(drafted)
+
+    def learn(self, sequences: list[Sequence], draft_s: float, total_s: float) -> None:
+        """The outcome of a round.
+
+        Args:
+            draft_s: seconds of drafting.
+            total_s: seconds of the whole round, drafting included.
+        """
+        drafted = [one for one in sequences if one.drafting]
+        if not (self.depths and drafted):
+            return
+        drafts = max((one.drafts for one in drafted), key=lambda made: len(made.tokens))
+        n_drafted = len(drafts.tokens)
+        if drafts.looked_up:
+            self.depths.update_lookup(n_drafted, len(drafted[0].chosen) - 1, total_s)
+        elif not (drafts.forced and len(drafted) == 1):
+            # A forced round says nothing of the head, nor of the cost of output rows.
+            outcomes = [
+                (0 if one.drafts.forced else one.n_usable, len(one.chosen) - 1) for one in drafted
+            ]
+            self.depths.update(n_drafted, outcomes, draft_s, total_s)

@@ -1,0 +1,555 @@
+"""Cells, and the figures that are made of their samples: medians, rates, ratios and intervals.
+
+A cell is all samples of one prompt size, class and variant. Timings are medians of the samples.
+Counts (drafted, accepted, rounds) are summed over the samples, and every rate is a total over a
+total.
+
+Samples of one repeat are measured next to each other in time, so sample r of one cell is compared
+with sample r of the other: a machine that is slow for a while slows both, and their ratio stays.
+
+A series is what a line of a plot is: cells that differ in nothing but the prompt size. What can
+tell two series apart are their dimensions (program, mode, library variant, ...); a label names the
+mode, and of the others those that vary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from itertools import zip_longest
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.plan import AXES, PLAIN_AXES, SWITCHES, axis_name, axis_words
+from pyllama_mtp.measure.text import counted
+
+if TYPE_CHECKING:
+    from pyllama_mtp.measure.records import Profile, Sample
+
+#: Raised when the meaning of a field changes; see records.py.
+SCHEMA: Literal[2] = 2
+#: The `program` of this project's own measurements.
+OURS = "pyllama-mtp"
+#: At adaptive depth, a position with fewer drafts than this has no acceptance rate.
+LEAST_DRAFTS = 20
+#: The fields of a sample that are compared: tokens per second, and the whole time in seconds.
+Figure = Literal["prefill_tps", "decode_tps", "elapsed_s"]
+#: The speeds among them, by the names that users give and see.
+SPEEDS: dict[str, Figure] = {"prefill": "prefill_tps", "decode": "decode_tps"}
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class Cell:
+    """One cell of a matrix: what was measured, the samples, and their figures as properties.
+
+    Rates and times are None where nothing was measured.
+
+    Attributes:
+        model: file name without its folder.
+        series: hash of the patch series.
+        n_max: drafts per round, of adaptive depth the most; 0 is no MTP.
+        adaptive: the depth was chosen while generating, from 0 to `n_max`.
+        repeat: samples that were planned; an interrupted cell has fewer.
+        repeats: the number of each sample's repeat; samples of the same repeat are paired.
+        memory: bytes by use.
+        skipped: why nothing was measured.
+        prompt_class: kind of text of the prompts.
+        program: the program that measured.
+        run: id of the run.
+        slow_types: tensor types without a fast path for a few rows on the CPU, and their shares of
+            what a plain step reads; empty: not looked at.
+        profile: where the time of the prompt goes; None: not measured.
+        axes: the cell's values of the settings that the plan varies, by name. Those on which the
+            cost of MTP depends are in `settings`, too; :meth:`axis` finds both.
+    """
+
+    model: str
+    variant: str
+    upstream_commit: str
+    series: str
+    backend: str
+    n_max: int
+    n_prompt: int
+    max_tokens: int
+    repeat: int
+    samples: list[Sample] = field(default_factory=list)
+    synthetic_acceptance: list[float] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    time: str = ""
+    skipped: str | None = None
+    prompt_class: str = "text"
+    program: str = OURS
+    repeats: list[int] = field(default_factory=list)
+    run: str = ""
+    adaptive: bool = False
+    slow_types: dict[str, float] = field(default_factory=dict)
+    profile: Profile | None = None
+    axes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def mode(self) -> str:
+        """ "draft-mtp" or "no-mtp"."""
+        return "draft-mtp" if self.n_max else "no-mtp"
+
+    @property
+    def prefill_tps(self) -> float | None:
+        """Tokens of the prompt per second, the median."""
+        return self._median("prefill_tps")
+
+    @property
+    def decode_tps(self) -> float | None:
+        """Tokens after the first per second, the median."""
+        return self._median("decode_tps")
+
+    @property
+    def elapsed_s(self) -> float | None:
+        """Seconds of prompt and answer, the median."""
+        return self._median("elapsed_s")
+
+    def _median(self, figure: Figure) -> float | None:
+        return median(getattr(one, figure) for one in self.samples) if self.samples else None
+
+    def spread(self, figure: Figure) -> tuple[float, float, float] | None:
+        """Median, lowest and highest of the samples; None where nothing was measured."""
+        speeds = [value for sample in self.samples if (value := getattr(sample, figure)) > 0]
+        middle = self._median(figure)
+        return (middle, min(speeds), max(speeds)) if speeds and middle else None
+
+    @property
+    def prompt_sync_share(self) -> float | None:
+        """Part of the prefill's time that the MTP block took; None without MTP."""
+        prefill_s = sum(sample.prefill_s for sample in self.samples)
+        if not (self.n_max and prefill_s > 0 and self.program == OURS):
+            return None
+        return sum(sample.time_s.get("prompt_sync", 0.0) for sample in self.samples) / prefill_s
+
+    @property
+    def drafted(self) -> list[int]:
+        """Drafts of the head by position."""
+        return _sum_positions(sample.drafted for sample in self.samples)
+
+    @property
+    def accepted(self) -> list[int]:
+        """Accepted drafts of the head by position."""
+        return _sum_positions(sample.accepted for sample in self.samples)
+
+    @property
+    def rounds(self) -> int:
+        """Verification passes."""
+        return sum(sample.rounds for sample in self.samples)
+
+    @property
+    def acceptance_per_position(self) -> list[float | None]:
+        """Accepted / drafted; None where nothing was drafted."""
+        return _rates(self.accepted, self.drafted)
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Tokens that a verification pass gains."""
+        emitted = sum(sample.tokens_per_round * sample.rounds for sample in self.samples)
+        return emitted / self.rounds if self.rounds else None
+
+    @property
+    def mean_accepted_length(self) -> float | None:
+        """Accepted drafts per verification pass."""
+        return self.tokens_per_round - 1 if self.tokens_per_round is not None else None
+
+    def axis(self, name: str) -> str:
+        """The value on an axis in words, as it was asked for; "" where the axis does not matter.
+        Older files lack newer switches: these have their default."""
+        if name in SWITCHES:
+            return str(self.settings.get(name, SWITCHES[name])) if self.n_max else ""
+        return axis_words(self.axes[name]) if name in self.axes else ""
+
+    def to_json(self) -> str:
+        """The cell as one line of JSON, without the newline."""
+        figures: dict[str, Any] = {name: getattr(self, name) for name in FIELDS}
+        figures |= {"profile": self.profile or {}, "schema": SCHEMA}
+        return msgspec.json.encode(figures).decode()
+
+
+#: All fields and figures of a cell.
+FIELDS = (
+    *Cell.__dataclass_fields__,
+    *(name for name, member in vars(Cell).items() if isinstance(member, property)),
+)
+
+
+def _sum_positions(counts: Iterable[Sequence[int]]) -> list[int]:
+    """Sum counts position by position; shorter sequences count as 0 beyond their end."""
+    return [sum(column) for column in zip_longest(*counts, fillvalue=0)]
+
+
+def _rates(accepted: Sequence[int], drafted: Sequence[int]) -> list[float | None]:
+    return [hits / tries if tries else None for hits, tries in zip(accepted, drafted, strict=True)]
+
+
+def shown_rates(cells: Iterable[Cell]) -> list[float | None]:
+    """Acceptance by draft position of cells of one series, total over total; None: not shown.
+
+    At adaptive depth a rate needs `LEAST_DRAFTS` drafts. A fixed depth drafts at every position in
+    every round, so all its positions have as many drafts as the first.
+    """
+    cells = list(cells)
+    drafted = _sum_positions(cell.drafted for cell in cells)
+    rates = _rates(_sum_positions(cell.accepted for cell in cells), drafted)
+    least = LEAST_DRAFTS if any(cell.adaptive for cell in cells) else 0
+    return [rate if n >= least else None for rate, n in zip(rates, drafted, strict=True)]
+
+
+# -- ratios ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """An estimate from n paired ratios, and an interval that holds the true ratio with
+    `CONFIDENCE`. From one pair, the interval has no width and says nothing."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def scatter(self) -> float:
+        """The farther bound's distance from the value, as a part of it."""
+        return max(self.value - self.low, self.high - self.value) / self.value
+
+
+def paired_ratios(cell: Cell, base: Cell, figure: Figure) -> list[float]:
+    """cell / base of every repeat that both have a sample of, in the order of the repeats.
+
+    For `elapsed_s` this is a ratio of times: below 1 is faster. Samples without a rate (0: nothing
+    was decoded) are left out.
+
+    With one thread on a CPU, speeds are by its CPU time, if both cells know it; what other programs
+    and other guests of the machine took of the core does not count then. (Several threads wait for
+    each other, at work or spinning, so their CPU time says little.)
+    """
+    by_cpu = by_cpu_time(cell) and by_cpu_time(base)
+    ours, theirs = _by_repeat(cell, figure, by_cpu), _by_repeat(base, figure, by_cpu)
+    return [ours[repeat] / theirs[repeat] for repeat in sorted(ours) if repeat in theirs]
+
+
+def by_cpu_time(cell: Cell) -> bool:
+    """Whether ratios of this cell can use CPU time: it is known, of one thread, on a CPU."""
+    threads = cell.settings.get("n_threads") or cell.machine.get("cores")
+    return threads == 1 and cell.backend == "CPU" and all(one.cpu_s for one in cell.samples)
+
+
+def _by_repeat(cell: Cell, figure: Figure, by_cpu: bool) -> dict[int, float]:
+    figures = [_figure(sample, figure, by_cpu) for sample in cell.samples]
+    return {repeat: value for repeat, value in zip(cell.repeats, figures, strict=True) if value > 0}
+
+
+def _figure(sample: Sample, figure: Figure, by_cpu: bool) -> float:
+    """The figure; `by_cpu`: with CPU time in place of wall clock."""
+    value = float(getattr(sample, figure))
+    if not by_cpu:
+        return value
+    if figure == "elapsed_s":
+        return sum(sample.cpu_s.values())
+    phase = figure.removesuffix("_tps")
+    spent = sample.cpu_s.get(phase, 0.0)
+    return value * float(getattr(sample, f"{phase}_s")) / spent if spent > 0 else 0.0
+
+
+def typical_ratio(ratios: Sequence[float]) -> Ratio:
+    """The Hodges-Lehmann estimate of the ratios, and its interval (:func:`half_widths`).
+
+    On a logarithmic scale: the median of the means of all pairs of ratios, each with itself too.
+    Ratios of decode speeds differ from text to text by more than the noise, so that their median
+    rests on one or two of them; the estimate takes all, and a stray ratio moves it as little.
+
+    Raises:
+        UsageError: no ratio, or one that is not above 0.
+    """
+    if not ratios:
+        raise UsageError("no repeat was measured on both sides, so there is no ratio")
+    if min(ratios) <= 0:
+        raise UsageError(f"a ratio of speeds must be above 0, not {min(ratios)}")
+    # sqrt(a * b) is the mean of the logarithms; sqrt(a * a) must be a to the last digit.
+    value = median(
+        a if i == j else math.sqrt(a * b)
+        for i, a in enumerate(ratios)
+        for j, b in enumerate(ratios[: i + 1])
+    )
+    if len(ratios) == 1:
+        return Ratio(value, value, value, 1)
+    (width,) = half_widths([[math.log(ratio) for ratio in ratios]])
+    return Ratio(value, value * math.exp(-width), value * math.exp(width), len(ratios))
+
+
+def ratio_to(cell: Cell, base: Cell | None, figure: Figure) -> Ratio | None:
+    """The typical ratio of a cell to `base`; None where no repeat was measured in both."""
+    paired = paired_ratios(cell, base, figure) if base else []
+    return typical_ratio(paired) if paired else None
+
+
+def ratio_to_plain(cell: Cell, cells: Sequence[Cell], figure: Figure) -> Ratio | None:
+    """The typical ratio of a cell with MTP to its cell without; None where there is none."""
+    return ratio_to(cell, base_of(cell, cells), figure) if cell.n_max else None
+
+
+def base_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
+    """The cell without MTP that `cell` is compared with; None if none was measured.
+
+    Both have the same run, model, program, library variant, prompt size and class, number of
+    generated tokens, and values on the axes that matter without MTP. Where several cells fit, the
+    closest in `cells` is taken.
+    """
+    own = next((number for number, other in enumerate(cells) if other is cell), 0)
+    wanted = _setting(cell)
+    fitting = [
+        (abs(number - own), number)
+        for number, other in enumerate(cells)
+        if not other.n_max and other.samples and _setting(other) == wanted
+    ]
+    return cells[min(fitting)[1]] if fitting else None
+
+
+def _setting(cell: Cell) -> tuple[object, ...]:
+    return (
+        *(cell.run, cell.model, cell.program, cell.variant),
+        *(cell.prompt_class, cell.n_prompt, cell.max_tokens),
+        *(cell.axis(name) for name in PLAIN_AXES),
+    )
+
+
+# -- intervals -------------------------------------------------------------------------------------
+
+#: Probability, 0 to 1, that all intervals made together hold the true values.
+CONFIDENCE = 0.95
+_DRAWS = 4000
+_SEED = 20240229
+
+
+def half_widths(
+    values: Sequence[Sequence[float]],
+    pools: Sequence[str] = ("",),
+    groups: Sequence[Sequence[int]] = ((0,),),
+) -> list[float]:
+    """The half-widths of intervals around the means of medians of rows, one for each group.
+
+    A comparison looks at dozens of cells at once. With intervals that are right for one cell, 95
+    times of 100, most comparisons of a build with itself would find a change. These are wide enough
+    that in 95 of 100 such comparisons none of them misses. Without further arguments there is one
+    row, with an interval of its own.
+
+    A half-width is a critical value times the group's standard error. The scale of a row is the
+    root of the mean of two variances: its own, which says little with 5 values, and the pooled
+    variance of all rows of its pool. So a noisy row gets a wider interval than the others, and a
+    row with lucky values hardly a narrower one. The critical value is the `CONFIDENCE` point of the
+    largest |mean of medians| / standard error of all groups, drawn 4,000 times from normal noise
+    with the same numbers of values (seeded, so the same input gives the same intervals): a
+    parametric bootstrap. Source: the single-step max-T method of P. H. Westfall and S. S. Young,
+    Resampling-Based Multiple Testing (1993), section 2.3.
+
+    Args:
+        values: rows of independent values with the same centre, such as logarithms of ratios.
+        pools: the pool of each row; rows of a pool share their noise.
+        groups: indices of rows.
+
+    Raises:
+        UsageError: no row of a pool has two values, so nothing is known of the noise.
+    """
+    counts = tuple(len(row) for row in values)
+    grouped = tuple(tuple(rows) for rows in groups)
+    variances = np.array([[np.var(row, ddof=1) if len(row) > 1 else 0.0 for row in values]])
+    errors = _errors(counts, tuple(pools), variances, _members(grouped, len(counts)))[0]
+    return [float(width) for width in _critical(counts, tuple(pools), grouped) * errors]
+
+
+def _members(groups: tuple[tuple[int, ...], ...], n_rows: int) -> Floats:
+    """[group, row]: the weight of a row in the mean of a group."""
+    members = np.zeros((len(groups), n_rows))
+    for number, rows in enumerate(groups):
+        members[number, list(rows)] = 1 / len(rows)
+    return members
+
+
+def _errors(
+    counts: tuple[int, ...], pools: tuple[str, ...], variances: Floats, members: Floats
+) -> Floats:
+    """[draw, row] variances of the values -> [draw, group] standard errors of the means of medians;
+    see :func:`half_widths`."""
+    lengths, names = np.array(counts), np.array(pools)
+    freedom = np.maximum(lengths - 1, 0)
+    shared = (names[:, None] == names[None, :]).astype(float)  # [row, row]
+    known = shared @ freedom
+    if not known.all():
+        raise UsageError(
+            "every cell has one sample only, so nothing is known of the noise; measure again "
+            "with at least --repeat 3 (5 or more tell small changes)"
+        )
+    pooled = (variances * freedom) @ shared / known
+    scale = np.where(freedom > 0, (variances + pooled) / 2, pooled)
+    # Variance of the median of n normal values over that of one: exact for 1 and for many, 2 % off
+    # in between.
+    of_median = (math.pi / 2) / (lengths + math.pi / 2 - 1)
+    return np.asarray(np.sqrt((scale * of_median) @ (members**2).T))
+
+
+@lru_cache(maxsize=64)
+def _critical(
+    counts: tuple[int, ...], pools: tuple[str, ...], groups: tuple[tuple[int, ...], ...]
+) -> float:
+    """The factor of the half-widths; see :func:`half_widths`."""
+    random = np.random.default_rng(_SEED)
+    members = _members(groups, len(counts))
+    medians, variances = np.empty((_DRAWS, len(counts))), np.zeros((_DRAWS, len(counts)))
+    for row, count in enumerate(counts):
+        drawn = random.standard_normal((_DRAWS, count))
+        medians[:, row] = np.median(drawn, axis=1)
+        if count > 1:
+            variances[:, row] = drawn.var(axis=1, ddof=1)
+    errors = _errors(counts, pools, variances, members)
+    largest = np.max(np.abs(medians @ members.T) / errors, axis=1)
+    return float(np.quantile(largest, CONFIDENCE))
+
+
+# -- series ----------------------------------------------------------------------------------------
+
+
+def mode_words(cell: Cell) -> str:
+    """ "no-MTP", "MTP 3" or "MTP auto"."""
+    return f"MTP {'auto' if cell.adaptive else cell.n_max}" if cell.n_max else "no-MTP"
+
+
+def machine_words(cell: Cell) -> str:
+    """ "AMD EPYC, 2 cores": processor, cores and accelerators."""
+    machine = cell.machine
+    words = [str(machine.get("cpu") or "unknown machine"), *machine.get("devices", ())]
+    if cores := machine.get("cores"):
+        words.append(counted(cores, "core"))
+    return ", ".join(words)
+
+
+def imposed_words(cell: Cell) -> str:
+    """The imposed acceptance rates, "0.84 0.76"; "" where the model's own counted."""
+    rates = cell.synthetic_acceptance or ()
+    return cell.axis("synthetic_acceptance") or " ".join(f"{rate:g}" for rate in rates)
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """Something that tells series apart.
+
+    Attributes:
+        value: what a cell has there.
+        within: a label names the value only if it varies among cells that are equal in these
+            dimensions: a peer has a build of its own, which its program's name says already.
+        words: a value as part of a label.
+    """
+
+    name: str
+    value: Callable[[Cell], str]
+    within: tuple[str, ...] = ()
+    words: str = "{}"
+
+
+def _axis(name: str) -> Dimension:
+    within = () if name in PLAIN_AXES else ("mode",)
+    return Dimension(name, partial(Cell.axis, name=name), within, axis_name(name) + " {}")
+
+
+#: In the order in which a label names them.
+DIMENSIONS = (
+    Dimension("model", lambda cell: cell.model),
+    Dimension("machine", machine_words),
+    Dimension("program", lambda cell: cell.program),
+    Dimension("mode", mode_words),
+    Dimension("variant", lambda cell: cell.variant, within=("program",)),
+    Dimension(
+        "upstream", lambda cell: cell.upstream_commit[:9], ("program", "variant"), "llama.cpp {}"
+    ),
+    Dimension("patches", lambda cell: cell.series[:7], ("program", "variant"), "patches {}"),
+    Dimension("backend", lambda cell: cell.backend, within=("program",)),
+    *(_axis(name) for name in AXES if name != "synthetic_acceptance"),
+    Dimension("imposed", imposed_words, within=("mode",), words="acceptance {}"),
+    Dimension("class", lambda cell: cell.prompt_class),
+    Dimension("generated", lambda cell: str(cell.max_tokens), words="{} generated"),
+)
+
+#: The values of all dimensions, in their order.
+SeriesKey = tuple[str, ...]
+
+
+def series_key(cell: Cell, ignored: Collection[str] = ()) -> SeriesKey:
+    """The values of a cell in all dimensions but the ignored ones; equal in a series."""
+    return tuple(one.value(cell) for one in DIMENSIONS if one.name not in ignored)
+
+
+def varying(cells: Iterable[Cell]) -> dict[str, set[tuple[str, ...]]]:
+    """The names of the dimensions that tell series of these cells apart, each with the values of
+    its `within` dimensions where it has several values."""
+    names = [dimension.name for dimension in DIMENSIONS]
+    keys = [dict(zip(names, key, strict=True)) for key in {series_key(cell) for cell in cells}]
+    different = {}
+    for dimension in DIMENSIONS:
+        values: dict[tuple[str, ...], set[str]] = {}
+        for key in keys:
+            group = tuple(key[name] for name in dimension.within)
+            values.setdefault(group, set()).add(key[dimension.name])
+        if several := {group for group, different in values.items() if len(different) > 1}:
+            different[dimension.name] = several
+    return different
+
+
+class Labels:
+    """Words for the series of some cells: the mode, and what else tells them apart.
+
+    Args:
+        ignored: names of dimensions to leave out.
+    """
+
+    def __init__(self, cells: Iterable[Cell], ignored: Collection[str] = ()) -> None:
+        self._named = {
+            name: groups for name, groups in varying(cells).items() if name not in ignored
+        }
+
+    def __call__(self, cell: Cell) -> str:
+        """ "MTP 3, upstream"."""
+        values = {dimension.name: dimension.value(cell) for dimension in DIMENSIONS}
+        mode, words = mode_words(cell), []
+        for dimension in DIMENSIONS:
+            value = values[dimension.name]
+            group = tuple(values[name] for name in dimension.within)
+            named = value and group in self._named.get(dimension.name, ())
+            if not named or dimension.name == "mode":
+                continue
+            if dimension.name != "program":
+                words.append(dimension.words.format(value))
+            elif value != OURS:
+                mode = f"{value} {mode}"
+        return ", ".join([mode, *words])
+
+
+def latest(cells: Iterable[Cell]) -> list[Cell]:
+    """One cell per series and prompt size, in the order of first appearance: the last cell with
+    samples, if any has some. A file is appended to, so it may hold the same cell twice."""
+    kept: dict[tuple[SeriesKey, int], Cell] = {}
+    for cell in cells:
+        place = (series_key(cell), cell.n_prompt)
+        if place not in kept or cell.samples or not kept[place].samples:
+            kept[place] = cell
+    return list(kept.values())
+
+
+def sections(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """The cells of each model, machine and class of prompts, which may share a plot, in order of
+    appearance."""
+    parts: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in cells:
+        parts.setdefault((cell.model, machine_words(cell), cell.prompt_class), []).append(cell)
+    return [*parts.values()]

@@ -1,0 +1,537 @@
+"""A report: plots, one page that needs nothing else, and tables as Markdown and CSV."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.files import write_whole
+from pyllama_mtp.measure import figures, table
+from pyllama_mtp.measure.figures import LEAST_DRAFTS, Cell, Figure, shown_rates
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Picture
+
+TITLE = "pyllama-mtp: prefill and decode, with and without MTP"
+Kind = Literal["prefill", "decode", "prefill-ratio", "decode-ratio", "acceptance"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+TITLES: dict[Kind, str] = {
+    "prefill": "Prefill speed",
+    "decode": "Decode speed",
+    "prefill-ratio": "Prefill, relative to no MTP",
+    "decode-ratio": "Decode, relative to no MTP",
+    "acceptance": "Acceptance by draft position",
+}
+_X_LABEL = "prompt size (tokens; evenly spaced)"
+#: Colours of depths in their order, no MTP excepted: M. Okabe and K. Ito, "Color Universal Design"
+#: (2008), without the yellow, which is too light on white; they can be told apart with any kind of
+#: colour vision.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES = ("-", "--", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
+WARNING = {"light": "#a84301", "dark": "#ffa366"}
+#: Colours of the page: paper, ink, muted ink, grid.
+THEMES = {
+    "light": ("#fefefe", "#1a1d21", "#57606b", "#dfe3e8"),
+    "dark": ("#14171b", "#e8ebee", "#a3acb6", "#343a42"),
+}
+#: Speeds that differ by more are drawn on a logarithmic axis.
+_LOGARITHMIC = 8.0
+#: Distance between the curves at a size, of that between sizes: bars do not hide each other.
+_ASIDE = 0.035
+#: Inches of a picture without its legend, and of each line of that.
+_SIZE, _LEGEND_LINE = (7.6, 4.4), 0.24
+
+
+# -- what the plots show ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value at a prompt size in tokens (of acceptance: at a draft position), and its bounds."""
+
+    x: int
+    y: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of a plot.
+
+    Attributes:
+        label: the series in words.
+        points: by rising x.
+        mode: "no-MTP" or "MTP 3"; curves of a mode share a colour.
+        rest: what tells curves of a mode apart; they differ in the style of the line.
+    """
+
+    label: str
+    points: tuple[Point, ...]
+    mode: str
+    rest: str = ""
+
+
+def check_kind(kind: str) -> Kind:
+    """Raises UsageError if `kind` is not one of `KINDS`."""
+    for known in KINDS:
+        if kind == known:
+            return known
+    raise UsageError(f"there is no plot {kind!r}; there are: {', '.join(KINDS)}")
+
+
+def curves(cells: Sequence[Cell], kind: Kind) -> list[Curve]:
+    """The curves of a plot, without MTP first, then by depth, the adaptive depth last.
+
+    A speed is the median of the samples, with the lowest and the highest as bounds. A ratio to no
+    MTP is the estimate from the paired ratios, with its interval (see :class:`.Ratio`). Acceptance
+    is accepted / drafted at each position, totals over all samples and sizes, without bounds; see
+    :func:`.shown_rates`.
+    """
+    shown = [cell for cell in figures.latest(cells) if cell.samples]
+    label = figures.Labels(shown)
+    by_series: dict[figures.SeriesKey, list[Cell]] = {}
+    for cell in shown:
+        by_series.setdefault(figures.series_key(cell), []).append(cell)
+    members = sorted(by_series.values(), key=lambda own: (own[0].adaptive, own[0].n_max))
+    drawn = []
+    for own in members:
+        own.sort(key=lambda cell: cell.n_prompt)
+        if points := tuple(_points(own, cells, kind)):
+            words, mode = label(own[0]), figures.mode_words(own[0])
+            drawn.append(Curve(words, points, mode, words.replace(mode, "")))
+    return drawn
+
+
+def _points(members: Sequence[Cell], cells: Sequence[Cell], kind: Kind) -> Iterator[Point]:
+    if kind == "acceptance":
+        rates = shown_rates(cell for cell in members if cell.n_max)
+        yield from (Point(n, r, r, r) for n, r in enumerate(rates, start=1) if r is not None)
+        return
+    figure: Figure = "prefill_tps" if kind.startswith("prefill") else "decode_tps"
+    for cell in members:
+        if kind.endswith("-ratio"):
+            if ratio := figures.ratio_to_plain(cell, cells, figure):
+                yield Point(cell.n_prompt, ratio.value, ratio.low, ratio.high)
+        elif spread := cell.spread(figure):
+            yield Point(cell.n_prompt, *spread)
+
+
+def why_nothing(cells: Sequence[Cell], kind: Kind) -> str:
+    """Why a plot has nothing to show."""
+    if not any(cell.samples for cell in cells):
+        return "no cell has samples"
+    if kind.endswith("-ratio"):
+        return "no cell with MTP has one without beside it"
+    if kind == "acceptance":
+        if any(cell.adaptive and any(cell.drafted) for cell in cells):
+            return f"MTP auto drafted fewer than {LEAST_DRAFTS} times at each position"
+        return "no cell has MTP"
+    return "no cell has a speed"
+
+
+def three_digits(value: float) -> str:
+    """A figure with three significant digits: 0.952, 68.5, 1,230, 11,000."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,g}" if rounded >= 100 or not rounded else f"{rounded:#.3g}"
+
+
+def size_words(tokens: int) -> str:
+    """512, 1k, 1.5k, 128k, 1M, where these are exact; else the number."""
+    for unit, step in (("M", 1 << 20), ("k", 1 << 10)):
+        if tokens >= step and 2 * tokens % step == 0:
+            return f"{tokens / step:g}{unit}"
+    return str(tokens)
+
+
+def synthetic_words(cells: Sequence[Cell]) -> str:
+    """The warning of imposed acceptance, with the rates; "" where the model's own counted."""
+    words = [", ".join(f"{rate:g}" for rate in rates) for rates in table.imposed(cells)]
+    return f"SYNTHETIC ACCEPTANCE: imposed at {'; or '.join(words)}" if words else ""
+
+
+# -- drawing ---------------------------------------------------------------------------------------
+
+
+def require_matplotlib() -> None:
+    """Raises UsageError, which says what to install."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "plots need matplotlib, which is not installed; pip install 'pyllama-mtp[report]'"
+        ) from None
+
+
+@contextmanager
+def theme(name: str = "light") -> Iterator[None]:
+    """matplotlib's settings for pictures of this package: "light" or "dark"."""
+    import matplotlib
+
+    paper, ink, muted, grid = THEMES[name]
+    names = ("text.color", "axes.titlecolor", "axes.labelcolor", "xtick.labelcolor")
+    colors: dict[str, Any] = {
+        **dict.fromkeys((*names, "ytick.labelcolor"), ink),
+        **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), muted),
+        **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), paper),
+        "grid.color": grid,
+    }
+    looks: dict[str, Any] = {
+        **{"font.size": 10.5, "axes.titlesize": 9.5},
+        **{"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True},
+        **{"axes.grid": True, "axes.grid.axis": "y", "legend.frameon": False},
+        **{"lines.linewidth": 1.8, "lines.markersize": 6, "errorbar.capsize": 3},
+        # No random ids: the same cells give the same file.
+        **{"svg.hashsalt": "pyllama-mtp", "figure.constrained_layout.use": True},
+    }
+    with matplotlib.rc_context({**looks, **colors}):  # type: ignore[dict-item]
+        yield
+
+
+def figure_size(cells: Sequence[Cell], kind: Kind) -> tuple[float, float]:
+    """Width and height of a picture in inches, with room for its legend."""
+    shown = curves(cells, kind)
+    lines = -(-len(shown) // _legend_columns(shown)) if shown else 0
+    return _SIZE[0], _SIZE[1] + lines * _LEGEND_LINE
+
+
+def draw(axes: Axes, cells: Sequence[Cell], kind: Kind, warning: str = WARNING["light"]) -> None:
+    """Draw a plot into `axes`. `warning`: the colour of the warning of imposed acceptance.
+
+    Raises:
+        UsageError: these cells have nothing to show in it.
+    """
+    shown = curves(cells, kind)
+    if not shown:
+        raise UsageError(f"there is nothing to plot: {why_nothing(cells, kind)}")
+    sizes = sorted({point.x for curve in shown for point in curve.points})
+    if kind != "acceptance" and len(sizes) == 1:
+        _draw_bars(axes, shown, sizes[0])
+    else:
+        places = {} if kind == "acceptance" else {size: n for n, size in enumerate(sizes)}
+        _draw_curves(axes, shown, places)
+        _label_x(axes, sizes, kind)
+    _scale_y(axes, shown, kind)
+    said = synthetic_words(cells)
+    title = "\n".join([TITLES[kind], *_caption(cells, kind)])
+    axes.set_title(title, loc="left", pad=20 if said else 6)
+    axes.annotate(
+        *(said, (0, 1), (0, 5)),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        color=warning,
+        fontweight="bold",
+        fontsize="small",
+    )
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(0, -0.17),
+        borderaxespad=0.0,
+        ncols=_legend_columns(shown),
+        fontsize="small",
+    )
+
+
+def _legend_columns(shown: Sequence[Curve]) -> int:
+    longest = max(len(curve.label) for curve in shown)
+    return max(1, min(4, 90 // (longest + 8), len(shown)))
+
+
+def _looks(shown: Sequence[Curve]) -> list[tuple[Curve, dict[str, Any]]]:
+    """Each curve and its looks: colour and marker by mode, line and marker by the rest."""
+    import matplotlib
+
+    ink = matplotlib.rcParams["text.color"]
+    modes = list(dict.fromkeys(["no-MTP", *(curve.mode for curve in shown)]))
+    rests = list(dict.fromkeys(curve.rest for curve in shown))
+    pairs = []
+    for curve in shown:
+        mode, rest = modes.index(curve.mode), rests.index(curve.rest)
+        look = {
+            "color": COLORS[(mode - 1) % len(COLORS)] if mode else ink,
+            "marker": MARKERS[(mode + rest * (len(rests) > 1)) % len(MARKERS)],
+            "linestyle": LINES[rest % len(LINES)],
+        }
+        pairs.append((curve, look))
+    return pairs
+
+
+def _draw_bars(axes: Axes, shown: Sequence[Curve], size: int) -> None:
+    """A single prompt size: bars side by side, their values above them."""
+    for number, (curve, look) in enumerate(_looks(shown)):
+        (point,) = curve.points
+        plain = look["linestyle"] == LINES[0]
+        bars = axes.bar(
+            *(number, point.y, 0.62),
+            yerr=[[point.y - point.low], [point.high - point.y]],
+            facecolor=look["color"] if plain else "none",
+            edgecolor=look["color"],
+            hatch=None if plain else "//",
+            ecolor=axes.xaxis.label.get_color(),
+            label=curve.label,
+        )
+        axes.bar_label(bars, [three_digits(point.y)], padding=3)
+    axes.set_xticks([])
+    axes.set_xlabel(f"prompt of {size_words(size)} tokens")
+
+
+def _draw_curves(axes: Axes, shown: Sequence[Curve], places: Mapping[int, int]) -> None:
+    """`places`: of the prompt sizes on the axis; empty: a draft position is its own place."""
+    for number, (curve, look) in enumerate(_looks(shown)):
+        aside = _ASIDE * (number - (len(shown) - 1) / 2)
+        x = [places.get(point.x, point.x) + aside for point in curve.points]
+        bounds = [(p.y - p.low, p.high - p.y) for p in curve.points]
+        y = [point.y for point in curve.points]
+        axes.errorbar(
+            *(x, y, [*zip(*bounds, strict=True)] if places else None), label=curve.label, **look
+        )
+
+
+def _label_x(axes: Axes, sizes: Sequence[int], kind: Kind) -> None:
+    """Draft positions, or the sizes, evenly spaced, with as many labels as have room."""
+    if kind == "acceptance":
+        axes.set_xticks(sizes)
+        axes.set_xlim(sizes[0] - 0.5, sizes[-1] + 0.5)
+        axes.set_xlabel("draft position in the round (1 is the first)")
+        return
+    step = -(-len(sizes) // 12)
+    axes.set_xticks(range(0, len(sizes), step), [size_words(n) for n in sizes[::step]])
+    axes.set_xlim(-0.35, len(sizes) - 0.65)
+    axes.set_xlabel(_X_LABEL)
+
+
+def _scale_y(axes: Axes, drawn: Sequence[Curve], kind: Kind) -> None:
+    """From 0, or logarithmic where speeds differ much; the label says which."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low = min(point.low for curve in drawn for point in curve.points)
+    # Bars of few repeats may be long; beyond twice the largest value they are cut.
+    largest = max(point.y for curve in drawn for point in curve.points)
+    high = min(2 * largest, max(point.high for curve in drawn for point in curve.points))
+    ratio, speed = kind.endswith("-ratio"), kind in ("prefill", "decode")
+    logarithmic = speed and high / low > _LOGARITHMIC
+    if logarithmic:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_ylim(0, 1.12 * max(high, 1.0 if ratio or not speed else 0.0))
+    if speed:
+        axes.yaxis.set_major_formatter("{x:,.12g}")
+    if ratio:
+        axes.axhline(1.0, color=axes.xaxis.label.get_color(), linewidth=1.2, linestyle="--")
+    scale = "logarithmic" if logarithmic else "linear"
+    axes.set_ylabel(f"{_y_label(kind)} ({scale})")
+
+
+def _y_label(kind: Kind) -> str:
+    if kind == "acceptance":
+        return "accepted / drafted"
+    return "speed / that of no MTP" if kind.endswith("-ratio") else "tokens per second"
+
+
+def _caption(cells: Sequence[Cell], kind: Kind) -> list[str]:
+    """What is measured, where, and what the points and bars are."""
+    latest = [cell for cell in figures.latest(cells) if cell.samples]
+    places = {f"{cell.model}, {figures.machine_words(cell)}" for cell in cells}
+    counts = sorted({len(cell.samples) for cell in latest})
+    many = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+    samples = f"{many} sample{'' if counts[-1] == 1 else 's'}"
+    phase = (
+        "Prefill: the prompt is processed, up to the first token of the answer"
+        if kind.startswith("prefill")
+        else "Decode: the answer is written, from the second token on"
+    )
+    if kind == "acceptance":
+        phase = "Drafts that the model itself would have written"
+        what = f"totals over {samples} per prompt size and all sizes"
+    elif kind.endswith("-ratio"):
+        phase += ". Above 1: faster than without MTP"
+        what = f"{many} paired ratios (Hodges-Lehmann); bars: their interval"
+    else:
+        phase += ". Higher is faster"
+        what = f"medians of {samples}; bars: lowest and highest"
+    return [phase, *(places if len(places) == 1 else ()), what]
+
+
+def alternative_text(cells: Sequence[Cell], kind: Kind) -> str:
+    """All values of a plot in words."""
+    where = "position" if kind == "acceptance" else "prompt size"
+    lines = []
+    for curve in curves(cells, kind):
+        values = ((three_digits(p.y), size_words(p.x)) for p in curve.points)
+        lines.append(f"{curve.label}: " + ", ".join(f"{y} at {x}" for y, x in values))
+    text = f"{TITLES[kind]}, {_y_label(kind)} against {where}. {'; '.join(lines)}."
+    warning = synthetic_words(cells)
+    return f"{text} {warning}." if warning else text
+
+
+def pictures(cells: Sequence[Cell], kind: Kind) -> dict[str, bytes]:
+    """A plot as "light.svg", "dark.svg" and "png" (light, 200 dots per inch)."""
+    from matplotlib.figure import Figure as Picture
+
+    drawn = {}
+    for name in THEMES:
+        with theme(name):
+            picture = Picture(figure_size(cells, kind))
+            draw(picture.add_subplot(), cells, kind, WARNING[name])
+            drawn[f"{name}.svg"] = _rendered(picture, "svg")
+            if name == "light":
+                drawn["png"] = _rendered(picture, "png")
+    return drawn
+
+
+def _rendered(picture: Picture, form: str) -> bytes:
+    data = io.BytesIO()
+    picture.savefig(data, format=form, dpi=200, metadata={"Date": None} if form == "svg" else {})
+    return data.getvalue()
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def write_report(
+    cells: Sequence[Cell],
+    directory: str | os.PathLike[str],
+    *,
+    command: str = "",
+    commands: Mapping[str, str] | None = None,
+) -> list[Path]:
+    """Write ``index.html``, ``tables.md``, ``tables.csv``, and each plot as SVG and PNG.
+
+    There is a section per model, machine and class of prompts. Files of the same names are
+    replaced, others stay.
+
+    Args:
+        cells: what was measured; skipped cells are named with their reason.
+        directory: made if it is not there.
+        command: the command that makes the report, for the page.
+        commands: the commands that measured the cells, by run, as far as they are known.
+
+    Returns:
+        the files, ``index.html`` first.
+
+    Raises:
+        UsageError: no cells, matplotlib is not installed, or the directory cannot be written.
+    """
+    if not cells:
+        raise UsageError("there are no cells to report")
+    check_report(directory)
+    sections = [table.Section(part, commands or {}) for part in figures.sections(cells)]
+    drawn = [
+        {kind: pictures(one.cells, kind) for kind in KINDS if curves(one.cells, kind)}
+        for one in sections
+    ]
+    written = "\n\n".join([f"# {TITLE}", *(section.markdown() for section in sections)])
+    files = {
+        "index.html": _page(sections, drawn, command).encode("utf-8"),
+        "tables.md": f"{written}\n".encode(),
+        "tables.csv": table.to_csv(table.records(cells)).encode("utf-8"),
+    }
+    for number, plots in enumerate(drawn, start=1):
+        suffix = f"-{number}" if len(sections) > 1 else ""
+        for kind, plot in plots.items():
+            files[f"{kind}{suffix}.svg"] = plot["light.svg"]
+            files[f"{kind}{suffix}.png"] = plot["png"]
+    return _write(Path(directory), files)
+
+
+def check_report(directory: str | os.PathLike[str]) -> None:
+    """Find out before a long measurement whether a report can be made; makes the directory.
+
+    Raises:
+        UsageError: matplotlib is not installed, or the directory cannot be written.
+    """
+    require_matplotlib()
+    _write(Path(directory), {})
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise _cannot_write(directory, "Permission denied")
+
+
+def _write(directory: Path, files: dict[str, bytes]) -> list[Path]:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_write(directory, error.strerror) from None
+    for name, data in reversed(files.items()):  # the page last, when all it names is there
+        write_whole(directory / name, data)
+    return [directory / name for name in files]
+
+
+def _cannot_write(directory: str | os.PathLike[str], reason: str | None) -> UsageError:
+    return UsageError(f"cannot write the report to {directory}: {reason}; name another folder")
+
+
+def _page(
+    sections: Sequence[table.Section],
+    drawn: Sequence[Mapping[Kind, dict[str, bytes]]],
+    command: str,
+) -> str:
+    import jinja2
+
+    from pyllama_mtp import __version__
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    names = ("paper", "ink", "muted", "grid", "warning")
+    results = [
+        f"{section.title}: {text}" if len(sections) > 1 else text
+        for section in sections
+        for text in section.results
+    ]
+    return environment.get_template("page.html.j2").render(
+        title=TITLE,
+        date=table.time_words(datetime.now(timezone.utc).isoformat()),
+        version=__version__,
+        command=command,
+        results=results,
+        sections=[_section(*pair) for pair in zip(sections, drawn, strict=True)],
+        **{
+            name: dict(zip(names, (*colors, WARNING[name]), strict=True))
+            for name, colors in THEMES.items()
+        },
+    )
+
+
+def _section(section: table.Section, drawn: Mapping[Kind, Mapping[str, bytes]]) -> dict[str, Any]:
+    noise = table.waiting_note(section.cells)
+    return {
+        "title": section.title,
+        "noise": " ".join(noise),
+        "warning": synthetic_words(section.cells),
+        "about": section.about,
+        "plots": [
+            {
+                "kind": kind,
+                "alt": alternative_text(section.cells, kind),
+                **{name: _data(plot[f"{name}.svg"]) for name in THEMES},
+            }
+            for kind, plot in drawn.items()
+        ],
+        "missing": [
+            f"No plot of {TITLES[kind]}: {why_nothing(section.cells, kind)}."
+            for kind in KINDS
+            if kind not in drawn
+        ],
+        "columns": section.columns,
+        "rows": section.rows,
+        "notes": [note for note in section.notes if note not in noise],
+    }
+
+
+def _data(svg: bytes) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}"

@@ -1,0 +1,646 @@
+"""Other programs that are measured beside this project, on the same model file and prompts.
+
+Each sample is a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import IO, Any
+
+from pyllama_mtp.errors import PyllamaMtpError, UsageError
+from pyllama_mtp.measure.profile import WARM_UP_TOKENS
+from pyllama_mtp.measure.records import Build, Sample
+from pyllama_mtp.measure.runner import SideBySide, Task, end_with_parent, last_words
+from pyllama_mtp.settings import Settings
+
+
+class PeerError(PyllamaMtpError):
+    """A program is not installed, or failed; the message says what to do, or why."""
+
+
+#: How to get a program.
+_OBTAIN = (
+    "`python bench/peers.py` in a checkout builds it from the pinned tree; one on PATH, in "
+    "--peer-dir DIR or in the folder of PYLLAMA_MTP_PEERS is found too"
+)
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+_STOP_S = 3.0  # a server in the middle of an answer does not end by itself
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment without the variables that are settings of either side."""
+    prefixes = ("LLAMA_ARG_", "PYLLAMA_MTP_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+
+
+class Program:
+    """A running program. A context manager that ends it.
+
+    Args:
+        name: for messages.
+        stdin: the text of its standard input.
+
+    Raises:
+        PeerError: the program cannot be started.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], stdin: str = "") -> None:
+        self.name = name
+        with contextlib.ExitStack() as files:
+            self._stdout: IO[bytes] = files.enter_context(tempfile.TemporaryFile())
+            self._stderr: IO[bytes] = files.enter_context(tempfile.TemporaryFile())
+            given = files.enter_context(tempfile.TemporaryFile())
+            given.write(stdin.encode())
+            given.seek(0)
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=given,
+                    stdout=self._stdout,
+                    stderr=self._stderr,
+                    env=child_environment(),
+                    start_new_session=True,
+                    preexec_fn=end_with_parent,
+                )
+            except OSError as error:
+                raise PeerError(f"{name} cannot be started: {error}") from None
+            given.close()
+            self._files = files.pop_all()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; minus the signal that ended it."""
+        return self._process.poll()
+
+    def wait(self, timeout_s: float) -> str:
+        """Wait for the end of the program, and return what it has written to stdout.
+
+        Raises:
+            PeerError: the program failed, or took longer.
+        """
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise PeerError(
+                f"{self.name} was not done after {timeout_s:.0f} s: {self.last_words()}"
+            ) from None
+        if code:
+            raise PeerError(f"{self.name} failed ({code}): {self.last_words()}")
+        return self.stdout()
+
+    def stdout(self) -> str:
+        """What it has written to stdout so far."""
+        return _read(self._stdout)
+
+    def stderr(self) -> str:
+        """What it has written to stderr so far."""
+        return _read(self._stderr)
+
+    def last_words(self) -> str:
+        """The end of its output, for a message."""
+        return last_words(self.stderr().strip() or self.stdout())
+
+    def stop(self) -> None:
+        """End the program and all that it has started, by force if it does not end by itself."""
+        try:
+            if self._process.poll() is None:
+                self._signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_STOP_S)
+        finally:  # also after Ctrl-C in the meantime
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            self._files.close()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def _read(file: IO[bytes]) -> str:
+    # pread leaves the file's position alone, where the process writes.
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+_ALL_LAYERS = 999
+
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """What all programs are given.
+
+    Attributes:
+        n_gpu_layers: -1: all.
+        head: the file of the MTP head, if it is not `model`.
+    """
+
+    settings: Settings
+    model: str
+    n_gpu_layers: int
+    head: str = ""
+
+    def arguments(self) -> list[str]:
+        """Arguments of llama-bench and llama-server."""
+        settings = self.settings
+        return [
+            *("-m", self.model),
+            *("-b", str(settings.n_batch)),
+            *("-ub", str(settings.n_ubatch)),
+            *("-t", str(settings.threads)),
+            *("-fa", settings.flash_attn),
+            *("-ctk", settings.cache_type_k),
+            *("-ctv", settings.cache_type_v),
+            *("-ngl", str(self.n_gpu_layers if self.n_gpu_layers >= 0 else _ALL_LAYERS)),
+        ]
+
+
+# -- output ----------------------------------------------------------------------------------------
+
+
+class OutputError(PeerError):
+    """The output is not as known from this version of the program."""
+
+
+def made_sample(
+    n_prompt: int, n_decoded: int, prefill_tps: float, decode_tps: float, accepted: int = 0
+) -> Sample:
+    """The sample of a matrix; without drafts per position, which are not known.
+
+    Args:
+        n_decoded: tokens in `decode_tps`, without the first token, which comes from the prompt's
+            logits. Each verification pass gains a token beside the accepted drafts.
+        prefill_tps, decode_tps: tokens per second, above 0 where there are tokens.
+        accepted: draft tokens.
+    """
+    prefill_s = n_prompt / prefill_tps
+    decode_s = n_decoded / decode_tps if decode_tps else 0.0
+    rounds = (n_decoded - accepted) or n_decoded
+    return Sample(
+        n_prompt=n_prompt,
+        n_generated=n_decoded + 1,
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        elapsed_s=prefill_s + decode_s,
+        prefill_tps=prefill_tps,
+        decode_tps=decode_tps,
+        drafted=[],
+        accepted=[],
+        rounds=rounds,
+        tokens_per_round=n_decoded / rounds if rounds else 0.0,
+    )
+
+
+def parse_llama_bench(text: str) -> tuple[float, int, int]:
+    """Tokens per second, tokens of the prompt, and decoded tokens of ``llama-bench -o json -r 1``
+    with one test; the number of the other kind of tokens is 0.
+
+    Raises:
+        OutputError: not JSON, more or fewer tests than one, or fields missing.
+    """
+    try:
+        tests = json.loads(text)
+        if len(tests) != 1 or len(tests[0]["samples_ts"]) != 1:
+            raise OutputError(
+                f"llama-bench printed {len(tests)} tests; one with one sample is read"
+            )
+        test = tests[0]
+        speed = _rate(test["samples_ts"][0]), int(test["n_prompt"]), int(test["n_gen"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise OutputError(
+            f"llama-bench's JSON has no usable field ({error!r}): {text[:200]!r}"
+        ) from error
+    if speed[1] and speed[2]:
+        raise OutputError("llama-bench mixed prompt and generation in one test")
+    return speed
+
+
+def parse_timings(response: Any) -> Sample:
+    """The sample in the `timings` of llama-server's response to a completion.
+
+    `predicted_n` counts the first token; `predicted_per_second`, like our speeds, does not.
+
+    Raises:
+        OutputError: no timings, or a prompt that was partly taken from the server's cache.
+    """
+    try:
+        timings = response["timings"]
+        n_decoded = int(timings["predicted_n"]) - 1
+        accepted = int(timings.get("draft_n_accepted", 0))
+        cached = int(timings["cache_n"])
+        prefill = _rate(timings["prompt_per_second"])
+        decode = _rate(timings["predicted_per_second"]) if n_decoded > 0 else 0.0
+        n_prompt = int(timings["prompt_n"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise OutputError(
+            f"llama-server's response has no usable timings ({error!r}): {response!r:.200}"
+        ) from error
+    if cached:
+        raise OutputError(f"llama-server took {cached} prompt tokens from its cache")
+    return made_sample(n_prompt, n_decoded, prefill, decode, accepted)
+
+
+def _rate(value: Any) -> float:
+    """Tokens per second. Raises OutputError, TypeError or ValueError for anything else."""
+    rate = float(value)
+    if not (math.isfinite(rate) and rate > 0):
+        raise OutputError(f"a speed of {rate} tokens per second is none")
+    return rate
+
+
+def parse_system_info(text: str) -> dict[str, str]:
+    """llama.cpp's line about the CPU backend as {feature: value}; {} without the line."""
+    line = re.search(r"CPU : (.*)", text)
+    return dict(re.findall(r"(\w+) = (\S+)", line.group(1) if line else ""))
+
+
+# -- finding a program -----------------------------------------------------------------------------
+
+
+#: Upstream's programs.
+PROGRAMS = ("llama-bench", "llama-server")
+#: The environment variable with a folder of programs.
+VARIABLE = "PYLLAMA_MTP_PEERS"
+#: The build folder of ``bench/peers.py`` in the checkout that this package is imported from.
+BUILD_FOLDER = Path(__file__).resolve().parents[2] / "build" / "peers"
+_ANSWER_S = 60.0
+
+
+@dataclass(frozen=True)
+class Peers:
+    """A build of upstream's programs.
+
+    Attributes:
+        programs: paths of the programs that are built, by name.
+        info: upstream_commit, series, compiler, build_type, cpu_features, ggml (options), defines,
+            recipe (see ``bench/peers.py``).
+    """
+
+    folder: Path
+    programs: dict[str, Path]
+    info: dict[str, Any]
+
+    @property
+    def missing(self) -> list[str]:
+        """Programs that are not built."""
+        return [name for name in PROGRAMS if name not in self.programs]
+
+    def program(self, name: str) -> Path:
+        """The path of a program. Raises PeerError when it is not built."""
+        if name not in self.programs:
+            raise PeerError(
+                f"{name} is not built in {self.folder}: run `python bench/peers.py`; "
+                f"if it fails, the compiler's output is in {self.folder / 'build.log'}"
+            )
+        return self.programs[name]
+
+
+def built(folder: Path | None = None) -> Peers:
+    """The build of ``bench/peers.py`` in `folder`, complete or not; None: BUILD_FOLDER."""
+    folder = folder or BUILD_FOLDER
+    there = {name: folder / "bin" / name for name in PROGRAMS}
+    programs = {name: path for name, path in there.items() if os.access(path, os.X_OK)}
+    try:
+        info = json.loads((folder / "peers.json").read_text())
+        info |= json.loads((folder / "request.json").read_text())
+    except (OSError, ValueError):
+        programs, info = {}, {}  # half configured: nothing is known about the programs there
+    return Peers(folder, programs, info)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A program that is there and runs; `command` starts it.
+
+    The variant of its build is its own version; "upstream" for a build of ``bench/peers.py``.
+    """
+
+    command: tuple[str, ...]
+    build: Build
+
+
+def check_folder(folder: str | None) -> None:
+    """Refuse a --peer-dir that is no folder. Raises UsageError."""
+    if folder is not None and not Path(folder).is_dir():
+        raise UsageError(f"--peer-dir {folder}: there is no such folder")
+
+
+def find(name: str, folder: str | None = None, *, gpu: bool = True) -> Installed:
+    """Find a program, and start it once to see that it runs.
+
+    It is looked for in `folder`, in the folder of the environment variable PYLLAMA_MTP_PEERS, in
+    the build folder of ``bench/peers.py``, and on PATH.
+
+    Args:
+        gpu: whether the program may use a GPU.
+
+    Raises:
+        PeerError: the program is not installed, or does not run; the message says what to do.
+    """
+    path = next(_candidates(name, folder), None)
+    if path is None:
+        raise PeerError(f"{name} is not installed: {_OBTAIN}")
+    version, commit = _version(name, path)
+    series = ""
+    if (build := built(path.parent.parent)).programs.get(name) == path:
+        version, commit = "upstream", str(build.info.get("upstream_commit", commit))
+        series = str(build.info.get("series", ""))
+    devices = _devices(name, path) if gpu else []
+    backend = "+".join(sorted({device.rstrip("0123456789") for device in devices})) or "CPU"
+    return Installed((str(path),), Build(name, version, commit, series, backend))
+
+
+def _candidates(name: str, folder: str | None) -> Iterator[Path]:
+    folders = [Path(one) for one in (folder, os.environ.get(VARIABLE)) if one]
+    for place in folders:
+        for path in (place / name, place / "bin" / name):
+            if path.is_file() and os.access(path, os.X_OK):
+                yield path.resolve()
+    if name in (here := built()).programs:
+        yield here.programs[name]
+    if on_path := shutil.which(name):
+        yield Path(on_path).resolve()
+
+
+def _ask(name: str, *command: str) -> str:
+    with Program(name, command) as program:
+        return program.wait(_ANSWER_S) + program.stderr()
+
+
+def _version(name: str, path: Path) -> tuple[str, str]:
+    """Version and commit, from ``version: 0.6.0-dev (build 11549, commit 0c1e570)``, or from
+    ``version: 6789 (0c1e570)`` of older ones.
+    """
+    said = _ask(name, str(path), "--version")
+    version = re.search(r"version: (\S+)(?: \((?:build \d+, commit )?(\w+)\))?", said)
+    if not version:
+        raise PeerError(f"{path} does not say its version as {name} does: {said.strip()[:200]!r}")
+    return version[1], version[2] or ""
+
+
+def _devices(name: str, path: Path) -> list[str]:
+    """The name in each line like ``  CUDA0: NVIDIA H100 (80000 MiB, 79000 MiB free)``."""
+    devices = re.findall(r"^  (\w+): ", _ask(name, str(path), "--list-devices"), re.MULTILINE)
+    return [device for device in devices if not device.startswith(("CPU", "BLAS"))]
+
+
+# -- llama-server ----------------------------------------------------------------------------------
+
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 600.0
+ANSWER_TIMEOUT_S = 3600.0
+_PORTS = 5  # ports that are tried
+_POLL_S = 0.05
+_SERVER = "llama-server"
+#: Without the machine's proxy, which is not meant for the loopback interface.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def server_options(options: PeerOptions) -> list[str]:
+    """PeerOptions for one slot, equal to ours.
+
+    Upstream's extra work is off: the prompt cache in RAM, context checkpoints, the adjustment of
+    sizes to memory. Drafts are sampled in the graph (`--spec-draft-backend-sampling`), upstream's
+    default. Acceptance that is imposed is drawn at random by the server.
+    """
+    settings = options.settings
+    words = [
+        *options.arguments(),
+        *("-tb", str(settings.threads)),
+        *("-c", str(settings.n_ctx)),
+        *("-np", "1"),
+        *("--cache-ram", "0"),
+        *("--ctx-checkpoints", "0"),
+        *("--fit", "off"),
+        "--no-cache-prompt",
+    ]
+    if not settings.depth_limit:
+        return words
+    if rates := settings.synthetic_acceptance:
+        words += ["--spec-synth-rates", ",".join(map(str, rates))]
+    return [
+        *words,
+        *(("-md", options.head) if options.head else ()),
+        *("--spec-type", "draft-mtp"),
+        *("--spec-draft-n-max", str(settings.depth_limit)),
+        *("--spec-draft-p-min", f"{settings.p_min:g}"),
+        *("--spec-draft-threads", str(settings.threads)),
+        *("--spec-draft-threads-batch", str(settings.threads)),
+        *("--spec-draft-type-k", settings.cache_type_k),
+        *("--spec-draft-type-v", settings.cache_type_v),
+    ]
+
+
+def completion_request(prompt: Sequence[int], n_predict: int, seed: int) -> dict[str, Any]:
+    """A greedy completion by upstream's cheapest sampler chain: the best candidate only.
+
+    Args:
+        seed: of the draws that impose acceptance.
+    """
+    return {
+        "prompt": list(prompt),
+        "n_predict": n_predict,
+        "samplers": ["top_k"],
+        "top_k": 1,
+        "temperature": 0,
+        "ignore_eos": True,
+        "cache_prompt": False,
+        "seed": seed,
+        "stream": False,
+    }
+
+
+class LlamaServer:
+    """A llama-server on a free port of the loopback interface; `options`: see
+    :func:`server_options`. A context manager that stops it."""
+
+    def __init__(self, program: str, options: Sequence[str]) -> None:
+        # Another program may take the port; only our server answers with this name.
+        self._alias = f"peer-{secrets.token_hex(8)}"
+        self._command = [program, *options, "--host", HOST, "--alias", self._alias]
+
+    def __enter__(self) -> LlamaServer:
+        for attempt in range(_PORTS):
+            port = free_port()
+            self._url = f"http://{HOST}:{port}"
+            self._program = Program(_SERVER, [*self._command, "--port", str(port)])
+            try:
+                if self._wait_until_ready(may_retry=attempt + 1 < _PORTS):
+                    return self
+            except BaseException:
+                self._program.stop()
+                raise
+            self._program.stop()
+        raise AssertionError("the last attempt succeeds or raises")
+
+    def __exit__(self, *raised: object) -> None:
+        self._program.stop()
+
+    def _wait_until_ready(self, may_retry: bool) -> bool:
+        """Wait until the server answers. False: another program took its port."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if (code := self._program.exit_code) is not None:
+                said = self._program.last_words()
+                if may_retry and "couldn't bind" in said:
+                    return False
+                raise PeerError(f"{_SERVER} ended at its start ({code}): {said}")
+            # 503 while the server loads, refused before it listens
+            with suppress(OSError, HTTPException, ValueError):
+                if self._get("/health").get("status") == "ok" and self._is_ours():
+                    return True
+            time.sleep(_POLL_S)
+        raise PeerError(
+            f"{_SERVER} was not ready in {START_TIMEOUT_S:.0f} s: {self._program.last_words()}"
+        )
+
+    def _is_ours(self) -> bool:
+        models = self._get("/v1/models").get("data")
+        return any(isinstance(m, dict) and m.get("id") == self._alias for m in models or ())
+
+    def _get(self, path: str) -> dict[str, Any]:
+        with _opener.open(self._url + path, timeout=5) as answer:
+            response = json.load(answer)
+        return response if isinstance(response, dict) else {}
+
+    def complete(self, request: Mapping[str, Any]) -> Any:
+        """The response to a completion; with `stream` the last event. Raises PeerError when the
+        server refuses or dies."""
+        data = json.dumps(request).encode()
+        headers = {"Content-Type": "application/json"}
+        call = urllib.request.Request(f"{self._url}/completion", data, headers)
+        try:
+            with _opener.open(call, timeout=ANSWER_TIMEOUT_S) as answer:
+                if not request.get("stream"):
+                    return json.load(answer)
+                events = [line for line in answer if line.startswith(b"data: {")]
+                return json.loads(events[-1][len(b"data: ") :] if events else b"")
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace")[:500]
+            raise PeerError(f"{_SERVER} answered {error.code}: {said}") from error
+        except ValueError as error:
+            raise PeerError(f"{_SERVER} answered what is no JSON: {error}") from error
+        except (OSError, HTTPException) as error:
+            raise PeerError(f"{_SERVER}: {error}; {self._program.last_words()}") from error
+
+
+def free_port() -> int:
+    """A port of the loopback interface on which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+# -- samples ---------------------------------------------------------------------------------------
+
+
+TIMEOUT_S = 3600.0
+
+
+class PeerRunner(SideBySide):
+    """Samples of one program, one at a time. The program refuses settings when it is started, and
+    no process is left running after a sample.
+
+    Args:
+        peer: the program, or the error for which there is none.
+        model, n_gpu_layers, head: see :class:`.PeerOptions`.
+    """
+
+    def __init__(
+        self, peer: Installed | PeerError, model: str, n_gpu_layers: int, head: str = ""
+    ) -> None:
+        self._peer, self._model = peer, (model, n_gpu_layers, head)
+
+    def begin(self, number: int, task: Task) -> None:
+        """Measure the whole sample.
+
+        Raises:
+            PeerError: there is no program, it failed, or its output cannot be read.
+        """
+        if isinstance(self._peer, PeerError):
+            raise self._peer
+        self._sample = measure(self._peer, PeerOptions(task.settings, *self._model), task)
+        measured = (self._sample.n_prompt, self._sample.n_generated)
+        wanted = (len(task.prompts[0]), task.max_tokens)
+        if measured != wanted:
+            raise OutputError(
+                f"{self._peer.build.program} processed {measured[0]} tokens and generated "
+                f"{measured[1]}, where {wanted[0]} and {wanted[1]} were asked for"
+            )
+
+    def advance(self, number: int, goal: int) -> int:
+        """Return the number of generated tokens."""
+        return self._sample.n_generated
+
+    def finish(self, number: int) -> tuple[Sample, dict[str, int]]:
+        """Return the sample; its memory is not known."""
+        return self._sample, {}
+
+
+def measure(peer: Installed, options: PeerOptions, task: Task) -> Sample:
+    """Measure one sample with a program; a fresh server is warmed up by a short completion.
+
+    Raises:
+        PeerError: the program failed, or its answer cannot be read.
+    """
+    prompt = task.prompts[0]
+    if peer.build.program == "llama-bench":
+        return _by_llama_bench(peer, options, len(prompt), task.max_tokens - 1)
+    seed = zlib.crc32(repr(prompt).encode()) % 2**31  # imposes acceptance; differs by text
+    n_first = min(WARM_UP_TOKENS, task.max_tokens)
+    with LlamaServer(peer.command[0], server_options(options)) as server:
+        server.complete(completion_request(prompt[: task.warm_up], n_first, seed))
+        return parse_timings(server.complete(completion_request(prompt, task.max_tokens, seed)))
+
+
+def _by_llama_bench(peer: Installed, options: PeerOptions, n_prompt: int, n_decode: int) -> Sample:
+    """`pp`: random tokens, with one row of logits per batch; then, in another process, `tg` at that
+    depth: random tokens without sampling. `n_decode` 0: `pp` only."""
+
+    def run(*test: object) -> tuple[float, int, int]:
+        command = [*peer.command, *options.arguments(), *map(str, test), "-r", "1", "-o", "json"]
+        with Program(peer.build.program, command) as program:
+            printed = program.wait(TIMEOUT_S)
+            try:
+                return parse_llama_bench(printed)
+            except OutputError as error:
+                raise OutputError(f"{error}; {program.last_words()}") from error
+
+    prefill_tps, n_prompt, _ = run("-p", n_prompt, "-n", 0)
+    decode_tps = 0.0
+    if n_decode:
+        decode_tps, _, n_decode = run("-p", 0, "-n", n_decode, "-d", n_prompt)
+    return made_sample(n_prompt, n_decode, prefill_tps, decode_tps)

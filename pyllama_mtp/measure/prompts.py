@@ -1,0 +1,404 @@
+"""Prompts: of an exact number of tokens, cut from real text; and by class, the package's own, the
+demo model's, and the user's files.
+
+On random tokens the acceptance of drafts would mean nothing. The text is a file of the user's or,
+by default, that of the interpreter's standard library, which is always there and the same on every
+machine with the same Python. A set of prompts is a file of JSON lines, one prompt each:
+
+    {"class": "code", "prompt": "Write a function that ...", "chat": true, "thinking": false}
+
+Only `prompt` is needed. `chat`: put the prompt into the model's chat template; otherwise the model
+continues it. `thinking`: the template's ``enable_thinking``, which lets Qwen3 and later reason
+before they answer; left out, the template decides.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import os
+import platform
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from pyllama_mtp.chats.options import ChatOptions
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.records import checked
+from pyllama_mtp.models.demo import demo_path, is_demo
+
+if TYPE_CHECKING:
+    from pyllama_mtp import Model
+
+#: Sources of the default text, in this order: much prose in docstrings, no tables of data.
+STDLIB_MODULES = (
+    "argparse", "dataclasses", "contextlib", "pathlib", "statistics", "logging", "tempfile",
+    "subprocess", "textwrap", "json.decoder", "json.encoder", "collections", "functools", "shutil",
+    "threading", "queue", "asyncio.tasks", "asyncio.streams", "asyncio.base_events", "csv",
+    "configparser", "random", "fractions", "heapq", "bisect", "difflib", "doctest", "unittest.case",
+    "unittest.mock", "urllib.parse", "urllib.request", "http.client", "http.server",
+    "http.cookiejar", "socketserver", "selectors", "zipfile", "tarfile", "gzip", "pickle", "copy",
+    "enum", "typing", "inspect", "ast", "dis", "traceback", "warnings", "weakref", "types",
+    "concurrent.futures.process", "concurrent.futures.thread", "multiprocessing.pool",
+    "multiprocessing.managers", "multiprocessing.connection", "email.message", "email.generator",
+    "email.feedparser", "xml.dom.minidom", "xml.etree.ElementTree", "sqlite3.dump", "sched",
+    "smtplib", "imaplib", "ftplib", "ssl", "socket", "datetime", "calendar", "decimal", "string",
+    "gettext", "getopt", "cmd", "pdb", "profile", "pstats", "timeit", "trace", "uuid", "ipaddress",
+    "importlib.resources", "plistlib", "optparse", "shelve", "filecmp", "fileinput", "glob",
+)  # fmt: skip
+
+_LEAST_DOCSTRING = 80  # characters; shorter ones are hardly sentences
+
+
+def stdlib_texts() -> Iterator[str]:
+    """The sources of :data:`STDLIB_MODULES` that this interpreter has, in order."""
+    for name in STDLIB_MODULES:
+        with suppress(ImportError, OSError):  # modules come and go between Python versions
+            spec = importlib.util.find_spec(name)
+            get_source = getattr(spec.loader if spec else None, "get_source", None)
+            source: str | None = get_source(name) if get_source else None
+            if source:
+                yield source
+
+
+def docstrings() -> Iterator[str]:
+    """The docstrings of :data:`STDLIB_MODULES`, module by module; then the sources, so that long
+    prompts do not run out of text."""
+    for source in stdlib_texts():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # other Python versions deprecate other syntax
+            nodes = ast.walk(ast.parse(source))
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        texts = [ast.get_docstring(node) for node in nodes if isinstance(node, documented)]
+        found = [text for text in texts if text and len(text) >= _LEAST_DOCSTRING]
+        if found:
+            yield "\n\n".join(found) + "\n\n"
+    yield from stdlib_texts()
+
+
+def read_text(path: str | os.PathLike[str], what: str = "prompt") -> str:
+    """A file as text; `what` names it in the error.
+
+    Raises:
+        UsageError: no such file, not UTF-8 (the message gives the byte offset), or empty.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read the {what} file {path}: {error.strerror}") from None
+    return decode_text(data, f"the {what} file {path}")
+
+
+def decode_text(data: bytes, source: str) -> str:
+    """Bytes as text; `source` names them in the error.
+
+    Raises:
+        UsageError: not UTF-8, or nothing but white space.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{source} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start} "
+            f"({error.reason}); convert it first, for example with iconv -t UTF-8"
+        ) from None
+    if not text.strip():
+        raise UsageError(f"{source} is empty; a prompt needs at least one token of text")
+    return text
+
+
+class Workload:
+    """Cuts prompts out of one long, endless stream of tokens.
+
+    Repeat r of an n-token prompt follows repeat r - 1 in the stream, so that texts overlap only
+    where there is too little text; no two repeats begin at the same token.
+
+    Args:
+        model: tokenizes the text.
+        texts: the text, document by document; None takes the standard library's sources.
+        before, after: tokens around the text of every prompt, which count as part of it.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        texts: Iterable[str] | None = None,
+        *,
+        before: list[int] | None = None,
+        after: list[int] | None = None,
+    ) -> None:
+        self._model = model
+        self._texts = iter(stdlib_texts() if texts is None else texts)
+        self._tokens: list[int] = []
+        self._prefix = special_prefix(model) + (before or [])
+        self._suffix = after or []
+
+    def prompt(self, n_tokens: int, repeat: int = 0) -> list[int]:
+        """Exactly `n_tokens` token ids, a leading BOS of the model included.
+
+        Raises:
+            UsageError: there is no text at all, or `n_tokens` leaves no room for any.
+        """
+        around = len(self._prefix) + len(self._suffix)
+        n_text = n_tokens - around
+        if n_text < 1:
+            raise UsageError(
+                f"a prompt of {n_tokens} tokens is too short; give at least {around + 1}"
+            )
+        start = self._start(n_text, repeat)
+        self._fill(start + n_text)
+        size = len(self._tokens)
+        text = [self._tokens[(start + i) % size] for i in range(n_text)]
+        return self._prefix + text + self._suffix
+
+    def _start(self, n_text: int, repeat: int) -> int:
+        """The place in the stream at which a repeat begins."""
+        taken: set[int] = set()
+        start = 0
+        for number in range(repeat + 1):
+            start = number * n_text
+            self._fill(start + n_text)
+            size = len(self._tokens)
+            while start % size in taken and len(taken) < size:
+                start += 1
+            taken.add(start % size)
+        return start
+
+    def _fill(self, n_tokens: int) -> None:
+        """Tokenize documents until there are `n_tokens`, or no more text."""
+        while len(self._tokens) < n_tokens and (text := next(self._texts, None)) is not None:
+            self._tokens += self._model.tokenize(text, add_special=False, parse_special=False)
+        if not self._tokens:
+            raise UsageError("no text to make prompts of; give some with --prompt-file")
+
+
+def source_of_prompts(file: str | None, text: str | None) -> str:
+    """The source of the prompts for the records; equal only for equal text."""
+    if file is None or text is None:
+        return f"standard library of Python {platform.python_version()}"
+    return f"{Path(file).name}, SHA-256 {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def special_prefix(model: Model) -> list[int]:
+    """The tokens that the model wants before any text (BOS); usually none for Qwen."""
+    plain = model.tokenize("a", add_special=False)
+    full = model.tokenize("a", add_special=True)
+    return full[: len(full) - len(plain)] if full[-len(plain) :] == plain else []
+
+
+# -- sets of prompts -------------------------------------------------------------------------------
+
+
+#: The classes for which acceptance is usually published.
+CLASSES = ("factual", "thinking", "code", "instruction")
+#: The class of prompts without a class.
+OWN_CLASS = "own"
+
+
+class Prompt(
+    Struct, frozen=True, forbid_unknown_fields=True, rename={"kind": "class", "text": "prompt"}
+):
+    """One prompt: a line of a set.
+
+    Attributes:
+        kind: its class.
+        text: the user's message, or the text to continue.
+        chat: put it into the model's chat template.
+        thinking: ``enable_thinking`` for the template; None: the template decides.
+    """
+
+    kind: str = OWN_CLASS
+    text: str = ""
+    chat: bool = False
+    thinking: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a prompt or a class without text."""
+        for name, value in (("prompt", self.text), ("class", self.kind)):
+            if not value.strip():
+                raise UsageError(f"{name!r} is missing or empty")
+
+    def render(self, model: Model, before: str = "") -> str:
+        """The text for the model, control tokens spelled out.
+
+        Args:
+            before: text before the prompt; in a chat it is part of the user's message.
+
+        Raises:
+            UsageError: a chat prompt, but the model has no chat template, or the template refuses.
+        """
+        if not self.chat:
+            return before + self.text
+        messages = [{"role": "user", "content": before + self.text}]
+        return ChatOptions(self.thinking).text(model, messages)
+
+    def tokens(self, model: Model) -> list[int]:
+        """Token ids of :meth:`render`; the template's control tokens become control tokens."""
+        return model.tokenize(self.render(model), parse_special=True)
+
+
+def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
+    """The prompts of a file of JSON lines; empty lines are skipped.
+
+    Raises:
+        UsageError: the file cannot be read or holds no prompt; a line is not a prompt. The message
+            names file and line.
+    """
+    prompts = []
+    for number, line in enumerate(read_text(path, "prompts").split("\n"), start=1):
+        try:
+            if line.strip():
+                prompts.append(checked(Prompt, line.encode(), 'a prompt as in {"prompt": "Hello"}'))
+        except (ValueError, RecursionError) as error:
+            reason = error if isinstance(error, UsageError) else f"not JSON: {error}"
+            raise UsageError(f"{path}, line {number}: {reason}") from None
+    return prompts
+
+
+def check_classes(classes: Sequence[str]) -> None:
+    """Raises UsageError for a class without prompts."""
+    for name in classes:
+        if name not in CLASSES:
+            raise UsageError(f"no prompts of class {name!r}; there are {', '.join(CLASSES)}")
+
+
+def package_prompts(classes: Sequence[str] = CLASSES) -> list[Prompt]:
+    """The package's own prompts of these classes, 24 each, written for this project.
+
+    Raises:
+        UsageError: a class without prompts.
+    """
+    check_classes(classes)
+    folder = Path(__file__).with_name("prompts")
+    return [prompt for name in classes for prompt in read_prompts(folder / f"{name}.jsonl")]
+
+
+def prompts_for(model_path: str | os.PathLike[str], classes: Sequence[str]) -> list[Prompt]:
+    """The prompts of these classes that fit a model: the package's, or the demo model's own.
+
+    Raises:
+        UsageError: a class without prompts.
+    """
+    if not is_demo(model_path):
+        return package_prompts(classes)
+    check_classes(classes)
+    own = demo_prompts()
+    return [prompt for name in classes for prompt in own if prompt.kind == name]
+
+
+def demo_prompts() -> list[Prompt]:
+    """The demo model's own prompts, held out of its training."""
+    return read_prompts(demo_path().with_name("prompts.jsonl"))
+
+
+# -- prompts of a matrix ---------------------------------------------------------------------------
+
+
+#: Classes of plain text, which the model continues.
+TEXTS = ("text", "source")
+#: The request after the text in the chat of output mode "code".
+CODE_REQUEST = (
+    "\n\nThe text above is the context. Now write a long, complete program that builds on it: many "
+    "functions and classes, with all of their code, docstrings and tests. Write code only, and "
+    "leave nothing out.\n"
+)
+_PLACE = "@@THE-TEXT-GOES-HERE@@"
+
+
+def check_class(name: str) -> None:
+    """Raises UsageError when there are no prompts of a class."""
+    known = (*TEXTS, *CLASSES)
+    if name not in known:
+        raise UsageError(f"unknown class of prompts {name!r}; known are {', '.join(known)}")
+
+
+def padded_tokens(
+    model: Model, prompt: Prompt, n_tokens: int, text: Workload, repeat: int = 0
+) -> list[int]:
+    """The prompt's tokens with real text before it, `n_tokens` in all.
+
+    In a chat the text is the beginning of what the user says, and the question follows it.
+
+    Args:
+        repeat: every number takes another piece of `text`.
+
+    Raises:
+        UsageError: the prompt alone has as many tokens, or more.
+    """
+    rendered = prompt.render(model, before=_PLACE)
+    head, found, tail = rendered.partition(_PLACE)
+    if not found:  # the template changes the text: padding goes before all of it
+        head, tail = "", prompt.render(model)
+    before = model.tokenize(head, add_special=True, parse_special=True)
+    after = model.tokenize("\n\n" + tail, add_special=False, parse_special=True)
+    room = n_tokens - len(before) - len(after)
+    if room < 1:
+        raise UsageError(
+            f"{n_tokens} tokens are too few for a {prompt.kind} prompt, which has "
+            f"{len(before) + len(after)} itself; ask for longer ones"
+        )
+    special = len(special_prefix(model))
+    return before + text.prompt(room + special, repeat)[special:] + after
+
+
+class Prompts:
+    """The prompts of a matrix, by class.
+
+    Prompts of the classes "text" and "source" are text, which the model continues. The other
+    classes ask the questions of :mod:`.promptset` in a chat, with text before them to reach the
+    length; the demo model has questions of its own.
+
+    Args:
+        model: tokenizes the text.
+        texts: the text of every class; None: docstrings, or sources for code.
+        output_mode: "text": see above. "code": a chat that shows the text and asks for long code;
+            the template's tokens count as part of the prompt.
+    """
+
+    def __init__(
+        self, model: Model, texts: list[str] | None = None, output_mode: str = "text"
+    ) -> None:
+        self._model, self._texts, self._mode = model, texts, output_mode
+        self._opened: dict[str, tuple[Workload, list[Prompt]]] = {}
+
+    def prompt(self, prompt_class: str, n_tokens: int, repeat: int) -> list[int]:
+        """Exactly `n_tokens` token ids; every repeat has another text, and another question.
+
+        Raises:
+            UsageError: no text, too few tokens, or no chat template.
+        """
+        if prompt_class not in self._opened:
+            self._opened[prompt_class] = self._open(prompt_class)
+        text, questions = self._opened[prompt_class]
+        if not questions:
+            return text.prompt(n_tokens, repeat)
+        question = questions[repeat % len(questions)]
+        return padded_tokens(self._model, question, n_tokens, text, repeat)
+
+    def _open(self, prompt_class: str) -> tuple[Workload, list[Prompt]]:
+        """The text and the questions of a class; without questions the text is continued."""
+        usual = stdlib_texts if prompt_class in ("code", "source") else docstrings
+        texts = usual() if self._texts is None else self._texts
+        before, after, questions = list[int](), list[int](), list[Prompt]()
+        if self._mode == "code":
+            before, after = self._chat()
+        elif prompt_class in CLASSES:
+            questions = prompts_for(self._model.path, [prompt_class])
+        return Workload(self._model, texts, before=before, after=after), questions
+
+    def _chat(self) -> tuple[list[int], list[int]]:
+        """The tokens that the chat template puts before and after the text."""
+        message = {"role": "user", "content": _PLACE + CODE_REQUEST}
+        before, place, after = self._model.apply_chat_template([message]).partition(_PLACE)
+        if not place:
+            raise UsageError(
+                "the chat template of this model changes the text; use --output-mode text"
+            )
+        tokenize = partial(self._model.tokenize, add_special=False, parse_special=True)
+        return tokenize(before), tokenize(after)

@@ -1,0 +1,149 @@
+"""Requests: what is asked of a model, in the form that the scheduler takes.
+
+:func:`make_request` is where sessions, the server and the command line make them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .answer import Answer
+from .arguments import (
+    FLAG,
+    flag,
+    keep_checked,
+    option,
+    refusal,
+    stop_strings,
+    token_ids,
+    whole,
+    wholes,
+)
+from .chats.options import call_form
+from .chats.thinking import Splitter, opened
+from .chats.tools import Tools
+from .drafting.sampling import Sampler
+from .errors import UsageError
+from .llama.model import Model
+from .settings import Sampling
+from .telemetry import Telemetry
+
+#: Text, or token ids.
+Prompt: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
+#: Called while a prompt is processed, with (tokens done, tokens in all).
+OnProgress: TypeAlias = Callable[[int, int], object]
+
+
+def tokens_of(model: Model, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt: of text, in which control tokens are recognised, or ids as they are.
+    Raises UsageError: neither text nor token ids, an id that is not in the vocabulary, or none."""
+    if isinstance(prompt, str):
+        tokens = model.tokenize(prompt, add_special=True, parse_special=True)
+    else:
+        tokens = token_ids("prompt", prompt, "text, or ")
+        model.check_tokens(tokens)
+    if not tokens:
+        raise UsageError("the prompt is empty; give at least one token of text")
+    return tokens
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop, and whether to draft. `ignore_eos`: generate on after an end token.
+
+    Raises UsageError for a bad value.
+    """
+
+    max_tokens: int = option(MISSING, wholes(1, math.inf, "at least 1"))
+    ignore_eos: bool = option(False, FLAG)
+    draft: bool = option(True, FLAG)
+
+    def __post_init__(self) -> None:
+        keep_checked(self)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is told of an answer; see :meth:`.Session.generate`.
+
+    Attributes:
+        split: tell thought from answer; `in_thought`: the prompt ends within a thought, however it
+            ends.
+        tools: tell calls of these from text.
+    """
+
+    stop: Iterable[str] | None = ()
+    log_pairs: bool = False
+    log_ties: bool = False
+    logprobs: int | None = None
+    on_progress: OnProgress | None = None
+    split: bool = False
+    in_thought: bool = False
+    tools: Tools | None = None
+
+    def check(self, model: Model) -> Options:
+        """The options in the form that is used. Raises UsageError for a bad value."""
+        if self.on_progress is not None and not callable(self.on_progress):
+            raise refusal("on_progress", self.on_progress, "a function, or None")
+        n = self.logprobs
+        if n is not None:
+            n = whole("logprobs", n, 0, model.n_vocab, "from 0 to the vocabulary's size, or None")
+        flags: dict[str, Any] = {
+            name: flag(name, getattr(self, name)) for name in ("log_pairs", "log_ties")
+        }
+        if self.log_ties and not model._library.has_tap:
+            raise UsageError("log_ties needs the patched library; this is upstream's")
+        return dataclasses.replace(self, stop=stop_strings(self.stop), logprobs=n, **flags)
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt, its sampler and limits, and the answer to fill.
+
+    The request owns the sampler, which is closed when the request is done. `on_progress` counts
+    tokens of the prompt that were kept from before as done.
+    """
+
+    prompt: list[int]
+    sampler: Sampler
+    limits: Limits
+    answer: Answer
+    on_progress: OnProgress | None = None
+
+
+def make_request(
+    model: Model,
+    prompt: list[int],
+    limits: Limits,
+    sampling: Sampling | None = None,
+    options: Options | None = None,
+    kind: type[Answer] = Answer,
+) -> Request:
+    """A request whose answer, of this kind, is still empty.
+
+    Args:
+        prompt: token ids, at least one; see :func:`tokens_of` and :meth:`.ChatOptions.prompt`.
+        sampling: default greedy.
+        options: as :meth:`Options.check` gives them.
+
+    Raises:
+        UsageError: a grammar or a bias that does not fit the model.
+    """
+    sampling, o = sampling or Sampling(), options or Options()
+    telemetry = Telemetry(
+        pairs=[] if o.log_pairs else None,
+        near_ties=[] if o.log_ties and sampling.plain_greedy else None,
+    )
+    splitter = Splitter(o.in_thought or opened(model, prompt)) if o.split else None
+    calls = o.tools.reader(call_form(model.chat_template)) if o.tools else None
+    stop = [*(o.stop or ())]
+    answer = kind(model, limits.ignore_eos, stop, telemetry, o.logprobs, splitter, calls)
+    sampler = Sampler(model, sampling, prompt, telemetry.near_ties)
+    return Request(prompt, sampler, limits, answer, o.on_progress)
