@@ -162,4 +162,4 @@ class Adapters:
         library = native.load()
         handles = library.ffi.new("struct llama_adapter_lora *[]", self._handles)
         scales = library.ffi.new("float[]", [adapter.scale for adapter in self._adapters])
-        context._call(library.lib.pyllama_set_adapters_lora, handles, len(self._handles), scales)
+        context.call(library.lib.pyllama_set_adapters_lora, handles, len(self._handles), scales)

@@ -278,7 +278,7 @@ class Context(Owned, OfThisProcess):
     def _rows(self, function: Any, *arguments: Any) -> Any:
         """Call a function of the shim that gives a pointer to floats last: the pointer."""
         pointer = self._ffi.new("const float *[1]")
-        self._call(function, *arguments, pointer)
+        self.call(function, *arguments, pointer)
         return pointer[0]
 
     def _raise_what_came(self) -> None:
@@ -390,7 +390,7 @@ class Context(Owned, OfThisProcess):
         if self._left_greedy:
             self._check_output(row)
             token = self._ffi.new("int32_t *")
-            self._call(self._lib.pyllama_mtp_get_greedy, row, token)
+            self.call(self._lib.pyllama_mtp_get_greedy, row, token)
             if token[0] < 0:
                 raise FatalDecodeError(NAN)
             return int(token[0])
@@ -441,7 +441,7 @@ class Context(Owned, OfThisProcess):
         candidates."""
         self._check_output(row)
         out = self._ffi.new("const int32_t *[1]"), self._ffi.new("const float *[1]")
-        n = self._call(self._lib.pyllama_mtp_get_candidates, row, *out)
+        n = self.call(self._lib.pyllama_mtp_get_candidates, row, *out)
         if not n:
             raise UsageError("the last decode left no candidates; see set_candidates()")
         ids = np.frombuffer(self._ffi.buffer(out[0][0], 4 * n), dtype=np.int32)
@@ -452,7 +452,7 @@ class Context(Owned, OfThisProcess):
     def set_tap(self, on: bool) -> None:
         """Whether the next decodes leave hidden rows, if `options` ask for any."""
         if self.options.need_embd_pre_norm:
-            self._call(self._lib.pyllama_set_embeddings_pre_norm, on)
+            self.call(self._lib.pyllama_set_embeddings_pre_norm, on)
         elif self.options.tap != "off":
             masked = on and self.options.tap == "outputs"
             self._lib.llama_mtp_set_embeddings_nextn(self.handle, on, masked)
@@ -752,7 +752,7 @@ class Context(Owned, OfThisProcess):
         """
         sizes = self._ffi.new("struct llama_mtp_memory *")
         which = (True, self._ffi.NULL) if device is None else (False, device)
-        self._call(self._lib.pyllama_mtp_get_memory, *which, sizes)
+        self.call(self._lib.pyllama_mtp_get_memory, *which, sizes)
         return {"model": sizes.model, "context": sizes.context, "compute": sizes.compute}
 
     def _view(self, pointer: Any, n: int) -> Floats:

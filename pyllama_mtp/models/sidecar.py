@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from pyllama_mtp.errors import HeadMismatchError
-from pyllama_mtp.models.architectures import ARCHITECTURES, Architecture, elsewhere
+from pyllama_mtp.models.architectures import elsewhere
 from pyllama_mtp.models.draftvocab import D2T
 from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
 from pyllama_mtp.models.modelinfo import GGUFInfo
