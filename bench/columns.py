@@ -5,8 +5,9 @@
     python bench/columns.py --rows 200000 --threads 2 --types q4_K,q6_K
 
 "before" is what upstream does with such a matrix: if it repacks the type, its gemv and gemm; else
-vec_dot column by column, its tiled kernels, tinyBLAS. "now" is patch 5. The two take turns. Every
-figure is the least of many, because other programs can only add to it.
+vec_dot column by column, its tiled kernels, tinyBLAS. "now" is what the CPU patches do. The two
+take turns, with the same matrix if neither repacks it. Every figure is the least of many, because
+other programs can only add to it.
 Writes results/NAME.json and .md.
 """
 
@@ -26,9 +27,8 @@ from tests.ffi.ggmlcalls import F32, Ggml
 
 TYPES = "Q8_0 Q4_K Q5_K Q6_K IQ4_XS Q4_0 IQ4_NL Q3_K Q2_K IQ3_S IQ3_XXS IQ2_S IQ2_XS IQ2_XXS "
 TYPES += "Q5_0 MXFP4 NVFP4 F32 F16 BF16"
-COLUMNS = (1, 2, 3, 4, 5, 6, 8)
+COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8)
 REPACKED = ("Q4_0", "Q4_K", "Q2_K", "IQ4_NL", "MXFP4")  # by upstream on x86; Q2_K with AVX-512
-WAYS = {"before": False, "now": True}
 DECLARATIONS = """
 void * ggml_backend_cpu_reg(void);
 void * ggml_backend_reg_dev_get(void * reg, size_t index);
@@ -46,11 +46,19 @@ const char * ggml_backend_buft_name(void * type);
 
 
 class Products:
-    """Products of an [m, k] matrix with 1 to 8 columns, in upstream's way or that of patch 5."""
+    """Products of an [m, k] matrix with 1 to 8 columns, in upstream's way or ours."""
 
     def __init__(
-        self, stack: ExitStack, name: str, shape: tuple[int, int], n_threads: int, now: bool
+        self,
+        stack: ExitStack,
+        name: str,
+        shape: tuple[int, int],
+        n_threads: int,
+        now: bool,
+        other: Products | None = None,
     ) -> None:
+        """`other`: the other way, whose matrix this one uses if both want the same layout: two
+        copies would share the last cache, and the figures would be those of memory."""
         self.now, self.library, self.ggml = now, native.load(), Ggml()
         (m, k), kind, g = shape, int(GGMLQuantizationType[name]), self.ggml
         g.ffi.cdef(DECLARATIONS)
@@ -59,13 +67,18 @@ class Products:
         stack.callback(g.ggml_backend_free, self.backend)
         g.ggml_backend_cpu_set_n_threads(self.backend, n_threads)
         cpu = g.ggml_backend_cpu_buffer_type()
-        matrix = self._tensors(stack, [(kind, k, m)], cpu if now else self._layout(name) or cpu)[0]
-        data, ones = g.ffi.new("char[]", m * g.ggml_row_size(kind, k)), g.ffi.new("float[]", k)
-        rng = np.random.default_rng(0)
-        rows = g.ffi.from_buffer("float[]", rng.standard_normal(m * k, dtype=np.float32))
-        g.ffi.buffer(ones)[:] = np.ones(k, np.float32).tobytes()  # an importance matrix
-        g.ggml_quantize_chunk(kind, rows, data, 0, m, k, ones)
-        g.ggml_backend_tensor_set(matrix, data, 0, len(data))
+        rng, layout = np.random.default_rng(0), None if now else self._layout(name)
+        self.matrix: Any
+        if other and not layout:
+            address = int(other.ggml.ffi.cast("intptr_t", other.matrix))
+            self.matrix = g.ffi.cast("void *", address)
+        else:
+            self.matrix = self._tensors(stack, [(kind, k, m)], layout or cpu)[0]
+            data, ones = g.ffi.new("char[]", m * g.ggml_row_size(kind, k)), g.ffi.new("float[]", k)
+            rows = g.ffi.from_buffer("float[]", rng.standard_normal(m * k, dtype=np.float32))
+            g.ffi.buffer(ones)[:] = np.ones(k, np.float32).tobytes()  # an importance matrix
+            g.ggml_quantize_chunk(kind, rows, data, 0, m, k, ones)
+            g.ggml_backend_tensor_set(self.matrix, data, 0, len(data))
         columns = self._tensors(stack, [(F32, k, n) for n in COLUMNS], cpu)
         for column in columns:
             g.data(column)[:] = rng.standard_normal(g.data(column).size)
@@ -73,7 +86,7 @@ class Products:
         for n, column in zip(COLUMNS, columns, strict=True):
             ctx = stack.enter_context(g.context(16 * n * m))
             self.graphs[n] = g.ggml_new_graph(ctx)
-            g.ggml_build_forward_expand(self.graphs[n], g.ggml_mul_mat(ctx, matrix, column))
+            g.ggml_build_forward_expand(self.graphs[n], g.ggml_mul_mat(ctx, self.matrix, column))
             self.seconds(n)
 
     def _tensors(self, stack: ExitStack, shapes: list[tuple[int, ...]], kind: Any) -> list[Any]:
@@ -109,7 +122,8 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, dict[int, float]]:
     """The least seconds of a product, by way and number of columns."""
     with ExitStack() as stack:
         shape = (args.rows, args.columns)
-        ways = {way: Products(stack, name, shape, args.threads, now) for way, now in WAYS.items()}
+        now = Products(stack, name, shape, args.threads, True)
+        ways = {"before": Products(stack, name, shape, args.threads, False, now), "now": now}
         least: dict[str, dict[int, float]] = {way: dict.fromkeys(COLUMNS, 1e9) for way in ways}
         end = time.monotonic() + args.seconds
         while time.monotonic() < end:
@@ -174,7 +188,7 @@ def main(argv: list[str] | None = None) -> int:
         "",
         *results.header_lines(result),
         f"- A matrix of {args.rows} x {args.columns}, {args.threads} thread(s); before: upstream's "
-        "ways, repacked where it repacks; now: patch 5",
+        "ways, repacked where it repacks; now: the CPU patches",
         "",
         *table(found),
         "",

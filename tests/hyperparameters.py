@@ -155,6 +155,7 @@ def hyperparameters(arch: str, n_heads: int, large: bool = False) -> dict[str, A
             "attention.head_count_kv": [0, *[1] * (n - 1)],
             "attention.key_length": 64,  # the latent alone: nothing is rotated
             "rope.dimension_count": 0,
+            "attention.indexer.top_k": 16,  # fewer than there are
             "attention.indexer.kpool": 4,
             "attention.indexer.kpool_select_tail": True,
             "swiglu_clamp_exp": 10.0,
@@ -184,6 +185,7 @@ def hyperparameters(arch: str, n_heads: int, large: bool = False) -> dict[str, A
             **_STREAMS,
             **_NGRAM_EMBEDDINGS,
             "rope.dimension_sections": [8, 8, 8, 8],
+            "attention.indexer.top_k": 16,  # fewer than there are
             "hyper_connection.low_rank": 8,
             "attention.compress_ratios": [4] * n,
         },
