@@ -270,12 +270,12 @@ def _collect(
 
 def show(run: AcceptanceRun, how: str, misses: int) -> None:
     """Print the run's report to stdout: tables, Markdown, or one JSON object."""
-    from pyllama_mtp.measure import acceptance
+    from pyllama_mtp.measure import acceptance_report
 
-    report = acceptance.Report.of(run)
+    report = acceptance_report.Report.of(run)
     if how == "json":
-        print(json.dumps(acceptance.json_report(run, report, misses), ensure_ascii=False))
+        print(json.dumps(acceptance_report.json_report(run, report, misses), ensure_ascii=False))
     elif how == "markdown":
-        print(acceptance.markdown_report(run, report, misses))
+        print(acceptance_report.markdown_report(run, report, misses))
     else:
-        acceptance.print_report(run, report, sys.stdout, misses)
+        acceptance_report.print_report(run, report, sys.stdout, misses)
