@@ -24,7 +24,7 @@ class Drafts:
     Attributes:
         tokens: their ids.
         distributions: of the draw of each draft; empty where drafts are the head's best tokens.
-        looked_up: n-gram drafts, not the head's; see :mod:`.ngram`.
+        looked_up: n-gram drafts, not the head's; see :mod:`.drafting.ngram`.
         forced: the grammar allows no other tokens, so all are accepted.
     """
 
@@ -65,7 +65,7 @@ class Sequence:
         state_before: the recurrent state before that decode, where it is needed to go back.
         n_drafted_for: positions that a draft context of its own holds, of the target's hidden
             states; `carry`, [1, n_embd] float32, is the state of the last of them, None where it is
-            not known. See :mod:`.upstream`.
+            not known. See :mod:`.drafting.upstream`.
     """
 
     id: int

@@ -42,7 +42,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyllama_mtp.cli import ended_by, loading, options, parsing, progress
+from pyllama_mtp.cli import ended_by, options, parsing, progress
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="rounds per depth to measure costs; 0: no costs, no break-even",
     )
     _add_output_options(parser)
-    loading.add_model_options(parser)
+    options.add_model_options(parser)
     options.add_settings_options(parser)
     options.add_sampling_options(parser)
 
@@ -166,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
     with parsing.new_file(args.output) as output, parsing.new_file(args.pairs) as pairs:
         texts = None if args.context_file is None else [read_text(args.context_file, "context")]
         library = native.load(args.lib)
-        with loading.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
+        with options.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
             plan = make_plan(args, model, prompts, source)
             build = Build.of(library, args.n_gpu_layers, workers=args.rpc_servers)
             devices = accelerators(library, args.n_gpu_layers)
@@ -190,7 +190,7 @@ def is_demo(args: argparse.Namespace) -> bool:
     """Whether the model is the bundled one."""
     from pyllama_mtp.models import demo
 
-    return demo.is_demo(loading.model_path(args))
+    return demo.is_demo(options.model_path(args))
 
 
 def choose_prompts(args: argparse.Namespace) -> tuple[tuple[Prompt, ...], str]:
@@ -217,7 +217,7 @@ def choose_prompts(args: argparse.Namespace) -> tuple[tuple[Prompt, ...], str]:
     if args.classes or not chosen:
         classes = args.classes or prompts.CLASSES
         prompts.check_classes(classes)  # before the model may be downloaded
-        chosen += prompts.prompts_for(loading.model_path(args), classes)
+        chosen += prompts.prompts_for(options.model_path(args), classes)
         own = "the demo model's own, held out of its training"
         sources.append(own if is_demo(args) else "the package's own")
     return limited(chosen, args.prompts_per_class), " and ".join(sources)
@@ -237,7 +237,7 @@ def make_plan(
     return AcceptancePlan(
         prompts=prompts,
         source=source,
-        depth=loading.depth_for(model, args.draft_n_max),
+        depth=options.depth_for(model, args.draft_n_max),
         max_tokens=args.max_tokens,
         context_lengths=chosen,
         context_prompts=args.context_prompts,
@@ -270,12 +270,12 @@ def _collect(
 
 def show(run: AcceptanceRun, how: str, misses: int) -> None:
     """Print the run's report to stdout: tables, Markdown, or one JSON object."""
-    from pyllama_mtp.measure import acceptance
+    from pyllama_mtp.measure import acceptance_report
 
-    report = acceptance.Report.of(run)
+    report = acceptance_report.Report.of(run)
     if how == "json":
-        print(json.dumps(acceptance.json_report(run, report, misses), ensure_ascii=False))
+        print(json.dumps(acceptance_report.json_report(run, report, misses), ensure_ascii=False))
     elif how == "markdown":
-        print(acceptance.markdown_report(run, report, misses))
+        print(acceptance_report.markdown_report(run, report, misses))
     else:
-        acceptance.print_report(run, report, sys.stdout, misses)
+        acceptance_report.print_report(run, report, sys.stdout, misses)

@@ -27,7 +27,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.arguments import flag
-from pyllama_mtp.cli import go_on, interrupted, loading, on_signal, options, parsing, progress
+from pyllama_mtp.cli import go_on, interrupted, on_signal, options, parsing, progress
 from pyllama_mtp.errors import DecodeAborted, PyllamaMtpError, UsageError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stats", action="store_true", help="show figures after each answer")
     options.add_chat_options(parser)
     options.add_parts(parser, "depth", "ngram")
-    loading.add_model_options(parser)
+    options.add_model_options(parser)
     options.add_settings_options(parser, n_ctx=f"of the conversation: {options.USUAL_N_CTX}")
     options.add_sampling_options(parser)
     options.leave_sampling_to_the_model(parser)
@@ -75,9 +75,8 @@ def run(args: argparse.Namespace) -> int:
     from pyllama_mtp.llama import native
 
     native.load(args.lib)
-    mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
     with (
-        loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model,
+        options.open_model(args) as model,
         Session(model, settings) as session,
     ):
         sampling = dataclasses.replace(model.sampling, **given)

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyllama_mtp.cli import loading, parsing, progress
+from pyllama_mtp.cli import options, parsing, progress
 from pyllama_mtp.errors import NoMtpHeadError, UsageError
 from pyllama_mtp.files import check_target
 from pyllama_mtp.models.ggufinfo import read_gguf
@@ -35,7 +35,7 @@ _SHOWN = 12  # tokens
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    loading.add_model_option(parser)
+    options.add_model_option(parser)
     parser.add_argument(
         "--text", nargs="+", default=[], metavar="TEXT.txt", help="UTF-8 text files to count in"
     )
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from pyllama_mtp.models import draftvocab
 
     _check(args)
-    path = loading.model_path(args)
+    path = options.model_path(args)
     info = read_gguf(path)
     if not info.supported:
         raise NoMtpHeadError(f"{path}: {info.why_no_mtp}; only a head has a draft vocabulary", path)

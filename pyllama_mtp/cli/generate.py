@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyllama_mtp.cli import interrupted, loading, options, parsing, progress
+from pyllama_mtp.cli import interrupted, options, parsing, progress
 from pyllama_mtp.errors import DecodeAborted, UsageError
 from pyllama_mtp.settings import AUTO_DEPTH, Settings
 
@@ -69,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="write each draft with the token that the model chose, one JSON object per line; the "
         "file must not exist",
     )
-    loading.add_model_options(parser)
+    options.add_model_options(parser)
     options.add_settings_options(parser, n_ctx=options.USUAL_N_CTX)
     options.add_sampling_options(parser)
 
@@ -84,8 +84,7 @@ def run(args: argparse.Namespace) -> int:
         from pyllama_mtp.llama import native
 
         library = native.load(args.lib)
-        mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
-        with loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model:
+        with options.open_model(args) as model:
             prompt = tokenize(model, text, args)
             room = len(prompt) + args.max_tokens
             with Session(model, settings, room=room) as session, progress.prompt() as tell:

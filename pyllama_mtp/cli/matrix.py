@@ -44,7 +44,6 @@ from pyllama_mtp.cli import (
     PROGRAM,
     SIGNALS,
     ended_by,
-    loading,
     note_signal,
     on_signal,
     options,
@@ -161,7 +160,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "run has another plan",
     )
     parsing.add_format_option(output)
-    loading.add_model_options(parser, several=True)
+    options.add_model_options(parser, several=True)
     parser.add_argument(
         "--variants",
         type=parsing.comma_list(str),
@@ -305,7 +304,7 @@ def _check(args: argparse.Namespace) -> MatrixRequest:
         sampling,
         [PROGRAM, *sys.argv[1:]],
         libraries,
-        loading.placement(args),
+        options.placement(args),
         texts,
         budget_s=None if args.budget is None else parse_duration(args.budget),
         output=None if args.no_output else args.output,
@@ -442,7 +441,7 @@ def measure(args: argparse.Namespace, request: MatrixRequest, found: Records) ->
     native.load(request.libraries[0] or None)
     mtp = None if request.usual_depths else any(request.plan.depths)
     fallback = "only depth 0 is measured"
-    with loading.open_model(args, mtp=mtp, without="--depths 0", fallback=fallback) as model:
+    with options.open_model(args, mtp=mtp, without="--depths 0", fallback=fallback) as model:
         matrix = run_matrix(model, request, found, watch, say)
     _say_what_was_dropped(matrix, request)
     if matrix.interrupted:

@@ -30,7 +30,7 @@ import signal
 import sys
 import time
 
-from pyllama_mtp.cli import INTERRUPTED, PROGRAM, loading, options, parsing
+from pyllama_mtp.cli import INTERRUPTED, PROGRAM, options, parsing
 from pyllama_mtp.errors import UsageError
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     options.add_chat_options(parser)
     options.add_parts(parser, "depth", "ngram")
-    loading.add_model_options(parser)
+    options.add_model_options(parser)
     options.add_settings_options(parser, n_ctx=f"of each sequence: {options.USUAL_N_CTX}")
     parser.set_defaults(n_batch=512)
 
@@ -115,8 +115,7 @@ def run(args: argparse.Namespace) -> int:
     chat = options.chat_options_from(args)
     library = native.load(args.lib)
     listening = server.listen(args.host, args.port)
-    mtp = None if args.draft_n_max == "auto" else args.draft_n_max != 0
-    with listening, loading.open_model(args, mtp=mtp, without="--draft-n-max 0") as model:
+    with listening, options.open_model(args) as model:
         generator = Generator(model, settings, args.n_sequences, args.max_queue)
         limits = (generator.n_ctx, args.max_tokens)
         fingerprint, now = f"fp_{str(library.stamp.get('series', ''))[:12]}", int(time.time())

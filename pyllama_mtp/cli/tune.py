@@ -20,7 +20,7 @@ import argparse
 import dataclasses
 import json
 
-from pyllama_mtp.cli import loading, options, parsing
+from pyllama_mtp.cli import options, parsing
 from pyllama_mtp.errors import UsageError
 
 
@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parsing.add_whole(parser, "--repeat", default=5, metavar="R", help="rounds per depth")
     parser.add_argument("--json", action="store_true", help="print the costs in seconds, as JSON")
     options.add_profile_option(parser)
-    loading.add_model_options(parser)
+    options.add_model_options(parser)
     options.add_settings_options(parser)
 
 
@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
 
     settings = options.settings_from(args, args.limit)
     native.load(args.lib)
-    with loading.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
-        args.limit = loading.depth_for(model, args.limit)
+    with options.open_model(args, mtp=True, without="--draft-n-max 0 to generate") as model:
+        args.limit = options.depth_for(model, args.limit)
         needed = args.prompt_size + tokens_needed(args.limit, args.repeat) + 1
         if needed > model.n_ctx_train and not settings.n_ctx:
             raise UsageError(

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WAITED_MUCH = 0.03
+#: Fewer repeats have intervals too wide to tell anything.
+ENOUGH = 3
 #: How other programs measure.
 _PEER_NOTES = {
     "llama-server": "llama-server: its own timings of a completion of the same tokens; how many "
@@ -368,10 +370,13 @@ def _ratio_note(cells: Sequence[Cell]) -> list[str]:
     note = "vs no-MTP: Hodges-Lehmann estimate of the ratios within a repeat"
     if all(by_cpu_time(cell) for cell in cells if cell.program == OURS):
         note += ", by the CPU time of the one thread"
-    if all(ratio.n > 1 for ratio in worst.values()):
-        bounds = [f"{100 * ratio.scatter:.1f} % ({name})" for name, ratio in worst.items()]
-        reach = f"reach at most {', '.join(bounds)} from it"
-        note += f"; {100 * CONFIDENCE:g} % confidence intervals {reach}"
+    fewest = min(ratio.n for ratio in worst.values())
+    if fewest < ENOUGH:
+        return [f"{note}; from {counted(fewest, 'repeat')}, so nothing is known of their noise"]
+    reach = [f"{100 * ratio.scatter:.1f} % ({name})" for name, ratio in worst.items()]
+    note += (
+        f"; {100 * CONFIDENCE:g} % confidence intervals reach at most {', '.join(reach)} from it"
+    )
     return [note]
 
 

@@ -53,6 +53,7 @@ def dry(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     return folder, done
 
 
+@pytest.mark.long
 def test_a_dry_run_does_it_all(dry: tuple[Path, list[Any]]) -> None:
     folder, (cut, done) = dry
     assert (cut.returncode, done.returncode) == (3, 0), done.stderr + done.stdout
@@ -66,6 +67,7 @@ def test_a_dry_run_does_it_all(dry: tuple[Path, list[Any]]) -> None:
     assert "runbook: build ..." not in done.stderr, "it was done before the cut"
 
 
+@pytest.mark.long
 def test_a_dry_run_says_so_and_names_what_to_send_back(dry: tuple[Path, list[Any]]) -> None:
     folder, (_, done) = dry
     assert done.stdout.startswith("DRY RUN")
@@ -79,6 +81,7 @@ def test_a_dry_run_says_so_and_names_what_to_send_back(dry: tuple[Path, list[Any
     assert all(f"\n{name}\n|" in done.stdout for name in measured), "its table"
 
 
+@pytest.mark.long
 def test_what_is_measured(dry: tuple[Path, list[Any]]) -> None:
     def samples(name: str) -> list[Any]:
         lines = (dry[0] / "results" / f"{name}.jsonl").read_text().splitlines()
@@ -94,6 +97,7 @@ def test_what_is_measured(dry: tuple[Path, list[Any]]) -> None:
         assert {of[name] for of in settings if of["draft_n_max"]} == values
 
 
+@pytest.mark.long
 def test_what_is_done_is_not_done_again(dry: tuple[Path, list[Any]]) -> None:
     again = runbook("--dry-run", "--work", dry[0])
     assert again.returncode == 0 and "..." not in again.stderr

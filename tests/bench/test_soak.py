@@ -28,6 +28,7 @@ def make(model: Model, folder: Path, seed: int) -> Soak:
     return Soak(model, [p.tokens(model) for p in demo_prompts()], seed, 1, folder)
 
 
+@pytest.mark.long
 def test_a_short_soak(work: Soak) -> None:
     """Every kind of step, every greedy answer equal, and no growth that a leak would explain."""
     readings: soak.Readings = []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyllama_mtp import Model, RopeScaling
-from pyllama_mtp.cli import build_parser, loading, options
+from pyllama_mtp.cli import build_parser, options
 from pyllama_mtp.llama.modeloptions import ModelOptions
 
 from ..adapters import trunk, write_adapter
@@ -36,7 +36,7 @@ ROPE = shlex.split(
 def test_every_command_has_them(command: str) -> None:
     arguments = [command, *COMMANDS[command], *GIVEN, *ROPE]
     args = build_parser(command).parse_args(arguments)
-    found = ModelOptions(**loading.placement(args))
+    found = ModelOptions(**options.placement(args))
     assert found.given == {
         "n_gpu_layers": 3,
         "device": ("A", "B"),
@@ -67,7 +67,7 @@ def test_every_command_has_them(command: str) -> None:
         yarn_beta_slow=2,
     )
     nothing = build_parser(command).parse_args([command, *COMMANDS[command]])
-    assert not ModelOptions(**loading.placement(nothing)).given
+    assert not ModelOptions(**options.placement(nothing)).given
     assert options.settings_from(nothing, 2, **SWITCHES).rope == RopeScaling()
 
 

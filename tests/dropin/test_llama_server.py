@@ -11,7 +11,7 @@ import pytest
 
 from pyllama_mtp import Settings
 from pyllama_mtp.llama import native
-from pyllama_mtp.measure.peers import LlamaServer, PeerOptions, find, server_options
+from pyllama_mtp.measure.peers import VARIABLE, LlamaServer, PeerOptions, server_options
 
 PROMPTS = ("def main", "import os\n\n", "The capital of", "class Reader:\n")
 PATH = "LD_LIBRARY_PATH"
@@ -19,7 +19,7 @@ PATH = "LD_LIBRARY_PATH"
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    folder = os.environ.get(find.VARIABLE) or Path(__file__).parents[2] / "build" / "peers" / "bin"
+    folder = os.environ.get(VARIABLE) or Path(__file__).parents[2] / "build" / "peers" / "bin"
     found = Path(folder) / "llama-server"
     if not found.exists():
         pytest.skip(f"no llama-server in {folder}: python bench/peers.py")

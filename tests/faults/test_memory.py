@@ -9,6 +9,7 @@ import pytest
 from . import memory
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("scenario", "steps"), [("load", 4), ("first generation", 5), ("batch", 4)]
 )

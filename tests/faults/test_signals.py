@@ -17,6 +17,7 @@ from . import signalled
     [("generate", 1.0), ("matrix", 3.0), ("accept", 2.0), ("synth", 2.0), ("draft-vocab", 1.0),
      ("tune", 1.0)],
 )  # fmt: skip
+@pytest.mark.long
 def test_a_command_ends_cleanly(
     tmp_path: Path, name: str, most_s: float, number: signal.Signals
 ) -> None:

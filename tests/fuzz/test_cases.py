@@ -27,6 +27,7 @@ JOBS = 2
 CONFORM: dict[str, Any] = {"op": "conform"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "n"),
     [("model", 240), ("head", 60), ("split", 60), ("prompt", 40), ("draft-vocab", 30)],
@@ -42,6 +43,7 @@ def test_every_case_ends_in_an_error_or_works(kind: str, n: int, demo_file: Path
     assert kind != "model" or counts[NATIVE] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "glm4moe"])
 def test_other_architectures_end_a_process_that_tries_them(arch: str, tmp_path: Path) -> None:
     edit = {"op": "set", "key": f"{arch}.attention.layer_norm_rms_epsilon", "type": 6, "value": -1}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyllama_mtp.measure import acceptance
-from pyllama_mtp.measure.acceptance import Acceptance, by_position, shares
+from pyllama_mtp.measure import acceptance_report
+from pyllama_mtp.measure.acceptance_report import Acceptance, by_position, shares
 
 from .acceptance_fakes import result
 
 
-def tally(*accepted: int, ended: bool = False) -> acceptance.Tally:
+def tally(*accepted: int, ended: bool = False) -> acceptance_report.Tally:
     """Of a prompt with up to three drafts per round."""
-    return acceptance.tally(result("code", 1, *accepted, ended=ended), 3)
+    return acceptance_report.tally(result("code", 1, *accepted, ended=ended), 3)
 
 
 def counts(*rows: list[int]) -> np.ndarray:

@@ -8,7 +8,7 @@ import json
 import msgspec
 import pytest
 
-from pyllama_mtp.measure.acceptance import (
+from pyllama_mtp.measure.acceptance_report import (
     Report,
     frequent_misses,
     json_report,

@@ -9,6 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from pyllama_mtp.measure.records import read_file
 
 from ..processes import start
@@ -31,6 +33,7 @@ def whole_lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True) if path.exists() else []
 
 
+@pytest.mark.long
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     draw = random.Random(20)
     path = tmp_path / "m.jsonl"

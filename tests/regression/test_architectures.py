@@ -20,10 +20,10 @@ from pyllama_mtp.errors import ModelFileError, UsageError
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.measure.peers import (
+    VARIABLE,
     LlamaServer,
     PeerOptions,
     completion_request,
-    find,
     server_options,
 )
 from pyllama_mtp.models.architectures import ARCHITECTURES
@@ -166,7 +166,7 @@ def test_drafts_are_llama_servers(
 ) -> None:
     """Round by round. With random weights all of the head is of consequence, its attention too; a
     head that drafts well is as good without."""
-    folder = os.environ.get(find.VARIABLE) or Path(__file__).parents[2] / "build" / "peers" / "bin"
+    folder = os.environ.get(VARIABLE) or Path(__file__).parents[2] / "build" / "peers" / "bin"
     server = Path(folder) / "llama-server"
     if not os.access(server, os.X_OK):
         pytest.skip(f"no llama-server in {folder}: python bench/peers.py")

@@ -51,6 +51,7 @@ def exact(demo: Model) -> Exact:
     return Exact(demo, demo.tokenize(PROMPT))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_frequencies_of_texts(demo: Model, exact: Exact, name: str, way: dict[str, object]) -> None:
@@ -72,6 +73,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, usual: Sequence[int]) -> None:
     monkeypatch.setattr(HeadDrafter, "draft", draft)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "depth"), [("cool", 3), ("plain", 1)])
 def test_frequencies_with_bad_drafts(
     demo: Model, exact: Exact, monkeypatch: pytest.MonkeyPatch, name: str, depth: int

@@ -27,6 +27,7 @@ def resident() -> int:
     return (pages[1] - pages[2]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("n_tokens", "depth", "options"),
     [
@@ -57,6 +58,7 @@ def test_memory_is_flat(
     assert marks[-1] - marks[2] < SLACK, marks
 
 
+@pytest.mark.long
 def test_memory_of_several_sequences_is_flat(demo: Model, text: list[int]) -> None:
     marks = []
     with BatchSession(demo, settings(3, n_ctx=512), n_sequences=3) as session:
