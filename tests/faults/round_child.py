@@ -13,12 +13,10 @@ import numpy as np
 
 from pyllama_mtp import Model
 from pyllama_mtp.errors import ContextClosedError, PyllamaMtpError
-from pyllama_mtp.models.ggufinfo import read_gguf
-
-from ..regression.support import made_up
-from ..regression.twocontexts import context as context_of
-from ..regression.twocontexts import one_sequence
-from ..trimmed import head_rows
+from pyllama_mtp.llama.batch import Batch
+from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
+from pyllama_mtp.llama.drafthead import set_draft_head
 
 N, DEPTH = 20, 3
 NAMES = ("drafts", "logits", "state")
@@ -26,14 +24,25 @@ FAIL = ctypes.CDLL(None).fail_after
 FAIL.restype, FAIL.argtypes = ctypes.c_long, [ctypes.c_long]
 
 
+def batch_of(tokens: list[int], start: int) -> Batch:
+    """Tokens of the one sequence from a position on, all of them outputs."""
+    n = len(tokens)
+    return Batch(tokens, np.arange(start, start + n), np.zeros(n), np.ones(n))  # type: ignore[arg-type]
+
+
 class Round:
     """A context with a draft head, whose calls are made past the class that would close it."""
 
     def __init__(self, model: Model) -> None:
-        self.context = context_of(model, n_rs_seq=DEPTH)
-        ids = np.arange(0, model.n_vocab, 3, dtype=np.int32)
-        self.context.set_draft_head(head_rows(read_gguf(model.path), ids), ids)
-        self.context.decode_batch(one_sequence(made_up(model, N)))
+        options = ContextOptions(
+            n_ctx=256, n_batch=64, n_ubatch=16, n_threads=1, n_outputs_max=64, with_mtp=True,
+            n_rs_seq=DEPTH,
+        )  # fmt: skip
+        self.context = Context(model, options)
+        head = model.draft_head(600)
+        assert head
+        set_draft_head(self.context, head.rows(), head.ids)
+        self.context.decode_batch(batch_of([*range(100, 100 + N)], 0))
         self.state = bytes(self.context.save_state())
         self.out = np.full(DEPTH, -1, dtype=np.int32)
         self.wanted = self.seen()
@@ -67,7 +76,7 @@ class Round:
         """The drafts, the logits of a verification, and the state after it."""
         assert self.draft() == 0
         drafts = self.out.tobytes()
-        batch = one_sequence([7, *self.out.tolist()], N, outputs=np.ones(DEPTH + 1, np.int8))
+        batch = batch_of([7, *self.out.tolist()], N)
         self.context.decode_batch(batch)
         logits = b"".join(self.context.logits(row).tobytes() for row in range(DEPTH + 1))
         after = bytes(self.context.save_state())
@@ -92,7 +101,7 @@ class Round:
 
 def fail_in_verification(model: Model) -> int:
     """A decode that fails leaves a context that refuses what follows."""
-    batch = one_sequence([7, 8, 9], N, outputs=np.ones(3, np.int8))
+    batch = batch_of([7, 8, 9], N)
     n = 0
     while True:
         context = Round(model).context
