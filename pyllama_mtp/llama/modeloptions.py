@@ -74,7 +74,7 @@ def _names(name: str, value: object) -> tuple[str, ...]:
 
 def _overrides(name: str, value: object) -> tuple[tuple[str, str], ...]:
     pairs = [*value.items()] if isinstance(value, Mapping) else listed(value)
-    allowed = "(pattern, device) pairs of text, or a mapping"
+    allowed = "PATTERN=DEVICE; in Python (pattern, device) pairs of text, or a mapping"
     if pairs is None:
         raise refusal(name, value, allowed)
     for pair in pairs:
