@@ -81,7 +81,7 @@ def _mib(text: str) -> int:
 
 def _overrides(name: str, value: object) -> tuple[tuple[str, str], ...]:
     pairs = [*value.items()] if isinstance(value, Mapping) else listed(value)
-    allowed = "(pattern, device) pairs of text, or a mapping"
+    allowed = "PATTERN=DEVICE; in Python (pattern, device) pairs of text, or a mapping"
     if pairs is None:
         raise refusal(name, value, allowed)
     for pair in pairs:

@@ -68,7 +68,7 @@ def test_a_damaged_model(
         ),
         ("generate --device CUDA9 x", "device 'CUDA9' is not there; there is"),
         ("generate --override-tensor nothing=CPU x", "no tensor of"),
-        ("generate --override-tensor ffn x", "'ffn' is not PATTERN=DEVICE"),
+        ("generate --override-tensor ffn x", "it must be PATTERN=DEVICE"),
         ("generate --override-tensor (=CPU x", "not a regular expression"),
         ("generate --lora none.gguf x", "no such model file: none.gguf"),
         ("generate --lora-scaled a.gguf x", "'a.gguf' is not FILE:SCALE"),
