@@ -1,4 +1,4 @@
-"""Patches 5 and 9: products of a few columns, and of many as prompts have them.
+"""The CPU patches: products of a few columns, and of many as prompts have them.
 
 A few columns: the bits are those of each column alone, which is compared with upstream's. Many: the
 same but for rounding, since columns are quantized alike and only the order of float additions
@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType
 
 from pyllama_mtp.llama import native
 
-from .ggmlcalls import Q8_0, Floats
+from .ggmlcalls import BF16, F16, F32, Q8_0, Floats
 from .products import NAMES, TYPES, Products, block, normal, numbers
 
 #: Types whose products of many columns go another way.
@@ -22,6 +22,7 @@ FLOATS_AND_REST = ("F32", "F16", "BF16", "NVFP4")
 MANY = [(n, t) for n, t in zip(NAMES, TYPES, strict=True) if n not in FLOATS_AND_REST]
 EVERY_TYPE = pytest.mark.parametrize("kind", TYPES, ids=NAMES)
 TYPES_FOR_MANY = pytest.mark.parametrize("kind", [t for _, t in MANY], ids=[n for n, _ in MANY])
+FLOATS = pytest.mark.parametrize("kind", [F32, F16, BF16], ids=["F32", "F16", "BF16"])
 #: Columns beyond 8, by the size of a block: with super-blocks of 256 other kernels take over.
 MORE = {32: (9, 16, 17, 31, 32)}
 
@@ -41,7 +42,7 @@ def error(found: Floats, right: Floats, columns: Floats, rows: Floats) -> float:
     return float((np.abs(found - right) / np.maximum(size, 1e-30)).max())
 
 
-@pytest.mark.parametrize("m", [1, 3, 4, 5, 70])
+@pytest.mark.parametrize("m", [1, 3, 4, 5, 48, 70])
 @EVERY_TYPE
 def test_few_columns_together_are_columns_alone(ggml: Products, kind: int, m: int) -> None:
     for k in (block(kind), 3 * block(kind), 1280, 5120 if m < 70 else 2560):
@@ -50,6 +51,33 @@ def test_few_columns_together_are_columns_alone(ggml: Products, kind: int, m: in
         for n in (2, 3, 4, 5, 6, 7, 8, *MORE.get(block(kind), ())):
             found = ggml.product(weights, m, columns[:n], 1, kind)
             assert found.tobytes() == alone[:n].tobytes(), f"{n} columns of {k}"
+
+
+@FLOATS
+@pytest.mark.parametrize("m", [4, 40, 256])
+def test_floats_round_alike_for_any_number_of_columns(ggml: Products, kind: int, m: int) -> None:
+    for k in (32, 1280, 1288):
+        weights, columns = ggml.quantize(normal(m, k), kind), normal(70, k)
+        alone = ggml.alone(weights, m, columns, kind)
+        for n in (2, 7, 13, 33, 70):
+            found = ggml.product(weights, m, columns[:n], 1, kind)
+            assert found.tobytes() == alone[:n].tobytes(), f"{n} columns of {k}"
+
+
+@FLOATS
+def test_columns_may_lie_apart(ggml: Products, kind: int) -> None:
+    """As queries without flash attention do; those of one token count as contiguous."""
+    m, k = 32, 64
+    weights, columns = ggml.quantize(normal(m, k), kind), normal(8, 2 * k)
+    alone = ggml.alone(weights, m, columns[:, :k], kind)
+    with ggml.context(2**20) as ctx:
+        a = ggml.ggml_new_tensor_2d(ctx, kind, k, m)
+        b = ggml.ggml_new_tensor_2d(ctx, F32, 2 * k, 8)
+        ggml.fill(a, weights)
+        ggml.data(b)[:] = columns.ravel()
+        view = ggml.ggml_view_2d(ctx, b, k, 8, 8 * k, 0)
+        found = ggml.computed(ctx, ggml.ggml_mul_mat(ctx, a, view), 2)
+    assert found.tobytes() == alone.tobytes()
 
 
 @EVERY_TYPE
@@ -64,7 +92,7 @@ def test_products_are_those_of_upstream_but_for_rounding(ggml: Products, kind: i
         assert error < bound * np.sqrt(k) * np.abs(rows).max(), k
         exact = columns.astype(np.float64) @ rows.T.astype(np.float64)
         if kind in (0, 1, 30):
-            assert np.abs(found - exact).max() < {0: 1e-5, 1: 1e-3, 30: 1e-2}[kind] * np.sqrt(k)
+            assert np.abs(found - exact).max() < {0: 1e-5, 1: 2e-3, 30: 2e-2}[kind] * np.sqrt(k)
 
 
 @pytest.mark.parametrize("k", [32, 96, 1024, 3584, 32768])
