@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""Greedy texts and accepted drafts beside upstream's llama-server with draft-mtp: are they equal?
+
+    python bench/peers.py && python bench/parity.py
+
+A trial is one prompt on one small model at one draft depth, in one of three ways: alone, alone with
+Q8_0 caches, and together with the other prompts in one batch of ours. The server answers each
+prompt alone. A trial is equal when all tokens and the number of accepted drafts are. Kernels that
+sum in another order may reverse two tokens whose logits are a near tie; such a trial is named, with
+the gap of the two logits where the texts part, and is compared no further. Models other than the
+demo have random weights and a head that drafts well. NO_SNAPSHOTS has models whose drafts can only
+be compared with those of llama-server on our libllama, which runs for them, too.
+
+Exit codes: 0 equal but for near ties; 1 not so; 2 there is no llama-server.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchkit import RESULTS, results
+
+from pyllama_mtp import Answer, BatchSession, Model, Session, Settings
+from pyllama_mtp.files import write_whole
+from pyllama_mtp.llama import native
+from pyllama_mtp.measure.peers import PeerError, find
+from pyllama_mtp.measure.peers.llama_server import Server, completion_request, server_options
+from pyllama_mtp.measure.peers.options import Options
+from pyllama_mtp.models.architectures import ARCHITECTURES
+from pyllama_mtp.models.demo import demo_path
+from pyllama_mtp.models.synth import write_synthetic
+from pyllama_mtp.speculative.drafter import Drafter
+from pyllama_mtp.speculative.sampling import NEAR_TIE
+from pyllama_mtp.speculative.upstream import UpstreamDrafter
+from tests.architectures import write_model
+
+#: The demo model, experts of Qwen3.5, and small models of other architectures.
+OTHERS = ("qwen4exp", "glm5-next", "glm4moe", "deepseek2", "deepseek4", "hy_v3", "qwen3next")
+#: Upstream keeps no recurrent states of these to go back to: its server computes a round with a
+#: rejected draft again, and its head goes on from the hidden row of that draft.
+NO_SNAPSHOTS = ("qwen3next",)
+DEPTHS = (1, 2, 3, 4)
+N_TOKENS = 48
+#: Lengths of prompts: within a graph, at its edge, over several batches.
+N_PROMPT = (9, 16, 61, 113)
+STEP = 120  #: tokens from the beginning of a prompt to that of the next
+N_BATCH, N_UBATCH = 48, 24
+HEAD_NOISE = 0.05
+DRAFT_TIE = 0.05  #: difference of two logits of the head, by their probabilities
+OUR_LIBRARY = "llama-server on our libllama"
+ALONE, Q8_0, TOGETHER = "alone", "q8_0 caches", "together"
+
+WHAT_IT_SAYS = f"""\
+A trial: all of {N_TOKENS} tokens after a prompt, and the number of accepted drafts. Per model
+depths {DEPTHS} x prompts of {N_PROMPT} tokens x {ALONE}, {Q8_0}, {TOGETHER}
+(in one batch of ours; the server has one at a time). Batches of {N_BATCH} tokens, graphs of
+{N_UBATCH}.
+
+A near tie: where the texts part, both tokens are the best two, and their logits differ by at most
+{NEAR_TIE:.0%} of the best one; where drafts part, by at most {DRAFT_TIE} (of a batch: those of the
+prompt alone). Gaps are in logits. Text only: the texts are equal, the accepted drafts are not.
+Upstream keeps no states of {", ".join(NO_SNAPSHOTS)} to go back to, and drafts on from the hidden
+row of a rejected draft; on our libllama the same llama-server does not."""
+
+Trial = dict[str, Any]
+
+
+def write_models(folder: Path) -> dict[str, Path]:
+    """Small models by architecture."""
+    moe = write_synthetic(folder / "moe.gguf", "tiny-moe", "f16", head_noise=HEAD_NOISE)
+    found = {"qwen35": demo_path(), "qwen35moe": moe}
+    for arch in OTHERS:
+        n_blocks = max(DEPTHS) if ARCHITECTURES[arch].several_heads else 1
+        found[arch] = write_model(arch, folder / f"{arch}.gguf", n_blocks, noise=HEAD_NOISE)
+    return found
+
+
+def prompts_of(model: Model) -> list[list[int]]:
+    """Token ids: text for the demo model, else made up."""
+    if Path(model.path) == demo_path():
+        lines = map(json.loads, demo_path().with_name("prompts.jsonl").read_text().splitlines())
+        ids = model.tokenize("\n\n".join(line["prompt"] for line in lines if not line["chat"]))
+    else:
+        ids = [(7 * i * i + 13 * i + 5) % model.n_vocab for i in range(STEP * len(N_PROMPT))]
+    return [ids[STEP * i : STEP * i + n] for i, n in enumerate(N_PROMPT)]
+
+
+def settings(depth: int, cache_type: str) -> Settings:
+    types = {"cache_type_k": cache_type, "cache_type_v": cache_type}
+    sizes = {"n_ctx": 512, "n_batch": N_BATCH, "n_ubatch": N_UBATCH, "n_threads": 1}
+    return Settings(draft_n_max=depth, draft_vocab="full", **sizes, **types)  # type: ignore[arg-type]
+
+
+class Recorded:
+    """The head's drafts of sessions that run alone, by the position of the newest token."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[int, list[int]] = {}
+        for kind in (Drafter, UpstreamDrafter):
+            kind.draft = self._recording(kind.draft)  # type: ignore[method-assign]
+
+    def _recording(self, draft: Any) -> Any:
+        def recording(drafter: Any, *arguments: Any) -> Any:
+            context = drafter.context if isinstance(drafter, Drafter) else drafter._target
+            at, made = context.n_past, draft(drafter, *arguments)
+            self.rounds[at] = made[0].tokens
+            return made
+
+        return recording
+
+
+def rounds_of(log: str, start: int) -> dict[int, list[dict[int, float]]]:
+    """Candidates of each draft with their probabilities, best first, from llama-server's log."""
+    rounds: dict[int, list[dict[int, float]]] = {start: []}
+    lines = r"draft candidate +(\d+), pos +\d+: +(\d+) \( *([\d.]+)\)|new n_tokens = (\d+)"
+    for rank, token, probability, position in re.findall(lines, log):
+        if position:
+            rounds[int(position)] = []
+        else:
+            rounds[max(rounds)] += [] if int(rank) else [{}]
+            rounds[max(rounds)][-1][int(token)] = float(probability)
+    return rounds
+
+
+def draft_tie(ours: dict[int, list[int]], theirs: dict[int, list[dict[int, float]]]) -> str:
+    """Where the drafts part first, if that is a near tie; else ""."""
+    for at in sorted(ours.keys() & theirs.keys()):
+        for i, (token, chances) in enumerate(zip(ours[at], theirs[at], strict=False)):
+            best = next(iter(chances))
+            if token != best:
+                gap = math.log(chances[best] / chances[token]) if chances.get(token) else math.inf
+                said = f"draft {i + 1} of position {at}: {token} or {best}, {gap:.2g} apart"
+                return said if gap <= DRAFT_TIE else ""
+    return ""
+
+
+def answers(server: Path, given: Settings, model: Model, prompts: list[list[int]]) -> list[Any]:
+    """llama-server's, each with the candidates of its drafts."""
+    options = [*server_options(Options(given, str(model.path), 0)), "-lv", "5"]
+    found, read = [], 0
+    with Server(str(server), options) as running:
+        for prompt in prompts:
+            request = completion_request(prompt, N_TOKENS, 1)
+            answer = running.complete(request | {"return_tokens": True})
+            log = running._program.stderr() + running._program.stdout()
+            answer["rounds"] = rounds_of(log[read:], len(prompt))
+            read = len(log)
+            found.append(answer)
+    return found
+
+
+def compared(ours: Answer, theirs: Any, drafts: dict[int, list[int]]) -> Trial:
+    """How a trial ended.
+
+    Args:
+        drafts: of our session, by position.
+    """
+    told, timings, tokens = ours.telemetry, theirs["timings"], theirs["tokens"]
+    accepted, expected = sum(told.accepted), timings.get("draft_n_accepted", 0)
+    trial = {"accepted": accepted, "drafted": sum(told.drafted)}
+    if ours.tokens == tokens:
+        if accepted == expected:
+            return trial | {"end": "equal", "said": ""}
+        counts = f"{accepted} drafts accepted, the server's {expected}"
+        tie = draft_tie(drafts, theirs["rounds"])
+        return trial | {"end": "near tie" if tie else "text only", "said": f"{tie}; {counts}"}
+    pairs = enumerate(zip(ours.tokens, tokens, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(ours.tokens), len(tokens)))
+    parted = {*ours.tokens[at : at + 1], *tokens[at : at + 1]}
+    for tied in told.near_ties or ():
+        if tied.index == at and {tied.token, tied.other} == parted:
+            said = f"token {at}: {tied.token} or {tied.other}, {tied.gap:.2g} apart"
+            return trial | {"end": "near tie", "said": said}
+    return trial | {"end": "different", "said": f"token {at}: {sorted(parted)}, no near tie"}
+
+
+def trials(model: Model, server: Path, depth: int, recorded: Recorded) -> list[Trial]:
+    """All of one model and depth."""
+    prompts, found = prompts_of(model), []
+    limits: dict[str, Any] = {"max_tokens": N_TOKENS, "ignore_eos": True, "log_ties": True}
+    for cache_type, ways in (("f16", (ALONE, TOGETHER)), ("q8_0", (Q8_0,))):
+        given = settings(depth, cache_type)
+        theirs = answers(server, given, model, prompts)
+        ours: list[Answer] = []
+        drafts = []
+        for prompt in prompts:
+            recorded.rounds = {}
+            with Session(model, given) as session:
+                ours.append(session.generate(prompt, **limits).run())
+            drafts.append(recorded.rounds)
+        for way in ways:
+            if way == TOGETHER:
+                with BatchSession(model, given, len(prompts)) as batch:
+                    ours = [*batch.generate(prompts, **limits).run().results]
+            for prompt, *three in zip(prompts, ours, theirs, drafts, strict=True):
+                where = {"depth": depth, "way": way, "prompt": len(prompt)}
+                found.append(where | compared(*three))
+    return found
+
+
+def explained(name: str, trial: Trial) -> bool:
+    """Whether a trial of a model ended as it should, near ties aside."""
+    return trial["end"] == "equal" or (trial["end"] == "text only" and name in NO_SNAPSHOTS)
+
+
+def table(ended: dict[str, list[Trial]]) -> list[str]:
+    """A row per model, and the lines of trials that are not equal."""
+    ends = ("equal", "near tie", "text only", "different")
+    head = ("model", "trials", *(f"{end}" for end in ends), "accepted", "of drafts")
+    rows, named = [], []
+    for name, found in [*ended.items(), ("all", [t for one in ended.values() for t in one])]:
+        counts = Counter(trial["end"] for trial in found)
+        sums = (sum(trial[key] for trial in found) for key in ("accepted", "drafted"))
+        figures = (len(found), *(counts[end] for end in ends), *sums)
+        rows.append((name, *map(str, figures)))
+    for name, found in ended.items():
+        for trial in found:
+            if not explained(name, trial):
+                where = f"{name}, depth {trial['depth']}, {trial['way']}, {trial['prompt']} tokens"
+                named.append(f"- {trial['end']}: {where}: {trial['said']}")
+    return [*results.markdown_table(head, rows), "", *named]
+
+
+def main() -> int:
+    """Run all trials; write bench/results/parity.md."""
+    if sys.argv[1:]:
+        sys.exit(__doc__)
+    try:
+        server = find.find("llama-server", gpu=False)
+    except PeerError as error:
+        print(error, file=sys.stderr)
+        return 2
+    ended: dict[str, list[Trial]] = {}
+    recorded = Recorded()
+    with tempfile.TemporaryDirectory() as folder:
+        models = write_models(Path(folder))
+        models |= {f"{name}, {OUR_LIBRARY}": models[name] for name in NO_SNAPSHOTS}
+        for name, path in models.items():
+            if name.endswith(OUR_LIBRARY):  # from now on; this process has loaded its own
+                os.environ["LD_LIBRARY_PATH"] = str(native.locate("patched")[0])
+            with Model(path, mtp=True) as model:
+                runs = (trials(model, Path(*server.command), depth, recorded) for depth in DEPTHS)
+                ended[name] = [trial for found in runs for trial in found]
+            print("\n".join(table({name: ended[name]})), flush=True)
+    lines = ["# Texts and accepted drafts beside llama-server", ""]
+    lines += results.header_lines(results.header(native.load().stamp))
+    lines += [f"- llama-server: {server.build.upstream_commit}, with draft-mtp; greedy"]
+    lines += ["", *table(ended), "", WHAT_IT_SAYS]
+    write_whole(RESULTS / "parity.md", ("\n".join(lines).rstrip() + "\n").encode())
+    found = [(name, trial) for name, some in ended.items() for trial in some]
+    return int(any(not explained(*one) and one[1]["end"] != "near tie" for one in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
