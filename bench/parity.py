@@ -29,17 +29,22 @@ from typing import Any
 from benchkit import RESULTS, results
 
 from pyllama_mtp import Answer, BatchSession, Model, Session, Settings
+from pyllama_mtp.drafting.head import HeadDrafter
+from pyllama_mtp.drafting.sampling import NEAR_TIE
+from pyllama_mtp.drafting.upstream import UpstreamDrafter
 from pyllama_mtp.files import write_whole
 from pyllama_mtp.llama import native
-from pyllama_mtp.measure.peers import PeerError, find
-from pyllama_mtp.measure.peers.llama_server import Server, completion_request, server_options
-from pyllama_mtp.measure.peers.options import Options
+from pyllama_mtp.measure.peers import (
+    LlamaServer,
+    PeerError,
+    PeerOptions,
+    completion_request,
+    find,
+    server_options,
+)
 from pyllama_mtp.models.architectures import ARCHITECTURES
 from pyllama_mtp.models.demo import demo_path
 from pyllama_mtp.models.synth import write_synthetic
-from pyllama_mtp.speculative.drafter import Drafter
-from pyllama_mtp.speculative.sampling import NEAR_TIE
-from pyllama_mtp.speculative.upstream import UpstreamDrafter
 from tests.architectures import write_model
 
 #: The demo model, experts of Qwen3.5, and small models of other architectures.
@@ -61,8 +66,8 @@ ALONE, Q8_0, TOGETHER = "alone", "q8_0 caches", "together"
 WHAT_IT_SAYS = f"""\
 A trial: all of {N_TOKENS} tokens after a prompt, and the number of accepted drafts. Per model
 depths {DEPTHS} x prompts of {N_PROMPT} tokens x {ALONE}, {Q8_0}, {TOGETHER}
-(in one batch of ours; the server has one at a time). Batches of {N_BATCH} tokens, graphs of
-{N_UBATCH}.
+(in one batch of ours; the server has one at a time). Batches of {N_BATCH} tokens, graphs
+of {N_UBATCH}.
 
 A near tie: where the texts part, both tokens are the best two, and their logits differ by at most
 {NEAR_TIE:.0%} of the best one; where drafts part, by at most {DRAFT_TIE} (of a batch: those of the
@@ -104,12 +109,13 @@ class Recorded:
 
     def __init__(self) -> None:
         self.rounds: dict[int, list[int]] = {}
-        for kind in (Drafter, UpstreamDrafter):
+        for kind in (HeadDrafter, UpstreamDrafter):
             kind.draft = self._recording(kind.draft)  # type: ignore[method-assign]
 
     def _recording(self, draft: Any) -> Any:
         def recording(drafter: Any, *arguments: Any) -> Any:
-            context = drafter.context if isinstance(drafter, Drafter) else drafter._target
+            is_upstreams = isinstance(drafter, UpstreamDrafter)
+            context = drafter._target if is_upstreams else drafter.context
             at, made = context.n_past, draft(drafter, *arguments)
             self.rounds[at] = made[0].tokens
             return made
@@ -144,9 +150,9 @@ def draft_tie(ours: dict[int, list[int]], theirs: dict[int, list[dict[int, float
 
 def answers(server: Path, given: Settings, model: Model, prompts: list[list[int]]) -> list[Any]:
     """llama-server's, each with the candidates of its drafts."""
-    options = [*server_options(Options(given, str(model.path), 0)), "-lv", "5"]
+    options = [*server_options(PeerOptions(given, str(model.path), 0)), "-lv", "5"]
     found, read = [], 0
-    with Server(str(server), options) as running:
+    with LlamaServer(str(server), options) as running:
         for prompt in prompts:
             request = completion_request(prompt, N_TOKENS, 1)
             answer = running.complete(request | {"return_tokens": True})
@@ -234,7 +240,7 @@ def main() -> int:
     if sys.argv[1:]:
         sys.exit(__doc__)
     try:
-        server = find.find("llama-server", gpu=False)
+        server = find("llama-server", gpu=False)
     except PeerError as error:
         print(error, file=sys.stderr)
         return 2
