@@ -4,7 +4,8 @@ Such a file is what upstream's ``convert_hf_to_gguf.py --mtp`` writes: the model
 block, and an embedding, a final norm and an LM head, so that llama.cpp can load it as a draft
 model. Here its tensors join the model's: those of the block under their names, its embedding and LM
 head as ``nextn.embed_tokens`` and ``nextn.shared_head_head``, which the graph prefers to the
-model's own. Tensors that equal the model's are left out, so that nothing is loaded twice.
+model's own. Tensors that equal the model's are left out, so that nothing is loaded twice; so are
+those that blocks of the architecture cannot have.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from pyllama_mtp.errors import HeadMismatchError
-from pyllama_mtp.models.architectures import elsewhere
+from pyllama_mtp.models.architectures import ARCHITECTURES, Architecture, elsewhere
 from pyllama_mtp.models.draftvocab import D2T
 from pyllama_mtp.models.ggufheader import ArraySummary, TensorEntry
 from pyllama_mtp.models.modelinfo import GGUFInfo
@@ -143,6 +144,8 @@ def _taken(model: GGUFInfo, head: GGUFInfo) -> Iterator[tuple[str, TensorEntry]]
         ("shared_head_head", lm_head, my_head),
         ("shared_head_norm", "output_norm", "output_norm"),
     ):
+        if name not in ARCHITECTURES.get(model.architecture, Architecture("")).own:
+            continue
         shared, own = there.get(f"{theirs}.weight"), mine.get(f"{ours}.weight")
         if not shared or f"{nextn}{name}.weight" in there or (own and same(shared, own)):
             continue

@@ -10,8 +10,8 @@ def test_columns_are_counted_in_products_of_one() -> None:
     least = {"before": dict.fromkeys(columns.COLUMNS, 3e-6), "now": {1: 1e-6, 2: 1.5e-6}}
     least["now"] |= dict.fromkeys(columns.COLUMNS[2:], 2e-6)
     rows = [" ".join(row.split()) for row in columns.table({"Q4_K": least})[2:]]
-    assert rows[0] == "| Q4_K | before | 3.0 | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 |"
-    assert rows[1] == "| Q4_K | now | 1.0 | 1.50 | 2.00 | 2.00 | 2.00 | 2.00 | 2.00 |"
+    assert rows[0] == "| Q4_K | before | 3.0 | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 |"
+    assert rows[1] == "| Q4_K | now | 1.0 | 1.50 | 2.00 | 2.00 | 2.00 | 2.00 | 2.00 | 2.00 |"
 
 
 def test_dry_run(capsys: pytest.CaptureFixture[str]) -> None:

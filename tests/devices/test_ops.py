@@ -11,7 +11,8 @@ import pytest
 
 from pyllama_mtp.llama import native
 
-from .test_traffic import HERE, INCLUDE, ggml_base
+from ..preloaded import INCLUDE, ggml_base
+from .test_traffic import HERE
 
 #: Operations of our graphs, in the form of `test-backend-ops --test-file`.
 CASES = HERE / "ops-cases.txt"

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from pyllama_mtp.contextoptions import ContextOptions
-from pyllama_mtp.speculative.sampling import Sampler
 
 from pyllama_mtp import Model, Sampling
+from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.errors import PyllamaMtpError
 from pyllama_mtp.llama.context import Context
+from pyllama_mtp.llama.contextoptions import ContextOptions
 
 TOKENS = np.arange(5, 13, dtype=np.int32)
 ALL = np.ones(8, dtype=np.int8)

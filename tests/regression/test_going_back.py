@@ -130,7 +130,7 @@ def test_llama_cpp_refuses_a_state_that_was_moved(context: Context) -> None:
     context.decode_batch(some(context, RAGGED))
     past = context.past(1)
     assert not native_remove(context, 1, past - 1)
-    assert off(context, 1) < 1e-4
+    assert off(context, 1) < 0.01
 
 
 def test_llama_cpp_refuses_what_the_last_decode_did_not_keep(context: Context) -> None:

@@ -86,7 +86,7 @@ def assert_picked(found: Context, batch: Batch) -> list[int]:
     token = found.library.ffi.new("int32_t *")
     there = []
     for row in range(-1, N + 1):
-        found._call(found.library.lib.pyllama_mtp_get_greedy, row, token)
+        found.call(found.library.lib.pyllama_mtp_get_greedy, row, token)
         there.append(token[0] >= 0)
     assert there == [False, *(batch.outputs == 1).tolist(), False]
     return wanted
