@@ -73,7 +73,7 @@ function(llama_variant variant)
     set_target_properties(${_llama} PROPERTIES OUTPUT_NAME llama SOVERSION ${LLAMA_VERSION_MAJOR}
         LINKER_LANGUAGE CXX LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/${variant})
 
-    # The shim. Upstream's libllama has nothing of llama-mtp.h, so its shim adds what it can: the file of patch 6, and
+    # The shim. Upstream's libllama has nothing of llama-mtp.h, so its shim adds what it can: the file of the C API, and
     # functions that say that the rest is absent.
     set(_shim shim-${variant})
     add_library(${_shim} SHARED ${PYLLAMA_SHIM_DIR}/shim.cpp)

@@ -128,21 +128,21 @@ class Library:
     # upstream's. Not while anything computes. Each says whether a loaded CPU backend has it.
 
     def set_small_batch(self, value: bool) -> bool:
-        """Patch 5, products: with few columns, and of experts, they read each weight once. Weights
+        """Products of few columns, and of experts of few rows, read each weight once. Weights
         of a model that is loaded while this is off are repacked, as upstream does."""
         return self._set_switch(b"small_batch", value)
 
     def set_few_rows_attention(self, value: bool) -> bool:
-        """Patch 5, flash attention: of 1 to 8 rows, it reads K and V once for all rows and heads.
+        """Flash attention of 1 to 8 rows reads K and V once for all rows and heads.
         The results differ by rounding."""
         return self._set_switch(b"few_rows_attention", value)
 
     def set_direct_states(self, value: bool) -> bool:
-        """Patch 8: recurrent layers write their new states where they are kept. Same results."""
+        """Recurrent layers write their new states where they are kept. Same results."""
         return self._set_switch(b"direct_states", value)
 
     def set_large_batch(self, value: bool) -> bool:
-        """Patch 9: a prompt's products go through one kernel for all types (not where small_batch
+        """A prompt's products go through one kernel for all types (not where small_batch
         is off), its delta nets and convolutions are computed in tiles. The results differ by
         rounding."""
         return self._set_switch(b"large_batch", value)

@@ -8,9 +8,9 @@ A worker that dies, or stops answering, while a model uses it raises
 :class:`.errors.WorkerLostError` from the call that finds out, and from every later call of that
 model. The worker's memory is lost, so the model has to be closed; then the worker, or another one
 at its address, can be used again. Other models go on. ggml returns zeros in place of a lost
-worker's results (patch 4), so :func:`refuse_lost` is called before a result is used.
+worker's results, so :func:`refuse_lost` is called before a result is used.
 
-Ctrl-C is heard while a worker is waited for (patch 4). A worker that answers within some seconds,
+Ctrl-C is heard while a worker is waited for. A worker that answers within some seconds,
 and before the next Ctrl-C, stays; another one is given up, and is lost.
 """
 

@@ -1,4 +1,4 @@
-"""Patch 9: what a prompt's rows need besides products is what it was: convolutions, what is
+"""What a prompt's rows need besides products is what it was: convolutions, what is
 convolved, rows times a number, and the delta net, against numpy in float64.
 
 Each is tried with and without it, so that both are known to be the same, and on both sides of the

@@ -1,4 +1,4 @@
-"""Patches 8 and 9: a delta net reads its states where they are kept, and writes them there.
+"""A delta net reads its states where they are kept, and writes them there.
 
 The same values as with the copies, and only where nobody else can tell.
 """

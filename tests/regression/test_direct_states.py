@@ -1,4 +1,5 @@
-"""Patch 8 in a model's graphs: there is what it looks for, and it changes nothing.
+"""Delta-net states written where they are kept, in a model's graphs: there is what the patch looks
+for, and it changes nothing.
 
 The operator itself: tests/ffi/test_state_copies.py.
 """
