@@ -32,8 +32,7 @@ array = np.ones(2**20)
 print(info().mapped - before >= array.nbytes)
 """
 
-#: Prints how many bytes of freed memory, which has allocated memory after it, closing a session
-#: gives back.
+#: Prints how many bytes of memory that was freed and kept closing a session gives back.
 CLOSE = """
 import ctypes, sys
 from pathlib import Path
@@ -45,11 +44,11 @@ def resident():
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD: what follows is in one piece
+libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD: freed, it is kept
 with Model(sys.argv[1]) as model:
     session = Session(model, Settings(n_ctx=256, n_threads=1))
     memory = libc.malloc(ctypes.c_size_t(2**26))
     ctypes.memset(memory, 1, 2**26)
-    after = libc.malloc(ctypes.c_size_t(2**20))
     libc.free(memory)
     before = resident()
     session.close()
