@@ -4,7 +4,7 @@ Runs every scenario of tests/faults/memory.py at many limits of the address spac
 to every command of tests/faults/signalled.py. Prints a row when one is done, and writes a report.
 Exit code 1: a scenario or command did not end as it should.
 
-    python bench/faults.py --steps 60 --trials 20 --output bench/results/faults.md
+    python bench/faults.py --steps 60 --trials 20 --output bench/results/faults-memory.md
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Resolved:
 
     Attributes:
         settings: as they hold for the model: `n_ctx`, in tokens, is above 0.
-        n_sequences: places for so many sequences, each of `n_ctx` tokens.
+        n_sequences: number of sequences, each of `n_ctx` tokens.
         depth: most drafts per round.
         prompt_sync: "kv": the MTP head is in the target's context; "full": upstream's way; "": no
             head drafts.
@@ -224,6 +224,7 @@ def resolve(settings: Settings, model: Model, n_sequences: int = 1, room: int = 
     if not wanted:
         return _shortened(model, resolved.with_n_ctx(usual), min(usual, max(LEAST_N_CTX, needed)))
     if not _plenty(model, resolved):
+        _refuse_if_hopeless(model, resolved)
         with model.without_memory() as twin:
             _refuse_if_short(simulate(twin, resolved), f"a context of {wanted} tokens")
     if wanted > padded(trained):
@@ -259,21 +260,37 @@ def _fits(needed: Sequence[DeviceMemory]) -> bool:
 def _plenty(model: Model, resolved: Resolved) -> bool:
     """Whether memory is so large that nothing need be simulated, which takes most of a second with
     a vocabulary of 248,000 tokens: the smallest memory has four times the room for all weights and
-    caches, and GENEROUS more. Raises InsufficientMemoryError: all memories together cannot hold the
-    caches (llama.cpp takes half a minute to say so, of 2 billion tokens).
+    caches, and GENEROUS more.
     """
-    info, s, n = model.info, resolved.settings, resolved.n_sequences
-    if not info.validated:
+    if not model.info.validated:
         return False
-    layers = len(info.attention_layers) + (info.n_mtp_layers if resolved.prompt_sync else 0)
-    caches = layers * layer_bytes(info, n * padded(s.n_ctx), s.cache_type_k, s.cache_type_v)
-    caches += recurrent_bytes(info, n, resolved.n_snapshots)
-    library = native.load()
-    free = [available_memory(), *(library.device_memory(d)[0] for d in model.used_devices)]
-    if caches > sum(free):
+    needed = model.info.weight_bytes + _cache_bytes(model, resolved)
+    return 4 * needed + GENEROUS <= min(_free_bytes(model))
+
+
+def _refuse_if_hopeless(model: Model, resolved: Resolved) -> None:
+    """Raises InsufficientMemoryError if all memories together cannot hold the caches: llama.cpp
+    takes half a minute to say so, of 2 billion tokens."""
+    if not model.info.validated:
+        return
+    caches, free = _cache_bytes(model, resolved), sum(_free_bytes(model))
+    if caches > free:
         raise InsufficientMemoryError(
-            f"a context of {s.n_ctx} tokens needs {gigabytes(caches)} for caches, and "
-            f"{gigabytes(sum(free))} are available; use a shorter context, or a smaller cache type "
+            f"a context of {resolved.settings.n_ctx} tokens needs {gigabytes(caches)} for caches, "
+            f"and {gigabytes(free)} are available; use a shorter context, or a smaller cache type "
             "(q8_0, q4_0)"
         )
-    return 4 * (info.weight_bytes + caches) + GENEROUS <= min(free)
+
+
+def _cache_bytes(model: Model, resolved: Resolved) -> int:
+    """Bytes of K and V and of recurrent states, by a description that is validated."""
+    info, s, n = model.info, resolved.settings, resolved.n_sequences
+    layers = len(info.attention_layers) + (info.n_mtp_layers if resolved.prompt_sync else 0)
+    caches = layers * layer_bytes(info, n * padded(s.n_ctx), s.cache_type_k, s.cache_type_v)
+    return caches + recurrent_bytes(info, n, resolved.n_snapshots)
+
+
+def _free_bytes(model: Model) -> list[int]:
+    """Free bytes of the host and of each device in use."""
+    library = native.load()
+    return [available_memory(), *(library.device_memory(d)[0] for d in model.used_devices)]

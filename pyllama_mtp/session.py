@@ -285,7 +285,8 @@ class Contexts(Owned):
             self._engine.reset()
 
     def memory(self) -> dict[str, int]:
-        """Bytes in use, by purpose; see :meth:`.Engine.memory`."""
+        """Bytes in use, by purpose, without the context of :meth:`hidden_states`; see
+        :meth:`.Engine.memory`."""
         return self._engine.memory()
 
     def close(self) -> None:
@@ -434,10 +435,10 @@ class Session(Contexts):
 class BatchSession(Contexts):
     """Contexts for several sequences on a model. A context manager.
 
-    Prompts are processed one after the other, as places become free. The sequences in places are
+    Prompts are processed one after the other, as sequences become free. The sequences in use are
     drafted for and verified together, in one decode each per round. As in a :class:`Session`, a
-    place keeps its text for a prompt that continues it. With ``draft_n_max="auto"`` each number of
-    sequences has a depth of its own: with many sequences drafting may not pay, and then stops.
+    sequence keeps its text for a prompt that continues it. With ``draft_n_max="auto"`` each number
+    of sequences has a depth of its own: with many sequences drafting may not pay, and then stops.
     """
 
     def __init__(
@@ -450,7 +451,7 @@ class BatchSession(Contexts):
                 taken for all sequences, with n_sequences * (drafts + 1) recurrent states where
                 rollback goes by snapshots ("auto": up to AUTO_DEPTH drafts). `n_batch` and
                 `n_ubatch` must hold as many tokens. Each sequence has its own `checkpoints`.
-            n_sequences: most sequences at once, 1 to 256; more prompts wait for a place.
+            n_sequences: most sequences at once, 1 to 256; more prompts wait for one to end.
 
         Raises:
             UsageError: settings that do not go together, or not with this model.
@@ -475,7 +476,7 @@ class BatchSession(Contexts):
     ) -> BatchGeneration:
         """Start a generation; nothing is computed until it is iterated or run.
 
-        A generation that is started before this one has ended takes its places, and ends it.
+        A generation that is started before this one has ended takes its sequences, and ends it.
 
         Args:
             prompts: at least one; each as for :meth:`Session.generate`. Lengths may differ.
@@ -555,6 +556,6 @@ def stream(model: Model | str | os.PathLike[str], prompt: Prompt, **options: Any
             mtp = None if depth in (None, "auto") else depth != 0
             model = stack.enter_context(Model(model, mtp=mtp))
         prompt = tokens_of(model, prompt)
-        room = len(prompt) + max_tokens
+        room = min(len(prompt) + max_tokens, MOST_TOKENS)
         session = stack.enter_context(Session(model, Settings(**settings), room=room))
         yield from session.generate(prompt, sampling=sampling, **options)

@@ -316,7 +316,7 @@ class Settings:
         host's, it is halved, but not below `room` or 1024.
 
         Args:
-            n_sequences: places for so many sequences, each of `n_ctx` tokens.
+            n_sequences: number of sequences, each of `n_ctx` tokens.
             room: tokens of prompt and answer; 0: not known.
 
         Raises:

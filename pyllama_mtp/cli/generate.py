@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.cli import interrupted, options, parsing, progress
 from pyllama_mtp.errors import DecodeAborted, UsageError
-from pyllama_mtp.settings import AUTO_DEPTH, Settings
+from pyllama_mtp.settings import AUTO_DEPTH, MOST_TOKENS, Settings
 
 if TYPE_CHECKING:
     from pyllama_mtp import Generation, Model, Pair
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         library = native.load(args.lib)
         with options.open_model(args) as model:
             prompt = tokenize(model, text, args)
-            room = len(prompt) + args.max_tokens
+            room = min(len(prompt) + args.max_tokens, MOST_TOKENS)
             with Session(model, settings, room=room) as session, progress.prompt() as tell:
                 generation = session.generate(
                     prompt,

@@ -45,7 +45,7 @@ def add_field(
     one = next(one for one in fields(kind) if one.name == name)
     values, names = one.metadata["kind"], [w for w in one.metadata["usage"] if w.startswith("-")]
     metavar = "".join(word for word in one.metadata["usage"] if not word.startswith("-"))
-    text = text or first_sentence(described(kind)[name])
+    text = text or first_sentence(described(kind).get(name, ""))
     how: dict[str, Any] = {"dest": name, "default": one.default, "help": text}
     if values.on_off:
         how["action"] = "store_true" if one.default is False else argparse.BooleanOptionalAction
@@ -65,7 +65,7 @@ def add_field(
 
 def first_sentence(text: str) -> str:
     """The first sentence of a description, as the help of an option."""
-    found = re.split(r"""\.(?: (?=[A-Z0-9("'`])|$)""", text)[0]
+    found = re.split(r"""(?<!\.)\.(?: (?=[A-Z0-9("'`])|$)""", text)[0]
     return found.replace("``", "'").replace('"', "'").replace("%", "%%")
 
 

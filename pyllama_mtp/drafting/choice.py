@@ -13,14 +13,6 @@ from .ngram import NgramDrafter
 MOST_FORCED = 7
 
 
-class ForcedDrafter(Drafter):
-    """Tokens that the grammar of a sequence forces. They are never rolled back."""
-
-    def draft(self, sequences: list[Sequence], n_max: int) -> list[Drafts]:
-        """See :meth:`.Drafter.draft`."""
-        return [Drafts(one.request.sampler.forced(n_max), forced=True) for one in sequences]
-
-
 def cut(sequence: Sequence, drafts: Drafts, forced: bool = False) -> Drafts:
     """Drafts up to the first that breaks the grammar. A drawn draft that breaks it stays as the
     last one: dropping it would change the distribution (see :func:`.accept_sampled`).
@@ -48,7 +40,7 @@ class Drafting:
 
     def __init__(self, settings: Settings, depth: int, n_sequences: int, head: Drafter) -> None:
         """`depth`: most drafts of a round."""
-        self.head, self._forced = head, ForcedDrafter()
+        self.head = head
         self.ngrams: NgramDrafter | None = None
         self.depths: DepthController | None = None
         self._settings, self._limit = settings, depth
@@ -110,12 +102,13 @@ class Drafting:
         return request.sampler.constrained and not looked_at
 
     def _force(self, one: Sequence, usable: int) -> bool:
-        """Forced tokens of a lone sequence, drafted for or not; False: there are none."""
+        """Forced tokens of a lone sequence, drafted for or not, which are never rolled back; False:
+        there are none."""
         n_max = min(MOST_FORCED, usable, self._settings.n_ubatch - 1)
-        (drafts,) = self._forced.draft([one], n_max)
-        if drafts.tokens:
-            one.drafts, one.n_usable = drafts, len(drafts.tokens)
-        return bool(drafts.tokens)
+        tokens = one.request.sampler.forced(n_max)
+        if tokens:
+            one.drafts, one.n_usable = Drafts(tokens, forced=True), len(tokens)
+        return bool(tokens)
 
     def _choose(self, sequences: list[Sequence], usable: int, room: int) -> tuple[Drafter, int]:
         """Whose drafts, and how many for each sequence.

@@ -1,8 +1,8 @@
 """The interface of drafters: what guesses how sequences go on.
 
 The MTP head in the target's context (:mod:`.head`), the head in a context of its own
-(:mod:`.upstream`), what followed the same words earlier (:mod:`.ngram`), and what a grammar forces.
-:mod:`.choice` says whose drafts a round has, and how many.
+(:mod:`.upstream`), and what followed the same words earlier (:mod:`.ngram`). :mod:`.choice` says
+whose drafts a round has, how many, and which tokens a grammar forces.
 """
 
 from __future__ import annotations

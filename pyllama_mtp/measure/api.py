@@ -14,6 +14,7 @@ Plots need matplotlib (``pip install 'pyllama-mtp[report]'``), data frames need 
 from __future__ import annotations
 
 import io
+import logging
 import os
 import shutil
 import sys
@@ -53,6 +54,7 @@ __all__ = [
 
 PathLike = str | os.PathLike[str]
 _ADVICE = "name another file"
+log = logging.getLogger("pyllama_mtp")
 
 
 @dataclass(frozen=True)
@@ -279,7 +281,9 @@ def matrix(
             head.
         max_tokens: tokens generated per sample.
         repeat: samples per cell.
-        settings: of every cell; `depths` and `axes` replace its fields.
+        settings: of every cell; `depths` and `axes` replace its fields. Without `n_threads`,
+            there is one thread less for every core that other programs keep busy; the logger
+            "pyllama_mtp" says so.
         sampling: of every cell; None is greedy.
         text: to cut prompts from; None takes that of Python's standard library.
         classes: kinds of prompts: "text" and "source" are continued; "factual", "thinking", "code"
@@ -340,7 +344,7 @@ def matrix(
         if model is None or isinstance(model, str | os.PathLike):
             path, mtp = model or demo_path(), None if usual else any(plan.depths)
             model = stack.enter_context(Model(path, n_gpu_layers=n_gpu_layers, mtp=mtp))
-        run = run_matrix(model, request, records, lambda _: nullcontext(on_event), lambda _: None)
+        run = run_matrix(model, request, records, lambda _: nullcontext(on_event), log.warning)
     if run.interrupted and not records.cells:
         raise KeyboardInterrupt
     return Results(records.cells, records.commands)

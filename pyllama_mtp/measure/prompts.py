@@ -351,8 +351,8 @@ class Prompts:
     """The prompts of a matrix, by class.
 
     Prompts of the classes "text" and "source" are text, which the model continues. The other
-    classes ask the questions of :mod:`.promptset` in a chat, with text before them to reach the
-    length; the demo model has questions of its own.
+    classes ask the questions of :func:`package_prompts` in a chat, with text before them to reach
+    the length; the demo model has questions of its own.
 
     Args:
         model: tokenizes the text.
