@@ -45,6 +45,7 @@ for line in sys.stdin:
     answer = sessions[depth].generate(prompt, max_tokens=plan["tokens"], ignore_eos=True).run()
     t = answer.telemetry
     found = {"decode_tps": t.decode_tps, "passes": (t.rounds or t.n_generated - 1) / t.decode_s}
+    found["prefill_tps"] = t.prefill_tps
     print(json.dumps({**found, "tokens": answer.tokens}), flush=True)
 """
 
@@ -92,13 +93,15 @@ def ask(process: subprocess.Popen[str], what: Any) -> Any:
 def turn(
     sides: dict[str, subprocess.Popen[str]], depth: int | str, number: int
 ) -> dict[str, float]:
-    """Tokens per second of both sides, and passes of the model per second."""
+    """Tokens per second of both sides, passes of the model per second, tokens of the prompt."""
     order = SIDES if number % 2 else SIDES[::-1]
     answers = {name: ask(sides[name], [depth, number]) for name in order}
     if answers["old"]["tokens"] != answers["new"]["tokens"]:
         print(f"depth {depth}: the texts differ", file=sys.stderr)
     found = {name: answers[name]["decode_tps"] for name in SIDES}
-    return {**found, **{f"{name}_passes": answers[name]["passes"] for name in SIDES}}
+    for kind in ("passes", "prefill_tps"):
+        found |= {f"{name}_{kind}": answers[name][kind] for name in SIDES}
+    return found
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -115,10 +118,15 @@ def markdown(result: dict[str, Any]) -> str:
     for depth, samples in result["samples"].items():
         ratio = typical_ratio([one["new"] / one["old"] for one in samples])
         passes = typical_ratio([one["new_passes"] / one["old_passes"] for one in samples])
+        prefill = typical_ratio(
+            [one["new_prefill_tps"] / one["old_prefill_tps"] for one in samples]
+        )
         speed = [f"{median(one[name] for one in samples):.1f}" for name in SIDES]
         between = f"{ratio.low:.3f} to {ratio.high:.3f}"
-        rows.append([depth, *speed, f"{ratio.value:.3f}", between, f"{passes.value:.3f}"])
-    head = ["drafts", "old tok/s", "new tok/s", "new / old", "interval", "passes, new / old"]
+        ratios = [f"{passes.value:.3f}", f"{typical_ratio(prompt).value:.3f}"]
+        rows.append([depth, *speed, f"{ratio.value:.3f}", between, *ratios])
+    head = ["drafts", "old tok/s", "new tok/s", "new / old", "interval"]
+    head += ["passes, new / old", "prompt, new / old"]
     lines += results.markdown_table(head, rows)
     lines += [
         "",
