@@ -118,12 +118,10 @@ def markdown(result: dict[str, Any]) -> str:
     for depth, samples in result["samples"].items():
         ratio = typical_ratio([one["new"] / one["old"] for one in samples])
         passes = typical_ratio([one["new_passes"] / one["old_passes"] for one in samples])
-        prefill = typical_ratio(
-            [one["new_prefill_tps"] / one["old_prefill_tps"] for one in samples]
-        )
+        prompts = [one["new_prefill_tps"] / one["old_prefill_tps"] for one in samples]
         speed = [f"{median(one[name] for one in samples):.1f}" for name in SIDES]
         between = f"{ratio.low:.3f} to {ratio.high:.3f}"
-        ratios = [f"{passes.value:.3f}", f"{typical_ratio(prompt).value:.3f}"]
+        ratios = [f"{passes.value:.3f}", f"{typical_ratio(prompts).value:.3f}"]
         rows.append([depth, *speed, f"{ratio.value:.3f}", between, *ratios])
     head = ["drafts", "old tok/s", "new tok/s", "new / old", "interval"]
     head += ["passes, new / old", "prompt, new / old"]
