@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <new>
 
@@ -30,8 +31,34 @@ bool pyllama_abort_poll(void *) {
 
 } // extern "C"
 
+namespace {
+
+thread_local long left    = -1;  // allocations until one fails; below 0: none does
+thread_local long counted = 0;
+
+bool no_memory() {
+    ++counted;
+    return failing_allocations || (left >= 0 && left-- == 0);
+}
+
+} // namespace
+
+// The allocation after the next n of this thread fails; n < 0: none. Returns how many there were since the last call.
+extern "C" long fail_after(long n) {
+    const long before = counted;
+    counted = 0;
+    left    = n;
+    return before;
+}
+
+extern "C" int posix_memalign(void ** p, std::size_t alignment, std::size_t n) {  // of ggml's buffers
+    using function = int (*)(void **, std::size_t, std::size_t);
+    static const auto real = reinterpret_cast<function>(dlsym(RTLD_NEXT, "posix_memalign"));
+    return left >= 0 && no_memory() ? ENOMEM : real(p, alignment, n);
+}
+
 void * operator new(std::size_t size) {
-    if (void * found = failing_allocations ? nullptr : std::malloc(size ? size : 1)) {
+    if (void * found = no_memory() ? nullptr : std::malloc(size ? size : 1)) {
         return found;
     }
     throw std::bad_alloc();
