@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -112,7 +113,8 @@ def _configure(folder: Path, defines: Sequence[str], archive: Path | None) -> No
 
 
 def _cmake() -> str:
-    found = shutil.which("cmake")
+    beside = Path(sys.executable).parent  # of an environment that is not activated
+    found = shutil.which("cmake", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
     if not found:
         raise PeerError("cmake is not on PATH; `pip install cmake ninja` provides it")
     return found

@@ -1,18 +1,30 @@
-"""The model that is measured: a file of the user's, or a synthetic one made once."""
+"""The models that are measured: files of the user's, or synthetic ones made once."""
 
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchkit import ROOT
+from benchkit import BENCH, ROOT
 from pyllama_mtp.models.synth import write_synthetic
 
 SHAPE, TYPE = "qwen3.5-0.8b", "q8_0"
 #: Of a synthetic model whose head drafts well: acceptance some 0.85 / 0.70 / 0.59.
 HEAD_NOISE = 0.05
 FOLDER = ROOT / "build" / "bench"
+
+SMALL, EXPERTS = "qwen3.5-0.8b", "qwen3.6-moe-small"
+#: Synthetic models: shape and type. Their heads draft well, so acceptance is real.
+SYNTHETIC = {
+    **{f"0.8b-{t}": (SMALL, t) for t in ("q4_k_m", "q4_0", "q5_k_m", "q6_k", "iq4_xs", "q8_0")},
+    **{f"moe-{t}": (EXPERTS, t) for t in ("q4_k_m", "q8_0")},
+    **{shape: (shape, "iq4_nl") for shape in ("qwen3.6-27b", "qwen3.6-35b-a3b")},
+}
+#: What bench/archmodels.py writes.
+OTHERS = ("glm4moe", "qwen3next", "step35", "deepseek2")
 
 
 def model_file(given: Path | None, head_noise: float | None = None) -> Path:
@@ -35,3 +47,17 @@ def random_prompt(n_tokens: int, n_vocab: int, seed: int = 0) -> list[int]:
     """Random token ids, as llama-bench takes them; the same for the same arguments."""
     draw = random.Random(seed)
     return [draw.randrange(n_vocab) for _ in range(n_tokens)]
+
+
+def make_models(folder: Path, names: Sequence[str]) -> None:
+    """Write the models that the folder lacks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [name for name in names if not (folder / f"{name}.gguf").exists()]
+    for name in missing:
+        if name in SYNTHETIC:
+            (shape, kind), path = SYNTHETIC[name], folder / f"{name}.tmp.gguf"
+            words = ["--shape", shape, "--type", kind, "--head-noise", "0.05", "--force", str(path)]
+            subprocess.run([sys.executable, "-m", "pyllama_mtp", "synth", *words], check=True)
+            path.rename(folder / f"{name}.gguf")
+    if set(missing) & {*OTHERS}:
+        subprocess.run([sys.executable, BENCH / "archmodels.py", folder], check=True)

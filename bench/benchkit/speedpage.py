@@ -1,0 +1,98 @@
+"""The page of bench/publish.py: of each section the main ratios, then matrix's own tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from benchkit.results import project_commit
+from pyllama_mtp import bench
+from pyllama_mtp.files import write_whole
+from pyllama_mtp.measure.figures import OURS, Cell, Figure, ratio_to
+from pyllama_mtp.measure.text import to_markdown
+
+PREFACE = """# Speed
+
+Written by `python bench/publish.py`, which is a list of `pyllama-mtp matrix` commands; each part
+names its command, machine, date and commit. A ratio compares tokens per second within each repeat;
+in brackets its interval ([docs/measuring.md](../../docs/measuring.md)). The best depth is the
+fastest in these samples. Models have random weights and a head that drafts well (`synth
+--head-noise 0.05`), so acceptance is real and other programs draft on the same terms; the demo
+model writes real text.
+
+"""
+
+
+def best_of(cells: Sequence[Cell]) -> Cell | None:
+    """The fastest decoding."""
+    measured = [cell for cell in cells if cell.samples]
+    return max(measured, key=lambda cell: cell.decode_tps or 0.0, default=None)
+
+
+def compared(cells: Sequence[Cell]) -> Iterator[tuple[str, Cell | None, Cell | None, Figure]]:
+    """What is compared with what among cells of one model, prompt and number of sequences."""
+    ours, server, llama_bench = (
+        [cell for cell in cells if cell.program == name]
+        for name in (OURS, "llama-server", "llama-bench")
+    )
+    again = [cell for cell in ours if cell.variant != ours[0].variant]
+    ours = [cell for cell in ours if cell.variant == ours[0].variant]
+    plain = best_of([cell for cell in ours if not cell.n_max])
+    same = best_of([cell for cell in again if not cell.n_max])
+    fixed = best_of([cell for cell in ours if cell.n_max and not cell.adaptive])
+    best = best_of([cell for cell in ours if not cell.adaptive])
+    auto = best_of([cell for cell in ours if cell.adaptive])
+    yield "best depth to no MTP", fixed, plain, "decode_tps"
+    yield "auto to the best depth", auto, best, "decode_tps"
+    yield "best depth to llama-server's best", fixed, best_of(server), "decode_tps"
+    yield "no MTP to llama-bench", plain, best_of(llama_bench), "decode_tps"
+    yield "prompt with MTP to without", fixed, plain, "prefill_tps"
+    yield "prompt to llama-bench's", plain, best_of(llama_bench), "prefill_tps"
+    yield "prompt, the same library again", same, plain, "prefill_tps"
+
+
+def ratio_table(cells: Sequence[Cell]) -> str:
+    """The ratios of each group of cells, with their intervals, as Markdown."""
+
+    def group(cell: Cell) -> tuple[str, str, int, str]:
+        return cell.model, cell.prompt_class, cell.n_prompt, cell.axis("n_sequences")
+
+    order = list(dict.fromkeys(map(group, cells)))
+    rows = []
+    for key, members in groupby(sorted(cells, key=lambda c: order.index(group(c))), group):
+        model, kind, size, sequences = key
+        row = {"file": model.removesuffix(".gguf"), "prompt": f"{size} {kind}"}
+        row |= {"sequences": sequences} if sequences else {}
+        for name, new, old, figure in compared([*members]):
+            ratio = ratio_to(new, old, figure) if new and old and new is not old else None
+            if ratio and new:
+                depth = "auto" if new.adaptive else str(new.n_max)
+                chosen = f", depth {depth}" if name.startswith("best") else ""
+                row[name] = f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f}{chosen})"
+        rows.append(row)
+    heads = list(dict.fromkeys(head for row in rows for head in row))
+    table = [[row.get(head, "-") for head in heads] for row in rows]
+    return to_markdown(heads, table, [head in ("file", "prompt") for head in heads])
+
+
+def fragment(title: str, records: Path, missing: Sequence[str]) -> str:
+    """A section's part of the page: the ratios, then the tables of `pyllama-mtp report`.
+
+    `missing`: models whose samples are not all there.
+    """
+    results = bench.read(records)
+    state = f" **Not finished: {', '.join(missing)}.**" if missing else ""
+    about = f"Samples: [{records.name}]({records.name}); commit {project_commit()}.{state}"
+    tables = re.sub("^## ", "### ", results.markdown(), flags=re.M)
+    return "\n\n".join([f"## {title}", about, ratio_table(results.cells), tables])
+
+
+def write_page(page: Path, name: str, text: str, order: Sequence[str]) -> None:
+    """Put a section's part in its place in the page. `order`: the names of all sections."""
+    old = page.read_text("utf-8") if page.exists() else ""
+    parts = dict(re.findall(r"^<!-- (\w+) -->\n(.*?)(?=^<!-- \w+ -->$|\Z)", old, re.S | re.M))
+    parts[name] = f"{text.strip()}\n\n"
+    known = [f"<!-- {name} -->\n{parts[name]}" for name in order if name in parts]
+    write_whole(page, "".join([PREFACE, *known]).rstrip().encode() + b"\n")

@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Measure everything that the README and docs/ quote, and write it as one page.
+
+    python bench/publish.py --models MODELS                     # hours; the same command goes on
+    python bench/publish.py --models MODELS --minutes 5         # ... in pieces of five minutes
+    python bench/publish.py --models MODELS --only filetypes --files 0.8b-q8_0
+    python bench/publish.py --models MODELS --quick             # try it: figures mean nothing
+
+A section is one `pyllama-mtp matrix` command for each of some models. Its samples are kept in
+bench/results/SECTION.jsonl, from which it goes on after Ctrl-C or when the time was over; remove
+the file to measure anew. The page, bench/results/speed.md, has a part for each section; a call
+writes the parts of the sections that it was asked for. Models that MODELS lacks are made first;
+llama-server and llama-bench are built by bench/peers.py. Section gpu has to be named (--only gpu).
+
+Exit codes: 0 all that was asked for is measured, 1 a command failed, 3 the time is over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchkit import BENCH, RESULTS
+from benchkit.model import OTHERS, SYNTHETIC, make_models
+from benchkit.speedpage import fragment, write_page
+
+from pyllama_mtp import bench
+
+EIGHT = tuple(SYNTHETIC)[:8]
+PEERS = "--peers llama-server,llama-bench"
+DEMO = "demo"
+FAILED, UNFINISHED = 1, 3
+
+
+@dataclass(frozen=True)
+class Section:
+    """A matrix command for each of some models.
+
+    Attributes:
+        options: of `pyllama-mtp matrix`.
+        models: names of files, without ".gguf".
+    """
+
+    name: str
+    title: str
+    options: str
+    models: tuple[str, ...] = (DEMO,)
+
+
+SECTIONS = (
+    Section("filetypes", "By type of file, beside llama-server and llama-bench",
+            f"-p 512 -n 128 --depths 0,1,2,3,4,auto --no-ngram --repeat 5 {PEERS}", EIGHT),
+    Section("long", "The depth `auto` in a long answer",
+            "-p 512 -n 448 --depths 0,2,3,4,auto --no-ngram --repeat 5", EIGHT),
+    Section("sequences", "Several sequences at once",
+            "-p 64 -n 128 --depths 0,1,2,3,auto --axis n-sequences=2,4,8 --no-ngram --repeat 5",
+            ("0.8b-q4_k_m", "0.8b-q8_0")),
+    Section("contexts", "By length of the context",
+            "-p 512,6k,16k -n 128 --depths 0,3,4,auto --no-ngram --repeat 3", ("0.8b-q4_k_m",)),
+    Section("prompts", "Prompts with MTP and without, and the same library once more",
+            "-p 2k -n 8 --depths 0,3 --prompt-step 512 --variants patched,patched:AGAIN=1 "
+            "--repeat 5", ("0.8b-q4_k_m", "0.8b-q8_0", "moe-q4_k_m", "moe-q8_0")),
+    Section("architectures", "Other architectures, beside llama-server",
+            "-p 256 -n 128 --depths 0,1,3,auto --no-ngram --repeat 5 --peers llama-server", OTHERS),
+    Section("classes", "Real text by class of prompt: the demo model",
+            "--classes code,factual,instruction,thinking -p 192 -n 96 --depths 0,1,2,3,auto "
+            "--threads 1 --repeat 9"),
+    Section("gpu", "On a GPU",
+            f"-p 1k,8k,32k -n 192 --depths 0,2,3,4,auto --no-ngram --repeat 5 {PEERS}",
+            ("qwen3.6-27b", "qwen3.6-35b-a3b")),
+)  # fmt: skip
+
+
+def missing_samples(records: Path, model: str) -> int | None:
+    """Samples of a model that its plan still lacks; None: it has not begun."""
+    cells = bench.read(records).select(model=f"{model}.gguf").cells if records.exists() else []
+    lacking = [cell.repeat - len(cell.samples) for cell in cells if not cell.skipped]
+    return sum(lacking) if cells else None
+
+
+def command(section: Section, model: str, args: argparse.Namespace, records: Path) -> list[str]:
+    """The words of a matrix command, without the program's."""
+    words = [*section.options.split(), "--output", str(records)]
+    words += [] if model == DEMO else ["-m", str(args.models / f"{model}.gguf")]
+    words += ["--repeat", "1", "-n", "8"] if args.quick else []
+    return [*words, *["--resume"] * (missing_samples(records, model) is not None)]
+
+
+def measure(section: Section, args: argparse.Namespace, folder: Path, end: float) -> int:
+    """Run a section's commands until `end`, and write its part; returns an exit code."""
+    records, failed = folder / f"{section.name}.jsonl", False
+    models = [name for name in section.models if not args.files or name in args.files]
+    make_models(args.models, [name for name in models if name != DEMO])
+    if "--peers" in section.options:
+        subprocess.run([sys.executable, BENCH / "peers.py"], check=True)
+    for model in models:
+        left_s = end - time.monotonic()
+        if missing_samples(records, model) == 0 or left_s <= 0:
+            continue
+        words = command(section, model, args, records)
+        words += ["--budget", f"{max(1, int(left_s))}s"] if left_s < math.inf else []
+        print(f"publish: pyllama-mtp matrix {shlex.join(words)}", file=sys.stderr, flush=True)
+        done = subprocess.run([sys.executable, "-m", "pyllama_mtp", "matrix", *words])
+        failed |= done.returncode != 0
+    missing = [model for model in models if missing_samples(records, model) != 0]
+    if records.exists():
+        part = fragment(section.title, records, missing)
+        write_page(folder / "speed.md", section.name, part, [one.name for one in SECTIONS])
+    return FAILED if failed else UNFINISHED if missing else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [section.name for section in SECTIONS]
+    usual = [name for name in names if name != "gpu"]
+    add = parser.add_argument
+    add("--models", type=Path, required=True, metavar="DIR", help="where models are, or are made")
+    add("--only", nargs="+", choices=names, default=usual, metavar="NAME", help=f"of {names}")
+    add("--files", nargs="+", metavar="NAME", help="only these of a section's models")
+    add(
+        "--minutes",
+        type=float,
+        default=math.inf,
+        metavar="M",
+        help="stop after so long; the same command goes on",
+    )
+    add("--quick", action="store_true", help="one short sample of each, into build/publish-quick")
+    args = parser.parse_args(argv)
+    args.models = args.models.resolve()
+    folder = BENCH.parent / "build" / "publish-quick" if args.quick else RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + 60 * args.minutes
+    codes = [measure(one, args, folder, end) for one in SECTIONS if one.name in args.only]
+    return FAILED if FAILED in codes else max(codes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

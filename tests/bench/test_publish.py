@@ -1,0 +1,81 @@
+"""bench/publish.py: sections go on where they ended, and the page says what was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import publish
+import pytest
+from benchkit.model import OTHERS, SYNTHETIC
+from benchkit.speedpage import write_page
+
+from pyllama_mtp.cli import build_parser
+
+TINY = publish.Section(
+    "classes", "A title", "-p 32 -n 8 --depths 0,1,2,auto --threads 1 --repeat 2 --no-ngram"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the results go; the only section is a small one on the demo model."""
+    monkeypatch.setattr(publish, "RESULTS", tmp_path)
+    monkeypatch.setattr(publish, "SECTIONS", (TINY,))
+    return tmp_path
+
+
+def run(folder: Path, *more: str) -> int:
+    return publish.main(["--models", str(folder), "--only", TINY.name, *more])
+
+
+def test_a_section_is_measured_once_and_goes_on(folder: Path) -> None:
+    assert run(folder, "--minutes", "0") == publish.UNFINISHED
+    assert run(folder) == 0
+    records, page = folder / "classes.jsonl", folder / "speed.md"
+    whole = records.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    assert sum(json.loads(line)["kind"] == "sample" for line in lines) == 8
+    assert "Not finished" not in page.read_text()
+    assert run(folder) == 0 and records.read_bytes() == whole, "all was there"
+    records.write_bytes(b"".join(lines[:-1]))  # as after a crash
+    assert run(folder, "--minutes", "0") == publish.UNFINISHED
+    assert "**Not finished: demo.**" in page.read_text()
+    assert run(folder) == 0
+    again = records.read_bytes().splitlines()
+    assert len(again) == len(lines) and "Not finished" not in page.read_text()
+
+
+def test_ratios_of_the_page_are_those_of_the_samples(folder: Path) -> None:
+    """With samples changed to known speeds: 100 without MTP, 150, 200, and 180 with auto."""
+    run(folder)
+    records = folder / "classes.jsonl"
+    lines = [json.loads(line) for line in records.read_bytes().splitlines()]
+    for line in lines:
+        if line["kind"] == "sample":
+            cell, sample = line["cell"], line["sample"]
+            speed = 180.0 if cell.get("adaptive") else 100.0 + 50 * cell["n_max"]
+            sample |= {"decode_tps": speed, "prefill_tps": 10.0, "cpu_s": {}}
+    records.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run(folder) == 0
+    head, _, row = (folder / "speed.md").read_text().partition("| file |")[2].splitlines()[:3]
+    figures = dict(
+        zip(head.strip(" |").split(" | "), row.strip("| ").split(" | ")[1:], strict=True)
+    )
+    assert figures["best depth to no MTP"] == "2.00 (2.00-2.00, depth 2)"
+    assert figures["auto to the best depth"] == "0.90 (0.90-0.90)"
+    assert figures["prompt with MTP to without"].startswith("1.00 ")
+
+
+def test_a_part_of_the_page_is_replaced_and_the_others_stay(tmp_path: Path) -> None:
+    page, order = tmp_path / "speed.md", ["a", "b", "c"]
+    for name, text in (("c", "## C\n\nold"), ("a", "## A"), ("c", "## C\n\nnew")):
+        write_page(page, name, text, order)
+    text = page.read_text()
+    assert text.index("## A") < text.index("## C") and "new" in text and "old" not in text
+
+
+@pytest.mark.parametrize("section", publish.SECTIONS, ids=lambda section: section.name)
+def test_every_command_is_one_of_matrix(section: publish.Section) -> None:
+    build_parser("matrix").parse_args(["matrix", *section.options.split()])
+    assert {*section.models} <= {*SYNTHETIC, *OTHERS, publish.DEMO}
