@@ -7,12 +7,13 @@ the metadata alone.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from gguf import GGUFReader, GGUFWriter
 
 from pyllama_mtp.llama import native
@@ -23,6 +24,14 @@ from .hyperparameters import N_LAYER_LARGE, N_VOCAB_LARGE, hyperparameters
 from .trimmed import add_metadata, add_values, finish
 
 Array = npt.NDArray[np.float32]
+#: One of each kind: attention, a recurrent state, several MTP blocks, compressed keys and values.
+USUAL = ("glm4moe", "qwen3next", "step35", "deepseek2")
+
+
+def architectures(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test or fixture: all but the USUAL ones are among the long tests."""
+    return [pytest.param(n, marks=[] if n in USUAL else pytest.mark.long) for n in names]
+
 
 # --- what the library makes of them -------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from pyllama_mtp.models.architectures import ARCHITECTURES
 from pyllama_mtp.models.surgery import drop_head, extract_head, graft_head
 from pyllama_mtp.sequence import Drafts
 
-from ..architectures import write_model
+from ..architectures import architectures, write_model
 from .support import N_BATCH, N_CTX, alone, draft_ids, engine_of, made_up, settings
 
 OTHERS = [name for name, one in ARCHITECTURES.items() if not one.validated]
@@ -39,7 +39,7 @@ N_BLOCKS = 3
 N_ANSWER = 40
 
 
-@pytest.fixture(scope="module", params=OTHERS)
+@pytest.fixture(scope="module", params=architectures(OTHERS))
 def other(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Model]:
@@ -51,7 +51,9 @@ def other(
 
 
 in_upstreams_way = pytest.mark.parametrize(
-    "other", [name for name in OTHERS if not ARCHITECTURES[name].in_trunk], indirect=True
+    "other",
+    architectures(name for name in OTHERS if not ARCHITECTURES[name].in_trunk),
+    indirect=True,
 )
 
 

@@ -34,7 +34,7 @@ APART = [name for name, one in ARCHITECTURES.items() if not one.in_trunk]
 WHOLE: dict[str, Any] = {"n_ctx": N_CTX, "n_batch": N_CTX, "n_ubatch": N_CTX, "n_threads": 1}
 
 
-@pytest.fixture(scope="module", params=APART)
+@pytest.fixture(scope="module", params=architectures.architectures(APART))
 def other(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Model]:
