@@ -8,7 +8,7 @@
 vec_dot column by column, its tiled kernels, tinyBLAS. "now" is what the CPU patches do. The two
 take turns, with the same matrix if neither repacks it. Every figure is the least of many, because
 other programs can only add to it.
-Writes results/NAME.json and .md.
+Writes build/results/NAME.json and .md, which bench/results/native.md condenses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-from benchkit import results
+from benchkit import DRAFTS, results
 from gguf import GGMLQuantizationType
 
 from pyllama_mtp.llama import native
@@ -195,7 +195,7 @@ def main(argv: list[str] | None = None) -> int:
         "1: microseconds of a product with one column; 2 to 8: in units of that. The least of",
         "many; the two take turns.",
     ]
-    results.write(result, "\n".join(text), args.name)
+    results.write(result, "\n".join(text), args.name, DRAFTS)
     return 0
 
 

@@ -26,7 +26,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchkit import RESULTS, results
+from benchkit import DRAFTS, results
 
 from pyllama_mtp import Answer, BatchSession, Model, Session, Settings
 from pyllama_mtp.drafting.head import HeadDrafter
@@ -236,7 +236,7 @@ def table(ended: dict[str, list[Trial]]) -> list[str]:
 
 
 def main() -> int:
-    """Run all trials; write bench/results/parity.md."""
+    """Run all trials; write build/results/parity.md."""
     if sys.argv[1:]:
         sys.exit(__doc__)
     try:
@@ -260,7 +260,8 @@ def main() -> int:
     lines += results.header_lines(results.header(native.load().stamp))
     lines += [f"- llama-server: {server.build.upstream_commit}, with draft-mtp; greedy"]
     lines += ["", *table(ended), "", WHAT_IT_SAYS]
-    write_whole(RESULTS / "parity.md", ("\n".join(lines).rstrip() + "\n").encode())
+    DRAFTS.mkdir(parents=True, exist_ok=True)
+    write_whole(DRAFTS / "parity.md", ("\n".join(lines).rstrip() + "\n").encode())
     found = [(name, trial) for name, some in ended.items() for trial in some]
     return int(any(not explained(*one) and one[1]["end"] != "near tie" for one in found))
 

@@ -34,7 +34,7 @@ from sanitizers.build import ROOT, SanitizeError, assemble, build, environment
 from sanitizers.findings import TOUCHED, Run, Sources, collect, write_summary
 
 BUILD = ROOT / "build" / "sanitize"
-SUMMARY = ROOT / "bench" / "results" / "sanitizers.md"
+SUMMARY = BUILD / "sanitizers.md"
 NATIVE = ("tests/ffi", "tests/regression", "tests/unit")
 SOAK = "bench/soak.py"
 #: What cannot run with the sanitizers, and why.

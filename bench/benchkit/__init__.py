@@ -7,6 +7,8 @@ from pathlib import Path
 
 BENCH = Path(__file__).resolve().parents[1]
 ROOT, RESULTS = BENCH.parent, BENCH / "results"
+#: What is condensed into a page of RESULTS by hand; not in git.
+DRAFTS = ROOT / "build" / "results"
 
 sys.path.append(str(ROOT))  # for tests.*; after the installed package
 

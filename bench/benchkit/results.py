@@ -71,7 +71,8 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
     return to_markdown(head, rows, [i == 0 for i in range(len(head))]).splitlines()
 
 
-def write(result: dict[str, Any], markdown: str, name: str) -> None:
-    """Write NAME.json and NAME.md into bench/results, each as a whole or not at all."""
+def write(result: dict[str, Any], markdown: str, name: str, folder: Path = RESULTS) -> None:
+    """Write NAME.json and NAME.md, each as a whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
     for suffix, text in ((".json", json.dumps(result, indent=1)), (".md", markdown.rstrip())):
-        write_whole(RESULTS / f"{name}{suffix}", f"{text}\n".encode())
+        write_whole(folder / f"{name}{suffix}", f"{text}\n".encode())

@@ -100,6 +100,14 @@ def test_tests_that_patches_and_pages_name_are_there() -> None:
     assert named and not {(source, name) for source, name in named if name not in there}
 
 
+def test_scripts_that_pages_and_results_name_are_there() -> None:
+    results = [*(ROOT / "bench/results").glob("*.md")]
+    texts = [page.read_text("utf-8") for page in (*PAGES, *results, ROOT / "bench/README.md")]
+    named = {name for text in texts for name in re.findall(r"python ((?:\w+/)+\w+\.py)", text)}
+    assert len(named) > 5 and not [name for name in named if not (ROOT / name).exists()]
+    assert len([*(ROOT / "bench/results").iterdir()]) <= 15
+
+
 def test_the_readme_is_short_and_names_every_page() -> None:
     text = PAGES[0].read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120

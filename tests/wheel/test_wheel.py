@@ -3,7 +3,7 @@
     pytest -m wheel_build tests/wheel        # 15 minutes of two cores; auditwheel and patchelf
 
 The build folder stays in build/wheel, so what was cut goes on. The result is written to
-bench/results/wheel.md.
+build/results/wheel.md.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def only(name: str, package: Path, python: Path, clean: dict[str, str]) -> str:
 
 
 def write(wheel: Path, shown: str, doctor: str, rows: list[str]) -> None:
-    """bench/results/wheel.md."""
+    """build/results/wheel.md, for bench/results/native.md."""
     named = ("build", "CPU features", "device", "llama.cpp", "self-test")
     page = [
         "# One wheel for every x86-64 CPU",
@@ -122,4 +122,6 @@ def write(wheel: Path, shown: str, doctor: str, rows: list[str]) -> None:
         "|---|---|---|",
         *rows,
     ]
-    (ROOT / "bench" / "results" / "wheel.md").write_text("\n".join(page) + "\n")
+    folder = ROOT / "build" / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "wheel.md").write_text("\n".join(page) + "\n")
