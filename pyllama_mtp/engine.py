@@ -26,9 +26,9 @@ from .errors import FatalDecodeError, UsageError
 from .llama import native
 from .llama.batch import SEQ, Batch, Ints
 from .llama.context import Context
+from .llama.contextoptions import NodeTimes
 from .llama.model import Model
 from .llama.owned import Exclusive
-from .llama.trace import NodeTimes
 from .resolved import Resolved
 from .sequence import Sequence
 from .settings import Settings

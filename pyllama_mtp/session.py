@@ -31,10 +31,10 @@ from .chats.thinking import Piece
 from .chats.tools import Messages, Tools
 from .engine import Engine
 from .errors import UsageError
+from .llama.contextoptions import NodeTimes
 from .llama.hiddenstates import POINTS, ROWS, HiddenStates
 from .llama.model import Model
 from .llama.owned import Owned
-from .llama.trace import NodeTimes
 from .request import Limits, OnProgress, Options, Prompt, Request, make_request, tokens_of
 from .scheduler import run_all
 from .settings import MOST_TOKENS, Sampling, Settings

@@ -90,7 +90,7 @@ _DENSE = ("ffn_gate.", "ffn_up.", "ffn_down.")
 #: Parts that a well drafting model keeps small: what they add to the residual stream.
 _OUTPUTS = ("attn_output", "ssm_out", "attn_output_b", "ple_value", "ple_conv1d")
 _SMALL = 0.0005
-#: Norm of an embedding, as in pyllama_mtp/models/randomweights.py; in a large model, where there
+#: Norm of an embedding, as in pyllama_mtp/models/synth.py; in a large model, where there
 #: are more and longer outputs.
 _LENGTH, _LENGTH_LARGE = 0.25, 4.0
 
@@ -133,7 +133,7 @@ def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Arra
 
 def _drafting_well(tensors: dict[str, Array], n_layer: int, noise: float, seed: int) -> None:
     """Make the next token nearly a function of the last one that the head knows, too; see
-    pyllama_mtp/models/randomweights.py."""
+    pyllama_mtp/models/synth.py."""
     embedding = tensors["token_embd.weight"]
     n_embd = embedding.shape[1]
     large = n_layer >= N_LAYER_LARGE

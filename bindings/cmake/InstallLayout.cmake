@@ -10,7 +10,7 @@ endforeach()
 install(FILES ${PYLLAMA_PRISTINE}/LICENSE DESTINATION ${_package}/licenses RENAME LICENSE-llama.cpp)
 install(FILES ${PYLLAMA_PRISTINE}/licenses/LICENSE-jsonhpp DESTINATION ${_package}/licenses)
 
-# What the bindings expect of a library; see pyllama_mtp/llama/variants.py.
+# What the bindings expect of a library; see pyllama_mtp/llama/native.py.
 file(WRITE ${CMAKE_BINARY_DIR}/generated/build_info.json
 "{\n \"upstream_commit\": \"${PYLLAMA_UPSTREAM_COMMIT}\",\n \"series\": {\"upstream\": \"${PYLLAMA_SERIES_upstream}\", \"patched\": \"${PYLLAMA_SERIES_patched}\"}\n}\n")
 install(FILES ${CMAKE_BINARY_DIR}/generated/build_info.json DESTINATION ${_package})

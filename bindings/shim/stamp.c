@@ -1,4 +1,4 @@
-// What this libllama was built from. One string literal: pyllama_mtp/llama/variants.py finds it in the file, and need not
+// What this libllama was built from. One string literal: pyllama_mtp/llama/native.py finds it in the file, and need not
 // load the library.
 #include "pyllama_shim.h"
 

@@ -13,9 +13,8 @@ import argparse
 from pyllama_mtp.cli import parsing, progress
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.models.quantize import FILE_TYPES, WEIGHT_TYPES
-from pyllama_mtp.models.randomweights import TENSOR_TYPES
 from pyllama_mtp.models.shapes import SHAPES, get_shape
-from pyllama_mtp.models.synth import synthetic_size, write_synthetic
+from pyllama_mtp.models.synth import TENSOR_TYPES, synthetic_size, write_synthetic
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

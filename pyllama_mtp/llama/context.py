@@ -22,9 +22,8 @@ from ..errors import (
 )
 from . import native
 from .batch import SEQ, Batch, Floats, Ints
-from .contextoptions import ContextOptions
+from .contextoptions import ContextOptions, Node, Trace
 from .owned import Exclusive, OfThisProcess, Owned
-from .trace import Node, Trace
 
 if TYPE_CHECKING:
     from .model import Model

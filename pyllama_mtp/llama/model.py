@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import file_name, flag
+from ..arguments import file_name, flag, instance, token_ids
 from ..errors import (
     ContextClosedError,
     InsufficientMemoryError,
@@ -31,16 +31,14 @@ from ..models.memory import available_memory
 from ..models.modelinfo import GGUFInfo
 from ..settings import Sampling
 from . import chat, native, rpc, trial
-from .adapters import Adapters, read_adapter
 from .drafthead import DraftHead, HeadCosts, draft_head
-from .modeloptions import ModelArguments, ModelOptions, head_arguments
+from .modeloptions import Adapters, ModelArguments, ModelOptions, head_arguments, read_adapter
 from .owned import OfThisProcess, Owned
-from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing's from Python 3.11 on
 
-
+Tokens = npt.NDArray[np.int32]
 log = logging.getLogger("pyllama_mtp")
 
 
@@ -69,7 +67,7 @@ class Weights:
             self._free(self._handle)
 
 
-class Model(Vocabulary, Owned, OfThisProcess):
+class Model(Owned, OfThisProcess):
     """Weights and vocabulary of a GGUF file. A context manager; closing it closes its contexts.
 
     Several threads may use one model, each with sessions of its own. A forked child may not use it.
@@ -145,7 +143,11 @@ class Model(Vocabulary, Owned, OfThisProcess):
         self.claim()
         self.weights = Weights(self._handle, self._lib.llama_model_free)
         self.has_mtp = mtp and self._lib.llama_model_n_layer_nextn(self._handle) > 0
-        super().__init__(self._library, self._handle)
+        self._vocab = self._lib.llama_model_get_vocab(self._handle)
+        #: Number of tokens.
+        self.n_vocab = int(self._lib.llama_vocab_n_tokens(self._vocab))
+        #: Id of the end-of-text token; -1: there is none.
+        self.eos = int(self._lib.llama_vocab_eos(self._vocab))
         self.n_embd = int(self._lib.llama_model_n_embd_out(self._handle))
         self.n_ctx_train = int(self._lib.llama_model_n_ctx_train(self._handle))
         self.n_params = int(self._lib.llama_model_n_params(self._handle))
@@ -350,6 +352,74 @@ class Model(Vocabulary, Owned, OfThisProcess):
         buffer = self._ffi.new("char[256]")
         self._lib.llama_model_desc(self.handle, buffer, len(buffer))
         return self._library.text(buffer)
+
+    # -- vocabulary -----------------------------------------------------------------------------
+
+    def tokenize(
+        self, text: str, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of `text`.
+
+        Args:
+            add_special: add BOS if the model wants one.
+            parse_special: read ``<|im_start|>`` and the like as control tokens, not as text.
+        """
+        self.handle  # noqa: B018 - raises when closed
+        instance("text", text, str, "text (str)")
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError as reason:
+            raise UsageError(f"the text is not valid Unicode: {reason}") from None
+        message = self._ffi.new("char[256]")
+        capacity = len(data) + 8
+        while True:
+            out = self._ffi.new("llama_token[]", capacity)
+            flags = (add_special, parse_special)
+            n = self._lib.pyllama_tokenize(
+                self._vocab, data, len(data), out, capacity, *flags, message, len(message)
+            )
+            if n >= 0:
+                return list(out[0:n])
+            if -n <= capacity or n == -(2**31):
+                why = self._library.text(message) or "too long"
+                if native.short_of_memory(why):
+                    raise InsufficientMemoryError(f"no memory to tokenize {len(data)} bytes: {why}")
+                raise UsageError(f"a text of {len(data)} bytes cannot be tokenized: {why}")
+            capacity = -n
+
+    def piece(self, token: int, special: bool = False) -> bytes:
+        """The bytes of one token; control tokens are empty unless `special`."""
+        self.check_tokens([token])
+        capacity = 32
+        while True:
+            out = self._ffi.new("char[]", capacity)
+            n = self._lib.llama_token_to_piece(self._vocab, token, out, capacity, 0, special)
+            if n >= 0:
+                return bytes(self._ffi.buffer(out, n))
+            capacity = -n
+
+    def detokenize(self, tokens: Sequence[int], special: bool = False) -> str:
+        """Text of `tokens`; bytes that are not UTF-8 become U+FFFD."""
+        ids = token_ids("tokens", tokens)
+        return b"".join(self.piece(token, special) for token in ids).decode("utf-8", "replace")
+
+    def attributes(self, token: int) -> int:
+        """The vocabulary's flags of a token: LLAMA_TOKEN_ATTR_*."""
+        self.check_tokens([token])
+        return int(self._lib.llama_vocab_get_attr(self._vocab, token))
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends a generation (end of text, end of turn)."""
+        self.handle  # noqa: B018 - raises when closed
+        return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
+
+    def check_tokens(self, tokens: Sequence[int] | Tokens) -> None:
+        """Raises UsageError when an id is not in the vocabulary."""
+        self.handle  # noqa: B018 - raises when closed
+        ids = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
+        if len(ids) and (min(ids) < 0 or max(ids) >= self.n_vocab):
+            bad = next(int(token) for token in ids if not 0 <= token < self.n_vocab)
+            raise UsageError(f"token id {bad} is not in the vocabulary (0 to {self.n_vocab - 1})")
 
     # -- chats ---------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.arguments import whole
-from pyllama_mtp.llama.trace import Cost
+from pyllama_mtp.llama.contextoptions import Cost
 from pyllama_mtp.measure.records import NodeCost, Profile
 from pyllama_mtp.measure.text import NONE, to_markdown
 from pyllama_mtp.settings import MOST_TOKENS
@@ -79,7 +79,7 @@ def profile_prompt(model: Model, settings: Settings, prompt: list[int]) -> Profi
         InterruptedSample: by Ctrl-C.
     """
     from pyllama_mtp import Session, native
-    from pyllama_mtp.llama.trace import NodeTimes
+    from pyllama_mtp.llama.contextoptions import NodeTimes
 
     times = NodeTimes(native.load())
     with Session(model, settings, times=times) as session:

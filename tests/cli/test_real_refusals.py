@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_mtp.llama import native, variants
+from pyllama_mtp.llama import native
 from pyllama_mtp.models.demo import demo_path
 
 from ..processes import Program
@@ -96,7 +96,7 @@ def test_a_library_for_another_cpu(refused: Refused, tmp_path: Path) -> None:
     features = native.load().stamp["cpu_features"].split()
     if not features:
         pytest.skip("this build is for every CPU")
-    stamp = variants.STAMP.search(data)
+    stamp = native.STAMP.search(data)
     assert stamp
     other = stamp[0].replace(features[-1].encode(), b"x" * len(features[-1]))
     library.write_bytes(data.replace(stamp[0], other))

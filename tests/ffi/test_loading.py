@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_mtp.errors import LibraryError
-from pyllama_mtp.llama import native, variants
+from pyllama_mtp.llama import native
 
 from ..processes import RunPython
 
@@ -31,7 +31,7 @@ def stamp(**changes: str) -> dict[str, str]:
 )
 def test_a_stamp_that_does_not_fit(changes: dict[str, str], what: str) -> None:
     with pytest.raises(LibraryError, match=what) as caught:
-        variants.check_stamp(stamp(**changes), EXPECTED, Path("some/lib"))
+        native.check_stamp(stamp(**changes), EXPECTED, Path("some/lib"))
     assert "some/lib" in str(caught.value) and "pip install" in str(caught.value)
 
 
@@ -44,28 +44,28 @@ def write_library(folder: Path, content: bytes) -> Path:
 
 def test_a_library_without_stamp(tmp_path: Path) -> None:
     with pytest.raises(LibraryError, match="carries no stamp"):
-        variants.read_stamp(write_library(tmp_path, b"\x7fELF"))
+        native.read_stamp(write_library(tmp_path, b"\x7fELF"))
 
 
 def test_an_incomplete_folder(tmp_path: Path) -> None:
     with pytest.raises(LibraryError, match="incomplete build"):
-        variants.read_stamp(tmp_path)
+        native.read_stamp(tmp_path)
 
 
 def test_missing_cpu_features() -> None:
-    assert variants.missing_cpu_features({"cpu_features": ""}) == []
-    assert variants.missing_cpu_features({}) == []
-    found = variants.missing_cpu_features({"cpu_features": "zz_no_such avx9000"})
+    assert native.missing_cpu_features({"cpu_features": ""}) == []
+    assert native.missing_cpu_features({}) == []
+    found = native.missing_cpu_features({"cpu_features": "zz_no_such avx9000"})
     assert found in (["avx9000", "zz_no_such"], [])  # [] where the machine does not say
 
 
 def test_the_loaded_variant_fits_its_package() -> None:
     library = native.load()
     assert native.load() is library, "loading again gives the same"
-    variants.check_stamp(library.stamp, variants.expected_stamp(), library.folder)
-    assert library.stamp == variants.read_stamp(library.folder)
+    native.check_stamp(library.stamp, native.expected_stamp(), library.folder)
+    assert library.stamp == native.read_stamp(library.folder)
     data = next(library.folder.glob("libllama.so.*")).read_bytes()
-    assert library.text(library.lib.pyllama_stamp()) in variants.STAMP.search(data)[0].decode()
+    assert library.text(library.lib.pyllama_stamp()) in native.STAMP.search(data)[0].decode()
     assert any(device.kind == "cpu" and device.total > 0 for device in library.devices())
     assert "CPU" in library.backend()
     assert library.system_info()
@@ -82,7 +82,7 @@ REFUSED = """
 import sys
 from pathlib import Path
 
-from pyllama_mtp.llama import native, variants
+from pyllama_mtp.llama import native
 from pyllama_mtp.errors import LibraryError
 
 {before}
@@ -105,30 +105,30 @@ def test_every_path_tried_is_listed(run_python: RunPython, tmp_path: Path) -> No
     message = refused(run_python, PYLLAMA_MTP_LIB=str(tmp_path))
     assert str(tmp_path / native.SHIM) in message
     assert "PYLLAMA_MTP_LIB" in message and "pip install" in message
-    folders = "variants._package_folders = lambda: [Path('/a'), Path('/b')]"
-    message = refused(run_python, f"{folders}\nvariants.expected_stamp = dict")
+    folders = "native._package_folders = lambda: [Path('/a'), Path('/b')]"
+    message = refused(run_python, f"{folders}\nnative.expected_stamp = dict")
     for folder in ("/a", "/b"):
         assert f"{folder}/lib/patched/{native.SHIM}" in message
 
 
 def test_never_built(run_python: RunPython, tmp_path: Path) -> None:
-    message = refused(run_python, f"variants._package_folders = lambda: [Path({str(tmp_path)!r})]")
+    message = refused(run_python, f"native._package_folders = lambda: [Path({str(tmp_path)!r})]")
     assert "no build_info.json" in message and str(tmp_path) in message
 
 
 def test_tampered_build_info(run_python: RunPython) -> None:
     """The package's own record names another commit than the libraries carry."""
     before = """
-real = variants.expected_stamp()
-variants.expected_stamp = lambda: {**real, "upstream_commit": "0123456"}
+real = native.expected_stamp()
+native.expected_stamp = lambda: {**real, "upstream_commit": "0123456"}
 """
     assert "0123456" in refused(run_python, before)
 
 
 def test_features_that_this_machine_lacks(run_python: RunPython) -> None:
     before = """
-real = variants.read_stamp
-variants.read_stamp = lambda folder: {**real(folder), "cpu_features": "avx9000 zz_no_such"}
+real = native.read_stamp
+native.read_stamp = lambda folder: {**real(folder), "cpu_features": "avx9000 zz_no_such"}
 native._load_shim = None  # nothing may be loaded
 """
     message = refused(run_python, before)
@@ -137,8 +137,8 @@ native._load_shim = None  # nothing may be loaded
 
 def test_a_library_that_cannot_be_loaded(run_python: RunPython, tmp_path: Path) -> None:
     before = """
-stamp = variants.read_stamp(variants.resolve("patched"))
-variants.read_stamp = lambda folder: {**stamp, "cpu_features": ""}
+stamp = native.read_stamp(native.resolve("patched"))
+native.read_stamp = lambda folder: {**stamp, "cpu_features": ""}
 """
     folder = write_library(tmp_path, b"not a library")
     assert "cannot be loaded" in refused(run_python, before, repr(str(folder)))

@@ -9,7 +9,7 @@ import tempfile
 
 import pytest
 
-from pyllama_mtp.llama.spinning import ROUNDS, USER_VARIABLES
+from pyllama_mtp.llama.native import ROUNDS, USER_VARIABLES
 
 from ..processes import environment
 

@@ -11,7 +11,7 @@ import pytest
 
 import pyllama_mtp
 from pyllama_mtp.errors import InsufficientMemoryError
-from pyllama_mtp.llama.trace import Cost
+from pyllama_mtp.llama.contextoptions import Cost
 from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.plan import Plan
 from pyllama_mtp.measure.profile import WARM_UP_TOKENS, cell_profiles, made_profile

@@ -11,9 +11,9 @@ import pytest
 
 from pyllama_mtp import Model, Session, Settings, bench
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.llama import native, trace
+from pyllama_mtp.llama import contextoptions, native
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.trace import Cost, NodeTimes
+from pyllama_mtp.llama.contextoptions import Cost, NodeTimes
 from pyllama_mtp.measure.profile import (
     KINDS,
     kind_of,
@@ -87,7 +87,7 @@ def test_all_graphs_of_a_longer_prompt_and_nothing_of_the_one_before(demo: Model
 def test_more_kinds_of_nodes_than_there_is_room_for(
     demo: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace, "COSTS", 3)
+    monkeypatch.setattr(contextoptions, "COSTS", 3)
     with pytest.raises(UsageError, match=r"\d+ kinds of graph nodes; 3 can"):
         profile_prompt(demo, SETTINGS, PROMPT)
 

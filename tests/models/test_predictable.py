@@ -108,7 +108,7 @@ def test_what_the_head_is_made_of(shape: str, tensor_type: str, tmp_path: Path) 
 
 def test_rare_tokens_have_short_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The border may lie inside a chunk that is written at once."""
-    monkeypatch.setattr("pyllama_mtp.models.randomweights.COMMON", 1000)
+    monkeypatch.setattr("pyllama_mtp.models.synth.COMMON", 1000)
     path = write_synthetic(tmp_path / "m.gguf", "tiny", "q8_0", head_noise=0.0)
     embeddings = next(t for t in gguf.GGUFReader(path).tensors if t.name == "token_embd.weight")
     norms = np.linalg.norm(gguf.dequantize(embeddings.data, embeddings.tensor_type), axis=1)

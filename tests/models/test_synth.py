@@ -13,9 +13,15 @@ import pytest
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.models.draftvocab import byte_alphabet
 from pyllama_mtp.models.ggufinfo import validate_model_file
-from pyllama_mtp.models.randomweights import TENSOR_TYPES, Draw, tensor_chunks
 from pyllama_mtp.models.shapes import SHAPES, TensorSpec, get_shape, model_tensors
-from pyllama_mtp.models.synth import synthetic_size, synthetic_vocabulary, write_synthetic
+from pyllama_mtp.models.synth import (
+    TENSOR_TYPES,
+    Draw,
+    synthetic_size,
+    synthetic_vocabulary,
+    tensor_chunks,
+    write_synthetic,
+)
 from pyllama_mtp.resolved import HOST
 
 from ..processes import Cli, RunPython

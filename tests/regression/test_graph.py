@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.llama.trace import Node
+from pyllama_mtp.llama.contextoptions import Node
 
 from ..processes import RunPython
 from .support import computed_by, made_up

@@ -15,9 +15,8 @@ import numpy.typing as npt
 from pyllama_mtp import Model, Session
 from pyllama_mtp.llama.batch import Batch, Floats, Ints
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.llama.contextoptions import ContextOptions
+from pyllama_mtp.llama.contextoptions import ContextOptions, Node
 from pyllama_mtp.llama.owned import Owned
-from pyllama_mtp.llama.trace import Node
 
 from . import kvstate
 from .kvstate import KVState
