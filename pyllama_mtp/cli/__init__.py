@@ -1,6 +1,6 @@
-"""The command line: ``pyllama-mtp COMMAND``. One module per command, imported when it is used.
+"""The command line: ``pyllama-mtp COMMAND``. A command's module is imported when it is used.
 
-A command's module has its help as docstring, ``add_options`` and ``run``.
+A command is a module, or a class of one, with its help as docstring, ``add_options`` and ``run``.
 
 Exit codes: 0 done; 1 ``doctor`` found something wrong, or ``compare`` something slower; 2 bad input
 or an expected failure, one message on stderr; 130 interrupted with Ctrl-C; 143 and 129 ended by
@@ -17,8 +17,9 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from inspect import cleandoc
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyllama_mtp
 from pyllama_mtp.cli.parsing import HelpFormatter
@@ -52,6 +53,18 @@ COMMANDS = {
     "rpc-worker": "lend this machine's devices to models in other processes, over TCP",
     "libdir": "print the folder of the libraries, for llama-cpp-python and llama-server",
     "doctor": "check build, backend, CPU, GPU and demo model; say what is wrong",
+}
+
+#: Commands that are classes, by "module.class"; each other one is the module of its name.
+CLASSES = {
+    "serve": "servers.Serve",
+    "rpc-worker": "servers.RpcWorker",
+    "synth": "modelfiles.Synth",
+    "head": "modelfiles.Head",
+    "quantize": "modelfiles.Quantize",
+    "draft-vocab": "modelfiles.DraftVocab",
+    "libdir": "installation.Libdir",
+    "doctor": "installation.Doctor",
 }
 
 #: Options of llama.cpp's programs that have another name here.
@@ -126,17 +139,19 @@ def build_parser(command: str | None) -> Parser:
         if name != command:
             subparsers.add_parser(name, help=summary)
             continue
-        module = importlib.import_module(f"pyllama_mtp.cli.{name.replace('-', '_')}")
-        description, _, epilog = (module.__doc__ or "").partition("\n\n")
-        parser.chosen = chosen = subparsers.add_parser(
+        module, _, kind = CLASSES.get(name, name).partition(".")
+        implementation: Any = importlib.import_module(f"pyllama_mtp.cli.{module}")
+        implementation = getattr(implementation, kind) if kind else implementation
+        description, _, epilog = cleandoc(implementation.__doc__ or "").partition("\n\n")
+        parser.chosen = subparsers.add_parser(
             name,
             help=summary,
             description=" ".join(description.split()),
             epilog=epilog,
             formatter_class=HelpFormatter,
         )
-        chosen.set_defaults(run=module.run)
-        module.add_options(chosen)
+        parser.chosen.set_defaults(run=implementation.run)
+        implementation.add_options(parser.chosen)
     return parser
 
 

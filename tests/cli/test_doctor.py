@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_mtp.cli import doctor
+from pyllama_mtp.cli import installation
 from pyllama_mtp.llama import native
 from pyllama_mtp.models import demo
 
@@ -67,7 +67,7 @@ def test_the_cpu_features_of_a_build_are_named(
     fake: ModuleType, monkeypatch: pytest.MonkeyPatch, flags: frozenset[str] | None
 ) -> None:
     monkeypatch.setattr(native, "cpu_flags", lambda: flags)
-    (found,) = doctor.check_cpu_features(fake.Library(cpu_features="avx2 fma"))
+    (found,) = installation.check_cpu_features(fake.Library(cpu_features="avx2 fma"))
     assert found.detail == ("avx2 fma: this CPU has them all" if flags else "built for avx2 fma")
 
 
@@ -106,13 +106,13 @@ def test_what_computes(
     library = SimpleNamespace(stamp={"cuda": cuda}, devices=lambda: devices)
     monkeypatch.setattr(Path, "exists", lambda self: here)
     monkeypatch.setattr(Path, "is_dir", lambda self: False)
-    (found,) = doctor.check_gpu(library)
+    (found,) = installation.check_gpu(library)
     assert found.state == state and detail in found.detail
-    assert [f.state for f in doctor.check_gpu(None)] == ["note" if here else "ok"]
+    assert [f.state for f in installation.check_gpu(None)] == ["note" if here else "ok"]
 
 
 def test_no_backend_is_a_fault(fake: ModuleType) -> None:
-    states = [f.state for f in doctor.check_devices(fake.Library(()))]
+    states = [f.state for f in installation.check_devices(fake.Library(()))]
     assert "wrong" in states
 
 
@@ -133,7 +133,7 @@ def test_the_self_test_survives_a_crash(
         return subprocess.CompletedProcess(command, code, out, err)
 
     monkeypatch.setattr(subprocess, "run", run)
-    (finding,) = doctor.check_generation("upstream")
+    (finding,) = installation.check_generation("upstream")
     assert finding.state == state and detail in finding.detail
     assert bool(finding.remedy) == (state == "wrong")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pyllama_mtp import Model
-from pyllama_mtp.cli import draft_vocab
+from pyllama_mtp.cli import modelfiles
 from pyllama_mtp.models.draftvocab import best, default_ranking, load, read_tokenizer
 
 from ..processes import Cli
@@ -30,17 +30,6 @@ def text(tmp_path: Path) -> Path:
 
 def expected_counts(model: Model, *texts: str) -> Counter[int]:
     return Counter(t for text in texts for t in model.tokenize(text, add_special=False))
-
-
-def test_without_a_text_the_default_ranking_is_shown(cli: Cli, tmp_path: Path) -> None:
-    result = cli("draft-vocab")
-    assert result.code == 0 and result.err == ""
-    assert result.out.startswith("2048 tokens, 5 of them special")
-    rows = dict(re.findall(r"^ *(special|first words|from \d+)  (.*)$", result.out, re.M))
-    assert [*rows] == ["special", "first words", "from 256", "from 512", "from 1024"]
-    assert "'<|im_end|>'" in rows["special"]
-    assert rows["from 512"].startswith("'_t'  'ang'  'ir'")
-    assert "' t'" in rows["first words"] and "Ġ" not in result.out
 
 
 def test_the_ranking_holds_the_counts_of_the_text(
@@ -83,16 +72,16 @@ def test_coverage_is_the_share_of_the_text(cli: Cli, demo: Model, demo_file: Pat
 
 
 def test_sizes_of_a_large_vocabulary() -> None:
-    assert draft_vocab._sizes(248_320) == (8192, 16384, 32768, 65536)
-    assert draft_vocab._sizes(32_768) == (8192, 16384)
+    assert modelfiles._sizes(248_320) == (8192, 16384, 32768, 65536)
+    assert modelfiles._sizes(32_768) == (8192, 16384)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 100_000])
 def test_pieces_of_a_text_end_with_a_line(
     text: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
-    monkeypatch.setattr(draft_vocab, "_CHUNK", chunk)
-    pieces = [*draft_vocab._chunks(str(text))]
+    monkeypatch.setattr(modelfiles, "_CHUNK", chunk)
+    pieces = [*modelfiles._chunks(str(text))]
     assert "".join(pieces) == TEXT * 20
     assert max(map(len, pieces)) <= 2 * chunk, "bounded, also where a line is long"
     if chunk == 64:
@@ -102,11 +91,11 @@ def test_pieces_of_a_text_end_with_a_line(
 def test_bad_input_is_refused_before_the_work(
     cli: Cli, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_vocab, "_tokens", None)
+    monkeypatch.setattr(modelfiles, "_tokens", None)
     existing = tmp_path / "existing.json"
     existing.write_text("kept")
     cases = {
-        ("-o", "new.json"): "--output needs --text",
+        ("-o", "new.json"): "the following arguments are required: --text",
         ("--text", str(tmp_path / "absent")): "no such text file",
         ("--text", str(text), "-o", str(existing)): "exists; choose another name or overwrite it",
         ("--text", str(text), "-o", str(tmp_path / "no" / "r.json")): "does not exist; create it",
@@ -131,14 +120,3 @@ def test_texts_that_cannot_be_counted(cli: Cli, tmp_path: Path) -> None:
         result = cli("draft-vocab", "--text", str(path), "-o", str(output))
         assert result.code == 2 and message in result.err
         assert not output.exists()
-
-
-def test_ctrl_c_writes_nothing(
-    cli: Cli, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*arguments: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Model, "tokenize", interrupted)
-    result = cli("draft-vocab", "--text", str(text), "-o", str(tmp_path / "r.json"))
-    assert result.code == 130 and [*tmp_path.iterdir()] == [text]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_mtp.cli import libdir
+from pyllama_mtp.cli import installation
 from pyllama_mtp.llama import native
 
 from ..processes import Cli
@@ -50,7 +50,7 @@ def test_the_variable_chooses_too(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
 def test_libraries_that_do_not_belong_here_are_refused(cli: Cli, tmp_path: Path) -> None:
     folder, _ = native.locate("patched")
     for path in folder.iterdir():
-        if path.name != libdir.LIBRARY:
+        if path.name != installation.LIBRARY:
             (tmp_path / path.name).symlink_to(path)
     older = cli("libdir", "--lib", str(tmp_path))
     assert older.code == 2 and "holds no libllama.so" in older.err and "pip install" in older.err
@@ -81,4 +81,4 @@ def test_a_program_without_this_package_finds_the_backends(
 def test_the_help_names_the_release_that_is_pinned(cli: Cli) -> None:
     pin = (Path(__file__).resolve().parents[2] / "vendor" / "drop-in.pin").read_text()
     requirement = re.search(r"^llama-cpp-python==\S+", pin, re.MULTILINE)
-    assert requirement and requirement[0] in (libdir.__doc__ or "")
+    assert requirement and requirement[0] in (installation.Libdir.__doc__ or "")

@@ -1,15 +1,4 @@
-"""Check the installation: build variant, upstream commit and patches, devices, CPU
-features, GPU, demo model, and a short generation. Says what is wrong and how to
-mend it.
-
-Exit code: 0 everything is in order, 1 something is wrong. Lines marked 'note'
-are not faults.
-
-examples:
-  pyllama-mtp doctor
-  pyllama-mtp doctor --lib upstream
-  pyllama-mtp doctor --json > report.json    (has folder names of this machine)
-"""
+"""Commands about the installation: whether it works, and where its libraries lie."""
 
 from __future__ import annotations
 
@@ -24,7 +13,48 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pyllama_mtp.cli import parsing
-from pyllama_mtp.errors import PyllamaMtpError
+from pyllama_mtp.errors import LibraryError, PyllamaMtpError
+
+
+class Doctor:
+    """Check the installation: build variant, upstream commit and patches, devices, CPU
+    features, GPU, demo model, and a short generation. Says what is wrong and how to
+    mend it.
+
+    Exit code: 0 everything is in order, 1 something is wrong. Lines marked 'note'
+    are not faults.
+
+    examples:
+      pyllama-mtp doctor
+      pyllama-mtp doctor --lib upstream
+      pyllama-mtp doctor --json > report.json    (has folder names of this machine)
+    """
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        parsing.add_lib_option(parser)
+        parser.add_argument(
+            "--no-self-test",
+            action="store_true",
+            help="leave out the short generation with the demo model (a few seconds)",
+        )
+        parser.add_argument("--json", action="store_true", help="print one JSON array of findings")
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> int:
+        """Run every check and print what it found."""
+        findings: list[Finding] = []
+        for finding in check(args.lib, self_test=not args.no_self_test):
+            findings.append(finding)
+            if not args.json:
+                _print(finding)
+        wrong = [finding.name for finding in findings if finding.state == "wrong"]
+        if args.json:
+            print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        else:
+            print(f"wrong: {', '.join(wrong)}" if wrong else "everything is in order")
+        return 1 if wrong else 0
+
 
 _REBUILD = "build it on this machine: pip install --force-reinstall --no-cache-dir ."
 _WITH_CUDA = "pip install --force-reinstall --no-cache-dir . -C cmake.define.GGML_CUDA=ON"
@@ -44,31 +74,6 @@ class Finding:
     state: State
     detail: str
     remedy: str = ""
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parsing.add_lib_option(parser)
-    parser.add_argument(
-        "--no-self-test",
-        action="store_true",
-        help="leave out the short generation with the demo model (a few seconds)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON array of findings")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run every check and print what it found."""
-    findings: list[Finding] = []
-    for finding in check(args.lib, self_test=not args.no_self_test):
-        findings.append(finding)
-        if not args.json:
-            _print(finding)
-    wrong = [finding.name for finding in findings if finding.state == "wrong"]
-    if args.json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        print(f"wrong: {', '.join(wrong)}" if wrong else "everything is in order")
-    return 1 if wrong else 0
 
 
 def _print(finding: Finding) -> None:
@@ -228,3 +233,50 @@ def check_generation(lib: str | None) -> Iterator[Finding]:
         told = json.loads(done.stdout)["telemetry"]
         drafts = f"{sum(told['accepted'])} of {sum(told['drafted'])} drafts accepted"
         yield Finding(name, "ok", f"{told['n_generated']} tokens with MTP, {drafts}")
+
+
+class Libdir:
+    """Print the folder of libllama.so and libllama.so.0, for programs that load
+    llama.cpp themselves. The ggml libraries and backends lie one folder up, where
+    libllama finds them.
+
+    llama-cpp-python of the same release as this package's llama.cpp runs on these
+    libraries unchanged, and needs no build of its own:
+      CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install llama-cpp-python==0.3.36
+      LLAMA_CPP_LIB_PATH=$(pyllama-mtp libdir) python my_script.py
+
+    So do upstream's programs, if they are of the same llama.cpp commit (doctor
+    names it) and were linked against its shared libraries. Prompts with MTP get
+    faster:
+      export LD_LIBRARY_PATH=$(pyllama-mtp libdir)
+      llama-server -m FILE --spec-type draft-mtp
+
+    Images and sound need the program's own libmtmd; for llama-cpp-python,
+    MTMD_CPP_LIB names its folder.
+
+    examples:
+      pyllama-mtp libdir
+      pyllama-mtp libdir --lib upstream
+    """
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        parsing.add_lib_option(parser)
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> int:
+        """Print the folder, if what lies there can be used on this machine."""
+        from pyllama_mtp.llama import native
+
+        folder, _ = native.locate(args.lib)
+        if not (folder / LIBRARY).is_file():
+            raise LibraryError(
+                f"{folder} holds no {LIBRARY}: it was built by an older version of this package. "
+                "Build it again with `pip install --force-reinstall .`."
+            )
+        print(folder)
+        return 0
+
+
+#: The library that such programs load; see ``bindings/shim/dropin.cpp``.
+LIBRARY = "libllama.so"
