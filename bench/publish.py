@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import shlex
 import subprocess
 import sys
@@ -86,7 +87,8 @@ def missing_samples(records: Path, model: str) -> int | None:
 
 def command(section: Section, model: str, args: argparse.Namespace, records: Path) -> list[str]:
     """The words of a matrix command, without the program's."""
-    words = [*section.options.split(), "--output", str(records)]
+    # As many threads whatever else runs, or a run could not go on.
+    words = ["--threads", str(args.threads), *section.options.split(), "--output", str(records)]
     words += [] if model == DEMO else ["-m", str(args.models / f"{model}.gguf")]
     words += ["--repeat", "1", "-n", "8"] if args.quick else []
     return [*words, *["--resume"] * (missing_samples(records, model) is not None)]
@@ -133,6 +135,8 @@ def main(argv: list[str] | None = None) -> int:
         metavar="M",
         help="stop after so long; the same command goes on",
     )
+    cores = len(os.sched_getaffinity(0))
+    add("--threads", type=int, default=cores, metavar="N", help="default: %(default)s, all cores")
     add("--quick", action="store_true", help="one short sample of each, into build/publish-quick")
     args = parser.parse_args(argv)
     args.models = args.models.resolve()
