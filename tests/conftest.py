@@ -57,6 +57,19 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"{variable} is {os.environ[variable]!r}: a number") from None
         if kind is float and not 1 <= value <= 100:
             raise pytest.UsageError(f"{option} is {value}, it must be from 1 to 100")
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        keep_to_one_core(int(worker.removeprefix("gw")))
+
+
+def keep_to_one_core(number: int) -> None:
+    """Give a worker of ``pytest -n``, and the processes that it starts, a core of their own.
+
+    Threads of a model wait for each other, so two on cores that other workers use are many times
+    slower than one. Sessions of a worker therefore have one thread, if a test asks for no more.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ..architectures import write_model
+from ..marks import usual
 from ..processes import Program
 
 BLOCKS = {"glm4moe": 1, "step35": 2}
@@ -16,7 +17,7 @@ SMALL = ("-p", "32", "-n", "12", "--repeat", "1", "--threads", "1", "--format", 
 FEWER = b"step35.gguf has 2 MTP blocks, each of which drafts one token: at most 2 a round"
 
 
-@pytest.fixture(scope="module", params=BLOCKS)
+@pytest.fixture(scope="module", params=usual("step35", long=["glm4moe"]))
 def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     return write_model(

@@ -16,6 +16,7 @@ import pytest
 
 from pyllama_mtp.llama import native
 
+from ..marks import usual
 from .attentioncalls import HIDDEN, TYPES, Attention, Case, case, variations
 from .ggmlcalls import Q4_0, Q8_0
 
@@ -160,7 +161,7 @@ def test_a_row_that_sees_nothing_is_zero(ggml: Attention) -> None:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("cells", [9, 64, 65, 257, 511, 513, 700, 4099, 5000])
+@pytest.mark.parametrize("cells", usual(9, 65, 513, 700, 4099, long=(64, 257, 511, 5000)))
 def test_the_rows_beside_it(ggml: Attention, cells: int, kind: str) -> None:
     one = case(cells, type_k=TYPES[kind], type_v=TYPES[kind])
     assert_rows_are_rows_alone(ggml, one, (2, 3, 5, 8) if cells > 1000 else (2, 3, 4, 5, 6, 7, 8))

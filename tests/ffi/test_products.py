@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType
 
 from pyllama_mtp.llama import native
 
+from ..marks import usual
 from .ggmlcalls import BF16, F16, F32, Q8_0, Floats
 from .products import NAMES, TYPES, Products, block, normal, numbers
 
@@ -42,7 +43,7 @@ def error(found: Floats, right: Floats, columns: Floats, rows: Floats) -> float:
     return float((np.abs(found - right) / np.maximum(size, 1e-30)).max())
 
 
-@pytest.mark.parametrize("m", [1, 3, 4, 5, 48, 70])
+@pytest.mark.parametrize("m", usual(1, 5, 70, long=(3, 4, 48)))
 @EVERY_TYPE
 def test_few_columns_together_are_columns_alone(ggml: Products, kind: int, m: int) -> None:
     for k in (block(kind), 3 * block(kind), 1280, 5120 if m < 70 else 2560):
@@ -104,7 +105,7 @@ def test_q8_0_is_upstream_bit_for_bit(ggml: Products, m: int, k: int) -> None:
     )
 
 
-@pytest.mark.parametrize("m", [1, 15, 16, 17, 31, 33, 70])
+@pytest.mark.parametrize("m", usual(1, 17, 70, long=(15, 16, 31, 33)))
 @TYPES_FOR_MANY
 def test_many_columns_together_are_columns_alone(ggml: Products, kind: int, m: int) -> None:
     for k in sorted({block(kind), 3 * block(kind), 1280, 2048 + block(kind)}):

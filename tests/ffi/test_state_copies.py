@@ -14,6 +14,7 @@ import pytest
 
 from pyllama_mtp.llama import native
 
+from ..marks import usual
 from .ggmlcalls import Floats, Ggml
 
 S, H = 32, 3  # of a state: [S, S, H]
@@ -271,10 +272,10 @@ def upstream(*arguments: Any, **options: Any) -> Outcome:
     return found
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", usual(1, 5, long=[2]))
 @pytest.mark.parametrize("n_seqs", [1, 2])
 @pytest.mark.parametrize(("n_tokens", "n_snaps"), [(1, 1), (1, 4), (3, 4), (7, 3), (15, 4)])
-@pytest.mark.parametrize("size", [32, 64, 128, 256])
+@pytest.mark.parametrize("size", usual(32, 128, long=(64, 256)))
 def test_states_are_read_where_they_are_kept(
     ggml: Ggml, size: int, n_tokens: int, n_snaps: int, n_seqs: int, threads: int
 ) -> None:

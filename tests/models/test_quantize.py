@@ -14,6 +14,8 @@ from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.quantize import FILE_TYPES, choose_types, quantize_model
 from pyllama_mtp.models.synth import write_synthetic
 
+from ..marks import usual
+
 #: Rows with room for blocks of 256.
 WIDE = {"n_embd": 256, "n_ff": 512, "n_ff_exp": 256}
 
@@ -39,7 +41,11 @@ def types_of(path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("file_type", "head_type"),
-    [("q4_k_m", None), ("q3_k_m", "q6_k"), ("iq4_xs", "q8_0"), ("q4_0", None), ("q5_0", "bf16")],
+    usual(
+        ("q4_k_m", None),
+        ("q5_0", "bf16"),
+        long=[("q3_k_m", "q6_k"), ("iq4_xs", "q8_0"), ("q4_0", None)],
+    ),
 )
 def test_synth_writes_what_quantizing_gives(
     shape: str, f16: Path, file_type: str, head_type: str | None, tmp_path: Path
@@ -86,6 +92,7 @@ def test_a_head_type_is_for_the_head_only(f16: Path, tmp_path: Path) -> None:
     assert changed == matrices and {own[name] for name in changed} == {"BF16"}
 
 
+@pytest.mark.long
 def test_what_the_library_knows(f16: Path) -> None:
     """Every type of the list: none is unknown to it, and those of few bits need a matrix."""
     if read_gguf(f16).n_expert:

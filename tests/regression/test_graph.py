@@ -17,6 +17,7 @@ import pytest
 from pyllama_mtp import Model
 from pyllama_mtp.llama.contextoptions import Node
 
+from ..marks import usual
 from ..processes import RunPython
 from .support import computed_by, made_up
 from .twocontexts import rows_of, trunk
@@ -219,7 +220,7 @@ with Model(sys.argv[1]) as model:
 """
 
 
-@pytest.mark.parametrize("name", ["demo_file", "moe_file", "next_file"])
+@pytest.mark.parametrize("name", usual("demo_file", "next_file", long=["moe_file"]))
 def test_with_everything_off_the_graphs_are_upstreams(
     run_python: RunPython, name: str, request: pytest.FixtureRequest
 ) -> None:

@@ -18,11 +18,12 @@ from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
 from pyllama_mtp.models.synth import write_synthetic
 
+from ..marks import usual
 from .support import Floats, decode, made_up, plain_context
 
 #: File types that need no importance matrix; IQ2 and IQ3 are in tests/ffi/test_products.py.
-TYPES = ["f32", "f16", "bf16", "q8_0", "q5_0", "q4_0", "iq4_nl", "mxfp4_moe"]
-TYPES += ["q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k", "iq4_xs"]
+TYPES = ("q8_0", "q4_0", "q4_k_m", "q5_k_m", "q6_k", "iq4_xs")
+MORE = ("f32", "f16", "bf16", "q5_0", "iq4_nl", "mxfp4_moe", "q3_k_m", "q2_k")
 #: How many rows each batch has.
 SPLITS = ([2, 2, 2, 2], [3, 5], [4, 4], [6, 2], [7, 1], [8])
 
@@ -32,7 +33,7 @@ def shape(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module", params=TYPES)
+@pytest.fixture(scope="module", params=usual(*TYPES, long=MORE))
 def model(
     request: pytest.FixtureRequest, shape: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Model]:

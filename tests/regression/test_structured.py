@@ -18,6 +18,7 @@ from pyllama_mtp.drafting.constraint import Constraint
 from pyllama_mtp.drafting.sampling import Sampler
 from pyllama_mtp.errors import UsageError
 
+from ..marks import usual
 from .distributions import PLAIN, WAYS, Doubles, Exact, Text, compare
 from .support import settings
 from .test_thinking import prompt_of
@@ -99,7 +100,7 @@ def schemas() -> Iterator[dict[str, Any]]:
         yield {**value(rng, 3), "$defs": {"node": node}}
 
 
-@pytest.mark.parametrize(("temperature", "half"), [(0.0, 0), (1.0, 1)])
+@pytest.mark.parametrize(("temperature", "half"), usual((0.0, 0), long=[(1.0, 1)]))
 def test_json_of_random_schemas(demo: Model, temperature: float, half: int) -> None:
     """Eight sequences at a time, each with a grammar of its own; with MTP and without. Half of the
     schemas at each temperature."""
@@ -184,7 +185,9 @@ class Masked(Exact):
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("pattern", [r"( self\.[a-z_]+ = [a-z]+\n)+", r"( [a-z]{1,8})* +return"])
+@pytest.mark.parametrize(
+    "pattern", usual(r"( self\.[a-z_]+ = [a-z]+\n)+", long=[r"( [a-z]{1,8})* +return"])
+)
 def test_frequencies_of_texts_under_a_grammar(
     demo: Model, pattern: str, way: dict[str, object]
 ) -> None:

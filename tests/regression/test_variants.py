@@ -13,6 +13,7 @@ import pytest
 from pyllama_mtp import Model
 from pyllama_mtp.models.surgery import drop_head, extract_head
 
+from ..marks import usual
 from ..processes import RunPython
 from ..trimmed import write_trimmed
 from .support import computed_by
@@ -38,7 +39,7 @@ np.save(Path(sys.argv[2]) / f"{native.load().variant}.npy", np.stack(rows))
 """
 
 
-@pytest.mark.parametrize("name", ["demo_file", "moe_file", "next_file"])
+@pytest.mark.parametrize("name", usual("demo_file", "next_file", long=["moe_file"]))
 def test_same_logits(
     run_python: RunPython, tmp_path: Path, name: str, request: pytest.FixtureRequest
 ) -> None:
@@ -72,7 +73,7 @@ CASES = [(depth, {"prompt_rows": rows}) for depth in (1, 3) for rows in ("last",
 CASES += [(3, {"rollback": "replay"})]
 
 
-@pytest.mark.parametrize("name", ["demo_file", "moe_file", "next_file"])
+@pytest.mark.parametrize("name", usual("demo_file", "next_file", long=["moe_file"]))
 def test_either_sync_gives_what_upstream_gives(
     run_python: RunPython, name: str, request: pytest.FixtureRequest
 ) -> None:

@@ -51,7 +51,8 @@ def test_matrix_names_the_workers(
 @pytest.mark.parametrize("command", ["generate", "matrix", "accept", "tune"])
 def test_every_command_that_loads(command: str, cli: Cli) -> None:
     """The option reaches the model: nobody listens at 127.0.0.1:1."""
-    prompt = ["x"] if command == "generate" else []
+    # With a size of prompts matrix is no first look, which would write a model.
+    prompt = {"generate": ["x"], "matrix": ["-p", "32"]}.get(command, [])
     for address, said in (("nowhere", "HOST:PORT"), ("127.0.0.1:1", "no worker can be reached at")):
         done = cli(command, "--rpc", address, "--threads", "1", *prompt)
         assert done.code == 2 and said in done.err
