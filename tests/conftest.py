@@ -64,8 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def keep_to_one_core(number: int) -> None:
     """Give a worker of ``pytest -n``, and the processes that it starts, a core of their own.
 
-    Threads of a model wait for each other, so two on cores that other workers use are many times
-    slower than one. Sessions of a worker therefore have one thread, if a test asks for no more.
+    Threads of a model wait for each other, so two that other workers disturb are many times slower
+    than one. Sessions of a worker therefore have one thread, if a test asks for no more.
     """
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
