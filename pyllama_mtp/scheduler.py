@@ -7,8 +7,9 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from .answer import TopLogprobs
 from .chats.thinking import Piece
 from .engine import Engine
 from .errors import UsageError
@@ -20,12 +21,21 @@ from .telemetry import BatchTelemetry, Pair, Telemetry
 
 @dataclass(frozen=True)
 class Progress:
-    """A step of a request: text that can be emitted now, and the new tokens. With the last step the
-    answer has its finish_reason; `error` says why the request has failed, if it has."""
+    """A step of a request: text that can be emitted now, and the new tokens.
+
+    Attributes:
+        n_taken: characters of the answer's text and thought so far, tags included.
+        logprobs: those of the new tokens, if they are kept.
+        finish_reason: of the answer; with the last step only.
+        error: why the request has failed, if it has.
+    """
 
     request: Request
-    pieces: list[Piece]
-    tokens: list[int]
+    pieces: list[Piece] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    n_taken: int = 0
+    logprobs: list[TopLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
     error: UsageError | None = None
 
 
@@ -165,21 +175,22 @@ class Scheduler:
         if error := request.sampler.error:
             answer.finish_reason = "interrupted"
             self._retire(sequence)
-            return Progress(request, [], [], error)
+            return Progress(request, error=error)
         n_before = len(answer.tokens)
         for token in sequence.chosen:
             pieces += answer.take(token)
             if answer.ended:
                 break
         new = answer.tokens[n_before:]
-        answer.logprobs += sequence.logprobs[: len(new)]
+        logprobs = sequence.logprobs[: len(new)]
+        answer.logprobs += logprobs
         for telemetry in sequence.counts:
             telemetry.n_generated += len(new)
         if answer.ended or sequence.wanted < 1 or sequence.room < 1:
             pieces += answer.rest()
             answer.finish_reason = answer.ended or "length"
             self._retire(sequence)
-        return Progress(request, pieces, new)
+        return Progress(request, pieces, new, answer.n_taken, logprobs, answer.finish_reason)
 
     def _retire(self, sequence: Sequence) -> None:
         """Free the sequence of a request that is done or given up."""

@@ -101,9 +101,9 @@ class Serve:
         """Serve until a signal comes."""
         try:
             from pyllama_mtp.serve import app as server
+            from pyllama_mtp.serve.answers import Served
             from pyllama_mtp.serve.app import build_app, log_requests
             from pyllama_mtp.serve.generator import Generator
-            from pyllama_mtp.serve.jobs import Served
         except ImportError as error:
             raise UsageError(
                 f"{error}; the server needs more packages: pip install 'pyllama-mtp[serve]'"

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -26,12 +26,14 @@ from fastapi.middleware.cors import CORSMiddleware
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama import native, rpc
 
+from .answers import Reply, Served, log, one_line, refused, to_json, tokenize
 from .bodies import (
     ApiError,
     Body,
@@ -42,9 +44,7 @@ from .bodies import (
     bad_request,
     parse,
 )
-from .generator import Event, Generator, Job, registry
-from .jobs import Served, make_jobs, tokenize
-from .replies import DONE, Reply, log, one_line, sse, to_json
+from .generator import Generator, Metrics
 
 #: Parts of OpenAI's API that this server lacks, by path, and their names in the error.
 ABSENT = {
@@ -63,56 +63,20 @@ GONE = 499
 LARGEST_BODY = 32 * 2**20
 
 
-class Ticket:
-    """The jobs of a client's request, and their events."""
-
-    def __init__(self, generator: Generator, jobs: list[Job]) -> None:
-        """Submit the jobs. Raises ApiError: the generator does not take them."""
-        self.jobs, self._generator, self._n_left = jobs, generator, len(jobs)
-        self._events: asyncio.Queue[tuple[Job, Event]] = asyncio.Queue()
-        for job in jobs:
-            job.post = self._events.put_nowait
-        generator.submit(jobs)
-
-    async def events(self) -> AsyncGenerator[tuple[Job, Event], None]:
-        """All events of all jobs.
-
-        Raises:
-            ApiError: a job has failed.
-        """
-        while self._n_left:
-            job, event = await self._events.get()
-            if event.error:
-                self.close()
-                raise event.error
-            self._n_left -= event.finish_reason is not None
-            yield job, event
-
-    def close(self) -> bool:
-        """Cancel the jobs that are not done; returns whether there were any."""
-        n_left, self._n_left = self._n_left, 0
-        if n_left:
-            self._generator.cancel(self.jobs)
-        return n_left > 0
-
-
 class EventStream(StreamingResponse):
-    """An answer as server-sent events; its jobs are cancelled when the client goes away."""
+    """An answer as server-sent events; its choices are cancelled when the client goes away."""
 
-    def __init__(self, ticket: Ticket, reply: Reply) -> None:
-        super().__init__(
-            _stream(ticket, reply),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-        )
-        self._ticket, self._reply = ticket, reply
+    def __init__(self, reply: Reply) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(reply.chunks(), media_type="text/event-stream", headers=headers)
+        self._reply = reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            if self._ticket.close():
+            if self._reply.close():
                 self._reply.log(GONE, "the client went away")
 
 
@@ -159,7 +123,7 @@ def build_app(
             CORSMiddleware, allow_origins=[*origins], allow_methods=["*"], allow_headers=["*"]
         )
     _add_error_handlers(app, generator)
-    figures, closed = registry(generator), [Depends(authorized)]
+    figures, closed = Metrics(generator).registry, [Depends(authorized)]
 
     @app.get("/health")
     async def health() -> Response:
@@ -184,15 +148,14 @@ def build_app(
 
     async def answer(request: Request, kind: type[Body]) -> Response:
         body = parse(kind, await _read_json(request))
-        jobs = await run_in_threadpool(make_jobs, served, body)
-        ticket = Ticket(generator, jobs)
-        reply = Reply(served, body, jobs)
+        reply = await run_in_threadpool(Reply, served, body)
+        reply.start(generator)
         if log.isEnabledFor(logging.DEBUG):
             asked = body.model_dump(exclude={"prompt", "messages"}, exclude_unset=True)
             log.debug("%s %s asks for %s", reply.name, request.url.path, asked)
         if body.stream:
-            return EventStream(ticket, reply)
-        return await _whole(request, ticket, reply)
+            return EventStream(reply)
+        return await _whole(request, reply)
 
     @app.post("/v1/completions", dependencies=closed)
     async def completions(request: Request) -> Response:
@@ -207,20 +170,16 @@ def build_app(
         body = parse(TokenizeBody, await _read_json(request))
         if (body.content is None) == (body.messages is None):
             raise bad_request("give the text as content, or a chat as messages", "content")
-        try:
+        with refused():
             tokens = await run_in_threadpool(tokenize, served, body)
-        except UsageError as error:
-            raise bad_request(str(error)) from None
         about = {"count": len(tokens), "max_model_len": served.n_ctx}
         return JSONResponse({"tokens": tokens, **about})
 
     @app.post("/detokenize", dependencies=closed)
     async def detokenize(request: Request) -> Response:
         body = parse(DetokenizeBody, await _read_json(request))
-        try:
+        with refused("tokens"):
             text = served.model.detokenize(body.tokens, special=True)
-        except UsageError as error:
-            raise bad_request(str(error), "tokens") from None
         return JSONResponse({"content": text, "prompt": text})
 
     async def absent(request: Request) -> Response:
@@ -256,8 +215,8 @@ def _add_error_handlers(app: FastAPI, generator: Generator) -> None:
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         message = f"{error.detail}: {request.method} {request.url.path}"
-        found = ApiError(error.status_code, message)
-        return JSONResponse(found.body(), error.status_code, error.headers)
+        body = ApiError(error.status_code, message).body()
+        return JSONResponse(body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:
@@ -281,35 +240,24 @@ async def _read_json(request: Request) -> Any:
     if kind != "application/json":
         raise ApiError(415, f"the body is {kind or 'nothing'}; send Content-Type: application/json")
     data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > LARGEST_BODY:
-            raise ApiError(413, f"the body has more than {LARGEST_BODY} bytes; send less")
+    try:
+        async for part in request.stream():
+            data += part
+            if len(data) > LARGEST_BODY:
+                raise ApiError(413, f"the body has more than {LARGEST_BODY} bytes; send less")
+    except ClientDisconnect:
+        raise ApiError(GONE, "the client went away before it had sent the body") from None
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not valid JSON: {error}") from None
 
 
-async def _stream(ticket: Ticket, reply: Reply) -> AsyncIterator[bytes]:
-    """The chunks of a stream; an error is the last one."""
-    try:
-        async for job, event in ticket.events():
-            chunk = reply.chunk(job, event)
-            if chunk:
-                yield chunk
-        reply.log(200)
-        yield reply.end()
-    except ApiError as error:
-        reply.log(error.status, error.message)
-        yield sse(to_json(error.body())) + DONE
-
-
-async def _whole(request: Request, ticket: Ticket, reply: Reply) -> Response:
+async def _whole(request: Request, reply: Reply) -> Response:
     """The answer when it is complete, unless the client goes away before."""
 
     async def collect() -> None:
-        async for _ in ticket.events():
+        async for _ in reply.news():
             pass
 
     async def gone() -> None:
@@ -325,7 +273,7 @@ async def _whole(request: Request, ticket: Ticket, reply: Reply) -> Response:
         tasks[0].result()
         reply.log(200)
     finally:
-        ticket.close()
+        reply.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -388,7 +336,7 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(
     app: FastAPI,
     generator: Generator,
-    found: socket.socket,
+    listening: socket.socket,
     grace_s: float,
     ready: Callable[[], None] = lambda: None,
 ) -> int | None:
@@ -409,7 +357,7 @@ def serve(
     generator.start()
     try:
         ready()
-        server.run(sockets=[found])
+        server.run(sockets=[listening])
     finally:
         generator.end(0.0)
         rpc.give_up_waiting(native.PATIENCE_S)

@@ -1,7 +1,7 @@
 """The thread that generates: the only one that calls the native library's contexts.
 
-Jobs come from the event loop. Their events go back to it, all events of a round in one call, so
-that next to nothing happens between two decodes.
+Jobs come from the event loop. Their news go back to it, those of a round in one call, so that next
+to nothing happens between two decodes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pyllama_mtp.answer import TopLogprobs
-from pyllama_mtp.chats.toolcalls import CallPiece
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import ContextClosedError, WorkerLostError
 from pyllama_mtp.llama.model import Model
@@ -40,46 +38,19 @@ RETRY_AFTER_S = 2
 SPEED_WINDOW_S = 60
 
 
-@dataclass(frozen=True)
-class Event:
-    """News of a job. Its last event has a finish_reason or an error.
-
-    Events with `progress` come first. The next event comes with the first token; its text may be
-    empty.
-
-    Attributes:
-        text, reasoning: new text of the answer, and of its thought.
-        calls: parts of calls of tools.
-        n_taken: characters of text and reasoning so far, tags included.
-        logprobs: those of the new tokens, if they are kept.
-        finish_reason: "eos", "stop" or "length".
-        progress: how far the prompt is processed, in llama-server's form.
-    """
-
-    text: str = ""
-    reasoning: str = ""
-    calls: Sequence[CallPiece] = ()
-    n_taken: int = 0
-    logprobs: Sequence[TopLogprobs] = ()
-    finish_reason: str | None = None
-    error: ApiError | None = None
-    progress: dict[str, float] | None = None
-
-
-@dataclass(eq=False)
 class Job:
-    """One answer to generate: a choice of a client's request.
+    """One answer to generate; :attr:`post` takes its news, on the event loop.
 
-    Attributes:
-        index: number of the choice.
-        post: takes this job and an event; called on the event loop.
-        progress: send events with `progress`.
+    News are the progress of the prompt in llama-server's form (if `tells_progress`), then steps of
+    the answer, from its first token on. The last ones have a finish_reason, or are an ApiError.
     """
 
-    index: int
-    request: Request
-    post: Callable[[tuple[Job, Event]], None] = lambda found: None
-    progress: bool = False
+    def __init__(self, request: Request, tells_progress: bool = False) -> None:
+        self.request, self.tells_progress = request, tells_progress
+        self.post: Callable[[News], None] = lambda news: None
+
+
+News: TypeAlias = Progress | ApiError | dict[str, float]
 
 
 class Generator(threading.Thread):
@@ -216,7 +187,7 @@ class Generator(threading.Thread):
             jobs, self._inbox = self._inbox, []
         for job in jobs:
             self._jobs[job.request] = job
-            if job.progress:
+            if job.tells_progress:
                 job.request.on_progress = partial(self._tell_progress, job, time.monotonic())
             self._loop.add(job.request)
 
@@ -228,34 +199,28 @@ class Generator(threading.Thread):
             "processed": done,
             "time_ms": int(1000 * (time.monotonic() - began)),
         }
-        self._post([(job, Event(progress=figures))])
+        self._post([(job, figures)])
 
     def _work(self) -> None:
         """Make one step of the scheduler; a failure ends the requests that have a place."""
         try:
-            found = self._loop.step()
+            steps = self._loop.step()
         except Exception as error:
             log.exception("a decode has failed")
             self._recover(error)
             return
         self._mark()
-        self._post([self._event(progress) for progress in found if _tells(progress)])
+        self._post([self._news(progress) for progress in steps if _tells(progress)])
 
-    def _event(self, progress: Progress) -> tuple[Job, Event]:
-        request = progress.request
-        job, reason = self._jobs[request], request.answer.finish_reason
+    def _news(self, progress: Progress) -> tuple[Job, News]:
+        """A step of the scheduler for the job's client."""
+        job, reason = self._jobs[progress.request], progress.finish_reason
         if progress.error:
             self._close(job, "error")
-            return job, Event(error=bad_request(str(progress.error)))
-        kept = request.answer.logprobs[-len(progress.tokens) :] if progress.tokens else []
+            return job, bad_request(str(progress.error))
         if reason:
             self._close(job, "length" if reason == "length" else "stop")
-        text, thought = (
-            "".join(piece for piece in progress.pieces if piece.thought is which)
-            for which in (False, True)
-        )
-        calls = [piece for piece in progress.pieces if isinstance(piece, CallPiece)]
-        return job, Event(text, thought, calls, request.answer.n_taken, kept, reason)
+        return job, progress
 
     def _recover(self, error: Exception) -> None:
         """After a failed decode: fail the running requests, and go on with empty contexts.
@@ -276,7 +241,7 @@ class Generator(threading.Thread):
         finally:
             self._post(failed)
 
-    def _break(self, why: str) -> list[tuple[Job, Event]]:
+    def _break(self, why: str) -> list[tuple[Job, News]]:
         """Take no more jobs, and fail all jobs with `why`."""
         with self._changed:
             self.broken = why
@@ -297,15 +262,13 @@ class Generator(threading.Thread):
 
     def _fail(
         self, requests: Sequence[Request], error: ApiError, outcome: str
-    ) -> list[tuple[Job, Event]]:
-        """End these requests; return their last events."""
-        failed = []
-        for request in requests:
-            self._loop.drop(request)
-            job = self._jobs[request]
+    ) -> list[tuple[Job, News]]:
+        """End these requests; return their last news."""
+        jobs = [self._jobs[request] for request in requests]
+        for job in jobs:
+            self._loop.drop(job.request)
             self._close(job, outcome)
-            failed.append((job, Event(error=error)))
-        return failed
+        return [(job, error) for job in jobs]
 
     def _close(self, job: Job, outcome: str) -> None:
         del self._jobs[job.request]
@@ -313,13 +276,13 @@ class Generator(threading.Thread):
         with self._changed:
             self._n_open -= 1
 
-    def _post(self, found: list[tuple[Job, Event]]) -> None:
-        """Hand events to the event loop, in one call."""
-        if found and self.events:
+    def _post(self, all_news: list[tuple[Job, News]]) -> None:
+        """Hand news to the event loop, in one call."""
+        if all_news and self.events:
             try:
-                self.events.call_soon_threadsafe(_deliver, found)
+                self.events.call_soon_threadsafe(_deliver, all_news)
             except RuntimeError:  # the event loop is closed: nobody waits any more
-                log.debug("%d events have come too late", len(found))
+                log.debug("news of %d jobs have come too late", len(all_news))
 
     def _sums(self) -> tuple[float, ...]:
         """Tokens and seconds of prefill, tokens and seconds of decode."""
@@ -336,80 +299,75 @@ class Generator(threading.Thread):
 
 def _tells(progress: Progress) -> bool:
     """Whether the client gets an event of this progress."""
-    answer = progress.request.answer
-    first = len(answer.tokens) == len(progress.tokens)
-    wanted = answer.n_logprobs is not None
-    return bool(progress.pieces or answer.finish_reason or first or wanted)
+    first = len(progress.request.answer.tokens) == len(progress.tokens)
+    said = progress.pieces or progress.logprobs or progress.finish_reason
+    return bool(said or progress.error or first)
 
 
-def _deliver(events: list[tuple[Job, Event]]) -> None:
-    for job, event in events:
-        job.post((job, event))
+def _deliver(all_news: list[tuple[Job, News]]) -> None:
+    for job, news in all_news:
+        job.post(news)
 
 
 # -- metrics for Prometheus ------------------------------------------------------------------------
 
-PREFIX = "pyllama_mtp_"
 
-
-class GeneratorCollector(Collector):
-    """All metrics of a generator."""
+class Metrics(Collector):
+    """All metrics of a generator, in a registry of their own."""
 
     def __init__(self, generator: Generator) -> None:
-        self._generator = generator
+        self._generator, self.registry = generator, CollectorRegistry()
+        self.registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
         """The metrics as they are now."""
         generator, total = self._generator, self._generator.total
         prefill_tps, decode_tps = generator.speeds()
-        gauges = {
-            "requests_running": ("Requests that are being processed.", generator.n_running),
-            "requests_waiting": ("Requests in the queue.", generator.n_waiting),
-            "prefill_tokens_per_second": ("Speed of prefill, lately.", prefill_tps),
-            "decode_tokens_per_second": (
-                "Speed of decode, lately, of all sequences together.",
-                decode_tps,
-            ),
-            "mean_accepted_length": ("Drafts accepted per round.", total.mean_accepted_length),
-        }
-        for name, (text, value) in gauges.items():
-            yield GaugeMetricFamily(PREFIX + name, text, value)
-        counters = {
-            "prompt_tokens": ("Tokens of prompts.", total.n_prompt),
-            "prompt_tokens_cached": ("Of these, not processed again.", total.n_cached),
-            "generated_tokens": ("Tokens generated.", total.n_generated),
-            "prefill_seconds": ("Time spent on prompts.", total.prefill_s),
-            "decode_seconds": ("Time spent on rounds.", total.decode_s),
-            "rounds": ("Verification passes, added up over the sequences.", total.rounds),
-        }
-        for name, (text, value) in counters.items():
-            yield CounterMetricFamily(PREFIX + name, text, value)
-        yield from self._drafts()
-        ended = CounterMetricFamily(
-            PREFIX + "requests", "Answers that have ended, by how.", labels=["outcome"]
+        together = "Speed of decode, lately, of all sequences together."
+        for name, text, value in (
+            ("requests_running", "Requests that are being processed.", generator.n_running),
+            ("requests_waiting", "Requests in the queue.", generator.n_waiting),
+            ("prefill_tokens_per_second", "Speed of prefill, lately.", prefill_tps),
+            ("decode_tokens_per_second", together, decode_tps),
+            ("mean_accepted_length", "Drafts accepted per round.", total.mean_accepted_length),
+        ):
+            yield GaugeMetricFamily(f"pyllama_mtp_{name}", text, value)
+        rounds = "Verification passes, added up over the sequences."
+        for name, text, value in (
+            ("prompt_tokens", "Tokens of prompts.", total.n_prompt),
+            ("prompt_tokens_cached", "Of these, not processed again.", total.n_cached),
+            ("generated_tokens", "Tokens generated.", total.n_generated),
+            ("prefill_seconds", "Time spent on prompts.", total.prefill_s),
+            ("decode_seconds", "Time spent on rounds.", total.decode_s),
+            ("rounds", rounds, total.rounds),
+        ):
+            yield CounterMetricFamily(f"pyllama_mtp_{name}", text, value)
+        # By position in the round, 1 being the first draft.
+        drafted, accepted = (
+            {str(position): n for position, n in enumerate(counts, start=1)}
+            for counts in (total.drafted, total.accepted)
         )
-        for outcome, n in sorted(generator.outcomes.items()):
-            ended.add_metric([outcome], n)
-        yield ended
-
-    def _drafts(self) -> Iterable[Metric]:
-        """By position in the round, 1 being the first draft."""
-        total, labels = self._generator.total, ["position"]
-        texts = ("Drafts verified, by position.", "Drafts accepted, by position.")
-        drafted = CounterMetricFamily(PREFIX + "drafted_tokens", texts[0], labels=labels)
-        accepted = CounterMetricFamily(PREFIX + "accepted_tokens", texts[1], labels=labels)
+        rates = {position: accepted[position] / n if n else 0.0 for position, n in drafted.items()}
+        verified = "Drafts verified, by position."
+        yield _labelled(CounterMetricFamily, "drafted_tokens", verified, "position", drafted)
+        kept = "Drafts accepted, by position."
+        yield _labelled(CounterMetricFamily, "accepted_tokens", kept, "position", accepted)
         share = "Share of the drafts that were accepted, by position."
-        rate = GaugeMetricFamily(PREFIX + "acceptance", share, labels=labels)
-        counts = zip(total.drafted, total.accepted, strict=False)
-        for position, (n_drafted, n_accepted) in enumerate(counts, start=1):
-            drafted.add_metric([str(position)], n_drafted)
-            accepted.add_metric([str(position)], n_accepted)
-            rate.add_metric([str(position)], n_accepted / n_drafted if n_drafted else 0.0)
-        yield from (drafted, accepted, rate)
+        yield _labelled(GaugeMetricFamily, "acceptance", share, "position", rates)
+        ended = "Answers that have ended, by how."
+        outcomes = dict(sorted(generator.outcomes.items()))
+        yield _labelled(CounterMetricFamily, "requests", ended, "outcome", outcomes)
 
 
-def registry(generator: Generator) -> CollectorRegistry:
-    """A registry with the metrics of this generator only."""
-    found = CollectorRegistry()
-    found.register(GeneratorCollector(generator))
-    return found
+def _labelled(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    text: str,
+    label: str,
+    values: Mapping[str, float],
+) -> Metric:
+    """A metric with a value for each value of its label."""
+    metric = kind(f"pyllama_mtp_{name}", text, labels=[label])
+    for which, value in values.items():
+        metric.add_metric([which], value)
+    return metric

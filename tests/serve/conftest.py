@@ -15,9 +15,9 @@ import uvicorn
 
 from pyllama_mtp import Model, Settings
 from pyllama_mtp.serve import app as server
+from pyllama_mtp.serve.answers import Served
 from pyllama_mtp.serve.app import build_app
 from pyllama_mtp.serve.generator import Generator
-from pyllama_mtp.serve.jobs import Served
 
 NAME = "demo"
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pyllama_mtp import Model, Sampling
+from pyllama_mtp.serve.answers import make_choices
 from pyllama_mtp.serve.bodies import CompletionBody, parse
-from pyllama_mtp.serve.jobs import make_jobs
 
 from .conftest import NAME, Running, Start
 from .support import QUESTIONS, alone, chat, chat_tokens
@@ -156,8 +156,8 @@ def test_sampling_is_the_model_files_unless_the_request_says(
         **{"dry_sequence_breakers": ["a"], "logit_bias": {"5": -1}, "seed": 7},
     }
     body = parse(CompletionBody, {"prompt": PROMPT, **given})
-    (job,) = make_jobs(server.served, body)
-    found = dataclasses.asdict(job.request.sampler.sampling)
+    (choice,) = make_choices(server.served, body)
+    found = dataclasses.asdict(choice.request.sampler.sampling)
     given["repeat_penalty"] = given.pop("repetition_penalty")
     given |= {"top_k": 0, "top_n_sigma": 0, "logit_bias": {5: -1}, "dry_sequence_breakers": ("a",)}
     assert found == {

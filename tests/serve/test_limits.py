@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 import threading
+import time
 from typing import Any
 
 import httpx
@@ -202,3 +205,17 @@ def test_metrics(start: Start) -> None:
     server.wait_until_busy()
     assert figures(server)["pyllama_mtp_requests_running"] == 1
     running.join()
+
+
+def test_a_client_that_dies_while_it_uploads_is_one_line(
+    shared: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", shared.port)) as client:
+        client.sendall(f"{head}Content-Length: 1000\r\n\r\n".encode() + b'{"prompt": ')
+    deadline = time.monotonic() + 20
+    while not caplog.records and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (line,) = [r.getMessage() for r in caplog.records if r.name.startswith(("pyllama", "uvicorn"))]
+    assert "/v1/completions 499: the client went away" in line

@@ -1,0 +1,476 @@
+"""From a client's request to its response: the choices to generate, and how they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from pyllama_mtp.answer import TopLogprobs
+from pyllama_mtp.chats.options import ChatOptions
+from pyllama_mtp.chats.thinking import CLOSE, OPEN, Piece
+from pyllama_mtp.chats.toolcalls import CallPiece
+from pyllama_mtp.chats.tools import Tools
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.llama.model import Model
+from pyllama_mtp.request import Limits, Options, Request, make_request, tokens_of
+from pyllama_mtp.scheduler import Progress
+
+from .bodies import ApiError, Body, ChatBody, CompletionBody, TokenizeBody, bad_request
+from .generator import Generator, Job, News
+
+#: The API's default of max_tokens for completions; a chat goes on to its end.
+COMPLETION_TOKENS = 16
+#: The value of max_tokens that means: as many as fit.
+AS_MUCH_AS_FITS = -1
+#: Seeds of a sampler are below this.
+SEEDS = 2**32 - 1
+#: The log of requests; see :func:`.app.log_requests`.
+log = logging.getLogger("pyllama_mtp.serve.requests")
+
+#: The API's words for why an answer has ended.
+FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
+#: The API's value for minus infinity, which JSON lacks.
+LEAST_LOGPROB = -9999.0
+#: The log probabilities of a token, and where in the answer its text begins, in characters.
+Entry: TypeAlias = tuple[TopLogprobs, int]
+
+
+def sse(data: str) -> bytes:
+    """One server-sent event."""
+    return f"data: {data}\n\n".encode()
+
+
+DONE = sse("[DONE]")
+
+
+def to_json(value: Any) -> str:
+    """A value as compact JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def one_line(text: str) -> str:
+    """A client's text as a part of a line."""
+    return " ".join(text.split())[:300]
+
+
+def usage(choices: Sequence[Choice], n: int) -> dict[str, Any]:
+    """The usage of all choices; a prompt with `n` choices counts once."""
+    telemetries = [choice.request.answer.telemetry for choice in choices]
+    n_prompt = sum(len(choice.request.prompt) for choice in choices[::n])
+    n_generated = sum(len(choice.request.answer.tokens) for choice in choices)
+    drafted = sum(sum(t.drafted) + t.looked_up["drafted"] for t in telemetries)
+    accepted = sum(sum(t.accepted) + t.looked_up["accepted"] for t in telemetries)
+    n_reasoning = sum(choice.request.answer.n_reasoning for choice in choices)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_generated,
+        "total_tokens": n_prompt + n_generated,
+        "prompt_tokens_details": {"cached_tokens": sum(t.n_cached for t in telemetries[::n])},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+            "reasoning_tokens": n_reasoning,
+        },
+    }
+
+
+def _thought(text: str) -> dict[str, str]:
+    """Thought, by the name that most clients know and by the newer name."""
+    return {"reasoning_content": text, "reasoning": text} if text else {}
+
+
+def _calls(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """Parts of calls, as a chunk of a stream has them: one part of each call."""
+    parts: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        if not isinstance(piece, CallPiece):
+            continue
+        begin = {"index": piece.number, "function": {"arguments": ""}}
+        if piece.id is not None:
+            begin |= {"id": piece.id, "type": "function"}
+            begin["function"] = {"name": piece.name, "arguments": ""}
+        parts.setdefault(piece.number, begin)["function"]["arguments"] += piece.arguments
+    return {"tool_calls": list(parts.values())} if parts else {}
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model that is served, and the server's defaults.
+
+    Attributes:
+        name: the model's name for clients.
+        n_ctx: most tokens of prompt and answer together.
+        max_tokens: most tokens of an answer; None: as many as fit.
+        fingerprint: the build.
+        created: when the server started, in seconds since 1970.
+        chat: defaults for chats.
+        strict_model: refuse requests that name another model.
+    """
+
+    model: Model
+    name: str
+    n_ctx: int
+    max_tokens: int | None
+    fingerprint: str
+    created: int
+    chat: ChatOptions = ChatOptions()  # noqa: RUF009 - frozen
+    strict_model: bool = False
+
+    def check_name(self, name: str) -> None:
+        """Raise ApiError: 404 unless this is the model's name."""
+        if name != self.name:
+            why = f"the model {name!r} is not served here; use {self.name!r}"
+            raise ApiError(404, why, param="model", code="model_not_found")
+
+
+# -- what a client asks for ------------------------------------------------------------------------
+
+
+def make_choices(served: Served, body: Body) -> list[Choice]:
+    """The choices of a request: `n` for each prompt, those of the first prompt first.
+
+    Raises:
+        ApiError: 400 or 404: the prompt is too long or empty, a bad value, another model.
+    """
+    if served.strict_model and body.model is not None:
+        served.check_name(body.model)
+    options, tools = _chat_options(served, body), _tools(body)
+    prompts = _prompts(served, body, options, tools)
+    choices: list[Choice] = []
+    with refused():
+        sampling = replace(served.model.sampling, **body.sampling)
+        if isinstance(body, ChatBody):
+            sampling = options.sampling(sampling, served.model, tools)
+        wanted = _answer_options(body, tools)
+        for tokens in prompts:
+            limits = Limits(_max_tokens(served, body, len(tokens)), body.ignore_eos)
+            for number in range(body.n):
+                if body.seed is not None:
+                    sampling = replace(sampling, seed=(body.seed + number) % SEEDS)
+                request = make_request(served.model, tokens, limits, sampling, wanted)
+                choices.append(Choice(served.model, body, len(choices), request))
+    return choices
+
+
+@contextmanager
+def refused(param: str | None = None) -> Iterator[None]:
+    """Turn a UsageError into a response: 400, for this parameter."""
+    try:
+        yield
+    except UsageError as error:
+        raise bad_request(str(error), param) from None
+
+
+def _prompts(
+    served: Served, body: Body, options: ChatOptions, tools: Tools | None
+) -> list[list[int]]:
+    """Token ids of each prompt."""
+    if isinstance(body, ChatBody):
+        messages = [message.to_template() for message in body.messages]
+        with refused("messages"):
+            goes_on = body.continue_final_message
+            return [options.prompt(served.model, messages, tools, goes_on=goes_on)]
+    assert isinstance(body, CompletionBody)
+    with refused("prompt"):
+        return [tokens_of(served.model, prompt) for prompt in body.prompts]
+
+
+def _tools(body: Body) -> Tools | None:
+    """The functions that may be called. Raises ApiError: 400."""
+    if not isinstance(body, ChatBody):
+        return None
+    try:
+        return Tools.of(body.tools, body.tool_choice, body.parallel_tool_calls)
+    except UsageError as error:
+        param = "tool_choice" if str(error).startswith("tool_choice") else "tools"
+        raise bad_request(str(error), param) from None
+
+
+def tokenize(served: Served, body: TokenizeBody) -> list[int]:
+    """Token ids of a text or a chat. Raises UsageError."""
+    if body.messages:
+        messages = [message.to_template() for message in body.messages]
+        return served.chat.prompt(served.model, messages)
+    return served.model.tokenize(body.content or "", body.add_special, body.parse_special)
+
+
+def _chat_options(served: Served, body: Body) -> ChatOptions:
+    """The options of a chat. Raises ApiError: 400: a template variable that cannot be set."""
+    found = served.chat
+    if not isinstance(body, ChatBody):
+        return found
+    variables = body.chat_template_kwargs
+    with refused("chat_template_kwargs"):
+        found = replace(found, variables={**found.variables, **variables})
+    if body.reasoning_effort is not None or "enable_thinking" in variables:
+        found = replace(found, thinking=None, reasoning_effort=body.reasoning_effort)
+    if body.enable_thinking is not None:
+        found = replace(found, thinking=body.enable_thinking)
+    if body.thinking_budget is not None:
+        found = replace(found, budget=body.thinking_budget)
+    return found
+
+
+def _max_tokens(served: Served, body: Body, n_prompt: int) -> int:
+    """Most tokens of an answer to a prompt of so many tokens.
+
+    Raises:
+        ApiError: 400: there is no room for an answer.
+    """
+    asked, room = body.max_tokens, served.n_ctx - n_prompt
+    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
+        asked = body.max_completion_tokens
+    if room < 1:
+        raise bad_request(
+            f"the prompt has {n_prompt} tokens; this server has room for {served.n_ctx}, prompt "
+            "and answer together. Shorten the prompt",
+            None,
+            "context_length_exceeded",
+        )
+    if asked is None and isinstance(body, CompletionBody):
+        asked = COMPLETION_TOKENS
+    most = min(room, served.max_tokens or room)
+    return most if asked in (None, AS_MUCH_AS_FITS) else min(asked, most)
+
+
+def _answer_options(body: Body, tools: Tools | None) -> Options:
+    """What is told of the answers."""
+    assert isinstance(body, ChatBody | CompletionBody)
+    options = Options(stop=body.stop, logprobs=body.n_logprobs)
+    if not isinstance(body, ChatBody):
+        return options
+    said = body.messages[-1].to_template()["content"] if body.continue_final_message else ""
+    in_thought = said.rfind(OPEN) > said.rfind(CLOSE)
+    return replace(options, split=True, in_thought=in_thought, tools=tools)
+
+
+# -- what it is told -------------------------------------------------------------------------------
+
+
+class Choice(Job):
+    """One choice of an answer, and its form in the API."""
+
+    def __init__(self, model: Model, body: Body, index: int, request: Request) -> None:
+        super().__init__(request, tells_progress=body.stream and body.return_progress)
+        self._model, self._index, self._chat = model, index, isinstance(body, ChatBody)
+        keeps = request.answer.n_logprobs is not None
+        self._logprobs = _LogprobStream(model) if keeps else None
+        self._begun = False  # a part was sent
+
+    def _choice(
+        self, content: dict[str, Any], finish_reason: str | None, n_taken: int
+    ) -> dict[str, Any]:
+        """A choice, with the log probabilities of the text since the last call, up to `n_taken`."""
+        logprobs = None
+        if self._logprobs:
+            make = _for_chat if self._chat else _for_completion
+            logprobs = make(self._model, self._logprobs.release(n_taken))
+        reason = FINISH_REASONS[finish_reason] if finish_reason else None
+        if reason == "stop" and self.request.answer.tool_calls:
+            reason = "tool_calls"
+        return {"index": self._index, **content, "logprobs": logprobs, "finish_reason": reason}
+
+    def whole(self) -> dict[str, Any]:
+        """The choice of a complete answer."""
+        answer = self.request.answer
+        content: dict[str, Any] = {"text": answer.text}
+        if self._chat:
+            message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+            calls = [call.to_message() for call in answer.tool_calls]
+            if calls:
+                message |= {"content": answer.text or None, "tool_calls": calls}
+            content = {"message": message | _thought(answer.reasoning)}
+        if self._logprobs:
+            self._logprobs.feed(answer.logprobs)
+        return self._choice(content, answer.finish_reason, answer.n_taken)
+
+    def part(self, step: Progress, always: bool = False) -> dict[str, Any] | None:
+        """The choice of a chunk with a step's text. None: there is nothing to send, and the chunk
+        is needed neither `always` nor as the first."""
+        begun = self._begun
+        if self._logprobs:
+            self._logprobs.feed(step.logprobs)
+        if begun and not (step.pieces or step.finish_reason or always):
+            return None
+        text, thought = (
+            "".join(piece for piece in step.pieces if piece.thought is which)
+            for which in (False, True)
+        )
+        content: dict[str, Any] = {"text": text}
+        if self._chat:
+            delta: dict[str, Any] = {} if begun else {"role": "assistant", "content": ""}
+            if text:
+                delta["content"] = text
+            content = {"delta": delta | _thought(thought) | _calls(step.pieces)}
+        self._begun = True
+        return self._choice(content, step.finish_reason, step.n_taken)
+
+
+class Reply:
+    """The response to a client's request, while its choices are generated.
+
+    Attributes:
+        name: the answer's id.
+    """
+
+    def __init__(self, served: Served, body: Body) -> None:
+        """Read the request, which takes a while; see :func:`make_choices`."""
+        chat = isinstance(body, ChatBody)
+        kind = "chat.completion" if chat else "text_completion"
+        self._body, self._began = body, time.monotonic()
+        self._choices = make_choices(served, body)
+        self._n_left = 0
+        self._news: asyncio.Queue[tuple[Choice, News]] = asyncio.Queue()
+        self.name = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self._head = {
+            "id": self.name,
+            "object": f"{kind}.chunk" if chat and body.stream else kind,
+            "created": int(time.time()),
+            "model": served.name,
+            "system_fingerprint": served.fingerprint,
+        }
+
+    def start(self, generator: Generator) -> None:
+        """Submit the choices. Raises ApiError: the generator does not take them."""
+        for choice in self._choices:
+            choice.post = partial(self._take, choice)
+        generator.submit(self._choices)
+        self._generator, self._n_left = generator, len(self._choices)
+
+    def _take(self, choice: Choice, news: News) -> None:
+        self._news.put_nowait((choice, news))
+
+    async def news(self) -> AsyncGenerator[tuple[Choice, Progress | dict[str, float]], None]:
+        """All news of all choices. Raises ApiError: one has failed, and the others are
+        cancelled."""
+        while self._n_left:
+            choice, news = await self._news.get()
+            if isinstance(news, ApiError):
+                self.close()
+                raise news
+            self._n_left -= isinstance(news, Progress) and news.finish_reason is not None
+            yield choice, news
+
+    def close(self) -> bool:
+        """Cancel the choices that are not complete; returns whether there were any."""
+        n_left, self._n_left = self._n_left, 0
+        if n_left:
+            self._generator.cancel(self._choices)
+        return n_left > 0
+
+    def log(self, status: int, why: str = "") -> None:
+        """Log a line about the request: how it ended, tokens, speed, drafts, seconds."""
+        counts = usage(self._choices, self._body.n)
+        details = counts["completion_tokens_details"]
+        accepted = details["accepted_prediction_tokens"]
+        drafted = accepted + details["rejected_prediction_tokens"]
+        answers = [choice.request.answer for choice in self._choices]
+        seconds = max(answer.telemetry.decode_s for answer in answers)
+        speed = counts["completion_tokens"] / seconds if seconds else 0.0
+        log.info(
+            "%s %s %d: prompt %d (%d cached), answer %d at %.1f tok/s, drafts %d of %d, %s, %.2f s",
+            *(self.name, one_line(self._body.model or str(self._head["model"])), status),
+            *(counts["prompt_tokens"], counts["prompt_tokens_details"]["cached_tokens"]),
+            *(counts["completion_tokens"], speed, accepted, drafted),
+            one_line(why) or ", ".join(answer.finish_reason or "?" for answer in answers),
+            time.monotonic() - self._began,
+        )
+
+    def whole(self) -> dict[str, Any]:
+        """The complete answer."""
+        choices = [choice.whole() for choice in self._choices]
+        return {**self._head, "choices": choices, "usage": usage(self._choices, self._body.n)}
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """A stream; an error is its last chunk."""
+        try:
+            async for choice, news in self.news():
+                if isinstance(news, dict):
+                    part = choice.part(Progress(choice.request), always=True)
+                    yield self._chunk({"choices": [part], "prompt_progress": news})
+                elif part := choice.part(news):
+                    yield self._chunk({"choices": [part]})
+            self.log(200)
+            if self._body.include_usage:
+                counts = usage(self._choices, self._body.n)
+                yield sse(to_json({**self._head, "choices": [], "usage": counts}))
+        except ApiError as error:
+            self.log(error.status, error.message)
+            yield sse(to_json(error.body()))
+        yield DONE
+
+    def _chunk(self, content: dict[str, Any]) -> bytes:
+        counts: dict[str, Any] = {"usage": None} if self._body.include_usage else {}
+        return sse(to_json({**self._head, **content, **counts}))
+
+
+# --- log probabilities --------------------------------------------------------------------------
+
+
+class _LogprobStream:
+    """Holds entries back until their text is emitted; entries without text are dropped."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0
+        self._held: list[Entry] = []
+
+    def feed(self, found: Sequence[TopLogprobs]) -> None:
+        """Add those of the next tokens."""
+        for one in found:
+            self._held.append((one, self._length))
+            self._length += len(self._decoder.decode(self._model.piece(one.token)))
+
+    def release(self, n_emitted: int) -> list[Entry]:
+        """The entries whose text begins within the first `n_emitted` characters of the answer."""
+        ready = [entry for entry in self._held if entry[1] < n_emitted]
+        self._held = self._held[len(ready) :]
+        return ready
+
+
+def _for_chat(model: Model, entries: Sequence[Entry]) -> dict[str, Any]:
+    """`logprobs` of a choice of /v1/chat/completions."""
+
+    def one(token: int, logprob: float) -> dict[str, Any]:
+        data = model.piece(token, special=True)
+        return {
+            "token": data.decode("utf-8", "replace"),
+            "logprob": max(logprob, LEAST_LOGPROB),
+            "bytes": list(data),
+        }
+
+    content = [
+        {
+            **one(found.token, found.logprob),
+            "top_logprobs": [one(token, logprob) for token, logprob in found.top],
+        }
+        for found, _ in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _for_completion(model: Model, entries: Sequence[Entry]) -> dict[str, Any]:
+    """`logprobs` of a choice of /v1/completions."""
+
+    def text(token: int) -> str:
+        return model.piece(token, special=True).decode("utf-8", "replace")
+
+    return {
+        "tokens": [text(found.token) for found, _ in entries],
+        "token_logprobs": [max(found.logprob, LEAST_LOGPROB) for found, _ in entries],
+        "top_logprobs": [
+            {text(token): max(logprob, LEAST_LOGPROB) for token, logprob in found.top}
+            for found, _ in entries
+        ],
+        "text_offset": [offset for _, offset in entries],
+    }
