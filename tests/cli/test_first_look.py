@@ -34,7 +34,8 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_the_first_look_is_at_a_usual_size_and_at_real_text(
     fake: ModuleType, cli: Cli, written: list[Path]
 ) -> None:
-    result = cli("matrix", "--repeat", "2")
+    # Ratios of one thread would be by CPU time.
+    result = cli("matrix", "--repeat", "2", "--threads", "2")
     assert result.code == 0 and written == [synth.example_path()]
     assert "random weights" in result.err and str(written[0]) in result.err
     cells = read_cells("matrix.jsonl")

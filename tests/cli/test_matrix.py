@@ -69,7 +69,7 @@ def test_the_demo_model_is_done_in_its_budget(
 def test_the_states_of_the_prefill_side_by_side(fake: ModuleType, cli: Cli) -> None:
     """All rows or the last, full synchronization or K and V only."""
     options = ("--rows", "all,last", "--sync", "full,kv", "--checkpoints", "9")
-    options += ("--hidden", "pre-norm")
+    options += ("--hidden", "pre-norm", "--threads", "2")  # ratios of one thread are by CPU time
     result = cli(*SMALL, *options)
     assert result.code == 0
     found = [cell for cell in read_cells("matrix.jsonl") if cell.n_prompt == 64]
