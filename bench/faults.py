@@ -1,27 +1,24 @@
 """Faults on a large scale: too little memory, and signals at random moments.
 
 Runs every scenario of tests/faults/memory.py at many limits of the address space, and sends signals
-to every command of tests/faults/signalled.py. Prints a row when one is done, and writes a report.
-Exit code 1: a scenario or command did not end as it should.
+to every command of tests/faults/signalled.py. Prints a row when one is done. Exit code 1: a
+scenario or command did not end as it should.
 
-    python bench/faults.py --steps 60 --trials 20 --output bench/results/faults-memory.md
+    python bench/faults.py --steps 60 --trials 20
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
-import shlex
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 
-import benchkit  # noqa: F401 - for tests.*
+from benchkit.results import header, header_lines
 
 from pyllama_mtp import native
 from pyllama_mtp.models.demo import demo_path
@@ -30,11 +27,10 @@ from tests.faults import memory, memory_child, signalled
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
-def memory_rows(args: argparse.Namespace, model: Path) -> Iterator[tuple[str, list[str]]]:
+def memory_rows(args: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
     """Rows of the table, each with its problems."""
-    names = args.scenarios.split(",") if args.scenarios else [*memory_child.SCENARIOS]
-    for name, threads in itertools.product(names, args.threads):
-        sweep = memory.sweep(model, name, threads, args.steps, args.jobs)
+    for name, threads in itertools.product(memory_child.SCENARIOS, args.threads):
+        sweep = memory.sweep(demo_path(), name, threads, args.steps, args.jobs)
         bad = [f"{one.headroom} bytes: {one.kind}: {one.detail[-400:]}" for one in sweep.bad]
         yield sweep.row(), bad
 
@@ -61,49 +57,28 @@ def signal_rows(args: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
 
 
 def main() -> int:
-    """Run both, print, write."""
+    """Run both, and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=60, help="limits per scenario; 0: none")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of computing")
-    parser.add_argument("--scenarios", help="only these, separated by commas")
     parser.add_argument("--trials", type=int, default=20, help="signals per command; 0: none")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once")
     parser.add_argument("--seed", type=int, default=1, help="of the random moments")
-    parser.add_argument("--model", type=Path, help="for the memory (default: the demo model)")
-    parser.add_argument("--output", type=Path, help="file to write the report to")
     args = parser.parse_args()
-    stamp, model = native.load().stamp, args.model or demo_path()
-    words = ["--model", model.name] if args.model else []
-    words += ["--steps", args.steps, "--threads", *args.threads, "--trials", args.trials]
-    words += ["--seed", args.seed]
-    command = shlex.join(["python", "bench/faults.py", *map(str, words)])
-    lines = [
-        "# Faults",
-        "",
-        f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, `{command}`  ",
-        f"Model {model.name}; {json.dumps(stamp)}",
-    ]
+    print("\n".join(header_lines(header(native.load().stamp))))
     wrong = 0
-
-    def table(title: str, about: str, head: str, rows: Iterator[tuple[str, list[str]]]) -> None:
-        nonlocal wrong
-        columns = head.count("|") - 1
-        lines.extend(["", f"## {title}", "", about, "", head, "|" + "---|" * columns])
-        print(f"\n{title}\n{head}", flush=True)
-        for row, bad in rows:
-            print(row, *(f"    {what}" for what in bad), sep="\n", flush=True)
-            lines.append(row)
-            lines.extend(f"<!-- {what} -->" for what in bad)
-            wrong += len(bad)
-
-    if args.steps:
-        table("Too little memory", memory.ABOUT, memory.HEAD, memory_rows(args, model))
-    if args.trials:
-        table("Signals", signalled.ABOUT, signalled.HEAD, signal_rows(args))
-    if args.output:
-        args.output.write_text("\n".join(lines) + "\n")
+    for module, rows, n in (
+        (memory, memory_rows, args.steps),
+        (signalled, signal_rows, args.trials),
+    ):
+        if n:
+            print("", module.ABOUT, "", module.HEAD, sep="\n")
+            print("|" + "---|" * (module.HEAD.count("|") - 1), flush=True)
+            for row, bad in rows(args):
+                print(row, *(f"    {what}" for what in bad), sep="\n", flush=True)
+                wrong += len(bad)
     print(f"{wrong} did not end as they should")
-    return 1 if wrong else 0
+    return int(wrong > 0)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,12 @@ def number(rng: random.Random, code: str, old: float | None = None) -> float:
 # --- changes ------------------------------------------------------------------------------------
 
 
+def _set(rng: random.Random, key: str, kind: int, near: float | None = None) -> Edit:
+    """A value of a type for a key."""
+    value: Any = rng.choice(WORDS) if kind == STRING else number(rng, SCALARS.get(kind, "I"), near)
+    return {"op": "set", "key": key, "type": kind, "value": value}
+
+
 def _field(m: Mutator, rng: random.Random) -> list[Edit]:
     """A number of the header: a count, a length, a type, a dimension, an offset, a value."""
     field = rng.choice(rng.choice((m.scalars, m.scalars, m.fields)))
@@ -134,47 +140,30 @@ def _field(m: Mutator, rng: random.Random) -> list[Edit]:
 
 
 def _value(m: Mutator, rng: random.Random) -> list[Edit]:
-    """Another value of the same type."""
+    """Another value, mostly of the same type; or an array."""
     entry = m.entry(rng)
-    key = entry.key.decode()
-    if entry.element is not None or entry.type == STRING:
-        word = rng.choice(WORDS)
-        return [{"op": "set", "key": key, "type": STRING, "value": word}]
-    value = number(rng, SCALARS[entry.type], entry.value)  # type: ignore[arg-type]
-    return [{"op": "set", "key": key, "type": entry.type, "value": value}]
-
-
-def _other_type(m: Mutator, rng: random.Random) -> list[Edit]:
-    """A value of another type, or of no type."""
-    key = m.entry(rng).key.decode()
-    kind = rng.choice((*SCALARS, STRING, 13, 99))
-    value: Any = rng.choice(WORDS) if kind == STRING else number(rng, SCALARS.get(kind, "I"))
-    edit: Edit = {"op": "set", "key": key, "type": kind, "value": value}
-    if rng.random() < 0.3:
-        edit |= {"element": kind, "value": [value] * rng.choice((0, 1, 2, 4, 7, 2048))}
+    key, kind = entry.key.decode(), STRING if entry.element is not None else entry.type
+    if rng.random() < 0.4:
+        kind = rng.choice((*SCALARS, STRING, 13, 99))
+    edit = _set(rng, key, kind, None if isinstance(entry.value, (list, bytes)) else entry.value)
+    if rng.random() < 0.1:
+        edit |= {"element": kind, "value": [edit["value"]] * rng.choice((0, 1, 2, 4, 7, 2048))}
     return [edit]
 
 
 def _optional(m: Mutator, rng: random.Random) -> list[Edit]:
-    """A key that the loader reads where it is there, mostly of the right type."""
-    key, kind = rng.choice(list(READ_KEYS.items()))
-    value: Any = rng.choice(WORDS) if kind == STRING else number(rng, SCALARS[kind], 4)
-    return [{"op": "set", "key": m.key(key), "type": kind, "value": value}]
-
-
-def _array(m: Mutator, rng: random.Random) -> list[Edit]:
-    """An array where the loader takes one, mostly of a length that it takes."""
+    """A key that the loader reads where it is there: a value, or an array of mostly a length that
+    it takes."""
+    if rng.random() < 0.67:
+        key, kind = rng.choice(list(READ_KEYS.items()))
+        return [_set(rng, m.key(key), kind, 4)]
     key, kind = rng.choice(list(ARRAY_KEYS.items()))
     blocks = m.base.entry(f"{m.arch}.block_count")
-    n = rng.choice((blocks.value if blocks else 1, blocks.value if blocks else 1, 0, 3, 4, 2048))
-    values: list[Any] = [
-        rng.choice(WORDS) if kind == STRING else number(rng, SCALARS[kind], 4)
-        for _ in range(int(n))  # type: ignore[arg-type]
-    ]
-    if rng.random() < 0.3 and values:
-        values = [values[0]] * len(values)
-    if "sections" in key:
-        values = values[:4]
+    n_blocks = blocks.value if blocks and isinstance(blocks.value, int) else 1
+    n = rng.choice((n_blocks, n_blocks, 0, 3, 4, 2048))
+    values = [_set(rng, key, kind, 4)["value"] for _ in range(4 if "sections" in key else n)]
+    if rng.random() < 0.3:
+        values = values[:1] * len(values)
     return [{"op": "set", "key": m.key(key), "element": kind, "value": values}]
 
 
@@ -182,10 +171,8 @@ def _keys(m: Mutator, rng: random.Random) -> list[Edit]:
     """A key goes, is renamed, or comes twice."""
     key = m.entry(rng).key.decode()
     op = rng.choice(("delete", "delete", "rename", "duplicate"))
-    edit: Edit = {"op": op, "key": key}
-    if op == "rename":
-        edit["to"] = rng.choice((rng.choice(m.keys), key + "\0", key[:-1], "", *WORDS[-6:]))
-    return [edit]
+    names = (rng.choice(m.keys), key + "\0", key[:-1], "", *WORDS[-6:])
+    return [{"op": op, "key": key, **({"to": rng.choice(names)} if op == "rename" else {})}]
 
 
 def _tokens(m: Mutator, rng: random.Random) -> list[Edit]:
@@ -198,18 +185,29 @@ def _tokens(m: Mutator, rng: random.Random) -> list[Edit]:
     if rng.random() < 0.3:
         length = max(0, min(int(number(rng, "I", n)), 3 * n))
         edits: list[Edit] = [{"op": "resize", "key": key, "length": length}]
-        return edits + ([{"op": "conform"}] if rng.random() < 0.5 else [])
+        return edits + [{"op": "conform"}] * rng.randrange(2)
     edits = []
     for _ in range(rng.choice((1, 1, 2, 8))):
         edit: Edit = {"op": "element", "key": key, "index": rng.randrange(max(n, 1))}
-        if entry and entry.element == STRING:
-            where = rng.choice(({"from": rng.randrange(max(n, 1))}, {}, {}))
-            edit |= where or {"value": rng.choice((*LETTERS, "x" * rng.choice((99, 70000))))}
-            edit["value"] = edit.get("value", "").encode("latin-1", "replace").decode("latin-1")
+        if entry and entry.element != STRING:
+            edit["value"] = number(rng, SCALARS.get(entry.element or 4, "I"))
+        elif rng.random() < 0.33:
+            edit["from"] = rng.randrange(max(n, 1))
         else:
-            edit["value"] = number(rng, SCALARS.get(entry.element or 4, "I") if entry else "I")
+            text = rng.choice((*LETTERS, "x" * rng.choice((99, 70000))))
+            edit["value"] = text.encode("latin-1", "replace").decode("latin-1")
         edits.append(edit)
     return edits
+
+
+def _shape(rng: random.Random, shape: list[int]) -> list[int]:
+    """Another shape: a number, the order, or the number of dimensions."""
+    at = rng.randrange(len(shape))
+    other = [*shape[:at], int(number(rng, "Q", shape[at])), *shape[at + 1 :]]
+    flat = [shape[0] * (shape[1] if len(shape) > 1 else 1)]
+    deep = shape + [1] * rng.choice((1, 2, 3, 9))
+    half = [*shape[:-1], shape[-1] // 2, 2]
+    return rng.choice((other, other, shape[::-1], flat, deep, half, []))
 
 
 def _table(m: Mutator, rng: random.Random) -> list[Edit]:
@@ -217,36 +215,20 @@ def _table(m: Mutator, rng: random.Random) -> list[Edit]:
     name = m.name(rng)
     tensor = m.base.tensor(name)
     assert tensor
-    shape = list(tensor.shape)
-    edit: Edit = {"op": "tensor", "name": name, "fit": rng.random() < 0.7}
-    kind = rng.choice(("type", "type", "shape", "shape", "name", "offset", "drop", "swap", "names"))
-    if kind == "type":
-        edit["type"] = int(rng.choice((*TENSOR_TYPES, *TENSOR_TYPES, 4, 31, 43, 255, 2**31)))
-    elif kind == "shape":
-        action = rng.choice(("number", "number", "swap", "flat", "deep", "split", "none"))
-        if action == "number":
-            at = rng.randrange(len(shape))
-            shape[at] = int(number(rng, "Q", shape[at]))
-        elif action == "swap":
-            shape.reverse()
-        elif action == "flat":
-            shape = [shape[0] * (shape[1] if len(shape) > 1 else 1)]
-        elif action == "deep":
-            shape += [1] * rng.choice((1, 2, 3, 9))
-        elif action == "split" and shape[-1] % 2 == 0:
-            shape = [*shape[:-1], shape[-1] // 2, 2]
-        elif action == "none":
-            shape = []
-        edit["shape"] = shape
-    elif kind == "name":
-        edit["to"] = rng.choice((m.name(rng), name + "\0", name + "x", "", "x" * 63, "x" * 64))
-    elif kind == "offset":
-        edit["offset"] = int(number(rng, "Q", rng.randrange(m.size)))
-    elif kind == "drop":
-        edit = {"op": "drop", "name": name}
-    else:
-        edit = {"op": "swap", "name": name, "with": m.name(rng), "names": kind == "names"}
-    return [edit]
+    types = (*TENSOR_TYPES, *TENSOR_TYPES, 4, 31, 43, 255, 2**31)
+    names = (m.name(rng), name + "\0", name + "x", "", "x" * 63, "x" * 64)
+    kind = rng.choice(("type", "type", "shape", "shape", "to", "offset", "drop", "swap", "names"))
+    if kind == "drop":
+        return [{"op": "drop", "name": name}]
+    if kind in ("swap", "names"):
+        return [{"op": "swap", "name": name, "with": m.name(rng), "names": kind == "names"}]
+    values = {
+        "type": int(rng.choice(types)),
+        "shape": _shape(rng, list(tensor.shape)),
+        "to": rng.choice(names),
+        "offset": int(number(rng, "Q", rng.randrange(m.size))),
+    }
+    return [{"op": "tensor", "name": name, "fit": rng.random() < 0.7, kind: values[kind]}]
 
 
 def _extra(m: Mutator, rng: random.Random) -> list[Edit]:
@@ -269,47 +251,32 @@ def _dimensions(m: Mutator, rng: random.Random) -> list[Edit]:
     edits: list[Edit] = []
     for _ in range(rng.choice((1, 1, 2, 3))):
         entry = m.entry(rng)
-        if entry.element is None and entry.type in SCALARS:
-            value = number(rng, SCALARS[entry.type], entry.value)  # type: ignore[arg-type]
-            key = entry.key.decode()
-            edits.append({"op": "set", "key": key, "type": entry.type, "value": value})
-            if key.endswith(("ssm.state_size", "time_step_rank")) and rng.random() < 0.8:
-                other = "time_step_rank" if key.endswith("size") else "state_size"
-                factor = m.base.entry(f"{m.arch}.ssm.{other}")
-                inner = int(value) * int(factor.value if factor else 1)  # type: ignore[arg-type]
-                inner_key = f"{m.arch}.ssm.inner_size"
-                edits.append({"op": "set", "key": inner_key, "type": _U32, "value": inner})
+        if isinstance(entry.value, (list, bytes)):
+            continue
+        key, kind = entry.key.decode(), entry.type
+        edits.append(_set(rng, key, kind, entry.value))
+        if key.endswith(("ssm.state_size", "time_step_rank")) and rng.random() < 0.8:
+            other = "time_step_rank" if key.endswith("size") else "state_size"
+            factor = m.base.entry(f"{m.arch}.ssm.{other}")
+            inner = int(edits[-1]["value"]) * int(factor.value if factor else 1)  # type: ignore
+            inner_key = f"{m.arch}.ssm.inner_size"
+            edits.append({"op": "set", "key": inner_key, "type": _U32, "value": inner})
     if rng.random() < 0.2:
         edits += _optional(m, rng)
     return [*edits, {"op": "conform"}]
 
 
-def _length(m: Mutator, rng: random.Random) -> list[Edit]:
-    """The file ends early or late."""
-    at: Any = rng.choice((rng.random(), rng.random(), rng.randrange(m.header), rng.randrange(64)))
-    if rng.random() < 0.2:
-        text, times = rng.choice(("\0", "\xff", "GGUF")), rng.choice((1, 31, 4096))
+def _bytes(m: Mutator, rng: random.Random) -> list[Edit]:
+    """The file ends early or late, bytes are missing or too many, bits are flipped."""
+    at: Any = rng.choice((rng.random(), rng.randrange(m.header), rng.randrange(64)))
+    text, times = rng.choice(("\0", "\xff", "GGUF")), rng.choice((1, 4, 31, 32, 4096))
+    kind = rng.choice(("truncate", "append", "cut", "insert", "flip", "flip"))
+    if kind == "flip":
+        places = [rng.choice((rng.random(), rng.randrange(m.header))) for _ in range(times // 16)]
+        return [{"op": "flip", "at": at, "bit": rng.randrange(8)} for at in [at, *places]]
+    if kind == "append":
         return [{"op": "insert", "at": 1.0, "text": text, "times": times}]
-    return [{"op": "truncate", "at": at}]
-
-
-def _shift(m: Mutator, rng: random.Random) -> list[Edit]:
-    """Bytes in the middle are missing, or there are too many."""
-    at: Any = rng.choice((rng.randrange(m.header), rng.randrange(m.header), rng.random()))
-    if rng.random() < 0.5:
-        return [{"op": "cut", "at": at, "n": rng.choice((1, 4, 8, 32, 4096))}]
-    times = rng.choice((1, 4, 8, 32, 4096))
-    return [{"op": "insert", "at": at, "text": rng.choice(("\0", "\xff", "\x01")), "times": times}]
-
-
-def _bits(m: Mutator, rng: random.Random) -> list[Edit]:
-    """Bits flipped: in the header, which is small, or anywhere, which is mostly in the weights."""
-    edits: list[Edit] = []
-    anywhere = rng.random() < 0.5
-    for _ in range(rng.choice((1, 1, 2, 16, 256) if anywhere else (1, 1, 2, 4))):
-        at: Any = rng.random() if anywhere else rng.randrange(m.header)
-        edits.append({"op": "flip", "at": at, "bit": rng.randrange(8)})
-    return edits
+    return [{"op": kind, "at": at, "n": times, "text": text, "times": times}]
 
 
 def _weights(m: Mutator, rng: random.Random) -> list[Edit]:
@@ -324,17 +291,13 @@ def _weights(m: Mutator, rng: random.Random) -> list[Edit]:
 
 _CHANGES: dict[Callable[[Mutator, random.Random], list[Edit]], float] = {
     _field: 12,
-    _value: 10,
-    _other_type: 6,
-    _optional: 10,
-    _array: 5,
+    _value: 16,
+    _optional: 15,
     _keys: 5,
     _tokens: 8,
     _table: 12,
     _extra: 6,
     _dimensions: 12,
-    _length: 4,
-    _shift: 3,
-    _bits: 8,
+    _bytes: 15,
     _weights: 6,
 }

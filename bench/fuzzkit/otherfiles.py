@@ -56,87 +56,79 @@ def edit_json(value: Any, edits: list[Edit]) -> Any:
     for edit in edits:
         if edit["op"] not in ("put", "remove"):
             continue
-        path: Path = edit["path"]
-        if not path:
-            value = edit.get("value")
-            continue
-        place = value
+        *path, last = edit["path"] or [None]
         try:
-            for step in path[:-1]:
+            place = value
+            for step in path:
                 place = place[step]
-            if edit["op"] == "put":
-                place[path[-1]] = edit["value"]
+            if last is None:
+                value = edit.get("value")
+            elif edit["op"] == "put":
+                place[last] = edit["value"]
             else:
-                del place[path[-1]]
+                del place[last]
         except (LookupError, TypeError):
             continue
     return value
 
 
 def prompt_edits(seed: int, names: list[str], identity: list[str]) -> list[Edit]:
-    """The edits of a case.
+    """The edits of a case; equal seeds give equal edits.
 
     Args:
-        seed: equal seeds give equal edits.
         names: of the base's sections.
         identity: the names in its identity.
     """
     rng = random.Random(seed)
-    edits: list[Edit] = []
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        kind = rng.choice(("header", "state", "state", "state", "size", "bytes", "lose"))
+    keys: list[Path] = [["draft_n_past"], ["identity"], ["sections"], ["new"], []]
+
+    def one() -> Edit:
+        kind = rng.choice(("header", "section", "section", "section", "bytes", "lose"))
         if kind == "header":
-            edits.append(_header_edit(rng, identity))
-        elif kind == "bytes":
-            edits.append(_byte_edit(rng))
-        elif kind == "lose":
-            edits.append({"op": "lose", "name": rng.choice(names)})
-        else:
-            name = rng.choice(names)
-            edits.append({"op": "section", "name": name, "edit": _state_edit(rng, kind)})
-    return edits
+            parts: list[Path] = [["identity", rng.choice(identity)], ["sections", rng.randrange(4)]]
+            return _json_edit(rng, rng.choice([*keys, *parts]))
+        if kind == "bytes":
+            return _byte_edit(rng, 300)
+        section = {"op": kind, "name": rng.choice(names)}
+        return section if kind == "lose" else {**section, "edit": _state_edit(rng)}
+
+    return [one() for _ in range(rng.choice((1, 1, 2, 3)))]
 
 
-def _header_edit(rng: random.Random, identity: list[str]) -> Edit:
-    path: Path = rng.choice(
-        (
-            ["draft_n_past"],
-            ["draft_n_past"],
-            ["identity"],
-            ["identity", rng.choice(identity)],
-            ["sections"],
-            ["sections", rng.randrange(4)],
-            ["new"],
-            [],
-        )
-    )
+def vocab_edits(seed: int, n_ids: int) -> list[Edit]:
+    """The edits of a case: of the JSON, or of the text that it is."""
+    rng = random.Random(seed)
+
+    def one() -> Edit:
+        if rng.random() < 0.3:
+            return _byte_edit(rng, 300)
+        if rng.random() < 0.03:
+            return {"op": "insert", "at": 0, "text": "[", "times": 10**5}
+        key = rng.choice(("format", "version", "tokenizer", "source", "ids", "counts"))
+        at: Path = [key, rng.randrange(n_ids)] if key in ("ids", "counts") else [key]
+        return _json_edit(rng, rng.choice((at, at, at, [key], [])))
+
+    return [one() for _ in range(rng.choice((1, 1, 1, 2, 3)))]
+
+
+def _json_edit(rng: random.Random, path: Path) -> Edit:
     if rng.random() < 0.2 and path:
         return {"op": "remove", "path": path}
-    value = rng.choice((rng.choice(VALUES), rng.randrange(64)))
-    return {"op": "put", "path": path, "value": value}
+    return {"op": "put", "path": path, "value": rng.choice((*VALUES, *[rng.randrange(3000)] * 20))}
 
 
-def _state_edit(rng: random.Random, kind: str) -> Edit:
-    """Within a section: its length, or a number in it, near the front more often than not."""
-    if kind == "size":
-        at: Any = rng.choice((rng.random(), 0, 1.0, rng.randrange(200)))
-        return rng.choice(
-            (
-                {"op": "truncate", "at": at},
-                {"op": "cut", "at": at, "n": rng.choice((1, 4, 8, 100))},
-                {"op": "insert", "at": at, "text": "\0", "times": rng.choice((1, 4, 8, 4096))},
-            )
-        )
-    at = rng.choice((4 * rng.randrange(64), 4 * rng.randrange(64), rng.random()))
+def _state_edit(rng: random.Random) -> Edit:
+    """Within a section: bytes, or a number, near the front more often than not."""
     if rng.random() < 0.3:
-        return {"op": "flip", "at": at, "bit": rng.randrange(8)}
+        return _byte_edit(rng, 200)
+    at = rng.choice((4 * rng.randrange(64), 4 * rng.randrange(64), rng.random()))
     width = rng.choice((4, 4, 8))
     value = int(number(rng, "Q", rng.randrange(256))) & ((1 << 8 * width) - 1)
     return {"op": "bytes", "at": at, "text": value.to_bytes(width, "little").decode("latin-1")}
 
 
-def _byte_edit(rng: random.Random) -> Edit:
-    at: Any = rng.choice((rng.random(), rng.randrange(300)))
+def _byte_edit(rng: random.Random, front: int) -> Edit:
+    at: Any = rng.choice((rng.random(), rng.randrange(front)))
     return rng.choice(
         (
             {"op": "truncate", "at": at},
@@ -145,23 +137,3 @@ def _byte_edit(rng: random.Random) -> Edit:
             {"op": "insert", "at": at, "text": rng.choice("\0\xff["), "times": rng.choice((1, 99))},
         )
     )
-
-
-def vocab_edits(seed: int, n_ids: int) -> list[Edit]:
-    """The edits of a case: of the JSON, or of the text that it is."""
-    rng = random.Random(seed)
-    edits: list[Edit] = []
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        if rng.random() < 0.3:
-            edits.append(_byte_edit(rng))
-            continue
-        key = rng.choice(("format", "version", "tokenizer", "source", "ids", "counts"))
-        at: Path = [key, rng.randrange(n_ids)] if key in ("ids", "counts") else [key]
-        path = rng.choice((at, at, at, [key], []))
-        value = rng.choice((rng.choice(VALUES), rng.randrange(3000)))
-        deep = {"op": "insert", "at": 0, "text": "[", "times": 10**5}
-        edit: Edit = {"op": "put", "path": path, "value": value}
-        if path and rng.random() < 0.2:
-            edit = {"op": "remove", "path": path}
-        edits.append(deep if rng.random() < 0.03 else edit)
-    return edits
