@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -41,12 +40,6 @@ def synthetic(shape: str, head_noise: float | None = None) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_synthetic(path, shape, TYPE, head_noise=head_noise)
     return path
-
-
-def random_prompt(n_tokens: int, n_vocab: int, seed: int = 0) -> list[int]:
-    """Random token ids, as llama-bench takes them; the same for the same arguments."""
-    draw = random.Random(seed)
-    return [draw.randrange(n_vocab) for _ in range(n_tokens)]
 
 
 def make_models(folder: Path, names: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ from pyllama_mtp.measure.profile import (
 from pyllama_mtp.measure.records import Profile
 
 #: Of a prompt in two graphs.
-SETTINGS = Settings(n_ctx=256, n_ubatch=64, n_threads=2, checkpoints=0, draft_n_max=2)
+SETTINGS = Settings(n_ctx=256, n_ubatch=64, n_threads=1, checkpoints=0, draft_n_max=2)
 PROMPT = list(range(300, 400))
 VIEWS = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")
 

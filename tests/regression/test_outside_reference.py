@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 
 def options(**changes: Any) -> ContextOptions:
-    common: dict[str, Any] = {"n_ctx": 256, "n_batch": 256, "n_ubatch": 256, "n_threads": 2}
+    common: dict[str, Any] = {"n_ctx": 256, "n_batch": 256, "n_ubatch": 256, "n_threads": 1}
     exact = {"type_k": "f32", "type_v": "f32", "flash_attn": "off"}
     return ContextOptions(**{**common, **exact, **changes})
 

@@ -75,7 +75,7 @@ def rows(context: Context, state: bytes, split: list[int]) -> Floats:
 def test_rows_together_are_rows_alone(model: Model, options: dict[str, str]) -> None:
     """After 20 tokens, and after 600: flash attention of one row changes at 512 cells upstream."""
     with plain_context(
-        model, n_ctx=1024, n_batch=600, n_outputs_max=8, n_threads=2, **options
+        model, n_ctx=1024, n_batch=600, n_outputs_max=8, n_threads=1, **options
     ) as context:
         for n_before in (20, 600):
             state = begin(context, n_before)
