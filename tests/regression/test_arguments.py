@@ -17,50 +17,22 @@ from pyllama_mtp.errors import UsageError
 
 PROMPT = [5, 6, 7]
 SMALL = Settings(n_ctx=64, n_batch=64, n_ubatch=64, n_threads=1, draft_n_max=1)
-NO_PROMPT = "it must be text, or a sequence of token ids (whole numbers)"
-NO_TOKEN = "it must be a token id: a whole number"
-NO_STOP = "it must be text or several texts, none of them empty"
-NO_FLAG = "it must be True or False"
 
-BAD_PROMPTS: list[tuple[Any, str]] = [
-    *(
-        (bad, f"prompt is {bad!r}, {NO_PROMPT}")
-        for bad in (b"abc", bytearray(b"abc"), None, 5, 1.5, {5: 6}, {5}, np.array(5))
-    ),
-    (memoryview(b"abc"), NO_PROMPT),
-    *(
-        (bad, f"prompt[0] is {bad[0]!r}, {NO_TOKEN}")
-        for bad in ([1.5], [2.0], ["a"], [None], [True])
-    ),
-    (np.array([1.5]), f"prompt[0] is 1.5, {NO_TOKEN}"),
-    (np.array([[5]]), f"prompt[0] is [5], {NO_TOKEN}"),
-    ([5, np.True_], f"prompt[1] is {np.True_!r}, {NO_TOKEN}"),
+#: Prompts, and the element that is wrong; None: all of it.
+BAD_PROMPTS: list[tuple[Any, int | None]] = [
+    *((bad, None) for bad in (b"abc", bytearray(b"abc"), None, 5, 1.5, {5: 6}, {5}, np.array(5))),
+    *((bad, 0) for bad in ([1.5], [2.0], ["a"], [None], [True])),
+    ([5, np.True_], 1),
 ]
-
-BAD_OPTIONS: list[tuple[str, Any, str]] = [
-    ("stop", "", f"stop is [''], {NO_STOP}"),
-    ("stop", [""], f"stop is [''], {NO_STOP}"),
-    ("stop", ("a", ""), f"stop is ['a', ''], {NO_STOP}"),
-    ("stop", [5], f"stop is [5], {NO_STOP}"),
-    ("stop", [None], f"stop is [None], {NO_STOP}"),
-    ("stop", b"", f"stop is b'', {NO_STOP}"),
-    ("stop", 5, f"stop is 5, {NO_STOP}"),
-    ("stop", {"a": 5}, f"stop is {{'a': 5}}, {NO_STOP}"),
-    *(
-        ("max_tokens", bad, f"max_tokens is {bad!r}, it must be a whole number, at least 1")
-        for bad in ("3", 2.5, 2.0, None, True, np.float64(2))
-    ),
-    ("max_tokens", np.int64(0), f"max_tokens is {np.int64(0)!r}, it must be at least 1"),
-    *(
-        ("sampling", bad, f"sampling is {bad!r}, it must be Sampling(...), or None")
-        for bad in ({"temperature": 1}, {}, 0.7, "greedy")
-    ),
-    ("ignore_eos", "no", f"ignore_eos is 'no', {NO_FLAG}"),
-    ("ignore_eos", None, f"ignore_eos is None, {NO_FLAG}"),
-    *(("draft", bad, f"draft is {bad!r}, {NO_FLAG}") for bad in ("no", None, 0)),
-    ("log_pairs", "no", f"log_pairs is 'no', {NO_FLAG}"),
-    ("log_ties", 1, f"log_ties is 1, {NO_FLAG}"),
-]
+BAD_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "stop": ([""], ["a", ""], [5], [None], b"", 5, {"a": 5}),
+    "max_tokens": ("3", 2.5, 2.0, None, True, np.float64(2), np.int64(0)),
+    "sampling": ({"temperature": 1}, {}, 0.7, "greedy"),
+    "ignore_eos": ("no", None),
+    "draft": ("no", None, 0),
+    "log_pairs": ("no",),
+    "log_ties": (1,),
+}
 
 
 @pytest.fixture(scope="module")
@@ -84,30 +56,30 @@ def refused(call: Callable[..., object], *arguments: Any, **options: Any) -> str
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("prompt", "message"), BAD_PROMPTS)
+@pytest.mark.parametrize(("prompt", "at"), BAD_PROMPTS)
 def test_prompts(
-    demo: Model, session: Session, batch: BatchSession, prompt: Any, message: str
+    demo: Model, session: Session, batch: BatchSession, prompt: Any, at: int | None
 ) -> None:
+    message = f"prompt is {prompt!r}" if at is None else f"prompt[{at}] is {prompt[at]!r}"
     assert message in refused(session.generate, prompt)
     assert message in refused(session.process, prompt)
-    several = refused(batch.generate, [PROMPT, prompt])
-    assert several.startswith("prompts[1]: prompt") and message in several
+    assert f"prompts[1]: {message}" in refused(batch.generate, [PROMPT, prompt])
     assert message in refused(list, stream(demo, prompt))
 
 
-@pytest.mark.parametrize(("name", "value", "message"), BAD_OPTIONS)
-def test_options(
-    session: Session, batch: BatchSession, name: str, value: Any, message: str
-) -> None:
-    assert message in refused(session.generate, PROMPT, **{name: value})
-    assert message in refused(batch.generate, [PROMPT], **{name: value})
-    if name == "draft":
-        assert message in refused(session.process, PROMPT, draft=value)
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_options(session: Session, batch: BatchSession, name: str) -> None:
+    for value in BAD_OPTIONS[name]:
+        message = f"{name} is {value!r}"
+        assert message in refused(session.generate, PROMPT, **{name: value})
+        assert message in refused(batch.generate, [PROMPT], **{name: value})
+        if name == "draft":
+            assert message in refused(session.process, PROMPT, draft=value)
 
 
 @pytest.mark.parametrize("file", [5, None, b"a", ""])
 def test_files_of_a_session(session: Session, file: Any) -> None:
-    message = f"path is {file!r}, it must be the name of a file: text or a path"
+    message = f"path is {file!r}"
     assert message in refused(session.save, file)
     assert message in refused(session.restore, file)
 
@@ -123,25 +95,18 @@ def test_streams(demo: Model) -> None:
 @pytest.mark.parametrize("kind", [Session, BatchSession])
 def test_what_sessions_are_made_of(demo: Model, kind: Any) -> None:
     for bad in ("path", Path("path"), None):
-        assert f"model is {bad!r}, it must be a Model; open a file" in refused(kind, bad)
+        assert f"model is {bad!r}" in refused(kind, bad)
     for bad in ({"n_ctx": 512}, 512, "auto"):
-        message = f"settings is {bad!r}, it must be Settings(...), or None"
-        assert message in refused(kind, demo, bad)
+        assert f"settings is {bad!r}" in refused(kind, demo, bad)
 
 
-@pytest.mark.parametrize(
-    ("n", "message"),
-    [
-        *(
-            (bad, f"n_sequences is {bad!r}, it must be a whole number, from 1 to 256")
-            for bad in ("2", 2.0, None, True)
-        ),
-        *((bad, f"n_sequences is {bad}, it must be from 1 to 256") for bad in (0, 257)),
-        (33, "verifying 1 drafts of 33 sequences in one graph needs at least 66"),
-    ],
-)
-def test_numbers_of_sequences(demo: Model, n: Any, message: str) -> None:
-    assert message in refused(BatchSession, demo, SMALL, n)
+@pytest.mark.parametrize("n", ["2", 2.0, None, True, 0, 257])
+def test_numbers_of_sequences(demo: Model, n: Any) -> None:
+    assert f"n_sequences is {n!r}" in refused(BatchSession, demo, SMALL, n)
+
+
+def test_more_sequences_than_a_graph_has_rows(demo: Model) -> None:
+    assert "needs at least 66" in refused(BatchSession, demo, SMALL, 33)
 
 
 ONE = [PROMPT]
@@ -214,22 +179,19 @@ def test_stop_strings_may_be_none_one_or_any_iterable(session: Session) -> None:
 
 def test_models(demo: Model) -> None:
     for bad in ("", None, 5, b"a"):
-        message = f"path is {bad!r}, it must be the name of a .gguf file: text or a path"
-        assert message in refused(Model, bad)
-    for name in ("n_gpu_layers", "rpc_timeout"):
-        for bad in ("1", 1.0, None, True):
-            message = f"{name} is {bad!r}, it must be a whole number"
-            assert message in refused(Model, demo.path, **{name: bad})
-    for bad in ("no", 0):
-        assert f"mtp is {bad!r}, {NO_FLAG}" in refused(Model, demo.path, mtp=bad)
-    for bad in (0.5, "1", ("1",)):
-        message = f"tensor_split is {bad!r}, it must be numbers"
-        assert message in refused(Model, demo.path, tensor_split=bad)
+        assert f"path is {bad!r}" in refused(Model, bad)
+    wrong: dict[str, tuple[Any, ...]] = {
+        **dict.fromkeys(("n_gpu_layers", "rpc_timeout"), ("1", 1.0, None, True)),
+        "mtp": ("no", 0),
+        "tensor_split": (0.5, "1", ("1",)),
+    }
+    for name, bad in ((name, bad) for name, several in wrong.items() for bad in several):
+        assert f"{name} is {bad!r}" in refused(Model, demo.path, **{name: bad})
 
 
 def test_text_and_tokens_of_a_model(demo: Model) -> None:
     for bad in (b"abc", None, 5):
-        assert f"text is {bad!r}, it must be text" in refused(demo.tokenize, bad)
-    assert f"tokens[0] is 1.5, {NO_TOKEN}" in refused(demo.detokenize, [1.5])
-    assert "tokens is 5, it must be a sequence" in refused(demo.detokenize, 5)
+        assert f"text is {bad!r}" in refused(demo.tokenize, bad)
+    assert "tokens[0] is 1.5" in refused(demo.detokenize, [1.5])
+    assert "tokens is 5" in refused(demo.detokenize, 5)
     assert demo.detokenize(np.array(PROMPT)) == demo.detokenize(PROMPT)  # type: ignore[arg-type]
