@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 import pyllama_mtp
 
 #: `cli("matrix", "--repeat", "1")` runs a command in this process -> code, out, err.
@@ -52,3 +54,17 @@ def disk_full_at(n_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def every_core() -> Iterator[None]:
+    """What starts inside has all cores of the machine, also in a worker of ``pytest -n``: with one
+    core a model computes in the calling thread alone, where a failed assertion is an exception."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    try:
+        if len(os.sched_getaffinity(0)) == 1:
+            pytest.skip("a machine of one core")
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

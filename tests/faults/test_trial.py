@@ -16,6 +16,7 @@ from pyllama_mtp.errors import InsufficientMemoryError, ModelFileError, Unsuppor
 from pyllama_mtp.llama import trial
 
 from ..plain import write_model
+from ..processes import every_core
 
 
 @pytest.fixture
@@ -41,7 +42,8 @@ def test_what_would_end_the_process_ends_a_child(tmp_path: Path, children: list[
     """An assertion in a kernel, which runs in threads that nothing can be raised from."""
     epsilon = {"attention.layer_norm_rms_epsilon": -1.0}
     path = write_model(tmp_path / "bad.gguf", "llama", **epsilon)
-    with pytest.raises(ModelFileError, match=r"SIGABRT\): .*eps >= 0.0f") as caught:
+    said = r"SIGABRT\): .*eps >= 0.0f"
+    with every_core(), pytest.raises(ModelFileError, match=said) as caught:
         Model(path)
     assert caught.value.path == str(path) and len(children) == 1
 

@@ -22,6 +22,7 @@ from pyllama_mtp.models.ggufheader import TENSOR_TYPES
 
 from ..architectures import write_model as with_a_head
 from ..plain import write_model
+from ..processes import every_core
 
 JOBS = 2
 CONFORM: dict[str, Any] = {"op": "conform"}
@@ -50,7 +51,7 @@ def test_other_architectures_end_a_process_that_tries_them(arch: str, tmp_path: 
     cases = [Case("model", 0, [edit]), *(Case("model", 9_000_000 + i) for i in range(12))]
     path = tmp_path / "m.gguf"
     written = with_a_head(arch, path) if arch == "glm4moe" else write_model(path, arch)
-    with Pool(written, JOBS) as pool:
+    with every_core(), Pool(written, JOBS) as pool:
         outcomes = list(pool.run(cases))
     assert [o for o in outcomes if o.outcome == FINDING] == []
     assert len(outcomes) == len(cases) and ENDED in {o.outcome for o in outcomes}
