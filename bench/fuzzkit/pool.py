@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,7 @@ class Outcome:
     case: Case
     outcome: str
     detail: str
-    seconds: float
-    peak_mib: int = 0
-    edits: list[Edit] = field(default_factory=list)
+    edits: list[Edit]
 
 
 def work(pipe: Connection, base: Path, folder: Path, address_space_mib: int) -> None:
@@ -103,8 +101,9 @@ class _Worker:
         self._n_left = LIFE
 
     def start(self, case: Case) -> None:
-        self.case, self._edits, self._began = case, case.edits or [], time.monotonic()
-        self.end = self._began + self._limits.seconds + (START_S if self._n_left == LIFE else 0)
+        self.case, self._edits = case, case.edits or []
+        start_s = START_S if self._n_left == LIFE else 0
+        self.end = time.monotonic() + self._limits.seconds + start_s
         with suppress(BrokenPipeError):  # it is dead, which the end of its answers tells
             self.pipe.send(case)
 
@@ -115,10 +114,25 @@ class _Worker:
 
     def outcome(self, answered: bool) -> Outcome | None:
         """The outcome of its case; None: it is still running."""
+        result, peak_mib = None, 0
         if not answered:
-            if time.monotonic() < self.end:
-                return None
-            return self._outcome(Result(FINDING, f"no answer in {self._limits.seconds:.0f} s"))
+            if time.monotonic() >= self.end:
+                result = Result(FINDING, f"no answer in {self._limits.seconds:.0f} s")
+        else:
+            result, peak_mib = self._answer()
+        if result is None:
+            return None
+        if result.outcome != FINDING and peak_mib > self._limits.peak_mib:
+            detail = f"{peak_mib} MiB of memory; {result.outcome}: {result.detail}"
+            result = Result(FINDING, detail)
+        assert self.case
+        found = Outcome(self.case, result.outcome, result.detail, self._edits)
+        if result.outcome != FINDING:  # after which it may not be what it was
+            self.case, self._n_left = None, self._n_left - 1
+        return found
+
+    def _answer(self) -> tuple[Result | None, int]:
+        """The result and the MiB that it took; None: the edits came, which are before it."""
         try:
             answer = self.pipe.recv()
         except (EOFError, ConnectionResetError):
@@ -126,22 +140,11 @@ class _Worker:
             code = self.process.exitcode or 0
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             words = self._errors.read_bytes()[-1500:].decode(errors="replace").strip()
-            return self._outcome(Result(FINDING, f"the process ended ({how}): {words}"))
+            return Result(FINDING, f"the process ended ({how}): {words}"), 0
         if isinstance(answer, list):
             self._edits = answer
-            return None
-        result, peak_mib = answer
-        if peak_mib > self._limits.peak_mib:
-            detail = f"{peak_mib} MiB of memory; {result.outcome}: {result.detail}"
-            return self._outcome(Result(FINDING, detail), peak_mib)
-        found = self._outcome(result, peak_mib)
-        self.case, self._n_left = None, self._n_left - 1
-        return found
-
-    def _outcome(self, result: Result, peak_mib: int = 0) -> Outcome:
-        assert self.case
-        seconds = time.monotonic() - self._began
-        return Outcome(self.case, result.outcome, result.detail, seconds, peak_mib, self._edits)
+            return None, 0
+        return answer
 
     def close(self) -> None:
         self.process.kill()
