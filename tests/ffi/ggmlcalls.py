@@ -50,6 +50,7 @@ void * ggml_get_data(void * tensor);
 size_t ggml_nbytes(void * tensor);
 void * ggml_new_graph(void * ctx);
 void ggml_build_forward_expand(void * graph, void * tensor);
+int ggml_cpu_count_direct_states(void);
 int ggml_graph_compute_with_ctx(void * ctx, void * graph, int n_threads);
 size_t ggml_row_size(int type, int64_t ne);
 size_t ggml_quantize_chunk(int type, const float * src, void * dst, int64_t start, int64_t nrows,

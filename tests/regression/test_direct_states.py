@@ -15,6 +15,7 @@ from pyllama_mtp import Model
 from pyllama_mtp.llama import native
 from pyllama_mtp.llama.context import Context
 
+from ..ffi.ggmlcalls import Ggml
 from .twocontexts import trunk
 
 SNAPSHOTS = 3
@@ -44,6 +45,21 @@ def test_the_copy_follows_each_delta_net(model: Model, n: int, snapshots: bool) 
         ops = [node.op for node in traced.nodes() if node.op not in LOOKS]
     after = [ops[i + 1] for i, op in enumerate(ops) if op == "GATED_DELTA_NET"]
     assert after and set(after) == {"CPY"}
+
+
+@pytest.mark.parametrize("n_seqs", [1, 3])
+@pytest.mark.parametrize("n", [1, SNAPSHOTS + 1, 12])
+def test_each_delta_net_reads_where_states_are_kept(model: Model, n: int, n_seqs: int) -> None:
+    """In a graph that is computed as a whole, without a trace."""
+    count = Ggml().ggml_cpu_count_direct_states
+    with trunk(model, n_rs_seq=SNAPSHOTS, n_seq_max=n_seqs, trace=True) as traced:
+        decode(traced, n, 0)
+        delta_nets = sum(node.op == "GATED_DELTA_NET" for node in traced.nodes())
+    with trunk(model, n_rs_seq=SNAPSHOTS, n_seq_max=n_seqs) as context:
+        before = count()
+        for step in range(3):
+            decode(context, n, step * n)
+    assert count() - before == 3 * delta_nets > 0
 
 
 def test_the_results_are_the_same_with_it_and_without(model: Model) -> None:

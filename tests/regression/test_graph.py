@@ -197,11 +197,12 @@ def test_switches_act_on_the_next_batch(model: Model) -> None:
 
 # -- upstream's graphs -----------------------------------------------------------------------------
 
-#: Model file; the nodes of batches on a target and on a draft context.
+#: Model file; the nodes of full batches on a target and on a draft context. (Others have no inputs
+#: for batches of tokens and embeddings.)
 CODE = f"""
 found = {{}}
 with Model(sys.argv[1]) as model:
-    tokens = made_up(model, {N_TOKENS})
+    tokens = made_up(model, {3 * N_UBATCH})
     states = np.zeros((len(tokens), model.n_embd), dtype=np.float32)
     for flash_attn in ("on", "off"):
         for tap in ("off", "all", "outputs"):
@@ -212,7 +213,7 @@ with Model(sys.argv[1]) as model:
                 options |= dict(slice=True, trace=True)
                 for wanted in {[list(r) for r in REQUESTED.values()]!r}:
                     with Context(model, ContextOptions(**options)) as context:
-                        marks = np.isin(np.arange({N_TOKENS}), wanted).astype(np.int8)
+                        marks = np.isin(np.arange({3 * N_UBATCH}), wanted).astype(np.int8)
                         context.decode(tokens, 0, marks, states if head else None)
                         found[f"{{head}} {{tap}} {{flash_attn}} {{wanted}}"] = [
                             (n.name, n.op, n.shape) for n in context.nodes()
