@@ -54,6 +54,7 @@ from pyllama_mtp.errors import DiskFullError, PyllamaMtpError, UsageError
 from pyllama_mtp.measure.plan import PEERS, PLAIN_AXES, SWITCHES, Plan
 
 if TYPE_CHECKING:
+    from pyllama_mtp import Model
     from pyllama_mtp.measure.figures import Cell
     from pyllama_mtp.measure.records import Records
     from pyllama_mtp.measure.run import Matrix, MatrixEvent, MatrixRequest
@@ -114,12 +115,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"samples per cell (default: {REPEAT}; for the demo model up to {DEMO_REPEAT}, as "
         "many as fit into 4 min 30 s; in a first look into 75 s)",
     )
-    parser.add_argument(
-        "--budget",
-        metavar="TIME",
-        help="the most time to take, as in 90s, 10m, 1h. The least useful repeats are left out, "
-        "and reported; every cell is measured once if possible",
-    )
+    add_budget_option(parser)
     parser.add_argument(
         "--classes",
         type=parsing.comma_list(str),
@@ -206,6 +202,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_budget_option(parser: argparse.ArgumentParser) -> None:
+    """Add --budget."""
+    parser.add_argument(
+        "--budget",
+        metavar="TIME",
+        help="the most time to take, as in 90s, 10m, 1h. The least useful repeats are left out, "
+        "and reported; every cell is measured once if possible",
+    )
+
+
+def budget(args: argparse.Namespace) -> float | None:
+    """The seconds of --budget; None: no limit."""
+    from pyllama_mtp.measure.plan import parse_duration
+
+    return None if args.budget is None else parse_duration(args.budget)
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure, keep every finished sample, print the table."""
     from pyllama_mtp.measure.page import write_report
@@ -216,15 +229,14 @@ def run(args: argparse.Namespace) -> int:
     request = _check(args)
     if request.output:
         check_output(request.output)
-    found, code = Records(), 0
-    try:
+    found = Records()
+
+    def measure_all() -> None:
         models = args.model or (None,)
         for model, part in first_look(request) if first else ((one, request) for one in models):
             measure(argparse.Namespace(**{**vars(args), "model": model}), part, found)
-    except (KeyboardInterrupt, PyllamaMtpError) as error:
-        code = ended_by(error)
-        if found.cells:
-            print("what was measured before:", file=sys.stderr)
+
+    code = collect(measure_all, found)
     if found.cells or not code:
         show(found.cells, args.format, per_round=args.per_round)
     if not code and not any(cell.samples for cell in found.cells):
@@ -240,6 +252,17 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
+def collect(measuring: Callable[[], None], found: Records) -> int:
+    """Measure until the end, Ctrl-C or a failure; the exit code."""
+    try:
+        measuring()
+    except (KeyboardInterrupt, PyllamaMtpError) as error:
+        if found.cells:
+            print("what was measured before:", file=sys.stderr)
+        return ended_by(error)
+    return 0
+
+
 def _with_defaults(args: argparse.Namespace, first: bool) -> argparse.Namespace:
     """The options, with the defaults that depend on others; `first`: this is a first look."""
     own = argparse.Namespace(**vars(args))
@@ -247,6 +270,7 @@ def _with_defaults(args: argparse.Namespace, first: bool) -> argparse.Namespace:
         own.repeat = REPEAT if args.model else DEMO_REPEAT
         usual = None if args.model else FIRST_BUDGET if first else DEMO_BUDGET
         own.budget = args.budget or usual
+    own.usual_sizes = args.prompt_sizes is None
     own.prompt_sizes = args.prompt_sizes or (FIRST_SIZES if first else SIZES)
     if args.max_tokens is None:
         short = first and args.output_mode == "text"
@@ -258,8 +282,8 @@ def _check(args: argparse.Namespace) -> MatrixRequest:
     """Check every option before anything is loaded."""
     from pyllama_mtp.measure.page import check_report
     from pyllama_mtp.measure.peers import check_folder
-    from pyllama_mtp.measure.plan import parse_duration
     from pyllama_mtp.measure.prompts import check_class, read_text, source_of_prompts
+    from pyllama_mtp.measure.records import read_file
     from pyllama_mtp.measure.run import MatrixRequest
     from pyllama_mtp.measure.runner import split_library
 
@@ -267,6 +291,8 @@ def _check(args: argparse.Namespace) -> MatrixRequest:
         raise UsageError("--lib is for one library and --variants for several; give one of them")
     if args.resume and args.no_output:
         raise UsageError("--resume needs the file of the run; leave --no-output out")
+    if args.resume:
+        read_file(args.output)  # which refuses a file that is not there
     check_folder(args.peer_dir)
     libraries = args.variants or ("" if args.lib is None else args.lib,)
     given = [split_library(library)[1] for library in libraries]
@@ -306,11 +332,12 @@ def _check(args: argparse.Namespace) -> MatrixRequest:
         libraries,
         options.placement(args),
         texts,
-        budget_s=None if args.budget is None else parse_duration(args.budget),
+        budget_s=budget(args),
         output=None if args.no_output else args.output,
         resume=args.resume,
         profile=args.profile,
         usual_depths=args.depths is None,
+        usual_sizes=args.usual_sizes,
         peer_dir=args.peer_dir,
     )
 
@@ -424,13 +451,29 @@ def _example(request: MatrixRequest) -> Path | None:
     return path
 
 
-def measure(args: argparse.Namespace, request: MatrixRequest, found: Records) -> None:
-    """Load and measure; every record goes to the file, then to `found`.
+def measure(
+    args: argparse.Namespace,
+    request: MatrixRequest,
+    found: Records,
+    without: str = "--depths 0",
+) -> None:
+    """Load and measure; every record goes to the file, then to `found`. `without`: as of
+    :func:`.options.open_model`.
 
     Raises:
         KeyboardInterrupt: at the end, if the user interrupted.
     """
     from pyllama_mtp.llama import native
+
+    native.load(request.libraries[0] or None)
+    mtp = None if request.usual_depths else any(request.plan.depths)
+    fallback = "only depth 0 is measured"
+    with options.open_model(args, mtp=mtp, without=without, fallback=fallback) as model:
+        measure_on(model, request, found)
+
+
+def measure_on(model: Model, request: MatrixRequest, found: Records) -> None:
+    """:func:`measure` with a loaded model."""
     from pyllama_mtp.measure.run import run_matrix
 
     @contextmanager
@@ -438,11 +481,7 @@ def measure(args: argparse.Namespace, request: MatrixRequest, found: Records) ->
         with progress.matrix(matrix) as on_event, finished_samples_first(matrix):
             yield on_event
 
-    native.load(request.libraries[0] or None)
-    mtp = None if request.usual_depths else any(request.plan.depths)
-    fallback = "only depth 0 is measured"
-    with options.open_model(args, mtp=mtp, without="--depths 0", fallback=fallback) as model:
-        matrix = run_matrix(model, request, found, watch, say)
+    matrix = run_matrix(model, request, found, watch, say)
     _say_what_was_dropped(matrix, request)
     if matrix.interrupted:
         raise KeyboardInterrupt
@@ -457,6 +496,7 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False) -> None:
     """Print the cells to stdout as a table, as Markdown, or as one JSON array."""
     from pyllama_mtp.measure import table
     from pyllama_mtp.measure.profile import cell_profiles
+    from pyllama_mtp.measure.worth import acceptance_markdown, has_classes
 
     if how == "json":
         print("[" + ",\n".join(cell.to_json() for cell in cells) + "]")
@@ -464,8 +504,11 @@ def show(cells: list[Cell], how: str, *, per_round: bool = False) -> None:
         print(table.markdown_table(cells, per_round=per_round))
     else:
         table.print_matrix(cells, sys.stdout, per_round=per_round)
-    if how != "json" and (profiles := cell_profiles(cells)):
-        print(f"\n{profiles}")
+    if how == "json":
+        return
+    for more in (acceptance_markdown(cells) if has_classes(cells) else "", cell_profiles(cells)):
+        if more:
+            print(f"\n{more}")
 
 
 def _say_what_was_dropped(matrix: Matrix, request: MatrixRequest) -> None:

@@ -10,12 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from pyllama_mtp.measure.acceptance import AcceptancePlan, PromptResult
     from pyllama_mtp.measure.plan import Plan
     from pyllama_mtp.measure.run import Matrix, MatrixEvent
-
-    Begins = Callable[[str, int, int | None], None]
-    Ended = Callable[[PromptResult], None]
 
 #: Prompts with fewer tokens left to process get no bar.
 LONG_PROMPT = 512
@@ -84,31 +80,6 @@ def file(name: str, **options: Any) -> Iterator[Callable[[int, int | None], None
 
 
 @contextmanager
-def acceptance(plan: AcceptancePlan) -> Iterator[tuple[Begins, Ended]]:
-    """Progress of ``accept``: two functions, for the start and the end of a generation."""
-
-    def label(kind: str, number: int, context_length: int | None) -> str:
-        return f"{kind} {number}" + (f", context {context_length}" if context_length else "")
-
-    columns = ("{task.description}", "BarColumn", "MofNCompleteColumn", "TimeElapsedColumn")
-    terminal = sys.stderr.isatty()
-    with _bar(*columns, transient=True, disable=not terminal) as bar:
-        task = bar.add_task("", total=plan.size)
-
-        def ended(result: PromptResult) -> None:
-            bar.advance(task)
-            if terminal:
-                return
-            rounds, hits = len(result.accepted), sum(n > 0 for n in result.accepted)
-            said = f"first draft accepted in {hits} of {rounds} rounds" if rounds else "no rounds"
-            where = label(result.kind, result.prompt, result.context_length)
-            done = int(bar.tasks[0].completed)
-            print(f"[{done}/{plan.size}] {where}: {said}", file=sys.stderr, flush=True)
-
-        yield lambda *begun: bar.update(task, description=label(*begun)), ended
-
-
-@contextmanager
 def matrix(matrix: Matrix) -> Iterator[Callable[[MatrixEvent], None]]:
     """Progress of ``matrix``: a function that takes its events."""
     plan = matrix.plan
@@ -131,6 +102,8 @@ def matrix(matrix: Matrix) -> Iterator[Callable[[MatrixEvent], None]]:
 
 def _print_event(matrix: Matrix, event: MatrixEvent) -> None:
     """One line per finished sample and per skipped cell."""
+    from pyllama_mtp.measure.text import size_name
+
     plan, group = matrix.plan, event.group
     if event.kind == "skipped":
         result = "skipped"
@@ -138,7 +111,9 @@ def _print_event(matrix: Matrix, event: MatrixEvent) -> None:
         result = f"prefill {sample.prefill_tps:.1f} tok/s, decode {sample.decode_tps:.1f} tok/s"
     else:
         return
-    prompt = f"prompt {group.size}" + (f" {group.prompt_class}" if len(plan.classes) > 1 else "")
+    prompt = f"prompt {size_name(group.size)}" + (
+        f" {group.prompt_class}" if len(plan.classes) > 1 else ""
+    )
     where = f"{prompt}, {plan.label(event.variant)}, repeat {group.repeat + 1}"
     done, left = plan.n_samples - matrix.n_to_do, _left(event.left_s)
     line = f"[{done}/{plan.n_samples}] {where}: {result}{left and '; ' + left}"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import argparse
 
-from pyllama_mtp import Model, Session, Settings
+from pyllama_mtp import Model, Session, Settings, bench
 from pyllama_mtp.drafting.depth import best_depth
-from pyllama_mtp.measure.tune import TYPICAL_ACCEPTANCE, measure_costs, tokens_needed, tune_markdown
+from pyllama_mtp.measure.worth import TYPICAL_ACCEPTANCE, costs_of, tune_markdown
 from pyllama_mtp.models.demo import demo_path
 
 REPEAT = 3
@@ -24,9 +24,10 @@ args = parser.parse_args()
 
 with Model(args.model) as model:
     prompt = model.tokenize(args.prompt)
-    n_ctx = len(prompt) + tokens_needed(args.limit, REPEAT) + 1
-    with Session(model, Settings(n_ctx=n_ctx, draft_n_max=args.limit)) as session:
-        costs = measure_costs(session, prompt, REPEAT)
+    depths = range(args.limit + 1)
+    cells = bench.matrix(model, sizes=64, depths=depths, max_tokens=32, repeat=REPEAT).cells
+    costs = costs_of(cells)
+    assert costs is not None, "every depth was measured"
     print(tune_markdown(costs))
     depth = best_depth(costs, [TYPICAL_ACCEPTANCE] * args.limit)
 

@@ -2,9 +2,10 @@
 for a terminal (rich) and as Markdown.
 
 Sample r of a cell is compared with sample r of the same cell on the other side: both have the same
-text, and in one interleaved run they are measured next to each other. The figure is the median of
-these ratios, NEW / OLD. Two files are from different times, so their speeds depend on how fast the
-machine was then; ratios to no MTP do not: `ratios=True` compares these.
+text, and in one interleaved run they are measured next to each other. The figure is the estimate
+from these ratios NEW / OLD (:func:`.figures.typical`). Two files are from different times, so their
+speeds depend on how fast the machine was then; ratios to no MTP do not: `ratios=True` compares
+these.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pyllama_mtp.measure.figures import (
     half_widths,
     paired_ratios,
     series_key,
+    typical,
     varying,
 )
 from pyllama_mtp.measure.text import (
@@ -65,8 +67,8 @@ class Change:
         name: the series in words.
         n_prompt: tokens; None for a line over several sizes.
         old, new: medians in tokens per second, or ratios to no MTP; None over several cells.
-        ratio: median of the paired ratios new / old; over several cells the geometric mean of
-            their medians. Above 1 is faster.
+        ratio: estimate from the paired ratios new / old (:func:`.typical`); over several cells the
+            geometric mean. Above 1 is faster.
         low, high: bounds that hold for all lines of the comparison at once; see
             :func:`.half_widths`.
         n: number of pairs.
@@ -136,7 +138,7 @@ def compare(
 ) -> Comparison:
     """Compare the cells that both sides have.
 
-    A line is slower if its median ratio is at or past the threshold, and its whole interval below
+    A line is slower if its ratio is at or past the threshold, and its whole interval below
     1. The intervals hold together, so a comparison of a build with itself finds a change at most
     once in 20 times, however many cells there are; ``tests/report/test_compare_rates.py`` checks
     that, and how surely a change of 5 % is found, on simulated noise. Choose a threshold well below
@@ -179,7 +181,7 @@ def compare(
     widths = half_widths(rows, pools, [own for _, own in lines])
     changes = []
     for (line, own), width in zip(lines, widths, strict=True):
-        center = sum(median(rows[row]) for row in own) / len(own)
+        center = float(sum(typical(rows[row]) for row in own)) / len(own)
         ratio, low, high = exp(center), exp(center - width), exp(center + width)
         n = sum(len(rows[row]) for row in own)
         changes.append(Change(*line, ratio, low, high, n, _judge(ratio, low, high, threshold)))

@@ -112,11 +112,16 @@ class Cell:
         return self._median("decode_tps")
 
     @property
+    def prefill_s(self) -> float | None:
+        """Seconds of the prompt, the median."""
+        return self._median("prefill_s")
+
+    @property
     def elapsed_s(self) -> float | None:
         """Seconds of prompt and answer, the median."""
         return self._median("elapsed_s")
 
-    def _median(self, figure: Figure) -> float | None:
+    def _median(self, figure: str) -> float | None:
         return median(getattr(one, figure) for one in self.samples) if self.samples else None
 
     def spread(self, figure: Figure) -> tuple[float, float, float] | None:
@@ -213,17 +218,24 @@ def shown_rates(cells: Iterable[Cell]) -> list[float | None]:
 @dataclass(frozen=True)
 class Ratio:
     """An estimate from n paired ratios, and an interval that holds the true ratio with
-    `CONFIDENCE`. From one pair, the interval has no width and says nothing."""
+    `CONFIDENCE`; None, None from a single pair, which says nothing of the noise."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     n: int
 
     @property
     def scatter(self) -> float:
-        """The farther bound's distance from the value, as a part of it."""
+        """The farther bound's distance from the value, as a part of it; infinite from one pair."""
+        if self.low is None or self.high is None:
+            return math.inf
         return max(self.value - self.low, self.high - self.value) / self.value
+
+    @property
+    def holds_one(self) -> bool:
+        """Whether noise can be all of it."""
+        return self.low is None or self.high is None or self.low <= 1 <= self.high
 
 
 def paired_ratios(cell: Cell, base: Cell, figure: Figure) -> list[float]:
@@ -265,11 +277,8 @@ def _figure(sample: Sample, figure: Figure, by_cpu: bool) -> float:
 
 
 def typical_ratio(ratios: Sequence[float]) -> Ratio:
-    """The Hodges-Lehmann estimate of the ratios, and its interval (:func:`half_widths`).
-
-    On a logarithmic scale: the median of the means of all pairs of ratios, each with itself too.
-    Ratios of decode speeds differ from text to text by more than the noise, so that their median
-    rests on one or two of them; the estimate takes all, and a stray ratio moves it as little.
+    """The estimate of the ratios on a logarithmic scale (:func:`typical`), and its interval
+    (:func:`half_widths`).
 
     Raises:
         UsageError: no ratio, or one that is not above 0.
@@ -278,15 +287,13 @@ def typical_ratio(ratios: Sequence[float]) -> Ratio:
         raise UsageError("no repeat was measured on both sides, so there is no ratio")
     if min(ratios) <= 0:
         raise UsageError(f"a ratio of speeds must be above 0, not {min(ratios)}")
-    # sqrt(a * b) is the mean of the logarithms; sqrt(a * a) must be a to the last digit.
-    value = median(
-        a if i == j else math.sqrt(a * b)
-        for i, a in enumerate(ratios)
-        for j, b in enumerate(ratios[: i + 1])
-    )
+    logs = [math.log(ratio) for ratio in ratios]
+    first, second = np.triu_indices(len(ratios))
+    values = np.array(ratios, dtype=float)
+    value = float(np.median(np.sqrt(values[first] * values[second])))
     if len(ratios) == 1:
-        return Ratio(value, value, value, 1)
-    (width,) = half_widths([[math.log(ratio) for ratio in ratios]])
+        return Ratio(value, None, None, 1)
+    (width,) = half_widths([logs])
     return Ratio(value, value * math.exp(-width), value * math.exp(width), len(ratios))
 
 
@@ -330,8 +337,23 @@ def _setting(cell: Cell) -> tuple[object, ...]:
 
 #: Probability, 0 to 1, that all intervals made together hold the true values.
 CONFIDENCE = 0.95
-_DRAWS = 4000
+_DRAWS = 2000
 _SEED = 20240229
+
+
+@lru_cache(maxsize=64)
+def resampled(n: int, of: int | None = None) -> NDArray[np.int64]:
+    """[draws, n] indices of a bootstrap: n of `of` items (None: of n), with replacement. Seeded,
+    so that the same input gives the same interval."""
+    return np.random.default_rng(_SEED).integers(0, of or n, (_DRAWS, n))
+
+
+def typical(values: Any) -> Floats:
+    """[..., n] -> [...]: the Hodges-Lehmann estimate, the median of the means of all pairs, each
+    value with itself too. It takes all values, and a stray one moves it as little as a median."""
+    data = np.asarray(values, dtype=float)
+    first, second = np.triu_indices(data.shape[-1])
+    return np.asarray(np.median((data[..., first] + data[..., second]) / 2, axis=-1))
 
 
 def half_widths(
@@ -339,83 +361,53 @@ def half_widths(
     pools: Sequence[str] = ("",),
     groups: Sequence[Sequence[int]] = ((0,),),
 ) -> list[float]:
-    """The half-widths of intervals around the means of medians of rows, one for each group.
+    """The half-widths of intervals around the means of :func:`typical` of rows, one for each group:
+    a bootstrap of the differences of a row's values from their estimate.
 
-    A comparison looks at dozens of cells at once. With intervals that are right for one cell, 95
-    times of 100, most comparisons of a build with itself would find a change. These are wide enough
-    that in 95 of 100 such comparisons none of them misses. Without further arguments there is one
-    row, with an interval of its own.
-
-    A half-width is a critical value times the group's standard error. The scale of a row is the
-    root of the mean of two variances: its own, which says little with 5 values, and the pooled
-    variance of all rows of its pool. So a noisy row gets a wider interval than the others, and a
-    row with lucky values hardly a narrower one. The critical value is the `CONFIDENCE` point of the
-    largest |mean of medians| / standard error of all groups, drawn 4,000 times from normal noise
-    with the same numbers of values (seeded, so the same input gives the same intervals): a
-    parametric bootstrap. Source: the single-step max-T method of P. H. Westfall and S. S. Young,
-    Resampling-Based Multiple Testing (1993), section 2.3.
+    All intervals hold together with `CONFIDENCE`: a comparison looks at dozens of cells at once.
+    Rows of a pool share their noise, so that three values each are enough where there are many
+    rows. Few values know little of their noise, which widens the intervals as Student's t does.
 
     Args:
-        values: rows of independent values with the same centre, such as logarithms of ratios.
-        pools: the pool of each row; rows of a pool share their noise.
+        values: rows of independent values with the same centre, such as logarithms of paired
+            ratios.
+        pools: the pool of each row.
         groups: indices of rows.
 
     Raises:
         UsageError: no row of a pool has two values, so nothing is known of the noise.
     """
-    counts = tuple(len(row) for row in values)
-    grouped = tuple(tuple(rows) for rows in groups)
-    variances = np.array([[np.var(row, ddof=1) if len(row) > 1 else 0.0 for row in values]])
-    errors = _errors(counts, tuple(pools), variances, _members(grouped, len(counts)))[0]
-    return [float(width) for width in _critical(counts, tuple(pools), grouped) * errors]
-
-
-def _members(groups: tuple[tuple[int, ...], ...], n_rows: int) -> Floats:
-    """[group, row]: the weight of a row in the mean of a group."""
-    members = np.zeros((len(groups), n_rows))
-    for number, rows in enumerate(groups):
-        members[number, list(rows)] = 1 / len(rows)
-    return members
-
-
-def _errors(
-    counts: tuple[int, ...], pools: tuple[str, ...], variances: Floats, members: Floats
-) -> Floats:
-    """[draw, row] variances of the values -> [draw, group] standard errors of the means of medians;
-    see :func:`half_widths`."""
-    lengths, names = np.array(counts), np.array(pools)
-    freedom = np.maximum(lengths - 1, 0)
-    shared = (names[:, None] == names[None, :]).astype(float)  # [row, row]
-    known = shared @ freedom
-    if not known.all():
+    noise: dict[str, list[float]] = {pool: [] for pool in pools}
+    for row, pool in zip(values, pools, strict=True):
+        if (n := len(row)) > 1:  # n - 1: the estimate is made of the same values
+            noise[pool] += list((np.array(row) - typical(row)) * math.sqrt(n / (n - 1)))
+    if not all(noise.values()):
         raise UsageError(
             "every cell has one sample only, so nothing is known of the noise; measure again "
             "with at least --repeat 3 (5 or more tell small changes)"
         )
-    pooled = (variances * freedom) @ shared / known
-    scale = np.where(freedom > 0, (variances + pooled) / 2, pooled)
-    # Variance of the median of n normal values over that of one: exact for 1 and for many, 2 % off
-    # in between.
-    of_median = (math.pi / 2) / (lengths + math.pi / 2 - 1)
-    return np.asarray(np.sqrt((scale * of_median) @ (members**2).T))
+    random = np.random.default_rng(_SEED)
+    drawn = [
+        typical(random.choice(noise[pool], (_DRAWS, len(row))))
+        for row, pool in zip(values, pools, strict=True)
+    ]
+    errors = np.array([np.mean([drawn[row] for row in rows], axis=0) for rows in groups])
+    scale = np.maximum(errors.std(axis=1), 1e-12)
+    largest = np.max(np.abs(errors) / scale[:, None], axis=0)
+    freedom = min(
+        sum(len(row) - 1 for row, one in zip(values, pools, strict=True) if one == pool)
+        for pool in noise
+    )
+    return [float(w) for w in _for_few(freedom) * np.quantile(largest, CONFIDENCE) * scale]
 
 
 @lru_cache(maxsize=64)
-def _critical(
-    counts: tuple[int, ...], pools: tuple[str, ...], groups: tuple[tuple[int, ...], ...]
-) -> float:
-    """The factor of the half-widths; see :func:`half_widths`."""
+def _for_few(freedom: int) -> float:
+    """How much wider an interval is whose scale is known from so few differences."""
     random = np.random.default_rng(_SEED)
-    members = _members(groups, len(counts))
-    medians, variances = np.empty((_DRAWS, len(counts))), np.zeros((_DRAWS, len(counts)))
-    for row, count in enumerate(counts):
-        drawn = random.standard_normal((_DRAWS, count))
-        medians[:, row] = np.median(drawn, axis=1)
-        if count > 1:
-            variances[:, row] = drawn.var(axis=1, ddof=1)
-    errors = _errors(counts, pools, variances, members)
-    largest = np.max(np.abs(medians @ members.T) / errors, axis=1)
-    return float(np.quantile(largest, CONFIDENCE))
+    drawn = (random.standard_t(freedom, 100_000), random.standard_normal(100_000))
+    student, normal = (float(np.quantile(np.abs(one), CONFIDENCE)) for one in drawn)
+    return student / normal
 
 
 # -- series ----------------------------------------------------------------------------------------

@@ -122,7 +122,8 @@ def _points(members: Sequence[Cell], cells: Sequence[Cell], kind: Kind) -> Itera
     for cell in members:
         if kind.endswith("-ratio"):
             if ratio := figures.ratio_to_plain(cell, cells, figure):
-                yield Point(cell.n_prompt, ratio.value, ratio.low, ratio.high)
+                low, high = ratio.low or ratio.value, ratio.high or ratio.value
+                yield Point(cell.n_prompt, ratio.value, low, high)
         elif spread := cell.spread(figure):
             yield Point(cell.n_prompt, *spread)
 

@@ -93,9 +93,11 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     draft, also at the depths that are numbers.
 
     Attributes:
-        sizes: of prompts, in tokens.
+        sizes: of prompts, in tokens; 0: questions as they are, without text before them.
         depths: drafts per round; 0 is no MTP, "auto" chosen while generating.
-        max_tokens: generated per sample, end tokens ignored.
+        max_tokens: generated per sample.
+        stop_at_end: an answer ends where the model ends it; otherwise end tokens are ignored.
+        repeats: of size 0, by class; other sizes have `repeat`.
         axes: values of further fields of :class:`.Settings`, and of `n_sequences`, by name.
         classes: kinds of prompts: "text", "code", "factual", "thinking", "instruction".
         libraries, peers: this project's libraries and other programs; names in `builds`.
@@ -116,6 +118,8 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     peers: tuple[str, ...] = ()
     prompt_step: int = 0
     prompts: str = ""
+    stop_at_end: bool = False
+    repeats: dict[str, int] = {}
 
     def __post_init__(self) -> None:
         """Refuse plans that measure nothing, or the same cell twice."""
@@ -182,7 +186,18 @@ class Plan(Struct, frozen=True, omit_defaults=True):
 
     def groups(self) -> list[Group]:
         """All groups in the order in which they are measured: those of a repeat, then the next."""
-        return [Group(*kind, repeat) for repeat in range(self.repeat) for kind in self.kinds()]
+        kinds = self.kinds()
+        most = max(self.repeats_of(*kind) for kind in kinds)
+        return [
+            Group(*kind, repeat)
+            for repeat in range(most)
+            for kind in kinds
+            if repeat < self.repeats_of(*kind)
+        ]
+
+    def repeats_of(self, size: int, prompt_class: str) -> int:
+        """How many repeats a size and class has."""
+        return self.repeat if size else self.repeats.get(prompt_class, self.repeat)
 
     def prompt_variants(self, libraries: Container[str]) -> list[tuple[tuple[int, str], Variant]]:
         """(size, class) of every prompt with each variant of these libraries that processes it in
@@ -211,7 +226,7 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     @property
     def n_samples(self) -> int:
         """Samples of the whole plan."""
-        return len(self.kinds()) * len(self.variants) * self.repeat
+        return len(self.groups()) * len(self.variants)
 
     def label(self, variant: Variant, *, short: bool = False) -> str:
         """The variant in words, as far as the plan varies it: "depth 3, rows all"; short: "depth 3,
@@ -235,6 +250,13 @@ class Plan(Struct, frozen=True, omit_defaults=True):
         """Rough weight of one sample: a decoded token costs about 10 of prefill, and the warm-up
         processes the prompt once more."""
         return 2 * size + 10 * self.max_tokens
+
+
+def switches_of(settings: Settings) -> dict[str, tuple[Any, ...]]:
+    """The axes of a plan whose only values are those that the settings have: the SWITCHES that are
+    not at their defaults."""
+    values = {name: str(getattr(settings, name)) for name in SWITCHES}
+    return {name: (value,) for name, value in values.items() if value != SWITCHES[name]}
 
 
 def padded_context(needed: int, limit: int) -> int:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyllama_mtp.arguments import whole
 from pyllama_mtp.llama.contextoptions import Cost
 from pyllama_mtp.measure.records import NodeCost, Profile
-from pyllama_mtp.measure.text import NONE, to_markdown
+from pyllama_mtp.measure.text import to_markdown
 from pyllama_mtp.settings import MOST_TOKENS
 
 if TYPE_CHECKING:
@@ -35,8 +34,6 @@ _KINDS = {
 KINDS = (*_KINDS,)
 #: Tokens that a warm-up generates.
 WARM_UP_TOKENS = 8
-#: Tokens that are decoded to measure Python's share.
-DECODED = 64
 
 EXPLANATION = (
     "To be timed, each node is computed by itself, so what is otherwise computed together takes "
@@ -56,15 +53,13 @@ def kind_of(cost: Cost) -> str:
     return next(kind for kind, pattern in _KINDS.items() if re.match(pattern, text))
 
 
-def made_profile(
-    n_prompt: int, prompt_s: float, costs: Iterable[Cost], share: float | None = None
-) -> Profile:
-    """The profile of a prompt, from the costs of its nodes; `share`: Python's part of decoding."""
+def made_profile(n_prompt: int, prompt_s: float, costs: Iterable[Cost]) -> Profile:
+    """The profile of a prompt, from the costs of its nodes."""
     nodes = tuple(NodeCost(kind_of(cost), **asdict(cost)) for cost in costs)
     kinds = dict.fromkeys(KINDS, 0.0)
     for node in nodes:
         kinds[node.kind] += node.s
-    return Profile(n_prompt, prompt_s, sum(node.s for node in nodes), kinds, nodes, share)
+    return Profile(n_prompt, prompt_s, sum(node.s for node in nodes), kinds, nodes)
 
 
 def profile_prompt(model: Model, settings: Settings, prompt: list[int]) -> Profile:
@@ -88,54 +83,7 @@ def profile_prompt(model: Model, settings: Settings, prompt: list[int]) -> Profi
         times.start()
         process_prompt(session, prompt)
         costs = tuple(times.stop())
-    with Session(model, settings) as session:  # without timed nodes
-        room = session.n_ctx - len(prompt) - session.settings.depth_limit - 1
-        share = python_share(session, prompt, min(DECODED, room)) if room > 1 else None
-    return made_profile(len(prompt), prompt_s, costs, share)
-
-
-def python_share(session: Session, prompt: list[int], max_tokens: int) -> float:
-    """Part, 0 to 1, of the time of decoding after the prompt that is spent outside the native
-    library. Every native call is timed from Python; the timing itself counts as Python's."""
-    engine = session._engine
-    holders: list[Any] = [*engine._contexts(), engine.model]
-    timed = TimedLibrary(engine.target._lib)
-    for holder in holders:
-        holder._lib = timed
-    try:
-        generation = session.generate(prompt, max_tokens=max_tokens, ignore_eos=True)
-        pieces = iter(generation)
-        while not generation.tokens:
-            next(pieces)
-        began = timed.seconds
-        if generation.run().finish_reason == "interrupted":
-            raise InterruptedSample
-        return 1 - (timed.seconds - began) / generation.telemetry.decode_s
-    finally:
-        for holder in holders:
-            holder._lib = timed.library
-
-
-class TimedLibrary:
-    """A cffi library whose functions add up their time in `seconds`."""
-
-    def __init__(self, library: Any) -> None:
-        self.library, self.seconds = library, 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        member = getattr(self.library, name)
-        if not callable(member):
-            return member
-
-        def call(*args: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return member(*args)
-            finally:
-                self.seconds += time.perf_counter() - began
-
-        setattr(self, name, call)
-        return call
+    return made_profile(len(prompt), prompt_s, costs)
 
 
 def profile(
@@ -198,11 +146,6 @@ def profile_markdown(profiles: Mapping[str, Profile]) -> str:
         for one in profiles.values():
             s = {**one.kinds, "sum": one.sum_s, "the prompt itself": one.prompt_s}[name]
             lines[-1] += [f"{100 * s / one.sum_s:.1f}", f"{1e3 * s / one.n_prompt:.4f}"]
-    if any(one.python_share is not None for one in profiles.values()):
-        lines.append(["decoding after it: Python's part"])
-        for one in profiles.values():
-            share = one.python_share
-            lines[-1] += [NONE if share is None else f"{100 * share:.1f}", ""]
     return to_markdown(head, lines, [True, *[False] * (len(head) - 1)])
 
 

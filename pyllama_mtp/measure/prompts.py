@@ -359,16 +359,22 @@ class Prompts:
         texts: the text of every class; None: docstrings, or sources for code.
         output_mode: "text": see above. "code": a chat that shows the text and asks for long code;
             the template's tokens count as part of the prompt.
+        own: questions of the user, in place of the package's for their classes.
     """
 
     def __init__(
-        self, model: Model, texts: list[str] | None = None, output_mode: str = "text"
+        self,
+        model: Model,
+        texts: list[str] | None = None,
+        output_mode: str = "text",
+        own: Sequence[Prompt] = (),
     ) -> None:
-        self._model, self._texts, self._mode = model, texts, output_mode
+        self._model, self._texts, self._mode, self._own = model, texts, output_mode, own
         self._opened: dict[str, tuple[Workload, list[Prompt]]] = {}
 
     def prompt(self, prompt_class: str, n_tokens: int, repeat: int) -> list[int]:
-        """Exactly `n_tokens` token ids; every repeat has another text, and another question.
+        """Exactly `n_tokens` token ids; every repeat has another text, and another question. 0: the
+        question alone.
 
         Raises:
             UsageError: no text, too few tokens, or no chat template.
@@ -377,8 +383,10 @@ class Prompts:
             self._opened[prompt_class] = self._open(prompt_class)
         text, questions = self._opened[prompt_class]
         if not questions:
-            return text.prompt(n_tokens, repeat)
+            return text.prompt(n_tokens, repeat)  # which refuses 0
         question = questions[repeat % len(questions)]
+        if not n_tokens:
+            return question.tokens(self._model)
         return padded_tokens(self._model, question, n_tokens, text, repeat)
 
     def _open(self, prompt_class: str) -> tuple[Workload, list[Prompt]]:
@@ -388,6 +396,8 @@ class Prompts:
         before, after, questions = list[int](), list[int](), list[Prompt]()
         if self._mode == "code":
             before, after = self._chat()
+        elif mine := [question for question in self._own if question.kind == prompt_class]:
+            questions = mine
         elif prompt_class in CLASSES:
             questions = prompts_for(self._model.path, [prompt_class])
         return Workload(self._model, texts, before=before, after=after), questions

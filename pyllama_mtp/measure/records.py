@@ -97,7 +97,26 @@ def accelerators(library: Library, n_gpu_layers: int) -> list[Device]:
     return [device for device in library.devices() if n_gpu_layers and "gpu" in device.kind]
 
 
-class Sample(Struct):
+class Miss(Struct, frozen=True):
+    """A draft of the head that the target would not have chosen.
+
+    Attributes:
+        generated: tokens generated before it.
+        position: in its round, from 1.
+        drafted, actual: token ids, the head's and the target's.
+        context: the text of a few tokens before it.
+    """
+
+    generated: int
+    position: int
+    drafted: int
+    actual: int
+    drafted_text: str
+    actual_text: str
+    context: str
+
+
+class Sample(Struct, omit_defaults=True):
     """One generation as it was measured: seconds, tokens per second, tokens.
 
     An empty field is not known.
@@ -110,6 +129,7 @@ class Sample(Struct):
         cpu_s: CPU seconds of the thread that drives the model, in "prefill" and "decode"; with one
             thread on a CPU there is no other.
         looked_up: counts of n-gram drafts.
+        misses: every rejected draft of the head, when asked for.
     """
 
     n_prompt: int
@@ -128,11 +148,14 @@ class Sample(Struct):
     waited_s: dict[str, float] = {}
     cpu_s: dict[str, float] = {}
     looked_up: dict[str, int] = {}
+    misses: list[Miss] = []
 
     @classmethod
     def from_telemetry(cls, telemetry: Telemetry) -> Sample:
         """The driver's telemetry, as far as a sample keeps it."""
-        names = [name for name in cls.__struct_fields__ if name not in ("waited_s", "cpu_s")]
+        names = [
+            name for name in cls.__struct_fields__ if name not in ("waited_s", "cpu_s", "misses")
+        ]
         return cls(**{name: copy(getattr(telemetry, name)) for name in names})
 
 
@@ -141,7 +164,7 @@ class CellKey(Struct, frozen=True):
 
     Attributes:
         build: a name in the run's `builds`.
-        n_prompt: tokens of the prompt.
+        n_prompt: tokens of the prompt; 0: questions as they are, each of another length.
         n_max: drafts per round, of an adaptive cell the most; 0 is no MTP.
         max_tokens: to generate, the first token included.
         adaptive: the depth was chosen while generating, from 0 to n_max.
@@ -150,7 +173,7 @@ class CellKey(Struct, frozen=True):
     """
 
     build: str
-    n_prompt: Positive
+    n_prompt: Count
     prompt_class: str
     n_max: Count
     max_tokens: Positive
@@ -268,8 +291,6 @@ class Profile(Struct, frozen=True, omit_defaults=True):
         sum_s: seconds of all nodes, each computed by itself, which may be more; see
             :data:`.profile.EXPLANATION`.
         kinds: seconds by kind of operation, the sums of `costs`.
-        python_share: part, 0 to 1, of the time of decoding after the prompt that is spent outside
-            the native library; None: not measured.
     """
 
     n_prompt: Positive
@@ -277,7 +298,6 @@ class Profile(Struct, frozen=True, omit_defaults=True):
     sum_s: float
     kinds: dict[str, float]
     costs: tuple[NodeCost, ...]
-    python_share: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -378,7 +398,7 @@ class Run:
         rates = settings.get("synthetic_acceptance")
         return Cell(
             model=header.model.name,
-            repeat=header.plan.repeat,
+            repeat=header.plan.repeats_of(key["n_prompt"], key["prompt_class"]),
             synthetic_acceptance=list(rates) if rates else None,
             settings=settings,
             machine=header.machine,
@@ -477,10 +497,7 @@ def _decoded(line: bytes) -> Line:
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"damaged, not a line of JSON ({error})") from None
     if kind.kind in ("acceptance", "prompt", "costs"):
-        raise UsageError(
-            "a record of acceptance (of 'pyllama-mtp accept'), not of a matrix; "
-            "'pyllama-mtp accept --read' shows such a file"
-        )
+        raise UsageError("a record of acceptance of an older version; measure it again")
     if kind.schema is None:
         raise UsageError("not a record of a matrix: no object with a schema")
     if kind.schema != SCHEMA:
@@ -639,8 +656,12 @@ _COMPARED: dict[str, tuple[str, ...] | None] = {
 
 
 def last_run(path: str | os.PathLike[str], model: str) -> Run | None:
-    """The last run of a file with a model of this name, or else the last one; None: no run yet."""
-    runs = [*read_file(path).runs.values()] if Path(path).exists() else []
+    """The last run of a file with a model of this name, or else the last one; None: no run yet.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    runs = [*read_file(path).runs.values()]
     own = [run for run in runs if run.header.model.name == model]
     return next(reversed(own or runs), None)
 

@@ -40,7 +40,7 @@ from pyllama_mtp.measure.plan import (
     to_drop,
 )
 from pyllama_mtp.measure.profile import InterruptedSample
-from pyllama_mtp.measure.prompts import Prompts
+from pyllama_mtp.measure.prompts import Prompt, Prompts
 from pyllama_mtp.measure.records import (
     NAME_ANOTHER,
     Build,
@@ -90,12 +90,15 @@ class MatrixRequest:
         libraries: as given, one for each label of the plan; "" is the library that is loaded.
         placement: arguments of `Model`, for the processes of further libraries.
         texts: to cut prompts from; None: the package's own.
+        questions: of the user, for classes of their own.
+        log_misses: keep every rejected draft in the records.
         budget_s: seconds after which nothing further begins; None: no limit.
         output: the file; None: no file.
         advice: what to do about a file that cannot be written.
         resume: go on with the last run in the file.
         profile: time the nodes of the prompts in the end.
         usual_depths: the depths are the default; without an MTP head only 0 is measured.
+        usual_sizes: the sizes are the default; those beyond the context are left out.
         peer_dir: see :func:`.peers.find`.
     """
 
@@ -106,12 +109,15 @@ class MatrixRequest:
     libraries: tuple[str, ...] = ("",)
     placement: Mapping[str, Any] = field(default_factory=dict)
     texts: list[str] | None = None
+    questions: Sequence[Prompt] = ()
+    log_misses: bool = False
     budget_s: float | None = None
     output: str | None = None
     advice: str = NAME_ANOTHER
     resume: bool = False
     profile: bool = False
     usual_depths: bool = False
+    usual_sizes: bool = False
     peer_dir: str | None = None
 
 
@@ -254,7 +260,10 @@ class Matrix:
         self.dropped: list[Group] = []
         self._model, self._request, self._run = model, request, run.id
         self._runners, self._profilers = runners, profilers
-        self._prompts = Prompts(model, request.texts, plan.output_mode)
+        self._prompts = Prompts(model, request.texts, plan.output_mode, request.questions)
+        self._longest = max(
+            (self._prompt(group) for group in plan.groups() if not group.size), key=len, default=[]
+        )
         self._measured, cells = set(run.measured), run.cells.items()
         self._skipped = {key for key, c in cells if c.skipped and c.program not in plan.peers}
         self._profiled = {key for key, cell in cells if cell.profile}
@@ -274,9 +283,10 @@ class Matrix:
             UsageError: settings that this library or model cannot do; the message names them. A
                 class of prompts that needs more tokens than the smallest size.
         """
-        for kind in self.plan.classes:
-            for repeat in range(self.plan.repeat):
-                self._prompts.prompt(kind, min(self.plan.sizes), repeat)
+        shortest = min(filter(None, self.plan.sizes), default=0)
+        for group in self.plan.groups():
+            if group.size == shortest:
+                self._prompt(group)
         for variant in self.plan.variants:
             settings = self._cell_settings(min(self.plan.sizes), variant)
             try:
@@ -315,6 +325,11 @@ class Matrix:
             seconds = self._request.budget_s or 0.0
             yield Dropped(run=self._run, time=now(), budget_s=seconds, groups=groups)
 
+    def _prompt(self, group: Group, number: int = 0) -> list[int]:
+        """The prompt of a group, or of the sequence of this number."""
+        repeat = group.repeat + number * self.plan.repeat
+        return self._prompts.prompt(group.prompt_class, group.size, repeat)
+
     def _profiles(self) -> Iterator[Line]:
         """A profile of every prompt, for each way to process it, that has none yet."""
         for kind, variant in self.plan.prompt_variants(self._profilers):
@@ -323,7 +338,7 @@ class Matrix:
                 continue
             self.measuring = True
             self.on_event(MatrixEvent("start", group, variant))
-            prompt = self._prompts.prompt(group.prompt_class, group.size, 0)
+            prompt = self._prompt(group)
             measure = self._profilers[variant.library]
             profile = measure(self._cell_settings(group.size, variant), prompt)
             self.measuring = False
@@ -379,15 +394,8 @@ class Matrix:
         self.measuring = True
         began, todo = time.monotonic(), self._to_do(group)
         waiting, n_measured = todo, 0
-        if reason := self._too_long(group.size):
-            yield from (self._skip(group, variant, reason) for variant in todo)
-            return
-        prompts = [
-            self._prompts.prompt(
-                group.prompt_class, group.size, group.repeat + n * self.plan.repeat
-            )
-            for n in range(max(variant.n_sequences for variant in todo))
-        ]
+        n_sequences = max(variant.n_sequences for variant in todo)
+        prompts = [self._prompt(group, number) for number in range(n_sequences)]
         try:
             while waiting:
                 together, refused = self._begin(group, waiting, prompts)
@@ -415,8 +423,12 @@ class Matrix:
             if together and {variant.library, together[0].library} & {*self.plan.peers}:
                 break  # another program is measured alone
             settings = self._cell_settings(group.size, variant)
-            warm_up, own = min(group.size, settings.n_batch), prompts[: variant.n_sequences]
-            task = Task(settings, self._request.sampling, own, self.plan.max_tokens, warm_up)
+            warm_up, own = min(len(prompts[0]), settings.n_batch), prompts[: variant.n_sequences]
+            task = Task(
+                *(settings, self._request.sampling, own, self.plan.max_tokens, warm_up),
+                stop_at_end=self.plan.stop_at_end,
+                log_misses=self._request.log_misses,
+            )
             self.on_event(MatrixEvent("start", group, variant, left_s=self.left_s()))
             if variant.library in self.plan.peers:
                 time.sleep(SETTLE_S)
@@ -447,7 +459,7 @@ class Matrix:
         def turn(variant: Variant, goal: int) -> int:
             return runner(variant).advance(self._number(variant), goal)
 
-        step = self.plan.prompt_step or group.size
+        step = self.plan.prompt_step or group.size or 1
         for number, end in enumerate(range(step, group.size, step)):
             first = number % len(variants)  # another variant in every step
             for variant in [*variants[first:], *variants[:first]]:
@@ -474,19 +486,6 @@ class Matrix:
 
     def _number(self, variant: Variant) -> int:
         return self.plan.variants.index(variant)
-
-    def _too_long(self, size: int) -> str | None:
-        """Why a prompt of this size cannot be measured; None: it can."""
-        needed = size + self.plan.max_tokens
-        limit, whose = self._model.n_ctx_train, "the model's context"
-        if 0 < self._request.settings.n_ctx < limit:
-            limit, whose = self._request.settings.n_ctx, "the context asked for"
-        if needed <= limit:
-            return None
-        return (
-            f"prompt {size} + {self.plan.max_tokens} generated = {needed} tokens "
-            f"exceed {whose}, {limit}"
-        )
 
     # -- records -----------------------------------------------------------------------------------
 
@@ -527,7 +526,7 @@ class Matrix:
     def _cell_settings(self, size: int, variant: Variant) -> Settings:
         """The settings of one cell; :class:`.MatrixRequest` says which fields are replaced."""
         settings, depth = self._request.settings, variant.depth
-        needed = self.plan.context_needed(size)
+        needed = self.plan.context_needed(size or len(self._longest))
         own = {"synthetic_acceptance": settings.synthetic_acceptance, **variant.settings}
         if own["synthetic_acceptance"] and isinstance(depth, int):
             own["synthetic_acceptance"] = own["synthetic_acceptance"][:depth] or None
@@ -592,7 +591,23 @@ def _planned(request: MatrixRequest, **changes: Any) -> MatrixRequest:
 
 
 def _possible(model: Model, request: MatrixRequest, say: Callable[[str], None]) -> MatrixRequest:
-    """The request without depths above the model's limit, which would be measured twice."""
+    """The request without depths above the model's limit, which would be measured twice.
+
+    Raises:
+        UsageError: a size that does not fit into the context, with what is generated after it.
+    """
+    limit, whose = model.n_ctx_train, "the model's context"
+    if 0 < request.settings.n_ctx < limit:
+        limit, whose = request.settings.n_ctx, "the context asked for"
+    sizes, n = request.plan.sizes, request.plan.max_tokens
+    fitting = tuple(size for size in sizes if size + n <= limit)
+    if fitting != sizes:
+        if not request.usual_sizes or not fitting:
+            raise UsageError(
+                f"prompt {max(sizes)} + {n} generated = {max(sizes) + n} tokens exceed {whose}, "
+                f"{limit}"
+            )
+        request = _planned(request, sizes=fitting)
     most, planned = model.info.most_drafts, request.plan.depths
     depths = tuple(min(d, most) if most and isinstance(d, int) else d for d in planned)
     if depths == planned:

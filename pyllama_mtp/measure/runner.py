@@ -26,7 +26,7 @@ from pyllama_mtp import errors
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
 from pyllama_mtp.measure.machine import waited_for_core
 from pyllama_mtp.measure.profile import WARM_UP_TOKENS, InterruptedSample, profile_prompt
-from pyllama_mtp.measure.records import Profile, Sample
+from pyllama_mtp.measure.records import Miss, Profile, Sample
 
 if TYPE_CHECKING:
     from pyllama_mtp import (
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from pyllama_mtp.answer import Answer
     from pyllama_mtp.llama.native import Library
     from pyllama_mtp.measure.records import Build
+    from pyllama_mtp.telemetry import Pair
+
+#: Tokens before a miss whose text is kept with it.
+MISS_CONTEXT = 8
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class Task:
         prompts: token ids of each sequence; all sequences are generated at once.
         max_tokens: tokens to generate, the first token included.
         warm_up: tokens of each prompt that the warm-up processes.
+        stop_at_end: see :class:`.Plan`.
+        log_misses: keep every rejected draft.
     """
 
     settings: Settings
@@ -58,6 +64,8 @@ class Task:
     prompts: list[list[int]]
     max_tokens: int
     warm_up: int
+    stop_at_end: bool = False
+    log_misses: bool = False
 
 
 @dataclass
@@ -191,6 +199,9 @@ class Runner:
         sample.elapsed_s += run.read_s
         if run.read_s:
             sample.prefill_tps = sample.n_prompt / sample.prefill_s
+        if run.generation.telemetry.pairs:
+            text = run.prompt + run.answers[0].tokens
+            sample.misses = misses(run.generation.telemetry.pairs, text, sample, self._model)
         memory = dict(run.session.memory())
         del self._runs[number]
         run.session.close()
@@ -208,7 +219,35 @@ def _start(
     session: Session | BatchSession, task: Task, prompts: list[list[int]], max_tokens: int
 ) -> Generation | BatchGeneration:
     text: Any = prompts if len(prompts) > 1 else prompts[0]
-    return session.generate(text, max_tokens=max_tokens, sampling=task.sampling, ignore_eos=True)
+    more: dict[str, Any] = {"log_pairs": True} if task.log_misses and len(prompts) == 1 else {}
+    return session.generate(
+        text,
+        max_tokens=max_tokens,
+        sampling=task.sampling,
+        ignore_eos=not task.stop_at_end,
+        **more,
+    )
+
+
+def misses(pairs: Sequence[Pair], text: list[int], sample: Sample, model: Model) -> list[Miss]:
+    """The rejected draft of every round that has one.
+
+    Args:
+        pairs: verified drafts, round by round; every round but the last ones has some.
+        text: tokens of the prompt and the answer.
+    """
+    rejected, before = [], 1  # the prefill's token comes before the first round
+    for number, pair in enumerate(pairs):
+        if pair.position == 1 and number:
+            before += 1  # the target's own token ended the round before
+        if pair.drafted == pair.actual:
+            before += 1
+            continue
+        end = sample.n_prompt + before
+        context = model.detokenize(text[max(0, end - MISS_CONTEXT) : end], True)
+        what = (pair.drafted, pair.actual, pair.drafted_text, pair.actual_text)
+        rejected.append(Miss(before, pair.position, *what, context))
+    return rejected
 
 
 # -- another library, in a process of its own ------------------------------------------------------

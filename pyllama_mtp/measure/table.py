@@ -37,6 +37,7 @@ from pyllama_mtp.measure.text import (
     console,
     counted,
     print_whole,
+    size_name,
     speed_words,
     terminal_table,
     to_markdown,
@@ -59,8 +60,8 @@ _PEER_NOTES = {
 }
 #: Axes with a column of their own; the imposed acceptance has one in any case.
 _AXES = tuple(name for name in AXES if name != "synthetic_acceptance")
-#: A figure with its lower and upper bound.
-Spread = tuple[float, float, float]
+#: A figure with its lower and upper bound, None where there are none.
+Spread = tuple[float, float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,11 @@ def _speed(figure: Figure) -> list[Column]:
 
 
 def _bounds(words: Callable[[float], str]) -> Callable[[Spread], str]:
-    return lambda spread: f"{words(spread[1])}-{words(spread[2])}"
+    def bounds(spread: Spread) -> str:
+        low, high = spread[1:]
+        return NONE if low is None or high is None else f"{words(low)}-{words(high)}"
+
+    return bounds
 
 
 def _percent(share: float) -> str:
@@ -195,7 +200,7 @@ SYNC = Column(
 COLUMNS = (
     *_same("model"),
     _own("", "machine", machine_words, shown=""),
-    Column("prompt\ntokens", lambda cell, _: cell.n_prompt, name="n_prompt", measured=False),
+    Column("prompt\ntokens", lambda c, _: c.n_prompt, size_name, "n_prompt", measured=False),
     *_same("program", "variant", "upstream_commit", "series", "backend"),
     *_same("mode", "n_max", "adaptive", "prompt_class", "max_tokens"),
     _differs("class", "class", lambda cell: cell.prompt_class),
@@ -443,7 +448,7 @@ def _sync_note(cells: Sequence[Cell], columns: Sequence[Column]) -> list[str]:
 def _skipped_notes(cells: Sequence[Cell]) -> list[str]:
     label = Labels(cells)
     return [
-        f"skipped: {label(cell)}, prompt {cell.n_prompt}: {cell.skipped or 'no sample'}"
+        f"skipped: {label(cell)}, prompt {size_name(cell.n_prompt)}: {cell.skipped or 'no sample'}"
         for cell in cells
         if not cell.samples
     ]
@@ -596,16 +601,14 @@ def _by_model(cells: Sequence[Cell]) -> list[Sequence[Cell]]:
 
 
 def ordered(cells: Sequence[Cell]) -> Sequence[Cell]:
-    """The cells in order of depth and axes where axes vary; else as their samples were finished."""
-    if all(len(axis_values(cells, name)) < 2 for name in AXES if name not in SWITCHES):
-        return cells  # numbers of sequences, for example, are not in the order of their samples
+    """The cells by class and size as they come, then by program, depth and axes."""
     groups = list(dict.fromkeys((cell.prompt_class, cell.n_prompt) for cell in cells))
-    programs = list(dict.fromkeys((cell.program, cell.variant) for cell in cells))
+    programs = list(dict.fromkeys((cell.run, cell.program, cell.variant) for cell in cells))
     return sorted(
         cells,
         key=lambda cell: (
             groups.index((cell.prompt_class, cell.n_prompt)),
-            programs.index((cell.program, cell.variant)),
+            programs.index((cell.run, cell.program, cell.variant)),
             *(cell.adaptive, cell.n_max),
             [(value is None, str(value).rjust(9)) for value in cell.axes.values()],
         ),

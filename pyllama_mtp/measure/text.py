@@ -25,6 +25,11 @@ def counted(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
+def size_name(n_prompt: int) -> str:
+    """The size of a prompt in tokens; 0: a question without text before it."""
+    return str(n_prompt) if n_prompt else "as is"
+
+
 def speed_words(value: float) -> str:
     """Tokens per second: "68.5" or "1,234"."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"

@@ -116,8 +116,8 @@ def matrix_verdicts(cells: Sequence[Cell]) -> list[str]:
         if n_prompt not in faster:
             rounds_of = [one for _, (one, _) in sorted(by_depth.items())]
             cell = by_depth[min(by_depth)][1]
-            first = cell.acceptance_per_position[0] or 0.0
-            words = f"{percent(first)} of the first ones were"
+            first = (cell.acceptance_per_position or [None])[0]
+            words = "" if first is None else f"{percent(first)} of the first ones were"
             prefix = f"{n_prompt} tokens: " if len(found) > 1 else ""
             notes.append(prefix + verdict(rounds_of, cell.slow_types, words))
     return notes
@@ -190,6 +190,10 @@ def summary(cells: Sequence[Cell]) -> str:
     if not (gains := _gains(cells)):
         return ""
     fewest = min(ratio.n for ratio in gains[0].decode)
+    if fewest < 2:
+        return (
+            "One repeat says nothing of the noise, so there is no verdict; take --repeat 3 or more."
+        )
     rough = f" From {counted(fewest, 'repeat')}, so figures are rough."
     return _summary(gains) + (rough if fewest < FEW else "")
 
@@ -198,7 +202,7 @@ def _summary(gains: Sequence[_Gain]) -> str:
     best = gains[0]
     chosen = next((one for one in gains if one.cells[0].adaptive), best)
     ratios = [one.value for one in best.decode]
-    between = any(one.low <= 1 <= one.high for one in best.decode) and max(ratios) < 1.1
+    between = any(one.holds_one for one in best.decode) and max(ratios) < 1.1
     auto = "" if chosen is best else f"; auto, the default: {_times(chosen.typical)} times"
     how = f"{best.name}, {best.tokens:.1f} tokens per pass{auto}"
     imposed = any(cell.synthetic_acceptance for cell in best.cells)
@@ -240,7 +244,7 @@ def summaries(cells: Sequence[Cell]) -> list[str]:
 
 def _prompt(gain: _Gain) -> str:
     """How long the prompt takes with MTP, in words."""
-    if all(one.low <= 1 <= one.high and abs(one.value - 1) < SMALL for one in gain.prefill):
+    if all(one.holds_one and abs(one.value - 1) < SMALL for one in gain.prefill):
         return "the prompt takes about as long"
     longer = [100 / one.value - 100 for one in gain.prefill]
     low, high = round(min(longer)), round(max(longer))

@@ -68,7 +68,7 @@ def test_tune_and_accept(other: Path, program: Program) -> None:
     assert (FEWER in done.stderr) == several
     done = program(
         *("accept", "-m", str(other), "--classes", "code", "--prompts-per-class", "2", "-n", "24"),
-        *("--context-lengths", "none", "--cost-repeats", "2", "--threads", "1"),
+        *("--context-lengths", "none", "--threads", "1"),
         *("--format", "markdown"),
     )
     assert (b"| draft 2 |" in done.stdout) and (b"| draft 3 |" in done.stdout) != several

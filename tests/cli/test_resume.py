@@ -58,3 +58,9 @@ def test_a_damaged_file_is_refused_before_anything_is_loaded(fake: ModuleType, c
     result = cli(*SMALL, "--resume")
     assert result.code == 2 and "matrix.jsonl, line 1: not a record" in result.err
     assert not fake.log
+
+
+def test_a_run_that_is_not_there_cannot_go_on(fake: ModuleType, cli: Cli) -> None:
+    result = cli(*SMALL, "--resume", "--output", "typo.jsonl")
+    assert result.code == 2 and "cannot read typo.jsonl: No such file" in result.err
+    assert not fake.log and not Path("typo.jsonl").exists()

@@ -80,7 +80,7 @@ COMMANDS = {
     ),
     "accept": Command(
         (
-            *("accept", "--prompts-per-class", "2", "--max-tokens", "24", "--cost-repeats", "2"),
+            *("accept", "--prompts-per-class", "2", "--max-tokens", "24"),
             *("--context-lengths", "none", *ONE, "--output", "a.jsonl", "--pairs", PAIRS),
         ),
         {"a.jsonl": whole_lines, PAIRS: whole_lines},

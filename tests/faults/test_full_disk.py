@@ -72,9 +72,8 @@ def test_matrix_keeps_what_was_finished(command: Run, tmp_path: Path) -> None:
 
 
 def test_accept_keeps_what_was_finished(command: Run, tmp_path: Path) -> None:
-    words = ("accept", "--prompts-per-class", "1", "--max-tokens", "8", "--cost-repeats", "0")
-    words += ("--context-lengths", "none", *ONE, "--output", "a.jsonl")
-    done = command(*words, most=2150)
+    words = ("accept", "--prompts-per-class", "1", "--max-tokens", "8", "--context-lengths", "none")
+    done = command(*words, *ONE, "--output", "a.jsonl", most=4000)
     refused(done, "a.jsonl")
     lines = (tmp_path / "a.jsonl").read_bytes().splitlines(keepends=True)
     assert len(lines) > 1 and all(line.endswith(b"\n") and json.loads(line) for line in lines)

@@ -20,7 +20,6 @@ from pyllama_mtp.measure.profile import (
     made_profile,
     profile_markdown,
     profile_prompt,
-    python_share,
 )
 from pyllama_mtp.measure.records import Profile
 
@@ -54,18 +53,7 @@ def test_every_node_is_counted_once(model: Model, depth: int) -> None:
     dense = model.path.name != "moe.gguf"
     assert [kind for kind, s in found.kinds.items() if not s] == ["experts' products"] * dense
     head = any("nextn" in cost.tensor for cost in found.costs)
-    assert found.python_share is not None and 0 < found.python_share < 1
     assert head == (depth > 0), "the head's part of the prompt is there with MTP alone"
-
-
-def test_what_python_takes_leaves_the_session_as_it_was(demo: Model) -> None:
-    with Session(demo, SETTINGS) as session:
-        library = session._engine.target._lib
-        before = session.generate(PROMPT, max_tokens=8).run().tokens
-        assert 0 < python_share(session, PROMPT, 8) < 1
-        assert session._engine.target._lib is library is demo._lib
-        session.reset()
-        assert session.generate(PROMPT, max_tokens=8).run().tokens == before
 
 
 def test_all_graphs_of_a_longer_prompt_and_nothing_of_the_one_before(demo: Model) -> None:
@@ -127,10 +115,6 @@ def test_the_table_and_the_record() -> None:
         ["| the prompt itself", "90.0", "1.8000 |"],
     ]
     assert msgspec.convert(one.to_dict(), Profile) == one
-    decoded = msgspec.structs.replace(one, python_share=0.0125)
-    assert msgspec.convert(decoded.to_dict(), Profile) == decoded
-    last = profile_markdown({"no MTP": one, "MTP 3": decoded}).splitlines()[-1]
-    assert last == "| decoding after it: Python's part | - |  | 1.2 |  |"
     assert one.to_dict()["costs"][1] == {
         **{"kind": "rest", "op": "ADD", "tensor": "l_out", "n": 2, "s": 0.1}
     }

@@ -85,20 +85,20 @@ def test_the_estimate_takes_all_of_them_and_is_not_moved_by_a_stray_one() -> Non
 
 
 def test_one_pair_says_nothing_of_the_noise() -> None:
-    assert typical_ratio([1.5]) == Ratio(1.5, 1.5, 1.5, 1)
+    assert typical_ratio([1.5]) == Ratio(1.5, None, None, 1) and typical_ratio([1.5]).holds_one
     ratio = typical_ratio([1.3, 1.1, 1.2, 1.0, 1.9])
-    assert ratio.low < 1.0 and ratio.high > 1.4 and ratio.n == 5
+    assert ratio.low and ratio.high and ratio.low < 1.0 and ratio.high > 1.4 and ratio.n == 5
     assert ratio.scatter == pytest.approx((ratio.high - ratio.value) / ratio.value)
 
 
 @pytest.mark.parametrize("n", [3, 9])
 def test_the_interval_holds_the_true_ratio_as_often_as_it_says(n: int) -> None:
     draw = random.Random(7)
-    trials = [[draw.lognormvariate(0.3, 0.2) for _ in range(n)] for _ in range(2000)]
+    trials = [[draw.lognormvariate(0.3, 0.2) for _ in range(n)] for _ in range(600)]
     found = [typical_ratio(trial) for trial in trials]
     true = 2.718281828459045**0.3
-    held = sum(ratio.low <= true <= ratio.high for ratio in found) / len(found)
-    assert 0.935 <= held <= 0.98, "the estimate scatters less than the median does"
+    held = sum((one.low or 9) <= true <= (one.high or 0) for one in found) / len(found)
+    assert 0.93 <= held <= 0.985
     off = [abs(math.log(ratio.value / true)) for ratio in found]
     off_median = [abs(math.log(median(trial) / true)) for trial in trials]
     assert sum(off) < sum(off_median), "closer to the truth than their median"

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pyllama_mtp.drafting.depth import Costs, expected_tokens, needed_acceptance
+from pyllama_mtp.drafting.depth import expected_tokens, needed_acceptance
 from pyllama_mtp.measure.figures import Cell
 from pyllama_mtp.measure.table import matrix_columns
 from pyllama_mtp.measure.table import matrix_notes as notes_of
-from pyllama_mtp.measure.tune import recommendation
 from pyllama_mtp.measure.verdict import Round, summary, verdict
 
 from ..cells import made_cell, made_sample
@@ -51,17 +50,6 @@ def test_types_alone_decide_only_where_they_are_most() -> None:
     assert verdict((), SLOW).startswith("MTP will hardly pay on this CPU. 87 % of what")
 
 
-def test_tune_says_it_where_no_depth_pays_at_the_usual_acceptance() -> None:
-    dear = Costs(verify=(0, 1.0, 2.0, 3.0), draft=(0, 0.1, 0.2))
-    text = recommendation(dear, SLOW)
-    assert text.startswith("MTP cannot pay here") and text.endswith("Use draft_n_max=0.")
-    assert "Q4_K 60 %" in text
-    fair = Costs(verify=(0, 1.0, 1.75, 2.7), draft=(0, 0.1, 0.2))
-    text = recommendation(fair, SLOW)
-    assert "only if more than 85 %" in text and "Fastest depth" in text
-    assert "MTP" not in recommendation(Costs(verify=(0, 1.0, 1.2, 1.4), draft=(0, 0.1, 0.2)), SLOW)
-
-
 def cell(depth: int, decode_s: float, n_prompt: int = 512, **changes: Any) -> Cell:
     """8 tokens in plain steps, or in 5 rounds with 4 first drafts accepted of 5."""
     rounds = 5 if depth else 7
@@ -69,7 +57,7 @@ def cell(depth: int, decode_s: float, n_prompt: int = 512, **changes: Any) -> Ce
     times = {"prefill_s": 1.0, "decode_s": decode_s, "elapsed_s": 1 + decode_s}
     times["time_s"] = {"verify": 0.8 * decode_s}
     sample = made_sample(n_prompt, 8, 512.0, 7 / decode_s, rounds=rounds, **drafts, **times)
-    return made_cell(depth, [sample], n_prompt=n_prompt, slow_types=SLOW, **changes)
+    return made_cell(depth, [sample] * 2, n_prompt=n_prompt, slow_types=SLOW, **changes)
 
 
 def gained(*cells: Cell) -> str:
@@ -81,7 +69,7 @@ def test_one_sentence_says_what_mtp_gains() -> None:
     text = gained(cell(0, 0.7), cell(1, 0.44), cell(2, 0.5), cell(3, 0.46, adaptive=True))
     assert text == (
         "With MTP decode is 1.6 times as fast here (depth 1, 1.6 tokens per pass; auto, the "
-        "default: 1.5 times); the prompt takes about as long. From 1 repeat, so figures are rough."
+        "default: 1.5 times); the prompt takes about as long. From 2 repeats, so figures are rough."
     )
     assert "(auto, 1.6 tokens per pass);" in gained(cell(0, 0.7), cell(3, 0.4, adaptive=True))
     longer = [cell(0, 0.7, 4096), cell(1, 0.35, 4096)]
@@ -127,6 +115,14 @@ def test_nothing_is_said_of_what_was_not_measured() -> None:
     assert gained(cell(0, 0.7)) == "" == gained(cell(1, 0.7), cell(2, 0.7))
 
 
+def test_one_repeat_has_no_verdict() -> None:
+    base, drafting = (cell(depth, time) for depth, time in ((0, 0.7), (1, 0.44)))
+    for one in (base, drafting):
+        one.samples, one.repeats = one.samples[:1], [0]
+    assert "One repeat says nothing of the noise" in gained(base, drafting)
+    assert "1.6 times" not in gained(base, drafting)
+
+
 def verdicts(cells: list[Cell]) -> list[str]:
     return [note for note in matrix_notes(cells) if "MTP pays here" in note or "cannot pay" in note]
 
@@ -147,3 +143,6 @@ def test_the_matrix_says_it_of_sizes_where_no_depth_was_faster() -> None:
     assert [n[:11] for n in verdicts([cell(0, 0.7), cell(1, 0.6), *longer])] == ["4096 tokens"]
     assert verdicts([cell(0, 0.7), cell(2, 0.9, adaptive=True)]) == []
     assert verdicts([cell(1, 0.9)]) == []
+    nothing = cell(3, 0.95)
+    nothing.samples = [replace(one, drafted=[], accepted=[]) for one in nothing.samples]
+    assert "pays here" in verdicts([cell(0, 0.7), nothing])[0]

@@ -11,16 +11,14 @@ import pytest
 
 from pyllama_mtp import BatchSession, Model, Session, scheduler
 from pyllama_mtp.drafting.depth import DepthController
-from pyllama_mtp.drafting.ngram import NgramLookup
 from pyllama_mtp.engine import Engine
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.llama.context import Context
-from pyllama_mtp.measure.tune import measure_costs, tokens_needed
 from pyllama_mtp.round import speculate
 from pyllama_mtp.sequence import Sequence
 from pyllama_mtp.settings import AUTO_DEPTH
 
-from .support import N_CTX, Scripted, assert_same_tokens, engine_of, greedy, settings, written
+from .support import Scripted, assert_same_tokens, engine_of, greedy, settings, written
 
 AUTO = dataclasses.replace(settings(0), draft_n_max="auto")
 N_TOKENS = 160
@@ -56,27 +54,6 @@ def test_a_generation_that_does_not_draft_does_not_ask(demo: Model, text: list[i
         depths = engine_of(session).drafting.depths = Scripted(2)
         session.generate(text[:40], max_tokens=20, ignore_eos=True, draft=False).run()
         assert not depths.asked and not depths.told
-
-
-def test_costs_are_measured_at_every_depth(demo: Model, text: list[int]) -> None:
-    limit, repeats = 3, 2
-    n_ctx = max(N_CTX, 40 + tokens_needed(limit, repeats) + 1)
-    with Session(demo, settings(limit, n_ctx=n_ctx)) as session:
-        before = engine_of(session).drafting.depths
-        costs = measure_costs(session, text[:40], repeats)
-        assert engine_of(session).drafting.depths is before
-    assert costs.limit == limit and all(seconds > 0 for seconds in costs.verify[1:])
-    with Session(demo, settings(0)) as session, pytest.raises(UsageError, match="at least 1"):
-        measure_costs(session, text[:40], repeats)
-
-
-def test_costs_are_those_of_the_head_alone(
-    demo: Model, text: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is drafted from the text, nor searched for, which would count as a cost."""
-    monkeypatch.setattr(NgramLookup, "find", lambda self: pytest.fail("searched"))
-    with Session(demo, AUTO) as session:
-        measure_costs(session, [*text[:20], *text[:20]], 1)
 
 
 @pytest.mark.parametrize("n_sequences", [1, 3])

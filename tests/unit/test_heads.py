@@ -18,7 +18,7 @@ from pyllama_mtp.drafting.headrows import (
     read_bytes,
 )
 from pyllama_mtp.llama.drafthead import HeadFile
-from pyllama_mtp.measure.tune import heads_markdown
+from pyllama_mtp.measure.worth import heads_markdown
 from pyllama_mtp.models.ggufheader import TensorEntry
 from pyllama_mtp.models.modelinfo import GGUFInfo
 

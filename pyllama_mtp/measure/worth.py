@@ -1,0 +1,373 @@
+"""What drafting is worth, from the cells of a matrix: acceptance by class, size and position, what
+a round of each depth costs, from which acceptance it pays, and the depth to use.
+
+`accept` and `tune` measure a matrix and show these views; any file of a matrix has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyllama_mtp.drafting.depth import Costs, best_depth, break_even, round_time, speed
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.measure.figures import CONFIDENCE, OURS, Cell, ratio_to, resampled
+from pyllama_mtp.measure.prompts import TEXTS
+from pyllama_mtp.measure.text import NONE, percent, size_name, to_markdown
+from pyllama_mtp.measure.verdict import Round, verdict
+
+if TYPE_CHECKING:
+    from pyllama_mtp.drafting.headrows import HeadOption
+    from pyllama_mtp.measure.records import Sample
+
+#: Acceptance per draft for which the speed is forecast.
+ACCEPTANCE = (0.5, 0.7, 0.8, 0.9)
+#: The advice is for this acceptance. Published heads: about 0.73 in long thinking, 0.9 in code.
+TYPICAL_ACCEPTANCE = 0.8
+#: No published head keeps up a higher acceptance, so the advice ends here.
+MOST_ACCEPTANCE = 0.95
+#: With less at the first position everywhere, the head or its input is probably broken.
+BROKEN_BELOW = 0.30
+#: Another n_ubatch is recommended if it is faster by this factor, beyond noise.
+UBATCH_GAIN = 1.03
+#: The name of all classes together.
+ALL = "all"
+
+
+# -- costs -----------------------------------------------------------------------------------------
+
+
+def costs_of(cells: Iterable[Cell]) -> Costs | None:
+    """Costs of rounds in seconds: medians over the samples of cells of fixed depth and of no MTP.
+
+    A depth that was not measured is on the line between those around it.
+
+    Args:
+        cells: of one model and prompt size, measured side by side.
+
+    Returns:
+        None without a cell of no MTP and one with drafts.
+    """
+    drafts, rounds = dict[int, list[float]](), dict[int, list[float]]()
+    for cell in cells:
+        if cell.adaptive or cell.program != OURS or "n_sequences" in cell.axes:
+            continue
+        for sample in cell.samples:
+            n = sample.rounds if cell.n_max else sample.n_generated - 1
+            if n > 0:
+                draft_s = sample.time_s.get("draft", 0.0)
+                drafts.setdefault(cell.n_max, []).append(draft_s / n)
+                rounds.setdefault(cell.n_max, []).append((sample.decode_s - draft_s) / n)
+    depths = sorted(rounds)
+    if depths[:1] != [0] or len(depths) < 2:
+        return None
+    drafts[0] = [0.0]
+    every = range(depths[-1] + 1)
+    draft, verify = (
+        np.interp(every, depths, [median(seconds[depth]) for depth in depths]).tolist()
+        for seconds in (drafts, rounds)
+    )
+    return Costs(verify=(0.0, *verify), draft=(0.0, *draft[1:]))
+
+
+def costs_markdown(costs: Costs, acceptance: Mapping[str, Sequence[float]]) -> str:
+    """A table with a row per depth: times in plain decode steps, the acceptance from which it pays,
+    and the expected speed against no MTP.
+
+    Args:
+        acceptance: columns of expected speeds: conditional acceptance by position, by heading.
+    """
+    headings = ["depth", "draft", "verify", "round", "break-even %", *acceptance]
+    rows = []
+    for depth in range(costs.limit + 1):
+        seconds = (costs.draft[depth], costs.verify[depth + 1], round_time(costs, depth))
+        needed = break_even(costs, depth) if depth else None
+        speeds = [
+            f"{speed(costs, rates, depth) * costs.plain:.2f}x" if depth <= len(rates) else NONE
+            for rates in acceptance.values()
+        ]
+        rows.append(
+            [
+                str(depth) if depth else "0 (no MTP)",
+                *(f"{s / costs.plain:.2f}" for s in seconds),
+                NONE if needed is None else f"{100 * needed:.0f}",
+                *speeds,
+            ]
+        )
+    return to_markdown(headings, rows)
+
+
+EXPLANATION = (
+    "draft, verify, round: in plain decode steps. break-even: the acceptance per draft from which "
+    "the depth is faster than no MTP. Expected speeds are against no MTP, computed from costs and "
+    "acceptance, not measured."
+)
+
+
+# -- acceptance ------------------------------------------------------------------------------------
+
+
+def conditional(samples: Sequence[Sample]) -> list[tuple[float, float, float] | None]:
+    """Conditional acceptance by position: of the drafts whose predecessors were all accepted, the
+    accepted ones, with a bootstrap interval over the samples; None where there were no drafts.
+
+    The last round of an answer may have fewer drafts than the others, for lack of tokens to
+    generate, so that a rate is too low by at most 1 draft per sample.
+    """
+    depth = max((len(sample.drafted) for sample in samples), default=0)
+    if not depth:
+        return []
+    accepted, drafted = (
+        np.array([[*counts, *[0] * (depth - len(counts))] for counts in side]).reshape(-1, depth)
+        for side in ([s.accepted for s in samples], [s.drafted for s in samples])
+    )
+    before = np.concatenate([drafted[:, :1], accepted[:, :-1]], axis=1)
+    tried = np.minimum(before, drafted)
+    draws = resampled(len(samples))
+    rates: list[tuple[float, float, float] | None] = []
+    for held, judged in zip(accepted.T, tried.T, strict=True):
+        if not judged.sum():
+            rates.append(None)
+            continue
+        drawn = held[draws].sum(axis=1) / np.maximum(judged[draws].sum(axis=1), 1)
+        low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+        rates.append((float(held.sum() / judged.sum()), float(low), float(high)))
+    return rates
+
+
+def has_classes(cells: Iterable[Cell]) -> bool:
+    """Whether questions were asked, so that acceptance by class is of interest."""
+    return any(cell.prompt_class not in TEXTS for cell in cells)
+
+
+def acceptance_groups(cells: Iterable[Cell]) -> dict[int, dict[str, list[Sample]]]:
+    """By prompt size and class the samples of the greatest fixed depth; with several classes, all
+    of them together come last."""
+    drafting = [
+        cell
+        for cell in cells
+        if cell.program == OURS and cell.n_max and not cell.adaptive and cell.samples
+    ]
+    deepest = max((cell.n_max for cell in drafting), default=0)
+    sizes: dict[int, dict[str, list[Sample]]] = {}
+    for cell in sorted(drafting, key=lambda cell: cell.n_prompt):
+        if cell.n_max == deepest:
+            classes = sizes.setdefault(cell.n_prompt, {})
+            classes.setdefault(cell.prompt_class, []).extend(cell.samples)
+    for classes in sizes.values():
+        if len(classes) > 1:
+            classes[ALL] = [sample for own in classes.values() for sample in own]
+    return sizes
+
+
+def acceptance_rows(cells: Iterable[Cell]) -> list[dict[str, Any]]:
+    """Acceptance for JSON: one object per prompt size and class. `conditional`: rate, low and high
+    of each position."""
+    return [
+        {
+            "n_prompt": size,
+            "class": name,
+            "prompts": len(samples),
+            "rounds": sum(sample.rounds for sample in samples),
+            "conditional": conditional(samples),
+            "accepted_per_round": _per_round(samples),
+        }
+        for size, classes in acceptance_groups(cells).items()
+        for name, samples in classes.items()
+    ]
+
+
+def _per_round(samples: Sequence[Sample]) -> float:
+    rounds = sum(sample.rounds for sample in samples)
+    return sum(sum(sample.accepted) for sample in samples) / max(rounds, 1)
+
+
+def acceptance_markdown(cells: Sequence[Cell]) -> str:
+    """Acceptance and its worth as tables, with a verdict for each size; "" without drafts."""
+    rows = acceptance_rows(cells)
+    if not rows:
+        return ""
+    depth = max(len(row["conditional"]) for row in rows)
+    drafts = [f"draft {position + 1}" for position in range(depth)]
+    table = to_markdown(
+        ["prompt", "class", "prompts", "rounds", *drafts, "accepted/round"],
+        [
+            [
+                *(size_name(row["n_prompt"]), row["class"], str(row["prompts"])),
+                *(str(row["rounds"]), *map(_rate, row["conditional"])),
+                *[NONE] * (depth - len(row["conditional"])),
+                f"{row['accepted_per_round']:.2f}",
+            ]
+            for row in rows
+        ],
+        (True, True),
+    )
+    parts = [
+        "Acceptance %, of drafts whose predecessors were all accepted",
+        table,
+        "In brackets the 95 % bootstrap interval over prompts, too narrow with fewer than 5.",
+    ]
+    first = [row["conditional"][0][0] for row in rows if any(row["conditional"][:1])]
+    if first and max(first) < BROKEN_BELOW:
+        parts.append(
+            f"verdict: no class reaches {BROKEN_BELOW:.0%} at the first position: the head, or "
+            "what it is fed, is broken"
+        )
+        return "\n\n".join(parts)
+    for size, classes in acceptance_groups(cells).items():
+        costs = costs_of(cell for cell in cells if cell.n_prompt == size)
+        if costs is None:
+            parts.append("costs were not measured: no break-even")
+            break
+        parts += _worth(size, classes, costs)
+    return "\n\n".join(parts)
+
+
+def _worth(size: int, classes: Mapping[str, Sequence[Sample]], costs: Costs) -> list[str]:
+    """What the acceptance of each class is worth at these costs, and the best depth."""
+    rates = {
+        name: [
+            rate[0] for rate in takewhile(lambda rate: rate is not None, conditional(own)) if rate
+        ]
+        for name, own in classes.items()
+    }
+    *_, last = rates.values()  # of all classes, if there are several
+    best = best_depth(costs, last)
+    said = "no depth is faster than no MTP"
+    if best:
+        said = f"depth {best} is the best: {speed(costs, last, best) * costs.plain:.2f}x"
+    return [
+        f"Expected decode speed against no MTP by depth, prompt {size_name(size)}",
+        costs_markdown(costs, rates),
+        EXPLANATION,
+        f"verdict: at the costs measured here {said}",
+    ]
+
+
+def _rate(rate: tuple[float, float, float] | None) -> str:
+    if rate is None:
+        return NONE
+    return f"{100 * rate[0]:.0f} ({100 * rate[1]:.0f}-{100 * rate[2]:.0f})"
+
+
+def rejected(cells: Iterable[Cell]) -> list[dict[str, Any]]:
+    """Every rejected draft of the cells' samples: model, class, prompt size, number of the repeat,
+    and the fields of :class:`.Miss`."""
+    return [
+        {
+            "model": cell.model,
+            "class": cell.prompt_class,
+            "n_prompt": cell.n_prompt,
+            "repeat": repeat,
+            **{name: getattr(miss, name) for name in miss.__struct_fields__},
+        }
+        for cell in cells
+        for repeat, sample in zip(cell.repeats, cell.samples, strict=True)
+        for miss in sample.misses
+    ]
+
+
+# -- advice ----------------------------------------------------------------------------------------
+
+
+def tune_markdown(costs: Costs, slow: Mapping[str, float] | None = None) -> str:
+    """The costs with expected speeds at several rates of acceptance, and :func:`advice`."""
+    rates = {f"at {100 * rate:g} %": [rate] * costs.limit for rate in ACCEPTANCE}
+    return "\n\n".join([costs_markdown(costs, rates), EXPLANATION, advice(costs, slow)])
+
+
+def advice(costs: Costs, slow: Mapping[str, float] | None = None) -> str:
+    """Which depth to set, and why, in a few sentences.
+
+    Args:
+        slow: see :func:`pyllama_mtp.measure.verdict.slow_types`.
+
+    Raises:
+        UsageError: no depth above 0 was measured.
+    """
+    if costs.limit < 1:
+        raise UsageError("nothing to recommend: only depth 0 was measured; measure 1 at least")
+    fixed = best_depth(costs, [TYPICAL_ACCEPTANCE] * costs.limit)
+    why = ""
+    if not fixed:
+        rounds = [
+            Round(n, costs.verify[n + 1] / costs.plain, round_time(costs, n) / costs.plain)
+            for n in range(1, costs.limit + 1)
+        ]
+        typical = f"{percent(TYPICAL_ACCEPTANCE)} are typical"
+        why = verdict(rounds, slow or {}, typical) + " Use draft_n_max=0. "
+    ranges = fastest_depths(costs)
+    if not any(depth for _, depth in ranges):
+        return why.strip()
+    depths = ", ".join(f"{depth} from {percent(rate)}" for rate, depth in ranges)
+    chosen = f"use draft_n_max={fixed}" if fixed else "no draft is worth it"
+    return (
+        f"{why}Fastest depth by acceptance per draft, of those measured: {depths}. At "
+        f"{percent(TYPICAL_ACCEPTANCE)}, which is typical, {chosen}; where it is not known or "
+        'varies, draft_n_max="auto" finds the depth while generating.'
+    )
+
+
+def fastest_depths(costs: Costs) -> list[tuple[float, int]]:
+    """(acceptance from which it is the fastest, depth), from 0 to MOST_ACCEPTANCE in steps of 0.01;
+    acceptance is taken to be the same at every position."""
+    ranges: list[tuple[float, int]] = []
+    for step in range(round(100 * MOST_ACCEPTANCE) + 1):
+        depth = best_depth(costs, [step / 100] * costs.limit)
+        if not ranges or ranges[-1][1] != depth:
+            ranges.append((step / 100, depth))
+    return ranges
+
+
+def ubatch_advice(cells: Sequence[Cell], usual: int) -> tuple[str, int]:
+    """Tokens per second of the prompt by n_ubatch, and which one to use: in words, and the value.
+
+    Args:
+        cells: without MTP, of several values on the axis n_ubatch.
+        usual: the n_ubatch that is set, which the others must beat.
+    """
+    by_size = {int(cell.axes["n_ubatch"]): cell for cell in cells if cell.samples}
+    base = by_size.get(usual)
+    if base is None or len(by_size) < 2:
+        return "Not compared: --n-ubatch, for want of a longer context or memory.", usual
+    ratios = {n: ratio_to(cell, base, "prefill_tps") for n, cell in sorted(by_size.items())}
+    speeds = ", ".join(
+        f"{n}: {by_size[n].prefill_tps:.0f} ({ratio.value:.2f}x)"
+        for n, ratio in ratios.items()
+        if ratio
+    )
+    better = [
+        (ratio.value, n)
+        for n, ratio in ratios.items()
+        if ratio and ratio.value >= UBATCH_GAIN and (ratio.low or 0) > 1
+    ]
+    gain, best = max(better, default=(1.0, usual))
+    said = f"Use --n-ubatch {best}, which is {gain:.2f} times as fast as {usual}."
+    if best == usual:
+        said = f"None is faster than {usual} by {100 * (UBATCH_GAIN - 1):.0f} %: keep it."
+    return f"Tokens per second of {base.n_prompt:,} by --n-ubatch: {speeds}. {said}", best
+
+
+def heads_markdown(options: Sequence[HeadOption], chosen: HeadOption | None) -> str:
+    """The draft heads to choose from, the best first, and which one "auto" took; "" where there is
+    no choice."""
+    if not options or not chosen:
+        return ""
+    headings = ["draft vocabulary", "type", "MB", "ms per draft", "outside %", "expected speed"]
+    lines = []
+    for one in options:
+        figures = f"{one.n_bytes / 1e6:.1f}", f"{1e3 * one.draft_s:.2f}"
+        gain = f"{100 * one.outside:.1f}", f"{one.speed_up:.2f}x"
+        lines.append([f"{one.n_rows}", one.kind, *figures, *gain])
+    table = to_markdown(headings, lines)
+    return (
+        f"{table}\n\noutside: tokens of the text so far that the vocabulary would lack (before 256 "
+        "are seen, mostly what is usual). expected speed: at the best depth against no MTP, "
+        f"at {percent(TYPICAL_ACCEPTANCE)} acceptance of what can be drafted. "
+        f'"auto" has taken {chosen.n_rows} tokens, type {chosen.kind}; --draft-vocab and '
+        "--draft-head-type take another."
+    )

@@ -1,0 +1,139 @@
+"""Views of a matrix: acceptance by class and position, costs, advice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyllama_mtp.drafting.depth import Costs
+from pyllama_mtp.measure.figures import Cell
+from pyllama_mtp.measure.records import Miss, Sample
+from pyllama_mtp.measure.worth import (
+    acceptance_markdown,
+    acceptance_rows,
+    advice,
+    conditional,
+    costs_of,
+    fastest_depths,
+    rejected,
+    ubatch_advice,
+)
+
+from ..cells import made_cell, made_sample
+
+
+def timed(depth: int, rounds: int, verify_s: float, draft_s: float, **counts: Any) -> Sample:
+    """A sample whose every round takes so long."""
+    n = rounds + 1
+    sample = made_sample(64, n, 1000, 1, rounds=rounds, time_s={"draft": rounds * draft_s})
+    sample.decode_s = rounds * (verify_s + draft_s)
+    sample.drafted = counts.get("drafted", [rounds] * depth)
+    sample.accepted = counts.get("accepted", [0] * depth)
+    return sample
+
+
+def asked(depth: int, kind: str, *samples: Sample, **changes: Any) -> Cell:
+    return made_cell(depth, samples, prompt_class=kind, **{"n_prompt": 0, **changes})
+
+
+def test_costs_are_seconds_of_rounds_and_lie_on_a_line_between_measured_depths() -> None:
+    plain, deep = timed(0, 10, 1.0, 0.0), timed(3, 10, 2.5, 0.75)
+    costs = costs_of([made_cell(0, [plain]), made_cell(3, [deep])])
+    assert costs is not None
+    assert costs.verify == pytest.approx((0, 1.0, 1.5, 2.0, 2.5))
+    assert costs.draft == pytest.approx((0, 0.25, 0.5, 0.75))
+
+
+@pytest.mark.parametrize("depths", [(0,), (2, 3), ()])
+def test_without_no_mtp_or_drafts_there_are_no_costs(depths: tuple[int, ...]) -> None:
+    assert costs_of([made_cell(n, [timed(n, 10, 1.0, 0.1)]) for n in depths]) is None
+
+
+def test_acceptance_is_conditional_on_the_drafts_before() -> None:
+    samples = [
+        timed(2, 10, 1, 1, drafted=[10, 9], accepted=[8, 4]),
+        timed(2, 10, 1, 1, drafted=[10, 10], accepted=[6, 3]),
+        timed(2, 1, 1, 1, drafted=[1], accepted=[1]),
+    ]
+    first, second = conditional(samples)
+    assert first is not None and second is not None
+    assert first[0] == 15 / 21 and first[1] < first[0] < first[2]
+    assert second[0] == 7 / 14
+
+
+def test_the_interval_knows_that_prompts_differ() -> None:
+    """As many accepted drafts, but the same in all prompts, or all in half of them."""
+    alike = [timed(1, 10, 1, 1, accepted=[5]) for _ in range(8)]
+    apart = [timed(1, 10, 1, 1, accepted=[10 * (n % 2)]) for n in range(8)]
+    (same,), (other,) = conditional(alike), conditional(apart)
+    assert same == (0.5, 0.5, 0.5)
+    assert other is not None and other[0] == 0.5 and other[1] < 0.3 and other[2] > 0.7
+
+
+def test_positions_that_were_never_judged_have_no_rate() -> None:
+    assert conditional([timed(2, 4, 1, 1, accepted=[0, 0])])[1] is None
+
+
+def matrix() -> list[Cell]:
+    """Two classes; a round of one draft takes 1.5 steps, of two drafts 2 steps."""
+    good, bad = [4, 4], [2, 0]
+    return [
+        asked(depth, kind, timed(depth, 4, 1 + depth / 4, depth / 4, accepted=hits[:depth]))
+        for kind, hits in (("code", good), ("factual", bad))
+        for depth in (0, 2)
+    ]
+
+
+def test_classes_and_all_of_them_at_the_deepest_fixed_depth() -> None:
+    rows = acceptance_rows([*matrix(), asked(9, "code", timed(9, 4, 1, 1), adaptive=True)])
+    assert [(row["class"], row["prompts"], row["rounds"]) for row in rows] == [
+        ("code", 1, 4),
+        ("factual", 1, 4),
+        ("all", 2, 8),
+    ]
+    assert [rate and rate[0] for rate in rows[-1]["conditional"]] == [0.75, 4 / 6]
+    assert rows[0]["accepted_per_round"] == 2
+
+
+def test_expected_speed_is_tokens_over_the_time_of_a_round() -> None:
+    shown = acceptance_markdown(matrix())
+    assert "| 2 | 0.50 | 1.50 | 2.00 | 62 | 1.50x | 0.75x | 1.12x |" in shown
+    assert "verdict: at the costs measured here depth 1 is the best: 1.17x" in shown
+    assert "| as is | code | 1 | 4 | 100 (100-100) |" in shown
+
+
+def test_a_head_that_never_drafts_well_is_called_broken() -> None:
+    cell = asked(1, "code", timed(1, 10, 1, 1, accepted=[2]))
+    assert "is fed, is broken" in acceptance_markdown([cell])
+    assert acceptance_markdown([asked(0, "code", timed(0, 9, 1, 0))]) == ""
+
+
+def test_rejected_drafts_say_where_they_were() -> None:
+    sample = timed(1, 1, 1, 1)
+    sample.misses = [Miss(7, 1, 3, 4, "a", "b", "before it")]
+    (row,) = rejected([asked(1, "code", sample, repeats=[5])])
+    assert row["class"] == "code" and row["repeat"] == 5 and row["context"] == "before it"
+
+
+def test_advice_follows_the_costs() -> None:
+    cheap = Costs(verify=(0, 1, 1.1, 1.2), draft=(0, 0.05, 0.1))
+    assert "use draft_n_max=2" in advice(cheap)
+    ranges = fastest_depths(cheap)
+    assert ranges[0] == (0.0, 0) and [depth for _, depth in ranges] == [0, 1, 2]
+    dear = Costs(verify=(0, 1, 2.5), draft=(0, 0.5))
+    assert advice(dear).startswith("MTP cannot pay here") and "draft_n_max=0" in advice(dear)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "best"),
+    [((1200, 1210, 1190), 256), ((1020, 1019, 1021), 512), ((1400, 900, 1200), 512)],
+)
+def test_another_ubatch_must_be_faster_beyond_noise(speeds: tuple[int, ...], best: int) -> None:
+    cells = [
+        made_cell(0, [made_sample(512, 2, tps, 1) for tps in own], axes={"n_ubatch": n})
+        for n, own in ((512, (1000, 1001, 999)), (256, speeds))
+    ]
+    text, chosen = ubatch_advice(cells, 512)
+    assert chosen == best and f"256: {sorted(speeds)[1]}" in text
+    assert ubatch_advice(cells[:1], 512)[1] == 512
