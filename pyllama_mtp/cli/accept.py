@@ -1,19 +1,19 @@
 """Measure how often the MTP head's drafts are accepted, by draft position, class of
 prompt and context length; and what that is worth on this machine.
 
-This is a matrix of questions: each is answered without MTP and with a fixed number of
-drafts per round. Prompts: 24 of each class (factual, thinking, code, instruction) come
-with the package; the demo model has its own. Your own are JSON lines, in which only
-"prompt" is needed:
+This is a matrix of questions: each is answered without MTP and with a fixed
+number of drafts per round. Prompts: 24 of each class (factual, thinking, code,
+instruction) come with the package; the demo model has its own. Your own are
+JSON lines, in which only "prompt" is needed:
 
   {"class": "mine", "prompt": "Why?", "chat": true, "thinking": false}
 
 examples:
   pyllama-mtp accept
-  pyllama-mtp accept --model FILE --classes code --prompts-per-class 6 --pairs misses.jsonl
-  pyllama-mtp accept --model FILE --prompts mine.jsonl --output acceptance.jsonl
-  pyllama-mtp accept --model FILE --context-lengths 1k,16k,64k
-  pyllama-mtp accept --read acceptance.jsonl --format markdown
+  pyllama-mtp accept --model FILE --classes code --prompts-per-class 6
+  pyllama-mtp accept --model FILE --prompts mine.jsonl --pairs misses.jsonl
+  pyllama-mtp accept --model FILE --context-lengths 1k,16k --output FILE.jsonl
+  pyllama-mtp accept --read FILE.jsonl --format markdown
 """
 
 from __future__ import annotations

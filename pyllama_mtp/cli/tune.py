@@ -2,9 +2,9 @@
 acceptance from which each draft depth pays, and recommend a depth and an
 n_ubatch.
 
-This is a matrix of the depths 0 to --limit after one prompt, and one of the sizes
-of --n-ubatch. Which depth is the fastest depends on how often drafts are accepted:
-see 'pyllama-mtp accept'.
+This is a matrix of the depths 0 to --limit after one prompt, and one of the
+sizes of --n-ubatch. Which depth is the fastest depends on how often drafts are
+accepted: see 'pyllama-mtp accept'.
 
 examples:
   pyllama-mtp tune

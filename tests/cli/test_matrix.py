@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pyllama_mtp.cli.matrix import DEMO_REPEAT, REPEAT
+from pyllama_mtp.errors import InsufficientMemoryError
 from pyllama_mtp.measure.figures import base_of
 from pyllama_mtp.measure.records import Writer, read_cells, read_file
 
@@ -295,7 +296,17 @@ def test_adaptive_depth_beside_fixed_ones(fake: ModuleType, cli: Cli) -> None:
 
 
 def test_nothing_measured_is_a_failure(fake: ModuleType, cli: Cli) -> None:
-    result = cli(*SMALL, "--prompt-sizes", "5000", "--depths", "0")
+    fake.refuse_session[(256, 0)] = InsufficientMemoryError("needs 99 GiB")
+    result = cli(*SMALL, "--depths", "0")
     assert result.code == 2 and "error: nothing was measured" in result.err
+
+
+def test_a_size_beyond_the_context_is_refused_before_anything_runs(
+    fake: ModuleType, cli: Cli
+) -> None:
+    result = cli(*SMALL, "--prompt-sizes", "64,5000")
+    assert result.code == 2 and "5000 + 8 generated = 5008 tokens exceed the model's" in result.err
+    assert not [entry for entry in fake.log if entry[0] == "generate"]
+    assert not Path("matrix.jsonl").exists()
     assert "prompt 5000, no MTP, repeat 1: skipped" in result.err
     assert "skipped: no-MTP, prompt 5000: prompt 5000 + 8 generated = 5008 tokens" in result.out
