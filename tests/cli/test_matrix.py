@@ -299,6 +299,7 @@ def test_nothing_measured_is_a_failure(fake: ModuleType, cli: Cli) -> None:
     fake.refuse_session[(256, 0)] = InsufficientMemoryError("needs 99 GiB")
     result = cli(*SMALL, "--depths", "0")
     assert result.code == 2 and "error: nothing was measured" in result.err
+    assert "skipped: no-MTP, prompt 64: needs 99 GiB" in result.out
 
 
 def test_a_size_beyond_the_context_is_refused_before_anything_runs(
@@ -308,5 +309,3 @@ def test_a_size_beyond_the_context_is_refused_before_anything_runs(
     assert result.code == 2 and "5000 + 8 generated = 5008 tokens exceed the model's" in result.err
     assert not [entry for entry in fake.log if entry[0] == "generate"]
     assert not Path("matrix.jsonl").exists()
-    assert "prompt 5000, no MTP, repeat 1: skipped" in result.err
-    assert "skipped: no-MTP, prompt 5000: prompt 5000 + 8 generated = 5008 tokens" in result.out
