@@ -10,6 +10,8 @@ import pytest
 from pq import git, release, worktree
 from pq.series import PatchError, read_series
 
+from ..marks import usual
+
 PATCH_1 = "0001-ggml-fix-two.patch"
 PATCH_2 = "0002-llama-add-a-file.patch"
 
@@ -240,7 +242,10 @@ NEWEST = {
 }
 
 
-@pytest.mark.parametrize("case", NEWEST)
+FEW = ("llama.cpp decides", "an older date", "a newer one of its own")
+
+
+@pytest.mark.parametrize("case", usual(*FEW, long=[case for case in NEWEST if case not in FEW]))
 def test_latest_tries_the_newest_tree_of_both_packages(queue, index, case, capsys):
     llama, ggml, made, tried = NEWEST[case]
     changes = {
