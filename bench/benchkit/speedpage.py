@@ -10,7 +10,7 @@ from pathlib import Path
 from benchkit.results import project_commit
 from pyllama_mtp import bench
 from pyllama_mtp.files import write_whole
-from pyllama_mtp.measure.figures import OURS, Cell, Figure, ratio_to
+from pyllama_mtp.measure.figures import OURS, Cell, Figure, Ratio, ratio_to
 from pyllama_mtp.measure.text import to_markdown
 
 PREFACE = """# Speed
@@ -53,6 +53,13 @@ def compared(cells: Sequence[Cell]) -> Iterator[tuple[str, Cell | None, Cell | N
     yield "prompt, the same library again", same, plain, "prefill_tps"
 
 
+def words(ratio: Ratio, chosen: str) -> str:
+    """ "1.71 (1.67-1.73, depth 3)"; a single pair has no interval."""
+    known = ratio.low is not None and ratio.high is not None
+    about = [f"{ratio.low:.2f}-{ratio.high:.2f}"] if known else []
+    return f"{ratio.value:.2f} ({', '.join([*about, *[chosen] * bool(chosen)]) or 'one pair'})"
+
+
 def ratio_table(cells: Sequence[Cell]) -> str:
     """The ratios of each group of cells, with their intervals, as Markdown."""
 
@@ -68,9 +75,7 @@ def ratio_table(cells: Sequence[Cell]) -> str:
         for name, new, old, figure in compared([*members]):
             ratio = ratio_to(new, old, figure) if new and old and new is not old else None
             if ratio and new:
-                depth = "auto" if new.adaptive else str(new.n_max)
-                chosen = f", depth {depth}" if name.startswith("best") else ""
-                row[name] = f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f}{chosen})"
+                row[name] = words(ratio, f"depth {new.n_max}" if name.startswith("best") else "")
         rows.append(row)
     heads = list(dict.fromkeys(head for row in rows for head in row))
     table = [[row.get(head, "-") for head in heads] for row in rows]
