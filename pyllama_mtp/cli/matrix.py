@@ -405,18 +405,13 @@ def _label(library: str) -> str:
 def first_look(request: MatrixRequest) -> Iterator[tuple[str, MatrixRequest]]:
     """The models and requests of a first look: a synthetic model of a usual size, unless disk or
     memory is short, then real text on the demo model."""
-    from pyllama_mtp.measure.records import last_run
     from pyllama_mtp.models.demo import demo_path
 
     budget_s = request.budget_s
     if example := _example(request):
         yield str(example), replace(request, budget_s=budget_s and EXAMPLE_SHARE * budget_s)
         budget_s = budget_s and (1 - EXAMPLE_SHARE) * budget_s
-    resume = request.resume
-    if resume and request.output:
-        run = last_run(request.output, demo_path().name)
-        resume = run is not None and run.header.model.name == demo_path().name
-    yield str(demo_path()), replace(request, budget_s=budget_s, resume=resume)
+    yield str(demo_path()), replace(request, budget_s=budget_s)
 
 
 def _example(request: MatrixRequest) -> Path | None:

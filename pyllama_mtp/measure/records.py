@@ -656,14 +656,13 @@ _COMPARED: dict[str, tuple[str, ...] | None] = {
 
 
 def last_run(path: str | os.PathLike[str], model: str) -> Run | None:
-    """The last run of a file with a model of this name, or else the last one; None: no run yet.
+    """The last run of a file with a model of this name; None: there is none.
 
     Raises:
         UsageError: the file cannot be read.
     """
-    runs = [*read_file(path).runs.values()]
-    own = [run for run in runs if run.header.model.name == model]
-    return next(reversed(own or runs), None)
+    runs = read_file(path).runs.values()
+    return next((run for run in reversed(runs) if run.header.model.name == model), None)
 
 
 def run_to_resume(path: str | os.PathLike[str], header: RunHeader) -> Run | None:

@@ -38,6 +38,16 @@ def test_resume_measures_what_is_missing(fake: ModuleType, cli: Cli) -> None:
     assert (again.code, again.out, path.read_bytes()) == (0, result.out, after)
 
 
+def test_of_several_models_each_goes_on_by_itself(fake: ModuleType, cli: Cli) -> None:
+    """The second one has no run yet."""
+    both = (*SMALL, "--model", "folder/b.gguf", "--resume")
+    assert cli(*SMALL).code == 0
+    assert cli(*both).code == 0
+    assert [c.model for c in read_cells("matrix.jsonl")] == ["m.gguf"] * 4 + ["b.gguf"] * 4
+    before = Path("matrix.jsonl").read_bytes()
+    assert cli(*both).code == 0 and Path("matrix.jsonl").read_bytes() == before
+
+
 def test_resume_keeps_the_threads_that_were_chosen(
     fake: ModuleType, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
