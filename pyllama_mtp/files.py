@@ -17,6 +17,11 @@ from .errors import DiskFullError, PyllamaMtpError, UsageError
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def cache_folder() -> Path:
+    """The package's folder in the user's cache: in XDG_CACHE_HOME, or in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "pyllama-mtp"
+
+
 def write_error(error: OSError, path: str | os.PathLike[str]) -> PyllamaMtpError:
     """The exception for a file that could not be written; its message names the file.
 

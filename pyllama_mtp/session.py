@@ -26,6 +26,7 @@ import numpy.typing as npt
 from . import promptfile
 from .answer import Answer
 from .arguments import as_index, file_name, flag, instance, listed, refusal, whole, words
+from .calibration import open_engine
 from .chats.options import ChatOptions
 from .chats.thinking import Piece
 from .chats.tools import Messages, Tools
@@ -116,7 +117,7 @@ class Generation(_Running[Piece], Answer):
                 yield from progress.pieces
         finally:
             engine.count_traffic(self.telemetry)
-            self.telemetry.plain_s = engine.drafting.plain_s
+            engine.drafting.describe(self.telemetry)
 
 
 class BatchGeneration(_Running[tuple[int, Piece]]):
@@ -160,7 +161,7 @@ class Contexts(Owned):
         n = whole("n_sequences", n_sequences, 1, MOST_SEQUENCES, f"from 1 to {MOST_SEQUENCES}")
         room = whole("room", room, 0, MOST_TOKENS, f"from 0 (not known) to {MOST_TOKENS} tokens")
         resolved = self.settings.resolve(model, n, room)
-        self._engine = Engine(model, resolved, times)
+        self._engine = open_engine(model, resolved, times)
         self._hidden_states = HiddenStates(model, resolved.target)
 
     @property

@@ -150,8 +150,9 @@ class Settings:
         cache_type_v: type of the V cache; a quantized one needs flash attention.
         flash_attn: flash attention; "auto": where the backend has it.
         rope: RoPE and YaRN for texts longer than the model was trained for, in both contexts.
-        draft_n_max: tokens drafted per round; 0: no MTP; "auto": as many as make it fastest, by
-            costs and acceptance measured while it generates. "auto" drafts 0 to AUTO_DEPTH.
+        draft_n_max: tokens drafted per round; 0: no MTP; "auto": as many as make it fastest, 0 to
+            AUTO_DEPTH. What drafts cost is measured when a session is made, for about a second, and
+            kept in the user's cache folder; how many are accepted is learned from the text.
         ngram: with draft depth "auto", draft what followed the same words earlier in the text, when
             that is likelier to be accepted. For one sequence (prompt lookup); not at imposed
             acceptance.

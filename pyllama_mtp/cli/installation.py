@@ -120,7 +120,7 @@ def _guarded(name: str, checks: Callable[[], Iterator[Finding]]) -> Iterator[Fin
 def check_machine() -> Iterator[Finding]:
     """Package, Python, CPU, memory."""
     from pyllama_mtp import __version__
-    from pyllama_mtp.measure.machine import describe_machine
+    from pyllama_mtp.machine import describe_machine
 
     machine = describe_machine()
     memory = machine["memory_bytes"]

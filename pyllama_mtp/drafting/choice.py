@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from ..sequence import NO_DRAFTS, Drafts, Sequence
 from ..settings import Settings
+from ..telemetry import Telemetry
 from .acceptance import SyntheticAcceptance
-from .depth import DepthController
+from .depth import Costs, DepthController
 from .drafter import Drafter
 from .ngram import NgramDrafter
 
@@ -45,17 +48,23 @@ class Drafting:
         self.depths: DepthController | None = None
         self._settings, self._limit = settings, depth
         self._synthetic = settings.synthetic_acceptance
+        self._forget: Callable[[], None] | None = None
         if settings.draft_n_max == "auto":
-            self.depths = DepthController(self._limit)
+            self.depths = DepthController(self._limit, has_head=head.context is not None)
             if settings.ngram and self._synthetic is None:
                 self.ngrams = NgramDrafter(self._limit, n_sequences)
         self._drafters = [self.head, *([self.ngrams] if self.ngrams else [])]
 
-    @property
-    def plain_s(self) -> float | None:
-        """Seconds of a plain step of one sequence; None: not measured."""
-        costs = self.depths.costs() if self.depths else None
-        return costs.plain if costs else None
+    def know(self, costs: Mapping[int, Costs], forget: Callable[[], None]) -> None:
+        """Choose depths by these costs, by number of sequences. `forget` is called when rounds
+        contradict them."""
+        self.depths = DepthController(self._limit, costs, self.head.context is not None)
+        self._forget = forget
+
+    def describe(self, telemetry: Telemetry) -> None:
+        """Note what adaptive depth knows: what a plain step takes, and why nothing is drafted."""
+        if self.depths:
+            telemetry.plain_s = self.depths.plain_s
 
     def begin(self, sequence: Sequence) -> None:
         """The prompt of a sequence is processed: drafts are chosen from now on."""
@@ -154,3 +163,6 @@ class Drafting:
                 (0 if one.drafts.forced else one.n_usable, len(one.chosen) - 1) for one in drafted
             ]
             self.depths.update(n_drafted, outcomes, draft_s, total_s)
+        if self._forget and self.depths.costs.contradicted:
+            self._forget()
+            self._forget = None

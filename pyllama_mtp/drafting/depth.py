@@ -3,17 +3,17 @@
 A round drafts k tokens, verifies them in one pass of the target over k + 1 rows, and emits the
 accepted ones and one token more (Leviathan et al. 2023, "Fast inference from transformers via
 speculative decoding", https://arxiv.org/abs/2211.17192). Its speed follows from what drafting and
-verifying cost here (:class:`Costs`, which :class:`CostModel` learns from the rounds), and from how
-often a draft is accepted (:class:`AcceptanceTracker`). :class:`DepthController` uses the depth with
-the highest expected speed. It tries out unknown depths at a bounded price: an :class:`Allowance`
-says how much time may be lost.
+verifying cost here (:class:`Costs`, measured when contexts are made, see
+:mod:`pyllama_mtp.calibration`), and from how often a draft is accepted
+(:class:`AcceptanceTracker`). :class:`DepthController` uses the depth with the highest expected
+speed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..errors import UsageError
@@ -75,23 +75,6 @@ def expected_tokens(acceptance: Sequence[float], depth: int) -> float:
     if not 0 <= depth <= len(acceptance):
         raise UsageError(f"depth is {depth}, there are acceptance rates for 0 to {len(acceptance)}")
     return tokens_by_depth(acceptance[:depth])[depth]
-
-
-def posterior(
-    tried: Sequence[float], held: Sequence[float], prior: float, weight: float
-) -> tuple[float, ...]:
-    """Estimated acceptance per position, from drafts tried and held: means of Beta posteriors.
-
-    Args:
-        prior: acceptance of the first position before any outcome; each further position has the
-            estimate of the position before as its prior.
-        weight: outcomes that each prior is worth.
-    """
-    rates: list[float] = []
-    for n_tried, n_held in zip(tried, held, strict=True):
-        prior = (n_held + weight * prior) / (n_tried + weight)
-        rates.append(prior)
-    return tuple(rates)
 
 
 def tokens_by_depth(acceptance: Sequence[float]) -> list[float]:
@@ -172,261 +155,116 @@ def needed_acceptance(wanted: float, depth: int) -> float | None:
     return high
 
 
-# -- costs, learned from the rounds ----------------------------------------------------------------
+# -- costs, as rounds show them --------------------------------------------------------------------
 
-# Costs are nearly affine in the rows, so a cost that was measured seldom, or long ago, is drawn
-# towards a line. Three things distort a time: a stall (another program had the core); the first
-# round at another size, which may build a graph; and a slower machine, or a longer text, which
-# slows all rounds. So times count up to STALL times the expected one; the excess of first rounds
-# is learned and taken off; and times are relative to the pace of their moment.
-
-#: Rounds after which a sample counts for 1/e.
-COST_MEMORY = 200.0
-#: How many samples the line is worth.
-LINE = 0.5
-#: A time counts up to so many times the expected one; a longer one stalled.
-STALL = 1.3
-#: Estimates of fewer samples may be wrong, and say nothing about the machine's pace.
-SURE = 3.0
-#: The share of a round's excess over the expected time that is put down to the machine's pace.
-PACE = 0.15
-#: Plain steps that a draft is guessed to take while only plain steps were measured; so is a further
-#: row of each sequence, at most 1 for all sequences.
+#: Rounds after which a time counts for 1/e: for the pace of the machine, and for the correction of
+#: a depth's cost; and the rounds that a measured cost is worth against such corrections.
+PACE_MEMORY, COST_MEMORY, COST_WEIGHT = 4.0, 64.0, 16.0
+#: Natural logarithm; a round that took longer than this above what was expected has stalled.
+STALL = 0.4
+#: Natural logarithms: corrections of a cost, or a machine faster than it was, that contradict the
+#: measurement.
+CONTRADICTION = 0.2
+#: Plain steps that a draft, and a further row of each sequence, take where nothing was measured.
 GUESS = 0.1
-#: Seconds; no time is shorter, however coarse the clock.
-TICK = 1e-9
 
 
-@dataclass
-class Estimate:
-    """A cost at a pace of 1.
-
-    Attributes:
-        seconds: mean of the samples, the latest counting most.
-        n: how many samples the mean was worth in the round of the newest one, `newest`.
-    """
-
-    seconds: float
-    n: float
-    newest: int
-
-    def worth(self, now: int) -> float:
-        """How many present samples the mean is worth."""
-        return self.n * math.exp((self.newest - now) / COST_MEMORY)
-
-    def add(self, seconds: float, now: int) -> None:
-        """Add a sample."""
-        n = self.worth(now)
-        if n < SURE and seconds * STALL < self.seconds:
-            n = 0.0  # the others had stalled
-        self.n, self.newest = n + 1.0, now
-        self.seconds += (seconds - self.seconds) / self.n
-
-
-class Line(dict[int, Estimate]):
-    """Costs by count: of further rows, or of drafts."""
-
-    def add(self, count: int, seconds: float, now: int) -> None:
-        """Add a sample of round `now`."""
-        if count in self:
-            self[count].add(seconds, now)
-        else:
-            self[count] = Estimate(seconds, 1.0, now)
-
-    def trust(self, count: int) -> float:
-        """Up to how many times the expected time a time counts. A first long time may have stalled;
-        a second one like it has not."""
-        return STALL**2 if count in self and not self.is_sure(count) else STALL
-
-    def is_sure(self, count: int) -> bool:
-        """Whether the estimate has enough samples to show the machine's pace."""
-        return count in self and self[count].n >= SURE
-
-    def fit(self, base: float, guess: float, limit: int, now: int) -> tuple[float, list[float]]:
-        """The slope of the line from `base` at 0, by least squares, with `guess` as a sample at 1;
-        and estimates of counts 0 to `limit`: each a weighted mean of its samples and the line."""
-        rise, squares = guess, 1.0
-        samples = [(count, one.seconds, one.worth(now)) for count, one in self.items() if count]
-        for count, seconds, n in samples:
-            rise += n * count * (seconds - base)
-            squares += n * count * count
-        slope = max(rise / squares, 0.0)
-        found = [base + count * slope for count in range(limit + 1)]
-        for count, seconds, n in samples:
-            found[count] = (n * seconds + LINE * found[count]) / (n + LINE)
-        return slope, found
-
-
-@dataclass
-class _Rounds:
-    """Rounds of one number of sequences.
-
-    Attributes:
-        verify, draft: by further rows, and by drafts, of each sequence.
-        plain, row, one_draft: a plain step, and the slopes of both, at a pace of 1.
-    """
-
-    verify: Line = field(default_factory=Line)
-    draft: Line = field(default_factory=Line)
-    plain: float = 0.0
-    row: float = 0.0
-    one_draft: float = 0.0
-    costs: Costs | None = None
+def guessed_costs(limit: int) -> Costs:
+    """Costs of depths 0 to `limit`, in plain steps, where they cannot be measured."""
+    verify = (1.0 + GUESS * n for n in range(limit + 1))
+    return Costs((0.0, *verify), tuple(GUESS * n for n in range(limit + 1)))
 
 
 class CostModel:
-    """Costs of every depth, by the number of sequences, from rounds.
+    """Seconds of rounds by number of sequences and depth: measured before, checked as rounds come.
 
-    The first guess for another number of sequences: a row costs the same, and drafting grows as a
-    plain step does.
+    A machine that is busy, or a longer text, slows all rounds: their common pace follows within a
+    few rounds. What a depth costs beside that is corrected slowly.
 
     Args:
         limit: greatest depth.
-
-    Attributes:
-        change: plain steps by which the first round at another size takes longer, lately.
+        measured: by number of sequences, 1 and the greatest number among them; for numbers between,
+            costs are interpolated. None: guesses, in plain steps.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit, self.change = limit, 0.0
-        self._rounds: dict[int, _Rounds] = {}
-        self._pace = 1.0  # of rounds now, as a multiple of the times that are kept
-        self._now = 0
-        self._first_s = 0.0  # seconds of the last round, if it was the first one of its size
-        self._last = (0, 0, 0)  # sequences, drafts verified and drafts computed of the last round
+    def __init__(self, limit: int, measured: Mapping[int, Costs] | None = None) -> None:
+        self._measured = dict(sorted((measured or {1: guessed_costs(limit)}).items()))
+        self._known = dict(self._measured)
+        self._pace, self._paces = 0.0, 0.0  # a natural logarithm; rounds that it rests on
+        self._off: dict[tuple[int, int], tuple[float, float]] = {}  # sums of logarithms, and rounds
 
-    def costs(self, n: int = 1) -> Costs | None:
-        """Costs of depths 0 to `limit` in rounds of `n` sequences, guesses filled in; None while no
-        plain step of theirs was measured."""
-        return self._rounds[n].costs if n in self._rounds else None
+    def costs(self, n: int = 1) -> Costs:
+        """As measured, of rounds of `n` sequences."""
+        if n not in self._known:
+            self._known[n] = self._between(n)
+        return self._known[n]
 
-    def worth(self, depth: int, n: int = 1) -> float:
-        """How many samples the cost of `depth` rests on, the line's LINE among them."""
-        one = self._rounds[n].verify.get(depth)
-        return LINE + (one.worth(self._now) if one else 0.0)
+    def _between(self, n: int) -> Costs:
+        counts = [*self._measured]
+        low = max((count for count in counts if count < n), default=counts[0])
+        high = min((count for count in counts if count > n), default=counts[-1])
+        share = (n - low) / (high - low) if high > low else 0.0
+        one, other = self._measured[low], self._measured[high]
 
-    def deepest(self, n: int = 1) -> int:
-        """The greatest depth that was measured."""
-        return max(self._rounds[n].verify)
+        def mixed(a: Sequence[float], b: Sequence[float]) -> tuple[float, ...]:
+            return tuple(x + share * (y - x) for x, y in zip(a, b, strict=True))
 
-    def update(
-        self, n_asked: int, n_drafted: int, draft_s: float, rest_s: float, n: int = 1
-    ) -> None:
-        """Add a round.
+        return Costs(mixed(one.verify, other.verify), mixed(one.draft, other.draft))
 
-        Args:
-            n_asked: drafts asked for. If `n_drafted` is fewer, drafting stopped at the next draft,
-                which was computed all the same.
-            draft_s: seconds of drafting.
-            rest_s: seconds of the rest of the round.
-            n: sequences in it.
-        """
-        self._now += 1
-        known, tried = self._rounds.setdefault(n, _Rounds()), min(n_drafted + 1, n_asked)
-        first, self._last = self._last != (n, n_drafted, tried), (n, n_drafted, tried)
-        parts = [(known.verify, n_drafted, max(rest_s, TICK))]
-        parts += [(known.draft, tried, max(draft_s, TICK))] if tried else []
-        first_s, self._first_s = self._first_s, sum(part[2] for part in parts) if first else 0.0
-        if known.costs:
-            expected = [known.costs.verify[n_drafted + 1], known.costs.draft[tried]]
-            took = sum(part[2] for part in parts)
-            if first_s and not first:
-                excess = max(-1.0, min((first_s - took) / known.costs.plain, 1.0))
-                self.change += (excess - self.change) / 4.0
-            if not first and all(line.is_sure(count) for line, count, _ in parts):
-                self._pace *= max(1 / STALL, min(took / sum(expected), STALL)) ** PACE
-            if first:
-                built = max(self.change, 0.0) * known.costs.plain
-                parts[0] = known.verify, n_drafted, max(rest_s - built, rest_s / 2)
-            parts = [
-                (line, count, min(seconds, line.trust(count) * usual))
-                for (line, count, seconds), usual in zip(parts, expected, strict=False)
-            ]
-        for line, count, seconds in parts:
-            line.add(count, seconds / self._pace, self._now)
-        self._complete(n)
+    def factor(self, depth: int, n: int = 1) -> float:
+        """Of the measured cost of a round, at the pace of the measurement."""
+        return math.exp(self._correction(n, depth))
 
-    def _complete(self, n: int) -> None:
-        known, now = self._rounds[n], self._now
-        if 0 not in known.verify:
-            return
-        # A plain step cannot take longer than a pass over more rows.
-        known.plain = min(one.seconds for one in known.verify.values())
-        row, draft = min(GUESS * n, 1.0) * known.plain, GUESS * known.plain
-        others = [other for other, its in self._rounds.items() if other != n and its.costs]
-        if others:
-            near = min(others, key=lambda other: abs(math.log(other / n)))
-            its = self._rounds[near]
-            row, draft = its.row * n / near, its.one_draft * known.plain / its.plain
-        known.row, verify = known.verify.fit(known.plain, row, self.limit, now)
-        known.one_draft, drafts = known.draft.fit(0.0, draft, self.limit, now)
-        pace = self._pace
-        known.costs = Costs(
-            (0.0, *[pace * x or TICK for x in verify]),
-            (0.0, *[pace * x or TICK for x in drafts[1:]]),
-        )
+    def plain(self, n: int = 1) -> float:
+        """Seconds of a plain step now."""
+        return self.costs(n).plain * self.factor(0, n) * math.exp(self._pace)
+
+    def update(self, n_tried: int, n_drafted: int, total_s: float, n: int = 1) -> None:
+        """Add a round of `n` sequences: drafts computed, drafts verified of each, seconds."""
+        costs = self.costs(n)
+        usual = costs.draft[n_tried] + costs.verify[n_drafted + 1]
+        off = math.log(max(total_s, 1e-9) / usual)
+        known = self._correction(n, n_drafted)
+        if self._paces:
+            off = known + min(max(off - known, self._pace - STALL), self._pace + STALL)
+        self._paces = min(self._paces + 1.0, PACE_MEMORY)
+        self._pace += (off - known - self._pace) / self._paces
+        total, count = self._off.get((n, n_drafted), (0.0, 0.0))
+        kept = 1.0 - 1.0 / COST_MEMORY
+        self._off[n, n_drafted] = kept * total + off - self._pace, kept * count + 1.0
+
+    def _correction(self, n: int, depth: int) -> float:
+        total, count = self._off.get((n, depth), (0.0, 0.0))
+        return total / (count + COST_WEIGHT)
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether rounds have shown that the costs were measured in a bad moment."""
+        seen = [key for key, (_, count) in self._off.items() if count >= COST_WEIGHT]
+        wrong = any(abs(self._correction(*key)) > CONTRADICTION for key in seen)
+        return wrong or (bool(seen) and self._pace < -CONTRADICTION)
 
 
 # -- acceptance, and the choice --------------------------------------------------------------------
 
 #: A draft's acceptance before any outcome, and how many outcomes that prior is worth.
-PRIOR_RATE, PRIOR_WEIGHT = 0.7, 3.0
-#: Rounds after which an outcome counts for 1/e; the same for recent outcomes, which show when the
-#: text changes; and the standard deviations between both at which older outcomes are dropped.
-MEMORY, RECENT_MEMORY, SURPRISE = 64.0, 8.0, 2.0
+PRIOR_RATE, PRIOR_WEIGHT = 0.75, 2.5
+#: Rounds after which an outcome counts for 1/e.
+MEMORY = 48.0
+#: The depth changes when staying has cost so many plain steps.
+CHANGE = 0.1
+#: Where plain decoding is the fastest: the part of the time that may be lost by trying drafts.
+SHARE = 0.01
 
 #: For each sequence of a round: how many drafts it could use, and how many of them held.
 Outcomes: TypeAlias = Sequence[tuple[int, int]]
-
-#: Plain rounds at first, and from time to time.
-PLAIN = 2
-#: Depths that were never used are tried up to so far beyond the deepest one used.
-STRIDE = 2
-#: The part by which a guessed cost may be too high. A cost that was measured seldom, or long ago,
-#: gets a part of this benefit of the doubt.
-DOUBT = 0.07
-#: The cost of a change of depth, in plain steps: the depth changes once staying has cost as much.
-CHANGE = 0.1
-#: The part of all time that may be lost: by drafting, against plain decoding; and, where plain
-#: decoding seems best, by trying drafts.
-SHARE = 0.01
-
-
-class _Counts:
-    """Outcomes per position: how many drafts were tried, and how many held; older outcomes fade.
-
-    Args:
-        limit: positions.
-        memory: rounds after which an outcome counts for 1/e.
-    """
-
-    def __init__(self, limit: int, memory: float) -> None:
-        self._kept = 1.0 - 1.0 / memory
-        self.tried, self.held = [0.0] * limit, [0.0] * limit
-
-    def add(self, n_reached: int, n_held: int) -> None:
-        """One more round."""
-        kept = self._kept
-        self.tried = [kept * n for n in self.tried]
-        self.held = [kept * n for n in self.held]
-        for position in range(n_reached):
-            self.tried[position] += 1.0
-        for position in range(n_held):
-            self.held[position] += 1.0
-
-    def contradicts(self, position: int, rate: float) -> bool:
-        """Whether `rate` is improbable given these outcomes (binomial, normal approximation)."""
-        rate, tried = min(max(rate, 0.05), 0.95), self.tried[position]
-        off = self.held[position] - tried * rate
-        return off * off > SURPRISE**2 * tried * rate * (1.0 - rate)
 
 
 class AcceptanceTracker:
     """Conditional acceptance of drafts, per position; old rounds fade.
 
     Each rate is the mean of a Beta posterior, whose prior is the rate of the position before: a
-    position never reached has the rate of the last position reached. When recent outcomes
-    contradict a rate, the text has changed and older outcomes are dropped.
+    position never reached has the rate of the last position reached.
 
     Args:
         limit: positions.
@@ -434,59 +272,35 @@ class AcceptanceTracker:
     """
 
     def __init__(self, limit: int, rate: float = PRIOR_RATE) -> None:
-        self._rate = rate
-        self._all, self._recent = _Counts(limit, MEMORY), _Counts(limit, RECENT_MEMORY)
-        self._rates = self._posterior()
+        self._prior = rate
+        self._tried, self._held = [0.0] * limit, [0.0] * limit
 
     def update(self, n_tried: int, n_held: int) -> None:
         """Add a round that tried positions 1 to `n_tried`: the first `n_held` held, the next did
-        not. For a round that tried none, nothing fades.
-        """
+        not. For a round that tried none, nothing fades."""
         if not n_tried:
             return
+        kept = 1.0 - 1.0 / MEMORY
         n_reached = min(n_tried, n_held + 1)
-        n_held = min(n_held, n_reached)
-        for counts in (self._all, self._recent):
-            counts.add(n_reached, n_held)
-        rates, recent = self._posterior(), self._recent
-        changed = [i for i in range(n_reached) if recent.contradicts(i, rates[i])]
-        for i in changed:
-            self._all.tried[i], self._all.held[i] = recent.tried[i], recent.held[i]
-        self._rates = self._posterior() if changed else rates
+        for i in range(len(self._tried)):
+            self._tried[i] = kept * self._tried[i] + (i < n_reached)
+            self._held[i] = kept * self._held[i] + (i < min(n_held, n_reached))
 
-    def rates(self) -> tuple[float, ...]:
+    def rates(self) -> list[float]:
         """Estimated conditional acceptance of each position."""
-        return self._rates
-
-    def _posterior(self) -> tuple[float, ...]:
-        return posterior(self._all.tried, self._all.held, self._rate, PRIOR_WEIGHT)
-
-
-@dataclass
-class Allowance:
-    """Time that may be lost, in plain decode steps.
-
-    Attributes:
-        balance: the time left; below 0 the allowance is overdrawn.
-        most: the balance grows up to this.
-    """
-
-    balance: float
-    most: float
-
-    def count(self, steps: float, lost: float) -> None:
-        """Add a round that took `steps` and lost `lost` of them (below 0: gained)."""
-        self.balance = min(self.most, self.balance + SHARE * steps - lost)
+        rates, rate = list[float](), self._prior
+        for tried, held in zip(self._tried, self._held, strict=True):
+            rate = (held + PRIOR_WEIGHT * rate) / (tried + PRIOR_WEIGHT)
+            rates.append(rate)
+        return rates
 
 
 @dataclass
 class _Use:
-    """Rounds of one number of sequences: the depth in use, plain steps lost by staying at it, and
-    the rounds so far."""
+    """The depth in use, and the plain steps that staying at it has lost."""
 
-    depth: int = 0
+    depth: int
     missed: float = 0.0
-    rounds: int = 0
 
 
 class DepthController:
@@ -496,43 +310,51 @@ class DepthController:
     depth depends on the number of sequences; acceptance does not. Deterministic: the same outcomes
     and times give the same depths.
 
-    The rule. Each depth has an expected speed, raised by a doubt if its cost was measured seldom or
-    long ago (an upper confidence bound). The fastest depth is taken as soon as staying at the depth
-    in use has cost as much as a change. If that is depth 0, a probe, a round with drafts, is made
-    whenever `probing` covers its possible loss. A probe whose drafts hold loses nothing, so the
-    next one follows at once, and text that has become predictable is noticed. `total` counts the
-    loss of drafting against plain decoding; while it is overdrawn, rounds are plain. The first two
-    rounds are plain, because all others are compared with them and the first may build a graph; so
-    are two rounds from time to time.
+    The depth of the highest expected speed is taken as soon as staying at another one has cost as
+    much as a change. Where that is depth 0, nothing would be learned of drafts any more, so a round
+    with drafts is made whenever SHARE of the time so far covers what it may lose. Drafts that hold
+    lose nothing, so the next such round follows at once, and text that has become predictable is
+    noticed.
 
     Args:
         limit: greatest depth.
-        costs: that are known already, of rounds of one sequence; None: none are.
-
-    Attributes:
-        probing, total: see above.
+        costs: by number of sequences, see :class:`CostModel`.
+        has_head: False: only n-grams draft.
     """
 
     #: Whether rounds may draft what followed the same tokens earlier in the text.
     looks_up = True
 
-    def __init__(self, limit: int, costs: CostModel | None = None) -> None:
+    def __init__(
+        self, limit: int, costs: Mapping[int, Costs] | None = None, has_head: bool = True
+    ) -> None:
         self.limit = limit
-        self.probing = Allowance(balance=0.0, most=0.0)
-        self.total = Allowance(balance=2.5, most=20.0)
-        self._model = costs or CostModel(limit)
+        self.costs = CostModel(limit, costs)
+        self._has_head, self._measured = has_head, costs is not None
         self._accepted, self._offered = AcceptanceTracker(limit), AcceptanceTracker(limit, rate=1.0)
-        self._uses = {1: _Use(rounds=PLAIN if costs else 0)}
-        self._asked, self._is_probe, self._looked_up = 0, False, False
-        self._pace = 1.0  # tokens per plain step of the depth in use
+        self._uses: dict[int, _Use] = {}
+        self._spare = 0.0  # plain steps that trying drafts may lose; not above 0
+        self._asked, self._tries = 0, False
 
-    def costs(self, n_sequences: int = 1) -> Costs | None:
-        """Estimated costs of rounds of so many sequences; None while nothing is known."""
-        return self._model.costs(n_sequences)
+    @property
+    def plain_s(self) -> float | None:
+        """Seconds of a plain step of one sequence; None: not measured."""
+        return self.costs.plain() if self._measured else None
 
     def depth(self, n_sequences: int = 1) -> int:
-        """The depth in use in rounds of so many sequences."""
-        return self._uses[n_sequences].depth if n_sequences in self._uses else 0
+        """The depth of the highest expected speed in rounds of so many sequences."""
+        steps, tokens = self._forecast(n_sequences)
+        return max(range(len(steps)), key=lambda depth: tokens[depth] / steps[depth])
+
+    def _forecast(self, n: int) -> tuple[list[float], list[float]]:
+        """By depth: plain steps that a round takes, and tokens that it gives each sequence."""
+        if not self._has_head:
+            return [1.0], [1.0]
+        costs, factor = self.costs.costs(n), self.costs.factor
+        plain = costs.plain * factor(0, n)
+        times = times_by_depth(costs, self.limit, self._offered.rates())
+        steps = [time * factor(depth, n) / plain for depth, time in enumerate(times)]
+        return steps, tokens_by_depth(self._accepted.rates())
 
     def choose(self, at_most: int | None = None, n_sequences: int = 1) -> int:
         """Drafts to ask of each sequence in the next round, 0 to `limit`.
@@ -540,32 +362,19 @@ class DepthController:
         Args:
             at_most: most drafts that can be used before the text or the context ends.
         """
-        use, costs = self._uses.setdefault(n_sequences, _Use()), self.costs(n_sequences)
-        asked = 0
-        if costs and use.rounds % COST_MEMORY >= PLAIN:
-            asked = self._pick(use, costs, n_sequences)
-        self._asked = asked if at_most is None else max(0, min(asked, at_most))
-        self._is_probe = self._asked > 0 == use.depth
-        return self._asked
-
-    def _pick(self, use: _Use, costs: Costs, n: int) -> int:
-        accepted, offered = self._accepted.rates(), self._offered.rates()
-        depths = range(min(self.limit, self._model.deepest(n) + STRIDE) + 1)
-        steps = [time / costs.plain for time in times_by_depth(costs, depths[-1], offered)]
-        tokens = tokens_by_depth(accepted)
-        doubts = [DOUBT * math.sqrt(LINE / self._model.worth(depth, n)) for depth in depths]
-        hoped = [tokens[depth] / steps[depth] / (1.0 - doubts[depth]) for depth in depths]
-        best = max(depths, key=hoped.__getitem__)
-        use.missed += steps[use.depth] * (hoped[best] / hoped[use.depth] - 1.0)
+        steps, tokens = self._forecast(n_sequences)
+        speeds = [n / time for n, time in zip(tokens, steps, strict=True)]
+        best = speeds.index(max(speeds))
+        use = self._uses.setdefault(n_sequences, _Use(best))
+        use.missed += steps[use.depth] * (speeds[best] / speeds[use.depth] - 1.0)
         if best == use.depth or use.missed > CHANGE:
             use.depth, use.missed = best, 0.0
-        self._pace = 1.0
-        if self.total.balance < 0:
-            return 0
-        if use.depth == 0 < depths[-1] and self.probing.balance >= 0:
-            return min(depths[1:], key=lambda depth: steps[depth] - tokens[depth])
-        self._pace = tokens[use.depth] / steps[use.depth]
-        return use.depth
+        asked = use.depth
+        if asked == 0 < self.limit and self._spare >= 0.0:
+            asked = min(range(1, len(steps)), key=lambda depth: steps[depth] - tokens[depth])
+        self._asked = asked if at_most is None else max(0, min(asked, at_most))
+        self._tries = self._asked > 0 == use.depth
+        return self._asked
 
     def update(self, n_drafted: int, outcomes: Outcomes, draft_s: float, total_s: float) -> None:
         """Learn from a round, of the depth chosen last.
@@ -582,31 +391,28 @@ class DepthController:
         for n_usable, n_held in outcomes:
             self._accepted.update(n_usable, n_held)
         self._offered.update(self._asked, n_drafted)
-        self._looked_up = False
+        n_tried = min(n_drafted + 1, self._asked)
+        costs = self.costs.costs(n)
+        steps = (costs.draft[n_tried] + costs.verify[n_drafted + 1]) / costs.plain
         n_tokens = 1.0 + sum(n_held for _, n_held in outcomes) / n
-        self._count(n, self._asked, n_drafted, n_tokens, draft_s, total_s)
+        lost = steps - n_tokens if self._tries else 0.0
+        self._spare = min(0.0, self._spare + SHARE * steps - lost)
+        self.costs.update(n_tried, n_drafted, total_s, n)
 
     def lookup_depth(self, rates: Sequence[float], at_most: int) -> int:
         """How many n-gram drafts, which cost nothing to make, the next round of one sequence should
         verify, instead of a round that :meth:`choose` chooses; 0: none.
 
-        Unless the last round had n-gram drafts, the price includes that of a change.
-
         Args:
             rates: conditional acceptance of these drafts, per position.
             at_most: most drafts that can be used.
         """
-        costs = self.costs()
-        if not costs or self._uses[1].rounds < PLAIN or self.total.balance < 0:
-            return 0
-        reach = max(0, min(self.limit, 2 * self._model.deepest() + 1, at_most))
-        change = 0.0 if self._looked_up else self._model.change * costs.plain
-        chosen, best, tokens, reached = 0, self._pace / costs.plain, 1.0, 1.0
-        for depth, rate in enumerate(rates[:reach], start=1):
-            reached *= rate
-            tokens += reached
-            pace = tokens / (costs.verify[depth + 1] + change)
-            if pace > best:
+        steps, tokens = self._forecast(1)
+        best, chosen = max(n / time for n, time in zip(tokens, steps, strict=True)), 0
+        costs, n_most = self.costs.costs(), max(0, min(self.limit, at_most, len(rates)))
+        for depth, n_tokens in enumerate(tokens_by_depth(rates[:n_most])):
+            pace = n_tokens * costs.plain / costs.verify[depth + 1]
+            if depth and pace > best:
                 chosen, best = depth, pace
         return chosen
 
@@ -618,20 +424,11 @@ class DepthController:
             n_accepted: how many of them held.
             total_s: seconds of the round.
         """
-        self._is_probe, self._looked_up = False, True
-        self._count(1, 0, n_drafted, 1.0 + n_accepted, 0.0, total_s)
+        self.costs.update(0, n_drafted, total_s)
 
-    def _count(
-        self, n: int, asked: int, n_drafted: int, n_tokens: float, draft_s: float, total_s: float
-    ) -> None:
-        """Learn the cost of a round of `n` sequences, and compare the round, which gave each of
-        them `n_tokens` on average, with plain decoding."""
-        self._uses.setdefault(n, _Use()).rounds += 1
-        self._model.update(asked, n_drafted, draft_s, total_s - draft_s, n)
-        costs = self.costs(n)
-        if costs:
-            usual = costs.draft[min(n_drafted + 1, asked)] + costs.verify[n_drafted + 1]
-            steps = min(total_s, STALL * usual) / costs.plain
-            lost = steps - n_tokens if asked or n_drafted else 0.0
-            self.total.count(steps, lost)
-            self.probing.count(steps, lost if self._is_probe else 0.0)
+    def why_none(self, n_sequences: int) -> str:
+        """Why rounds of so many sequences have no drafts; "": they have some."""
+        if not self._has_head or self.depth(n_sequences):
+            return ""
+        one = n_sequences == 1
+        return f"{n_sequences} sequence{'' if one else 's'}: drafts do not pay here"

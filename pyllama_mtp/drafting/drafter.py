@@ -23,6 +23,7 @@ class Drafter:
     Attributes:
         context: where drafts are computed; None: nowhere.
         contexts: those beside the target's.
+        p_min: see :class:`.Settings`.
         heads: the rows of the LM head that drafts come from, if they can be chosen.
         n_blocks: MTP blocks in use of a head in a context of its own, of as many as there are
             drafts; 1: one for all drafts; 0: no such context.
@@ -30,6 +31,7 @@ class Drafter:
 
     context: Context | None = None
     contexts: tuple[Context, ...] = ()
+    p_min = 0.0
     heads: Heads | None = None
     n_blocks = 0
 

@@ -84,7 +84,7 @@ class NgramLookup:
             out.append(text[i] if i < len(text) else out[i - len(text)])
         return out
 
-    def rates(self, match: Match) -> tuple[float, ...]:
+    def rates(self, match: Match) -> list[float]:
         """[limit] conditional acceptance per position of drafts after this match."""
         return self._trust(match).rates()
 
@@ -121,11 +121,11 @@ class NgramDrafter(Drafter):
         """See :meth:`.Drafter.begin`."""
         self.texts[sequence.id].begin([*sequence.request.prompt, *sequence.chosen])
 
-    def rates(self, sequence: Sequence) -> tuple[float, ...]:
+    def rates(self, sequence: Sequence) -> list[float]:
         """Conditional acceptance, per position, of the drafts that there are; empty: none."""
         text = self.texts[sequence.id]
         self._match = text.find()
-        return text.rates(self._match) if self._match else ()
+        return text.rates(self._match) if self._match else []
 
     def draft(self, sequences: list[Sequence], n_max: int) -> list[Drafts]:
         """`n_max` drafts after the match that :meth:`rates` has found."""

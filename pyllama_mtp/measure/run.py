@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
+from pyllama_mtp import machine
 from pyllama_mtp import settings as settings_module
 from pyllama_mtp.errors import DecodeAborted, InsufficientMemoryError, UsageError
-from pyllama_mtp.measure import machine
 from pyllama_mtp.measure.peers import PeerError
 from pyllama_mtp.measure.plan import (
     SWITCHES,

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from pyllama_mtp import errors
 from pyllama_mtp.errors import PyllamaMtpError, UsageError
-from pyllama_mtp.measure.machine import waited_for_core
+from pyllama_mtp.machine import waited_for_core
 from pyllama_mtp.measure.profile import WARM_UP_TOKENS, InterruptedSample, profile_prompt
 from pyllama_mtp.measure.records import Miss, Profile, Sample
 

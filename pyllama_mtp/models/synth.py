@@ -52,7 +52,7 @@ from gguf import GGUF_DEFAULT_ALIGNMENT as ALIGNMENT
 from gguf import GGUFWriter
 
 from pyllama_mtp.errors import ModelFileError, UsageError
-from pyllama_mtp.files import check_room, check_target, write_error
+from pyllama_mtp.files import cache_folder, check_room, check_target, write_error
 from pyllama_mtp.models.draftvocab import CONTROL, NORMAL, UNUSED, byte_alphabet
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
 from pyllama_mtp.models.quantize import (
@@ -86,8 +86,7 @@ EXAMPLE_NAME = "synthetic-qwen3.5-0.8b-q4_k_m-1.gguf"
 
 def example_path() -> Path:
     """Where :func:`write_example` keeps its model: in XDG_CACHE_HOME, or ~/.cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(cache) / "pyllama-mtp" / EXAMPLE_NAME
+    return cache_folder() / EXAMPLE_NAME
 
 
 def example_is_there() -> bool:

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pyllama_mtp.engine import Engine
+from pyllama_mtp.calibration import open_engine
 from pyllama_mtp.errors import ContextClosedError, WorkerLostError
 from pyllama_mtp.llama.model import Model
 from pyllama_mtp.request import Request
@@ -64,7 +64,7 @@ class Generator(threading.Thread):
     """
 
     def __init__(self, model: Model, settings: Settings, n_sequences: int, max_queue: int) -> None:
-        """Make the contexts. Raises UsageError, InsufficientMemoryError: see :class:`Engine`.
+        """Make the contexts. Raises UsageError, InsufficientMemoryError: see :class:`.Engine`.
 
         Args:
             settings: `n_ctx` is the length of each sequence, `checkpoints` how many each keeps.
@@ -74,7 +74,7 @@ class Generator(threading.Thread):
         super().__init__(name="pyllama-mtp generator", daemon=True)
         self.n_sequences, self.max_queue = n_sequences, max_queue
         resolved = settings.resolve(model, n_sequences)
-        self._new_engine = partial(Engine, model, resolved, chats=True)
+        self._new_engine = partial(open_engine, model, resolved, chats=True)
         self._engine = self._new_engine()
         self.n_ctx = self._engine.n_ctx
         self.total = BatchTelemetry(synthetic_acceptance=settings.synthetic_acceptance)

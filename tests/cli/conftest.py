@@ -30,7 +30,7 @@ def fake(
     native = module.Native()
     for package in (pyllama_mtp, pyllama_mtp.llama):
         monkeypatch.setattr(package, "native", native, raising=False)
-    monkeypatch.setattr("pyllama_mtp.measure.machine.busy_cores", lambda: 0.0)
+    monkeypatch.setattr("pyllama_mtp.machine.busy_cores", lambda: 0.0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "no-cache"))
     module.native = native

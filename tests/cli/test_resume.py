@@ -53,10 +53,10 @@ def test_resume_keeps_the_threads_that_were_chosen(
 ) -> None:
     """The machine was busy when the run began, and is not now."""
     monkeypatch.setattr("pyllama_mtp.settings.available_threads", lambda: 4)
-    monkeypatch.setattr("pyllama_mtp.measure.machine.busy_cores", lambda: 1.2)
+    monkeypatch.setattr("pyllama_mtp.machine.busy_cores", lambda: 1.2)
     result = cli(*SMALL)
     assert "other programs keep 1 of 4 cores busy; measuring with 3 threads" in result.err
-    monkeypatch.setattr("pyllama_mtp.measure.machine.busy_cores", lambda: 0.0)
+    monkeypatch.setattr("pyllama_mtp.machine.busy_cores", lambda: 0.0)
     assert cli(*SMALL, "--resume").code == 0
     assert {c.settings["n_threads"] for c in read_cells("matrix.jsonl")} == {3}
     cli(*SMALL, "--threads", "4", "--output", "four.jsonl")

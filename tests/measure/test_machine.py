@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_mtp.measure import machine
-from pyllama_mtp.measure.machine import describe_machine
+from pyllama_mtp import machine
+from pyllama_mtp.machine import describe_machine
 
 from ..processes import RunPython
 
@@ -34,7 +34,7 @@ def test_waiting_for_a_core_is_counted(run_python: RunPython) -> None:
     """Two processes on one core: one waits while the other computes."""
     code = (
         "import os, time\n"
-        "from pyllama_mtp.measure.machine import waited_for_core\n"
+        "from pyllama_mtp.machine import waited_for_core\n"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "child = os.fork()\n"
         "end = time.monotonic() + 0.8\n"

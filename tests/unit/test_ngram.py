@@ -10,8 +10,6 @@ import pytest
 from pyllama_mtp.drafting.depth import Costs, DepthController
 from pyllama_mtp.drafting.ngram import KINDS, LEAST, MOST, Match, NgramLookup
 
-from .test_depth import experienced
-
 LIMIT = 6
 
 
@@ -90,8 +88,7 @@ COSTS = Costs((0.0, 1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7), (0.0, 0.2, 0.4, 0.6, 0.8
 
 
 def test_worth_it_where_it_beats_the_depth_in_use() -> None:
-    controller = experienced(LIMIT, COSTS)
-    controller.choose()
+    controller = DepthController(LIMIT, {1: COSTS})
     assert controller.lookup_depth([0.99] * LIMIT, LIMIT) == LIMIT
     assert controller.lookup_depth([0.99] * LIMIT, 2) == 2
     assert controller.lookup_depth([0.99] * LIMIT, 0) == 0
@@ -104,7 +101,7 @@ def test_worth_it_where_it_beats_the_depth_in_use() -> None:
 def test_not_where_the_head_is_faster() -> None:
     """Drafts that hold nine times in ten, against a head that is free and always right."""
     free = Costs(COSTS.verify, (0.0, *[1e-6] * LIMIT))
-    controller = experienced(LIMIT, free)
+    controller = DepthController(LIMIT, {1: free})
     for _ in range(40):
         depth = controller.choose()
         controller.update(depth, [(depth, depth)], 0.0, free.verify[depth + 1])
@@ -112,54 +109,7 @@ def test_not_where_the_head_is_faster() -> None:
     assert controller.lookup_depth([0.9] * LIMIT, LIMIT) == 0
 
 
-def test_losses_end_it() -> None:
-    """Losses against plain decoding count, whatever the rates promise."""
-    controller = experienced(LIMIT, COSTS)
-    controller.choose()
-    for _ in range(20):
-        n = controller.lookup_depth([0.99] * LIMIT, LIMIT)
-        if not n:
-            break
-        controller.update_lookup(n, 0, COSTS.verify[n + 1])
-    assert n == 0 and controller.total.balance < 0
-
-
-def test_nothing_is_looked_up_before_a_plain_step_is_known() -> None:
-    controller = DepthController(LIMIT)
-    assert controller.choose() == 0 and controller.lookup_depth([1.0] * LIMIT, LIMIT) == 0
-    controller.update(0, [(0, 0)], 0.0, 1.0)
-    controller.choose()
-    controller.update(0, [(0, 0)], 0.0, 1.0)
-    controller.choose()
-    assert 1 <= controller.lookup_depth([1.0] * LIMIT, LIMIT) <= LIMIT
-
-
-def test_the_plain_round_after_a_lookup_may_build_a_graph() -> None:
-    """What it takes more is not taken for the cost of a plain step."""
-    controller = experienced(LIMIT, COSTS)
-    for _ in range(10):
-        controller.update_lookup(2, 0, COSTS.verify[3])
-        controller.total.balance = -9.0  # plain rounds follow
-        for seconds in (1.5, 1.0, 1.0, 1.0):
-            assert controller.choose() == 0
-            controller.update(0, [(0, 0)], 0.0, seconds)
-    costs = controller.costs()
-    assert costs and costs.plain == pytest.approx(1.0, rel=0.04)
-
-
-def test_what_going_back_costs_is_part_of_the_price() -> None:
-    """Graphs that take as long to rebuild as a step: drafts must gain that, too, unless the last
-    round had some as well."""
-    controller, rates = experienced(LIMIT, COSTS), [0.5] * LIMIT
-    controller.choose()
-    assert controller.lookup_depth(rates, LIMIT) > 0
-    for _ in range(30):
-        controller.update_lookup(2, 2, COSTS.verify[3])
-        assert controller.lookup_depth(rates, LIMIT) > 0
-        controller.total.balance = controller.probing.balance = -9.0  # plain rounds follow
-        for seconds in (2.0, 1.0, 1.0):
-            assert controller.choose() == 0
-            controller.update(0, [(0, 0)], 0.0, seconds)
-        controller.total.balance = 5.0
-    assert controller.choose() >= 0 and controller.lookup_depth(rates, LIMIT) == 0
-    assert controller.lookup_depth([0.95] * LIMIT, LIMIT) == LIMIT
+def test_without_a_head_plain_decoding_is_what_to_beat() -> None:
+    controller = DepthController(LIMIT, {1: COSTS}, has_head=False)
+    assert controller.lookup_depth([0.25] * LIMIT, LIMIT) > 0
+    assert controller.lookup_depth([0.05] * LIMIT, LIMIT) == 0

@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 from benchkit.results import markdown_table, project_commit
 
-from pyllama_mtp.measure.machine import describe_machine
+from pyllama_mtp.machine import describe_machine
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIANTS = ("upstream", "patched")

@@ -1,0 +1,112 @@
+"""What rounds cost is measured when contexts are made, and kept; no text depends on it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyllama_mtp import BatchSession, Model, Session, calibration
+from pyllama_mtp.drafting.depth import Costs
+
+from .support import cached, engine_of, greedy, settings
+
+AUTO = dataclasses.replace(settings(0), draft_n_max="auto", ngram=False)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The files, in a cache of its own, on a machine that counts as idle."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(calibration, "waited_for_core", lambda: 0.0)
+    monkeypatch.setattr(calibration, "BUDGET_S", 0.05)
+    yield tmp_path / "pyllama-mtp" / "measured"
+
+
+def costs_of(session: Session | BatchSession, n: int = 1) -> Costs:
+    depths = engine_of(session).drafting.depths
+    assert depths and depths.plain_s
+    return depths.costs.costs(n)
+
+
+def files(folder: Path) -> list[Path]:
+    return [*folder.glob("*.json")]
+
+
+@pytest.mark.parametrize("options", [{}, {"rollback": "replay"}, {"prompt_sync": "full"}])
+def test_nothing_is_left_of_the_rounds(
+    demo: Model, text: list[int], options: dict[str, str]
+) -> None:
+    """Texts and counts are those of contexts that have measured nothing."""
+    with Session(demo, dataclasses.replace(AUTO, **options)) as session:  # type: ignore[arg-type]
+        assert costs_of(session).limit == engine_of(session).depth
+        assert cached(session) == [] and engine_of(session).target.n_past == 0
+        got = session.generate(text[:60], max_tokens=40, ignore_eos=True).run()
+    with Session(demo, settings(0)) as session:
+        expected = session.generate(text[:60], max_tokens=40, ignore_eos=True).run()
+    assert got.tokens == expected.tokens
+    assert got.telemetry.n_cached == 0
+    assert sum(got.telemetry.accepted) + got.telemetry.rounds == 39
+
+
+def test_measured_once(demo: Model, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A further session reads the file, whatever the length of its context; another kind of
+    session measures for itself."""
+    with BatchSession(demo, dataclasses.replace(AUTO, n_ubatch=32), 3) as session:
+        first = [costs_of(session, n) for n in (1, 2, 3)]
+    assert len(files(folder)) == 1
+    measure = calibration.measure_costs
+    monkeypatch.setattr(calibration, "measure_costs", lambda *_: pytest.fail("measured again"))
+    with BatchSession(demo, dataclasses.replace(AUTO, n_ubatch=32, n_ctx=300), 3) as session:
+        assert [costs_of(session, n) for n in (1, 2, 3)] == first
+    monkeypatch.setattr(calibration, "measure_costs", measure)
+    for other in ({"n_threads": 2}, {"cache_type_k": "q8_0"}, {"draft_vocab": 300}):
+        before = len(files(folder))
+        with Session(demo, dataclasses.replace(AUTO, **other)):  # type: ignore[arg-type]
+            assert len(files(folder)) == before + 1, other
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"1": {"verify": [0, -1], "draft": [0]}}', b"[]"])
+def test_a_damaged_file_is_measured_anew(demo: Model, folder: Path, damage: bytes) -> None:
+    with Session(demo, AUTO):
+        (file,) = files(folder)
+    whole = len(file.read_bytes())
+    file.write_bytes(damage)
+    with Session(demo, AUTO) as session:
+        assert costs_of(session).limit
+    assert len(file.read_bytes()) > whole / 2
+
+
+def test_a_folder_that_cannot_be_made(demo: Model, folder: Path) -> None:
+    folder.parent.write_bytes(b"a file in its place")
+    with Session(demo, AUTO) as session:
+        assert costs_of(session).limit
+
+
+def test_a_busy_machine_is_not_remembered(
+    demo: Model, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = iter((0.0, 60.0))
+    monkeypatch.setattr(calibration, "waited_for_core", lambda: next(waits))
+    with Session(demo, AUTO) as session:
+        assert costs_of(session).limit
+    assert not files(folder)
+
+
+def test_what_rounds_contradict_is_forgotten(demo: Model, text: list[int], folder: Path) -> None:
+    """Costs of a machine a thousand times slower."""
+    with Session(demo, AUTO):
+        (file,) = files(folder)
+    slow = file.read_text().replace("0.00", "1.00")
+    assert slow != file.read_text()
+    file.write_text(slow)
+    with Session(demo, AUTO) as session:
+        greedy(session, text[:40], 160)
+    assert not files(folder)
+
+
+def test_fixed_depths_measure_nothing(demo: Model, folder: Path) -> None:
+    with Session(demo, settings(3)):
+        assert not folder.exists()
