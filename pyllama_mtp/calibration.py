@@ -17,8 +17,8 @@ import numpy as np
 
 from .drafting.depth import Costs
 from .engine import Engine
+from .llama.contextoptions import NodeTimes
 from .llama.model import Model
-from .llama.trace import NodeTimes
 from .machine import waited_for_core
 from .measured import Measured
 from .request import Limits, make_request
