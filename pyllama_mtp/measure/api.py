@@ -169,7 +169,7 @@ class Results:
         from matplotlib import pyplot
 
         with page.theme():
-            figure, ax = pyplot.subplots(figsize=page.figure_size(self.cells, checked))
+            figure, ax = pyplot.subplots()
             try:
                 page.draw(ax, self.cells, checked)
             except UsageError:

@@ -37,19 +37,14 @@ _X_LABEL = "prompt size (tokens; evenly spaced)"
 #: colour vision.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-LINES = ("-", "--", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
-WARNING = {"light": "#a84301", "dark": "#ffa366"}
-#: Colours of the page: paper, ink, muted ink, grid.
+LINES = ("-", "--", ":", "-.")
+#: Of the page and its plots: matplotlib's style, paper, warning.
 THEMES = {
-    "light": ("#fefefe", "#1a1d21", "#57606b", "#dfe3e8"),
-    "dark": ("#14171b", "#e8ebee", "#a3acb6", "#343a42"),
+    "light": ("default", "#fefefe", "#a84301"),
+    "dark": ("dark_background", "#14171b", "#ffa366"),
 }
 #: Speeds that differ by more are drawn on a logarithmic axis.
 _LOGARITHMIC = 8.0
-#: Distance between the curves at a size, of that between sizes: bars do not hide each other.
-_ASIDE = 0.035
-#: Inches of a picture without its legend, and of each line of that.
-_SIZE, _LEGEND_LINE = (7.6, 4.4), 0.24
 
 
 # -- what the plots show ---------------------------------------------------------------------------
@@ -177,36 +172,22 @@ def require_matplotlib() -> None:
 @contextmanager
 def theme(name: str = "light") -> Iterator[None]:
     """matplotlib's settings for pictures of this package: "light" or "dark"."""
-    import matplotlib
+    from matplotlib import style
 
-    paper, ink, muted, grid = THEMES[name]
-    names = ("text.color", "axes.titlecolor", "axes.labelcolor", "xtick.labelcolor")
-    colors: dict[str, Any] = {
-        **dict.fromkeys((*names, "ytick.labelcolor"), ink),
-        **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), muted),
-        **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), paper),
-        "grid.color": grid,
-    }
+    base, paper, _ = THEMES[name]
     looks: dict[str, Any] = {
-        **{"font.size": 10.5, "axes.titlesize": 9.5},
+        **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), paper),
+        **{"figure.constrained_layout.use": True, "figure.figsize": (7.6, 5.2)},
         **{"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True},
-        **{"axes.grid": True, "axes.grid.axis": "y", "legend.frameon": False},
-        **{"lines.linewidth": 1.8, "lines.markersize": 6, "errorbar.capsize": 3},
-        # No random ids: the same cells give the same file.
-        **{"svg.hashsalt": "pyllama-mtp", "figure.constrained_layout.use": True},
+        **{"axes.grid": True, "axes.grid.axis": "y", "grid.alpha": 0.3, "errorbar.capsize": 3},
+        **{"axes.titlesize": "small", "legend.frameon": False, "legend.fontsize": "small"},
+        "svg.hashsalt": "pyllama-mtp",  # no random ids: the same cells give the same file
     }
-    with matplotlib.rc_context({**looks, **colors}):  # type: ignore[dict-item]
+    with style.context([base, looks]):
         yield
 
 
-def figure_size(cells: Sequence[Cell], kind: Kind) -> tuple[float, float]:
-    """Width and height of a picture in inches, with room for its legend."""
-    shown = curves(cells, kind)
-    lines = -(-len(shown) // _legend_columns(shown)) if shown else 0
-    return _SIZE[0], _SIZE[1] + lines * _LEGEND_LINE
-
-
-def draw(axes: Axes, cells: Sequence[Cell], kind: Kind, warning: str = WARNING["light"]) -> None:
+def draw(axes: Axes, cells: Sequence[Cell], kind: Kind, warning: str = THEMES["light"][2]) -> None:
     """Draw a plot into `axes`. `warning`: the colour of the warning of imposed acceptance.
 
     Raises:
@@ -219,48 +200,29 @@ def draw(axes: Axes, cells: Sequence[Cell], kind: Kind, warning: str = WARNING["
     if kind != "acceptance" and len(sizes) == 1:
         _draw_bars(axes, shown, sizes[0])
     else:
-        places = {} if kind == "acceptance" else {size: n for n, size in enumerate(sizes)}
-        _draw_curves(axes, shown, places)
-        _label_x(axes, sizes, kind)
+        _draw_curves(axes, shown, sizes, kind)
     _scale_y(axes, shown, kind)
-    said = synthetic_words(cells)
+    if said := synthetic_words(cells):
+        axes.text(0, 1, said, color=warning, weight="bold", transform=axes.transAxes, va="bottom")
     title = "\n".join([TITLES[kind], *_caption(cells, kind)])
     axes.set_title(title, loc="left", pad=20 if said else 6)
-    axes.annotate(
-        *(said, (0, 1), (0, 5)),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        color=warning,
-        fontweight="bold",
-        fontsize="small",
-    )
-    axes.legend(
-        loc="upper left",
-        bbox_to_anchor=(0, -0.17),
-        borderaxespad=0.0,
-        ncols=_legend_columns(shown),
-        fontsize="small",
-    )
-
-
-def _legend_columns(shown: Sequence[Curve]) -> int:
-    longest = max(len(curve.label) for curve in shown)
-    return max(1, min(4, 90 // (longest + 8), len(shown)))
+    columns = max(1, min(4, len(shown), 90 // (max(len(one.label) for one in shown) + 8)))
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), ncols=columns)
 
 
 def _looks(shown: Sequence[Curve]) -> list[tuple[Curve, dict[str, Any]]]:
-    """Each curve and its looks: colour and marker by mode, line and marker by the rest."""
+    """Each curve and its looks: colour and marker by mode, the line by the rest."""
     import matplotlib
 
-    ink = matplotlib.rcParams["text.color"]
     modes = list(dict.fromkeys(["no-MTP", *(curve.mode for curve in shown)]))
     rests = list(dict.fromkeys(curve.rest for curve in shown))
+    colors = (matplotlib.rcParams["text.color"], *COLORS)
     pairs = []
     for curve in shown:
         mode, rest = modes.index(curve.mode), rests.index(curve.rest)
         look = {
-            "color": COLORS[(mode - 1) % len(COLORS)] if mode else ink,
-            "marker": MARKERS[(mode + rest * (len(rests) > 1)) % len(MARKERS)],
+            "color": colors[mode if mode < len(colors) else (mode - 1) % len(COLORS) + 1],
+            "marker": MARKERS[mode % len(MARKERS)],
             "linestyle": LINES[rest % len(LINES)],
         }
         pairs.append((curve, look))
@@ -271,14 +233,12 @@ def _draw_bars(axes: Axes, shown: Sequence[Curve], size: int) -> None:
     """A single prompt size: bars side by side, their values above them."""
     for number, (curve, look) in enumerate(_looks(shown)):
         (point,) = curve.points
-        plain = look["linestyle"] == LINES[0]
         bars = axes.bar(
             *(number, point.y, 0.62),
             yerr=[[point.y - point.low], [point.high - point.y]],
-            facecolor=look["color"] if plain else "none",
-            edgecolor=look["color"],
-            hatch=None if plain else "//",
-            ecolor=axes.xaxis.label.get_color(),
+            color=look["color"],
+            hatch=None if look["linestyle"] == LINES[0] else "//",
+            ecolor="gray",
             label=curve.label,
         )
         axes.bar_label(bars, [three_digits(point.y)], padding=3)
@@ -286,53 +246,41 @@ def _draw_bars(axes: Axes, shown: Sequence[Curve], size: int) -> None:
     axes.set_xlabel(f"prompt of {size_words(size)} tokens")
 
 
-def _draw_curves(axes: Axes, shown: Sequence[Curve], places: Mapping[int, int]) -> None:
-    """`places`: of the prompt sizes on the axis; empty: a draft position is its own place."""
-    for number, (curve, look) in enumerate(_looks(shown)):
-        aside = _ASIDE * (number - (len(shown) - 1) / 2)
-        x = [places.get(point.x, point.x) + aside for point in curve.points]
+def _draw_curves(axes: Axes, shown: Sequence[Curve], sizes: Sequence[int], kind: Kind) -> None:
+    """Sizes are evenly spaced, with as many labels as have room."""
+    places = {size: size if kind == "acceptance" else n for n, size in enumerate(sizes)}
+    for curve, look in _looks(shown):
         bounds = [(p.y - p.low, p.high - p.y) for p in curve.points]
-        y = [point.y for point in curve.points]
         axes.errorbar(
-            *(x, y, [*zip(*bounds, strict=True)] if places else None), label=curve.label, **look
+            [places[point.x] for point in curve.points],
+            [point.y for point in curve.points],
+            None if kind == "acceptance" else [*zip(*bounds, strict=True)],
+            label=curve.label,
+            **look,
         )
-
-
-def _label_x(axes: Axes, sizes: Sequence[int], kind: Kind) -> None:
-    """Draft positions, or the sizes, evenly spaced, with as many labels as have room."""
-    if kind == "acceptance":
-        axes.set_xticks(sizes)
-        axes.set_xlim(sizes[0] - 0.5, sizes[-1] + 0.5)
-        axes.set_xlabel("draft position in the round (1 is the first)")
-        return
-    step = -(-len(sizes) // 12)
-    axes.set_xticks(range(0, len(sizes), step), [size_words(n) for n in sizes[::step]])
-    axes.set_xlim(-0.35, len(sizes) - 0.65)
-    axes.set_xlabel(_X_LABEL)
+    ticks = sizes[:: -(-len(sizes) // 12)]
+    axes.set_xticks([places[size] for size in ticks], [size_words(size) for size in ticks])
+    axes.set_xlabel(
+        "draft position in the round (1 is the first)" if kind == "acceptance" else _X_LABEL
+    )
 
 
 def _scale_y(axes: Axes, drawn: Sequence[Curve], kind: Kind) -> None:
     """From 0, or logarithmic where speeds differ much; the label says which."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    low = min(point.low for curve in drawn for point in curve.points)
+    points = [point for curve in drawn for point in curve.points]
     # Bars of few repeats may be long; beyond twice the largest value they are cut.
-    largest = max(point.y for curve in drawn for point in curve.points)
-    high = min(2 * largest, max(point.high for curve in drawn for point in curve.points))
+    high = min(2 * max(point.y for point in points), max(point.high for point in points))
     ratio, speed = kind.endswith("-ratio"), kind in ("prefill", "decode")
-    logarithmic = speed and high / low > _LOGARITHMIC
+    logarithmic = speed and high / min(point.low for point in points) > _LOGARITHMIC
     if logarithmic:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_ylim(0, 1.12 * max(high, 1.0 if ratio or not speed else 0.0))
     if speed:
         axes.yaxis.set_major_formatter("{x:,.12g}")
     if ratio:
-        axes.axhline(1.0, color=axes.xaxis.label.get_color(), linewidth=1.2, linestyle="--")
-    scale = "logarithmic" if logarithmic else "linear"
-    axes.set_ylabel(f"{_y_label(kind)} ({scale})")
+        axes.axhline(1.0, color="gray", linewidth=1.2, linestyle="--")
+    axes.set_ylabel(f"{_y_label(kind)} ({'logarithmic' if logarithmic else 'linear'})")
 
 
 def _y_label(kind: Kind) -> str:
@@ -384,8 +332,8 @@ def pictures(cells: Sequence[Cell], kind: Kind) -> dict[str, bytes]:
     drawn = {}
     for name in THEMES:
         with theme(name):
-            picture = Picture(figure_size(cells, kind))
-            draw(picture.add_subplot(), cells, kind, WARNING[name])
+            picture = Picture()
+            draw(picture.add_subplot(), cells, kind, THEMES[name][2])
             drawn[f"{name}.svg"] = _rendered(picture, "svg")
             if name == "light":
                 drawn["png"] = _rendered(picture, "png")
@@ -488,7 +436,6 @@ def _page(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
-    names = ("paper", "ink", "muted", "grid", "warning")
     results = [
         f"{section.title}: {text}" if len(sections) > 1 else text
         for section in sections
@@ -501,10 +448,6 @@ def _page(
         command=command,
         results=results,
         sections=[_section(*pair) for pair in zip(sections, drawn, strict=True)],
-        **{
-            name: dict(zip(names, (*colors, WARNING[name]), strict=True))
-            for name, colors in THEMES.items()
-        },
     )
 
 
