@@ -366,7 +366,8 @@ def half_widths(
 
     All intervals hold together with `CONFIDENCE`: a comparison looks at dozens of cells at once.
     Rows of a pool share their noise, so that three values each are enough where there are many
-    rows. Few values know little of their noise, which widens the intervals as Student's t does.
+    rows; a row that scatters more has a wider interval. Few values know little of their noise,
+    which widens the intervals as Student's t does.
 
     Args:
         values: rows of independent values with the same centre, such as logarithms of paired
@@ -388,22 +389,28 @@ def half_widths(
         )
     random = np.random.default_rng(_SEED)
     drawn = [
-        typical(random.choice(noise[pool], (_DRAWS, len(row))))
+        typical(random.choice(noise[pool], (_DRAWS, len(row)))) * _wider(row, noise[pool])
         for row, pool in zip(values, pools, strict=True)
     ]
     errors = np.array([np.mean([drawn[row] for row in rows], axis=0) for rows in groups])
     scale = np.maximum(errors.std(axis=1), 1e-12)
     largest = np.max(np.abs(errors) / scale[:, None], axis=0)
-    freedom = min(
-        sum(len(row) - 1 for row, one in zip(values, pools, strict=True) if one == pool)
-        for pool in noise
-    )
+    most = max(map(len, values)) - 1
+    freedom = max(most, (sum(map(len, values)) - len(values)) // (2 * len(noise)))
     return [float(w) for w in _for_few(freedom) * np.quantile(largest, CONFIDENCE) * scale]
+
+
+def _wider(row: Sequence[float], noise: Sequence[float]) -> float:
+    """How much more the values of a row scatter than its pool does, as far as few values can say:
+    the mean of both variances counts."""
+    own, shared = np.var(row, ddof=1) if len(row) > 1 else 0.0, np.var(noise)
+    return float(max(1.0, math.sqrt((own + shared) / (2 * shared)))) if shared else 1.0
 
 
 @lru_cache(maxsize=64)
 def _for_few(freedom: int) -> float:
-    """How much wider an interval is whose scale is known from so few differences."""
+    """How much wider an interval is whose scale is known from so few differences. (Of many rows
+    half count: those with a common base share some of their noise.)"""
     random = np.random.default_rng(_SEED)
     drawn = (random.standard_t(freedom, 100_000), random.standard_normal(100_000))
     student, normal = (float(np.quantile(np.abs(one), CONFIDENCE)) for one in drawn)

@@ -25,7 +25,7 @@ def test_all_intervals_hold_in_95_of_100_cases(count: int, values: int) -> None:
         widths = half_widths(drawn, ["p"] * count, groups)
         centers = [mean([float(typical(drawn[row])) for row in group]) for group in groups]
         missed += any(abs(center) > width for center, width in zip(centers, widths, strict=True))
-    assert 0.02 <= missed / 200 <= 0.08
+    assert missed / 200 <= 0.08 and (missed / 200 >= 0.01 or count > 1)
 
 
 def test_a_mean_of_rows_has_a_narrower_interval() -> None:
