@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from pyllama_mtp.arguments import as_index, listed, whole
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.settings import AUTO_DEPTH, MOST_TOKENS, Sampling, Settings
+from pyllama_mtp.settings import AUTO_DEPTH, MOST_TOKENS, Settings
 
 #: Other programs that can be measured, and whether they can draft with the MTP head.
 PEERS = {"llama-server": True, "llama-bench": False}
@@ -316,16 +316,6 @@ def powers(rate: float, n: int) -> list[float]:
 # -- from arguments of Python ----------------------------------------------------------------------
 
 
-#: Arguments of the function by their names in the command or in `Settings`.
-_CALLED = {
-    "prompt_sizes": "sizes",
-    "draft_n_max": "depths",
-    "budget": "budget_s",
-    "rows": "prompt_rows",
-    "sync": "prompt_sync",
-}
-
-
 def make_plan(
     sizes: Any,
     depths: Any,
@@ -345,7 +335,11 @@ def make_plan(
 
     for name in axes:
         if name not in AXES:
-            raise UsageError(_unknown(name))
+            raise UsageError(
+                f"matrix() has no argument {name!r}; the axes are {', '.join(AXES)}; prompt_sizes "
+                "are sizes, draft_n_max is depths; other fields of Settings go into settings=, "
+                "those of Sampling into sampling="
+            )
     varied = {name: axis_values(name, given) for name, given in axes.items()}
     kinds = _several("classes", classes, "('text', 'code')")
     for kind in kinds:
@@ -382,21 +376,6 @@ def axis_values(name: str, given: Any) -> tuple[Any, ...]:
         field_of_settings: dict[str, Any] = {name: value}
         checked.append(getattr(Settings(**field_of_settings), name))  # raises UsageError
     return tuple(map(str, checked)) if name in SWITCHES else tuple(checked)
-
-
-def _unknown(name: str) -> str:
-    """The message for an unknown argument: the axes, and where the name may belong."""
-    hint = (
-        "fields of Settings go into settings=, those of Sampling into sampling=; prompt_sizes is "
-        "called sizes"
-    )
-    if name in _CALLED:
-        hint = f"{name} is called {_CALLED[name]} here"
-    for kind in (Settings, Sampling):
-        if name not in _CALLED and name in {item.name for item in fields(kind)} - {*AXES}:
-            where = kind.__name__.lower()
-            hint = f"a field of {kind.__name__} goes into {where}={kind.__name__}({name}=...)"
-    return f"matrix() has no argument {name!r}; the axes are {', '.join(AXES)}; {hint}"
 
 
 def _several(name: str, argument: Any, example: str) -> tuple[Any, ...]:

@@ -18,8 +18,6 @@ from pyllama_mtp.measure.table import (
 from pyllama_mtp.measure.table import (
     matrix_rows as rows_of,
 )
-from pyllama_mtp.measure.text import telemetry_lines
-from pyllama_mtp.telemetry import Telemetry
 
 from ..cells import made_cell, made_sample
 
@@ -82,13 +80,6 @@ def test_a_switch_has_a_column_if_it_varies() -> None:
     assert "rows" not in [column.title for column in matrix_columns(STATES[2:])]
 
 
-def test_what_does_not_vary_is_said_below() -> None:
-    assert "all with MTP: hidden post-norm" in matrix_notes(STATES)
-    assert "all with MTP: rows last, sync kv, hidden post-norm" in matrix_notes(STATES[3:])
-    assert any(note.startswith("sync %: ") for note in matrix_notes(STATES))
-    assert not any("sync" in note for note in matrix_notes(STATES[:1]))
-
-
 def test_auto_is_shown_as_what_it_came_down_to() -> None:
     left_out = with_switches("last", "auto", 1000)
     left_out.samples, left_out.skipped = [], "too long"
@@ -145,15 +136,6 @@ def test_a_machine_that_others_keep_busy_is_said() -> None:
     assert note.startswith("threads waited for a core 10 % of the time"), "of two threads"
 
 
-def test_markdown_is_a_table_with_notes() -> None:
-    lines = markdown_table(CELLS).splitlines()
-    assert lines[0].startswith("One repeat says nothing of the noise")
-    lines = lines[2:]
-    assert lines[0].startswith("| prompt tokens | mode | prefill tok/s | vs no-MTP |")
-    assert all(line.count("|") == 11 for line in lines[:5])
-    assert "patched build of llama.cpp 012345678, patches feedc0dedead" in lines[6]
-
-
 def test_nothing_is_cut_off_when_it_does_not_fit() -> None:
     """In a very narrow terminal lines run over its edge; figures stay whole."""
     for width in (None, 80, 20):
@@ -192,21 +174,6 @@ def test_eighty_columns_are_enough_for_every_switch() -> None:
     assert "sync %:" not in printed(STATES, 80) and "sync %:" in printed(STATES, None)
     wide = printed(cells, None)
     assert "left out" not in wide and "elapsed" in wide and "pre " in wide
-
-
-def test_statistics_of_one_generation() -> None:
-    telemetry = Telemetry(n_prompt=100, n_cached=20, n_generated=21, prefill_s=0.5, decode_s=2.0)
-    telemetry.count_round(2, 1)
-    telemetry.count_round(1, 1)
-    text = "\n".join(telemetry_lines(telemetry))
-    assert "100 tokens (20 of them kept from before) read in 0.500 s, 160.0 per second\n" in text
-    assert "21 tokens written in 2.000 s, 10.0 per second; 2.500 s in all" in text
-    assert "2 of the model, 2.00 tokens from each" in text
-    assert "2 of 3 accepted (67 %); as first, second, ... of a pass: 2 of 2, 0 of 1" in text
-    assert "speed-up" not in text, "nobody has measured a step without drafts"
-    telemetry.plain_s = 0.15
-    text = "\n".join(telemetry_lines(telemetry))
-    assert "1.50 times as fast as without MTP, where each token takes 150.0 ms" in text
 
 
 def test_adaptive_depth_says_what_it_did() -> None:
