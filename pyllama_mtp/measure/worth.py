@@ -15,7 +15,16 @@ import numpy as np
 
 from pyllama_mtp.drafting.depth import Costs, best_depth, break_even, round_time, speed
 from pyllama_mtp.errors import UsageError
-from pyllama_mtp.measure.figures import CONFIDENCE, OURS, Cell, ratio_to, resampled
+from pyllama_mtp.measure.figures import (
+    CONFIDENCE,
+    OURS,
+    Cell,
+    SeriesKey,
+    ratio_to,
+    resampled,
+    series_key,
+)
+from pyllama_mtp.measure.plan import PLAIN_AXES
 from pyllama_mtp.measure.prompts import TEXTS
 from pyllama_mtp.measure.text import NONE, percent, size_name, to_markdown
 from pyllama_mtp.measure.verdict import Round, verdict
@@ -144,14 +153,32 @@ def has_classes(cells: Iterable[Cell]) -> bool:
     return any(cell.prompt_class not in TEXTS for cell in cells)
 
 
+def series_of(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
+    """The cells of fixed depth of each model, library and value of the axes, with their cells
+    without MTP; by what tells them apart, in words."""
+    ours = [cell for cell in cells if cell.program == OURS and cell.samples and not cell.adaptive]
+    keys: dict[SeriesKey, list[Cell]] = {}
+    for cell in ours:
+        if cell.n_max:
+            keys.setdefault(series_key(cell, ("mode", "class", "imposed")), []).append(cell)
+    varies = [len({*values}) > 1 for values in zip(*keys, strict=True)]
+    series = {}
+    for key, own in keys.items():
+        plain = [cell for cell in ours if not cell.n_max and _plain(cell) == _plain(own[0])]
+        words = (value for value, several in zip(key, varies, strict=True) if several and value)
+        series[", ".join(words)] = [*plain, *own]
+    return series
+
+
+def _plain(cell: Cell) -> tuple[str, ...]:
+    """What a cell has in common with its cell without MTP."""
+    return cell.run, cell.model, cell.variant, *(cell.axis(name) for name in PLAIN_AXES)
+
+
 def acceptance_groups(cells: Iterable[Cell]) -> dict[int, dict[str, list[Sample]]]:
-    """By prompt size and class the samples of the greatest fixed depth; with several classes, all
-    of them together come last."""
-    drafting = [
-        cell
-        for cell in cells
-        if cell.program == OURS and cell.n_max and not cell.adaptive and cell.samples
-    ]
+    """By prompt size and class the samples of the greatest fixed depth of a series; with several
+    classes, all of them together come last."""
+    drafting = [cell for cell in cells if cell.n_max]
     deepest = max((cell.n_max for cell in drafting), default=0)
     sizes: dict[int, dict[str, list[Sample]]] = {}
     for cell in sorted(drafting, key=lambda cell: cell.n_prompt):
@@ -165,10 +192,11 @@ def acceptance_groups(cells: Iterable[Cell]) -> dict[int, dict[str, list[Sample]
 
 
 def acceptance_rows(cells: Iterable[Cell]) -> list[dict[str, Any]]:
-    """Acceptance for JSON: one object per prompt size and class. `conditional`: rate, low and high
-    of each position."""
+    """Acceptance for JSON: one object per series, prompt size and class. `conditional`: rate, low
+    and high of each position."""
     return [
         {
+            "series": series,
             "n_prompt": size,
             "class": name,
             "prompts": len(samples),
@@ -176,7 +204,8 @@ def acceptance_rows(cells: Iterable[Cell]) -> list[dict[str, Any]]:
             "conditional": conditional(samples),
             "accepted_per_round": _per_round(samples),
         }
-        for size, classes in acceptance_groups(cells).items()
+        for series, own in series_of(cells).items()
+        for size, classes in acceptance_groups(own).items()
         for name, samples in classes.items()
     ]
 
@@ -188,9 +217,14 @@ def _per_round(samples: Sequence[Sample]) -> float:
 
 def acceptance_markdown(cells: Sequence[Cell]) -> str:
     """Acceptance and its worth as tables, with a verdict for each size; "" without drafts."""
+    series = series_of(cells)
+    parts = [part for name, own in series.items() for part in (name, _acceptance(own))]
+    return "\n\n".join(filter(None, parts))
+
+
+def _acceptance(cells: Sequence[Cell]) -> str:
+    """:func:`acceptance_markdown` of one series."""
     rows = acceptance_rows(cells)
-    if not rows:
-        return ""
     depth = max(len(row["conditional"]) for row in rows)
     drafts = [f"draft {position + 1}" for position in range(depth)]
     table = to_markdown(

@@ -96,6 +96,16 @@ def test_classes_and_all_of_them_at_the_deepest_fixed_depth() -> None:
     assert rows[0]["accepted_per_round"] == 2
 
 
+def test_models_and_axes_are_not_mixed() -> None:
+    other = [asked(2, "code", timed(2, 4, 9, 9), model="n.gguf", run="b")]
+    shown = acceptance_markdown([*matrix(), *other])
+    assert "| 2 | 0.50 | 1.50 | 2.00 | 62 | 1.50x | 0.75x | 1.12x |" in shown
+    assert "n.gguf\n\nAcceptance" in shown and "costs were not measured" not in shown
+    hidden = [{"hidden": "post-norm"}, {"hidden": "pre-norm"}]
+    cells = [asked(1, "code", timed(1, 4, 1, 1, accepted=[4]), settings=one) for one in hidden]
+    assert [row["series"] for row in acceptance_rows(cells)] == ["post-norm", "pre-norm"]
+
+
 def test_expected_speed_is_tokens_over_the_time_of_a_round() -> None:
     shown = acceptance_markdown(matrix())
     assert "| 2 | 0.50 | 1.50 | 2.00 | 62 | 1.50x | 0.75x | 1.12x |" in shown
