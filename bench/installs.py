@@ -7,7 +7,7 @@ Each install has a process of its own, which keeps a session at every depth. In 
 decode --tokens tokens after the same prompt, one after the other. Every turn has another prompt,
 because the acceptance of one text is luck, and another side is first. Texts that differ are
 reported. Where a process has its weights in memory makes it faster or slower for as long as it
-runs, so both are started --restarts times: a ratio is taken of each start's medians. Writes
+runs, so both are started --restarts times, and an interval tells what that does. Writes
 results/NAME.json and .md.
 """
 
@@ -21,10 +21,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 from benchkit import results
 from benchkit.model import model_file
 
-from pyllama_mtp.measure.figures import typical_ratio
+from pyllama_mtp.measure.figures import resampled
 from pyllama_mtp.settings import available_threads
 
 SIDES = ("old", "new")
@@ -134,13 +135,13 @@ def measure(args: argparse.Namespace, model: Path, plan: dict[str, Any]) -> dict
 
 
 def ratio(starts: list[Turns], kind: str) -> str:
-    """Of the medians of a start, new to old: the estimate over all starts, and its interval."""
-    ratios = [
-        median(one[f"new_{kind}"] for one in turns) / median(one[f"old_{kind}"] for one in turns)
-        for turns in starts
-    ]
-    estimate = typical_ratio(ratios)
-    return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
+    """New to old: of the medians over all turns, and 95 % of it when starts are drawn again."""
+    old, new = (
+        np.array([[one[f"{side}_{kind}"] for one in turns] for turns in starts]) for side in SIDES
+    )
+    medians = [np.median(side[resampled(len(starts))], axis=(1, 2)) for side in (old, new)]
+    low, high = np.percentile(medians[1] / medians[0], (2.5, 97.5))
+    return f"{np.median(new) / np.median(old):.3f} ({low:.3f} to {high:.3f})"
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -167,8 +168,8 @@ def markdown(result: dict[str, Any]) -> str:
     lines += results.markdown_table(head, rows)
     lines += [
         "",
-        "Ratios, new to old, are Hodges-Lehmann estimates over the starts. Texts may differ by",
-        "rounding; other drafts are accepted then, and passes per second tell the cost of a pass.",
+        "Ratios are of medians over all turns, intervals are bootstraps over the starts. Texts may",
+        "differ by rounding; other drafts are accepted then. Passes per second tell their cost.",
     ]
     return "\n".join(lines) + "\n"
 
