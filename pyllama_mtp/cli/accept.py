@@ -44,6 +44,7 @@ def lengths(text: str) -> tuple[int, ...]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
+    parser.usage = "%(prog)s [options]"
     group = parser.add_argument_group("prompts")
     own = group.add_mutually_exclusive_group()
     own.add_argument("--prompts", metavar="FILE.jsonl", help="prompts of your own, see above")

@@ -2,12 +2,13 @@
 cell by cell. Exit with 1 if something got slower than the threshold allows.
 
 The same measurement on both sides is compared repeat by repeat. 'ratio' is the
-median of NEW / OLD; above 1 is faster. The intervals are wide enough that
-comparing a thing with itself reports a difference at most once in 20 times,
-however many cells there are. A line is 'slower' if its ratio is at or past the
-threshold and its whole interval lies below 1. It is 'unclear' if the ratio is
-past the threshold, but noise can be the reason: measure with more repeats. To
-find a slow-down of 5 %, leave the threshold at 3 % and take 7 repeats or more.
+estimate of NEW / OLD (a kind of median); above 1 is faster. The intervals are
+wide enough that comparing a thing with itself reports a difference at most once
+in 20 times, however many cells there are. A line is 'slower' if its ratio is at
+or past the threshold and its whole interval lies below 1. It is 'unclear' if
+the ratio is past the threshold, but noise can be the reason: measure with more
+repeats. To find a slow-down of 5 %, leave the threshold at 3 % and take 7
+repeats or more.
 
 Two files are from different times, so their speeds also depend on how busy the
 machine was. --ratios compares the ratios to no MTP, in which that cancels out.

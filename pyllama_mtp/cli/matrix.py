@@ -76,7 +76,9 @@ MAX_TOKENS = {"text": 256, "code": 2048}
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument(
+    parser.usage = "%(prog)s [options]"
+    group = parser.add_argument_group("what is measured")
+    group.add_argument(
         "--depths",
         type=parsing.comma_list(parsing.whole_or_auto(0)),
         metavar="N|auto,...",
@@ -85,15 +87,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         f"{','.join(map(str, DEPTHS))}, as far as --synthetic-acceptance has rates for them; 0 for "
         "a model without an MTP head)",
     )
-    options.add_parts(parser, "ngram")
-    parser.add_argument(
+    options.add_parts(group, "ngram")
+    group.add_argument(
         *("-p", "--prompt-sizes"),
         type=parsing.comma_list(parsing.tokens),
         metavar="TOKENS,...",
         help=f"prompt sizes in tokens; 1k is 1024 (default: {','.join(map(str, SIZES))})",
     )
     parsing.add_whole(
-        parser,
+        group,
         "--prompt-step",
         default=0,
         least=0,
@@ -102,21 +104,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--n-ubatch), to see small differences of prefill speed; 0: one prompt after the other",
     )
     parsing.add_whole(
-        parser,
+        group,
         "-n",
         "--max-tokens",
         help="tokens generated per sample (default: "
         f"{MAX_TOKENS['text']}; {MAX_TOKENS['code']} with --output-mode code)",
     )
     parsing.add_whole(
-        parser,
+        group,
         "--repeat",
         metavar="R",
         help=f"samples per cell (default: {REPEAT}; for the demo model up to {DEMO_REPEAT}, as "
         "many as fit into 4 min 30 s; in a first look into 75 s)",
     )
-    add_budget_option(parser)
-    parser.add_argument(
+    add_budget_option(group)
+    group.add_argument(
         "--classes",
         type=parsing.comma_list(str),
         default="text",
@@ -124,12 +126,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="kinds of prompts: text (documentation to continue), source (programs to continue); "
         "questions in a chat, after a text of the size: factual, thinking, code, instruction",
     )
-    parser.add_argument(
+    group.add_argument(
         "--prompt-file",
         metavar="FILE",
         help="UTF-8 text to cut prompts from (default: text of Python's standard library)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--output-mode",
         default="text",
         choices=("text", "code"),
@@ -157,7 +159,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parsing.add_format_option(output)
     options.add_model_options(parser, several=True)
-    parser.add_argument(
+    group = parser.add_argument_group("what is compared, beside depths")
+    group.add_argument(
         "--variants",
         type=parsing.comma_list(str),
         metavar="upstream|patched|DIR[:NAME=VALUE...],...",
@@ -166,7 +169,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "(patched,patched:GOMP_SPINCOUNT=300000) and switches of the CPU patches (small_batch, "
         "large_batch, direct_states, few_rows_attention: patched:small_batch=off)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--axis",
         type=parsing.axis,
         action="append",
@@ -179,14 +182,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "none: 0.5 to the power of the position, for 6 positions; these rates; no imposed rates. "
         "Fields that concern only drafts vary at depths above 0, ngram at 'auto'",
     )
-    parser.add_argument(
+    group.add_argument(
         "--peers",
         type=parsing.comma_list(parsing.one_of(tuple(PEERS))),
         default=(),
         metavar="PROGRAM,...",
         help=f"other programs to measure beside this one: {', '.join(PEERS)}",
     )
-    parser.add_argument(
+    group.add_argument(
         "--peer-dir",
         metavar="DIR",
         help="folder of llama-server and llama-bench (default: PYLLAMA_MTP_PEERS from the "
@@ -202,7 +205,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_budget_option(parser: argparse.ArgumentParser) -> None:
+def add_budget_option(parser: argparse._ActionsContainer) -> None:
     """Add --budget."""
     parser.add_argument(
         "--budget",

@@ -39,6 +39,7 @@ UBATCH_PROMPT, UBATCH_S, UBATCH_REPEAT = 2048, 20.0, 5
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
+    parser.usage = "%(prog)s [options]"
     parsing.add_whole(parser, "--limit", default=6, help="greatest depth to measure")
     parsing.add_whole(
         parser,

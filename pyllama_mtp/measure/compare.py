@@ -348,7 +348,7 @@ def _notes(comparison: Comparison, names: tuple[str, str]) -> list[str]:
     """What the figures are, what else differs, and which cells have no partner."""
     what = "ratios to no MTP" if comparison.ratios else "speeds"
     return [
-        f"OLD is {names[0]}, NEW is {names[1]}; medians of paired {what}, above 1 is faster; the "
+        f"OLD is {names[0]}, NEW is {names[1]}; paired {what}, above 1 is faster; the "
         f"intervals hold all at once with {100 * CONFIDENCE:g} %",
         *comparison.notes,
         *(f"only in OLD: {cell}" for cell in comparison.only_old),

@@ -118,7 +118,8 @@ def matrix_verdicts(cells: Sequence[Cell]) -> list[str]:
             cell = by_depth[min(by_depth)][1]
             first = (cell.acceptance_per_position or [None])[0]
             words = "" if first is None else f"{percent(first)} of the first ones were"
-            prefix = f"{n_prompt} tokens: " if len(found) > 1 else ""
+            size = f"{n_prompt} tokens" if n_prompt else "questions as they are"
+            prefix = f"{size}: " if len(found) > 1 else ""
             notes.append(prefix + verdict(rounds_of, cell.slow_types, words))
     return notes
 
