@@ -22,12 +22,13 @@ PRELUDE = """
 #include "llama.h"
 #include "llama-mtp.h"
 #include "pyllama_shim.h"
+#include "pyllama_vision.h"
 """
 
 
-def shim_declarations() -> str:
-    """What the shim's header declares, as cffi reads it; values are left to the compiler."""
-    header = (HERE / "shim" / "pyllama_shim.h").read_text()
+def shim_declarations(name: str) -> str:
+    """What a header of the shim declares, as cffi reads it; values are left to the compiler."""
+    header = (HERE / "shim" / name).read_text()
     text = header.partition('extern "C" {\n#endif\n')[2].rpartition("#ifdef __cplusplus")[0]
     return re.sub(r"(#define \w+).*", r"\1 ...", re.sub(r"//.*|PYLLAMA_API ", "", text))
 
@@ -37,7 +38,8 @@ def make_ffi() -> FFI:
     ffi = FFI()
     for topic in CDEFS:
         ffi.cdef((HERE / "cdef" / f"{topic}.h").read_text())
-    ffi.cdef(shim_declarations())
+    for name in ("pyllama_shim.h", "pyllama_vision.h"):
+        ffi.cdef(shim_declarations(name))
     ffi.set_source("pyllama_mtp._native", PRELUDE, py_limited_api=True)
     return ffi
 

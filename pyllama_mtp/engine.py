@@ -29,6 +29,7 @@ from .llama.context import Context
 from .llama.contextoptions import NodeTimes
 from .llama.model import Model
 from .llama.owned import Exclusive
+from .llama.vision import PlacedImage
 from .resolved import Resolved
 from .sequence import Sequence
 from .settings import Settings
@@ -149,7 +150,7 @@ class Engine:
         self.target.remove(0, sequence.id)
         self.drafting.reset(sequence)
         sequence.checkpoints.clear()
-        sequence.tokens = []
+        sequence.cut(0)
 
     # -- prefill -------------------------------------------------------------------------------
 
@@ -169,10 +170,12 @@ class Engine:
         """How many tokens `prompt` shares with the sequence, the position to process it from, and
         the checkpoint to go back to for that, if one is needed."""
         shared = min(common_prefix(sequence.tokens, prompt), len(prompt) - 1)
+        for image in sequence.images:  # a part of an image is no use
+            shared = image.start if image.start < shared < image.end else shared
         goal = start = shared
         if drafting:  # a draft context may end earlier than the target's
             goal, start = self.head.reach(sequence, shared)
-        back = len(sequence.tokens) - start
+        back = sequence.position(len(sequence.tokens)) - sequence.position(start)
         can_cut = start > 0 and back <= self.target.rewind(sequence.id)
         if back == 0 or can_cut:
             return shared, start, None
@@ -196,12 +199,14 @@ class Engine:
         if start == 0:
             self.release(sequence)
         elif checkpoint:
-            go_back(self.target, checkpoint.state, start, sequence.id)
+            go_back(self.target, checkpoint.state, sequence.position(start), sequence.id)
             if sequence.drafting and checkpoint.carry is not None:
                 self.head.go_back(sequence, start, checkpoint.carry)
-        elif start < len(sequence.tokens) and not self.target.remove(start, sequence.id):
-            raise FatalDecodeError(f"llama.cpp refused to go back to position {start}")
-        del sequence.tokens[start:]
+        elif start < len(sequence.tokens):
+            at = sequence.position(start)
+            if not self.target.remove(at, sequence.id):
+                raise FatalDecodeError(f"llama.cpp refused to go back to position {at}")
+        sequence.cut(start)
         self.intact = True
 
     def prefill(self, sequence: Sequence) -> int | None:
@@ -216,15 +221,19 @@ class Engine:
         self.intact = False
         self._prepare_rows([sequence])
         target.set_snapshots(False)  # nobody goes back within a prompt token by token
-        start = len(sequence.tokens)
+        start, images = len(sequence.tokens), sequence.request.images
+        placed = next((image for image in images if start < image.end), None)
+        if placed and placed.start <= start:
+            self._prefill_image(sequence, placed)
+            return None
         cuts = self._cuts(sequence, start, len(prompt))
-        end = cuts[0]
+        end = min(cuts[0], placed.start) if placed else cuts[0]
         chunk = np.array(prompt[start:end], dtype=np.int32)
         outputs = np.zeros(len(chunk), dtype=np.int8)
         outputs[-1] = end == len(prompt)
         if self.settings.prompt_rows == "all":
             outputs[:] = 1
-        target.decode(chunk, start, outputs, seq=sequence.id)
+        target.decode(chunk, sequence.position(start), outputs, seq=sequence.id)
         sequence.batch, sequence.entry = chunk, 0
         if sequence.drafting and self.head.contexts:
             began = time.perf_counter()
@@ -239,6 +248,20 @@ class Engine:
             sequence.checkpoints.add(Checkpoint(end, state, carry))
         self.intact = True
         return len(chunk) - 1 if end == len(prompt) else None
+
+    def _prefill_image(self, sequence: Sequence, placed: PlacedImage) -> None:
+        """Process the next rows of an image: one decode. The MTP head takes the same rows."""
+        start, request, image = len(sequence.tokens), sequence.request, placed.image
+        end, first = min(placed.end, start + self.target.n_batch), sequence.position(placed.start)
+        part = slice(start - placed.start, end - placed.start)
+        after = first + image.n_positions
+        rows, positions = image.rows[part], first + image.positions[part]
+        self.target.decode_rows(rows, positions, after, sequence.id)
+        sequence.tokens += request.prompt[start:end]
+        if start == placed.start:
+            sequence.images.append(placed)
+        request.answer.telemetry.n_left = len(request.prompt) - end
+        self.intact = True
 
     def _cuts(self, sequence: Sequence, start: int, stop: int) -> list[int]:
         target = self.target
@@ -264,7 +287,8 @@ class Engine:
         for one in sequences:
             if self._replays and n_rows > 1 and not forced:  # the copy stays on the device
                 one.state_before = target.save_state(True, one.id, on_device=True)
-            start, drafts, one.entry = len(one.tokens), one.drafts.tokens, len(tokens)
+            start, drafts = one.position(len(one.tokens)), one.drafts.tokens
+            one.entry = len(tokens)
             tokens += [one.newest, *drafts, *[one.newest] * (n_rows - 1 - len(drafts))]
             positions += range(start, start + n_rows)
             seqs += [one.id] * n_rows
@@ -304,7 +328,7 @@ class Engine:
 
     def _take_back(self, one: Sequence, n_keep: int) -> None:
         """Keep the first `n_keep` tokens of a sequence's part of the last pass."""
-        start, target = len(one.tokens), self.target
+        start, target = one.position(len(one.tokens)), self.target
         if self._replays:
             go_back(target, one.state_before, start, one.id)
             none = np.zeros(n_keep, dtype=np.int8)

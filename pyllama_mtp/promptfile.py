@@ -281,6 +281,8 @@ def save(engine: Engine, sequence: Sequence, path: str | os.PathLike[str]) -> No
     """
     if engine.target.handle and not (engine.intact and sequence.tokens):
         raise UsageError("there is no processed prompt to save; process one first")
+    if sequence.images:
+        raise UsageError("prompts with images cannot be saved to files")
     draft = engine.head.save(sequence)
     target = engine.target.save_state(seq=sequence.id)
     found = ProcessedPrompt(list(sequence.tokens), target, *draft, identity_of(engine))

@@ -32,6 +32,7 @@ from .chats.tools import Tools
 from .drafting.sampling import Sampler
 from .errors import UsageError
 from .llama.model import Model
+from .llama.vision import ImagePrompt, PlacedImage, text_tokens
 from .settings import Sampling
 from .telemetry import Telemetry
 
@@ -116,11 +117,17 @@ class Request:
     limits: Limits
     answer: Answer
     on_progress: OnProgress | None = None
+    images: tuple[PlacedImage, ...] = ()
+
+    @property
+    def text(self) -> list[int]:
+        """The prompt's token ids, without images."""
+        return text_tokens(self.prompt) if self.images else self.prompt
 
 
 def make_request(
     model: Model,
-    prompt: list[int],
+    prompt: list[int] | ImagePrompt,
     limits: Limits,
     sampling: Sampling | None = None,
     options: Options | None = None,
@@ -129,7 +136,8 @@ def make_request(
     """A request whose answer, of this kind, is still empty.
 
     Args:
-        prompt: token ids, at least one; see :func:`tokens_of` and :meth:`.ChatOptions.prompt`.
+        prompt: token ids, at least one; see :func:`tokens_of` and :meth:`.ChatOptions.prompt`; or
+            a prompt with images.
         sampling: default greedy.
         options: as :meth:`Options.check` gives them.
 
@@ -141,9 +149,13 @@ def make_request(
         pairs=[] if o.log_pairs else None,
         near_ties=[] if o.log_ties and sampling.plain_greedy else None,
     )
-    splitter = Splitter(o.in_thought or opened(model, prompt)) if o.split else None
+    images = prompt if isinstance(prompt, ImagePrompt) else ImagePrompt(prompt)
+    telemetry.n_image_tokens = sum(one.image.n_tokens for one in images.images)
+    telemetry.encode_s = images.encode_s
+    text = text_tokens(images.entries) if images.images else images.entries
+    splitter = Splitter(o.in_thought or opened(model, text)) if o.split else None
     calls = o.tools.reader(call_form(model.chat_template)) if o.tools else None
     stop = [*(o.stop or ())]
     answer = kind(model, limits.ignore_eos, stop, telemetry, o.logprobs, splitter, calls)
-    sampler = Sampler(model, sampling, prompt, telemetry.near_ties)
-    return Request(prompt, sampler, limits, answer, o.on_progress)
+    sampler = Sampler(model, sampling, text, telemetry.near_ties)
+    return Request(images.entries, sampler, limits, answer, o.on_progress, images.images)

@@ -11,6 +11,7 @@ from .answer import TopLogprobs
 from .checkpoints import Checkpoints
 from .drafting.acceptance import Distribution, SyntheticAcceptance
 from .llama.batch import Floats, Ints
+from .llama.vision import PlacedImage, position
 
 if TYPE_CHECKING:
     from .request import Request
@@ -48,7 +49,9 @@ class Sequence:
         id: the sequence's number in the contexts.
         n_ctx: tokens that it has room for.
         checkpoints: of the recurrent state along `tokens`.
-        tokens: that the target's cache holds, position 0 first.
+        tokens: that the target's cache holds, position 0 first; rows of images are negative, see
+            :mod:`.vision`.
+        images: among them.
         used: when it was last given a prompt.
         request: the present one, or the last.
         counts: its telemetry, and that of all sequences together.
@@ -72,6 +75,7 @@ class Sequence:
     n_ctx: int
     checkpoints: Checkpoints
     tokens: list[int] = field(default_factory=list)
+    images: list[PlacedImage] = field(default_factory=list)
     used: float = 0.0
     request: Request = field(init=False)
     counts: tuple[Telemetry, ...] = ()
@@ -98,6 +102,15 @@ class Sequence:
     def room(self) -> int:
         """Tokens that the contexts can still take, the newest one included."""
         return self.n_ctx - len(self.tokens)
+
+    def position(self, entry: int) -> int:
+        """The position of an entry of `tokens`, or of the next; see :func:`.vision.position`."""
+        return position(entry, self.images)
+
+    def cut(self, n: int) -> None:
+        """Forget all tokens but the first `n`."""
+        del self.tokens[n:]
+        self.images = [image for image in self.images if image.end <= n]
 
     def begin(self, request: Request, *totals: Telemetry) -> None:
         """Answer this request from now on; its figures count in `totals`, too."""

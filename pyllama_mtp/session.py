@@ -32,10 +32,12 @@ from .chats.thinking import Piece
 from .chats.tools import Messages, Tools
 from .engine import Engine
 from .errors import UsageError
+from .imagefile import ImageSource
 from .llama.contextoptions import NodeTimes
 from .llama.hiddenstates import POINTS, ROWS, HiddenStates
 from .llama.model import Model
 from .llama.owned import Owned
+from .llama.vision import ImagePrompt, Vision
 from .request import Limits, OnProgress, Options, Prompt, Request, make_request, tokens_of
 from .scheduler import run_all
 from .settings import MOST_TOKENS, Sampling, Settings
@@ -156,7 +158,9 @@ class Contexts(Owned):
         n_sequences: int,
         room: int = 0,
         times: NodeTimes | None = None,
+        vision: Vision | None = None,
     ) -> None:
+        self.vision = vision if vision is None else instance("vision", vision, Vision, "a Vision")
         self.model, self.settings = model, usable_settings(model, settings)
         n = whole("n_sequences", n_sequences, 1, MOST_SEQUENCES, f"from 1 to {MOST_SEQUENCES}")
         room = whole("room", room, 0, MOST_TOKENS, f"from 0 (not known) to {MOST_TOKENS} tokens")
@@ -173,12 +177,30 @@ class Contexts(Owned):
         """Token ids of a prompt. Raises UsageError: none, more than there is room for, or see
         :func:`.tokens_of`."""
         tokens = tokens_of(self.model, prompt)
-        if len(tokens) > self.n_ctx:
+        self._check_length(len(tokens))
+        return tokens
+
+    def _check_length(self, n: int) -> None:
+        if n > self.n_ctx:
             raise UsageError(
-                f"the prompt has {len(tokens)} tokens and the context {self.n_ctx}; "
+                f"the prompt has {n} tokens and the context {self.n_ctx}; "
                 "shorten it or use a longer n_ctx (--n-ctx)"
             )
-        return tokens
+
+    def _with_images(self, text: Prompt, images: Sequence[ImageSource], draft: bool) -> ImagePrompt:
+        """A prompt with images. Raises UsageError: no encoder, or see :meth:`.Vision.prompt`."""
+        if self.vision is None:
+            raise UsageError("images need an encoder; give the session Vision(model, mmproj)")
+        if not isinstance(text, str):
+            raise UsageError("images go with text, in which a marker stands for each of them")
+        if draft and self._engine.head.contexts:
+            raise UsageError(
+                "images need an MTP head that drafts in the trunk's context (prompt_sync 'kv'), or "
+                "draft=False"
+            )
+        prompt = self.vision.prompt(text, images)
+        self._check_length(len(prompt.entries))
+        return prompt
 
     def process(
         self, prompt: Prompt, *, draft: bool = True, on_progress: OnProgress | None = None
@@ -310,6 +332,7 @@ class Session(Contexts):
         *,
         room: int = 0,
         times: NodeTimes | None = None,
+        vision: Vision | None = None,
     ) -> None:
         """Make the contexts.
 
@@ -317,12 +340,13 @@ class Session(Contexts):
             settings: default :class:`Settings`.
             room: tokens of prompt and answer, for an `n_ctx` of 0; 0: not known.
             times: measures the costs of graph nodes; see :func:`pyllama_mtp.bench.profile`.
+            vision: the model's image encoder, for prompts with images; the caller closes it.
 
         Raises:
             UsageError: settings that do not go together, or not with this model.
             InsufficientMemoryError: caches and buffers do not fit into memory.
         """
-        super().__init__(model, settings, 1, room, times)
+        super().__init__(model, settings, 1, room, times, vision)
 
     def generate(
         self,
@@ -337,8 +361,9 @@ class Session(Contexts):
         log_ties: bool = False,
         logprobs: int | None = None,
         on_progress: OnProgress | None = None,
+        images: Sequence[ImageSource] = (),
     ) -> Generation:
-        """Start a generation; nothing is computed until it is iterated or run.
+        """Start a generation; nothing but images is computed until it is iterated or run.
 
         Args:
             prompt: text (control tokens such as ``<|im_start|>`` are recognised) or token ids:
@@ -356,19 +381,31 @@ class Session(Contexts):
                 answer's `logprobs`. Fetches all logits.
             on_progress: called while the prompt is processed, after each `n_batch` tokens, with
                 (tokens done, tokens in all). An exception from it ends the generation.
+            images: each stands where the text has :data:`.IMAGE_MARKER`: paths, bytes, data URLs,
+                arrays (height, width, 3) of uint8, or PIL images.
 
         Raises:
-            UsageError: an empty prompt, a prompt longer than the context, or a bad argument.
+            UsageError: an empty prompt, a prompt longer than the context, an image that cannot be
+                used, or a bad argument.
         """
         limits = Limits(max_tokens, ignore_eos, draft)
         given = Options(stop, log_pairs, log_ties, logprobs, on_progress)
-        return self._start(prompt, limits, sampling, given)
+        return self._start(prompt, limits, sampling, given, images)
 
     def _start(
-        self, prompt: Prompt, limits: Limits, sampling: Sampling | None, given: Options
+        self,
+        prompt: Prompt,
+        limits: Limits,
+        sampling: Sampling | None,
+        given: Options,
+        images: Sequence[ImageSource] = (),
     ) -> Generation:
         chosen, given = usable("sampling", sampling, Sampling), given.check(self.model)
-        tokens = self._tokens(prompt)
+        tokens: list[int] | ImagePrompt
+        if len(images):
+            tokens = self._with_images(prompt, images, limits.draft)
+        else:
+            tokens = self._tokens(prompt)
         request = make_request(self.model, tokens, limits, chosen, given, Generation)
         assert isinstance(request.answer, Generation)
         return request.answer._of(self._engine, request)

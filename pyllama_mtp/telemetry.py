@@ -50,6 +50,8 @@ class Telemetry:
     Attributes:
         n_prompt: prompt tokens. `n_cached` of them were in the cache already; `n_left` of them are
             not processed, because the prompt was interrupted.
+        n_image_tokens: of the prompt, rows of images; `encode_s`: seconds spent on images that were
+            not known before, which no other time contains.
         n_generated: tokens emitted.
         prefill_s: from the start to the moment the first token is known.
         decode_s: from then to the end.
@@ -75,6 +77,8 @@ class Telemetry:
     n_prompt: int = 0
     n_cached: int = 0
     n_left: int = 0
+    n_image_tokens: int = 0
+    encode_s: float = 0.0
     n_generated: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0

@@ -30,6 +30,7 @@ void     llama_model_free(struct llama_model * model);
 void     llama_backend_init(void);
 int32_t  llama_model_n_ctx_train  (const struct llama_model * model);
 int32_t  llama_model_n_embd_out   (const struct llama_model * model);
+int32_t  llama_model_n_embd_inp   (const struct llama_model * model);
 int32_t  llama_model_n_swa        (const struct llama_model * model);
 int32_t  llama_model_n_layer      (const struct llama_model * model);
 int32_t  llama_model_n_layer_nextn(const struct llama_model * model);

@@ -2,7 +2,7 @@
 set(_package pyllama_mtp)
 install(TARGETS _native LIBRARY DESTINATION ${_package})
 install(TARGETS ggml ggml-base LIBRARY DESTINATION ${_package}/lib NAMELINK_SKIP)
-install(TARGETS ${PYLLAMA_BACKENDS} LIBRARY DESTINATION ${_package}/lib)
+install(TARGETS vision ${PYLLAMA_BACKENDS} LIBRARY DESTINATION ${_package}/lib)
 foreach(_variant upstream patched)
     install(TARGETS llama-${_variant} shim-${_variant} dropin-${_variant}
         LIBRARY DESTINATION ${_package}/lib/${_variant} NAMELINK_SKIP)

@@ -1,5 +1,5 @@
 # The cffi extension: C emitted from cdef/*.h and the shim's header. The compiler checks it against upstream's headers.
-file(GLOB _cdefs CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cdef/*.h ${PYLLAMA_SHIM_DIR}/pyllama_shim.h)
+file(GLOB _cdefs CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cdef/*.h ${PYLLAMA_SHIM_DIR}/pyllama_*.h)
 set(_generated ${CMAKE_BINARY_DIR}/generated/_native.c)
 add_custom_command(OUTPUT ${_generated}
     COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/build_ffi.py ${_generated}

@@ -74,11 +74,20 @@ PYLLAMA_API int32_t pyllama_tokenize_forced(
         const struct llama_vocab * vocab, const char * text, int32_t n_text, llama_token * tokens, int32_t n_tokens_max,
         bool add_special, bool parse_special);
 
-// A batch. All arrays have n_tokens entries.
+// Calls body(data), which may throw, or fail an assertion, and may compute graphs with n_threads threads. Returns its result,
+// or one of PYLLAMA_*.
+PYLLAMA_API int32_t pyllama_guarded(
+        int32_t (*body)(void * data), void * data, int32_t n_threads, char * message, size_t n_message);
+
+// A batch. All arrays have n_tokens entries. `embd`: NULL, or n_tokens rows of n_embd_inp in place of tokens, an image;
+// `pos` then has n_pos numbers for each row, otherwise 1.
 struct pyllama_batch {
     int32_t              n_tokens;
     const llama_token  * token;
+    const float        * embd;
+    int32_t              n_embd_inp;
     const llama_pos    * pos;
+    int32_t              n_pos;
     const llama_seq_id * seq_id;
     const int8_t       * output;  // 1: an output row is wanted for this token
     const float        * hidden;  // NULL, or n_tokens rows of n_embd: the hidden state that the MTP block pairs with each token

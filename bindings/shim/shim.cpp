@@ -189,8 +189,10 @@ auto guarded_or_null(char * message, size_t n_message, Body body) -> decltype(bo
 
 // Adds entry i; false: llama_batch_ext refuses it.
 bool add_entry(llama_batch_ext * batch, const pyllama_batch & e, int32_t i) {
-    const int32_t idx = llama_batch_ext_add_token(batch, e.seq_id[i], e.token[i]);
-    if (idx < 0 || !llama_batch_ext_set_pos(batch, idx, &e.pos[i])) {
+    const llama_embd embd = { e.embd ? e.embd + (size_t) i * e.n_embd_inp : nullptr, 1, (size_t) e.n_embd_inp };
+    const int32_t idx = e.embd ? llama_batch_ext_add_embd(batch, e.seq_id[i], embd)
+                               : llama_batch_ext_add_token(batch, e.seq_id[i], e.token[i]);
+    if (idx < 0 || !llama_batch_ext_set_pos(batch, idx, &e.pos[(size_t) i * e.n_pos])) {
         return false;
     }
     if (e.hidden) {
@@ -295,6 +297,10 @@ void pyllama_context_free(llama_context * ctx) {
 #endif
 }
 
+int32_t pyllama_guarded(int32_t (*body)(void *), void * data, int32_t n_threads, char * message, size_t n_message) {
+    return guarded_code(message, n_message, [&] { require_threads(n_threads); return body(data); });
+}
+
 int32_t pyllama_regex_search(const char * pattern, const char * text, char * message, size_t n_message) {
     return guarded_code(message, n_message, [&] { return std::regex_search(text, std::regex(pattern)); });
 }
@@ -324,7 +330,7 @@ int32_t pyllama_decode(
             if (!add_entry(batch, *entries, i)) {
                 char text[128];
                 snprintf(text, sizeof(text), "entry %d (token %d, sequence %d, position %d) was refused",
-                        i, entries->token[i], entries->seq_id[i], entries->pos[i]);
+                        i, entries->embd ? -1 : entries->token[i], entries->seq_id[i], entries->pos[(size_t) i * entries->n_pos]);
                 say(message, n_message, text);
                 return PYLLAMA_BATCH_REFUSED;
             }

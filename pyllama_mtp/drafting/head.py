@@ -56,7 +56,7 @@ class HeadDrafter(Drafter):
     def begin(self, sequence: Sequence) -> None:
         """See :meth:`.Drafter.begin`."""
         if self.heads:
-            self.heads.see(sequence.request.prompt, sequence.counts, prompt=True)
+            self.heads.see(sequence.request.text, sequence.counts, prompt=True)
 
     def accepted(self, sequences: list[Sequence]) -> None:
         """See :meth:`.Drafter.accepted`."""

@@ -119,7 +119,7 @@ class NgramDrafter(Drafter):
 
     def begin(self, sequence: Sequence) -> None:
         """See :meth:`.Drafter.begin`."""
-        self.texts[sequence.id].begin([*sequence.request.prompt, *sequence.chosen])
+        self.texts[sequence.id].begin([*sequence.request.text, *sequence.chosen])
 
     def rates(self, sequence: Sequence) -> list[float]:
         """Conditional acceptance, per position, of the drafts that there are; empty: none."""

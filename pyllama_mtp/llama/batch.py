@@ -24,10 +24,11 @@ class Batch:
 
     Attributes:
         tokens, positions, seqs: [n] int32: ids, positions, sequence ids. A sequence's positions
-            continue those in its cache.
+            continue those in its cache. Of an image with M-RoPE, positions are [n, 4].
         outputs: [n] int8, 1 where an output row (logits) is wanted.
         hidden: [n, n_embd] float32, for a context of the MTP block only: the state that pairs with
             each token.
+        rows: [n, n_embd] float32 embeddings of an image, in place of the tokens, which are ignored.
     """
 
     tokens: Ints
@@ -35,6 +36,7 @@ class Batch:
     seqs: Ints
     outputs: npt.NDArray[np.int8]
     hidden: Floats | None = None
+    rows: Floats | None = None
 
     def __post_init__(self) -> None:
         self.tokens = np.ascontiguousarray(self.tokens, dtype=np.int32)
@@ -43,13 +45,16 @@ class Batch:
         self.outputs = np.ascontiguousarray(self.outputs, dtype=np.int8)
         if self.hidden is not None:
             self.hidden = np.ascontiguousarray(self.hidden, dtype=np.float32)
+        if self.rows is not None:
+            self.rows = np.ascontiguousarray(self.rows, dtype=np.float32)
 
     def check(self, context: Context) -> None:
         """Refuse every batch on which a GGML_ASSERT would end the interpreter. Raises UsageError:
         the batch does not fit `context`; the message says what would."""
         n, options = len(self.tokens), context.options
         # Lists: for the few tokens of a round their minimum costs a tenth of what numpy's does.
-        positions, seqs = self.positions.tolist(), self.seqs.tolist()
+        places = self.positions if self.positions.ndim == 1 else self.positions[:, 0]
+        positions, seqs = places.tolist(), self.seqs.tolist()
         if not 1 <= n <= context.n_batch:
             raise UsageError(
                 f"a batch of {n} tokens; it must hold 1 to n_batch = {context.n_batch}"
@@ -76,7 +81,13 @@ class Batch:
                     raise UsageError(
                         f"a batch at position {start}; the cache ends at {context.past(seq)}"
                     )
-        context.model.check_tokens(self.tokens)
+        if self.rows is None:
+            context.model.check_tokens(self.tokens)
+        elif self.rows.shape != (n, context.model.n_embd_inp) or options.mtp_head:
+            raise UsageError(
+                f"rows of shape {self.rows.shape} for a model that takes "
+                f"{(n, context.model.n_embd_inp)}"
+            )
         if self.outputs.shape != (n,):
             raise UsageError(f"{self.outputs.shape} output marks for {n} tokens")
         rows = n - self.outputs.tobytes().count(0)
@@ -105,6 +116,10 @@ class Batch:
         view.n_tokens, view.n_embd = len(self.tokens), context.model.n_embd
         view.token = pointer("int32_t[]", self.tokens)
         view.pos = pointer("int32_t[]", self.positions)
+        view.n_pos = self.positions.size // len(self.positions)
+        if self.rows is not None:
+            view.embd = pointer("float[]", self.rows)
+            view.n_embd_inp = self.rows.shape[1]
         view.seq_id = pointer("int32_t[]", self.seqs)
         view.output = pointer("int8_t[]", self.outputs)
         if self.hidden is not None:

@@ -110,6 +110,8 @@ class Context(Owned, OfThisProcess):
         self._settled = True  # what the last decode computed is known to be here
         self._snapshots = True
         self._on_device: dict[int, bytearray] = {}  # by sequence: the state kept on its device
+        #: By sequence, for images in the cache: last position, and the one at which text goes on.
+        self._image_ends: dict[int, dict[int, int]] = {}
         self._rewind: dict[int, int] = {}  # by sequence: positions that its state can go back
         self._message = self._ffi.new("char[256]")
         self._alone = Exclusive("a session or context")
@@ -336,6 +338,18 @@ class Context(Owned, OfThisProcess):
         seqs = np.full(len(tokens), seq, dtype=np.int32)
         self.decode_batch(Batch(tokens, positions, seqs, outputs, hidden))
 
+    def decode_rows(self, rows: Floats, positions: Ints, end: int, seq: int = SEQ) -> None:
+        """Process embeddings of an image, or of a part of one; for the errors see :meth:`decode`.
+
+        Args:
+            rows: [n, n_embd_inp] float32.
+            positions: [n, 1] or, with M-RoPE, [n, 4] int32.
+            end: the position at which the text goes on.
+        """
+        seqs, none = np.full(len(rows), seq, np.int32), np.zeros(len(rows), dtype=np.int8)
+        self.decode_batch(Batch(np.zeros_like(seqs), positions, seqs, none, rows=rows))
+        self._image_ends.setdefault(seq, {})[self._last(seq)] = end
+
     def decode_batch(self, batch: Batch) -> None:
         """Process a batch of any sequences; for the errors see :meth:`decode`."""
         batch.check(self)
@@ -544,10 +558,13 @@ class Context(Owned, OfThisProcess):
         removed = bool(self.call(self._lib.pyllama_memory_seq_rm, seq, start, -1))
         if removed and back > 0:
             self._rewind.pop(seq, None)
+        if removed and (ends := self._image_ends.pop(seq, None)):
+            self._image_ends[seq] = {at: end for at, end in ends.items() if at < start}
         return removed
 
     def clear(self) -> None:
         """Empty the cache."""
+        self._image_ends.clear()
         self.call(self._lib.pyllama_memory_clear)
 
     # -- state ---------------------------------------------------------------------------------
@@ -598,6 +615,8 @@ class Context(Owned, OfThisProcess):
         flags = self._state_flags(recurrent_only, on_device)
         source = self._ffi.from_buffer("uint8_t[]", data)
         self._rewind = {}
+        if not recurrent_only:
+            self._image_ends.pop(seq, None)
         n = self._run(self._lib.pyllama_state_seq_set, source, len(data), seq, flags)
         self._raise_what_came()
         if n == 0:
@@ -729,9 +748,14 @@ class Context(Owned, OfThisProcess):
         return self.past()
 
     def past(self, seq: int = SEQ) -> int:
-        """Positions of a sequence in the cache."""
+        """Positions of a sequence in the cache, of which an image may leave some free."""
         self.handle  # noqa: B018 - raises when closed
-        return int(self._lib.llama_memory_seq_pos_max(self._memory, seq)) + 1
+        last = self._last(seq)
+        return self._image_ends.get(seq, {}).get(last, last + 1)
+
+    def _last(self, seq: int) -> int:
+        """The largest position of a sequence in the cache."""
+        return int(self._lib.llama_memory_seq_pos_max(self._memory, seq))
 
     @property
     def graphs_built(self) -> int:

@@ -1,0 +1,134 @@
+"""Pixels of images: from files, bytes, data URLs, arrays and PIL images."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import os
+import re
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import UsageError
+
+Pixels: TypeAlias = npt.NDArray[np.uint8]
+#: A path, the bytes of a file, a data URL, [height, width, 3] uint8 RGB, or a PIL image.
+ImageSource: TypeAlias = str | os.PathLike[str] | bytes | Pixels | Any
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+#: Limits, so that a small file cannot take all memory: of a file, of an image, of one side of it.
+MOST_BYTES, MOST_PIXELS, LONGEST_SIDE = 64 << 20, 1 << 26, 1 << 14
+#: Encoders need something to look at, and their arithmetic is for sides of this ratio at most.
+MOST_RATIO = 200
+_DATA_URL = re.compile(r"data:image/[\w.+-]+(?:;[\w=.+-]+)*;base64,", re.IGNORECASE)
+
+
+def pixels_of(source: ImageSource) -> Pixels:
+    """The pixels of an image: [height, width, 3] uint8, RGB.
+
+    Transparency is dropped, rotation that a camera noted is carried out, and of several frames the
+    first is taken.
+
+    Raises:
+        UsageError: no image of a known format, damaged, too large, or pillow is missing.
+    """
+    if isinstance(source, np.ndarray):
+        return _checked(source)
+    if isinstance(source, str) and re.match(r"\w{2,}:", source):
+        return pixels_of_url(source)
+    if isinstance(source, str | os.PathLike):
+        return _decoded(_read(Path(source)), f"{os.fspath(source)}: ")
+    if isinstance(source, bytes | bytearray | memoryview):
+        return _decoded(bytes(source), "")
+    if hasattr(source, "convert") and hasattr(source, "size"):
+        width, height = source.size
+        _check_size(width, height, "")
+        return _checked(np.asarray(source.convert("RGB")))
+    raise UsageError(
+        f"an image is a path, bytes, a data URL, an array (height, width, 3) of uint8 or a PIL "
+        f"image, not {type(source).__name__}"
+    )
+
+
+def pixels_of_url(url: str) -> Pixels:
+    """The pixels of a data URL, as :func:`pixels_of`; nothing is fetched and no file is read.
+    Raises UsageError: also for any other URL."""
+    start = _DATA_URL.match(url)
+    if not start:
+        raise UsageError(
+            f"image URLs are not fetched ({url[:40]!r}); send the image itself, as "
+            "data:image/png;base64,..."
+        )
+    if (len(url) - start.end()) * 3 // 4 > MOST_BYTES:
+        raise UsageError(f"the image has more than {MOST_BYTES >> 20} MiB; send a smaller one")
+    try:
+        data = base64.b64decode(url[start.end() :], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise UsageError(f"the data URL of the image is not base64: {error}") from None
+    return _decoded(data, "")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"the image {path} cannot be read: {error.strerror}") from None
+
+
+def _decoded(data: bytes, name: str) -> Pixels:
+    """The pixels of a file's bytes; `name`, with a colon, is for errors."""
+    if len(data) > MOST_BYTES:
+        raise UsageError(f"{name}the image has more than {MOST_BYTES >> 20} MiB; use a smaller one")
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError:
+        raise UsageError(
+            "image files need pillow: pip install 'pyllama-mtp[images]', or give an array"
+        ) from None
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+            _check_size(width, height, name)
+            pixels = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    except UsageError:
+        raise
+    except Image.DecompressionBombError:
+        raise UsageError(f"{name}{_too_large()}") from None
+    except UnidentifiedImageError:
+        raise UsageError(f"{name}not an image of the formats {', '.join(FORMATS)}") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged files fail in many ways
+        raise UsageError(f"{name}the image is damaged: {error}") from None
+    return _checked(pixels)
+
+
+def _too_large() -> str:
+    return (
+        f"an image may have {MOST_PIXELS / 1e6:.0f} million pixels, {LONGEST_SIDE} on a side; "
+        "scale it down"
+    )
+
+
+def _check_size(width: int, height: int, name: str) -> None:
+    if width * height > MOST_PIXELS or max(width, height) > LONGEST_SIDE:
+        raise UsageError(f"{name}{width} x {height} pixels; {_too_large()}")
+    if min(width, height) < 1 or max(width, height) > MOST_RATIO * min(width, height):
+        raise UsageError(
+            f"{name}{width} x {height} pixels; one side may be {MOST_RATIO} times the other at most"
+        )
+
+
+def _checked(pixels: npt.NDArray[Any]) -> Pixels:
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+        raise UsageError(
+            f"an array of shape {pixels.shape} and type {pixels.dtype}; an image is (height, "
+            "width, 3) of uint8"
+        )
+    _check_size(pixels.shape[1], pixels.shape[0], "")
+    return np.ascontiguousarray(pixels)

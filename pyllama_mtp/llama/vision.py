@@ -1,0 +1,338 @@
+"""Image encoders: the mmproj file of a model, and prompts with images.
+
+A prompt with images is a list of entries, one for each position of the cache: token ids, and for
+each row of an image's embeddings one negative number, which is made of the image's pixels and the
+encoder's settings. So two prompts begin alike exactly if their entries do.
+
+With M-RoPE an image of w x h tokens takes max(w, h) positions: its rows have the positions
+(t, y, x), and the text goes on after the largest. So a position is not the number of entries before
+it; :func:`position` tells.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..arguments import file_name, whole
+from ..errors import InsufficientMemoryError, LibraryError, ModelFileError, UsageError
+from ..imagefile import ImageSource, Pixels, pixels_of
+from ..models.ggufinfo import read_gguf
+from ..settings import available_threads
+from . import native
+from .batch import Floats, Ints
+from .model import Model
+from .owned import Exclusive, Owned
+
+#: Stands for an image in a prompt's text.
+IMAGE_MARKER = "<__media__>"
+LIBRARY = "libpyllama-vision.so"
+#: Encoded images that are kept for prompts to come.
+KEPT = 16
+MOST_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedImage:
+    """An image as the model takes it.
+
+    Attributes:
+        entry: stands for each row in a prompt; negative.
+        rows: [n, n_embd] float32 embeddings.
+        positions: [n, 4] int32: (t, y, x, 0) from 0, of models with M-RoPE; else [n, 1].
+        n_positions: that the image takes of the text's.
+    """
+
+    entry: int
+    rows: Floats
+    positions: Ints
+    n_positions: int
+
+    @property
+    def n_tokens(self) -> int:
+        """Entries of the cache that it takes."""
+        return len(self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedImage:
+    """An image whose first row is entry `start` of a prompt; `end` is one past its last."""
+
+    start: int
+    image: EncodedImage
+
+    @property
+    def end(self) -> int:
+        """One past its last entry."""
+        return self.start + self.image.n_tokens
+
+
+@dataclass(frozen=True, eq=False)
+class ImagePrompt:
+    """A prompt with images.
+
+    Attributes:
+        entries: token ids, and negative numbers for rows of images.
+        images: in their order.
+        encode_s: seconds spent on images that were not known before.
+    """
+
+    entries: list[int]
+    images: tuple[PlacedImage, ...] = ()
+    encode_s: float = 0.0
+
+
+def position(entry: int, images: Iterable[PlacedImage]) -> int:
+    """The position of an entry that is not within an image, or of the first of one."""
+    spare = (i.image.n_tokens - i.image.n_positions for i in images if i.end <= entry)
+    return entry - sum(spare)
+
+
+def text_tokens(entries: Sequence[int]) -> list[int]:
+    """The token ids among a prompt's entries."""
+    return [entry for entry in entries if entry >= 0]
+
+
+@dataclass
+class _Chunk:
+    """A part of a prompt: token ids, or an image of so many rows."""
+
+    tokens: list[int] = field(default_factory=list)
+    n_tokens: int = 0
+    n_positions: int = 0
+    is_image: bool = False
+
+
+class Vision(Owned):
+    """The image encoder of a model, from its mmproj file. A context manager.
+
+    Attributes:
+        path: of the mmproj file.
+        model: whose prompts have the images.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        mmproj: str | os.PathLike[str],
+        *,
+        min_tokens: int | None = None,
+        max_tokens: int | None = None,
+        n_threads: int | None = None,
+    ) -> None:
+        """Load the encoder.
+
+        Args:
+            min_tokens, max_tokens: of an image, which is scaled accordingly; default: what the file
+                says.
+            n_threads: default: one for each CPU core that is available.
+
+        Raises:
+            ModelFileError: no such file, damaged, not an image encoder, an encoder of audio only,
+                or of another model.
+            InsufficientMemoryError: it does not fit into memory.
+            UsageError: a bad argument.
+        """
+        self._handle: Any = None
+        self.model, self.path = model, Path(file_name("mmproj", mmproj, "an mmproj .gguf file"))
+        self._n_threads = n_threads or available_threads()
+        limits = [
+            -1 if n is None else whole(name, n, 1, MOST_TOKENS, f"from 1 to {MOST_TOKENS}")
+            for name, n in (("min_tokens", min_tokens), ("max_tokens", max_tokens))
+        ]
+        if -1 < limits[1] < limits[0]:
+            raise UsageError(f"max_tokens {limits[1]} is below min_tokens {limits[0]}")
+        self._check_file()
+        library = model._library
+        self._ffi, self._lib, self._api = library.ffi, library.lib, _api(library)
+        self._alone = Exclusive("an image encoder")
+        self._lock = threading.Lock()
+        self._known: OrderedDict[int, EncodedImage] = OrderedDict()
+        self._message = self._ffi.new("char[1024]")
+        self._load(limits)
+        identity = f"{self.path.stat().st_size} {limits} {self.model.n_embd_inp}".encode()
+        self._identity = identity + _head(self.path)
+        self._weights = model.weights.hold()
+        model.contexts.add(self)
+
+    def _check_file(self) -> None:
+        """Raises ModelFileError: the file cannot be an encoder of images."""
+        info = read_gguf(self.path)
+        if info.architecture != "clip":
+            raise self._refusal(f"a {info.architecture} model; give the model's mmproj file")
+
+    def _refusal(self, why: str) -> ModelFileError:
+        return ModelFileError(f"{self.path} is no image encoder for this model: {why}", self.path)
+
+    def _load(self, limits: list[int]) -> None:
+        info, message = self._ffi.new("struct pyllama_vision_info *"), self._message
+        native.take_recent_errors()
+        path = os.fsencode(self.path)
+        arguments = self.model.handle, self.model.on_gpu, self._n_threads, *limits, info
+        self._handle = self._api.init(path, *arguments, message, len(message)) or None
+        native.raise_pending()
+        if self._handle is None:
+            if info.hears and not info.sees:
+                raise self._refusal("an encoder of audio, which is not supported")
+            reason = native.reason(message)
+            if native.short_of_memory(reason):
+                raise InsufficientMemoryError(f"no memory for {self.path}: {reason}")
+            raise self._refusal(reason)
+        self._mrope = bool(info.mrope)
+        if info.non_causal:
+            self.close()
+            raise self._refusal("its images need attention in both directions, not supported")
+
+    def close(self) -> None:
+        """Free the encoder. May be called again."""
+        handle, self._handle = self._handle, None
+        if handle:
+            self._api.free(handle)
+            self._weights.release()
+
+    def disown(self) -> None:
+        """In a forked child: forget the encoder."""
+        self._handle = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.close()
+
+    def prompt(
+        self, text: str, images: Sequence[ImageSource], *, add_special: bool = True
+    ) -> ImagePrompt:
+        """A prompt of text in which :data:`IMAGE_MARKER` stands for each of `images`.
+
+        Images are encoded, unless they are known. May be called from several threads.
+
+        Args:
+            add_special: put the vocabulary's first token before the text, if it has one.
+
+        Raises:
+            UsageError: not as many markers as images, or an image that cannot be used.
+            InsufficientMemoryError: no memory to encode an image.
+        """
+        if text.count(IMAGE_MARKER) != len(images):
+            raise UsageError(
+                f"the text has {text.count(IMAGE_MARKER)} markers {IMAGE_MARKER} for "
+                f"{len(images)} images; put one where each image belongs"
+            )
+        pixels = [pixels_of(image) for image in images]
+        with self._lock:
+            return self._prompt(text, pixels, add_special)
+
+    def _prompt(self, text: str, images: list[Pixels], add_special: bool) -> ImagePrompt:
+        if not self._handle:
+            raise UsageError("the image encoder is closed")
+        chunks = self._tokenize(text, images, add_special)
+        entries, placed, left, encode_s = list[int](), list[PlacedImage](), iter(images), 0.0
+        try:
+            for i in range(self._api.n_chunks(chunks)):
+                chunk = self._chunk(chunks, i)
+                if not chunk.is_image:
+                    entries += chunk.tokens
+                    continue
+                began = time.perf_counter()
+                entry = self._entry(next(left))
+                image = self._known.get(entry)
+                if image is None:
+                    image = self._encode(chunks, i, chunk, entry)
+                    encode_s += time.perf_counter() - began
+                self._keep(image)
+                placed.append(PlacedImage(len(entries), image))
+                entries += [entry] * image.n_tokens
+        finally:
+            self._api.free_chunks(chunks)
+        if len(placed) != len(images) or not entries or entries[-1] < 0:
+            raise UsageError("this model's way with images is not supported")
+        return ImagePrompt(entries, tuple(placed), encode_s)
+
+    def _entry(self, pixels: Pixels) -> int:
+        digest = hashlib.sha256(self._identity)
+        digest.update(repr(pixels.shape).encode())
+        digest.update(pixels.tobytes())
+        return -1 - int.from_bytes(digest.digest()[:15], "big")
+
+    def _keep(self, image: EncodedImage) -> None:
+        self._known[image.entry] = image
+        self._known.move_to_end(image.entry)
+        if len(self._known) > KEPT:
+            self._known.popitem(last=False)
+
+    def _tokenize(self, text: str, images: list[Pixels], add_special: bool) -> Any:
+        view = self._ffi.from_buffer
+        rows = [view("uint8_t[]", image) for image in images]
+        rgb = self._ffi.new("uint8_t *[]", rows or 1)
+        width = self._ffi.new("uint32_t[]", [image.shape[1] for image in images] or 1)
+        height = self._ffi.new("uint32_t[]", [image.shape[0] for image in images] or 1)
+        data = text.encode()
+        native.take_recent_errors()
+        message = self._message
+        given = data, len(data), add_special, rgb, width, height, len(images)
+        chunks = self._api.tokenize(self._handle, *given, message, len(message))
+        if not chunks:
+            raise self._failure("the prompt cannot be prepared")
+        return chunks
+
+    def _chunk(self, chunks: Any, i: int) -> _Chunk:
+        chunk = self._api.chunk(chunks, i)
+        if chunk.is_image:
+            return _Chunk([], int(chunk.n_tokens), int(chunk.n_pos), True)
+        return _Chunk(list(self._ffi.unpack(chunk.token, chunk.n_tokens)) if chunk.n_tokens else [])
+
+    def _encode(self, chunks: Any, i: int, chunk: _Chunk, entry: int) -> EncodedImage:
+        view, message = self._ffi.from_buffer, self._message
+        rows = np.empty((chunk.n_tokens, self.model.n_embd_inp), dtype=np.float32)
+        positions = np.empty((chunk.n_tokens, 4), dtype=np.int32)
+        native.take_recent_errors()
+        found = view("int32_t[]", positions), message, len(message)
+        if self._api.positions(chunks, i, *found) != 0:
+            raise self._failure("the image has no positions")
+        target = view("float[]", rows), rows.size, message, len(message)
+        if self._api.encode(self._handle, chunks, i, self._n_threads, *target) != 0:
+            raise self._failure("the image cannot be encoded")
+        if not np.isfinite(rows).all():
+            raise self._refusal("a damaged encoder: it gives numbers that are not finite")
+        if not self._mrope:
+            positions = positions[:, :1].copy()
+        return EncodedImage(entry, rows, positions, chunk.n_positions)
+
+    def _failure(self, what: str) -> Exception:
+        """The exception for what has just failed."""
+        native.raise_pending()
+        reason = native.reason(self._message)
+        if native.short_of_memory(reason):
+            return InsufficientMemoryError(f"{what}, for lack of memory: {reason}")
+        return UsageError(f"{what}: {reason}")
+
+
+def _api(library: native.Library) -> Any:
+    """The functions of libpyllama-vision. Raises LibraryError: it is not there, or damaged."""
+    for folder in (library.folder, library.folder.parent):
+        path = folder / LIBRARY
+        if path.is_file():
+            try:
+                function = ctypes.CDLL(str(path)).pyllama_vision
+            except (OSError, AttributeError) as error:
+                raise LibraryError(f"{path} cannot be loaded: {error}") from None
+            function.restype = ctypes.c_void_p
+            api = library.ffi.cast("struct pyllama_vision_api *", function())
+            api.set_log(library.lib.pyllama_on_log)
+            return api
+    raise LibraryError(f"no {LIBRARY} in {library.folder}; build the package again for images")
+
+
+def _head(path: Path) -> bytes:
+    """A file's metadata, or a part of it: tells encoders apart."""
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(1 << 20)).digest()
