@@ -83,7 +83,7 @@ class Batch:
                     )
         if self.rows is None:
             context.model.check_tokens(self.tokens)
-        elif self.rows.shape != (n, context.model.n_embd_inp) or options.mtp_head:
+        elif self.rows.shape != (n, context.model.n_embd_inp):
             raise UsageError(
                 f"rows of shape {self.rows.shape} for a model that takes "
                 f"{(n, context.model.n_embd_inp)}"
