@@ -15,6 +15,7 @@ from collections.abc import (
     Iterator,
     Mapping,
     Sequence,
+    Sized,
 )
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,6 +28,7 @@ from . import promptfile
 from .answer import Answer
 from .arguments import as_index, file_name, flag, instance, listed, refusal, whole, words
 from .calibration import open_engine
+from .chats.images import take_images
 from .chats.options import ChatOptions
 from .chats.thinking import Piece
 from .chats.tools import Messages, Tools
@@ -177,30 +179,34 @@ class Contexts(Owned):
         """Token ids of a prompt. Raises UsageError: none, more than there is room for, or see
         :func:`.tokens_of`."""
         tokens = tokens_of(self.model, prompt)
-        self._check_length(len(tokens))
+        self._check_length(tokens)
         return tokens
 
-    def _check_length(self, n: int) -> None:
-        if n > self.n_ctx:
+    def _check_length(self, prompt: Sized) -> None:
+        if len(prompt) > self.n_ctx:
             raise UsageError(
-                f"the prompt has {n} tokens and the context {self.n_ctx}; "
+                f"the prompt has {len(prompt)} tokens and the context {self.n_ctx}; "
                 "shorten it or use a longer n_ctx (--n-ctx)"
             )
 
-    def _with_images(self, text: Prompt, images: Sequence[ImageSource], draft: bool) -> ImagePrompt:
+    def _prompt(self, prompt: Prompt | ImagePrompt, draft: bool) -> list[int] | ImagePrompt:
+        """Token ids of a prompt, or a prompt with images. Raises UsageError."""
+        if not isinstance(prompt, ImagePrompt):
+            return self._tokens(prompt)
+        if draft:
+            self._engine.head.check_images()
+        self._check_length(prompt)
+        return prompt
+
+    def _with_images(
+        self, text: Prompt, images: Sequence[ImageSource], add_special: bool = True
+    ) -> ImagePrompt:
         """A prompt with images. Raises UsageError: no encoder, or see :meth:`.Vision.prompt`."""
         if self.vision is None:
             raise UsageError("images need an encoder; give the session Vision(model, mmproj)")
         if not isinstance(text, str):
             raise UsageError("images go with text, in which a marker stands for each of them")
-        if draft and self._engine.head.contexts:
-            raise UsageError(
-                "images need an MTP head that drafts in the trunk's context (prompt_sync 'kv'), or "
-                "draft=False"
-            )
-        prompt = self.vision.prompt(text, images)
-        self._check_length(len(prompt.entries))
-        return prompt
+        return self.vision.prompt(text, images, add_special=add_special)
 
     def process(
         self, prompt: Prompt, *, draft: bool = True, on_progress: OnProgress | None = None
@@ -390,22 +396,18 @@ class Session(Contexts):
         """
         limits = Limits(max_tokens, ignore_eos, draft)
         given = Options(stop, log_pairs, log_ties, logprobs, on_progress)
-        return self._start(prompt, limits, sampling, given, images)
+        whole_prompt = self._with_images(prompt, images) if len(images) else prompt
+        return self._start(whole_prompt, limits, sampling, given)
 
     def _start(
         self,
-        prompt: Prompt,
+        prompt: Prompt | ImagePrompt,
         limits: Limits,
         sampling: Sampling | None,
         given: Options,
-        images: Sequence[ImageSource] = (),
     ) -> Generation:
         chosen, given = usable("sampling", sampling, Sampling), given.check(self.model)
-        tokens: list[int] | ImagePrompt
-        if len(images):
-            tokens = self._with_images(prompt, images, limits.draft)
-        else:
-            tokens = self._tokens(prompt)
+        tokens = self._prompt(prompt, limits.draft)
         request = make_request(self.model, tokens, limits, chosen, given, Generation)
         assert isinstance(request.answer, Generation)
         return request.answer._of(self._engine, request)
@@ -432,7 +434,8 @@ class Session(Contexts):
         :class:`.CallPiece` are parts of its `tool_calls`; `text` is the rest.
 
         Args:
-            messages: as in OpenAI's API, ``{"role": ..., "content": ...}`` each. The next call
+            messages: as in OpenAI's API, ``{"role": ..., "content": ...}`` each; content may be a
+                list of parts, with images as in :mod:`.chats.images`. The next call
                 takes them with `answer.message`, the tools' results (``{"role": "tool",
                 "tool_call_id": ..., "content": ...}``), and the next question.
             tools: functions that the model may call: ``{"type": "function", "function": {"name":
@@ -461,7 +464,13 @@ class Session(Contexts):
                 raise refusal("thinking", thinking, "True, False, None, or a number of tokens")
             options = dataclasses.replace(options, thinking=True, budget=thinking)
         self._engine.chats = True
-        prompt = options.prompt(self.model, messages, offered)
+        messages, images = take_images(messages)
+        prompt: list[int] | ImagePrompt
+        if images:
+            text = options.text(self.model, messages, offered)
+            prompt = self._with_images(text, images, add_special=False)
+        else:
+            prompt = options.prompt(self.model, messages, offered)
         room = max(1, self.n_ctx - len(prompt))
         limits = Limits(room if max_tokens is None else max_tokens, draft=draft)
         chosen = usable("sampling", sampling or self.model.sampling, Sampling)
@@ -500,7 +509,7 @@ class BatchSession(Contexts):
 
     def generate(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[Prompt | ImagePrompt],
         *,
         max_tokens: int | Sequence[int] = 256,
         sampling: Sampling | Sequence[Sampling | None] | None = None,
@@ -517,7 +526,8 @@ class BatchSession(Contexts):
         A generation that is started before this one has ended takes its sequences, and ends it.
 
         Args:
-            prompts: at least one; each as for :meth:`Session.generate`. Lengths may differ.
+            prompts: at least one; each as for :meth:`Session.generate`, or of
+                :meth:`.Vision.prompt`, with images. Lengths may differ.
             max_tokens: most tokens to generate, at least 1; for all prompts, or one for each.
             sampling: default greedy; for all prompts, or one for each.
             stop, ignore_eos, draft, log_pairs, log_ties, logprobs: see :meth:`Session.generate`.
@@ -548,7 +558,7 @@ class BatchSession(Contexts):
             if on_progress:
                 given = dataclasses.replace(given, on_progress=partial(on_progress, i))
             try:
-                tokens = self._tokens(prompt)
+                tokens = self._prompt(prompt, limit.draft)
                 requests.append(make_request(self.model, tokens, limit, drawn, given))
             except UsageError as error:
                 raise UsageError(f"prompts[{i}]: {error}") from None

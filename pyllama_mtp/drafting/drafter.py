@@ -51,6 +51,9 @@ class Drafter:
 
     # -- the cache of a sequence, beside the target's ------------------------------------------
 
+    def check_images(self) -> None:
+        """Raise UsageError unless the drafter can go on after an image."""
+
     def reset(self, sequence: Sequence) -> None:
         """Forget a sequence."""
 

@@ -82,6 +82,13 @@ class UpstreamDrafter(HeadDrafter):
     def _heads(self, settings: Settings) -> Heads | None:
         return super()._heads(settings) if self.patched else None
 
+    def check_images(self) -> None:
+        """See :meth:`.Drafter.check_images`: this context is not told of embeddings."""
+        raise UsageError(
+            "images need an MTP head that drafts in the trunk's context (prompt_sync 'kv'); without "
+            "one, give draft=False"
+        )
+
     # -- in step with the target ---------------------------------------------------------------
 
     def _carry(self, one: Sequence) -> Floats | None:

@@ -272,6 +272,8 @@ def pyllama_on_log(level: int, text: Any, user_data: Any) -> None:
         del pending.errors[:-4]
     if pending.exception is not None:
         number = logging.DEBUG  # that it was told to stop is no error
+    if "find_slot: non-consecutive token position" in line:
+        number = logging.DEBUG  # positions of images are
     if line:
         log.log(number, "%s", line)
 

@@ -91,6 +91,9 @@ class ImagePrompt:
     images: tuple[PlacedImage, ...] = ()
     encode_s: float = 0.0
 
+    def __len__(self) -> int:
+        return len(self.entries)
+
 
 def position(entry: int, images: Iterable[PlacedImage]) -> int:
     """The position of an entry that is not within an image, or of the first of one."""

@@ -129,7 +129,7 @@ def parse(data: bytes | bytearray, mrope: bool = True) -> KVState:
     (found,) = sizes
     if reader.ended:
         return found
-    recurrent, carry = _recurrent(reader, len(found.positions))
+    recurrent, carry = _recurrent(reader, int(found.positions.max()) + 1)
     return KVState(found.positions, found.tokens, found.k, found.v, recurrent, carry)
 
 

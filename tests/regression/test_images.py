@@ -1,0 +1,170 @@
+"""Prompts with images: the MTP head keeps what upstream's block keeps, drafts change no text, and
+processed images are used again. The encoder has random weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama_mtp import BatchSession, Model, Session, Settings
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.imagefile import Pixels
+from pyllama_mtp.llama.batch import Batch
+from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
+from pyllama_mtp.llama.vision import Vision
+from pyllama_mtp.models.synthvision import write_synthetic_vision
+
+from .support import N_UBATCH, made_up
+from .twocontexts import context, none, one_sequence, state, trunk
+
+#: By name: the text, and which images it shows.
+PROMPTS = {
+    "middle": (f"The girl looked at {HERE} and said", "a"),
+    "first": (f"{HERE} In this picture there is", "b"),
+    "last": (f"Once upon a time there was {HERE}", "c"),
+    "several": (f"First {HERE} then {HERE} and again {HERE}. The", "aba"),
+}
+
+
+def picture(seed: int, height: int, width: int) -> Pixels:
+    return np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+
+
+#: "b" has more tokens than a graph.
+PICTURES = {"a": picture(1, 96, 160), "b": picture(2, 320, 256), "c": picture(3, 64, 256)}
+SETTINGS = Settings(n_ctx=512, n_batch=64, n_ubatch=N_UBATCH, n_threads=1, ngram=False)
+
+
+@pytest.fixture(scope="module")
+def vision(demo: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vision]:
+    path = write_synthetic_vision(tmp_path_factory.mktemp("vision") / "mm.gguf", demo.n_embd_inp)
+    with Vision(demo, path, n_threads=1) as found:
+        yield found
+
+
+def of(name: str) -> tuple[str, list[Pixels]]:
+    text, shown = PROMPTS[name]
+    return text, [PICTURES[key] for key in shown]
+
+
+def text_of(session: Session, name: str, n: int = 40) -> list[int]:
+    text, images = of(name)
+    return list(session.generate(text, images=images, max_tokens=n, ignore_eos=True).run().tokens)
+
+
+def test_the_head_keeps_the_same_at_an_image(demo: Model, vision: Vision) -> None:
+    """K and V of the head in the trunk's context, and the carry, are those of upstream's whole
+    block, which is told of embeddings, positions and the hidden row before each."""
+    prompt = vision.prompt(*of("first"))
+    (placed,) = prompt.images
+    image, n = placed.image, placed.image.n_tokens
+    assert n > N_UBATCH and image.n_positions < n
+    text = made_up(demo, 20)
+    shown = np.zeros(n, np.int32), 7 + image.positions, np.zeros(n, np.int32), none(n)
+    batches = [
+        one_sequence(text[:7]),
+        Batch(*shown, rows=image.rows),
+        one_sequence(text[7:], start=7 + image.n_positions),
+    ]
+    options = {"n_ctx": 256, "n_batch": 128}
+    with (
+        context(demo, **options) as mine,
+        trunk(demo, need_embd_pre_norm=True, **options) as target,
+        context(demo, mtp_head=True, with_mtp=False, tap="outputs", **options) as block,
+    ):
+        before = np.zeros((1, demo.n_embd), np.float32)
+        for batch in batches:
+            if batch.rows is None:
+                mine.decode_batch(batch)
+                target.decode_batch(batch)
+            else:
+                for found in (mine, target):
+                    found.decode_rows(batch.rows, batch.positions, 7 + image.n_positions)
+            rows = target.hidden_rows().copy()
+            paired = np.concatenate([before, rows[:-1]])
+            block.decode_batch(dataclasses.replace(batch, hidden=paired))
+            before = rows[-1:]
+        own, whole = state(mine), state(block)
+        assert own.positions.tolist() == whole.positions.tolist()
+        assert len(np.unique(whole.k[0], axis=0)) == 20 + n, "the block cannot tell rows apart"
+        assert own.k[-1].tobytes() == whole.k[0].tobytes()
+        assert own.v[-1].tobytes() == whole.v[0].tobytes()
+        assert own.carry.tobytes() == before.tobytes()
+
+
+def test_drafts_change_no_text(demo: Model, vision: Vision) -> None:
+    """At every depth, the text after images is greedy text without drafts, and some are accepted."""
+    texts: dict[str, list[int]] = {}
+    for depth in range(5):
+        settings = dataclasses.replace(SETTINGS, draft_n_max=depth)
+        with Session(demo, settings, vision=vision) as session:
+            for name in PROMPTS:
+                text, images = of(name)
+                answer = session.generate(text, images=images, max_tokens=40, ignore_eos=True).run()
+                assert texts.setdefault(name, answer.tokens) == answer.tokens, (name, depth)
+                assert depth == 0 or sum(answer.telemetry.accepted) > 0
+    assert len({tuple(tokens) for tokens in texts.values()}) == len(PROMPTS)
+
+
+def test_pixels_count(demo: Model, vision: Vision) -> None:
+    """Another image in the same place gives another text: the model does see it."""
+    with Session(demo, SETTINGS, vision=vision) as session:
+        text, _ = of("first")
+        answers = {
+            tuple(session.generate(text, images=[picture(seed, 96, 96)], max_tokens=20).run().tokens)
+            for seed in range(4)
+        }
+    assert len(answers) > 1
+
+
+def test_a_processed_image_is_used_again(demo: Model, vision: Vision) -> None:
+    """A prompt that goes on after an image starts behind it; with another image in its place, from
+    before it. The texts are those of new sessions."""
+    with Session(demo, SETTINGS, vision=vision) as session:
+        text, images = of("middle")
+        first = session.generate(text, images=images, max_tokens=12).run()
+        longer = text + first.text + " And then"
+        again = session.generate(longer, images=images, max_tokens=24).run()
+        assert again.telemetry.n_cached > again.telemetry.n_image_tokens
+        assert again.telemetry.encode_s == 0
+        other = session.generate(longer, images=[PICTURES["c"]], max_tokens=24).run()
+        assert other.telemetry.n_cached < 20
+    for images, answer in ((images, again), ([PICTURES["c"]], other)):
+        with Session(demo, SETTINGS, vision=vision) as fresh:
+            whole = fresh.generate(longer, images=images, max_tokens=24).run()
+            assert whole.tokens == answer.tokens
+
+
+def test_sequences_with_other_images(demo: Model, vision: Vision) -> None:
+    """Sequences with different images, together, give the texts that each gives alone."""
+    names = ("middle", "last", "several")
+    settings = dataclasses.replace(SETTINGS, draft_n_max=2)
+    with Session(demo, settings, vision=vision) as session:
+        alone = [text_of(session, name) for name in names]
+    with BatchSession(demo, settings, 3) as batch:
+        prompts = [vision.prompt(*of(name)) for name in names]
+        found = batch.generate(prompts, max_tokens=40, ignore_eos=True).run()
+    assert [answer.tokens for answer in found.results] == alone
+
+
+def test_refusals(demo: Model, vision: Vision, demo_file: Path, tmp_path: Path) -> None:
+    """What cannot be done with images is said."""
+    text, images = of("middle")
+    with Session(demo, SETTINGS) as blind, pytest.raises(UsageError, match="need an encoder"):
+        blind.generate(text, images=images)
+    with Session(demo, SETTINGS, vision=vision) as session:
+        with pytest.raises(UsageError, match="1 markers .* 2 images"):
+            session.generate(text, images=images * 2)
+        session.generate(text, images=images, max_tokens=2).run()
+        with pytest.raises(UsageError, match="images cannot be saved"):
+            session.save(tmp_path / "prompt")
+    full = dataclasses.replace(SETTINGS, prompt_sync="full")
+    with (
+        Session(demo, full, vision=vision) as session,
+        pytest.raises(UsageError, match="trunk's context"),
+    ):
+        session.generate(text, images=images)
