@@ -85,8 +85,8 @@ class UpstreamDrafter(HeadDrafter):
     def check_images(self) -> None:
         """See :meth:`.Drafter.check_images`: this context is not told of embeddings."""
         raise UsageError(
-            "images need an MTP head that drafts in the trunk's context (prompt_sync 'kv'); without "
-            "one, give draft=False"
+            "images need an MTP head that drafts in the trunk's context (prompt_sync 'kv'); "
+            "without one, give draft=False"
         )
 
     # -- in step with the target ---------------------------------------------------------------

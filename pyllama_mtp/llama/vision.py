@@ -27,7 +27,7 @@ import numpy as np
 from ..arguments import file_name, whole
 from ..errors import InsufficientMemoryError, LibraryError, ModelFileError, UsageError
 from ..imagefile import ImageSource, Pixels, pixels_of
-from ..models.ggufinfo import read_gguf
+from ..models.mmproj import read_mmproj
 from ..settings import available_threads
 from . import native
 from .batch import Floats, Ints
@@ -155,7 +155,11 @@ class Vision(Owned):
         ]
         if -1 < limits[1] < limits[0]:
             raise UsageError(f"max_tokens {limits[1]} is below min_tokens {limits[0]}")
-        self._check_file()
+        tower = read_mmproj(self.path)
+        if tower.n_embd != model.n_embd_inp:
+            raise self._refusal(
+                f"it is for models of width {tower.n_embd}, and the model's is {model.n_embd_inp}"
+            )
         library = model._library
         self._ffi, self._lib, self._api = library.ffi, library.lib, _api(library)
         self._alone = Exclusive("an image encoder")
@@ -168,12 +172,6 @@ class Vision(Owned):
         self._weights = model.weights.hold()
         model.contexts.add(self)
 
-    def _check_file(self) -> None:
-        """Raises ModelFileError: the file cannot be an encoder of images."""
-        info = read_gguf(self.path)
-        if info.architecture != "clip":
-            raise self._refusal(f"a {info.architecture} model; give the model's mmproj file")
-
     def _refusal(self, why: str) -> ModelFileError:
         return ModelFileError(f"{self.path} is no image encoder for this model: {why}", self.path)
 
@@ -185,8 +183,6 @@ class Vision(Owned):
         self._handle = self._api.init(path, *arguments, message, len(message)) or None
         native.raise_pending()
         if self._handle is None:
-            if info.hears and not info.sees:
-                raise self._refusal("an encoder of audio, which is not supported")
             reason = native.reason(message)
             if native.short_of_memory(reason):
                 raise InsufficientMemoryError(f"no memory for {self.path}: {reason}")

@@ -16,7 +16,7 @@ from pyllama_mtp.imagefile import Pixels
 from pyllama_mtp.llama.batch import Batch
 from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
 from pyllama_mtp.llama.vision import Vision
-from pyllama_mtp.models.synthvision import write_synthetic_vision
+from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 
 from .support import N_UBATCH, made_up
 from .twocontexts import context, none, one_sequence, state, trunk
@@ -41,7 +41,7 @@ SETTINGS = Settings(n_ctx=512, n_batch=64, n_ubatch=N_UBATCH, n_threads=1, ngram
 
 @pytest.fixture(scope="module")
 def vision(demo: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vision]:
-    path = write_synthetic_vision(tmp_path_factory.mktemp("vision") / "mm.gguf", demo.n_embd_inp)
+    path = write_synthetic_mmproj(tmp_path_factory.mktemp("vision") / "mm.gguf", demo.n_embd_inp)
     with Vision(demo, path, n_threads=1) as found:
         yield found
 
@@ -97,7 +97,7 @@ def test_the_head_keeps_the_same_at_an_image(demo: Model, vision: Vision) -> Non
 
 
 def test_drafts_change_no_text(demo: Model, vision: Vision) -> None:
-    """At every depth, the text after images is greedy text without drafts, and some are accepted."""
+    """At every depth, the text after images is that without drafts; some drafts are accepted."""
     texts: dict[str, list[int]] = {}
     for depth in range(5):
         settings = dataclasses.replace(SETTINGS, draft_n_max=depth)
@@ -115,7 +115,9 @@ def test_pixels_count(demo: Model, vision: Vision) -> None:
     with Session(demo, SETTINGS, vision=vision) as session:
         text, _ = of("first")
         answers = {
-            tuple(session.generate(text, images=[picture(seed, 96, 96)], max_tokens=20).run().tokens)
+            tuple(
+                session.generate(text, images=[picture(seed, 96, 96)], max_tokens=20).run().tokens
+            )
             for seed in range(4)
         }
     assert len(answers) > 1
@@ -133,9 +135,9 @@ def test_a_processed_image_is_used_again(demo: Model, vision: Vision) -> None:
         assert again.telemetry.encode_s == 0
         other = session.generate(longer, images=[PICTURES["c"]], max_tokens=24).run()
         assert other.telemetry.n_cached < 20
-    for images, answer in ((images, again), ([PICTURES["c"]], other)):
+    for shown, answer in ((images, again), ([PICTURES["c"]], other)):
         with Session(demo, SETTINGS, vision=vision) as fresh:
-            whole = fresh.generate(longer, images=images, max_tokens=24).run()
+            whole = fresh.generate(longer, images=shown, max_tokens=24).run()
             assert whole.tokens == answer.tokens
 
 
@@ -157,7 +159,7 @@ def test_refusals(demo: Model, vision: Vision, demo_file: Path, tmp_path: Path) 
     with Session(demo, SETTINGS) as blind, pytest.raises(UsageError, match="need an encoder"):
         blind.generate(text, images=images)
     with Session(demo, SETTINGS, vision=vision) as session:
-        with pytest.raises(UsageError, match="1 markers .* 2 images"):
+        with pytest.raises(UsageError, match=r"1 markers .* 2 images"):
             session.generate(text, images=images * 2)
         session.generate(text, images=images, max_tokens=2).run()
         with pytest.raises(UsageError, match="images cannot be saved"):

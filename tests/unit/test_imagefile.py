@@ -1,0 +1,91 @@
+"""Pixels of images: what is read, and what is refused before it takes memory."""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama_mtp.errors import UsageError
+from pyllama_mtp.imagefile import FORMATS, MOST_BYTES, Pixels, pixels_of, pixels_of_url
+
+Image = pytest.importorskip("PIL.Image")
+
+
+@pytest.fixture
+def pixels() -> Pixels:
+    across = np.tile(np.linspace(0, 255, 40, dtype=np.uint8), (30, 1))
+    down = np.tile(np.arange(0, 240, 8, dtype=np.uint8)[:, None], (1, 40))
+    return np.dstack([across, np.full_like(across, 80), down])
+
+
+def encoded(pixels: Pixels, kind: str) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, kind)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_way_in(kind: str, pixels: Pixels, tmp_path: Path) -> None:
+    data = encoded(pixels, kind)
+    found = pixels_of(data)
+    assert found.shape == pixels.shape and found.dtype == np.uint8
+    assert np.abs(found.astype(int) - pixels).mean() < 12, "lossy at most"
+    path = tmp_path / "picture"
+    path.write_bytes(data)
+    url = f"data:image/{kind.lower()};base64,{base64.b64encode(data).decode()}"
+    for source in (path, str(path), url, Image.open(path), found):
+        assert np.array_equal(pixels_of(source), found)
+
+
+def test_the_first_frame_and_no_transparency(pixels: Pixels) -> None:
+    out = io.BytesIO()
+    frames = [Image.fromarray(pixels), Image.fromarray(255 - pixels)]
+    frames[0].save(out, "GIF", save_all=True, append_images=frames[1:])
+    assert pixels_of(out.getvalue()).mean() < 128
+    clear = np.dstack([pixels, np.zeros(pixels.shape[:2], np.uint8)])
+    assert np.array_equal(pixels_of(encoded(clear, "PNG")), pixels)
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of a few bytes that claims this size."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        checked = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + checked
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(b"")), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def test_refusals(pixels: Pixels, tmp_path: Path) -> None:
+    text = tmp_path / "text.png"
+    text.write_text("not an image")
+    jpeg = encoded(np.tile(pixels, (9, 9, 1)), "JPEG")
+    cases = [
+        (bomb(50_000, 50_000), "scale it down"),
+        (bomb(9_000, 9_000), "scale it down"),
+        (bomb(16_000, 20), "times the other"),
+        (jpeg[: len(jpeg) // 2], "damaged"),
+        (text, "not an image of the formats"),
+        (tmp_path / "none.png", "cannot be read"),
+        (b"", "not an image of the formats"),
+        (bytes(MOST_BYTES + 1), "MiB"),
+        ("https://example.com/cat.png", "not fetched"),
+        ("file:///etc/passwd", "not fetched"),
+        ("data:image/png;base64,%%%", "not base64"),
+        (pixels.astype(np.float32), "uint8"),
+        (pixels[..., 0], "uint8"),
+        (7, "not int"),
+    ]
+    for source, reason in cases:
+        with pytest.raises(UsageError, match=reason):
+            pixels_of(source)
+    with pytest.raises(UsageError, match="not fetched"):
+        pixels_of_url(str(text))  # a server's clients read no files
