@@ -109,7 +109,7 @@ class Sequence:
 
     def cut(self, n: int) -> None:
         """Forget all tokens but the first `n`."""
-        del self.tokens[n:]
+        self.tokens = self.tokens[:n]
         self.images = [image for image in self.images if image.end <= n]
 
     def begin(self, request: Request, *totals: Telemetry) -> None:

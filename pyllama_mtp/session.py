@@ -199,7 +199,7 @@ class Contexts(Owned):
         return prompt
 
     def _with_images(
-        self, text: Prompt, images: Sequence[ImageSource], add_special: bool = True
+        self, text: object, images: Sequence[ImageSource], add_special: bool = True
     ) -> ImagePrompt:
         """A prompt with images. Raises UsageError: no encoder, or see :meth:`.Vision.prompt`."""
         if self.vision is None:
@@ -356,7 +356,7 @@ class Session(Contexts):
 
     def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | ImagePrompt,
         *,
         max_tokens: int = 256,
         sampling: Sampling | None = None,
@@ -373,7 +373,7 @@ class Session(Contexts):
 
         Args:
             prompt: text (control tokens such as ``<|im_start|>`` are recognised) or token ids:
-                a sequence or an array of whole numbers.
+                a sequence or an array of whole numbers; or a prompt of :meth:`.Vision.prompt`.
             max_tokens: most tokens to generate, at least 1.
             sampling: default greedy.
             stop: strings, none of them empty, that end the generation and are not part of the text.

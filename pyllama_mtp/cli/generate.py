@@ -19,6 +19,7 @@ import dataclasses
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from pyllama_mtp.settings import AUTO_DEPTH, MOST_TOKENS, Settings
 
 if TYPE_CHECKING:
     from pyllama_mtp import Generation, Model, Pair
+    from pyllama_mtp.llama.vision import ImagePrompt, Vision
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +41,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--chat", action="store_true", help="put the prompt into the model's chat template"
     )
     parser.add_argument("--system", metavar="TEXT", help="system message; needs --chat")
+    parser.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="an image before the text; may be given several times",
+    )
+    options.add_vision_option(parser)
     parsing.add_whole(parser, "-n", "--max-tokens", default=256, help="tokens to generate")
     options.add_parts(parser, "depth", "ngram")
     parser.add_argument(
@@ -84,8 +94,11 @@ def run(args: argparse.Namespace) -> int:
         from pyllama_mtp.llama import native
 
         library = native.load(args.lib)
-        with options.open_model(args) as model:
-            prompt = tokenize(model, text, args)
+        with (
+            options.open_model(args) as model,
+            options.open_vision(args, model, True) if args.image else nullcontext() as vision,
+        ):
+            prompt = tokenize(model, text, args, vision)
             room = min(len(prompt) + args.max_tokens, MOST_TOKENS)
             with Session(model, settings, room=room) as session, progress.prompt() as tell:
                 generation = session.generate(
@@ -138,16 +151,25 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"{name} needs drafts, but --draft-n-max is 0")
 
 
-def tokenize(model: Model, text: str, args: argparse.Namespace) -> list[int]:
-    """The prompt's token ids, with --chat after the chat template."""
+def tokenize(
+    model: Model, text: str, args: argparse.Namespace, vision: Vision | None = None
+) -> list[int] | ImagePrompt:
+    """The prompt's token ids, with --chat after the chat template; or the prompt with images."""
     from pyllama_mtp import ChatOptions
 
+    if vision:
+        from pyllama_mtp.llama.vision import IMAGE_MARKER
+
+        text = IMAGE_MARKER * len(args.image) + text
     if not args.chat:
-        return model.tokenize(text)
+        return vision.prompt(text, args.image) if vision else model.tokenize(text)
 
     messages = [{"role": "user", "content": text}]
     if args.system is not None:
         messages.insert(0, {"role": "system", "content": args.system})
+    if vision:
+        written = ChatOptions().text(model, messages)
+        return vision.prompt(written, args.image, add_special=False)
     return ChatOptions().prompt(model, messages)
 
 

@@ -14,12 +14,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyllama_mtp.cli import options
-from pyllama_mtp.errors import LibraryError, PyllamaMtpError
+from pyllama_mtp.errors import LibraryError, ModelFileError, PyllamaMtpError
 from pyllama_mtp.measure.verdict import slow_types, step_shares, verdict
 from pyllama_mtp.models.architectures import used
 from pyllama_mtp.models.draftvocab import n_rows, trimmed_head, trimmed_head_problems
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.hub import local_file
+from pyllama_mtp.models.mmproj import find_mmproj, read_mmproj
 from pyllama_mtp.models.modelinfo import GGUFInfo
 from pyllama_mtp.models.sidecar import NO_HEAD, is_head
 from pyllama_mtp.settings import Settings
@@ -176,6 +177,15 @@ def _drafting_rows(info: GGUFInfo) -> dict[str, str]:
     }
 
 
+def _mmproj(info: GGUFInfo) -> str | None:
+    """The image encoder beside the model, if it fits."""
+    path = find_mmproj(info.path)
+    try:
+        return str(path) if path and read_mmproj(path).n_embd == info.n_embd else None
+    except ModelFileError:
+        return None
+
+
 def _print_model(info: GGUFInfo) -> None:
     kinds = f"{len(info.attention_layers)} full attention, {len(info.recurrent_layers)} recurrent"
     trunk = f" ({kinds})" if info.validated else ""
@@ -188,6 +198,7 @@ def _print_model(info: GGUFInfo) -> None:
         "layers": f"{info.n_layer}{trunk}",
         "MTP head": _mtp_text(info),
         **_drafting_rows(info),
+        "images": _mmproj(info) or "not seen: no fitting mmproj*.gguf beside the file",
         "width": f"{info.n_embd}, {info.n_head} heads ({info.n_head_kv} KV) of "
         f"{info.head_dim_k}{experts}",
         "vocabulary": f"{info.n_vocab} ({info.tokenizer_model}, {info.tokenizer_pre})"
@@ -212,6 +223,7 @@ def _as_json(
         **{name: getattr(info, name) for name in _PROPERTIES},
         "mtp_in_trunk": info.in_trunk,
         "mtp_trimmed_to": n_rows(head) if head else None,
+        "mmproj": _mmproj(info),
         "n_tensors": len(info.tensors),
         "slow_types": slow,
         "memory": {

@@ -16,6 +16,7 @@ from pyllama_mtp.files import check_target
 from pyllama_mtp.models import draftvocab
 from pyllama_mtp.models.ggufinfo import read_gguf
 from pyllama_mtp.models.hub import local_file
+from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 from pyllama_mtp.models.quantize import FILE_TYPES, WEIGHT_TYPES, quantize_model
 from pyllama_mtp.models.shapes import SHAPES, get_shape
 from pyllama_mtp.models.sidecar import NO_HEAD
@@ -69,6 +70,8 @@ class Synth:
             "which says what memory such a model needs",
         )
         parsing.add_force_option(parser)
+        vision = "write a small image encoder (mmproj) for this model instead of a model"
+        add("--vision", metavar="MODEL.gguf", help=vision)
         add("--list", action="store_true", help="list the shapes and exit")
 
     @staticmethod
@@ -81,6 +84,11 @@ class Synth:
             return 0
         if args.output is None:
             raise UsageError("give the file to write, as in pyllama-mtp synth model.gguf")
+        if args.vision is not None:
+            width = read_gguf(args.vision, NO_HEAD).n_embd
+            path = write_synthetic_mmproj(args.output, width, args.seed, force=args.force)
+            print(f"{path}: image encoder, random weights, {path.stat().st_size / 1e6:.2f} MB")
+            return 0
         shape = get_shape(args.shape, **dict(args.set))
         names = ("seed", "force", "head_noise", "head_type", "pure", "empty")
         given = {name: getattr(args, name) for name in names}

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyllama_mtp import Model
     from pyllama_mtp.chats.options import ChatOptions
     from pyllama_mtp.grammar import Grammar
+    from pyllama_mtp.llama.vision import Vision
 
 #: Help of --n-ctx where the default depends on prompt and memory.
 USUAL_N_CTX = (
@@ -323,6 +324,39 @@ def add_model_option(parser: argparse._ActionsContainer, several: bool = False) 
         "once (default: the bundled demo model)"
         + (". May be given several times, to measure one after the other" if several else ""),
     )
+
+
+def add_vision_option(parser: argparse.ArgumentParser) -> None:
+    """Add --mmproj, for :func:`open_vision`."""
+    parser.add_argument(
+        "--mmproj",
+        metavar="FILE|none",
+        help="the model's image encoder (default: the mmproj*.gguf beside the model, if there is "
+        "one)",
+    )
+
+
+@contextmanager
+def open_vision(args: argparse.Namespace, model: Model, wanted: bool) -> Iterator[Vision | None]:
+    """The image encoder of --mmproj, or the one beside the model.
+
+    Raises:
+        UsageError: it is `wanted`, and there is none.
+    """
+    from pyllama_mtp.llama.vision import Vision
+    from pyllama_mtp.models.mmproj import find_mmproj
+
+    path = find_mmproj(model.path) if args.mmproj is None else args.mmproj
+    if path and path != "none":
+        with Vision(model, path, n_threads=args.n_threads) as found:
+            yield found
+        return
+    if wanted:
+        raise UsageError(
+            f"images need the model's image encoder, and {model.path.parent} has no single "
+            "mmproj*.gguf; give one with --mmproj FILE"
+        )
+    yield None
 
 
 _DEMO = (

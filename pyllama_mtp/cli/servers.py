@@ -93,6 +93,7 @@ class Serve:
         options.add_chat_options(parser)
         options.add_parts(parser, "depth", "ngram")
         options.add_model_options(parser)
+        options.add_vision_option(parser)
         options.add_settings_options(parser, n_ctx=f"of each sequence: {options.USUAL_N_CTX}")
         parser.set_defaults(n_batch=512)
 
@@ -115,12 +116,18 @@ class Serve:
         chat = options.chat_options_from(args)
         library = native.load(args.lib)
         listening = server.listen(args.host, args.port)
-        with listening, options.open_model(args) as model:
+        with (
+            listening,
+            options.open_model(args) as model,
+            options.open_vision(args, model, wanted=False) as vision,
+        ):
             generator = Generator(model, settings, args.n_sequences, args.max_queue)
+            if vision:
+                generator.check_images()
             limits = (generator.n_ctx, args.max_tokens)
             fingerprint, now = f"fp_{str(library.stamp.get('series', ''))[:12]}", int(time.time())
             name = args.name or model.name
-            served = Served(model, name, *limits, fingerprint, now, chat, args.strict_model)
+            served = Served(model, name, *limits, fingerprint, now, chat, args.strict_model, vision)
             host, port = listening.getsockname()[:2]
 
             def say() -> None:

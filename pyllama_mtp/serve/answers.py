@@ -20,7 +20,9 @@ from pyllama_mtp.chats.thinking import CLOSE, OPEN, Piece
 from pyllama_mtp.chats.toolcalls import CallPiece
 from pyllama_mtp.chats.tools import Tools
 from pyllama_mtp.errors import UsageError
+from pyllama_mtp.imagefile import pixels_of_url
 from pyllama_mtp.llama.model import Model
+from pyllama_mtp.llama.vision import ImagePrompt, Vision
 from pyllama_mtp.request import Limits, Options, Request, make_request, tokens_of
 from pyllama_mtp.scheduler import Progress
 
@@ -114,6 +116,7 @@ class Served:
         created: when the server started, in seconds since 1970.
         chat: defaults for chats.
         strict_model: refuse requests that name another model.
+        vision: the model's image encoder, or None.
     """
 
     model: Model
@@ -124,6 +127,7 @@ class Served:
     created: int
     chat: ChatOptions = ChatOptions()  # noqa: RUF009 - frozen
     strict_model: bool = False
+    vision: Vision | None = None
 
     def check_name(self, name: str) -> None:
         """Raise ApiError: 404 unless this is the model's name."""
@@ -172,13 +176,22 @@ def refused(param: str | None = None) -> Iterator[None]:
 
 def _prompts(
     served: Served, body: Body, options: ChatOptions, tools: Tools | None
-) -> list[list[int]]:
-    """Token ids of each prompt."""
+) -> list[list[int] | ImagePrompt]:
+    """Token ids of each prompt, or a chat with images."""
     if isinstance(body, ChatBody):
         messages = [message.to_template() for message in body.messages]
+        urls = [url for message in body.messages for url in message.images]
         with refused("messages"):
             goes_on = body.continue_final_message
-            return [options.prompt(served.model, messages, tools, goes_on=goes_on)]
+            if not urls:
+                return [options.prompt(served.model, messages, tools, goes_on=goes_on)]
+            if served.vision is None:
+                raise UsageError(
+                    "this model was started without an image encoder (serve --mmproj FILE)"
+                )
+            text = options.text(served.model, messages, tools, goes_on=goes_on)
+            images = [pixels_of_url(url) for url in urls]
+            return [served.vision.prompt(text, images, add_special=False)]
     assert isinstance(body, CompletionBody)
     with refused("prompt"):
         return [tokens_of(served.model, prompt) for prompt in body.prompts]

@@ -59,8 +59,8 @@ ABSENT = {
 }
 #: nginx's status for a request whose client went away.
 GONE = 499
-#: Most bytes in the body of a request: some million tokens.
-LARGEST_BODY = 32 * 2**20
+#: Most bytes in the body of a request: some million tokens, or an image of 30 MB in base64.
+LARGEST_BODY = 48 * 2**20
 
 
 class EventStream(StreamingResponse):

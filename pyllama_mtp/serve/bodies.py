@@ -22,6 +22,7 @@ from pydantic import (
 from pyllama_mtp.arguments import require
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.grammar import Grammar
+from pyllama_mtp.llama.vision import IMAGE_MARKER
 from pyllama_mtp.settings import Sampling
 
 #: Most stop strings, and most characters of a stop string.
@@ -251,11 +252,30 @@ class TextPart(Strict):
     text: str
 
 
+class ImageUrl(Strict):
+    """Where an image is: in a data URL. `detail` changes nothing."""
+
+    url: str
+    detail: str | None = None
+
+
+class ImagePart(Strict):
+    """An image in a message's content."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl | str
+
+    @property
+    def url(self) -> str:
+        """The URL, which some clients give without an object around it."""
+        return self.image_url if isinstance(self.image_url, str) else self.image_url.url
+
+
 class Message(Strict):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] = ""
+    content: str | list[TextPart | ImagePart] = ""
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
@@ -268,11 +288,17 @@ class Message(Strict):
             raise ValueError("content is required")
         return self
 
+    @property
+    def images(self) -> list[str]:
+        """URLs of the images."""
+        parts = [] if isinstance(self.content, str) else self.content
+        return [part.url for part in parts if isinstance(part, ImagePart)]
+
     def to_template(self) -> dict[str, Any]:
-        """The message as chat templates take it."""
+        """The message as chat templates take it, with a marker for each image."""
         content = self.content
         if not isinstance(content, str):
-            content = "".join(part.text for part in content)
+            content = "".join(p.text if isinstance(p, TextPart) else IMAGE_MARKER for p in content)
         found = {"role": "system" if self.role == "developer" else self.role, "content": content}
         more = {
             "name": self.name,
@@ -372,14 +398,14 @@ def _without_nothing(message: Any) -> Any:
 
 
 def _refuse_media(messages: list[Any]) -> None:
-    """Refuse content other than text, by its type."""
+    """Refuse content other than text and images, by its type."""
     for number, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, Mapping) else None
-            if isinstance(kind, str) and kind != "text":
+            if isinstance(kind, str) and kind not in ("text", "image_url"):
                 raise bad_request(
-                    f"content of type {kind!r} is not supported: this server reads text only",
+                    f"content of type {kind!r} is not supported: this server reads text and images",
                     f"messages.{number}.content",
                     "unsupported_content",
                 )

@@ -152,6 +152,10 @@ class Generator(threading.Thread):
 
     # -- this thread ---------------------------------------------------------------------------
 
+    def check_images(self) -> None:
+        """Raise UsageError unless prompts may have images."""
+        self._engine.head.check_images()
+
     def run(self) -> None:
         """Work until :meth:`end`, then free the contexts."""
         try:

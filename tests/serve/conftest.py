@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 
 from pyllama_mtp import Model, Settings
+from pyllama_mtp.llama.vision import Vision
 from pyllama_mtp.serve import app as server
 from pyllama_mtp.serve.answers import Served
 from pyllama_mtp.serve.app import build_app
@@ -83,6 +84,7 @@ def running(
     max_tokens: int | None = None,
     api_key: str | None = None,
     strict_model: bool = False,
+    vision: Vision | None = None,
     origins: Sequence[str] = (),
     **options: object,
 ) -> Iterator[Running]:
@@ -93,6 +95,7 @@ def running(
         *(model, NAME, generator.n_ctx, max_tokens),
         *("fp", 1_700_000_000),
         strict_model=strict_model,
+        vision=vision,
     )
     listening = server.listen("127.0.0.1", 0)
     config = uvicorn.Config(
