@@ -79,8 +79,8 @@ PYLLAMA_API int32_t pyllama_tokenize_forced(
 PYLLAMA_API int32_t pyllama_guarded(
         int32_t (*body)(void * data), void * data, int32_t n_threads, char * message, size_t n_message);
 
-// A batch. All arrays have n_tokens entries. `embd`: NULL, or n_tokens rows of n_embd_inp in place of tokens, an image;
-// `pos` then has n_pos numbers for each row, otherwise 1.
+// A batch. All arrays have n_tokens entries. `embd`: NULL, or n_tokens rows of n_embd_inp in place of tokens, of an image;
+// `pos` then has n_pos numbers for each row.
 struct pyllama_batch {
     int32_t              n_tokens;
     const llama_token  * token;

@@ -192,7 +192,7 @@ bool add_entry(llama_batch_ext * batch, const pyllama_batch & e, int32_t i) {
     const llama_embd embd = { e.embd ? e.embd + (size_t) i * e.n_embd_inp : nullptr, 1, (size_t) e.n_embd_inp };
     const int32_t idx = e.embd ? llama_batch_ext_add_embd(batch, e.seq_id[i], embd)
                                : llama_batch_ext_add_token(batch, e.seq_id[i], e.token[i]);
-    if (idx < 0 || !llama_batch_ext_set_pos(batch, idx, &e.pos[(size_t) i * e.n_pos])) {
+    if (idx < 0 || !llama_batch_ext_set_pos(batch, idx, &e.pos[(size_t) i * (e.embd ? e.n_pos : 1)])) {
         return false;
     }
     if (e.hidden) {
@@ -330,7 +330,8 @@ int32_t pyllama_decode(
             if (!add_entry(batch, *entries, i)) {
                 char text[128];
                 snprintf(text, sizeof(text), "entry %d (token %d, sequence %d, position %d) was refused",
-                        i, entries->embd ? -1 : entries->token[i], entries->seq_id[i], entries->pos[(size_t) i * entries->n_pos]);
+                        i, entries->embd ? -1 : entries->token[i], entries->seq_id[i],
+                        entries->pos[(size_t) i * (entries->embd ? entries->n_pos : 1)]);
                 say(message, n_message, text);
                 return PYLLAMA_BATCH_REFUSED;
             }

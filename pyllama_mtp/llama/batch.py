@@ -116,8 +116,8 @@ class Batch:
         view.n_tokens, view.n_embd = len(self.tokens), context.model.n_embd
         view.token = pointer("int32_t[]", self.tokens)
         view.pos = pointer("int32_t[]", self.positions)
-        view.n_pos = self.positions.size // len(self.positions)
         if self.rows is not None:
+            view.n_pos = self.positions.size // len(self.positions)
             view.embd = pointer("float[]", self.rows)
             view.n_embd_inp = self.rows.shape[1]
         view.seq_id = pointer("int32_t[]", self.seqs)

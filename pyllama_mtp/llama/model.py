@@ -149,7 +149,6 @@ class Model(Owned, OfThisProcess):
         #: Id of the end-of-text token; -1: there is none.
         self.eos = int(self._lib.llama_vocab_eos(self._vocab))
         self.n_embd = int(self._lib.llama_model_n_embd_out(self._handle))
-        self.n_embd_inp = int(self._lib.llama_model_n_embd_inp(self._handle))
         self.n_ctx_train = int(self._lib.llama_model_n_ctx_train(self._handle))
         self.n_params = int(self._lib.llama_model_n_params(self._handle))
         self.size_bytes = int(self._lib.llama_model_size(self._handle))
@@ -221,6 +220,11 @@ class Model(Owned, OfThisProcess):
     def sampling(self) -> Sampling:
         """The default sampling of chats and of the server: as the file says."""
         return chat.usual_sampling(self.info.metadata)
+
+    @property
+    def n_embd_inp(self) -> int:
+        """Width of the embeddings that the model takes in place of tokens."""
+        return int(self._lib.llama_model_n_embd_inp(self.handle))
 
     @property
     def used_devices(self) -> list[Any]:
