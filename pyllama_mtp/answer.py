@@ -111,6 +111,11 @@ class Answer:
         self._splitter, self._calls = splitter, calls
         self.tool_calls: list[ToolCall] = []
 
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 60 else f"{self.text[:57]}..."
+        state = self.finish_reason or "not complete"
+        return f"<{type(self).__name__}: {len(self.tokens)} tokens, {state}, {text!r}>"
+
     @property
     def message(self) -> dict[str, Any]:
         """The turn, for a conversation that goes on: role, content, thought and calls."""

@@ -35,8 +35,8 @@ from .chats.tools import Messages, Tools
 from .engine import Engine
 from .errors import UsageError
 from .imagefile import ImageSource
+from .llama.context import POINTS, ROWS, HiddenStates
 from .llama.contextoptions import NodeTimes
-from .llama.hiddenstates import POINTS, ROWS, HiddenStates
 from .llama.model import Model
 from .llama.owned import Owned
 from .llama.vision import ImagePrompt, Vision
@@ -207,6 +207,29 @@ class Contexts(Owned):
         if not isinstance(text, str):
             raise UsageError("images go with text, in which a marker stands for each of them")
         return self.vision.prompt(text, images, add_special=add_special)
+
+    def _turn(
+        self,
+        messages: Messages,
+        tools: Tools | None,
+        options: ChatOptions,
+        max_tokens: int | None,
+        sampling: Sampling | None,
+        draft: bool,
+    ) -> tuple[list[int] | ImagePrompt, Limits, Sampling]:
+        """Prompt, limits and sampling of the model's next turn in a conversation."""
+        self._engine.chats = True
+        messages, images = take_images(messages)
+        prompt: list[int] | ImagePrompt
+        if images:
+            text = options.text(self.model, messages, tools)
+            prompt = self._with_images(text, images, add_special=False)
+        else:
+            prompt = options.prompt(self.model, messages, tools)
+        room = max(1, self.n_ctx - len(prompt))
+        limits = Limits(room if max_tokens is None else max_tokens, draft=draft)
+        chosen = usable("sampling", sampling or self.model.sampling, Sampling)
+        return prompt, limits, options.sampling(chosen, self.model, tools)
 
     def process(
         self, prompt: Prompt, *, draft: bool = True, on_progress: OnProgress | None = None
@@ -456,25 +479,8 @@ class Session(Contexts):
                 context; or a bad argument.
         """
         offered = Tools.of(tools, tool_choice, parallel_tool_calls)
-        options = instance("options", options or ChatOptions(), ChatOptions, "ChatOptions(...)")
-        if isinstance(thinking, bool):
-            options = dataclasses.replace(options, thinking=thinking)
-        elif thinking is not None:
-            if as_index(thinking) is None:
-                raise refusal("thinking", thinking, "True, False, None, or a number of tokens")
-            options = dataclasses.replace(options, thinking=True, budget=thinking)
-        self._engine.chats = True
-        messages, images = take_images(messages)
-        prompt: list[int] | ImagePrompt
-        if images:
-            text = options.text(self.model, messages, offered)
-            prompt = self._with_images(text, images, add_special=False)
-        else:
-            prompt = options.prompt(self.model, messages, offered)
-        room = max(1, self.n_ctx - len(prompt))
-        limits = Limits(room if max_tokens is None else max_tokens, draft=draft)
-        chosen = usable("sampling", sampling or self.model.sampling, Sampling)
-        chosen = options.sampling(chosen, self.model, offered)
+        options = _chat_options(options, thinking)
+        prompt, limits, chosen = self._turn(messages, offered, options, max_tokens, sampling, draft)
         given = Options(stop, logprobs=logprobs, on_progress=on_progress, split=True, tools=offered)
         return self._start(prompt, limits, chosen, given)
 
@@ -563,6 +569,56 @@ class BatchSession(Contexts):
             except UsageError as error:
                 raise UsageError(f"prompts[{i}]: {error}") from None
         return BatchGeneration(self._engine, requests)
+
+    def chat(
+        self,
+        conversations: Iterable[Messages],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        thinking: bool | int | None = None,
+        options: ChatOptions | None = None,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: Iterable[str] | None = (),
+        draft: bool = True,
+        logprobs: int | None = None,
+    ) -> BatchGeneration:
+        """Start the model's next turn of several conversations; see :meth:`Session.chat`.
+
+        Args:
+            conversations: at least one, each a list of messages.
+
+        Raises:
+            UsageError: see :meth:`Session.chat`; the message names the conversation.
+        """
+        offered = Tools.of(tools, tool_choice, parallel_tool_calls)
+        options = _chat_options(options, thinking)
+        given = Options(stop, logprobs=logprobs, split=True, tools=offered).check(self.model)
+        requests = []
+        for i, messages in enumerate(listed(conversations) or ()):
+            try:
+                prompt, limits, chosen = self._turn(
+                    messages, offered, options, max_tokens, sampling, draft
+                )
+                tokens = self._prompt(prompt, draft)
+                requests.append(make_request(self.model, tokens, limits, chosen, given))
+            except UsageError as error:
+                raise UsageError(f"conversations[{i}]: {error}") from None
+        if not requests:
+            raise refusal("conversations", conversations, "a list of conversations, at least one")
+        return BatchGeneration(self._engine, requests)
+
+
+def _chat_options(options: ChatOptions | None, thinking: bool | int | None) -> ChatOptions:
+    """`options` with `thinking`, as :meth:`Session.chat` takes it."""
+    options = instance("options", options or ChatOptions(), ChatOptions, "ChatOptions(...)")
+    if thinking is None or isinstance(thinking, bool):
+        return options if thinking is None else dataclasses.replace(options, thinking=thinking)
+    if as_index(thinking) is None:
+        raise refusal("thinking", thinking, "True, False, None, or a number of tokens")
+    return dataclasses.replace(options, thinking=True, budget=thinking)
 
 
 def _for_each(name: str, given: Value | Sequence[Value], n: int) -> list[Value]:

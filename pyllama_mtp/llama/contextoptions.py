@@ -86,7 +86,7 @@ class ContextOptions:
             p.ctx_type = lib.LLAMA_CONTEXT_TYPE_WITH_MTP
 
 
-# -- the graph nodes of a decode, by name, operation and shape; and what nodes cost ----------------
+# -- the graph nodes of a decode, and what they cost -----------------------------------------------
 
 
 #: Nodes that one decode may have; a 64-layer model has about 4,000 per graph.

@@ -79,17 +79,6 @@ def test_rows_can_be_quantized_to_q8_0_and_values_are_finite(reader: GGUFReader)
             assert tensor.shape[0] % 32 == 0, tensor.name
 
 
-def test_card_states_the_training_and_the_figures(reader: GGUFReader) -> None:
-    card = CARD.read_text()
-    for key in ("steps", "tokens", "seed"):
-        assert f"{value(reader, f'demo.training.{key}'):,}" in card
-    assert f"{demo_path().stat().st_size:,} bytes" in card
-    for text in ("PSF-2.0", "BSD-3-Clause", "greedy", "temperature 0.8", "agreement", "held-out"):
-        assert text in card
-    for name in CLASSES:
-        assert card.count(f"| {name} |") >= 2, name
-
-
 def test_first_drafts_are_accepted_often_enough(demo: Model, demo_prompts: list[str]) -> None:
     """Greedily, mean of the four classes: the model is worth something for trying MTP out."""
     drafted, accepted = Counter[str](), Counter[str]()

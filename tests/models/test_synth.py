@@ -13,7 +13,7 @@ import pytest
 from pyllama_mtp.errors import UsageError
 from pyllama_mtp.models.draftvocab import byte_alphabet
 from pyllama_mtp.models.ggufinfo import validate_model_file
-from pyllama_mtp.models.shapes import SHAPES, TensorSpec, get_shape, model_tensors
+from pyllama_mtp.models.shapes import SHAPES, TensorSpec, model_tensors
 from pyllama_mtp.models.synth import (
     TENSOR_TYPES,
     Draw,
@@ -174,12 +174,6 @@ def test_memory_of_published_shapes(cli: Cli, name: str, tmp_path: Path) -> None
     assert needed["no_mtp"]["target_context"] == pytest.approx(trunk, rel=0.1)
     assert needed["mtp"]["weights"] == pytest.approx(info.weight_bytes, rel=0.2)
     assert needed["mtp"]["target_context"] >= trunk + cells
-
-
-def test_the_shape_for_small_machines_is_marked_and_small() -> None:
-    shape = get_shape("qwen3.6-moe-small")
-    assert shape.architecture == "qwen35moe" and shape.source.startswith("not published")
-    assert 1.0e9 < synthetic_size(shape, "q8_0") < 1.5e9
 
 
 def test_vocabulary_spells_any_text() -> None:

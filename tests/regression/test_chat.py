@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from pyllama_mtp import CallPiece, ChatOptions, Grammar, Model, Sampling, Session
+from pyllama_mtp import BatchSession, CallPiece, ChatOptions, Grammar, Model, Sampling, Session
 from pyllama_mtp.chats.tools import Tools, _tag
 from pyllama_mtp.errors import UsageError
 
@@ -42,6 +42,25 @@ def test_turns_go_on_and_fill_the_context(demo: Model) -> None:
         assert second.telemetry.n_cached >= first.telemetry.n_prompt
         n_used = second.telemetry.n_prompt + len(second.tokens)
         assert second.finish_reason == "eos" or n_used >= session.n_ctx - 1
+
+
+def test_several_conversations_at_once(demo: Model) -> None:
+    """Each gets the answer that it gets alone, its thought apart; and the repr shows it."""
+    told: dict[str, Any] = {"thinking": 8, "max_tokens": 30, "sampling": Sampling()}
+    with Session(demo, settings(3)) as session:
+        alone = [session.chat(messages, **told).run() for messages in (THINKS, ASKS)]
+    with BatchSession(demo, settings(3, n_ubatch=32), n_sequences=2) as batch:
+        together = batch.chat([THINKS, ASKS], **told).run().results
+        with pytest.raises(UsageError, match=r"conversations\[1\]: "):
+            batch.chat([ASKS, [{"role": "user"}]])
+        with pytest.raises(UsageError, match="a list of conversations, at least one"):
+            batch.chat([])
+    assert alone[0].reasoning
+    for one, other in zip(alone, together, strict=True):
+        assert (one.text, one.reasoning) == (other.text, other.reasoning)
+        assert repr(one) == f"<Generation: {len(one.tokens)} tokens, {one.finish_reason}, " + (
+            f"{one.text!r}>" if len(one.text) <= 60 else f"{one.text[:57] + '...'!r}>"
+        )
 
 
 SIZE = {"type": "integer", "minimum": 1, "maximum": 9}
