@@ -56,24 +56,24 @@ class Section:
 
 SECTIONS = (
     Section("filetypes", "By type of file, beside llama-server and llama-bench",
-            f"-p 512 -n 128 --depths 0,1,2,3,4,auto --no-ngram --repeat 5 {PEERS}", EIGHT),
+            f"-p 512 -n 128 --depths 0,1,2,3,4,auto --no-ngram --repeat 3 {PEERS}", EIGHT),
     Section("long", "The depth `auto` in a long answer",
-            "-p 512 -n 448 --depths 0,2,3,4,auto --no-ngram --repeat 5", EIGHT),
+            "-p 512 -n 448 --depths 0,2,3,4,auto --no-ngram --repeat 3", EIGHT),
     Section("sequences", "Several sequences at once",
-            "-p 64 -n 128 --depths 0,1,2,3,auto --axis n-sequences=2,4,8 --no-ngram --repeat 5",
+            "-p 64 -n 128 --depths 0,1,2,3,auto --axis n-sequences=2,4,8 --no-ngram --repeat 3",
             ("0.8b-q4_k_m", "0.8b-q8_0")),
     Section("contexts", "By length of the context",
             "-p 512,6k,16k -n 128 --depths 0,3,4,auto --no-ngram --repeat 3", ("0.8b-q4_k_m",)),
     Section("prompts", "Prompts with MTP and without, and the same library once more",
             "-p 2k -n 8 --depths 0,3 --prompt-step 512 --variants patched,patched:AGAIN=1 "
-            "--repeat 5", ("0.8b-q4_k_m", "0.8b-q8_0", "moe-q4_k_m", "moe-q8_0")),
+            "--repeat 3", ("0.8b-q4_k_m", "0.8b-q8_0", "moe-q4_k_m", "moe-q8_0")),
     Section("architectures", "Other architectures, beside llama-server",
-            "-p 256 -n 128 --depths 0,1,3,auto --no-ngram --repeat 5 --peers llama-server", OTHERS),
+            "-p 256 -n 128 --depths 0,1,3,auto --no-ngram --repeat 3 --peers llama-server", OTHERS),
     Section("classes", "Real text by class of prompt: the demo model",
             "--classes code,factual,instruction,thinking -p 192 -n 96 --depths 0,1,2,3,auto "
             "--threads 1 --repeat 9"),
     Section("gpu", "On a GPU",
-            f"-p 1k,8k,32k -n 192 --depths 0,2,3,4,auto --no-ngram --repeat 5 {PEERS}",
+            f"-p 1k,8k,32k -n 192 --depths 0,2,3,4,auto --no-ngram --repeat 3 {PEERS}",
             ("qwen3.6-27b", "qwen3.6-35b-a3b")),
 )  # fmt: skip
 
