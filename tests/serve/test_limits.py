@@ -21,7 +21,7 @@ from .support import chat
 CHAT = {"messages": chat("What is a list?")}
 TEXT = {"prompt": "x"}
 VARIABLES, NO_PROMPT = "chat_template_kwargs", "add_generation_prompt"
-IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
+AUDIO = [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]
 
 
 BAD: list[tuple[str, Any, str | None, str]] = [
@@ -49,7 +49,7 @@ BAD: list[tuple[str, Any, str | None, str]] = [
     ("text", {**TEXT, "logit_bias": {"5": "x"}}, "logit_bias", "valid number"),
     ("text", {**TEXT, "logit_bias": {"9999": 1}}, None, "not in the vocabulary"),
     ("chat", {"messages": [{"role": "judge", "content": "x"}]}, "messages.0.role", "'judge'"),
-    ("chat", {"messages": IMAGE}, "messages.0.content", "'image_url' is not supported"),
+    ("chat", {"messages": AUDIO}, "messages.0.content", "'input_audio' is not supported"),
     ("text", {**TEXT, "max_tokens": -2}, "max_tokens", "or -1"),
     ("chat", {**CHAT, "continue_final_message": True}, "messages", "message of the assistant"),
     ("chat", {**CHAT, NO_PROMPT: False}, NO_PROMPT, "continue_final_message"),
