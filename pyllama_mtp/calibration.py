@@ -46,25 +46,27 @@ def open_engine(
     engine = Engine(model, resolved, times, chats)
     if engine.drafting.depths and not times:
         try:
-            _calibrate(engine)
+            _calibrate(engine, resolved.measured_counts)
         except BaseException:
             engine.close()
             raise
     return engine
 
 
-def _calibrate(engine: Engine) -> None:
-    """Have the engine choose depths by measured costs."""
+def _calibrate(engine: Engine, counts: list[int]) -> None:
+    """Have the engine choose depths by costs of these numbers of sequences."""
     context = engine.head.context or engine.target
     settings = engine.settings
     kinds = context.options.mtp_head, settings.draft_head_type, settings.rollback
     kept = Measured(engine.target, context.n_head, *kinds, engine.depth)
     costs: dict[int, Costs] | None = kept.load(dict[int, Costs])
-    n = len(engine.sequences)
-    if not costs or n not in costs or any(one.limit != engine.depth for one in costs.values()):
+    if (
+        not costs
+        or costs.keys() != {*counts}
+        or any(one.limit != engine.depth for one in costs.values())
+    ):
         began, waited_s = time.perf_counter(), waited_for_core()
-        counts = {1, n, *(2**i for i in range(1, n.bit_length()) if 2**i < n)}
-        costs = {count: measure_costs(engine, count) for count in sorted(counts)}
+        costs = {count: measure_costs(engine, count) for count in counts}
         took_s, waited_s = time.perf_counter() - began, waited_for_core() - waited_s
         log.info("measured in %.1f s what drafts cost here", took_s)
         if waited_s < BUSY * took_s:

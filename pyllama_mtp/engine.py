@@ -113,8 +113,11 @@ class Engine:
                 self.head = UpstreamDrafter(self.target, options, settings, depth)
             elif self.prompt_sync:
                 self.head = HeadDrafter(self.target, settings)
-                auto = settings.draft_n_max == "auto"
-                self.target.reserve_rounds(n_sequences, range(depth + 1) if auto else (0, depth))
+                if settings.draft_n_max == "auto":
+                    for n in resolved.measured_counts:
+                        self.target.reserve_rounds(n, range(depth + 1))
+                else:
+                    self.target.reserve_rounds(n_sequences, (0, depth))
             self._replays = replays(self.target, settings, depth)
         except BaseException:
             self.close()

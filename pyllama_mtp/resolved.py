@@ -73,6 +73,12 @@ class Resolved:
         return replace(self, settings=replace(self.settings, n_ctx=n_ctx))
 
     @property
+    def measured_counts(self) -> list[int]:
+        """Numbers of sequences whose rounds are measured for "auto": powers of two, and all."""
+        n = self.n_sequences
+        return [*(2**i for i in range(n.bit_length()) if 2**i < n), n]
+
+    @property
     def n_snapshots(self) -> int:
         """Snapshots of the recurrent state that each sequence keeps."""
         return self.depth if self.settings.rollback != "replay" else 0
