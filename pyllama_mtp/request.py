@@ -17,14 +17,16 @@ import numpy.typing as npt
 from .answer import Answer
 from .arguments import (
     FLAG,
+    MOST_TOKENS,
+    Kind,
     flag,
     keep_checked,
     option,
     refusal,
+    require,
     stop_strings,
     token_ids,
     whole,
-    wholes,
 )
 from .chats.options import call_form
 from .chats.thinking import Splitter, opened
@@ -55,14 +57,22 @@ def tokens_of(model: Model, prompt: Prompt) -> list[int]:
     return tokens
 
 
+def _max_tokens(name: str, value: object) -> int:
+    allowed = "at least 1, or -1 (as many as there is room for)"
+    n = whole(name, value, -1, math.inf, allowed)
+    require(n != 0, name, value, allowed)
+    return n if n > 0 else MOST_TOKENS
+
+
 @dataclass(frozen=True)
 class Limits:
     """When to stop, and whether to draft. `ignore_eos`: generate on after an end token.
 
-    Raises UsageError for a bad value.
+    `max_tokens` -1 becomes MOST_TOKENS, more than any context has room for. Raises UsageError for a
+    bad value.
     """
 
-    max_tokens: int = option(MISSING, wholes(1, math.inf, "at least 1"))
+    max_tokens: int = option(MISSING, Kind(_max_tokens))
     ignore_eos: bool = option(False, FLAG)
     draft: bool = option(True, FLAG)
 

@@ -46,6 +46,8 @@ from .settings import MOST_TOKENS, Sampling, Settings
 from .telemetry import BatchTelemetry, Telemetry
 
 MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
+#: Characters of a text in a repr.
+SHOWN = 60
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 Self = TypeVar("Self", bound="_Running[Any]")  # typing's from Python 3.11 on
@@ -87,6 +89,9 @@ class _Running(Generic[Item]):
     def __iter__(self) -> Iterator[Item]:
         return self._pieces
 
+    def __next__(self) -> Item:
+        return next(self._pieces)
+
     def __aiter__(self) -> AsyncIterator[Item]:
         return _from_thread(self._pieces, self.stop)
 
@@ -104,6 +109,11 @@ class _Running(Generic[Item]):
 
 class Generation(_Running[Piece], Answer):
     """One generation; iterate over it for text as it comes (`for` or `async for`), or run it."""
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= SHOWN else f"{self.text[:SHOWN]}..."
+        state = self.finish_reason or ("not finished" if self.tokens else "not begun: see run()")
+        return f"<Generation of {len(self.tokens)} tokens, {state}: {text!r}>"
 
     def stop(self) -> None:
         """See :meth:`_Running.stop`."""
@@ -397,7 +407,7 @@ class Session(Contexts):
         Args:
             prompt: text (control tokens such as ``<|im_start|>`` are recognised) or token ids:
                 a sequence or an array of whole numbers; or a prompt of :meth:`.Vision.prompt`.
-            max_tokens: most tokens to generate, at least 1.
+            max_tokens: most tokens to generate, at least 1; -1: as many as there is room for.
             sampling: default greedy.
             stop: strings, none of them empty, that end the generation and are not part of the text.
             ignore_eos: go on after an end token (speed measurements).
@@ -534,7 +544,8 @@ class BatchSession(Contexts):
         Args:
             prompts: at least one; each as for :meth:`Session.generate`, or of
                 :meth:`.Vision.prompt`, with images. Lengths may differ.
-            max_tokens: most tokens to generate, at least 1; for all prompts, or one for each.
+            max_tokens: most tokens to generate, at least 1, or -1: as many as there is room for;
+                for all prompts, or one for each.
             sampling: default greedy; for all prompts, or one for each.
             stop, ignore_eos, draft, log_pairs, log_ties, logprobs: see :meth:`Session.generate`.
             on_progress: called while prompts are processed, after each `n_batch` tokens, with

@@ -15,6 +15,7 @@ from .arguments import (
     between,
     instance,
     keep_checked,
+    listed,
     numbers_of,
     option,
     refusal,
@@ -56,12 +57,19 @@ def available_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _draft_vocab(name: str, value: object) -> str | int:
+def _draft_vocab(name: str, value: object) -> str | int | tuple[int, ...]:
     size = as_index(value)
     named = os.fspath(value) if isinstance(value, os.PathLike) else value
     if isinstance(named, str) and named:
         return named
-    allowed = f"'auto', 'full', a number of tokens from {DRAFT_VOCAB_LEAST}, or a file"
+    allowed = (
+        f"'auto', 'full', a number of tokens from {DRAFT_VOCAB_LEAST}, or a file, or a list of "
+        "token ids"
+    )
+    if size is None and (ids := listed(value)):
+        found = [as_index(one) for one in ids]
+        if None not in found:
+            return tuple(one for one in found if one is not None)
     if size is None or size < DRAFT_VOCAB_LEAST:
         raise refusal(name, value, allowed)
     return size
@@ -166,7 +174,8 @@ class Settings:
         hidden: the hidden state that the head gets: after the model's final norm, as Qwen3.5 and
             3.6 were trained, or before it.
         draft_vocab: tokens that can be drafted: the N best by the tokenizer, those of a file made
-            by 'pyllama-mtp draft-vocab', or all; "auto": as many as pay. Fewer tokens make drafts
+            by 'pyllama-mtp draft-vocab', these (a list of ids, in Python), or all; "auto": as many
+            as pay. Fewer tokens make drafts
             cheaper and never change the text: the model verifies over its whole vocabulary. Where
             "auto" cannot measure what pays (see draft_head_type), it is 32,768 if that is less than
             half of the vocabulary and the library can. For a model file with a trimmed MTP head,
@@ -236,7 +245,7 @@ class Settings:
         "post-norm",
         words("post-norm", "pre-norm"),
     )
-    draft_vocab: str | int = _cost(
+    draft_vocab: str | int | tuple[int, ...] = _cost(
         "auto",
         Kind(_draft_vocab),
         "N|FILE|full",

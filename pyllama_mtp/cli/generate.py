@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from pyllama_mtp.llama.vision import ImagePrompt, Vision
 
 
+def _max_tokens(text: str) -> int:
+    """An argparse type: at least 1, or -1 for as many as there is room for."""
+    n = parsing.whole(-1)(text) or parsing.whole(1)(text)
+    return n if n > 0 else MOST_TOKENS
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text; '-' reads stdin")
@@ -49,7 +55,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="an image before the text; may be given several times",
     )
     options.add_vision_option(parser)
-    parsing.add_whole(parser, "-n", "--max-tokens", default=256, help="tokens to generate")
+    parser.add_argument(
+        *("-n", "--max-tokens"),
+        type=_max_tokens,
+        default=256,
+        metavar="N",
+        help="tokens to generate; -1: as many as the context has room for",
+    )
     options.add_parts(parser, "depth", "ngram")
     parser.add_argument(
         "--stop",
@@ -99,7 +111,8 @@ def run(args: argparse.Namespace) -> int:
             options.open_vision(args, model, True) if args.image else nullcontext() as vision,
         ):
             prompt = tokenize(model, text, args, vision)
-            room = min(len(prompt) + args.max_tokens, MOST_TOKENS)
+            endless = args.max_tokens == MOST_TOKENS
+            room = 0 if endless else min(len(prompt) + args.max_tokens, MOST_TOKENS)
             with Session(model, settings, room=room) as session, progress.prompt() as tell:
                 generation = session.generate(
                     prompt,

@@ -375,7 +375,7 @@ class Heads:
             *(1e3 * best.draft_s, 100 * best.outside),
         )
 
-    def _use(self, spec: str | int, kind: str) -> None:
+    def _use(self, spec: str | int | tuple[int, ...], kind: str) -> None:
         head = self._model.draft_head(spec, kind)
         rows = head.rows() if head else None
         unread = rows is None and self._model.options.no_alloc  # a trimmed head of the file

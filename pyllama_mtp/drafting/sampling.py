@@ -279,7 +279,13 @@ class Sampler:
 
     def _watch(self, near_ties: list[NearTie], context: Context, row: int) -> None:
         """Note a near tie of the row's two best tokens."""
-        ids, logits = context.candidates(row)
+        if context.n_candidates:
+            ids, logits = context.candidates(row)
+        else:  # all logits were asked for
+            every = context.logits(row)
+            two = np.argpartition(every, len(every) - 2)[-2:].astype(np.int32)
+            ids = two[np.lexsort((two, -every[two]))]
+            logits = every[ids]
         gap = float(logits[0] - logits[1])
         if gap <= NEAR_TIE * abs(float(logits[0])):
             near_ties.append(NearTie(self._n_sampled, int(ids[0]), int(ids[1]), gap))

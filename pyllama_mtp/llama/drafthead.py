@@ -249,7 +249,7 @@ class DraftHead:
 
 def draft_head(
     info: GGUFInfo,
-    spec: str | int | os.PathLike[str],
+    spec: str | int | tuple[int, ...] | os.PathLike[str],
     kind: str = "file",
 ) -> DraftHead | None:
     """The draft head that a user asks for; None: the model's own.

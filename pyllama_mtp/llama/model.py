@@ -161,7 +161,7 @@ class Model(Owned, OfThisProcess):
         self.name = self.info.name or self.path.stem
         self.architecture = self.info.architecture
         self.head_costs: HeadCosts | None = None
-        self._draft_head: tuple[tuple[str | int, str], DraftHead | None] | None = None
+        self._draft_head: tuple[tuple[object, str], DraftHead | None] | None = None
 
     @classmethod
     def from_pretrained(
@@ -178,7 +178,7 @@ class Model(Owned, OfThisProcess):
         """
         return cls(hub.fetch(repository, quant), **arguments)
 
-    def draft_head(self, spec: str | int, kind: str = "file") -> DraftHead | None:
+    def draft_head(self, spec: str | int | tuple[int, ...], kind: str = "file") -> DraftHead | None:
         """The LM head for drafts; None: the model's own, over the whole vocabulary.
 
         The last result is kept for the next session.

@@ -244,7 +244,9 @@ def _ranked_tokens(path: str, _version: tuple[int, int]) -> RankedTokens:
     return RankedTokens(ids, len(tokenizer.special))
 
 
-def choose(model_path: str | os.PathLike[str], spec: str | int | os.PathLike[str]) -> Ids | None:
+def choose(
+    model_path: str | os.PathLike[str], spec: str | int | os.PathLike[str] | Sequence[int]
+) -> Ids | None:
     """The tokens that a user lets the head draft: [n] int32, unique, most useful first; None is the
     whole vocabulary.
 
@@ -252,15 +254,19 @@ def choose(model_path: str | os.PathLike[str], spec: str | int | os.PathLike[str
         model_path: the model file, for its tokenizer.
         spec: "full"; a number of tokens, the best of the default ranking; or a file with a ranking
             (``pyllama-mtp draft-vocab``), whose DEFAULT_SIZE best are taken, or all if it holds
-            fewer. A file that is named "full" or like a number needs its folder: ./full
+            fewer. A file that is named "full" or like a number needs its folder: ./full. Or the
+            tokens' ids, the most useful first.
 
     Raises:
-        UsageError: a number too small to be of use.
+        UsageError: a number too small to be of use, or an id that is not in the vocabulary, or
+            given twice.
         DraftVocabError: a file that cannot be used; see :func:`load`.
         ModelFileError: the model's tokenizer cannot be read or is of no use here.
     """
     if spec == "full":
         return None
+    if isinstance(spec, Sequence) and not isinstance(spec, str):
+        return _given_ids(spec, read_tokenizer(model_path).n_vocab)
     word = str(spec)
     number = re.fullmatch(r"-?\d{1,18}", word)
     if number:
@@ -277,6 +283,15 @@ def choose(model_path: str | os.PathLike[str], spec: str | int | os.PathLike[str
             raise UsageError(f"a draft vocabulary of {spec}: {need}; give more, or 'full'")
         raise DraftVocabError(f"{word}: it has {size} tokens, {need}; make it anew", word)
     return ids[:size] if size < n_vocab else None
+
+
+def _given_ids(ids: Sequence[int], n_vocab: int) -> Ids:
+    wrong = next((token for token in ids if not 0 <= token < n_vocab), None)
+    if wrong is not None:
+        raise UsageError(f"draft_vocab: token {wrong} is not in the vocabulary of {n_vocab} tokens")
+    if len({*ids}) < len(ids):
+        raise UsageError("draft_vocab: a token is given twice")
+    return np.array(ids, dtype=np.int32)
 
 
 def save(path: str | os.PathLike[str], ranking: Ranking, tokenizer: Tokenizer, source: str) -> None:

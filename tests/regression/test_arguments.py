@@ -15,6 +15,8 @@ import pytest
 from pyllama_mtp import BatchSession, Model, Sampling, Session, Settings, stream
 from pyllama_mtp.errors import UsageError
 
+from .support import settings
+
 PROMPT = [5, 6, 7]
 SMALL = Settings(n_ctx=64, n_batch=64, n_ubatch=64, n_threads=1, draft_n_max=1)
 
@@ -195,3 +197,41 @@ def test_text_and_tokens_of_a_model(demo: Model) -> None:
     assert "tokens[0] is 1.5" in refused(demo.detokenize, [1.5])
     assert "tokens is 5" in refused(demo.detokenize, 5)
     assert demo.detokenize(np.array(PROMPT)) == demo.detokenize(PROMPT)  # type: ignore[arg-type]
+
+
+def test_a_generation_piece_by_piece(demo: Model) -> None:
+    """`next` gives a piece; its repr says how far it has come."""
+    with Session(demo, settings(2)) as session:
+        generation = session.generate("def f(x):", max_tokens=6, ignore_eos=True)
+        assert "not begun" in repr(generation) and "run()" in repr(generation)
+        piece = next(generation)
+        assert generation.text == piece and "not finished" in repr(generation)
+        rest = "".join(generation)
+        assert generation.text == piece + rest
+        assert "6 tokens, length" in repr(generation) and repr(piece + rest) in repr(generation)
+        with pytest.raises(StopIteration):
+            next(generation)
+
+
+def test_as_many_tokens_as_there_is_room_for(demo: Model) -> None:
+    with Session(demo, settings(2, n_ctx=256)) as session:
+        run = session.generate("def f(x):", max_tokens=-1, ignore_eos=True).run()
+        assert run.finish_reason == "length"
+        assert run.telemetry.n_prompt + len(run.tokens) == session.n_ctx + 1
+        with pytest.raises(UsageError, match="max_tokens is 0"):
+            session.generate("def f(x):", max_tokens=0)
+
+
+def test_the_tokens_that_may_be_drafted(demo: Model, text: list[int]) -> None:
+    """A list of ids; nothing else is ever drafted, and the text is the model's."""
+    ids = sorted({*text})[:300]
+    with Session(demo, settings(3, draft_vocab=ids, draft_follow=False)) as session:
+        run = session.generate(text[:40], max_tokens=60, ignore_eos=True, log_pairs=True).run()
+    assert {pair.drafted for pair in run.telemetry.pairs or ()} <= {*ids}
+    with Session(demo, settings(0)) as session:
+        assert (
+            session.generate(text[:40], max_tokens=60, ignore_eos=True).run().tokens == run.tokens
+        )
+    for wrong in ([demo.n_vocab], [3, 3], [-1]):
+        with pytest.raises(UsageError, match=r"draft_vocab: (a )?token"):
+            Session(demo, settings(3, draft_vocab=wrong))

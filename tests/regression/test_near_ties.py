@@ -47,6 +47,21 @@ def test_drafts_do_not_change_them(demo: Model, moe: Model, text: list[int], dep
             assert (drafted, found) == (tokens, ties)
 
 
+def test_with_log_probabilities(moe: Model) -> None:
+    """All logits are fetched then, and the ties are the same."""
+    prompt = made_up(moe, 40).tolist()
+    with Session(moe, settings(0)) as session:
+        _, ties = watched(session, prompt)
+        both = session.generate(
+            prompt, max_tokens=N_TOKENS, ignore_eos=True, log_ties=True, logprobs=1
+        ).run()
+    assert len(both.logprobs) == N_TOKENS
+    found = both.telemetry.near_ties or []
+    assert [(tie.index, tie.token, tie.other) for tie in found] == [
+        (tie.index, tie.token, tie.other) for tie in ties
+    ]
+
+
 def test_only_greedy_text_has_them(demo: Model, text: list[int]) -> None:
     with Session(demo, settings(2)) as session:
         warm = Sampling(temperature=0.7, seed=1)
