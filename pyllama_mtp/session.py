@@ -155,9 +155,13 @@ class BatchGeneration(_Running[tuple[int, Piece]]):
         self, engine: Engine, requests: list[Request]
     ) -> Generator[tuple[int, Piece], None, None]:
         number = {request: i for i, request in enumerate(requests)}
-        for progress in run_all(engine, requests, self.telemetry):
-            for piece in progress.pieces:
-                yield number[progress.request], piece
+        try:
+            for progress in run_all(engine, requests, self.telemetry):
+                for piece in progress.pieces:
+                    yield number[progress.request], piece
+        finally:
+            most = max(self.telemetry.passes, default=1)
+            engine.drafting.describe(self.telemetry, most)
 
 
 class Contexts(Owned):

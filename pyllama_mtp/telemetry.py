@@ -72,6 +72,7 @@ class Telemetry:
         pairs: every verified draft of the head with the target's choice, when asked for.
         near_ties: see :class:`NearTie`, when asked for.
         plain_s: seconds of a step without drafts, if adaptive depth has measured it; else None.
+        why_no_drafts: why adaptive depth made no drafts at the end; "": it made some.
     """
 
     n_prompt: int = 0
@@ -101,6 +102,7 @@ class Telemetry:
     pairs: list[Pair] | None = None
     near_ties: list[NearTie] | None = None
     plain_s: float | None = None
+    why_no_drafts: str = ""
 
     def count_times(self, times: dict[str, float]) -> None:
         """Decode time: of phases, and of the whole "round"."""

@@ -61,10 +61,12 @@ class Drafting:
         self.depths = DepthController(self._limit, costs, self.head.context is not None)
         self._forget = forget
 
-    def describe(self, telemetry: Telemetry) -> None:
-        """Note what adaptive depth knows: what a plain step takes, and why nothing is drafted."""
-        if self.depths:
-            telemetry.plain_s = self.depths.plain_s
+    def describe(self, telemetry: Telemetry, n_sequences: int = 1) -> None:
+        """Note what adaptive depth knows: what a plain step of one sequence takes, and why nothing
+        is drafted for so many, if nothing is."""
+        if self.depths and self.depths.plain_s:
+            telemetry.plain_s = self.depths.plain_s if n_sequences == 1 else None
+            telemetry.why_no_drafts = self.depths.why_none(n_sequences)
 
     def begin(self, sequence: Sequence) -> None:
         """The prompt of a sequence is processed: drafts are chosen from now on."""

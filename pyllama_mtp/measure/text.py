@@ -124,6 +124,8 @@ def telemetry_lines(telemetry: Telemetry) -> list[str]:
         )
     if t.drafted or t.looked_up["rounds"] or t.forced:
         lines += _drafts(t)
+    if t.why_no_drafts:
+        lines.append(f"no drafts  {t.why_no_drafts}")
     if t.speed_up:
         lines.append(
             f"speed-up   the answer came {t.speed_up:.2f} times as fast as without MTP, where each "

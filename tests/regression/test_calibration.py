@@ -10,6 +10,7 @@ import pytest
 
 from pyllama_mtp import BatchSession, Model, Session, calibration
 from pyllama_mtp.drafting.depth import Costs
+from pyllama_mtp.measure.text import telemetry_lines
 
 from .support import cached, engine_of, greedy, settings
 
@@ -105,6 +106,21 @@ def test_what_rounds_contradict_is_forgotten(demo: Model, text: list[int], folde
     with Session(demo, AUTO) as session:
         greedy(session, text[:40], 160)
     assert not files(folder)
+
+
+def test_figures_say_why_nothing_is_drafted(
+    demo: Model, text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where two sequences' rows cost twice as much as one's, and a draft as much as a step."""
+    dear = Costs((0.0, *(float(n) for n in range(1, 8))), (0.0, *(float(n) for n in range(1, 7))))
+    cheap = Costs((0.0, *[1.0] * 7), (0.0, *[0.01] * 6))
+    monkeypatch.setattr(calibration, "measure_costs", lambda _, n: {1: cheap, 2: dear}[n])
+    with BatchSession(demo, dataclasses.replace(AUTO, n_ubatch=32), 2) as session:
+        run = session.generate([text[:20], text[5:30]], max_tokens=20, ignore_eos=True).run()
+        assert run.telemetry.why_no_drafts == "2 sequences: drafts do not pay here"
+        assert "2 sequences: drafts do not pay here" in "\n".join(telemetry_lines(run.telemetry))
+        run = session.generate([text[:20]], max_tokens=20, ignore_eos=True).run()
+        assert run.telemetry.why_no_drafts == ""
 
 
 def test_fixed_depths_measure_nothing(demo: Model, folder: Path) -> None:
