@@ -166,33 +166,26 @@ class Settings:
             acceptance.
         prompt_rows: prompt rows that the LM head runs on; "all" brings back the slow prefill that
             this package exists to avoid.
-        prompt_sync: how the MTP head is kept in step with the model: "kv": its K and V, in the
-            model's own context; "full": as upstream does, in another context; "auto": "kv" if the
-            library can. With "kv" every decode also writes the head's K and V, and drafts come from
-            one graph. With "full" the head runs its whole block for every token, on hidden states
-            that go over the host, and drafts token by token.
+        prompt_sync: how the MTP head is kept in step with the model. "kv": each decode of the model
+            also writes the head's K and V, and all drafts of a round are one graph. "full": as
+            upstream does, with a context of its own for the head, which runs its whole block for
+            every token. "auto": "kv" if library and model can.
         hidden: the hidden state that the head gets: after the model's final norm, as Qwen3.5 and
             3.6 were trained, or before it.
-        draft_vocab: tokens that can be drafted: the N best by the tokenizer, those of a file made
-            by 'pyllama-mtp draft-vocab', these (a list of ids, in Python), or all; "auto": as many
-            as pay. Fewer tokens make drafts
-            cheaper and never change the text: the model verifies over its whole vocabulary. Where
-            "auto" cannot measure what pays (see draft_head_type), it is 32,768 if that is less than
-            half of the vocabulary and the library can. For a model file with a trimmed MTP head,
-            "auto" is that head, and "full" is refused; a number or a file takes rows of the model's
-            LM head.
-        draft_follow: tokens of the text that the draft vocabulary lacks take the rows of its least
-            likely ones. Not with draft_sampling, nor at imposed acceptance.
-        draft_head_type: type of the rows that drafts come from: "file": as in the model file; q8_0,
-            q6_k, q4_k, q4_0, ...: quantized at the start; "auto": "file" or q4_0, whichever is
-            faster, and "file" where the draft vocabulary is given. One of HEAD_TYPES. Smaller types
-            make drafts cheaper and lose a little acceptance, never text. 1,000 rows of 1,024 values
-            take two cores 10 ms (q4_0), 20 to 90 ms (k-quants) or 300 ms (iq4_nl). Types that need
-            an importance matrix are refused. If draft_vocab is "auto", too, and the vocabulary has
-            more than 65,536 tokens, size and type are chosen together, by the cost of drafts,
-            measured in half a second, and by the text's tokens that each size lacks: when the
-            session is made, and again as text is seen. Not with draft_sampling, imposed acceptance
-            or RPC workers.
+        draft_vocab: tokens that can be drafted: the N best by the tokenizer; those of a file made
+            by 'pyllama-mtp draft-vocab'; a list of ids (in Python); "full": all; "auto": as many as
+            pay. Fewer tokens make drafts cheaper, and never change the text. Where "auto" cannot
+            measure what pays, it takes 32,768 tokens of a vocabulary of more than twice as many. If
+            the model file has a trimmed MTP head, "auto" is that head, and "full" is refused.
+        draft_follow: tokens of the text that the draft vocabulary lacks replace its least likely
+            ones. Not with draft_sampling, nor at imposed acceptance.
+        draft_head_type: type of the rows that drafts come from. "file": as in the model file. q8_0,
+            q6_k, q4_k, q4_0, ...: quantized when the session is made. "auto": "file" or q4_0,
+            whichever is faster; "file" if draft_vocab is given. One of HEAD_TYPES, without those
+            that need an importance matrix. Smaller types make drafts cheaper, lose a little
+            acceptance, and never change the text. If both are "auto" and the vocabulary has more
+            than 65,536 tokens, size and type are chosen together, when the session is made and
+            again as text is seen. Not with draft_sampling, imposed acceptance or RPC workers.
         p_min: stop drafting at a token that the head gives less probability than this, 0 to 1,
             among its ten best candidates, as upstream's draft-mtp does.
         draft_sampling: draw drafts from the head's distribution, and accept them by rejection
