@@ -31,9 +31,9 @@ log = logging.getLogger("pyllama_mtp")
 
 #: Seconds to measure rounds of one number of sequences in. On slow machines three depths are
 #: measured, however long they take, and the others interpolated.
-BUDGET_S = 0.8
+BUDGET_S = 1.5
 #: Most rounds of a depth, and tokens before them: fewer than the shortest context has, 256.
-REPEATS, N_PROMPT = 6, 8
+REPEATS, N_PROMPT = 8, 8
 #: What was measured while threads waited this part of the time for a core is not kept.
 BUSY = 0.1
 
@@ -76,10 +76,11 @@ def _calibrate(engine: Engine, counts: list[int]) -> None:
 
 def _costs(limit: int, times: dict[int, list[tuple[float, float]]]) -> Costs:
     """Costs of all depths from (seconds of drafting, of the rest) of some: medians, which stalls do
-    not move; other depths are interpolated."""
+    not move, without a depth's first round, which builds graphs; other depths are interpolated."""
     depths = sorted(times)
+    counted = [times[depth][1:] or times[depth] for depth in depths]
     draft, rest = (
-        np.interp(range(limit + 1), depths, [median_low(t[part] for t in times[d]) for d in depths])
+        np.interp(range(limit + 1), depths, [median_low(t[part] for t in of) for of in counted])
         for part in (0, 1)
     )
     # A plain step takes no longer than a pass over more rows, nor a draft than two.

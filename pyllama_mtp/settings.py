@@ -159,7 +159,7 @@ class Settings:
         flash_attn: flash attention; "auto": where the backend has it.
         rope: RoPE and YaRN for texts longer than the model was trained for, in both contexts.
         draft_n_max: tokens drafted per round; 0: no MTP; "auto": as many as make it fastest, 0 to
-            AUTO_DEPTH. What drafts cost is measured when a session is made, for about a second, and
+            AUTO_DEPTH. What drafts cost is measured when a session is made, in some seconds, and
             kept in the user's cache folder; how many are accepted is learned from the text.
         ngram: with draft depth "auto", draft what followed the same words earlier in the text, when
             that is likelier to be accepted. For one sequence (prompt lookup); not at imposed
