@@ -46,8 +46,6 @@ from .settings import MOST_TOKENS, Sampling, Settings
 from .telemetry import BatchTelemetry, Telemetry
 
 MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
-#: Characters of a text in a repr.
-SHOWN = 60
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 Self = TypeVar("Self", bound="_Running[Any]")  # typing's from Python 3.11 on
@@ -109,11 +107,6 @@ class _Running(Generic[Item]):
 
 class Generation(_Running[Piece], Answer):
     """One generation; iterate over it for text as it comes (`for` or `async for`), or run it."""
-
-    def __repr__(self) -> str:
-        text = self.text if len(self.text) <= SHOWN else f"{self.text[:SHOWN]}..."
-        state = self.finish_reason or ("not finished" if self.tokens else "not begun: see run()")
-        return f"<Generation of {len(self.tokens)} tokens, {state}: {text!r}>"
 
     def stop(self) -> None:
         """See :meth:`_Running.stop`."""

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 def _max_tokens(text: str) -> int:
     """An argparse type: at least 1, or -1 for as many as there is room for."""
-    n = parsing.whole(-1)(text) or parsing.whole(1)(text)
-    return n if n > 0 else MOST_TOKENS
+    return parsing.whole(-1)(text) or parsing.whole(1)(text)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -111,8 +110,8 @@ def run(args: argparse.Namespace) -> int:
             options.open_vision(args, model, True) if args.image else nullcontext() as vision,
         ):
             prompt = tokenize(model, text, args, vision)
-            endless = args.max_tokens == MOST_TOKENS
-            room = 0 if endless else min(len(prompt) + args.max_tokens, MOST_TOKENS)
+            n = args.max_tokens
+            room = min(len(prompt) + n, MOST_TOKENS) if n > 0 else 0
             with Session(model, settings, room=room) as session, progress.prompt() as tell:
                 generation = session.generate(
                     prompt,
