@@ -18,8 +18,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def cache_folder() -> Path:
-    """The package's folder in the user's cache: in XDG_CACHE_HOME, or in ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "pyllama-mtp"
+    """The package's folder in the user's cache: in XDG_CACHE_HOME, or in ~/.cache. Raises
+    UsageError: neither is known, as in a container whose user has no home."""
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    except RuntimeError:
+        raise UsageError("there is no home folder; set HOME or XDG_CACHE_HOME") from None
+    return cache / "pyllama-mtp"
 
 
 def write_error(error: OSError, path: str | os.PathLike[str]) -> PyllamaMtpError:

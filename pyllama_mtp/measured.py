@@ -10,6 +10,7 @@ import hashlib
 import logging
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,8 +41,12 @@ class Measured:
             file += [str(stat.st_size), str(stat.st_mtime_ns)]
         same = replace(options, n_ctx=0, n_batch=0, n_outputs_max=0, trace=False, times=None)
         key = _FORMAT, file, model.options, same, context.library.stamp, describe_machine(), more
-        name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
-        self.path = cache_folder() / "measured" / f"{name}.json"
+        self._name = hashlib.sha256(repr(key).encode()).hexdigest()[:32] + ".json"
+
+    @property
+    def path(self) -> Path:
+        """The file. Raises UsageError: there is no folder for it."""
+        return cache_folder() / "measured" / self._name
 
     def load(self, kind: type[Value] | Any) -> Value | None:
         """What was stored, of this type; None: nothing that can be read."""
@@ -63,5 +68,5 @@ class Measured:
 
     def forget(self) -> None:
         """Have the next session measure again."""
-        with suppress(OSError):
+        with suppress(OSError, PyllamaMtpError):
             self.path.unlink(missing_ok=True)

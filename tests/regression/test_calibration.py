@@ -86,6 +86,15 @@ def test_a_folder_that_cannot_be_made(demo: Model, folder: Path) -> None:
         assert costs_of(session).limit
 
 
+def test_a_user_without_a_home(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user is a number."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    with Session(demo, AUTO) as session:
+        assert costs_of(session).limit
+
+
 def test_a_busy_machine_is_not_remembered(
     demo: Model, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
