@@ -49,6 +49,7 @@ class Drafting:
         self._settings, self._limit = settings, depth
         self._synthetic = settings.synthetic_acceptance
         self._forget: Callable[[], None] | None = None
+        self._plain_s, self._n_plain = 0.0, 0  # a sum over the tokens since the last begin()
         if settings.draft_n_max == "auto":
             self.depths = DepthController(self._limit, has_head=head.context is not None)
             if settings.ngram and self._synthetic is None:
@@ -62,14 +63,15 @@ class Drafting:
         self._forget = forget
 
     def describe(self, telemetry: Telemetry, n_sequences: int = 1) -> None:
-        """Note what adaptive depth knows: what a plain step of one sequence takes, and why nothing
-        is drafted for so many, if nothing is."""
-        if self.depths and self.depths.plain_s:
-            telemetry.plain_s = self.depths.plain_s if n_sequences == 1 else None
+        """Note what adaptive depth knows: what plain steps of one sequence would have taken, at the
+        pace of each round, and why nothing is drafted for so many, if nothing is."""
+        if self.depths and self._n_plain:
+            telemetry.plain_s = self._plain_s / self._n_plain if n_sequences == 1 else None
             telemetry.why_no_drafts = self.depths.why_none(n_sequences)
 
     def begin(self, sequence: Sequence) -> None:
         """The prompt of a sequence is processed: drafts are chosen from now on."""
+        self._plain_s, self._n_plain = 0.0, 0
         sequence.draws = (
             self._settings.draft_sampling and not sequence.request.sampler.sampling.greedy
         )
@@ -165,6 +167,9 @@ class Drafting:
                 (0 if one.drafts.forced else one.n_usable, len(one.chosen) - 1) for one in drafted
             ]
             self.depths.update(n_drafted, outcomes, draft_s, total_s)
+        if plain_s := self.depths.plain_s:
+            n = len(drafted[0].chosen)
+            self._plain_s, self._n_plain = self._plain_s + n * plain_s, self._n_plain + n
         if self._forget and self.depths.costs.contradicted:
             self._forget()
             self._forget = None

@@ -129,7 +129,7 @@ def telemetry_lines(telemetry: Telemetry) -> list[str]:
     if t.speed_up:
         lines.append(
             f"speed-up   the answer came {t.speed_up:.2f} times as fast as without MTP, where each "
-            f"token takes {1e3 * (t.plain_s or 0):.1f} ms, as was measured meanwhile"
+            f"token takes {1e3 * (t.plain_s or 0):.1f} ms, as was measured"
         )
     follow = t.draft_vocab
     if follow["tokens"]:

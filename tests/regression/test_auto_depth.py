@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -107,5 +108,19 @@ def test_what_a_step_without_drafts_takes(demo: Model, text: list[int]) -> None:
     with Session(demo, AUTO) as session:
         t = greedy(session, text[:40], 64).telemetry
         assert t.plain_s and t.speed_up == pytest.approx(t.decode_tps * t.plain_s)
+        undrafted = session.generate(text[:40], max_tokens=8, draft=False).run().telemetry
+        assert undrafted.plain_s is undrafted.speed_up is None
     t = written(demo, text[:40], 8, 3).telemetry
     assert t.plain_s is t.speed_up is None
+
+
+def test_the_pace_of_all_rounds_counts(
+    demo: Model, text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that gets slower with every round: its last pace is not that of the answer."""
+    steps = count(1)
+    monkeypatch.setattr(DepthController, "plain_s", property(lambda _: float(next(steps))))
+    with Session(demo, dataclasses.replace(AUTO, ngram=False)) as session:
+        engine_of(session).drafting.depths = Scripted(0)
+        t = session.generate(text[:40], max_tokens=10, ignore_eos=True).run().telemetry
+    assert t.plain_s == pytest.approx(sum(range(1, 10)) / 9)
