@@ -15,21 +15,24 @@ from typing import Any
 
 import numpy as np
 
-from fuzzkit import otherfiles
+from fuzzkit import images, otherfiles
 from fuzzkit.document import Document, read_document, split
 from fuzzkit.edits import Buffer, Edit, apply
 from fuzzkit.models import Mutator
 from pyllama_mtp import Model, PyllamaMtpError, Session, Settings
 from pyllama_mtp.errors import NoMtpHeadError, PromptFileError
+from pyllama_mtp.imagefile import Pixels, pixels_of
 from pyllama_mtp.llama import trial
+from pyllama_mtp.llama.vision import IMAGE_MARKER, Vision
 from pyllama_mtp.models import draftvocab
 from pyllama_mtp.models.ggufinfo import read_gguf, validate_model_file
+from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 from pyllama_mtp.models.sidecar import NO_HEAD
 from pyllama_mtp.models.surgery import drop_head, extract_head
 
 #: Models: in one file, with the MTP head in another file, split into parts. Then files of ours.
 MODELS = ("model", "head", "split")
-KINDS = (*MODELS, "prompt", "draft-vocab")
+KINDS = (*MODELS, "prompt", "draft-vocab", "mmproj", "image")
 REFUSED, NATIVE, ENDED, LATER, WORKS, FINDING = (
     "refused by the validator",
     "refused by llama.cpp, with an error",
@@ -72,6 +75,10 @@ class Cases:
             members = otherfiles.members(self._prompt)
             header = json.loads(members.pop(otherfiles.HEADER))
             return otherfiles.prompt_edits(seed, list(members), list(header["identity"]))
+        if kind == "mmproj":
+            return Mutator(self._encoder).edits(seed)
+        if kind == "image":
+            return images.edits(seed)
         return otherfiles.vocab_edits(seed, self._model.n_vocab)
 
     def run(self, kind: str, edits: list[Edit]) -> Result:
@@ -86,6 +93,10 @@ class Cases:
                 written[self._path(kind, index)] = apply(document, mine)
         elif kind == "prompt":
             written[self.folder / "case.bin"] = [otherfiles.apply_prompt(self._prompt, edits)]
+        elif kind == "mmproj":
+            written[self.folder / "case.bin"] = apply(self._encoder, edits)
+        elif kind == "image":
+            written[self.folder / "case.bin"] = [images.apply_image(edits)]
         else:
             written[self.folder / "case.bin"] = [otherfiles.apply_vocab(self._vocab, edits)]
         for path, data in written.items():
@@ -95,7 +106,8 @@ class Cases:
         try:
             if kind in MODELS:
                 return run_model(path, others[0] if kind == "head" else None)
-            return self._run_prompt(path) if kind == "prompt" else self._run_vocab(path)
+            run = {"prompt": self._run_prompt, "mmproj": self._run_encoder, "image": self._run_image}
+            return run.get(kind, self._run_vocab)(path)
         except PyllamaMtpError:
             raise
         except Exception:
@@ -152,6 +164,17 @@ class Cases:
         return path.read_bytes()
 
     @cached_property
+    def _encoder(self) -> Document:
+        """An image encoder of random weights, for the base."""
+        path = self.folder / "good-mmproj.gguf"
+        return read_document(write_synthetic_mmproj(path, self._model.n_embd_inp, force=True))
+
+    @cached_property
+    def _vision(self) -> Vision:
+        assert self._encoder
+        return Vision(self._model, self.folder / "good-mmproj.gguf", n_threads=1)
+
+    @cached_property
     def _expected(self) -> list[int]:
         self._session.reset()
         return self._session.generate(PROMPT, max_tokens=N_GENERATED).run().tokens
@@ -185,6 +208,32 @@ class Cases:
             return Result(REFUSED, str(error))
         if got != self._expected:
             return Result(FINDING, f"the text is {got}, not {self._expected}")
+        return Result(WORKS)
+
+    def _run_encoder(self, path: Path) -> Result:
+        """Load it, and go on after an image."""
+        try:
+            vision = Vision(self._model, path, n_threads=1)
+        except PyllamaMtpError as error:
+            return Result(REFUSED, str(error))
+        with vision:
+            return self._see(vision, images.PICTURE)
+
+    def _run_image(self, path: Path) -> Result:
+        """Show it to the model."""
+        try:
+            pixels = pixels_of(path)
+        except PyllamaMtpError as error:
+            return Result(REFUSED, str(error))
+        return self._see(self._vision, pixels)
+
+    def _see(self, vision: Vision, pixels: Pixels) -> Result:
+        try:
+            prompt = vision.prompt(f"{IMAGE_MARKER} {PROMPT}", [pixels])
+            if len(prompt) < SETTINGS.n_ctx:
+                self._session.generate(prompt, max_tokens=N_GENERATED).run()
+        except PyllamaMtpError as error:
+            return Result(LATER, str(error))
         return Result(WORKS)
 
 

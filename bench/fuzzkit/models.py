@@ -40,6 +40,20 @@ _KEYS = {
     2: "split.count split.no",
 }
 READ_KEYS = {key: kind for kind, keys in _KEYS.items() for key in keys.split()}
+#: The same of image encoders, below "clip.".
+_ENCODER_KEYS = {
+    _U32: """head_count_kv vision.attention.head_count_kv vision.attention.head_dim
+        vision.projector.scale_factor vision.projector.query_side vision.projector.window_side
+        vision.projector.spatial_offsets vision.n_wa_pattern vision.window_size minicpmv_version
+        minicpmv_query_num vision.preproc_min_tiles vision.preproc_max_tiles vision.sam.head_count
+        vision.preproc_image_size vision.sam.block_count vision.expert_used_count
+        vision.image_min_pixels vision.image_max_pixels vision.spatial_merge_size
+        vision.image_resize_algo""",
+    _F32: "vision.swiglu_clamp vision.attention.layer_norm_epsilon",
+    _BOOL: "use_silu use_gelu has_audio_encoder has_vision_encoder",
+    STRING: "projector_type vision.projector_type vision.mm_patch_merge_type",
+}
+ENCODER_KEYS = {f"clip.{key}": kind for kind, keys in _ENCODER_KEYS.items() for key in keys.split()}
 ARRAY_KEYS: dict[str, int] = {
     "{arch}.attention.recurrent_layers": _BOOL,
     "{arch}.attention.head_count": _U32,
@@ -54,6 +68,15 @@ ARRAY_KEYS: dict[str, int] = {
     "tokenizer.ggml.precompiled_charsmap": 1,
     "general.tensor_extra.name": STRING,
     "general.tensor_extra.prec_a4": _BOOL,
+}
+ENCODER_ARRAYS = {
+    "clip.vision.feature_layer": _I32,
+    "clip.vision.is_deepstack_layers": _BOOL,
+    "clip.vision.image_mean": _F32,
+    "clip.vision.image_std": _F32,
+    "clip.vision.image_grid_pinpoints": _I32,
+    "clip.vision.wa_layer_indexes": _I32,
+    "clip.vision.projector.spatial_offsets": _I32,
 }
 WORDS = (
     *("", "none", "linear", "yarn", "longrope", "bogus", "gpt2", "llama", "bert", "t5", "rwkv"),
@@ -154,10 +177,11 @@ def _value(m: Mutator, rng: random.Random) -> list[Edit]:
 def _optional(m: Mutator, rng: random.Random) -> list[Edit]:
     """A key that the loader reads where it is there: a value, or an array of mostly a length that
     it takes."""
+    encoder = m.arch == "clip"
     if rng.random() < 0.67:
-        key, kind = rng.choice(list(READ_KEYS.items()))
+        key, kind = rng.choice(list((ENCODER_KEYS if encoder else READ_KEYS).items()))
         return [_set(rng, m.key(key), kind, 4)]
-    key, kind = rng.choice(list(ARRAY_KEYS.items()))
+    key, kind = rng.choice(list((ENCODER_ARRAYS if encoder else ARRAY_KEYS).items()))
     blocks = m.base.entry(f"{m.arch}.block_count")
     n_blocks = blocks.value if blocks and isinstance(blocks.value, int) else 1
     n = rng.choice((n_blocks, n_blocks, 0, 3, 4, 2048))
@@ -235,7 +259,7 @@ def _extra(m: Mutator, rng: random.Random) -> list[Edit]:
     """A tensor more, of those that the loader takes where they are there."""
     extra = rng.choice(EXTRA_TENSORS)
     names = [tensor.name.decode() for tensor in m.base.tensors]
-    block = rng.choice([name.split(".")[1] for name in names if name.startswith("blk.")])
+    block = rng.choice([name.split(".")[1] for name in names if name.startswith("blk.")] or ["0"])
     own = extra == "d2t" or extra.startswith(("output.", "rope"))
     to = extra if own else f"blk.{block}.{extra}"
     scale: Edit = {"op": "tensor", "name": to, "fit": True}

@@ -88,7 +88,7 @@ def prompt_edits(seed: int, names: list[str], identity: list[str]) -> list[Edit]
             parts: list[Path] = [["identity", rng.choice(identity)], ["sections", rng.randrange(4)]]
             return _json_edit(rng, rng.choice([*keys, *parts]))
         if kind == "bytes":
-            return _byte_edit(rng, 300)
+            return byte_edit(rng, 300)
         section = {"op": kind, "name": rng.choice(names)}
         return section if kind == "lose" else {**section, "edit": _state_edit(rng)}
 
@@ -101,7 +101,7 @@ def vocab_edits(seed: int, n_ids: int) -> list[Edit]:
 
     def one() -> Edit:
         if rng.random() < 0.3:
-            return _byte_edit(rng, 300)
+            return byte_edit(rng, 300)
         if rng.random() < 0.03:
             return {"op": "insert", "at": 0, "text": "[", "times": 10**5}
         key = rng.choice(("format", "version", "tokenizer", "source", "ids", "counts"))
@@ -120,14 +120,15 @@ def _json_edit(rng: random.Random, path: Path) -> Edit:
 def _state_edit(rng: random.Random) -> Edit:
     """Within a section: bytes, or a number, near the front more often than not."""
     if rng.random() < 0.3:
-        return _byte_edit(rng, 200)
+        return byte_edit(rng, 200)
     at = rng.choice((4 * rng.randrange(64), 4 * rng.randrange(64), rng.random()))
     width = rng.choice((4, 4, 8))
     value = int(number(rng, "Q", rng.randrange(256))) & ((1 << 8 * width) - 1)
     return {"op": "bytes", "at": at, "text": value.to_bytes(width, "little").decode("latin-1")}
 
 
-def _byte_edit(rng: random.Random, front: int) -> Edit:
+def byte_edit(rng: random.Random, front: int) -> Edit:
+    """A change of bytes anywhere, or within the first `front`."""
     at: Any = rng.choice((rng.random(), rng.randrange(front)))
     return rng.choice(
         (
