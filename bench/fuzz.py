@@ -10,9 +10,10 @@ Worker processes load changed copies of the demo model and generate a few tokens
 changes concern header, metadata, tensor table, length, single bits, types, counts, strings, shapes
 and weights. Other copies have their MTP head in a file of its own, or are split into parts, and one
 of the files is changed. Files of processed prompts, of draft vocabularies and of image encoders are
-changed, too, and images. Each case has limits of address space, memory and time. A finding is the end of a process, an exception
-of another package, or a limit exceeded: it is printed with the options that repeat it, and the exit
-code is 1. Cases depend on the seed only. Ctrl-C ends the run early, with a summary.
+changed, too, and images. Each case has limits of address space, memory and time. A finding is the
+end of a process, an exception of another package, or a limit exceeded: it is printed with the
+options that repeat it, and the exit code is 1. Cases depend on the seed only. Ctrl-C ends the run
+early, with a summary.
 """
 
 from __future__ import annotations

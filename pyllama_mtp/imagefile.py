@@ -44,10 +44,8 @@ def pixels_of(source: ImageSource) -> Pixels:
         return _decoded(_read(Path(source)), f"{os.fspath(source)}: ")
     if isinstance(source, bytes | bytearray | memoryview):
         return _decoded(bytes(source), "")
-    if hasattr(source, "convert") and hasattr(source, "size"):
-        width, height = source.size
-        _check_size(width, height, "")
-        return _checked(np.asarray(source.convert("RGB")))
+    if hasattr(source, "convert") and hasattr(source, "getexif"):
+        return _decoded(source, "")
     raise UsageError(
         f"an image is a path, bytes, a data URL, an array (height, width, 3) of uint8 or a PIL "
         f"image, not {type(source).__name__}"
@@ -76,25 +74,28 @@ def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"the image {path} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"the image {path} cannot be read: {why}") from None
 
 
-def _decoded(data: bytes, name: str) -> Pixels:
-    """The pixels of a file's bytes; `name`, with a colon, is for errors."""
-    if len(data) > MOST_BYTES:
+def _decoded(data: Any, name: str) -> Pixels:
+    """The pixels of a file's bytes, or of a PIL image; `name`, with a colon, is for errors."""
+    is_file = isinstance(data, bytes)
+    if is_file and len(data) > MOST_BYTES:
         raise UsageError(f"{name}the image has more than {MOST_BYTES >> 20} MiB; use a smaller one")
     try:
-        from PIL import Image, ImageOps, UnidentifiedImageError
+        from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise UsageError(
             "image files need pillow: pip install 'pyllama-mtp[images]', or give an array"
         ) from None
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            width, height = image.size
-            _check_size(width, height, name)
-            pixels = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        if is_file:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                pixels = _rgb(image, name)
+        else:
+            pixels = _rgb(data, name)
     except UsageError:
         raise
     except Image.DecompressionBombError:
@@ -106,6 +107,18 @@ def _decoded(data: bytes, name: str) -> Pixels:
     except Exception as error:  # damaged files fail in many ways
         raise UsageError(f"{name}the image is damaged: {error}") from None
     return _checked(pixels)
+
+
+def _rgb(image: Any, name: str) -> npt.NDArray[Any]:
+    """The pixels of a PIL image."""
+    from PIL import Image, ImageOps
+
+    width, height = image.size
+    _check_size(width, height, name)
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):  # of which PIL would cut off all above 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return np.asarray(image.convert("RGB"))
 
 
 def _too_large() -> str:

@@ -106,7 +106,11 @@ class Cases:
         try:
             if kind in MODELS:
                 return run_model(path, others[0] if kind == "head" else None)
-            run = {"prompt": self._run_prompt, "mmproj": self._run_encoder, "image": self._run_image}
+            run = {
+                "prompt": self._run_prompt,
+                "mmproj": self._run_encoder,
+                "image": self._run_image,
+            }
             return run.get(kind, self._run_vocab)(path)
         except PyllamaMtpError:
             raise

@@ -52,6 +52,28 @@ def test_the_first_frame_and_no_transparency(pixels: Pixels) -> None:
     assert np.array_equal(pixels_of(encoded(clear, "PNG")), pixels)
 
 
+def test_16_bits(pixels: Pixels) -> None:
+    """Gray of 16 bits keeps its upper 8."""
+    gray = pixels[..., 0]
+    out = io.BytesIO()
+    Image.fromarray(gray.astype(np.uint16) * 256 + 7).save(out, "PNG")
+    assert np.array_equal(pixels_of(out.getvalue()), np.dstack([gray] * 3))
+
+
+def test_pil_images_are_as_files(pixels: Pixels) -> None:
+    """A PIL image is rotated as its file, and a damaged one is refused as its file."""
+    exif, out = Image.Exif(), io.BytesIO()
+    exif[0x112] = 6  # rotated by 90 degrees
+    Image.fromarray(pixels).save(out, "JPEG", exif=exif)
+    data = out.getvalue()
+    found = pixels_of(Image.open(io.BytesIO(data)))
+    assert found.shape == (40, 30, 3) and np.array_equal(found, pixels_of(data))
+    with pytest.raises(UsageError, match="damaged"):
+        pixels_of(Image.open(io.BytesIO(data[:-20])))
+    with pytest.raises(UsageError, match="cannot be read"):
+        pixels_of("a\0b")
+
+
 def bomb(width: int, height: int) -> bytes:
     """A PNG of a few bytes that claims this size."""
 
