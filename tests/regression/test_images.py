@@ -18,7 +18,7 @@ from pyllama_mtp.llama.vision import IMAGE_MARKER as HERE
 from pyllama_mtp.llama.vision import Vision
 from pyllama_mtp.models.mmproj import write_synthetic_mmproj
 
-from .support import N_UBATCH, made_up
+from .support import N_UBATCH, engine_of, made_up
 from .twocontexts import context, none, one_sequence, state, trunk
 
 #: By name: the text, and which images it shows.
@@ -94,6 +94,26 @@ def test_the_head_keeps_the_same_at_an_image(demo: Model, vision: Vision) -> Non
         assert own.k[-1].tobytes() == whole.k[0].tobytes()
         assert own.v[-1].tobytes() == whole.v[0].tobytes()
         assert own.carry.tobytes() == before.tobytes()
+
+
+def test_a_session_places_rows(demo: Model, vision: Vision) -> None:
+    """K of a session's prompt is that of its parts, decoded one by one at their positions."""
+    prompt = vision.prompt(*of("first"))
+    (placed,) = prompt.images
+    first, image = placed.start, placed.image
+    with (
+        Session(demo, SETTINGS) as session,
+        context(demo, n_ctx=512, n_batch=128) as found,
+    ):
+        session.generate(prompt, max_tokens=1).run()
+        before = np.array(prompt.entries[:first], np.int32)
+        after = np.array(prompt.entries[placed.end :], np.int32)
+        found.decode_batch(one_sequence(before))
+        found.decode_rows(image.rows, first + image.positions, first + image.n_positions)
+        found.decode_batch(one_sequence(after, start=first + image.n_positions))
+        own, whole = state(engine_of(session).target), state(found)
+    assert own.positions.tolist() == whole.positions.tolist()
+    assert np.abs(own.k - whole.k).max() < 0.02 * np.abs(whole.k).max()
 
 
 def test_drafts_change_no_text(demo: Model, vision: Vision) -> None:
